@@ -1,0 +1,44 @@
+#pragma once
+
+/// \file
+/// Memory that a schedule needs while it is worked out, by the compiler as well as at run time.
+
+namespace chevron {
+
+/// A block of `count` zeroed elements. Inner loops take `data` once and index the raw pointer: to the constant evaluator of
+/// GCC 12 each accessor call costs as much as the work itself.
+template <class Element>
+struct buffer {
+  Element* data = nullptr;
+  int count = 0;
+
+  constexpr buffer() = default;
+  constexpr explicit buffer(int n) : data(new Element[static_cast<unsigned>(n > 0 ? n : 1)]{}), count(n) {}
+  constexpr buffer(buffer&& other) noexcept : data(other.data), count(other.count) {
+    other.data = nullptr;
+    other.count = 0;
+  }
+  constexpr buffer& operator=(buffer&& other) noexcept {
+    if (this != &other) {
+      delete[] data;
+      data = other.data;
+      count = other.count;
+      other.data = nullptr;
+      other.count = 0;
+    }
+    return *this;
+  }
+  constexpr buffer(buffer const& other) : buffer(other.count) {
+    for (int i = 0; i < count; ++i) data[i] = other.data[i];
+  }
+  constexpr buffer& operator=(buffer const& other) {
+    if (this != &other) *this = buffer(other);
+    return *this;
+  }
+  constexpr ~buffer() { delete[] data; }
+
+  constexpr Element* begin() const { return data; }
+  constexpr Element* end() const { return data + count; }
+};
+
+}  // namespace chevron

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/shape.hpp>
+
+/// \file
+/// A plan: for each rank, its compute actions in order. The one value between every description and everything after it.
+
+namespace chevron {
+
+/// A plan seen from outside: pointers into a `plan` or a `static_plan` that outlives it. Every law, cost and picture takes
+/// this, so the same code serves the compiler and the running program.
+struct plan_view {
+  shape size{};                          ///< ranks and microbatches; `chunks` is the largest number of stages on a rank
+  int stages = 0;                        ///< S, pieces the model is cut into
+  bool forward_only = false;             ///< evaluation: only F, no gradients
+  int in_flight_limit = 0;               ///< declared limit of chunks in flight on any rank; 0: none
+  action const* actions = nullptr;       ///< all ranks' actions, rank after rank
+  int const* begin = nullptr;            ///< rank r owns actions [begin[r], begin[r + 1])
+  std::int16_t const* rank_of = nullptr; ///< stage -> rank
+  char const* name = "";                 ///< as the catalogue spells it; empty for a user's own
+
+  constexpr int total() const { return begin[size.ranks]; }
+  constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
+  constexpr action at(int rank, int position) const { return actions[begin[rank] + position]; }
+  constexpr int rank_of_stage(int stage) const { return rank_of[stage]; }
+  /// Which of its rank's stages this is, counted from the input side.
+  constexpr int chunk_of(int stage) const {
+    int chunk = 0;
+    for (int s = 0; s < stage; ++s) chunk += rank_of[s] == rank_of[stage] ? 1 : 0;
+    return chunk;
+  }
+};
+
+/// A plan that owns its memory: what every generator returns.
+struct plan {
+  shape size{};
+  int stages = 0;
+  bool forward_only = false;
+  int in_flight_limit = 0;
+  buffer<action> actions;
+  buffer<int> begin;
+  buffer<std::int16_t> rank_of;
+  char const* name = "";
+
+  constexpr plan_view view() const {
+    return {size, stages, forward_only, in_flight_limit, actions.data, begin.data, rank_of.data, name};
+  }
+  constexpr operator plan_view() const { return view(); }
+};
+
+/// A plan whose size is part of its type, so that it can be an `inline constexpr` object: what `checked<>` gives.
+template <int Ranks, int Stages, int Actions>
+struct static_plan {
+  shape size{};
+  int stages = Stages;
+  bool forward_only = false;
+  int in_flight_limit = 0;
+  action actions[Actions > 0 ? Actions : 1]{};
+  int begin[Ranks + 1]{};
+  std::int16_t rank_of[Stages > 0 ? Stages : 1]{};
+  char const* name = "";
+
+  constexpr plan_view view() const {
+    return {size, stages, forward_only, in_flight_limit, actions, begin, rank_of, name};
+  }
+  constexpr operator plan_view() const { return view(); }
+};
+
+/// Copies a plan that fits into one of fixed size.
+template <int Ranks, int Stages, int Actions>
+constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
+  static_plan<Ranks, Stages, Actions> to;
+  to.size = from.size;
+  to.forward_only = from.forward_only;
+  to.in_flight_limit = from.in_flight_limit;
+  to.name = from.name;
+  action const* source = from.actions;
+  int const total = from.begin[Ranks];
+  for (int i = 0; i < total; ++i) to.actions[i] = source[i];
+  for (int r = 0; r <= Ranks; ++r) to.begin[r] = from.begin[r];
+  for (int s = 0; s < Stages; ++s) to.rank_of[s] = from.rank_of[s];
+  return to;
+}
+
+}  // namespace chevron

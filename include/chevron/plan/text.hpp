@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <ostream>
+#include <string>
+#include <string_view>
+
+/// \file
+/// Text that can be written while the program compiles.
+
+namespace chevron {
+
+/// A string of at most N characters with external linkage-free content, usable as a template argument: this is how a
+/// sentence computed by the compiler gets into its own error message.
+template <std::size_t N>
+struct fixed_string {
+  char characters[N + 1]{};
+
+  constexpr fixed_string() = default;
+  constexpr fixed_string(char const (&literal)[N + 1]) {
+    for (std::size_t i = 0; i < N; ++i) characters[i] = literal[i];
+  }
+  constexpr std::string_view view() const {
+    std::size_t length = 0;
+    while (length < N && characters[length] != 0) ++length;
+    return {characters, length};
+  }
+  constexpr operator std::string_view() const { return view(); }
+};
+template <std::size_t N>
+fixed_string(char const (&)[N]) -> fixed_string<N - 1>;
+
+/// A sentence under construction: fixed room, no allocation, cut off rather than overrun.
+struct text {
+  static constexpr int capacity = 511;
+  char characters[capacity + 1]{};
+  int length = 0;
+
+  constexpr text& append(char c) {
+    if (length < capacity) characters[length++] = c;
+    return *this;
+  }
+  constexpr text& append(char const* words) {
+    for (; *words != 0; ++words) append(*words);
+    return *this;
+  }
+  constexpr text& append(std::string_view words) {
+    for (char c : words) append(c);
+    return *this;
+  }
+  constexpr text& append(int number) {
+    if (number < 0) {
+      append('-');
+      number = -number;
+    }
+    char digits[12]{};
+    int count = 0;
+    do {
+      digits[count++] = static_cast<char>('0' + number % 10);
+      number /= 10;
+    } while (number != 0);
+    while (count > 0) append(digits[--count]);
+    return *this;
+  }
+  constexpr std::string_view view() const { return {characters, static_cast<std::size_t>(length)}; }
+  std::string str() const { return std::string(view()); }
+  friend std::ostream& operator<<(std::ostream& out, text const& t) { return out << t.view(); }
+};
+
+/// Anything that has an `append(text&, value)` as text: `to_text(action)` gives `3F0`.
+template <class Value>
+constexpr text to_text(Value const& value) {
+  text out;
+  append(out, value);
+  return out;
+}
+
+}  // namespace chevron

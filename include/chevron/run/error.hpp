@@ -1,0 +1,67 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include <chevron/plan/action.hpp>
+
+/// \file
+/// What can go wrong while a program runs. Each error knows who, with whom, at which action and in which step, and the exit
+/// code a program should end with.
+
+namespace chevron {
+
+enum class exit_code : int { ok = 0, usage = 2, peer_lost = 3, timeout = 4, preflight = 5, numerical = 6, checkpoint = 7 };
+
+/// Where in a run something happened. Ranks are global (replica × P + pipeline rank); -1 where it does not apply.
+struct place {
+  int rank = -1;        ///< who reports
+  int peer = -1;        ///< the other rank
+  long step = -1;       ///< training step, from 0
+  std::string action;   ///< as text: `3RECV_F1`, `sum of gradients`, …
+};
+
+/// Base of all errors of a run: catch this one, print `what()`, end with `code()`.
+class error : public std::runtime_error {
+ public:
+  error(exit_code code, std::string const& sentence, place where)
+      : std::runtime_error(with_place(sentence, where)), code_(code), where_(std::move(where)) {}
+
+  int code() const { return static_cast<int>(code_); }
+  place const& where() const { return where_; }
+
+ private:
+  static std::string with_place(std::string const& sentence, place const& where) {
+    std::string out;
+    if (where.rank >= 0) out += "rank " + std::to_string(where.rank);
+    if (where.step >= 0) out += (out.empty() ? "step " : ", step ") + std::to_string(where.step);
+    if (!where.action.empty()) out += (out.empty() ? "" : ", ") + where.action;
+    return out.empty() ? sentence : out + ": " + sentence;
+  }
+
+  exit_code code_;
+  place where_;
+};
+
+/// A flag, a file, an environment variable, a shape or a module that cannot be used as given.
+struct usage_error : error {
+  explicit usage_error(std::string const& sentence, place where = {}) : error(exit_code::usage, sentence, std::move(where)) {}
+};
+/// Another rank ended or closed its connections.
+struct peer_lost : error {
+  peer_lost(std::string const& sentence, place where) : error(exit_code::peer_lost, sentence, std::move(where)) {}
+};
+/// Another rank is there but did not answer within the deadline.
+struct timeout_error : error {
+  timeout_error(std::string const& sentence, place where) : error(exit_code::timeout, sentence, std::move(where)) {}
+};
+/// The ranks do not run the same program, or disagree about what crosses between them.
+struct preflight_error : error {
+  preflight_error(std::string const& sentence, place where = {}) : error(exit_code::preflight, sentence, std::move(where)) {}
+};
+/// A loss or a gradient is not finite.
+struct numerical_error : error {
+  numerical_error(std::string const& sentence, place where) : error(exit_code::numerical, sentence, std::move(where)) {}
+};
+
+}  // namespace chevron
