@@ -37,7 +37,9 @@ struct layout {
 /// - `post_send` and `post_receive` never block. `receive` and `wait_send` block, but never past the deadline: they throw
 ///   `timeout_error`, or `peer_lost`, naming this rank, the peer, the action and the step.
 /// - A sent tensor is kept alive by the transport until `wait_send` returned for its slot and must not be written to before.
-///   A received tensor belongs to the caller until the same receive slot is posted again.
+/// - Received tensors are the caller's: it moves them out of the span and keeps them as long as it likes (the graph of the
+///   microbatch does, until its B or W), so the transport must not write into that memory again: the next receive of the same
+///   slot gets fresh memory wherever a tensor was taken.
 /// - Peers are pipeline ranks of the same replica; sums run over the replicas of this pipeline rank; gathers over the world,
 ///   in the order of global ranks. Every rank makes the same collective calls in the same order.
 /// - Not thread-safe: one thread drives one transport.
