@@ -4,6 +4,7 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/buffer.hpp>
+#include <chevron/plan/finding.hpp>
 #include <chevron/plan/shape.hpp>
 
 /// \file
@@ -22,6 +23,7 @@ struct plan_view {
   int const* begin = nullptr;            ///< rank r owns actions [begin[r], begin[r + 1])
   std::int16_t const* rank_of = nullptr; ///< stage -> rank
   char const* name = "";                 ///< as the catalogue spells it; empty for a user's own
+  finding problem{};                     ///< what kept the description from being worked out, if anything
 
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
@@ -45,9 +47,10 @@ struct plan {
   buffer<int> begin;
   buffer<std::int16_t> rank_of;
   char const* name = "";
+  finding problem{};
 
   constexpr plan_view view() const {
-    return {size, stages, forward_only, in_flight_limit, actions.data, begin.data, rank_of.data, name};
+    return {size, stages, forward_only, in_flight_limit, actions.data, begin.data, rank_of.data, name, problem};
   }
   constexpr operator plan_view() const { return view(); }
 };
@@ -63,9 +66,10 @@ struct static_plan {
   int begin[Ranks + 1]{};
   std::int16_t rank_of[Stages > 0 ? Stages : 1]{};
   char const* name = "";
+  finding problem{};
 
   constexpr plan_view view() const {
-    return {size, stages, forward_only, in_flight_limit, actions, begin, rank_of, name};
+    return {size, stages, forward_only, in_flight_limit, actions, begin, rank_of, name, problem};
   }
   constexpr operator plan_view() const { return view(); }
 };
@@ -78,6 +82,7 @@ constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
   to.forward_only = from.forward_only;
   to.in_flight_limit = from.in_flight_limit;
   to.name = from.name;
+  to.problem = from.problem;
   action const* source = from.actions;
   int const total = from.begin[Ranks];
   for (int i = 0; i < total; ++i) to.actions[i] = source[i];

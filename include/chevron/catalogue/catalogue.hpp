@@ -1,0 +1,53 @@
+#pragma once
+
+#include <string_view>
+
+#include <boost/hana/for_each.hpp>
+#include <boost/hana/tuple.hpp>
+
+#include <chevron/catalogue/gpipe.hpp>
+#include <chevron/catalogue/interleaved_1f1b.hpp>
+#include <chevron/catalogue/one_f_one_b.hpp>
+#include <chevron/catalogue/zb_h1.hpp>
+#include <chevron/catalogue/zb_v.hpp>
+
+/// \file
+/// Every published schedule by name. Names are compared without regard to case.
+
+namespace chevron::catalogue {
+
+/// All schedules, in the order in which tables list them.
+inline constexpr auto all = hana::make_tuple(&gpipe, &one_f_one_b, &interleaved_1f1b, &zb_h1, &zb_v);
+
+/// Calls `visit(description)` for each schedule; `description.name` is its name.
+template <class Visit>
+constexpr void for_each(Visit&& visit) {
+  hana::for_each(all, [&](auto const* one) { visit(*one); });
+}
+
+constexpr bool same_name(std::string_view a, std::string_view b) {
+  auto const lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (lower(a[i]) != lower(b[i])) return false;
+  }
+  return true;
+}
+
+/// Whether there is a schedule of that name.
+constexpr bool contains(std::string_view name) {
+  bool found = false;
+  for_each([&](auto const& one) { found = found || same_name(one.name, name); });
+  return found;
+}
+
+/// The plan of the schedule with that name, not yet checked. An unknown name gives a plan whose `problem` says so.
+constexpr plan make_plan(std::string_view name, shape size) {
+  plan made = detail::refused(size, "", detail::shape_problem("the catalogue has no schedule of that name; schedules:", 0));
+  for_each([&](auto const& one) {
+    if (same_name(one.name, name)) made = expand(one, size);
+  });
+  return made;
+}
+
+}  // namespace chevron::catalogue

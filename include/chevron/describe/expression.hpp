@@ -1,0 +1,150 @@
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+/// \file
+/// Rank expressions: small arithmetic over `rank`, `ranks`, `micro_batches` and `chunks`, worked out for each rank in turn.
+
+namespace chevron {
+
+/// What a rank expression may depend on.
+struct situation {
+  int rank = 0;
+  int ranks = 0;
+  int micro_batches = 0;
+  int chunks = 0;
+};
+
+namespace expression {
+
+struct node {};
+
+template <class Node>
+concept rank_expression = std::derived_from<std::remove_cvref_t<Node>, node>;
+
+template <class Value>
+concept operand = rank_expression<Value> || std::same_as<std::remove_cvref_t<Value>, int>;
+
+struct number : node {
+  int value;
+  constexpr explicit number(int v) : value(v) {}
+  constexpr int operator()(situation const&) const { return value; }
+};
+struct rank_t : node {
+  constexpr int operator()(situation const& s) const { return s.rank; }
+};
+struct ranks_t : node {
+  constexpr int operator()(situation const& s) const { return s.ranks; }
+};
+struct micro_batches_t : node {
+  constexpr int operator()(situation const& s) const { return s.micro_batches; }
+};
+struct chunks_t : node {
+  constexpr int operator()(situation const& s) const { return s.chunks; }
+};
+
+template <class Left, class Right>
+struct binary : node {
+  Left left;
+  Right right;
+  constexpr binary(Left l, Right r) : left(l), right(r) {}
+};
+// Named node types rather than lambdas: they are what a compiler prints when an expression is wrong.
+template <class Left, class Right>
+struct plus : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const { return this->left(s) + this->right(s); }
+};
+template <class Left, class Right>
+struct minus : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const { return this->left(s) - this->right(s); }
+};
+template <class Left, class Right>
+struct times : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const { return this->left(s) * this->right(s); }
+};
+/// Rounded down; 0 when divided by 0, so that a wrong shape is reported as such.
+template <class Left, class Right>
+struct over : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const {
+    int const divisor = this->right(s);
+    return divisor == 0 ? 0 : this->left(s) / divisor;
+  }
+};
+template <class Left, class Right>
+struct larger : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const {
+    int const l = this->left(s);
+    int const r = this->right(s);
+    return l > r ? l : r;
+  }
+};
+template <class Left, class Right>
+struct smaller : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const {
+    int const l = this->left(s);
+    int const r = this->right(s);
+    return l < r ? l : r;
+  }
+};
+
+template <rank_expression Node>
+constexpr Node as_node(Node n) {
+  return n;
+}
+constexpr number as_node(int n) { return number(n); }
+
+template <class Value>
+using node_of = decltype(as_node(std::declval<Value>()));
+
+template <operand L, operand R>
+  requires(rank_expression<L> || rank_expression<R>)
+constexpr plus<node_of<L>, node_of<R>> operator+(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+template <operand L, operand R>
+  requires(rank_expression<L> || rank_expression<R>)
+constexpr minus<node_of<L>, node_of<R>> operator-(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+template <operand L, operand R>
+  requires(rank_expression<L> || rank_expression<R>)
+constexpr times<node_of<L>, node_of<R>> operator*(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+template <operand L, operand R>
+  requires(rank_expression<L> || rank_expression<R>)
+constexpr over<node_of<L>, node_of<R>> operator/(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+/// The larger of two.
+template <operand L, operand R>
+constexpr larger<node_of<L>, node_of<R>> max_of(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+/// The smaller of two.
+template <operand L, operand R>
+constexpr smaller<node_of<L>, node_of<R>> min_of(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+
+}  // namespace expression
+
+using expression::max_of;
+using expression::min_of;
+
+/// The terms of rank expressions; `letters` and `words` bring them along.
+namespace terms {
+inline constexpr expression::rank_t rank{};                    ///< this rank, from 0
+inline constexpr expression::ranks_t ranks{};                  ///< P
+inline constexpr expression::micro_batches_t micro_batches{};  ///< M
+inline constexpr expression::chunks_t chunks{};                ///< V, stages on this rank
+}  // namespace terms
+
+}  // namespace chevron

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <boost/hana/append.hpp>
+#include <boost/hana/concat.hpp>
+#include <boost/hana/tuple.hpp>
+
+#include <chevron/describe/token.hpp>
+
+/// \file
+/// Phases: warm-up, steady state, cool-down, joined left to right with `|`.
+
+namespace chevron {
+
+enum class stage_of_step : int { warmup, steady, cooldown };
+
+/// One phase. With a single repeated item it runs that many times; otherwise its items repeat while any of their forward
+/// streams has work or, holding no forward, while the first stream has.
+template <stage_of_step Role, class... Items>
+struct phase {
+  hana::tuple<Items...> items;
+};
+
+template <phase_item... Items>
+constexpr phase<stage_of_step::warmup, Items...> warmup(Items... items) {
+  return {hana::tuple<Items...>{items...}};
+}
+template <phase_item... Items>
+constexpr phase<stage_of_step::steady, Items...> steady(Items... items) {
+  return {hana::tuple<Items...>{items...}};
+}
+template <phase_item... Items>
+constexpr phase<stage_of_step::cooldown, Items...> cooldown(Items... items) {
+  return {hana::tuple<Items...>{items...}};
+}
+
+/// Phases in order; `Last` is the role of the last one.
+template <stage_of_step Last, class... Phases>
+struct phases {
+  hana::tuple<Phases...> list;
+};
+
+/// Instantiated for each `|`, so that a wrong order names both phases.
+template <stage_of_step Before, stage_of_step After>
+struct phase_after {
+  static_assert(After >= Before, "phases read warmup | steady | cooldown, left to right: move the earlier phase to the left");
+  static constexpr bool value = true;
+};
+
+template <stage_of_step Role, class... Items>
+constexpr phases<Role, phase<Role, Items...>> as_phases(phase<Role, Items...> one) {
+  return {hana::tuple<phase<Role, Items...>>{one}};
+}
+template <stage_of_step Last, class... Phases>
+constexpr phases<Last, Phases...> as_phases(phases<Last, Phases...> several) {
+  return several;
+}
+
+template <stage_of_step Left, class... LeftItems, stage_of_step Right, class... RightItems>
+constexpr auto operator|(phase<Left, LeftItems...> left, phase<Right, RightItems...> right) {
+  return as_phases(left) | right;
+}
+template <stage_of_step Last, class... Before, stage_of_step Role, class... Items>
+constexpr phases<Role, Before..., phase<Role, Items...>> operator|(phases<Last, Before...> before, phase<Role, Items...> next) {
+  static_assert(phase_after<Last, Role>::value);
+  return {hana::append(before.list, next)};
+}
+
+}  // namespace chevron

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chevron/describe/order.hpp>
+#include <chevron/describe/phase.hpp>
+#include <chevron/plan/placement.hpp>
+
+/// \file
+/// A schedule: where stages live, in what order plain tokens draw, how the kinds interleave. Three choices that do not know
+/// of each other.
+
+namespace chevron {
+
+/// Stands where a schedule declares nothing.
+struct undeclared : expression::node {
+  constexpr int operator()(situation const&) const { return 0; }
+};
+
+/// A schedule, described but not yet sized. Make one with `schedule(placement, phases)`.
+///
+/// ```cpp
+/// using namespace chevron::letters;
+/// inline constexpr auto one_f_one_b = chevron::schedule(chevron::placement::linear,
+///     chevron::warmup(F * (ranks - 1 - rank)) | chevron::steady(F, B) | chevron::cooldown(B));
+/// ```
+template <class Placement, class Order, class Phases, class Limit = undeclared, class AtLeast = undeclared>
+struct description {
+  Placement where;
+  Order order;
+  Phases how;
+  Limit limit;
+  AtLeast at_least;
+  char const* name;
+  bool forward_only;
+
+  /// The name that pictures, reports and traces show.
+  constexpr description named(char const* as) const { return {where, order, how, limit, at_least, as, forward_only}; }
+
+  /// Declares the most chunks in flight any rank may have; a plan above it does not pass the gate.
+  template <expression::operand Count>
+  constexpr auto at_most_in_flight(Count most) const {
+    using node = expression::node_of<Count>;
+    return description<Placement, Order, Phases, node, AtLeast>{where,    order, how,         expression::as_node(most),
+                                                                at_least, name,  forward_only};
+  }
+
+  /// Works the phases out for at least this many microbatches and leaves the surplus out: for patterns that only fit
+  /// together once the pipeline is full.
+  template <expression::operand Count>
+  constexpr auto worked_out_for_at_least(Count fewest) const {
+    using node = expression::node_of<Count>;
+    return description<Placement, Order, Phases, Limit, node>{where, order, how,         limit, expression::as_node(fewest),
+                                                              name,  forward_only};
+  }
+
+  /// A schedule of forwards alone, for evaluation: no gradients are asked for.
+  constexpr description evaluation() const { return {where, order, how, limit, at_least, name, true}; }
+};
+
+template <class Value>
+inline constexpr bool is_description = false;
+template <class... Parts>
+inline constexpr bool is_description<description<Parts...>> = true;
+
+template <placement_policy Placement, forward_order Order, stage_of_step Last, class... Phases>
+constexpr auto schedule(Placement where, Order order, phases<Last, Phases...> how) {
+  return description<Placement, Order, phases<Last, Phases...>>{where, order, how, {}, {}, "", false};
+}
+template <placement_policy Placement, stage_of_step Last, class... Phases>
+constexpr auto schedule(Placement where, phases<Last, Phases...> how) {
+  return schedule(where, depth_first(terms::ranks), how);
+}
+template <placement_policy Placement, forward_order Order, stage_of_step Role, class... Items>
+constexpr auto schedule(Placement where, Order order, phase<Role, Items...> how) {
+  return schedule(where, order, as_phases(how));
+}
+template <placement_policy Placement, stage_of_step Role, class... Items>
+constexpr auto schedule(Placement where, phase<Role, Items...> how) {
+  return schedule(where, as_phases(how));
+}
+
+}  // namespace chevron

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/shape.hpp>
+
+/// \file
+/// What is wrong with a schedule, as a value: the same value and the same sentence for the compiler and for a running program.
+
+namespace chevron {
+
+/// The laws. A plan that keeps them all runs to its end on any transport and computes each gradient exactly once.
+enum class law : int {
+  none,             ///< nothing is broken
+  shape,            ///< sizes make sense: P, M, V at least 1 and within range, V as the placement allows
+  description,      ///< the description can be worked out: chunks it names exist, counts are not negative
+  placement,        ///< every stage lives on one rank that exists, every rank has a stage
+  ids_in_range,     ///< every action names a stage and a microbatch that exist, on the stage's own rank
+  no_duplicate,     ///< no action appears twice; a microbatch has B, or I and W, not both
+  complete,         ///< every stage has F, and B or I and W, for every microbatch
+  order,            ///< on its own rank F comes before B or I, and I before W
+  deadlock,         ///< no rank waits for what is queued, directly or through others, behind its own next action
+  in_flight,        ///< never more chunks in flight than declared
+  matched,          ///< sends and receives match one to one, on each directed edge in the same order
+  slots             ///< no slot is written while its content is still needed
+};
+
+constexpr char const* name_of(law l) {
+  constexpr char const* names[] = {"none", "shape", "description", "placement", "ids_in_range", "no_duplicate",
+                                   "complete", "order", "deadlock", "in_flight", "matched", "slots"};
+  return names[static_cast<int>(l)];
+}
+
+/// One broken law: where, and what is needed to say it in a sentence (`describe`).
+struct finding {
+  law broken = law::none;
+  int rank = -1;
+  int position = -1;  ///< index in the rank's list
+  action what{};      ///< the action concerned
+  // What the others mean depends on the law; `describe` is the one place that reads them.
+  action other{};
+  int other_rank = -1;
+  int other_position = -1;
+  action behind{};
+  action then{};
+  action last_behind{};
+  int links = 0;
+  int number = 0;
+  int limit = 0;
+  char const* words = "";
+
+  constexpr explicit operator bool() const { return broken != law::none; }
+};
+
+/// The sentence for a finding: rank, step, action, what it collides with, and the remedy where there is one.
+constexpr text describe(finding const& f) {
+  text out;
+  if (f.broken == law::none) return out.append("all laws hold");
+  if (f.rank >= 0) {
+    out.append("rank ").append(f.rank);
+    if (f.position >= 0) out.append(", step ").append(f.position);
+    out.append(": ");
+  }
+  switch (f.broken) {
+    case law::shape:
+      out.append(f.words).append(", not ").append(f.number);
+      break;
+    case law::description:
+      out.append(f.words).append(f.number);
+      break;
+    case law::placement:
+      out.append(f.words).append(f.number);
+      if (f.limit > 0) out.append(" (there are ").append(f.limit).append(" ranks)");
+      break;
+    case law::ids_in_range:
+      append(out, f.what);
+      out.append(f.words);
+      if (f.other_rank >= 0) out.append(f.other_rank);
+      else out.append(f.limit);
+      break;
+    case law::no_duplicate:
+      append(out, f.what);
+      out.append(f.words);
+      if (f.other_position >= 0) out.append(f.other_position);
+      break;
+    case law::complete:
+      append(out, f.what);
+      out.append(" is missing: ").append(f.words);
+      break;
+    case law::order:
+      append(out, f.what);
+      out.append(" comes before ");
+      append(out, f.other);
+      out.append(", which it needs");
+      break;
+    case law::deadlock:
+      append(out, f.what);
+      out.append(" waits for ");
+      append(out, f.other);
+      out.append(", which is queued on rank ").append(f.other_rank).append(" behind ");
+      append(out, f.behind);
+      if (f.links == 1) break;
+      out.append("; ");
+      append(out, f.behind);
+      out.append(" waits for ");
+      append(out, f.then);
+      if (f.links == 2) {
+        out.append(", which is queued behind ");
+        append(out, f.what);
+      } else {
+        out.append(", and so on round ").append(f.links).append(" ranks to ");
+        append(out, f.last_behind);
+        out.append(", queued behind ");
+        append(out, f.what);
+      }
+      break;
+    case law::in_flight:
+      append(out, f.what);
+      out.append(" makes ").append(f.number).append(" chunks in flight, the declared limit is ").append(f.limit);
+      break;
+    case law::matched:
+    case law::slots:
+      append(out, f.what);
+      out.append(f.words);
+      append(out, f.other);
+      break;
+    case law::none:
+      break;
+  }
+  return out;
+}
+
+}  // namespace chevron

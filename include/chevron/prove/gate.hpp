@@ -1,0 +1,95 @@
+#pragma once
+
+#include <concepts>
+
+#include <chevron/plan/text.hpp>
+#include <chevron/prove/check.hpp>
+
+/// \file
+/// The gate: `checked<schedule, shape>` compiles only if every law holds.
+
+namespace chevron {
+
+/// What the compiler names when a law is broken. The sentence is there for people; law, rank and step as plain arguments
+/// too, since some compilers print text as numbers.
+template <law Broken, int Rank, int Step, fixed_string Sentence>
+struct invalid_schedule {
+  static_assert(Broken == law::none, "this schedule breaks a law: invalid_schedule<law, rank, step, sentence> above says which, where and why");
+  static constexpr bool holds = Broken == law::none;
+};
+
+/// A schedule the gate takes: anything `make_plan_from` knows how to turn into a plan. Descriptions come with
+/// `describe/expand.hpp`; a constexpr function `plan(shape)` works as it is.
+template <class Source>
+concept plan_function = requires(Source const& make, shape size) {
+  { make(size) } -> std::same_as<plan>;
+};
+
+namespace detail {
+
+template <plan_function Source>
+constexpr plan make_plan_from(Source const& make, shape size) {
+  return make(size);
+}
+template <plan_function Source>
+constexpr int actions_needed(Source const& make, shape size) {
+  plan const p = make(size);
+  return p.problem ? 0 : p.view().total();
+}
+template <plan_function Source>
+constexpr int stages_needed(Source const& make, shape size) {
+  return make(size).stages;
+}
+
+/// Runs once per schedule and shape: works the plan out, proves it, keeps it.
+template <auto const& Source, shape Size>
+struct gate {
+  static constexpr int ranks = Size.ranks > 0 ? Size.ranks : 0;
+  static constexpr int stages = stages_needed(Source, Size);
+  static constexpr int actions = actions_needed(Source, Size);
+  using plan_type = static_plan<ranks, stages, actions>;
+
+  static constexpr plan_type work_out() {
+    plan const made = make_plan_from(Source, Size);
+    if (made.problem) {
+      plan_type nothing;
+      nothing.size = Size;
+      nothing.size.ranks = 0;
+      nothing.problem = made.problem;
+      return nothing;
+    }
+    return freeze<ranks, stages, actions>(made);
+  }
+
+  static constexpr plan_type result = work_out();
+  static constexpr finding found = check(result.view());
+  static constexpr text said = describe(found);
+  static constexpr fixed_string<found.broken == law::none ? 0 : said.length> sentence() {
+    fixed_string<found.broken == law::none ? 0 : said.length> s;
+    if (found.broken != law::none) {
+      for (int i = 0; i < said.length; ++i) s.characters[i] = said.characters[i];
+    }
+    return s;
+  }
+  static constexpr bool holds = invalid_schedule<found.broken, found.rank, found.position, sentence()>::holds;
+
+  /// The plan, once `holds` has been asked for.
+  static constexpr plan_type const& passed() {
+    static_assert(holds || !holds);
+    return result;
+  }
+};
+
+}  // namespace detail
+
+/// A proved plan, as a constant. `Source` is a description (or a constexpr function `plan(shape)`) with static storage,
+/// passed by reference so that it does not enter symbol names.
+///
+/// ```cpp
+/// constexpr auto const& plan = chevron::checked<chevron::catalogue::zb_v, chevron::shape{.ranks = 4, .micro_batches = 8}>;
+/// static_assert(peak_in_flight(plan, 0) == 8);
+/// ```
+template <auto const& Source, shape Size>
+inline constexpr auto const& checked = detail::gate<Source, Size>::passed();
+
+}  // namespace chevron

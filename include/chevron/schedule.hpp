@@ -1,0 +1,11 @@
+#pragma once
+
+/// \file
+/// Everything about schedules: describe, prove, lower, show. No LibTorch.
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/describe/expand.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/gate.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/timeline.hpp>
