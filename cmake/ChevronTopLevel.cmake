@@ -1,0 +1,74 @@
+# What only our own builds do, not those of projects that use Chevron: defaults, faster tools where there are any, warnings.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
+endif()
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+# Each public header is compiled alone: target all_verify_interface_header_sets.
+set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ON)
+
+option(CHEVRON_CCACHE "Compile through ccache where it is installed" ON)
+find_program(CHEVRON_CCACHE_PROGRAM ccache)
+if(CHEVRON_CCACHE AND CHEVRON_CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Precompiled headers and a second clone hit the cache too.
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+    CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 "${CHEVRON_CCACHE_PROGRAM}")
+endif()
+
+find_program(CHEVRON_MOLD_PROGRAM mold)
+if(CHEVRON_MOLD_PROGRAM AND NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -fuse-ld=mold CHEVRON_COMPILER_TAKES_MOLD)
+  if(CHEVRON_COMPILER_TAKES_MOLD)
+    add_link_options(-fuse-ld=mold)
+  endif()
+endif()
+
+# Warnings for a target of ours. Headers of the library count as ours, LibTorch's and Debian's as the system's.
+function(chevron_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    # Templates and macros of the libraries below, spelled in our files.
+    target_compile_options(${target} PRIVATE -Wno-gnu-zero-variadic-macro-arguments)
+  endif()
+endfunction()
+
+# chevron_marker(<out> <file> <word>): the rest of the first line `// word: ...` or `# word: ...` of a source file, else empty.
+function(chevron_marker out file word)
+  file(STRINGS "${file}" lines REGEX "^(//|#) ${word}:" ENCODING UTF-8)
+  set(value "")
+  if(lines)
+    list(GET lines 0 value)
+    string(REGEX REPLACE "^(//|#) ${word}: *" "" value "${value}")
+  endif()
+  set(${out} "${value}" PARENT_SCOPE)
+endfunction()
+
+# chevron_test_properties(<test> <source> <default timeout in s>): what a source file says about how its test is to be run:
+#   // timeout: 90       seconds it may take
+#   // serial: <why>     nothing else may run beside it
+function(chevron_test_properties test source timeout)
+  chevron_marker(own_timeout "${source}" timeout)
+  if(own_timeout)
+    set(timeout "${own_timeout}")
+  endif()
+  chevron_marker(serial "${source}" serial)
+  set_tests_properties(${test} PROPERTIES TIMEOUT ${timeout} SKIP_RETURN_CODE 77)
+  if(serial)
+    set_tests_properties(${test} PROPERTIES RUN_SERIAL ON)
+  endif()
+  # Ranks are threads and processes of their own: LibTorch must not start a team of threads for each.
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT
+    OMP_NUM_THREADS=1 "CHEVRON_BUILD=${PROJECT_BINARY_DIR}" "CHEVRON_SOURCE=${PROJECT_SOURCE_DIR}"
+    "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp history_size=4"
+    # LibTorch is not instrumented, so a container that crosses into it looks overflown.
+    "ASAN_OPTIONS=detect_container_overflow=0:detect_odr_violation=0")
+  # A source changed its markers: configure again.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+endfunction()

@@ -1,0 +1,22 @@
+#pragma once
+
+/// \file
+/// The version of this library. The build reads the three numbers from here, so they are written nowhere else.
+
+#define CHEVRON_VERSION_MAJOR 0
+#define CHEVRON_VERSION_MINOR 1
+#define CHEVRON_VERSION_PATCH 0
+
+#define CHEVRON_DETAIL_TEXT_OF(x) #x
+#define CHEVRON_DETAIL_TEXT(x) CHEVRON_DETAIL_TEXT_OF(x)
+/// `"0.1.0"`, for use in string literals.
+#define CHEVRON_VERSION                      \
+  CHEVRON_DETAIL_TEXT(CHEVRON_VERSION_MAJOR) \
+  "." CHEVRON_DETAIL_TEXT(CHEVRON_VERSION_MINOR) "." CHEVRON_DETAIL_TEXT(CHEVRON_VERSION_PATCH)
+
+namespace chevron {
+
+/// The version as text. While the first number is 0, a change of the second may break users, a change of the third does not.
+inline constexpr char const* version = CHEVRON_VERSION;
+
+}  // namespace chevron
