@@ -5,6 +5,8 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/expand.hpp>
+#include <chevron/lower/check_program.hpp>
+#include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/gate.hpp>
 #include <chevron/prove/memory.hpp>

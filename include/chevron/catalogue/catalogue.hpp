@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include <boost/hana/for_each.hpp>
+#include <boost/hana/size.hpp>
 #include <boost/hana/tuple.hpp>
 
 #include <chevron/catalogue/gpipe.hpp>
@@ -43,7 +44,11 @@ constexpr bool contains(std::string_view name) {
 
 /// The plan of the schedule with that name, not yet checked. An unknown name gives a plan whose `problem` says so.
 constexpr plan make_plan(std::string_view name, shape size) {
-  plan made = detail::refused(size, "", detail::shape_problem("the catalogue has no schedule of that name; schedules:", 0));
+  finding unknown;
+  unknown.broken = law::description;
+  unknown.words = "no schedule of the catalogue has that name; it holds ";
+  unknown.number = static_cast<int>(decltype(hana::size(all))::value);
+  plan made = detail::refused(size, "", unknown);
   for_each([&](auto const& one) {
     if (same_name(one.name, name)) made = expand(one, size);
   });

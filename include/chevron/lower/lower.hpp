@@ -1,0 +1,292 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/prove/gate.hpp>
+#include <chevron/prove/memory.hpp>
+
+/// \file
+/// From a proved plan to a program: where sends, receives and waits go, which slot each tensor lives in, when gradients are
+/// summed.
+///
+/// - A send follows the computation that made its tensors. Sends of one directed edge thus have the order of their producers.
+/// - Receives of an edge are posted in the order of the sends they match, each one compute action ahead of the latest moment
+///   that this order allows: early enough that the transfer hides behind a computation. Posting never blocks.
+/// - A send is waited for where something received from its receiver proves that the receive was posted; the wait then never
+///   holds up anybody. What is left is waited for at the end of the step.
+/// - A receive slot lives until its microbatch's B or W on that stage; an activation slot too, or until the neighbouring stage
+///   on the same rank took the gradient from it.
+
+namespace chevron {
+
+namespace detail {
+
+/// The message an action makes for another rank: its receiver, or -1.
+constexpr int receiver_of(plan_view const& plan, action a, int rank) {
+  int const stage = static_cast<int>(a.stage);
+  int peer = rank;
+  if (a.what == kind::forward && stage + 1 < plan.stages) peer = plan.rank_of[stage + 1];
+  if ((a.what == kind::backward || a.what == kind::backward_input) && stage > 0) peer = plan.rank_of[stage - 1];
+  return peer == rank ? -1 : peer;
+}
+
+/// Slots handed out and taken back; the most in use at once is the number needed.
+struct slot_pool {
+  std::uint16_t* free;
+  int free_count = 0;
+  int made = 0;
+
+  constexpr std::uint16_t take() { return free_count > 0 ? free[--free_count] : static_cast<std::uint16_t>(made++); }
+  constexpr void give(std::uint16_t slot) { free[free_count++] = slot; }
+};
+
+}  // namespace detail
+
+/// How many instructions the program of a plan has.
+constexpr int instructions_needed(plan_view const& plan) {
+  return plan.total() + 3 * messages(plan) + (plan.forward_only ? 0 : plan.stages + plan.size.ranks);
+}
+
+/// Lowers a plan that passed `check`; for any other the result means nothing. O(actions + ranks²).
+constexpr program lower(plan const& source) {
+  plan_view const plan = source.view();
+  int const ranks = plan.size.ranks;
+  int const micro_batches = plan.size.micro_batches;
+  int const cells = plan.stages * micro_batches;
+  int const last_stage = plan.stages - 1;
+  action const* const actions = plan.actions;
+
+  // Where on its rank each (stage, microbatch) runs forward, passes its gradient on, and lets go.
+  buffer<int> forward_at_memory(cells), gradient_at_memory(cells), release_at_memory(cells);
+  int* const forward_at = forward_at_memory.data;
+  int* const gradient_at = gradient_at_memory.data;
+  int* const release_at = release_at_memory.data;
+  for (int r = 0; r < ranks; ++r) {
+    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+      action const a = actions[i];
+      int const cell = static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch);
+      int const position = i - plan.begin[r];
+      if (a.what == kind::forward) forward_at[cell] = position;
+      if (a.what == kind::backward || a.what == kind::backward_input) gradient_at[cell] = position;
+      if (a.what == kind::backward || a.what == kind::backward_weight) release_at[cell] = position;
+    }
+  }
+
+  // When each message's receive is posted. Messages are numbered by their producer: forwards [0, cells), gradients after.
+  // Going through a sender's list from its end, the latest moment for a receive is the earliest use of it or of any later
+  // message on the edge.
+  constexpr int ahead = 1;
+  buffer<int> posted_at_memory(2 * cells), bucket_next_memory(2 * cells), bucket_memory(plan.total()), earliest_use_memory(ranks);
+  int* const posted_at = posted_at_memory.data;
+  int* const bucket_next = bucket_next_memory.data;  // further receives posted before the same action, 1-based; 0: none
+  int* const bucket = bucket_memory.data;
+  int* const earliest_use = earliest_use_memory.data;
+  for (int sender = 0; sender < ranks; ++sender) {
+    for (int r = 0; r < ranks; ++r) earliest_use[r] = plan.begin[r + 1] - plan.begin[r];
+    for (int i = plan.begin[sender + 1] - 1; i >= plan.begin[sender]; --i) {
+      int const receiver = detail::receiver_of(plan, actions[i], sender);
+      if (receiver < 0) continue;
+      int const cell = static_cast<int>(actions[i].stage) * micro_batches + static_cast<int>(actions[i].micro_batch);
+      bool const goes_forward = actions[i].what == kind::forward;
+      int const message = goes_forward ? cell : cells + cell;
+      int const use = goes_forward ? forward_at[cell + micro_batches] : gradient_at[cell - micro_batches];
+      if (use < earliest_use[receiver]) earliest_use[receiver] = use;
+      int const post = earliest_use[receiver] > ahead ? earliest_use[receiver] - ahead : 0;
+      posted_at[message] = post;
+      bucket_next[message] = bucket[plan.begin[receiver] + post];
+      bucket[plan.begin[receiver] + post] = message + 1;
+    }
+  }
+
+  program result;
+  result.source = source;
+  result.instructions = buffer<instruction>(instructions_needed(plan));
+  result.begin = buffer<int>(ranks + 1);
+  result.slots = buffer<slot_counts>(ranks);
+  instruction* const out = result.instructions.data;
+  int filled = 0;
+
+  buffer<std::uint16_t> activation_memory(cells), receive_memory(2 * cells), send_memory(2 * cells);
+  std::uint16_t* const activation = activation_memory.data;
+  std::uint16_t* const receive_slot = receive_memory.data;  // by producer message
+  std::uint16_t* const send_slot = send_memory.data;
+  buffer<std::uint16_t> free_activation(cells), free_send(2 * cells);
+  // Receive slots are shared only among microbatches of one stage and direction: a chain of free slots for each.
+  buffer<int> free_receive_memory(2 * plan.stages), free_receive_next_memory(2 * cells);
+  int* const free_receive = free_receive_memory.data;  // 1-based; 0: none
+  int* const free_receive_next = free_receive_next_memory.data;
+  // Sends not waited for yet, per receiver, in order; and how far each peer is known to have come.
+  buffer<int> pending_first_memory(ranks), pending_last_memory(ranks), pending_next_memory(2 * cells), known_memory(ranks);
+  int* const pending_first = pending_first_memory.data;  // 1-based; 0: none
+  int* const pending_last = pending_last_memory.data;
+  int* const pending_next = pending_next_memory.data;
+  int* const known = known_memory.data;
+  buffer<int> left_memory(plan.stages);
+  int* const left = left_memory.data;
+  for (int s = 0; s < plan.stages; ++s) left[s] = micro_batches;
+  buffer<int> release_list_memory(cells), release_first_memory(plan.total());
+  int* const release_next = release_list_memory.data;   // activation slots given back after an action, 1-based cells
+  int* const release_first = release_first_memory.data;
+
+  // An activation slot outlives its own B or W where the previous stage on this rank still takes the gradient from it.
+  for (int cell = 0; cell < cells; ++cell) {
+    int const stage = cell / micro_batches;
+    int const rank = plan.rank_of[stage];
+    int at = release_at[cell];
+    if (plan.forward_only) {
+      if (stage == last_stage) continue;  // outputs stay for the caller
+      at = plan.rank_of[stage + 1] == rank ? forward_at[cell + micro_batches] : forward_at[cell];
+    } else if (stage > 0 && plan.rank_of[stage - 1] == rank && gradient_at[cell - micro_batches] > at) {
+      at = gradient_at[cell - micro_batches];
+    }
+    int& first = release_first[plan.begin[rank] + at];
+    release_next[cell] = first;
+    first = cell + 1;
+  }
+
+  for (int r = 0; r < ranks; ++r) {
+    detail::slot_pool activation_pool{free_activation.data};
+    detail::slot_pool send_pool{free_send.data};
+    int receive_slots = 0;
+    for (int p = 0; p < ranks; ++p) {
+      pending_first[p] = 0;
+      pending_last[p] = 0;
+      known[p] = -1;
+    }
+    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+      for (int next = bucket[i]; next != 0; next = bucket_next[next - 1]) {
+        int const message = next - 1;
+        bool const goes_forward = message < cells;
+        int const producer_cell = goes_forward ? message : message - cells;
+        int const producer_stage = producer_cell / micro_batches;
+        int const stage = goes_forward ? producer_stage + 1 : producer_stage - 1;
+        int& chain = free_receive[2 * stage + (goes_forward ? 0 : 1)];
+        int slot = receive_slots;
+        if (chain != 0) {
+          slot = chain - 1;
+          chain = free_receive_next[slot];
+        } else {
+          ++receive_slots;
+        }
+        receive_slot[message] = static_cast<std::uint16_t>(slot);
+        out[filled++] = {make_action(goes_forward ? kind::receive_forward : kind::receive_backward, stage, producer_cell % micro_batches),
+                         plan.rank_of[producer_stage], no_slot, static_cast<std::uint16_t>(slot), no_slot};
+      }
+
+      action const a = actions[i];
+      int const stage = static_cast<int>(a.stage);
+      int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+      instruction& compute = out[filled++];
+      compute.what = a;
+      int peer_heard = -1;  // whose message this action consumes, and how far that peer had come when it was made
+      int heard = -1;
+      if (a.what == kind::forward) {
+        activation[cell] = activation_pool.take();
+        if (stage > 0) {
+          int const from = plan.rank_of[stage - 1];
+          if (from == r) {
+            compute.local = activation[cell - micro_batches];
+          } else {
+            compute.source = receive_slot[cell - micro_batches];
+            peer_heard = from;
+            heard = forward_at[cell - micro_batches];
+          }
+        }
+      } else if (a.what != kind::backward_weight && stage < last_stage) {
+        int const from = plan.rank_of[stage + 1];
+        if (from == r) {
+          compute.local = activation[cell + micro_batches];
+        } else {
+          compute.source = receive_slot[cells + cell + micro_batches];
+          peer_heard = from;
+          heard = gradient_at[cell + micro_batches];
+        }
+      }
+      compute.slot = activation[cell];
+
+      int const receiver = detail::receiver_of(plan, a, r);
+      if (receiver >= 0) {
+        bool const goes_forward = a.what == kind::forward;
+        int const message = goes_forward ? cell : cells + cell;
+        send_slot[message] = send_pool.take();
+        out[filled++] = {make_action(goes_forward ? kind::send_forward : kind::send_backward, stage, static_cast<int>(a.micro_batch)),
+                         static_cast<std::int16_t>(receiver), activation[cell], send_slot[message], no_slot};
+        pending_next[message] = 0;
+        if (pending_last[receiver] != 0) pending_next[pending_last[receiver] - 1] = message + 1;
+        else pending_first[receiver] = message + 1;
+        pending_last[receiver] = message + 1;
+      }
+
+      if (peer_heard >= 0 && heard > known[peer_heard]) {
+        known[peer_heard] = heard;
+        int& first = pending_first[peer_heard];
+        while (first != 0 && posted_at[first - 1] <= heard) {
+          int const message = first - 1;
+          int const sent = message < cells ? message : message - cells;
+          out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches, sent % micro_batches),
+                           static_cast<std::int16_t>(peer_heard), no_slot, send_slot[message], no_slot};
+          send_pool.give(send_slot[message]);
+          first = pending_next[message];
+          if (first == 0) pending_last[peer_heard] = 0;
+        }
+      }
+
+      bool const lets_go = plan.forward_only || a.what == kind::backward || a.what == kind::backward_weight;
+      if (lets_go) {
+        if (stage > 0 && plan.rank_of[stage - 1] != r) {
+          int const slot = receive_slot[cell - micro_batches];
+          free_receive_next[slot] = free_receive[2 * stage];
+          free_receive[2 * stage] = slot + 1;
+        }
+        if (!plan.forward_only && stage < last_stage && plan.rank_of[stage + 1] != r) {
+          int const slot = receive_slot[cells + cell + micro_batches];
+          free_receive_next[slot] = free_receive[2 * stage + 1];
+          free_receive[2 * stage + 1] = slot + 1;
+        }
+        if (!plan.forward_only && --left[stage] == 0) out[filled++] = {make_action(kind::reduce_gradients, stage, 0), no_peer, no_slot, no_slot, no_slot};
+      }
+      for (int next = release_first[i]; next != 0; next = release_next[next - 1]) activation_pool.give(activation[next - 1]);
+    }
+    for (int p = 0; p < ranks; ++p) {
+      for (int next = pending_first[p]; next != 0; next = pending_next[next - 1]) {
+        int const message = next - 1;
+        int const sent = message < cells ? message : message - cells;
+        out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches, sent % micro_batches),
+                         static_cast<std::int16_t>(p), no_slot, send_slot[message], no_slot};
+      }
+    }
+    if (!plan.forward_only) out[filled++] = {make_action(kind::optimizer_step, 0, 0), no_peer, no_slot, no_slot, no_slot};
+    result.begin.data[r + 1] = filled;
+    result.slots.data[r] = {activation_pool.made, receive_slots, send_pool.made};
+  }
+  return result;
+}
+
+namespace detail {
+
+template <auto const& Source, shape Size>
+struct lowering {
+  using proved = gate<Source, Size>;
+  static constexpr int instructions = proved::holds ? instructions_needed(proved::result.view()) : 0;
+
+  static constexpr static_program<proved::ranks, proved::stages, proved::actions, instructions> work_out() {
+    static_program<proved::ranks, proved::stages, proved::actions, instructions> to;
+    program const from = lower(make_plan_from(Source, Size));
+    to.source = proved::result;
+    for (int i = 0; i < instructions; ++i) to.instructions[i] = from.instructions.data[i];
+    for (int r = 0; r <= proved::ranks; ++r) to.begin[r] = from.begin.data[r];
+    for (int r = 0; r < proved::ranks; ++r) to.slots[r] = from.slots.data[r];
+    return to;
+  }
+  static constexpr auto result = work_out();
+};
+
+}  // namespace detail
+
+/// A proved schedule's program, as a constant.
+template <auto const& Source, shape Size>
+inline constexpr auto const& lowered = detail::lowering<Source, Size>::result;
+
+}  // namespace chevron
