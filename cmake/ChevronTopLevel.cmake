@@ -41,12 +41,9 @@ endfunction()
 
 # chevron_marker(<out> <file> <word>): the rest of the first line `// word: ...` or `# word: ...` of a source file, else empty.
 function(chevron_marker out file word)
-  file(STRINGS "${file}" lines REGEX "^(//|#) ${word}:" ENCODING UTF-8)
-  set(value "")
-  if(lines)
-    list(GET lines 0 value)
-    string(REGEX REPLACE "^(//|#) ${word}: *" "" value "${value}")
-  endif()
+  file(STRINGS "${file}" value REGEX "^(//|#) ${word}:" LIMIT_COUNT 1 ENCODING UTF-8)
+  string(REGEX REPLACE "^(//|#) ${word}: *" "" value "${value}")
+  string(REPLACE "\\;" ";" value "${value}")
   set(${out} "${value}" PARENT_SCOPE)
 endfunction()
 

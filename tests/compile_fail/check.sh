@@ -1,0 +1,62 @@
+#!/bin/sh
+# check.sh COMPILER FILE FOLDER:FOLDER...: FILE must fail to compile, with the words it expects, and must compile with -DLEGAL.
+# The folders are the include path.
+compiler=$1
+file=$2
+folders=$3
+LC_ALL=C
+export LC_ALL
+
+# Source lines are not echoed, so that an expectation can match only what the compiler says, not the code.
+if "$compiler" --version | grep -q clang; then
+  kind=clang
+  set -- -fconstexpr-steps=268435456 -fno-caret-diagnostics -ferror-limit=0
+else
+  kind=gcc
+  set -- -fconstexpr-ops-limit=268435456 -fno-diagnostics-show-caret -fmessage-length=0
+fi
+set -- -std=c++20 -O0 -S -o /dev/null "$@"
+old_ifs=$IFS
+IFS=:
+for folder in $folders; do set -- "$@" "-I$folder"; done
+IFS=$old_ifs
+
+expected=
+if [ $kind = clang ]; then
+  expected=$(sed -n 's|^// expect-clang: *||p' "$file")
+fi
+if [ -z "$expected" ]; then
+  expected=$(sed -n 's|^// expect: *||p' "$file")
+fi
+if [ -z "$expected" ]; then
+  echo "FAILED: $file has no line '// expect: <regex>'"
+  exit 1
+fi
+
+if output=$("$compiler" "$@" "$file" 2>&1); then
+  echo "FAILED: it compiles, but must not"
+  exit 1
+fi
+status=0
+while IFS= read -r regex; do
+  if printf '%s\n' "$output" | grep -E -q -e "$regex"; then
+    echo "says as expected: $(printf '%s\n' "$output" | grep -E -m 1 -e "$regex" | cut -c 1-400)"
+  else
+    echo "FAILED: it does not compile, but not for the expected reason; no line matches: $regex"
+    status=1
+  fi
+done <<EXPECTED
+$expected
+EXPECTED
+if [ $status -ne 0 ]; then
+  echo "the compiler says:"
+  printf '%s\n' "$output" | grep -E 'error|note' | cut -c 1-600 | head -n 30
+  exit 1
+fi
+
+if ! output=$("$compiler" "$@" -DLEGAL "$file" 2>&1); then
+  echo "FAILED: the legal neighbour (-DLEGAL) does not compile:"
+  printf '%s\n' "$output" | head -n 30
+  exit 1
+fi
+echo "the legal neighbour compiles"

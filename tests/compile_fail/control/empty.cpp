@@ -1,0 +1,3 @@
+// expect: error
+// complaint: FAILED: it compiles, but must not
+int main() {}
