@@ -18,9 +18,12 @@ namespace detail {
 
 /// A token with its count, ready to be played.
 struct played_token {
-  kind what;
-  int chunk;
-  int times;
+  kind what{};
+  int chunk = any_chunk;
+  int times = 1;
+  int stream = 0;          // which stream it draws from
+  std::uint8_t marks = 0;  // what taking it marks as done
+  std::uint8_t passes = 0; // what it passes over
 };
 /// A phase worked out for one rank: tokens [first, first + tokens), `count` times, or -1: while there is work.
 struct played_phase {
@@ -60,7 +63,8 @@ struct score {
 
 template <kind What>
 constexpr void play(token<What> item, situation const&, played_token* out, int& used, int& count, bool) {
-  out[used++] = {What, item.chunk, 1};
+  out[used].what = What;
+  out[used++].chunk = item.chunk;
   count = -1;
 }
 template <class... Tokens>
@@ -116,43 +120,14 @@ inline constexpr bool splits_backward<phase<Role, Items...>> = (false || ... || 
 template <stage_of_step Last, class... Phases>
 inline constexpr int kinds_in<phases<Last, Phases...>> = (false || ... || splits_backward<Phases>) ? 3 : 2;
 
-/// One rank's streams: which (chunk, microbatch) each kind takes next. Work already taken through another token of the same
-/// family is passed over, so `F` and `F(0)`, or `B` and `I` with `W`, may be mixed.
-struct streams {
-  static constexpr int families = 3;  // forward; backward (B and I); weight (W)
-  static constexpr std::uint8_t taken[families] = {1, 2, 4};
-
-  int chunks;
-  int micro_batches;
-  drawn const* order[families];
-  std::uint8_t* done;  // by chunk and microbatch
-  int* next;           // by family and chunk, plain tokens last
-
-  static constexpr int family_of(kind what) {
-    return what == kind::forward ? 0 : what == kind::backward_weight ? 2 : 1;
-  }
-
-  /// Where the next piece of work stands; -1 when the stream is spent.
-  constexpr int peek(kind what, int chunk) {
-    int const family = family_of(what);
-    std::uint8_t const bit = taken[family];
-    if (chunk == any_chunk) {
-      int& at = next[family * (chunks + 1) + chunks];
-      drawn const* const sequence = order[family];
-      int const length = chunks * micro_batches;
-      while (at < length && (done[sequence[at].chunk * micro_batches + sequence[at].micro_batch] & bit) != 0) ++at;
-      return at < length ? sequence[at].chunk * micro_batches + sequence[at].micro_batch : -1;
-    }
-    int& at = next[family * (chunks + 1) + chunk];
-    std::uint8_t const* const row = done + chunk * micro_batches;
-    while (at < micro_batches && (row[at] & bit) != 0) ++at;
-    return at < micro_batches ? chunk * micro_batches + at : -1;
-  }
-  constexpr void take(kind what, int cell) {
-    // A full backward leaves no weight gradient behind.
-    done[cell] = static_cast<std::uint8_t>(done[cell] | (what == kind::backward ? 6 : taken[family_of(what)]));
-  }
-};
+/// Families of kinds that draw from one stream: forwards; B and I; W. Work taken through one token of a family is passed over
+/// by the others, so `F` and `F(0)`, or `B` and `I` with `W`, may be mixed.
+inline constexpr int families = 3;
+constexpr int family_of(kind what) { return what == kind::forward ? 0 : what == kind::backward_weight ? 2 : 1; }
+/// What taking a kind marks as done, by family: a full backward leaves no weight gradient behind.
+constexpr std::uint8_t marks_of(kind what) {
+  return what == kind::forward ? 1 : what == kind::backward_weight ? 4 : what == kind::backward ? 6 : 2;
+}
 
 constexpr plan refused(shape size, char const* name, finding problem) {
   plan nothing;
@@ -239,69 +214,103 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
 
   int most_held = per_rank;
   for (int r = 0; r < ranks; ++r) most_held = held[r] > most_held ? held[r] : most_held;
-  buffer<drawn> forward_order(most_held * played);
-  buffer<drawn> backward_order(most_held * played);
-  buffer<std::uint8_t> done(most_held * played);
-  buffer<int> next(detail::streams::families * (most_held + 1));
+  int const most_cells = most_held * played;
+  // Streams, by family and chunk, the plain one last: the cells (chunk x played + microbatch) in the order they are drawn.
+  buffer<int> forward_cells(most_cells), backward_cells(most_cells), in_sequence(most_cells);
+  buffer<drawn> forward_order(most_cells), backward_order(most_cells);
+  buffer<std::uint8_t> done_memory(most_cells);
+  buffer<int const*> cells_memory(detail::families * (most_held + 1));
+  buffer<int> length_memory(detail::families * (most_held + 1)), next_memory(detail::families * (most_held + 1));
+  std::uint8_t* const done = done_memory.data;
+  int const** const cells_of = cells_memory.data;
+  int* const length_of = length_memory.data;
+  int* const next_of = next_memory.data;
+  for (int i = 0; i < most_cells; ++i) in_sequence.data[i] = i;
   int ordered_for = -1;
 
   for (int r = 0; r < ranks; ++r) {
-    situation const here{r, ranks, played, held[r]};
-    if (held[r] != ordered_for) {
+    int const held_here = held[r];
+    situation const here{r, ranks, played, held_here};
+    int const cells = held_here * played;
+    if (held_here != ordered_for) {
       what.order.fill(here, forward_order.data, backward_order.data);
-      ordered_for = held[r];
+      for (int i = 0; i < cells; ++i) {
+        forward_cells.data[i] = forward_order.data[i].chunk * played + forward_order.data[i].micro_batch;
+        backward_cells.data[i] = backward_order.data[i].chunk * played + backward_order.data[i].micro_batch;
+      }
+      ordered_for = held_here;
     }
-    int const cells = held[r] * played;
-    for (int i = 0; i < cells; ++i) done.data[i] = 0;
-    for (int i = 0; i < detail::streams::families * (held[r] + 1); ++i) next.data[i] = 0;
-    detail::streams work{held[r], played, {forward_order.data, backward_order.data, backward_order.data}, done.data, next.data};
-    auto const score = detail::score_of(what.how, here);
+    for (int i = 0; i < cells; ++i) done[i] = 0;
+    for (int family = 0; family < detail::families; ++family) {
+      for (int chunk = 0; chunk <= held_here; ++chunk) {
+        int const stream = family * (held_here + 1) + chunk;
+        bool const plain = chunk == held_here;
+        cells_of[stream] = plain ? (family == 0 ? forward_cells.data : backward_cells.data) : in_sequence.data + chunk * played;
+        length_of[stream] = plain ? cells : played;
+        next_of[stream] = 0;
+      }
+    }
+    auto score = detail::score_of(what.how, here);
+    int const* const stages_here = stage_of + r * stages;
 
     for (int p = 0; p < score.phases_count; ++p) {
-      auto const& phase = score.phase[p];
-      auto const* const tokens = score.token + phase.first;
+      detail::played_phase const phase = score.phase[p];
+      detail::played_token* const tokens = score.token + phase.first;
+      int const token_count = phase.tokens;
+      int const count = phase.count;
       bool has_forward = false;
-      for (int t = 0; t < phase.tokens; ++t) {
+      for (int t = 0; t < token_count; ++t) {
         has_forward = has_forward || tokens[t].what == kind::forward;
-        if (tokens[t].chunk >= held[r]) {
-          finding f;
-          f.broken = law::description;
-          f.rank = r;
+        finding f;
+        f.broken = law::description;
+        f.rank = r;
+        if (tokens[t].chunk >= held_here) {
           f.words = "a token names a chunk this rank does not have, chunk ";
           f.number = tokens[t].chunk;
           return detail::refused(size, what.name, f);
         }
-        if (tokens[t].times < 0 || phase.count < -1) {
-          finding f;
-          f.broken = law::description;
-          f.rank = r;
+        if (tokens[t].times < 0 || count < -1) {
           f.words = "a phase is counted below zero (write max_of(0, ...)): ";
-          f.number = tokens[t].times < 0 ? tokens[t].times : phase.count;
+          f.number = tokens[t].times < 0 ? tokens[t].times : count;
           return detail::refused(size, what.name, f);
         }
+        tokens[t].stream = detail::family_of(tokens[t].what) * (held_here + 1) + (tokens[t].chunk < 0 ? held_here : tokens[t].chunk);
+        tokens[t].marks = detail::marks_of(tokens[t].what);
+        tokens[t].passes = tokens[t].what == kind::backward ? 2 : tokens[t].marks;
       }
-      for (int round = 0; phase.count < 0 || round < phase.count; ++round) {
-        if (phase.count < 0) {
+      for (int round = 0; count < 0 || round < count; ++round) {
+        if (count < 0) {
+          // Go on while any forward stream of the phase has work or, without forwards, its first stream.
           bool work_left = false;
-          if (has_forward) {
-            for (int t = 0; t < phase.tokens && !work_left; ++t) {
-              work_left = tokens[t].what == kind::forward && tokens[t].times > 0 && work.peek(kind::forward, tokens[t].chunk) >= 0;
-            }
-          } else {
-            work_left = tokens[0].times > 0 && work.peek(tokens[0].what, tokens[0].chunk) >= 0;
+          int const last = has_forward ? token_count : 1;
+          for (int t = 0; t < last && !work_left; ++t) {
+            if ((has_forward && tokens[t].what != kind::forward) || tokens[t].times == 0) continue;
+            int const stream = tokens[t].stream;
+            int const* const drawn_cells = cells_of[stream];
+            int const length = length_of[stream];
+            int at = next_of[stream];
+            while (at < length && (done[drawn_cells[at]] & tokens[t].passes) != 0) ++at;
+            next_of[stream] = at;
+            work_left = at < length;
           }
           if (!work_left) break;
         }
         bool took = false;
-        for (int t = 0; t < phase.tokens; ++t) {
-          for (int time = 0; time < tokens[t].times; ++time) {
-            int const cell = work.peek(tokens[t].what, tokens[t].chunk);
-            if (cell < 0) break;
-            work.take(tokens[t].what, cell);
+        for (int t = 0; t < token_count; ++t) {
+          detail::played_token const& token = tokens[t];
+          int const stream = token.stream;
+          int const* const drawn_cells = cells_of[stream];
+          int const length = length_of[stream];
+          for (int time = 0; time < token.times; ++time) {
+            int at = next_of[stream];
+            while (at < length && (done[drawn_cells[at]] & token.passes) != 0) ++at;
+            next_of[stream] = at + 1;
+            if (at >= length) break;
+            int const cell = drawn_cells[at];
+            done[cell] = static_cast<std::uint8_t>(done[cell] | token.marks);
             took = true;
             int const micro_batch = cell % played;
-            if (micro_batch >= size.micro_batches) continue;
-            out[filled++] = make_action(tokens[t].what, stage_of[r * stages + cell / played], micro_batch);
+            if (micro_batch < size.micro_batches) out[filled++] = make_action(token.what, stages_here[cell / played], micro_batch);
           }
         }
         if (!took) break;
