@@ -1,0 +1,14 @@
+// A V gives every rank exactly two chunks.
+// expect: invalid_schedule<chevron::law::shape, -1, -1, .*"this placement does not exist with that many chunks per rank, not 3"
+// expect: static assertion failed.*this schedule breaks a law
+// expect-clang: invalid_schedule<chevron::law::shape, -1, -1, .*"this placement does not exist
+// expect-clang: static assertion failed.*this schedule breaks a law
+#include <chevron/schedule.hpp>
+
+using namespace chevron;
+
+#ifdef LEGAL
+constexpr auto const& made = checked<catalogue::zb_v, shape{.ranks = 4, .micro_batches = 8, .chunks = 2}>;
+#else
+constexpr auto const& made = checked<catalogue::zb_v, shape{.ranks = 4, .micro_batches = 8, .chunks = 3}>;
+#endif
