@@ -270,7 +270,7 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
           return detail::refused(size, what.name, f);
         }
         if (tokens[t].times < 0 || count < -1) {
-          f.words = "a phase is counted below zero (write max_of(0, ...)): ";
+          f.words = "a phase has a negative count, see max_of; it is ";
           f.number = tokens[t].times < 0 ? tokens[t].times : count;
           return detail::refused(size, what.name, f);
         }
