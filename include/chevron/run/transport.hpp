@@ -52,7 +52,8 @@ class transport {
 
   layout const& where() const { return layout_; }
 
-  /// Called once before the first step with this rank's slot counts, so that nothing is allocated later.
+  /// Called before the first step with this rank's slot counts, so that nothing is allocated later; and again, by all ranks alike
+  /// and with nothing under way, when another program (evaluation) takes its turn: counts and shapes may then differ.
   virtual void open(slot_counts const& slots) = 0;
   /// Called at the start of each step: for errors, and for what is learned in the first one.
   virtual void begin_step(long step) { step_ = step; }

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// Evaluation with a training schedule's placement.
+
+namespace chevron {
+
+/// A plan's forwards, in their order: what evaluation runs. Lawful if the plan was.
+constexpr plan forward_part(plan const& of) {
+  int const ranks = of.size.ranks;
+  plan only = of;
+  only.forward_only = true;
+  only.in_flight_limit = 0;
+  int kept = 0;
+  for (int r = 0; r < ranks; ++r) {
+    int const first = of.begin.data[r], last = of.begin.data[r + 1];
+    only.begin.data[r] = kept;
+    for (int i = first; i < last; ++i) {
+      if (of.actions.data[i].what == kind::forward) only.actions.data[kept++] = of.actions.data[i];
+    }
+  }
+  only.begin.data[ranks] = kept;
+  return only;
+}
+
+}  // namespace chevron

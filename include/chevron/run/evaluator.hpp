@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+
+#include <chevron/plan/forward_part.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/executor.hpp>
+#include <chevron/run/micro_batch.hpp>
+#include <chevron/run/trainer.hpp>
+
+/// \file
+/// Running the model forward only: validation, sampling.
+
+namespace chevron {
+
+/// Runs a forward-only program over a trainer's stages, between its steps. No graph is built, and modules are switched to
+/// evaluation meanwhile. Every rank makes the same calls; the trainer must outlive this.
+///
+///     chevron::evaluator evaluate(chevron::lower(chevron::forward_part(plan)), train);
+class evaluator {
+ public:
+  evaluator(runnable steps, trainer& owner)
+      : program_(std::move(steps)), owner_(&owner), with_loss_(checked(program_.view(), owner), owner.line(), owner.stages(), owner.loss(), {}),
+        without_loss_(program_.view(), owner.line(), owner.stages(), {}, {}) {
+    preflight_lines lines = common_lines(owner.line());
+    lines.add(program_.view());
+    compare(owner.line(), lines);
+  }
+
+  /// The mean loss over all samples of all replicas, on every rank.
+  /// \param all_samples over all replicas; 0: every replica has as many as this one
+  double loss(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
+    run(with_loss_, inputs, targets, all_samples);
+    double mine = 0;
+    for (int m = 0; m < batch_.count(); ++m) {
+      at::Tensor const& loss = with_loss_.losses()[static_cast<std::size_t>(m)];
+      if (loss.defined()) mine += loss.item<double>() * batch_.weight(m);
+    }
+    std::vector<double> all(static_cast<std::size_t>(owner_->line().where().world()));
+    owner_->line().gather(std::span(&mine, 1), all);
+    double sum = 0;
+    for (double const part : all) sum += part;
+    return sum;
+  }
+
+  /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others.
+  tensors outputs(tensors const& inputs) {
+    run(without_loss_, inputs, {}, 0);
+    tensors whole;
+    std::vector<tensors>& parts = without_loss_.outputs();
+    for (std::size_t i = 0; i < parts.front().size(); ++i) {
+      tensors of_one;
+      for (tensors& part : parts) of_one.push_back(std::move(part[i]));
+      whole.push_back(of_one.size() == 1 ? of_one[0] : at::cat(of_one));
+    }
+    for (tensors& part : parts) part.clear();
+    return whole;
+  }
+
+ private:
+  static program_view checked(program_view p, trainer& owner) {
+    if (!p.plan.forward_only) throw usage_error("evaluation needs a program that only runs forward");
+    if (p.plan.size.ranks != owner.program().plan.size.ranks || p.plan.stages != owner.program().plan.stages) {
+      throw usage_error("evaluation needs as many ranks and stages as training has");
+    }
+    for (int s = 0; s < p.plan.stages; ++s) {
+      if (p.plan.rank_of_stage(s) != owner.program().plan.rank_of_stage(s)) {
+        throw usage_error("stage " + std::to_string(s) + " is on another rank in evaluation than in training");
+      }
+    }
+    return p;
+  }
+
+  void run(executor& with, tensors const& inputs, tensors const& targets, std::int64_t all_samples) {
+    std::int64_t const samples = micro_batches::samples_in(inputs, targets);
+    batch_.split(inputs, targets, program_.view().plan.size.micro_batches,
+                 all_samples > 0 ? all_samples : samples * owner_->line().where().replicas);
+    for (stage& s : owner_->stages()) s.training(false);
+    owner_->take_turn(with);
+    with.run(batch_, owner_->next_step());
+    for (stage& s : owner_->stages()) s.training(true);
+  }
+
+  runnable program_;
+  trainer* owner_;
+  executor with_loss_;
+  executor without_loss_;
+  micro_batches batch_;
+};
+
+}  // namespace chevron

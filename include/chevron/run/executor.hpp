@@ -1,0 +1,268 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/micro_batch.hpp>
+#include <chevron/run/record.hpp>
+#include <chevron/run/split_backward.hpp>
+#include <chevron/run/stage.hpp>
+#include <chevron/run/transport.hpp>
+
+/// \file
+/// Runs one rank's part of a program.
+
+namespace chevron {
+
+/// A loss: the last stage's outputs, then the targets, to one number, the mean over the microbatch's samples. Made of any
+/// callable that takes these tensors.
+class loss_function {
+ public:
+  loss_function() = default;
+
+  template <class Callable>
+    requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function> &&
+             (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
+  loss_function(Callable call) {  // NOLINT: a callable is a loss
+    call_ = [call = std::move(call)](tensors& arguments, tensors& results) mutable {
+      detail::call_with(call, arguments, results, "the loss function");
+    };
+  }
+
+  explicit operator bool() const { return static_cast<bool>(call_); }
+
+  at::Tensor operator()(tensors const& outputs, tensors const& targets) {
+    arguments_ = outputs;
+    arguments_.insert(arguments_.end(), targets.begin(), targets.end());
+    results_.clear();
+    call_(arguments_, results_);
+    arguments_.clear();
+    if (results_.size() != 1 || results_[0].numel() != 1) {
+      throw usage_error("the loss function must give one number, the mean over the microbatch; it gave " +
+                        (results_.size() == 1 ? "a tensor of " + std::to_string(results_[0].numel()) + " elements"
+                                              : std::to_string(results_.size()) + " tensors"));
+    }
+    return std::move(results_[0]);
+  }
+
+ private:
+  std::function<void(tensors&, tensors&)> call_;
+  tensors arguments_;
+  tensors results_;
+};
+
+/// What the executor hands out while it runs.
+struct executor_hooks {
+  std::function<void(int stage)> reduce_gradients;  ///< the stage's gradients of this step are complete
+  std::function<void()> optimizer_step;             ///< all of this rank's are
+};
+
+/// One rank's interpreter of a program: a loop over its instructions.
+///
+/// All ranks must run the same program set, with microbatches of the same count, and call `run` alike and in the same order. Each
+/// drives its own transport from one thread.
+///
+/// Who keeps what. An activation slot holds, from F on, the graph of its microbatch and, until they are sent or taken by the next
+/// stage on this rank, the outputs; nothing else: inputs and outputs live on only where the graph saved them. From I on it
+/// holds the gradients that W needs; the graph between is gone. A received tensor is moved into the graph. A sent tensor is
+/// the transport's from `post_send` to `wait_send`. Stages are the caller's.
+///
+/// Failure. A transport's error passes through; whatever a stage or the loss throws becomes a `usage_error` with rank, step
+/// and action. After any of them the step is lost and the executor refuses to run again: parameters' gradients are half added up,
+/// other ranks are told by whoever owns the transport.
+class executor {
+ public:
+  /// \param stages all stages of the model by number; those not on this rank may be empty
+  /// \param steps by program: its memory must outlive this
+  executor(program_view steps, transport& line, std::vector<stage>& stages, loss_function loss, executor_hooks hooks)
+      : program_(steps),
+        line_(&line),
+        stages_(&stages),
+        loss_(std::move(loss)),
+        hooks_(std::move(hooks)),
+        rank_(line.where().pipeline_rank()),
+        slots_(static_cast<std::size_t>(steps.slots[line.where().pipeline_rank()].activation)),
+        losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)),
+        outputs_(steps.plan.forward_only ? static_cast<std::size_t>(steps.plan.size.micro_batches) : 0) {
+    record_.reserve(static_cast<std::size_t>(steps.length(rank_)));
+  }
+
+  /// Tells the transport how many slots this program uses: once, and again after another program used it.
+  void open() { line_->open(program_.slots[rank_]); }
+
+  /// Runs the program once over these microbatches.
+  void run(micro_batches const& batch, long step) {
+    if (broken_) throw usage_error("an earlier step failed on this rank: nothing can be run after it", at_action({}, step));
+    broken_ = true;
+    record_.begin_step(step);
+    line_->begin_step(step);
+    instruction const* const first = program_.instructions + program_.begin[rank_];
+    instruction const* const last = first + program_.length(rank_);
+    for (instruction const* i = first; i != last; ++i) {
+      recorded& r = record_.add(i->what);
+      try {
+        carry_out(*i, batch, r);
+      } catch (error const&) {
+        throw;
+      } catch (c10::Error const& e) {
+        throw usage_error(thrower(*i) + e.what_without_backtrace(), at_action(*i, step));
+      } catch (std::exception const& e) {
+        throw usage_error(thrower(*i) + e.what(), at_action(*i, step));
+      }
+      r.end = now_ns();
+    }
+    broken_ = false;
+  }
+
+  program_view program() const { return program_; }
+  record const& last_record() const { return record_; }
+  /// The mean loss of each microbatch; undefined tensors on ranks without the last stage, and where there is no loss.
+  tensors const& losses() const { return losses_; }
+  /// Of a program that only runs forward, without a loss: the last stage's outputs by microbatch, on its rank.
+  std::vector<tensors>& outputs() { return outputs_; }
+
+ private:
+  struct activation {
+    stage_graph graph;
+    tensors outputs;
+    tensors input_gradients;
+  };
+
+  place at_action(instruction const& i, long step) const {
+    return {line_->where().global_rank, -1, step, to_text(i.what).str()};
+  }
+
+  static std::string thrower(instruction const& i) {
+    return is_compute(i.what.what) ? "stage " + std::to_string(i.what.stage) + " threw: " : std::string();
+  }
+
+  void carry_out(instruction const& i, micro_batches const& batch, recorded& r) {
+    switch (i.what.what) {
+      case kind::forward: return forward(i, batch, r);
+      case kind::backward:
+        take_output_gradients(i, batch, r);
+        slots_[i.slot].graph.backward(gradients_, slots_[i.slot].input_gradients);
+        record_.chunk_ends();
+        break;
+      case kind::backward_input:
+        take_output_gradients(i, batch, r);
+        slots_[i.slot].graph.backward_input(gradients_, slots_[i.slot].input_gradients);
+        break;
+      case kind::backward_weight:
+        slots_[i.slot].graph.backward_weight();
+        record_.chunk_ends();
+        break;
+      case kind::send_forward: send(i, slots_[i.slot].outputs); break;
+      case kind::send_backward: send(i, slots_[i.slot].input_gradients); break;
+      case kind::receive_forward:
+      case kind::receive_backward: line_->post_receive(i.peer, i.what, i.source); break;
+      case kind::wait_send_forward:
+      case kind::wait_send_backward: line_->wait_send(i.source); break;
+      case kind::reduce_gradients:
+        if (hooks_.reduce_gradients) hooks_.reduce_gradients(static_cast<int>(i.what.stage));
+        break;
+      case kind::optimizer_step:
+        if (hooks_.optimizer_step) hooks_.optimizer_step();
+        break;
+    }
+    gradients_.clear();
+  }
+
+  void send(instruction const& i, tensors& values) {
+    line_->post_send(i.peer, i.what, i.source, values);
+    values.clear();
+  }
+
+  void forward(instruction const& i, micro_batches const& batch, recorded& r) {
+    int const stage_number = static_cast<int>(i.what.stage);
+    int const m = static_cast<int>(i.what.micro_batch);
+    bool const training = !program_.plan.forward_only;
+    activation& slot = slots_[i.slot];
+
+    if (stage_number == 0) {
+      inputs_ = batch.inputs(m);
+    } else if (i.local != no_slot) {
+      inputs_ = std::move(slots_[i.local].outputs);
+      slots_[i.local].outputs.clear();
+    } else {
+      receive_into(inputs_, i.source);
+    }
+    r.start = now_ns();
+
+    at::AutoGradMode const follow(training);
+    slot.graph.enter(inputs_, training && stage_number > 0, seen_);
+    inputs_.clear();
+    (*stages_)[i.what.stage].forward(seen_, slot.outputs);
+    seen_.clear();
+
+    bool const last = stage_number == program_.plan.stages - 1;
+    if (last && loss_) {
+      at::Tensor loss = loss_(slot.outputs, batch.targets(m));
+      losses_[i.what.micro_batch] = loss.detach();
+      if (training) {
+        if (!loss.requires_grad()) throw usage_error("the loss depends on no parameter: nothing would be learned");
+        slot.graph.leave(std::span(&loss, 1));
+      }
+    } else if (training) {
+      slot.graph.leave(slot.outputs);
+    }
+    if (training) record_.chunk_starts();
+
+    if (!last) {
+      for (at::Tensor& t : slot.outputs) t = t.detach();
+    } else if (training || loss_) {
+      slot.outputs.clear();
+    } else {
+      outputs_[i.what.micro_batch] = std::move(slot.outputs);
+      slot.outputs.clear();
+    }
+  }
+
+  /// Brings the gradients of a stage's outputs: from the loss, from the neighbour on this rank, or from afar.
+  void take_output_gradients(instruction const& i, micro_batches const& batch, recorded& r) {
+    if (static_cast<int>(i.what.stage) == program_.plan.stages - 1) {
+      at::Tensor const& loss = losses_[i.what.micro_batch];
+      gradients_.push_back(at::full(loss.sizes(), batch.weight(static_cast<int>(i.what.micro_batch)), loss.options()));
+    } else if (i.local != no_slot) {
+      gradients_ = std::move(slots_[i.local].input_gradients);
+      slots_[i.local].input_gradients.clear();
+    } else {
+      receive_into(gradients_, i.source);
+    }
+    r.start = now_ns();
+  }
+
+  void receive_into(tensors& out, std::uint16_t receive_slot) {
+    std::span<at::Tensor> const arrived = line_->receive(receive_slot);
+    out.clear();
+    for (at::Tensor& t : arrived) out.push_back(std::move(t));
+  }
+
+  program_view program_;
+  transport* line_;
+  std::vector<stage>* stages_;
+  loss_function loss_;
+  executor_hooks hooks_;
+  int rank_;
+  std::vector<activation> slots_;
+  tensors losses_;
+  std::vector<tensors> outputs_;
+  record record_;
+  tensors inputs_, seen_, gradients_;  // of the action under way
+  bool broken_ = false;
+};
+
+}  // namespace chevron

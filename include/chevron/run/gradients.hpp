@@ -1,0 +1,106 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <chevron/run/stage.hpp>
+#include <chevron/run/transport.hpp>
+
+/// \file
+/// Where a stage's gradients live, and their sum over the replicas.
+
+namespace chevron {
+
+/// The gradients of one stage's parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling and
+/// summing over replicas handle few large pieces. Parameters that need no gradient have none here.
+///
+/// The buffers are made once. W and B add into them through the parameters' `.grad`; `start_sum` hands them to the transport in
+/// buckets, once the stage's last W or B is done, and nobody writes to them until `wait_sum` returned.
+class stage_gradients {
+ public:
+  /// \param first_bucket buckets are numbered over the whole rank; this stage's begin here
+  /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
+  stage_gradients(stage const& owner, int first_bucket, std::size_t bucket_bytes) : first_bucket_(first_bucket) {
+    for (parameter const& p : owner.parameters()) {
+      if (!p.value.requires_grad() || holds(p.value)) continue;
+      trained_.push_back(p);
+      flat& home = flat_for(p.value);
+      homes_.push_back({static_cast<std::size_t>(&home - flats_.data()), home.elements});
+      home.elements += p.value.numel();
+    }
+    for (flat& f : flats_) {
+      f.memory = at::zeros({f.elements}, f.options);
+      auto const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes / f.memory.element_size()));
+      for (std::int64_t at = 0; at < f.elements; at += most) buckets_.push_back(f.memory.narrow(0, at, std::min(most, f.elements - at)));
+    }
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      at::Tensor const& p = trained_[i].value;
+      views_.push_back(flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, p.numel()).view(p.sizes()));
+    }
+    zero();
+  }
+
+  /// The parameters trained, in the order of registration; a parameter registered twice appears once.
+  std::vector<parameter> const& trained() const { return trained_; }
+  /// The gradient of each of them.
+  tensors const& views() const { return views_; }
+
+  /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
+  void zero() {
+    for (flat& f : flats_) f.memory.zero_();
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      if (!trained_[i].value.grad().is_same(views_[i])) trained_[i].value.mutable_grad() = views_[i];
+    }
+  }
+
+  void scale(double factor) {
+    for (flat& f : flats_) f.memory.mul_(factor);
+  }
+
+  int buckets() const { return static_cast<int>(buckets_.size()); }
+
+  void start_sum(transport& line) {
+    for (int b = 0; b < buckets(); ++b) line.start_sum(first_bucket_ + b, buckets_[static_cast<std::size_t>(b)]);
+  }
+  void wait_sum(transport& line) {
+    for (int b = 0; b < buckets(); ++b) line.wait_sum(first_bucket_ + b);
+  }
+
+ private:
+  struct flat {
+    at::TensorOptions options;
+    std::int64_t elements = 0;
+    at::Tensor memory;
+  };
+  struct home {
+    std::size_t flat;
+    std::int64_t offset;
+  };
+
+  bool holds(at::Tensor const& p) const {
+    return std::any_of(trained_.begin(), trained_.end(), [&](parameter const& t) { return t.value.is_same(p); });
+  }
+
+  flat& flat_for(at::Tensor const& p) {
+    for (flat& f : flats_) {
+      if (f.options.dtype() == p.dtype() && f.options.device() == p.device()) return f;
+    }
+    flats_.push_back({at::TensorOptions().dtype(p.dtype()).device(p.device()), 0, {}});
+    return flats_.back();
+  }
+
+  int first_bucket_;
+  std::vector<parameter> trained_;
+  std::vector<flat> flats_;
+  std::vector<home> homes_;
+  tensors views_;
+  tensors buckets_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,264 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sum.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/gradients.hpp>
+#include <chevron/run/transport.hpp>
+
+/// \file
+/// The end of a step: what all ranks must know before any of them may change a parameter, and then the change.
+
+namespace chevron {
+
+/// Makes the optimizer for one rank's parameters.
+using optimizer_factory = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+
+/// `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`
+template <class Optimizer, class Options>
+optimizer_factory optimizer(Options options) {
+  return [options](std::vector<at::Tensor> parameters) { return std::make_unique<Optimizer>(std::move(parameters), options); };
+}
+
+/// What to do with a step whose loss or gradient is infinite or not a number.
+enum class not_finite {
+  stop,  ///< throw `numerical_error` on every rank; no parameter was changed
+  skip   ///< leave parameters and optimizer as they are and go on
+};
+
+struct update_options {
+  double clip_grad_norm = 0;                       ///< scale gradients so that their global norm is at most this; 0: never
+  not_finite when_not_finite = not_finite::stop;
+  std::function<double(long step)> learning_rate;  ///< empty: as the optimizer has it
+};
+
+/// What every rank knows at the end of a step.
+struct update_result {
+  double loss = 0;       ///< mean over all samples of all replicas
+  double grad_norm = 0;  ///< over all parameters, before clipping
+  bool skipped = false;  ///< something was not finite, nothing was changed
+  double bubble = 0;     ///< share of ranks × longest rank's time in which ranks did not compute
+  double learning_rate = 0;
+};
+
+/// What a rank contributes to it.
+struct update_input {
+  std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
+  std::int64_t samples = 0;                 ///< of this replica
+  std::int64_t all_samples = 0;             ///< of all replicas, as used for the weights
+  double busy_seconds = 0;
+  double span_seconds = 0;
+};
+
+namespace detail {
+
+/// Eight running sums, so that the order of additions is the same on every machine, whatever the number of threads.
+template <class Scalar>
+double sum_of_squares(Scalar const* values, std::int64_t count) {
+  double lanes[8] = {};
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (int lane = 0; lane < 8; ++lane) lanes[lane] += static_cast<double>(values[i + lane]) * static_cast<double>(values[i + lane]);
+  }
+  for (int lane = 0; i < count; ++i, ++lane) lanes[lane] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+}  // namespace detail
+
+/// The squared norm of a gradient, in double.
+inline double sum_of_squares(at::Tensor const& gradient) {
+  if (gradient.is_cpu() && gradient.is_contiguous()) {
+    if (gradient.scalar_type() == at::kFloat) return detail::sum_of_squares(gradient.const_data_ptr<float>(), gradient.numel());
+    if (gradient.scalar_type() == at::kDouble) return detail::sum_of_squares(gradient.const_data_ptr<double>(), gradient.numel());
+  }
+  return at::sum(at::square(gradient.to(at::kDouble))).item<double>();
+}
+
+/// The optimizer of one rank, with everything about a step that takes all ranks to decide.
+///
+/// One `gather` per step carries losses, squared norms per parameter and times. Every rank adds them up in the same
+/// order (losses by replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the same
+/// as a model that is not cut at all; and all clip, skip or stop alike.
+class global_update {
+ public:
+  /// Collective: ranks tell each other their parameters' names.
+  /// \param gradients of this rank's stages, by stage number; null for the others. Must outlive this.
+  global_update(plan_view plan, transport& line, std::vector<stage_gradients*> gradients, optimizer_factory const& make, update_options options)
+      : plan_(plan), line_(&line), gradients_(std::move(gradients)), options_(std::move(options)), names_(gradients_.size()) {
+    std::string mine;
+    std::vector<at::Tensor> parameters;
+    for (std::size_t s = 0; s < gradients_.size(); ++s) {
+      if (gradients_[s] == nullptr) continue;
+      for (parameter const& p : gradients_[s]->trained()) {
+        mine += std::to_string(s) + " " + p.name + "\n";
+        parameters.push_back(p.value);
+      }
+    }
+    std::vector<std::string> const all = line.gather_text(mine);
+    std::size_t most = 0;
+    for (int r = 0; r < plan_.size.ranks; ++r) most = std::max(most, read_names(all[static_cast<std::size_t>(r)]));
+    width_ = static_cast<std::size_t>(header + plan_.size.micro_batches) + most;
+    mine_.resize(width_);
+    all_.resize(width_ * static_cast<std::size_t>(line.where().world()));
+    if (!parameters.empty()) {
+      optimizer_ = make(std::move(parameters));
+      if (!optimizer_) throw usage_error("the optimizer factory gave no optimizer");
+    }
+  }
+
+  /// Waits for the replicas' sums, then decides and steps. Collective.
+  update_result run(long step, update_input const& input) {
+    std::fill(mine_.begin(), mine_.end(), 0.0);
+    mine_[0] = static_cast<double>(input.samples);
+    mine_[1] = input.busy_seconds;
+    mine_[2] = input.span_seconds;
+    std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
+    std::size_t at = static_cast<std::size_t>(header + plan_.size.micro_batches);
+    for (stage_gradients* g : gradients_) {
+      if (g == nullptr) continue;
+      g->wait_sum(*line_);
+      for (at::Tensor const& view : g->views()) mine_[at++] = sum_of_squares(view);
+    }
+    line_->gather(mine_, all_);
+
+    check_samples(step, input);
+    update_result result;
+    std::string culprit;
+    add_losses(result, culprit);
+    add_norms(result, culprit);
+    add_times(result);
+    if (options_.learning_rate) {
+      result.learning_rate = options_.learning_rate(step);
+    } else if (optimizer_) {
+      result.learning_rate = optimizer_->param_groups().front().options().get_lr();
+    }
+    if (!culprit.empty()) {
+      if (options_.when_not_finite == not_finite::stop) {
+        throw numerical_error(culprit + " is not finite; no parameter was changed", {line_->where().global_rank, -1, step, "OPTIMIZER_STEP"});
+      }
+      result.skipped = true;
+      return result;
+    }
+    if (options_.clip_grad_norm > 0 && result.grad_norm > options_.clip_grad_norm) {
+      double const factor = options_.clip_grad_norm / (result.grad_norm + 1e-6);
+      for (stage_gradients* g : gradients_) {
+        if (g != nullptr) g->scale(factor);
+      }
+    }
+    if (optimizer_) {
+      if (options_.learning_rate) {
+        for (auto& group : optimizer_->param_groups()) group.options().set_lr(result.learning_rate);
+      }
+      optimizer_->step();
+    }
+    return result;
+  }
+
+  /// Null on a rank without trained parameters.
+  torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
+
+ private:
+  static constexpr int header = 3;
+
+  std::size_t read_names(std::string const& text) {
+    std::size_t count = 0;
+    for (std::size_t at = 0; at < text.size(); ++count) {
+      std::size_t const space = text.find(' ', at), end = text.find('\n', at);
+      names_[std::stoul(text.substr(at, space - at))].push_back(text.substr(space + 1, end - space - 1));
+      at = end + 1;
+    }
+    return count;
+  }
+
+  double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
+
+  void check_samples(long step, update_input const& input) const {
+    int const ranks = plan_.size.ranks;
+    double sum = 0;
+    std::string each;
+    for (int replica = 0; replica < line_->where().replicas; ++replica) {
+      double const here = of_rank(replica * ranks)[0];
+      sum += here;
+      each += (replica == 0 ? "" : ", ") + std::to_string(static_cast<std::int64_t>(here));
+      for (int p = 1; p < ranks; ++p) {
+        if (of_rank(replica * ranks + p)[0] != here) {
+          throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) + " were given batches of " +
+                                std::to_string(static_cast<std::int64_t>(here)) + " and " +
+                                std::to_string(static_cast<std::int64_t>(of_rank(replica * ranks + p)[0])) +
+                                " samples: all ranks of a pipeline take the same batch",
+                            {line_->where().global_rank, -1, step, "OPTIMIZER_STEP"});
+        }
+      }
+    }
+    if (sum != static_cast<double>(input.all_samples)) {
+      throw usage_error("the replicas' batches hold " + each + " samples, but each was weighed as a share of " + std::to_string(input.all_samples) +
+                            ": give step() the number of samples over all replicas",
+                        {line_->where().global_rank, -1, step, "OPTIMIZER_STEP"});
+    }
+  }
+
+  void add_losses(update_result& result, std::string& culprit) const {
+    int const rank = plan_.rank_of_stage(plan_.stages - 1);
+    for (int replica = 0; replica < line_->where().replicas; ++replica) {
+      for (int m = 0; m < plan_.size.micro_batches; ++m) {
+        double const loss = of_rank(replica * plan_.size.ranks + rank)[header + m];
+        if (culprit.empty() && !std::isfinite(loss)) {
+          culprit = "the loss of microbatch " + std::to_string(m);
+          if (line_->where().replicas > 1) culprit += " of replica " + std::to_string(replica);
+        }
+        result.loss += loss;
+      }
+    }
+  }
+
+  void add_norms(update_result& result, std::string& culprit) const {
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), static_cast<std::size_t>(header + plan_.size.micro_batches));
+    double sum = 0;
+    for (std::size_t s = 0; s < names_.size(); ++s) {
+      int const rank = plan_.rank_of_stage(static_cast<int>(s));
+      for (std::string const& name : names_[s]) {
+        double const squared = of_rank(rank)[next[static_cast<std::size_t>(rank)]++];
+        if (culprit.empty() && !std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + name;
+        sum += squared;
+      }
+    }
+    result.grad_norm = std::sqrt(sum);
+  }
+
+  void add_times(update_result& result) const {
+    double busy = 0, longest = 0;
+    int const world = line_->where().world();
+    for (int r = 0; r < world; ++r) {
+      busy += of_rank(r)[1];
+      longest = std::max(longest, of_rank(r)[2]);
+    }
+    result.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
+  }
+
+  plan_view plan_;
+  transport* line_;
+  std::vector<stage_gradients*> gradients_;
+  update_options options_;
+  std::vector<std::vector<std::string>> names_;  // of all trained parameters, by stage
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::size_t width_ = 0;
+  std::vector<double> mine_, all_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <chevron/plan/action.hpp>
+
+/// \file
+/// What a rank really did in a step, and when.
+
+namespace chevron {
+
+/// Nanoseconds of the steady clock: comparable between the threads of a process and between processes of one machine.
+inline std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// One instruction as it ran. From `reached` to `start` the rank waited for what it needed from others.
+struct recorded {
+  action what{};
+  std::int64_t reached = 0;
+  std::int64_t start = 0;
+  std::int64_t end = 0;
+};
+
+/// The record of a rank's last step: one entry an instruction, in order. Memory is set aside once.
+class record {
+ public:
+  void reserve(std::size_t instructions) { entries_.reserve(instructions); }
+
+  void begin_step(long step) {
+    step_ = step;
+    entries_.clear();
+    in_flight_ = 0;
+    peak_in_flight_ = 0;
+    begin_ = now_ns();
+  }
+
+  recorded& add(action what) {
+    std::int64_t const now = now_ns();
+    entries_.push_back({what, now, now, now});
+    return entries_.back();
+  }
+
+  void chunk_starts() { peak_in_flight_ = ++in_flight_ > peak_in_flight_ ? in_flight_ : peak_in_flight_; }
+  void chunk_ends() { --in_flight_; }
+
+  long step() const { return step_; }
+  std::int64_t begin() const { return begin_; }
+  std::span<recorded const> entries() const { return entries_; }
+  /// Most chunks that were between their F and their B or W at one time.
+  int peak_in_flight() const { return peak_in_flight_; }
+
+  /// Seconds spent on F, B, I and W, without waiting.
+  double busy_seconds() const {
+    std::int64_t sum = 0;
+    for (recorded const& r : entries_) sum += is_compute(r.what.what) ? r.end - r.start : 0;
+    return static_cast<double>(sum) * 1e-9;
+  }
+  /// Seconds from the beginning of the step to the end of its last F, B, I or W.
+  double span_seconds() const {
+    std::int64_t last = begin_;
+    for (recorded const& r : entries_) last = is_compute(r.what.what) && r.end > last ? r.end : last;
+    return static_cast<double>(last - begin_) * 1e-9;
+  }
+
+ private:
+  std::vector<recorded> entries_;
+  long step_ = -1;
+  std::int64_t begin_ = 0;
+  int in_flight_ = 0;
+  int peak_in_flight_ = 0;
+};
+
+}  // namespace chevron

@@ -1,0 +1,190 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/plan/text.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/stage.hpp>
+
+/// \file
+/// The memory that the ranks of one process share: mailboxes, sums, gathers and the first failure.
+
+namespace chevron {
+
+/// How ranks as threads behave.
+struct thread_options {
+  int pipeline_ranks = 1;
+  int replicas = 1;
+  /// A send completes only when its receive is posted, as with Gloo and NCCL; else at once.
+  bool rendezvous = false;
+  /// Each message arrives after a random time up to this, drawn from `seed`: shakes out orders that rely on luck.
+  std::chrono::microseconds longest_delay{0};
+  std::uint64_t seed = 0;
+  std::chrono::milliseconds deadline{300000};
+  /// Threads that one operation of one rank may use. Results of some operations depend on it in the last bits.
+  int intra_op_threads = 1;
+};
+
+namespace detail {
+
+/// The ends of every directed edge meet here, under one lock: a handful of ranks, short critical sections. Whoever waits, waits
+/// on the condition variable of its own rank.
+class threads_hub {
+ public:
+  using clock = std::chrono::steady_clock;
+
+  explicit threads_hub(thread_options const& o)
+      : options(o),
+        ranks(static_cast<std::size_t>(o.pipeline_ranks * o.replicas)),
+        edges(ranks.size() * ranks.size()),
+        sums(static_cast<std::size_t>(o.pipeline_ranks)),
+        random(o.seed) {
+    for (auto& r : ranks) r = std::make_unique<rank_state>();
+    numbers.resize(ranks.size());
+    texts.resize(ranks.size());
+  }
+
+  struct message {
+    tensors values;
+    action what{};
+    std::uint16_t send_slot = 0;
+  };
+  /// First in, first out, without giving memory back.
+  template <class Item>
+  struct queue {
+    std::vector<Item> items;
+    std::size_t head = 0;
+    bool empty() const { return head == items.size(); }
+    void push(Item item) { items.push_back(std::move(item)); }
+    Item pop() {
+      Item item = std::move(items[head++]);
+      if (empty()) {
+        items.clear();
+        head = 0;
+      }
+      return item;
+    }
+  };
+  struct edge {
+    queue<message> sent;             // no receive posted yet
+    queue<std::uint16_t> receiving;  // nothing sent yet
+  };
+  enum class state : std::uint8_t { idle, posted, met };
+  struct send_slot {
+    state where = state::idle;
+    int peer = -1;
+    action what{};
+    clock::time_point done{};
+  };
+  struct receive_slot {
+    state where = state::idle;
+    int peer = -1;
+    action what{};
+    clock::time_point arrives{};
+    tensors values;
+  };
+  struct rank_state {
+    std::condition_variable woken;
+    std::vector<send_slot> sends;
+    std::vector<receive_slot> receives;
+    bool ended = false;
+    std::string waits_for;  // for the others' error messages
+  };
+  struct sum {
+    std::vector<at::Tensor> arrived;
+    int count = 0;
+    long done = 0;  // how many times this bucket has been summed
+  };
+  template <class Value>
+  struct gathering {
+    std::vector<Value> parts;
+    int count = 0;
+    long done = 0;
+    std::shared_ptr<std::vector<Value> const> result;
+    void resize(std::size_t world) { parts.resize(world); }
+  };
+
+  edge& edge_between(int from, int to) { return edges[static_cast<std::size_t>(from) * ranks.size() + static_cast<std::size_t>(to)]; }
+  rank_state& of(int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
+
+  /// Brings the oldest send and the oldest receive of an edge together, while there are both. Under the lock.
+  void meet(int from, int to) {
+    edge& e = edge_between(from, to);
+    while (!e.sent.empty() && !e.receiving.empty()) {
+      message m = e.sent.pop();
+      receive_slot& r = of(to).receives[e.receiving.pop()];
+      if (!belong_together(m.what, r.what)) {
+        throw preflight_error("rank " + std::to_string(from) + " sends " + to_text(m.what).str() + " where rank " + std::to_string(to) +
+                                  " expects " + to_text(r.what).str() + ": the ranks do not run the same program",
+                              {to, from, -1, to_text(r.what).str()});
+      }
+      auto const when = clock::now() + delay();
+      r.values = std::move(m.values);
+      r.arrives = when;
+      r.where = state::met;
+      send_slot& s = of(from).sends[m.send_slot];
+      s.done = when;
+      s.where = state::met;
+      of(to).woken.notify_one();
+      if (options.rendezvous) of(from).woken.notify_one();
+    }
+  }
+
+  /// The first failure wins; everybody who waits hears of it.
+  void fail(int rank, std::string const& what) {
+    std::lock_guard const hold(mutex);
+    if (failed_rank < 0) {
+      failed_rank = rank;
+      failure = what;
+    }
+    for (auto& r : ranks) r->woken.notify_all();
+  }
+
+  void end(int rank) {
+    std::lock_guard const hold(mutex);
+    of(rank).ended = true;
+    for (auto& r : ranks) r->woken.notify_all();
+  }
+
+  void wake_all() {
+    for (auto& r : ranks) r->woken.notify_all();
+  }
+
+  thread_options const options;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<rank_state>> ranks;
+  std::vector<edge> edges;
+  std::vector<std::vector<sum>> sums;  // by pipeline rank, by bucket
+  gathering<std::vector<double>> numbers;
+  gathering<std::string> texts;
+  int failed_rank = -1;
+  std::string failure;
+
+ private:
+  static bool belong_together(action sent, action received) {
+    bool const forward = sent.what == kind::send_forward && received.what == kind::receive_forward && sent.stage + 1 == received.stage;
+    bool const backward = sent.what == kind::send_backward && received.what == kind::receive_backward && sent.stage == received.stage + 1;
+    return (forward || backward) && sent.micro_batch == received.micro_batch;
+  }
+
+  clock::duration delay() {
+    if (options.longest_delay.count() <= 0) return {};
+    return std::chrono::microseconds(std::uniform_int_distribution<long>(0, options.longest_delay.count())(random));
+  }
+
+  std::mt19937_64 random;
+};
+
+}  // namespace detail
+}  // namespace chevron

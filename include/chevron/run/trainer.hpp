@@ -1,0 +1,232 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/executor.hpp>
+#include <chevron/run/gradients.hpp>
+#include <chevron/run/micro_batch.hpp>
+#include <chevron/run/optimizer_step.hpp>
+#include <chevron/run/preflight.hpp>
+#include <chevron/run/stage.hpp>
+#include <chevron/run/transport.hpp>
+
+/// \file
+/// Training: what a user touches.
+
+namespace chevron {
+
+/// Makes a stage, given its number. A trainer asks for the stages of its own rank only, one at a time in a process: seeding the
+/// generator with the stage's number gives every layout the same weights.
+using stage_builder = std::function<stage(int stage_number)>;
+
+/// A program to run: one that owns its memory is kept, a view or a constant must outlive its use.
+class runnable {
+ public:
+  runnable(program owned) : kept_(std::make_shared<program const>(std::move(owned))), view_(kept_->view()) {}  // NOLINT
+  template <class Program>
+    requires(std::convertible_to<Program const&, program_view> && !std::same_as<Program, program>)
+  runnable(Program const& outlives) : view_(outlives) {}  // NOLINT
+
+  program_view view() const { return view_; }
+
+ private:
+  std::shared_ptr<program const> kept_;
+  program_view view_;
+};
+
+struct trainer_options {
+  double clip_grad_norm = 0;                             ///< largest global gradient norm; 0: no clipping
+  not_finite when_not_finite = not_finite::stop;
+  std::function<double(long step)> learning_rate = {};   ///< by step, from 0; empty: as the optimizer has it
+  std::size_t bucket_bytes = std::size_t{25} << 20;      ///< gradients are summed over replicas in pieces of this size
+};
+
+/// One step, the same on every rank except for `peak_in_flight`.
+struct step_report {
+  long step = 0;                  ///< from 0
+  double loss = 0;                ///< mean over all samples of all replicas
+  double grad_norm = 0;           ///< over all parameters of the model, before clipping
+  bool skipped = false;           ///< loss or gradient was not finite, nothing was changed
+  double learning_rate = 0;       ///< 0 on a rank without parameters if no schedule was given
+  double seconds = 0;             ///< as this rank saw it
+  std::int64_t samples = 0;       ///< over all replicas
+  double samples_per_second = 0;
+  double bubble = 0;              ///< measured: share of ranks × longest rank's time in which ranks did not compute
+  int peak_in_flight = 0;         ///< chunks, on this rank
+};
+
+/// One rank's trainer. The same code drives threads and processes: build it on every rank with the same program, loss, optimizer
+/// and options, then call `step` on every rank alike.
+///
+///     chevron::trainer train(program, line, build_stage, loss, chevron::optimizer<torch::optim::AdamW>(3e-4));
+///     auto report = train.step({tokens}, {next_tokens});
+///
+/// All ranks of a pipeline take the same batch (each uses what its stages need), replicas take different ones. Errors are the typed
+/// ones of error.hpp; after one that is no `usage_error` of the call's arguments the trainer is of no further use.
+class trainer {
+ public:
+  /// Collective: compares program, options and parameters over the ranks.
+  /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
+  trainer(runnable steps, transport& line, stage_builder const& build, loss_function loss, optimizer_factory const& make,
+          trainer_options options = {})
+      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)) {
+    program_view const p = program_.view();
+    check_layout(p);
+    if (p.plan.forward_only) throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
+    if (!loss_) throw usage_error("a trainer needs a loss function");
+    build_stages(p, build);
+    compare(line, lines(p, options));
+
+    gradients_.resize(stages_.size());
+    std::vector<stage_gradients*> views(stages_.size(), nullptr);
+    int buckets = 0;
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      if (!stages_[s]) continue;
+      gradients_[s] = std::make_unique<stage_gradients>(stages_[s], buckets, options.bucket_bytes);
+      buckets += gradients_[s]->buckets();
+      views[s] = gradients_[s].get();
+    }
+    update_ = std::make_unique<global_update>(p.plan, line, std::move(views), make,
+                                              update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate});
+    weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
+    executor_ = std::make_unique<executor>(
+        p, line, stages_, loss_,
+        executor_hooks{[this](int s) { gradients_[static_cast<std::size_t>(s)]->start_sum(*line_); }, [this] { finish_step(); }});
+  }
+
+  trainer(trainer const&) = delete;
+  trainer& operator=(trainer const&) = delete;
+
+  /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
+  /// \param all_samples of this step over all replicas; 0: every replica has as many as this one
+  step_report step(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
+    std::int64_t const begin = now_ns();
+    std::int64_t const samples = micro_batches::samples_in(inputs, targets);
+    all_samples_ = all_samples > 0 ? all_samples : samples * line_->where().replicas;
+    batch_.split(inputs, targets, program_.view().plan.size.micro_batches, all_samples_);
+    for (auto const& g : gradients_) {
+      if (g) g->zero();
+    }
+    take_turn(*executor_);
+    executor_->run(batch_, step_);
+
+    step_report report;
+    report.step = step_++;
+    report.loss = result_.loss;
+    report.grad_norm = result_.grad_norm;
+    report.skipped = result_.skipped;
+    report.learning_rate = result_.learning_rate;
+    report.bubble = result_.bubble;
+    report.samples = all_samples_;
+    report.seconds = static_cast<double>(now_ns() - begin) * 1e-9;
+    report.samples_per_second = static_cast<double>(all_samples_) / report.seconds;
+    report.peak_in_flight = executor_->last_record().peak_in_flight();
+    return report;
+  }
+
+  /// The stages by number; those of other ranks are empty.
+  std::vector<stage>& stages() { return stages_; }
+  /// This rank's optimizer; null if its stages have nothing to train.
+  torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
+  transport& line() { return *line_; }
+  program_view program() const { return program_.view(); }
+  loss_function const& loss() const { return loss_; }
+  /// What this rank did in its last step, and when.
+  record const& last_record() const { return executor_->last_record(); }
+
+  /// The number of the next step: also to be set when training goes on from a checkpoint.
+  long next_step() const { return step_; }
+  void next_step(long step) { step_ = step; }
+
+  /// Tells the transport whose slots come next, when that changed.
+  void take_turn(executor& next) {
+    if (turn_ == &next) return;
+    next.open();
+    turn_ = &next;
+  }
+
+ private:
+  void check_layout(program_view const& p) const {
+    if (p.plan.size.ranks != line_->where().pipeline_ranks) {
+      throw usage_error("the program is for " + std::to_string(p.plan.size.ranks) + " pipeline ranks, there are " +
+                        std::to_string(line_->where().pipeline_ranks));
+    }
+  }
+
+  void build_stages(program_view const& p, stage_builder const& build) {
+    static std::mutex one_at_a_time;
+    stages_.resize(static_cast<std::size_t>(p.plan.stages));
+    for (int s = 0; s < p.plan.stages; ++s) {
+      if (p.plan.rank_of_stage(s) != line_->where().pipeline_rank()) continue;
+      std::lock_guard const hold(one_at_a_time);
+      stage& made = stages_[static_cast<std::size_t>(s)];
+      made = build(s);
+      if (!made) throw usage_error("stage " + std::to_string(s) + " was built empty", {line_->where().global_rank, -1, -1, ""});
+      made.training(true);
+    }
+    for (std::size_t a = 0; a < stages_.size(); ++a) {
+      for (std::size_t b = a + 1; b < stages_.size(); ++b) check_apart(a, b);
+    }
+  }
+
+  void check_apart(std::size_t a, std::size_t b) const {
+    for (parameter const& p : stages_[a].parameters()) {
+      for (parameter const& q : stages_[b].parameters()) {
+        if (p.value.is_same(q.value) && p.value.requires_grad()) {
+          throw usage_error("stages " + std::to_string(a) + " (" + p.name + ") and " + std::to_string(b) + " (" + q.name +
+                            ") share a parameter: each trained parameter belongs to one stage");
+        }
+      }
+    }
+  }
+
+  preflight_lines lines(program_view const& p, trainer_options const& options) const {
+    preflight_lines out = common_lines(*line_);
+    out.add(p);
+    out.add("clip gradient norm", std::to_string(options.clip_grad_norm));
+    out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");
+    out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
+    out.add("bucket bytes", std::to_string(options.bucket_bytes));
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      if (stages_[s]) out.add(static_cast<int>(s), stages_[s]);
+    }
+    return out;
+  }
+
+  void finish_step() {
+    for (std::size_t m = 0; m < weighted_losses_.size(); ++m) {
+      at::Tensor const& loss = executor_->losses()[m];
+      weighted_losses_[m] = loss.defined() ? loss.item<double>() * batch_.weight(static_cast<int>(m)) : 0;
+    }
+    record const& r = executor_->last_record();
+    result_ = update_->run(step_, {weighted_losses_, batch_.samples(), all_samples_, r.busy_seconds(), r.span_seconds()});
+  }
+
+  runnable program_;
+  transport* line_;
+  loss_function loss_;
+  std::vector<stage> stages_;
+  std::vector<std::unique_ptr<stage_gradients>> gradients_;  // by stage; null on other ranks
+  std::unique_ptr<global_update> update_;
+  std::unique_ptr<executor> executor_;
+  executor const* turn_ = nullptr;
+  micro_batches batch_;
+  std::vector<double> weighted_losses_;
+  std::int64_t all_samples_ = 0;
+  update_result result_;
+  long step_ = 0;
+};
+
+}  // namespace chevron
