@@ -1,0 +1,501 @@
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/run.hpp>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include <doctest/doctest.h>
+
+namespace {
+
+using chevron::tensors;
+using chevron::transport;
+
+constexpr char const* schedules[] = {"GPipe", "1F1B", "Interleaved1F1B", "ZB-H1", "ZBVZeroBubble"};
+constexpr int width = 6;
+
+chevron::stage build_stage(int number) {
+  at::manual_seed(100 + number);
+  return torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})), torch::nn::Linear(width, width),
+                               torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
+}
+
+at::Tensor mean_square(at::Tensor output, at::Tensor target) { return at::mse_loss(output, target); }
+
+struct batch {
+  at::Tensor input, target;
+};
+
+batch make_batch(std::int64_t samples, int seed) {
+  auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
+  return {at::randn({samples, width}, generator), at::randn({samples, width}, generator)};
+}
+
+chevron::plan plan_of(char const* name, int ranks, int micro_batches) {
+  auto plan = chevron::catalogue::make_plan(name, {.ranks = ranks, .micro_batches = micro_batches});
+  auto const found = chevron::check(plan);
+  REQUIRE_MESSAGE(!found, chevron::describe(found).str());
+  return plan;
+}
+
+/// The order in which a stage's gradients are added up: that of its B's or W's.
+std::vector<int> order_of(chevron::plan const& p, int stage) {
+  std::vector<int> order;
+  for (int i = 0; i < p.view().total(); ++i) {
+    auto const a = p.actions.data[i];
+    bool const adds = a.what == chevron::kind::backward || a.what == chevron::kind::backward_weight;
+    if (adds && static_cast<int>(a.stage) == stage) order.push_back(static_cast<int>(a.micro_batch));
+  }
+  return order;
+}
+
+/// The un-pipelined model: all stages in a row, plain autograd, one microbatch after the other.
+struct reference {
+  std::vector<chevron::stage> stages;
+  std::vector<tensors> gradients;  // by stage, by parameter
+  double loss = 0, grad_norm = 0;
+
+  explicit reference(int count) {
+    for (int s = 0; s < count; ++s) stages.push_back(build_stage(s));
+  }
+
+  tensors forward(at::Tensor const& input) {
+    tensors values{input}, next;
+    for (auto& s : stages) {
+      s.forward(values, next);
+      values = next;
+    }
+    return values;
+  }
+
+  void run(chevron::plan const& p, std::vector<batch> const& replicas) {
+    int const m_count = p.size.micro_batches;
+    double all = 0;
+    for (auto const& b : replicas) all += static_cast<double>(b.input.size(0));
+    loss = 0;
+    std::vector<std::vector<tensors>> sums;  // by replica, stage, parameter
+    for (auto const& b : replicas) {
+      std::vector<std::vector<tensors>> each;  // by microbatch, stage, parameter
+      for (int m = 0; m < m_count; ++m) {
+        auto const part = chevron::samples_of(b.input.size(0), m_count, m);
+        auto const value = mean_square(forward(b.input.narrow(0, part.first, part.count))[0], b.target.narrow(0, part.first, part.count));
+        double const weight = static_cast<double>(part.count) / all;
+        loss += value.item<double>() * weight;
+        for (auto& s : stages) {
+          for (auto& q : s.parameters()) q.value.mutable_grad().reset();
+        }
+        torch::autograd::backward({value}, {at::full({}, weight)});
+        each.emplace_back();
+        for (auto& s : stages) {
+          each.back().emplace_back();
+          for (auto& q : s.parameters()) each.back().back().push_back(q.value.grad().clone());
+        }
+      }
+      sums.emplace_back();
+      for (std::size_t s = 0; s < stages.size(); ++s) {
+        sums.back().emplace_back();
+        for (std::size_t q = 0; q < stages[s].parameters().size(); ++q) {
+          at::Tensor sum = at::zeros_like(each[0][s][q]);
+          for (int const m : order_of(p, static_cast<int>(s))) sum += each[static_cast<std::size_t>(m)][s][q];
+          sums.back()[s].push_back(sum);
+        }
+      }
+    }
+    gradients = sums[0];
+    double squares = 0;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (std::size_t q = 0; q < gradients[s].size(); ++q) {
+        for (std::size_t r = 1; r < sums.size(); ++r) gradients[s][q] += sums[r][s][q];
+        stages[s].parameters()[q].value.mutable_grad() = gradients[s][q];
+        squares += chevron::sum_of_squares(gradients[s][q]);
+      }
+    }
+    grad_norm = std::sqrt(squares);
+  }
+
+  tensors parameters() {
+    tensors all;
+    for (auto& s : stages) {
+      for (auto& q : s.parameters()) all.push_back(q.value);
+    }
+    return all;
+  }
+};
+
+auto const sgd = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+auto const adamw = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
+
+/// doctest's assertions are made on the main thread only.
+struct complaints {
+  std::mutex mutex;
+  std::vector<std::string> all;
+  void require(bool holds, std::string const& what) {
+    std::lock_guard const hold(mutex);
+    if (!holds) all.push_back(what);
+  }
+};
+
+void check_one_step(char const* name, int ranks, int micro_batches, std::int64_t samples, chevron::thread_options options) {
+  auto const plan = plan_of(name, ranks, micro_batches);
+  CAPTURE(name);
+  CAPTURE(ranks);
+  CAPTURE(micro_batches);
+  CAPTURE(samples);
+  auto const data = make_batch(samples, micro_batches);
+  reference whole(plan.stages);
+  whole.run(plan, {data});
+  options.pipeline_ranks = ranks;
+  complaints wrong;
+  auto const program = chevron::lower(plan);
+  chevron::run_threads(options, [&](transport& line) {
+    chevron::trainer train(program, line, build_stage, mean_square, sgd);
+    auto const report = train.step({data.input}, {data.target});
+    int const rank = line.where().pipeline_rank();
+    wrong.require(report.loss == whole.loss, "loss " + std::to_string(report.loss) + " instead of " + std::to_string(whole.loss));
+    wrong.require(report.grad_norm == whole.grad_norm, "norm " + std::to_string(report.grad_norm) + " instead of " + std::to_string(whole.grad_norm));
+    wrong.require(report.peak_in_flight == chevron::peak_in_flight(plan, rank),
+                  "rank " + std::to_string(rank) + " had " + std::to_string(report.peak_in_flight) + " chunks in flight");
+    int checked = 0;
+    for (std::size_t s = 0; s < train.stages().size(); ++s) {
+      auto const& mine = train.stages()[s].parameters();
+      for (std::size_t q = 0; q < mine.size(); ++q, ++checked) {
+        wrong.require(at::equal(mine[q].value.grad(), whole.gradients[s][q]), "gradient of stage " + std::to_string(s) + " " + mine[q].name);
+      }
+    }
+    wrong.require(checked == 4 * plan.stages / ranks, "only " + std::to_string(checked) + " gradients compared");
+  });
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
+}  // namespace
+
+TEST_CASE("gradients after one step equal those of the un-pipelined model, bit for bit") {
+  at::set_num_threads(1);
+  for (char const* name : schedules) {
+    for (int const ranks : {1, 2, 4}) {
+      for (int const m : {1, 2, 3, 5, 8}) {
+        check_one_step(name, ranks, m, 2 * m, {});
+        check_one_step(name, ranks, m, 2 * m + (m > 1 ? 1 : 0), {});
+      }
+    }
+  }
+}
+
+TEST_CASE("the same with rendezvous sends and random delays") {
+  for (char const* name : schedules) {
+    for (int const ranks : {2, 4}) {
+      for (int const m : {1, 3, 8}) {
+        chevron::thread_options shaken;
+        shaken.rendezvous = true;
+        shaken.longest_delay = std::chrono::microseconds(500);
+        shaken.seed = static_cast<std::uint64_t>(10 * ranks + m);
+        shaken.deadline = std::chrono::seconds(20);
+        check_one_step(name, ranks, m, 2 * m + 1, shaken);
+      }
+    }
+  }
+}
+
+TEST_CASE("twenty steps of AdamW with clipping follow the un-pipelined loss curve exactly, two replicas included") {
+  at::set_num_threads(1);
+  for (char const* name : schedules) {
+    for (int const replicas : {1, 2}) {
+      CAPTURE(name);
+      CAPTURE(replicas);
+      auto const plan = plan_of(name, 2, 3);
+      auto const program = chevron::lower(plan);
+      std::vector<batch> data;
+      for (int r = 0; r < replicas; ++r) data.push_back(make_batch(7, 70 + r));
+      auto const rate = [](long step) { return 1e-2 / static_cast<double>(step + 1); };
+
+      reference whole(plan.stages);
+      auto const optimizer = adamw(whole.parameters());
+      std::vector<double> losses, norms;
+      for (long step = 0; step < 20; ++step) {
+        whole.run(plan, data);
+        losses.push_back(whole.loss);
+        norms.push_back(whole.grad_norm);
+        if (whole.grad_norm > 0.05) {
+          for (auto& p : whole.parameters()) p.mutable_grad().mul_(0.05 / (whole.grad_norm + 1e-6));
+        }
+        optimizer->param_groups()[0].options().set_lr(rate(step));
+        optimizer->step();
+      }
+      CHECK(losses.back() < losses.front());
+      CHECK(norms.front() > 0.05);
+
+      complaints wrong;
+      chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& line) {
+        chevron::trainer train(program, line, build_stage, mean_square, adamw,
+                               {.clip_grad_norm = 0.05, .learning_rate = rate, .bucket_bytes = 100});
+        auto const& mine = data[static_cast<std::size_t>(line.where().replica())];
+        for (std::size_t step = 0; step < 20; ++step) {
+          auto const report = train.step({mine.input}, {mine.target});
+          wrong.require(report.loss == losses[step], "loss of step " + std::to_string(step));
+          wrong.require(report.grad_norm == norms[step], "norm of step " + std::to_string(step));
+          wrong.require(report.learning_rate == rate(static_cast<long>(step)), "rate of step " + std::to_string(step));
+        }
+      });
+      for (auto const& w : wrong.all) FAIL_CHECK(w);
+    }
+  }
+}
+
+TEST_CASE("replicas with batches of different sizes") {
+  auto const plan = plan_of("ZB-H1", 2, 2);
+  auto const program = chevron::lower(plan);
+  std::vector<batch> const data{make_batch(5, 1), make_batch(3, 2)};
+  reference whole(plan.stages);
+  whole.run(plan, data);
+  auto const train_with = [&](std::int64_t all_samples) {
+    double loss = 0;
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
+      chevron::trainer train(program, line, build_stage, mean_square, sgd);
+      auto const& mine = data[static_cast<std::size_t>(line.where().replica())];
+      auto const report = train.step({mine.input}, {mine.target}, all_samples);
+      if (line.where().global_rank == 3) loss = report.loss;
+    });
+    return loss;
+  };
+  CHECK(train_with(8) == whole.loss);
+  CHECK_THROWS_WITH_AS(train_with(0), doctest::Contains("the replicas' batches hold 5, 3 samples"), chevron::usage_error);
+}
+
+TEST_CASE("a batch that cannot be cut says why") {
+  chevron::micro_batches parts;
+  tensors const three{at::zeros({3, 2})}, four{at::zeros({4, 2})}, number{at::zeros({})};
+  CHECK_THROWS_WITH_AS(parts.split(three, three, 4, 3), doctest::Contains("a batch of 3 samples cannot be cut into 4 microbatches"),
+                       chevron::usage_error);
+  CHECK_THROWS_WITH_AS(parts.split(three, four, 2, 3), "target 0 has 4 samples (dimension 0) but input 0 has 3", chevron::usage_error);
+  CHECK_THROWS_AS(parts.split(number, {}, 1, 1), chevron::usage_error);
+  CHECK_THROWS_AS(parts.split({}, {}, 1, 1), chevron::usage_error);
+  parts.split(four, {}, 3, 8);
+  CHECK(parts.inputs(0)[0].size(0) == 2);
+  CHECK(parts.inputs(1)[0].size(0) == 1);
+  CHECK(parts.weight(0) == 0.25);
+  CHECK(parts.weight(2) == 0.125);
+}
+
+TEST_CASE("a failing rank is named to all others at once") {
+  auto const plan = plan_of("1F1B", 4, 4);
+  auto const program = chevron::lower(plan);
+  auto const data = make_batch(8, 1);
+  for (int const failing : {0, 2, 3}) {
+    CAPTURE(failing);
+    std::mutex mutex;
+    std::vector<std::string> heard;
+    auto const begin = std::chrono::steady_clock::now();
+    auto const run = [&] {
+      chevron::run_threads({.pipeline_ranks = 4, .deadline = std::chrono::seconds(60)}, [&](transport& line) {
+        auto const build = [&](int s) -> chevron::stage {
+          if (s != failing) return build_stage(s);
+          auto calls = std::make_shared<int>(0);
+          torch::nn::Linear inner(width, width);
+          std::vector<chevron::parameter> parameters;
+          chevron::append_parameters(parameters, "inner.", inner);
+          return chevron::stage([inner, calls](at::Tensor x) mutable {
+            if (++*calls == 7) x = x.view({-1, 5});  // the third microbatch of the second step
+            return inner(x);
+          }, parameters);
+        };
+        chevron::trainer train(program, line, build, mean_square, sgd);
+        try {
+          for (int step = 0; step < 3; ++step) train.step({data.input}, {data.target});
+        } catch (chevron::peer_lost const& e) {
+          std::lock_guard const hold(mutex);
+          heard.push_back(e.where().peer == failing ? e.what() : "wrong peer");
+          throw;
+        }
+      });
+    };
+    std::string const where = "rank " + std::to_string(failing) + ", step 1, " + std::to_string(failing) + "F2: stage " + std::to_string(failing) + " threw: ";
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains(where.c_str()), chevron::usage_error);
+    CHECK(heard.size() == 3);
+    for (auto const& h : heard) CHECK_MESSAGE(h.find("rank " + std::to_string(failing) + " failed: " + where) != std::string::npos, h);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+  }
+}
+
+TEST_CASE("ranks that do not agree are told apart before the first step") {
+  auto const one = chevron::lower(plan_of("1F1B", 2, 4)), other = chevron::lower(plan_of("GPipe", 2, 4)), longer = chevron::lower(plan_of("1F1B", 2, 5));
+  auto const start = [&](int replicas, auto make) {
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& line) { make(line); });
+  };
+  CHECK_THROWS_WITH_AS(start(1, [&](transport& line) {
+                         chevron::trainer(line.where().global_rank == 0 ? one : other, line, build_stage, mean_square, sgd);
+                       }),
+                       doctest::Contains("rank 1 has `schedule: GPipe` where rank 0 has `schedule: 1F1B`"), chevron::preflight_error);
+  CHECK_THROWS_WITH_AS(start(1, [&](transport& line) {
+                         chevron::trainer(line.where().global_rank == 0 ? one : longer, line, build_stage, mean_square, sgd);
+                       }),
+                       doctest::Contains("rank 1 has `microbatches: 5` where rank 0 has `microbatches: 4`"), chevron::preflight_error);
+  CHECK_THROWS_WITH_AS(start(2, [&](transport& line) {
+                         auto const build = [&](int s) -> chevron::stage {
+                           return torch::nn::Sequential(torch::nn::Linear(width, s == 1 && line.where().replica() == 1 ? 7 : width));
+                         };
+                         chevron::trainer(one, line, build, mean_square, sgd);
+                       }),
+                       doctest::Contains("rank 3 has `stage 1 0.weight: Float [7, 6]` where rank 1 has `stage 1 0.weight: Float [6, 6]`"),
+                       chevron::preflight_error);
+  CHECK_THROWS_WITH_AS(start(1, [&](transport& line) {
+                         chevron::trainer(one, line, build_stage, mean_square, sgd, {.clip_grad_norm = line.where().global_rank * 1.0});
+                       }),
+                       doctest::Contains("clip gradient norm"), chevron::preflight_error);
+}
+
+TEST_CASE("a loss that is not finite stops every rank, or is skipped") {
+  auto const program = chevron::lower(plan_of("ZBVZeroBubble", 2, 3));
+  auto const good = make_batch(6, 1);
+  auto bad = make_batch(6, 2);
+  bad.target[5][0] = std::numeric_limits<float>::quiet_NaN();
+  auto const run = [&](chevron::not_finite what) {
+    double before = 0, after = 0;
+    bool skipped = false;
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+      chevron::trainer train(program, line, build_stage, mean_square, adamw, {.when_not_finite = what});
+      auto const first = train.step({good.input}, {good.target});
+      auto const weight = [&] {
+        double sum = 0;
+        for (auto& s : train.stages()) {
+          for (auto& p : s.parameters()) sum += p.value.abs().sum().item<double>();
+        }
+        return sum;
+      };
+      double const w = weight();
+      auto const second = train.step({bad.input}, {bad.target});
+      if (line.where().global_rank == 1) {
+        before = w;
+        after = weight();
+        skipped = second.skipped && !first.skipped;
+      }
+      auto const third = train.step({good.input}, {good.target});
+      if (!std::isfinite(third.loss)) throw std::runtime_error("the skipped step left its mark");
+    });
+    CHECK(before == after);
+    CHECK(skipped);
+  };
+  run(chevron::not_finite::skip);
+  CHECK_THROWS_WITH_AS(run(chevron::not_finite::stop), doctest::Contains("step 1, OPTIMIZER_STEP: the loss of microbatch 2 is not finite"),
+                       chevron::numerical_error);
+}
+
+TEST_CASE("several tensors, integers and unused outputs cross between stages") {
+  auto const program = chevron::lower(plan_of("ZB-H1", 3, 4));
+  std::vector<torch::nn::Linear> layers;
+  at::manual_seed(3);
+  for (int i = 0; i < 3; ++i) layers.emplace_back(width, width);
+  auto const data = make_batch(8, 5);
+  auto const ids = at::arange(8).view({8, 1});
+  auto const first = [](torch::nn::Linear& layer, at::Tensor x, at::Tensor id) { return std::make_tuple(layer(x), id, x.sin(), x.cos().requires_grad_(true)); };
+  auto const second = [](torch::nn::Linear& layer, at::Tensor h, at::Tensor id, at::Tensor s, at::Tensor) {
+    return std::make_tuple(layer(h) + s, h, id);
+  };
+  auto const third = [](torch::nn::Linear& layer, at::Tensor h, at::Tensor skip, at::Tensor id) { return layer(h) * id + skip; };
+
+  std::vector<tensors> expected;
+  {
+    for (int m = 0; m < 4; ++m) {
+      auto const x = data.input.narrow(0, 2 * m, 2), t = data.target.narrow(0, 2 * m, 2);
+      auto const a = first(layers[0], x, ids.narrow(0, 2 * m, 2));
+      auto const b = second(layers[1], std::get<0>(a), std::get<1>(a), std::get<2>(a), std::get<3>(a));
+      auto const loss = mean_square(third(layers[2], std::get<0>(b), std::get<1>(b), std::get<2>(b)), t);
+      torch::autograd::backward({loss}, {at::full({}, 0.25)});
+    }
+    for (auto& l : layers) {
+      expected.push_back({l->weight.grad().clone(), l->bias.grad().clone()});
+      l->zero_grad();
+    }
+  }
+  complaints wrong;
+  chevron::run_threads({.pipeline_ranks = 3, .rendezvous = true}, [&](transport& line) {
+    auto const build = [&](int s) -> chevron::stage {
+      std::vector<chevron::parameter> parameters;
+      auto layer = layers[static_cast<std::size_t>(s)];
+      chevron::append_parameters(parameters, "", layer);
+      if (s == 0) return {[=](at::Tensor x, at::Tensor id) mutable { return first(layer, x, id); }, parameters};
+      if (s == 1) return {[=](at::Tensor h, at::Tensor id, at::Tensor a, at::Tensor b) mutable { return second(layer, h, id, a, b); }, parameters};
+      return {[=](at::Tensor h, at::Tensor skip, at::Tensor id) mutable { return third(layer, h, skip, id); }, parameters};
+    };
+    chevron::trainer train(program, line, build, mean_square, sgd);
+    train.step({data.input, ids}, {data.target});
+    auto const r = static_cast<std::size_t>(line.where().pipeline_rank());
+    wrong.require(at::equal(layers[r]->weight.grad(), expected[r][0]), "weight of " + std::to_string(r));
+    wrong.require(at::equal(layers[r]->bias.grad(), expected[r][1]), "bias of " + std::to_string(r));
+  });
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
+TEST_CASE("evaluation between steps: loss on all ranks, outputs on the last stage's, gradients untouched") {
+  for (char const* name : {"1F1B", "ZBVZeroBubble"}) {
+    auto const plan = plan_of(name, 2, 3);
+    auto const training = chevron::lower(plan);
+    auto const evaluation = chevron::lower(chevron::forward_part(plan_of(name, 2, 2)));
+    CHECK_FALSE(chevron::check(evaluation.source));
+    auto const data = make_batch(7, 5), unseen = make_batch(5, 6);
+    reference whole(plan.stages);
+    auto const expected = whole.forward(unseen.input)[0];
+    double const expected_loss = mean_square(expected, unseen.target).item<double>();
+    complaints wrong;
+    std::atomic<int> with_outputs = 0;
+    std::vector<double> curves[2];
+    for (int const evaluating : {0, 1}) {
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+        chevron::trainer train(training, line, build_stage, mean_square, adamw);
+        chevron::evaluator evaluate(evaluation, train);
+        for (int step = 0; step < 3; ++step) {
+          if (evaluating == 1) {
+            double const loss = evaluate.loss({unseen.input}, {unseen.target});
+            if (step == 0) wrong.require(std::abs(loss - expected_loss) < 1e-6, "evaluation loss " + std::to_string(loss));
+            auto const outputs = evaluate.outputs({unseen.input});
+            bool const last = plan.rank_of.data[plan.stages - 1] == line.where().pipeline_rank();
+            wrong.require(outputs.size() == (last ? 1u : 0u), "outputs on the last stage's rank only");
+            if (last && step == 0) {
+              wrong.require(at::allclose(outputs[0], expected), "outputs");
+              wrong.require(!outputs[0].requires_grad(), "no graph");
+              ++with_outputs;
+            }
+          }
+          auto const report = train.step({data.input}, {data.target});
+          if (line.where().global_rank == 0) curves[evaluating].push_back(report.loss);
+        }
+      });
+    }
+    CHECK(with_outputs == 1);
+    CHECK(curves[0] == curves[1]);
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+  }
+}
+
+TEST_CASE("what a trainer refuses") {
+  auto const program = chevron::lower(plan_of("Interleaved1F1B", 2, 2));
+  auto const alone = [](auto body) { chevron::run_threads({.pipeline_ranks = 2}, body); };
+  torch::nn::Linear shared(width, width);
+  CHECK_THROWS_WITH_AS(alone([&](transport& line) { chevron::trainer(program, line, [&](int) { return shared; }, mean_square, sgd); }),
+                       doctest::Contains("share a parameter"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(alone([&](transport& line) { chevron::trainer(program, line, [](int) { return chevron::stage(); }, mean_square, sgd); }),
+                       doctest::Contains("was built empty"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(alone([&](transport& line) {
+                         chevron::trainer(chevron::lower(plan_of("1F1B", 4, 2)), line, build_stage, mean_square, sgd);
+                       }),
+                       doctest::Contains("the program is for 4 pipeline ranks, there are 2"), chevron::usage_error);
+  auto const data = make_batch(4, 1);
+  CHECK_THROWS_WITH_AS(alone([&](transport& line) {
+                         chevron::trainer train(program, line, build_stage, [](at::Tensor a, at::Tensor b) { return a - b; }, sgd);
+                         train.step({data.input}, {data.target});
+                       }),
+                       doctest::Contains("the loss function must give one number"), chevron::usage_error);
+}
