@@ -18,7 +18,7 @@ struct place {
   int rank = -1;        ///< who reports
   int peer = -1;        ///< the other rank
   long step = -1;       ///< training step, from 0
-  std::string action;   ///< as text: `3RECV_F1`, `sum of gradients`, …
+  std::string action{}; ///< as text: `3RECV_F1`, `sum of gradients`, …
 };
 
 /// Base of all errors of a run: catch this one, print `what()`, end with `code()`.

@@ -1,0 +1,536 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#if !__has_include(<gloo/context.h>)
+#error "Gloo's headers are missing (LibTorch's wheel leaves them out). Remedy: add <include>/chevron/run/gloo_shim to the include path"
+#endif
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO
+#endif
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <chevron/run/error.hpp>
+#include <chevron/run/launch.hpp>
+#include <chevron/run/transport.hpp>
+#include <chevron/run/watch.hpp>
+
+/// \file
+/// The transport between processes: c10d's Gloo.
+///
+/// Gloo checks nothing: a receive buffer that is too small aborts the process, one that is too large is filled in part, and dtypes
+/// are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with its shapes and
+/// dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag of its
+/// own, so one can never be taken for another.
+
+namespace chevron {
+
+struct gloo_options {
+  std::string address = "127.0.0.1";                  ///< of this machine; where the others connect to
+  std::chrono::milliseconds join{60000};              ///< how long ranks wait for each other at the start
+};
+
+class gloo_transport final : public transport {
+ public:
+  /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
+  gloo_transport(layout const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch,
+                 gloo_options const& options = {})
+      : transport(where), store_(std::move(store)), watch_(std::move(watch)) {
+    if (where.world() > 1) join(options);
+  }
+  gloo_transport(layout const& where, launched const& job)
+      : gloo_transport(where, job.store, job.watch, {.address = job.interface_address, .join = job.join}) {}
+
+  ~gloo_transport() override {
+    if (!broken_ && std::uncaught_exceptions() == 0) {
+      try {
+        close();
+      } catch (std::exception const&) {
+        broken_ = true;
+      }
+    }
+    if (closed_ || where().world() == 1) return;
+    watch_->look_away();
+    // A broken group's destructor waits for operations that will never end: let it be, the process is about to end anyway.
+    (void)world_.release();
+    (void)replicas_.release();
+  }
+
+  /// The normal end: waits until every rank has come this far and all sends are done, then closes the connections. Implied by
+  /// the destructor, which however cannot report.
+  void close() {
+    if (closed_ || where().world() == 1) return;
+    finish_first_sends();
+    watch_->look_away();
+    collective(posting({.words = end_of_job, .step = step()}, [&] { return world_->barrier(); }), end_of_job);
+    // Nobody closes a connection before all have left the barrier.
+    store_->add(instance_ + "left", 1);
+    auto const until = failure_watch::clock::now() + std::chrono::seconds(5);
+    while (store_->add(instance_ + "left", 0) < where().world() && !watch_->failed() && failure_watch::clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    sends_.clear();
+    receives_.clear();
+    sums_.clear();
+    replicas_.reset();
+    world_.reset();
+    closed_ = true;
+  }
+
+  /// Also forgets the shapes of earlier programs: all ranks open together.
+  void open(slot_counts const& slots) override {
+    finish_first_sends();
+    agreed_.clear();
+    sends_.clear();
+    receives_.clear();
+    sends_.resize(static_cast<std::size_t>(slots.send));
+    receives_.resize(static_cast<std::size_t>(slots.receive));
+  }
+
+  void begin_step(long step) override {
+    transport::begin_step(step);
+    finish_first_sends();
+    watch_->throw_if_failed({.words = "the start of the step", .step = step});
+  }
+
+  void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
+    awaited const mine = message(peer, what);
+    watch_->throw_if_failed(mine);
+    auto& slot = sends_.at(send_slot);
+    slot.about = mine;
+    slot.works.clear();
+    slot.values.clear();
+    for (auto const& value : values) slot.values.push_back(value.detach().contiguous());
+    auto const tag = tag_of(what);
+    auto const known = agreed_.find(tag);
+    bool const first = known == agreed_.end();
+    auto const shapes = header_of(slot.values, mine);
+    if (first) {
+      // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
+      // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
+      for (auto& value : slot.values) value = value.clone();
+      agreed_.emplace(tag, shapes);
+      auto first_part = at::zeros({header_words}, at::kLong);
+      std::copy_n(shapes.begin(), std::min<std::size_t>(shapes.size(), header_words), first_part.data_ptr<std::int64_t>());
+      send(slot, first_part, tag, 0);
+      slot.headers = {first_part};
+      if (shapes.size() > header_words) {
+        auto rest = at::empty({static_cast<std::int64_t>(shapes.size() - header_words)}, at::kLong);
+        std::copy(shapes.begin() + header_words, shapes.end(), rest.data_ptr<std::int64_t>());
+        send(slot, rest, tag, 0);
+        slot.headers.push_back(rest);
+      }
+    } else if (shapes != known->second) {
+      refuse(mine, known->second, shapes);
+    }
+    for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
+    if (first) {
+      first_sends_.push_back(std::move(slot));
+      slot = {};
+    }
+  }
+
+  void post_receive(int peer, action what, std::uint16_t receive_slot) override {
+    awaited const mine = message(peer, what);
+    watch_->throw_if_failed(mine);
+    auto& slot = receives_.at(receive_slot);
+    slot.about = mine;
+    slot.tag = tag_of(what);
+    slot.works.clear();
+    auto const known = agreed_.find(slot.tag);
+    slot.header_comes = known == agreed_.end();
+    if (slot.header_comes) {
+      slot.header = at::empty({header_words}, at::kLong);
+      slot.header_work = post_one(slot.about, slot.header, slot.tag, 0);
+    } else {
+      post_values(slot, known->second);
+    }
+  }
+
+  std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
+    auto& slot = receives_.at(receive_slot);
+    if (slot.header_comes) {
+      wait(*slot.header_work, slot.about);
+      auto const* words = slot.header.data_ptr<std::int64_t>();
+      std::vector<std::int64_t> shapes(words, words + std::min<std::int64_t>(words[0], header_words));
+      if (words[0] > header_words) {
+        auto rest = at::empty({words[0] - header_words}, at::kLong);
+        wait(*post_one(slot.about, rest, slot.tag, 0), slot.about);
+        shapes.insert(shapes.end(), rest.data_ptr<std::int64_t>(), rest.data_ptr<std::int64_t>() + rest.numel());
+      }
+      slot.header_comes = false;
+      slot.header_work.reset();
+      post_values(slot, shapes);
+      agreed_.emplace(slot.tag, std::move(shapes));
+    }
+    for (auto& work : slot.works) wait(*work, slot.about);
+    slot.works.clear();
+    return slot.values;
+  }
+
+  void wait_send(std::uint16_t send_slot) override {
+    auto& slot = sends_.at(send_slot);
+    for (auto& work : slot.works) wait(*work, slot.about);
+    slot.works.clear();
+    slot.values.clear();
+  }
+
+  void start_sum(int bucket, at::Tensor values) override {
+    if (where().replicas == 1) return;
+    auto& sum = sums_[bucket];
+    if (!values.is_contiguous()) {
+      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) + " needs a contiguous tensor. Remedy: .contiguous()");
+    }
+    std::vector<at::Tensor> list{values};
+    sum = posting({.words = "sum of gradients", .step = step()}, [&] { return replicas_->allreduce(list); });
+  }
+
+  void wait_sum(int bucket) override {
+    if (where().replicas == 1) return;
+    if (auto work = std::exchange(sums_[bucket], {})) collective(std::move(work), "sum of gradients");
+  }
+
+  void gather(std::span<double const> mine, std::span<double> all) override {
+    if (all.size() != mine.size() * static_cast<std::size_t>(where().world())) {
+      throw usage_error("gather of " + std::to_string(mine.size()) + " numbers needs room for " + std::to_string(where().world()) +
+                        " times as many, not for " + std::to_string(all.size()));
+    }
+    if (where().world() == 1) {
+      std::copy(mine.begin(), mine.end(), all.begin());
+      return;
+    }
+    gather_bytes(mine.data(), mine.size_bytes(), all.data(), "gather");
+  }
+
+  std::vector<std::string> gather_text(std::string const& mine) override {
+    auto const world = static_cast<std::size_t>(where().world());
+    if (world == 1) return {mine};
+    double const length = static_cast<double>(mine.size());
+    std::vector<double> lengths(world);
+    gather({&length, 1}, lengths);
+    auto const longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+    std::string padded = mine;
+    padded.resize(longest);
+    std::string all(longest * world, '\0');
+    if (longest > 0) gather_bytes(padded.data(), longest, all.data(), "gather of texts");
+    std::vector<std::string> out;
+    for (std::size_t r = 0; r < world; ++r) out.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
+    return out;
+  }
+
+ private:
+  using work_ptr = c10::intrusive_ptr<c10d::Work>;
+  using clock = failure_watch::clock;
+
+  static constexpr std::int64_t header_words = 64;
+  static constexpr char const* end_of_job = "the end of the job";
+  static constexpr int never_sent = 0x7fffffff;  // no message has this tag: microbatches stay below 65535
+  // All waits are ended by the watch; Gloo's own timeout, which breaks all its connections, is for the case that the watch
+  // hangs (its store does not answer).
+  static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
+
+  struct outgoing {
+    awaited about;
+    std::vector<work_ptr> works;
+    std::vector<at::Tensor> values;
+    std::vector<at::Tensor> headers;
+  };
+  struct incoming {
+    awaited about;
+    std::uint32_t tag = 0;
+    bool header_comes = false;
+    at::Tensor header;
+    work_ptr header_work;
+    std::vector<work_ptr> works;
+    std::vector<at::Tensor> values;
+  };
+
+  awaited message(int peer, action what) const { return {.peer = where().global_of(peer), .what = what, .step = step()}; }
+
+  /// One number a message of this pair of ranks, equal on both sides: direction, producing stage, microbatch; the three low bits
+  /// are for the tensors.
+  static std::uint32_t tag_of(action what) {
+    auto stage = static_cast<std::uint32_t>(what.stage);
+    std::uint32_t direction = 0;
+    switch (what.what) {
+      case kind::send_forward: break;
+      case kind::receive_forward: stage -= 1; break;
+      case kind::send_backward: direction = 1; break;
+      case kind::receive_backward: direction = 1, stage += 1; break;
+      default: throw usage_error(to_text(what).str() + " is neither a send nor a receive");
+    }
+    return (direction << 30) | ((stage & 0x7ffu) << 19) | (static_cast<std::uint32_t>(what.micro_batch) << 3);
+  }
+
+  // 0 is the header, 1 to 6 the first tensors; Gloo keeps the order of what shares a tag, here the seventh and all after it.
+  static int tag_of_tensor(std::uint32_t tag, std::size_t index) {
+    return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 7)));
+  }
+
+  /// [words in all, tensors, then for each: dtype, dimensions, sizes…]
+  static std::vector<std::int64_t> header_of(std::vector<at::Tensor> const& values, awaited const& mine) {
+    std::vector<std::int64_t> out{0, static_cast<std::int64_t>(values.size())};
+    for (auto const& value : values) {
+      if (!value.device().is_cpu() || value.layout() != at::kStrided) {
+        throw usage_error(mine.action_text() + ": Gloo sends dense tensors in main memory only, this one is on " + value.device().str() +
+                          ". Remedy: .cpu(), or the nccl transport");
+      }
+      out.push_back(static_cast<std::int64_t>(value.scalar_type()));
+      out.push_back(value.dim());
+      out.insert(out.end(), value.sizes().begin(), value.sizes().end());
+    }
+    out[0] = static_cast<std::int64_t>(out.size());
+    return out;
+  }
+
+  static std::string text_of(std::vector<std::int64_t> const& shapes) {
+    std::string out;
+    std::size_t at = 2;
+    for (std::int64_t i = 0; i < shapes[1]; ++i) {
+      out += (i == 0 ? "" : ", ") + std::string(c10::toString(static_cast<at::ScalarType>(shapes[at]))) + "[";
+      auto const dimensions = shapes[at + 1];
+      at += 2;
+      for (std::int64_t d = 0; d < dimensions; ++d) out += (d == 0 ? "" : ",") + std::to_string(shapes[at++]);
+      out += "]";
+    }
+    return out.empty() ? "nothing" : out;
+  }
+
+  [[noreturn]] void refuse(awaited const& mine, std::vector<std::int64_t> const& agreed, std::vector<std::int64_t> const& actual) {
+    std::string const sentence = text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " +
+                                 text_of(agreed) + ". Remedy: keep the shapes of each microbatch, or open the executor anew";
+    broken_ = true;
+    auto const first = watch_->report({.code = static_cast<int>(exit_code::preflight),
+                                       .rank = where().global_rank,
+                                       .step = step(),
+                                       .action = mine.action_text(),
+                                       .reason = "rank " + std::to_string(where().global_rank) + " would send in " + mine.action_text() +
+                                                 ": " + sentence});
+    if (first.rank != where().global_rank) throw_failure(first, mine, where().global_rank);
+    throw preflight_error("would send " + sentence,
+                          {.rank = where().global_rank, .peer = mine.peer, .step = step(), .action = mine.action_text()});
+  }
+
+  /// Runs something that starts a transfer: Gloo throws at once if the connection is already broken.
+  template <class Start>
+  work_ptr posting(awaited const& mine, Start const& start) {
+    try {
+      return start();
+    } catch (std::exception const& e) {
+      fail(mine, failure_watch::interruption::none, detail::message_of(e));
+    }
+  }
+
+  void send(outgoing& slot, at::Tensor& value, std::uint32_t tag, std::size_t index) {
+    if (value.numel() == 0) return;
+    std::vector<at::Tensor> list{value};
+    slot.works.push_back(posting(slot.about, [&] { return world_->send(list, slot.about.peer, tag_of_tensor(tag, index)); }));
+  }
+
+  work_ptr post_one(awaited const& about, at::Tensor& value, std::uint32_t tag, std::size_t index) {
+    std::vector<at::Tensor> list{value};
+    return posting(about, [&] { return world_->recv(list, about.peer, tag_of_tensor(tag, index)); });
+  }
+
+  void post_values(incoming& slot, std::vector<std::int64_t> const& shapes) {
+    slot.values.resize(static_cast<std::size_t>(shapes[1]));
+    std::size_t at = 2;
+    for (std::size_t i = 0; i < slot.values.size(); ++i) {
+      auto const type = static_cast<at::ScalarType>(shapes[at]);
+      at::IntArrayRef const sizes(shapes.data() + at + 2, static_cast<std::size_t>(shapes[at + 1]));
+      at += 2 + sizes.size();
+      auto& value = slot.values[i];
+      // Memory that the caller still holds (a graph does) is not written again.
+      bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
+                            value.scalar_type() == type && value.sizes() == sizes;
+      if (!reusable) value = at::empty(sizes, at::TensorOptions().dtype(type));
+      if (value.numel() > 0) slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
+    }
+  }
+
+  /// Waits for a send or a receive.
+  void wait(c10d::Work& work, awaited const& mine) {
+    auto const longest = deadline();
+    watch_->begin_wait(mine, longest, &work);
+    bool done = false;
+    std::string what;
+    try {
+      done = work.wait(longest + behind_the_watch);
+    } catch (std::exception const& e) {
+      what = detail::message_of(e);
+    }
+    auto const ended = watch_->end_wait();
+    if (!done) fail(mine, ended, what);
+  }
+
+  /// Waits for a collective, whose work cannot be aborted: its thread stays behind if it must.
+  void collective(work_ptr work, char const* words) {
+    awaited const mine{.words = words, .step = step()};
+    auto const done = std::make_shared<std::atomic<bool>>(false);
+    work->getFuture()->addCallback([done, watch = watch_](c10::ivalue::Future&) { watch->wake(*done); });
+    watch_->begin_wait(mine, deadline());
+    bool const came = watch_->wait_for(*done);
+    auto const ended = watch_->end_wait();
+    if (!came) fail(mine, ended, "");
+    try {
+      work->wait();
+    } catch (std::exception const& e) {
+      fail(mine, failure_watch::interruption::none, detail::message_of(e));
+    }
+  }
+
+  [[noreturn]] void fail(awaited const& mine, failure_watch::interruption ended, std::string const& what) {
+    broken_ = true;
+    failure found{.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = ""};
+    bool const late = ended == failure_watch::interruption::deadline || what.find("imed out") != std::string::npos ||
+                      what.find("timeout") != std::string::npos;
+    if (late) {
+      found.code = static_cast<int>(exit_code::timeout);
+      found.reason = mine.peer >= 0 ? failure_watch::no_answer(mine.peer, deadline())
+                                    : "the " + found.action + " did not end within " + std::to_string(deadline().count()) + " ms";
+    } else {
+      found.reason = (mine.peer >= 0 ? "rank " + std::to_string(mine.peer) + " was lost" : "a rank was lost during the " + found.action) +
+                     (what.empty() ? "" : " (" + what + ")");
+    }
+    throw_failure(watch_->report(found), mine, where().global_rank);
+  }
+
+  void finish_first_sends() {
+    for (auto& slot : first_sends_) {
+      for (auto& work : slot.works) wait(*work, slot.about);
+    }
+    first_sends_.clear();
+  }
+
+  void gather_bytes(void const* mine, std::size_t bytes, void* all, char const* words) {
+    auto const size = static_cast<std::int64_t>(bytes);
+    auto const world = where().world();
+    if (!gathered_.defined() || gathered_.size(1) != size) {
+      to_gather_ = at::empty({size}, at::kByte);
+      gathered_ = at::empty({world, size}, at::kByte);
+    }
+    if (bytes == 0) return;
+    std::memcpy(to_gather_.data_ptr(), mine, bytes);
+    // A view, since the shapes must match; the memory is the same.
+    auto flat = gathered_.view({-1});
+    collective(posting({.words = words, .step = step()}, [&] { return world_->_allgather_base(flat, to_gather_); }), words);
+    std::memcpy(all, gathered_.data_ptr(), gathered_.nbytes());
+  }
+
+  /// Meets all ranks in the store, then connects to them. Nothing is connected lazily: Gloo's lazy connections know no timeout.
+  void join(gloo_options const& options) {
+    awaited const mine{.words = "the other ranks to join"};
+    auto const rank = where().global_rank;
+    std::string const shape = std::to_string(where().pipeline_ranks) + " pipeline ranks × " + std::to_string(where().replicas) + " replicas";
+    auto const patience = std::min(options.join, deadline());
+    try {
+      auto const instance = store_->add("transports/" + std::to_string(rank), 1);
+      instance_ = "transport" + std::to_string(instance) + "/";
+      store_->set(instance_ + "here/" + std::to_string(rank), shape);
+      auto const until = clock::now() + patience;
+      for (int peer = 0; peer < where().world(); ++peer) {
+        std::string const key = instance_ + "here/" + std::to_string(peer);
+        while (!store_->check({key})) {
+          watch_->throw_if_failed(mine);
+          if (clock::now() > until) fail_to_join(peer, patience);
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+        auto const theirs = store_->get_to_str(key);
+        if (theirs != shape) {
+          broken_ = true;
+          throw preflight_error("this rank has " + shape + ", rank " + std::to_string(peer) + " has " + theirs +
+                                    ". Remedy: give every rank the same flags",
+                                {.rank = rank, .peer = peer, .action = "join"});
+        }
+      }
+      auto const device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address);
+      world_ = group(device, "world/", rank, where().world(), patience, 1);
+      if (where().replicas > 1) {
+        replicas_ = group(device, "replicas" + std::to_string(where().pipeline_rank()) + "/", where().replica(), where().replicas, patience, 2);
+      }
+    } catch (error const&) {
+      broken_ = true;
+      throw;
+    } catch (std::exception const& e) {
+      fail(mine, failure_watch::interruption::none, detail::message_of(e));
+    }
+    check_connections();
+    for (int peer = 0; peer < where().world(); ++peer) {
+      if (peer == rank) continue;
+      std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
+      watch_->look_at(peer, posting(mine, [&] { return world_->recv(list, peer, never_sent); }));
+    }
+  }
+
+  [[noreturn]] void fail_to_join(int peer, std::chrono::milliseconds patience) {
+    std::string missing;
+    for (int r = peer; r < where().world(); ++r) {
+      if (!store_->check({instance_ + "here/" + std::to_string(r)})) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    }
+    failure const late{.code = static_cast<int>(exit_code::timeout),
+                       .rank = peer,
+                       .action = "join",
+                       .reason = "rank " + missing + " did not join within " + std::to_string(patience.count()) + " ms"};
+    throw_failure(watch_->report(late), {.words = "the other ranks to join"}, where().global_rank);
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group(std::shared_ptr<::gloo::transport::Device> const& device, std::string const& name, int rank,
+                                                   int size, std::chrono::milliseconds patience, int threads) {
+    auto options = c10d::ProcessGroupGloo::Options::create(patience);
+    options->devices.push_back(device);
+    options->threads = threads;
+    auto made = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(instance_ + name, store_), rank, size, options);
+    // From here on the watch keeps the time; Gloo's default would break all connections in the middle of a long step.
+    static_cast<c10d::Backend&>(*made).setTimeout(std::chrono::hours(24));
+    return made;
+  }
+
+  /// LibTorch's Gloo is built against headers we do not have: one exchange with known numbers shows that both sides of this
+  /// program and that library understand each other.
+  void check_connections() {
+    std::vector<double> all(static_cast<std::size_t>(where().world()));
+    double const mine = 1.5 * where().global_rank;
+    gather({&mine, 1}, all);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r] != 1.5 * static_cast<double>(r)) {
+        throw preflight_error("Gloo gives wrong numbers. Remedy: build against the LibTorch that is loaded", {.rank = where().global_rank});
+      }
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<failure_watch> watch_;
+  std::string instance_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> world_;     // messages and gathers
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> replicas_;  // this stage's copies; null if there is one only
+
+  std::unordered_map<std::uint32_t, std::vector<std::int64_t>> agreed_;  // by tag: the header of every message seen
+  std::vector<outgoing> sends_;
+  std::vector<incoming> receives_;
+  std::vector<outgoing> first_sends_;
+  std::unordered_map<int, work_ptr> sums_;
+  at::Tensor to_gather_, gathered_;
+  bool broken_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace chevron

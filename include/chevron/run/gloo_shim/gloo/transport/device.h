@@ -1,0 +1,14 @@
+#pragma once
+
+/// \file
+/// Stands in for a Gloo header that LibTorch's wheel leaves out; see ../context.h.
+
+#if __has_include_next(<gloo/transport/device.h>)
+#include_next <gloo/transport/device.h>
+#else
+
+namespace gloo::transport {
+class Device;
+}  // namespace gloo::transport
+
+#endif

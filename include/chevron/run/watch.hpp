@@ -1,0 +1,441 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/run/error.hpp>
+
+/// \file
+/// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
+///
+/// One thread a rank, with a connection of its own to the job's store. Ten times a second it looks whether a failure was
+/// published; if so, it ends the wait that its rank is in. A rank that finds a failure itself (a broken connection, a deadline)
+/// hands it to the watch, which settles with the others whose report counts: the first.
+
+namespace chevron {
+
+/// What went wrong first, as all ranks tell it.
+struct failure {
+  int code = static_cast<int>(exit_code::peer_lost);  ///< what programs end with
+  int rank = -1;                                      ///< global rank at fault; -1 if none in particular
+  long step = -1;                                     ///< step of the rank that reported it
+  std::string action{};                               ///< what that rank was doing
+  std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
+};
+
+/// What a rank is waiting for, in the words of its error message; made into text only when needed.
+struct awaited {
+  int peer = -1;                ///< global rank; -1 for a collective
+  action what{};                ///< meaningful if `words` is null
+  char const* words = nullptr;  ///< else this, a literal: `sum of gradients`
+  long step = -1;
+
+  bool is_send() const { return words == nullptr && (what.what == kind::send_forward || what.what == kind::send_backward); }
+  std::string action_text() const { return words != nullptr ? words : to_text(what).str(); }
+};
+
+namespace detail {
+
+inline constexpr char field_separator = '\x1f';
+
+inline std::vector<std::string> fields_of(std::string const& line) {
+  std::vector<std::string> out;
+  std::size_t from = 0;
+  for (std::size_t to; (to = line.find(field_separator, from)) != std::string::npos; from = to + 1) {
+    out.push_back(line.substr(from, to - from));
+  }
+  out.push_back(line.substr(from));
+  return out;
+}
+
+inline long number_of(std::string const& digits) { return std::strtol(digits.c_str(), nullptr, 10); }
+
+inline std::string to_line(failure const& f) {
+  std::string const s(1, field_separator);
+  return std::to_string(f.code) + s + std::to_string(f.rank) + s + std::to_string(f.step) + s + f.action + s + f.reason;
+}
+
+inline failure failure_of(std::string const& line) {
+  auto const field = fields_of(line);
+  if (field.size() != 5) return {.reason = "an unreadable failure was published: " + line};
+  return {.code = static_cast<int>(number_of(field[0])),
+          .rank = static_cast<int>(number_of(field[1])),
+          .step = number_of(field[2]),
+          .action = field[3],
+          .reason = field[4]};
+}
+
+/// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
+inline std::string message_of(std::exception const& e) {
+  auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
+  std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : e.what();
+  if (text.starts_with('[')) {
+    if (auto const end = text.find("] "); end != std::string::npos && text.find(".cc:") < end) text.erase(0, end + 2);
+  }
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ' || text.back() == '.')) text.pop_back();
+  return text;
+}
+
+}  // namespace detail
+
+/// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing.
+[[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
+  place where{.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()};
+  std::string sentence = cause.reason + "; this rank was waiting for " + where.action;
+  if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);
+  switch (static_cast<exit_code>(cause.code)) {
+    case exit_code::timeout: throw timeout_error(sentence, where);
+    case exit_code::preflight: throw preflight_error(sentence, where);
+    case exit_code::numerical: throw numerical_error(sentence, where);
+    default: throw peer_lost(sentence, where);
+  }
+}
+
+class failure_watch {
+ public:
+  using clock = std::chrono::steady_clock;
+  using milliseconds = std::chrono::milliseconds;
+
+  /// The reason of a timeout.
+  static std::string no_answer(int rank, milliseconds waited) {
+    return "rank " + std::to_string(rank) + " did not answer within " + std::to_string(waited.count()) + " ms";
+  }
+
+  /// How a wait ended that the watch, not the transfer, has ended.
+  enum class interruption { none, failure, deadline };
+
+  /// \param store       shared by the ranks of this job and nobody else (put a prefix on it)
+  /// \param store_host  global rank whose end takes the store away; -1 if the store outlives the ranks
+  failure_watch(c10::intrusive_ptr<c10d::Store> store, int rank, int world, int store_host = -1)
+      : store_(std::move(store)), own_(store_->clone()), rank_(rank), world_(world), store_host_(store_host) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~failure_watch() { stop(); }
+  failure_watch(failure_watch const&) = delete;
+  failure_watch& operator=(failure_watch const&) = delete;
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+
+  /// Marks the begin of a wait; `work`, if any, is aborted when the watch ends the wait (only Gloo's sends and receives can be).
+  void begin_wait(awaited const& mine, milliseconds longest, c10d::Work* work = nullptr) {
+    std::lock_guard lock(mutex_);
+    waiting_ = true;
+    mine_ = mine;
+    since_ = clock::now();
+    deadline_ = since_ + longest;
+    work_ = work;
+    expired_ = false;
+    // Published before this wait began: the next poll would be up to 100 ms later.
+    if (verdict_ && work_ != nullptr) work_->abort();
+  }
+  /// Ends it, and says whether the watch had to.
+  interruption end_wait() {
+    std::lock_guard lock(mutex_);
+    waiting_ = false;
+    work_ = nullptr;
+    return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
+  }
+
+  /// Waits, within `begin_wait` and `end_wait`, for a flag that `wake` announces; false if a failure or the deadline came first.
+  bool wait_for(std::atomic<bool> const& done) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline_, [&] { return done.load() || verdict_.has_value(); });
+    if (!done.load() && !verdict_) expired_ = true;
+    return done.load();
+  }
+  void wake(std::atomic<bool>& done) {
+    {
+      std::lock_guard lock(mutex_);
+      done = true;
+    }
+    changed_.notify_all();
+  }
+
+  /// Whether a failure is known here. Costs one atomic load.
+  bool failed() const { return known_.load(std::memory_order_acquire); }
+  /// Throws the published failure, if there is one.
+  void throw_if_failed(awaited const& mine) {
+    if (failed()) throw_failure(consumed(), mine, rank_);
+  }
+
+  /// Publishes what this rank found and gives back what counts: the first report of all ranks. Takes at most two seconds, whatever
+  /// state the store is in. A loss waits 0.3 s for a better explanation (a launcher knows the signal), a timeout follows the chain
+  /// of who waits for whom to the rank that waits for nobody.
+  failure report(failure const& mine) {
+    std::unique_lock lock(mutex_);
+    if (!verdict_ && !stop_) {
+      report_ = mine;
+      changed_.notify_all();
+      // A store that keeps the watch waiting since a second ago will hardly answer this.
+      auto const until = std::min(clock::now() + milliseconds(2000), asking_since_.load() + milliseconds(1000));
+      changed_.wait_until(lock, until, [&] { return verdict_.has_value(); });
+    }
+    if (!verdict_) {
+      failure alone = mine;
+      if (asking_since_.load() != not_asking && store_host_ >= 0 && mine.code == static_cast<int>(exit_code::timeout)) {
+        alone.rank = store_host_;
+        alone.reason = no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) + ", nor does the store it hosts";
+      }
+      set_verdict(alone);
+    }
+    consumed_ = true;
+    return *verdict_;
+  }
+
+  /// A connection to another rank that the watch looks at, too: `never` is a receive that stays pending until the connection
+  /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
+  void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) {
+    std::lock_guard lock(connections_mutex_);
+    connections_.push_back({peer, std::move(never)});
+  }
+  /// Before connections are closed in good order.
+  void look_away() {
+    std::lock_guard lock(connections_mutex_);
+    connections_.clear();
+  }
+
+  /// From now on a rank that does not notice a published failure for this long (it computes, or hangs outside of any wait) is
+  /// ended by its watch, with the failure's exit code. For programs that have nothing to save.
+  void end_process_after(milliseconds patience) {
+    std::lock_guard lock(mutex_);
+    patience_ = patience;
+  }
+
+  /// The normal end, once all ranks are past their last message: no more watching, and the host of the store stays until
+  /// everybody is done with it (at most five seconds).
+  void finish() {
+    if (!stop()) return;
+    if (failed()) return;
+    try {
+      store_->add("ended", 1);
+      auto const until = clock::now() + milliseconds(5000);
+      while (rank_ == store_host_ && store_->add("ended", 0) < world_ && clock::now() < until) {
+        std::this_thread::sleep_for(milliseconds(2));
+      }
+    } catch (std::exception const&) {
+      // The store is gone: its host has ended, which it does last.
+    }
+  }
+
+  /// Before a failing host of the store ends: gives the others up to 0.8 s to read why.
+  void linger() {
+    if (rank_ != store_host_) return;
+    auto const until = clock::now() + milliseconds(800);
+    while (clock::now() < until && acknowledged_.load() < world_ - 1) std::this_thread::sleep_for(milliseconds(10));
+  }
+
+ private:
+  static constexpr auto poll_every = milliseconds(100);
+  static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
+
+  bool stop() {
+    {
+      std::lock_guard lock(mutex_);
+      if (stop_) return false;
+      stop_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    return true;
+  }
+
+  failure consumed() {
+    std::lock_guard lock(mutex_);
+    consumed_ = true;
+    return *verdict_;
+  }
+
+  // With mutex_ held.
+  void set_verdict(failure const& f) {
+    if (verdict_) return;
+    verdict_ = f;
+    verdict_at_ = clock::now();
+    known_.store(true, std::memory_order_release);
+    if (waiting_ && work_ != nullptr) work_->abort();
+    changed_.notify_all();
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      if (waiting_ && !verdict_ && !expired_ && clock::now() >= deadline_) {
+        expired_ = true;
+        if (work_ != nullptr) work_->abort();
+      }
+      if (verdict_ && !consumed_ && patience_.count() > 0 && clock::now() > verdict_at_ + patience_) end_process();
+      auto const allowed = std::chrono::duration_cast<milliseconds>(deadline_ - since_);
+      bool const long_wait = waiting_ && clock::now() - since_ > std::clamp(allowed / 4, milliseconds(1), milliseconds(1000));
+      awaited const mine = mine_;
+      auto const reported = std::exchange(report_, std::nullopt);
+      lock.unlock();
+      std::optional<failure> learned;
+      try {
+        if (!failed()) {
+          asking_since_ = clock::now();
+          learned = poll();
+          if (!learned && (long_wait || reported)) write_waiting(mine);
+          if (!learned && reported) learned = settle(*reported, allowed);
+          if (!learned) {
+            if (auto lost = broken_connection()) learned = settle(*lost, allowed);
+          }
+        } else if (rank_ == store_host_) {
+          acknowledged_ = static_cast<int>(own_->add("acknowledged", 0));
+        }
+      } catch (std::exception const& e) {
+        if (!failed()) learned = store_gone(reported, detail::message_of(e));
+      }
+      if (learned && rank_ != store_host_) {
+        try {
+          own_->add("acknowledged", 1);
+        } catch (std::exception const&) {
+        }
+      }
+      asking_since_ = not_asking;
+      lock.lock();
+      if (learned) set_verdict(*learned);
+      auto next = clock::now() + (verdict_ ? milliseconds(20) : poll_every);
+      if (waiting_ && !expired_ && !verdict_) next = std::min(next, std::max(deadline_, clock::now() + milliseconds(1)));
+      changed_.wait_until(lock, next, [&] { return stop_ || report_.has_value(); });
+    }
+  }
+
+  std::optional<failure> poll() {
+    if (!own_->check({"failure"})) return std::nullopt;
+    return detail::failure_of(own_->get_to_str("failure"));
+  }
+
+  std::optional<failure> broken_connection() {
+    std::lock_guard lock(connections_mutex_);
+    for (auto const& [peer, never] : connections_) {
+      try {
+        never->abort();  // so that the wait returns at once, unless the connection is broken
+        never->wait(milliseconds(1000));
+      } catch (std::exception const& e) {
+        return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + detail::message_of(e) + ")"};
+      }
+    }
+    return std::nullopt;
+  }
+
+  failure publish(failure const& mine) {
+    return detail::failure_of(own_->compareSet("failure", std::string(), detail::to_line(mine)));
+  }
+
+  std::optional<failure> poll_for(milliseconds time) {
+    for (auto const until = clock::now() + time; clock::now() < until; std::this_thread::sleep_for(milliseconds(10))) {
+      if (auto f = poll()) return f;
+    }
+    return std::nullopt;
+  }
+
+  failure settle(failure mine, milliseconds waited) {
+    if (mine.code == static_cast<int>(exit_code::peer_lost)) {
+      if (auto better = poll_for(milliseconds(300))) return *better;
+    }
+    if (mine.code == static_cast<int>(exit_code::timeout) && mine.rank >= 0) {
+      if (auto better = follow(mine, waited)) return *better;
+    }
+    return publish(mine);
+  }
+
+  // `waiting/r` says for whom rank r waits; while it waits long its watch writes a new tick each time. A rank that was stopped
+  // keeps its record but no longer ticks.
+  void write_waiting(awaited const& mine) {
+    std::string const s(1, detail::field_separator);
+    own_->set("waiting/" + std::to_string(rank_),
+              std::to_string(++tick_) + s + std::to_string(mine.peer) + s + std::to_string(mine.step) + s + mine.action_text());
+  }
+  std::string read_waiting(int rank) {
+    std::string const key = "waiting/" + std::to_string(rank);
+    return own_->check({key}) ? own_->get_to_str(key) : std::string();
+  }
+
+  /// From the rank that did not answer, along those that wait themselves, to one that does not. A failure that was published
+  /// meanwhile is given back; otherwise `mine` names the rank found.
+  std::optional<failure> follow(failure& mine, milliseconds waited) {
+    std::vector<std::string> before(static_cast<std::size_t>(world_));
+    for (int r = 0; r < world_; ++r) before[static_cast<std::size_t>(r)] = read_waiting(r);
+    if (auto better = poll_for(milliseconds(300))) return better;
+    std::string chain;
+    int at = mine.rank;
+    for (int hops = 0; hops < world_ && at != rank_; ++hops) {
+      std::string const now = read_waiting(at);
+      if (now.empty() || now == before[static_cast<std::size_t>(at)]) break;
+      auto const field = detail::fields_of(now);
+      if (field.size() != 4 || detail::number_of(field[1]) < 0) break;
+      chain += ", rank " + std::to_string(at) + " waits for " + field[3] + " from rank " + field[1];
+      at = static_cast<int>(detail::number_of(field[1]));
+    }
+    if (at == rank_) {
+      mine.reason += " (all wait for each other" + chain + ")";
+    } else if (at != mine.rank) {
+      mine.reason = no_answer(at, waited) + " (" + chain.substr(2) + ")";
+      mine.rank = at;
+    }
+    return std::nullopt;
+  }
+
+  failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
+    if (store_host_ >= 0) {
+      return {.rank = store_host_, .reason = "rank " + std::to_string(store_host_) + ", which hosts the store, was lost (" + why + ")"};
+    }
+    if (reported) return *reported;
+    return {.reason = "the launcher, which hosts the store, was lost (" + why + ")"};
+  }
+
+  [[noreturn]] void end_process() {
+    auto const line = "rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank was busy and is ended\n";
+    std::fflush(nullptr);
+    if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {
+      // Nobody listens; the exit code tells it all the same.
+    }
+    ::_exit(verdict_->code);
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;  // keeps a hosted store alive
+  c10::intrusive_ptr<c10d::Store> own_;    // the watch thread's connection
+  int rank_;
+  int world_;
+  int store_host_;
+  long tick_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  bool waiting_ = false;
+  bool expired_ = false;
+  bool consumed_ = false;
+  awaited mine_;
+  clock::time_point since_, deadline_, verdict_at_;
+  c10d::Work* work_ = nullptr;
+  std::optional<failure> report_, verdict_;
+  milliseconds patience_{0};
+  std::atomic<bool> known_{false};
+  std::atomic<clock::time_point> asking_since_{not_asking};  // the watch thread is in the store since then
+  std::mutex connections_mutex_;
+  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;
+  std::atomic<int> acknowledged_{0};
+  std::thread thread_;
+};
+
+}  // namespace chevron

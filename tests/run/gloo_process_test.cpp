@@ -1,0 +1,456 @@
+// timeout: 170
+// serial: it kills processes and measures how soon the others notice
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <chevron/run/gloo.hpp>
+#include <chevron/run/main.hpp>
+
+#include <doctest/doctest.h>
+
+using namespace chevron;
+using namespace std::chrono_literals;
+
+namespace {
+
+using steady = std::chrono::steady_clock;
+
+// ---- The program that is started, killed and stopped below: this test program itself, told so by an environment variable ----------
+
+std::string setting(std::map<std::string, std::string> const& all, std::string const& name, std::string const& otherwise) {
+  auto const it = all.find(name);
+  return it == all.end() ? otherwise : it->second;
+}
+
+/// Messages as a pipeline of P ranks has them: every microbatch down and up again, sums over the replicas at the end of each step.
+int rank_program(std::map<std::string, std::string> const& settings) {
+  auto const number = [&](char const* name, int otherwise) { return std::stoi(setting(settings, name, std::to_string(otherwise))); };
+  launch_options options;
+  options.nproc = number("nproc", 0);
+  options.join = std::chrono::milliseconds(number("join", 20000));
+  auto const job = launch(options);
+  std::fprintf(stderr, "pid %d %d\n", job.rank, static_cast<int>(getpid()));
+  int const replicas = number("replicas", 1);
+  auto const where = job.place(job.world / replicas, replicas);
+  int const r = where.pipeline_rank();
+  int const last = where.pipeline_ranks - 1;
+  int const micro_batches = number("microbatches", 3);
+  int const steps = number("steps", 20);
+  bool const busy = number("busy", -1) == job.rank;
+
+  gloo_transport link(where, job);
+  link.deadline(std::chrono::milliseconds(number("deadline", 20000)));
+  link.open({.activation = 0, .receive = 2, .send = 2});
+  for (int step = 0; step < steps; ++step) {
+    link.begin_step(step);
+    if (step == 3) std::fprintf(stderr, "warm %d\n", job.rank);
+    if (busy && step == 5) std::this_thread::sleep_for(60s);
+    if (number("throw", -1) == job.rank && step == 5) throw numerical_error("the loss is nan", {.rank = job.rank, .peer = -1, .step = step});
+    if (number("exit", -1) == job.rank && step == 5) _exit(17);
+    for (int m = 0; m < micro_batches; ++m) {
+      at::Tensor x = at::full({2, 8}, step * 100 + m);
+      if (r > 0) {
+        link.post_receive(r - 1, make_action(kind::receive_forward, r, m), 0);
+        x = std::move(link.receive(0)[0]);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(number("work", 1)));
+      if (r < last) {
+        at::Tensor const sent = x + 1;
+        link.post_send(r + 1, make_action(kind::send_forward, r, m), 0, {&sent, 1});
+        link.wait_send(0);
+        link.post_receive(r + 1, make_action(kind::receive_backward, r, m), 1);
+        at::Tensor const back = std::move(link.receive(1)[0]);
+        if (back.flatten()[0].item<float>() != static_cast<float>(step * 100 + m + last)) throw error(exit_code::numerical, "wrong values", {});
+        x = back;
+      }
+      if (r > 0) {
+        link.post_send(r - 1, make_action(kind::send_backward, r, m), 1, {&x, 1});
+        link.wait_send(1);
+      }
+    }
+    auto sum = at::full({100}, job.rank);
+    link.start_sum(0, sum);
+    link.wait_sum(0);
+    double const mine = job.rank;
+    std::vector<double> all(static_cast<std::size_t>(job.world));
+    link.gather({&mine, 1}, all);
+  }
+  link.close();
+  if (job.rank == 0) std::fprintf(stderr, "all is well: %s\n", job.text().c_str());
+  return 0;
+}
+
+struct program_end {
+  int code = -1;
+  std::string output;
+  std::chrono::milliseconds took{};
+  int lines_with(std::string const& words) const {
+    std::istringstream in(output);
+    int count = 0;
+    for (std::string line; std::getline(in, line);) count += line.find(words) != std::string::npos;
+    return count;
+  }
+};
+
+/// A started program with what it writes to stderr.
+class started {
+ public:
+  started(std::string const& settings, std::vector<std::string> environment = {}, std::vector<std::string> in_front = {}) {
+    std::array<int, 2> ends{};
+    REQUIRE(pipe2(ends.data(), O_CLOEXEC) == 0);
+    std::vector<std::string> words = in_front;
+    for (auto word : {"/proc/self/exe", "--no-skip", "--test-case=rank program"}) words.push_back(word);
+    std::array<char, 4096> self{};
+    REQUIRE(readlink("/proc/self/exe", self.data(), self.size() - 1) > 0);
+    words[in_front.size()] = self.data();
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    environment.push_back("CHEVRON_RANK_PROGRAM=" + settings);
+    std::vector<std::string> all = environment;
+    for (char** each = environ; *each != nullptr; ++each) {
+      std::string const entry = *each;
+      bool const launchers = entry.starts_with("RANK=") || entry.starts_with("WORLD_SIZE=") || entry.starts_with("MASTER_") ||
+                             entry.starts_with("OMPI_") || entry.starts_with("PMI_") || entry.starts_with("SLURM_");
+      if (!launchers) all.push_back(entry);
+    }
+    std::vector<char*> envp;
+    for (auto& entry : all) envp.push_back(entry.data());
+    envp.push_back(nullptr);
+    begin_ = steady::now();
+    id_ = fork();
+    if (id_ == 0) {
+      dup2(ends[1], STDERR_FILENO);
+      dup2(ends[1], STDOUT_FILENO);
+      execve(argv[0], argv.data(), envp.data());
+      _exit(127);
+    }
+    close(ends[1]);
+    pipe_ = ends[0];
+  }
+  started(started&& other) noexcept
+      : id_(std::exchange(other.id_, -1)), pipe_(std::exchange(other.pipe_, -1)), begin_(other.begin_), output_(std::move(other.output_)) {}
+  ~started() {
+    if (id_ > 0) {
+      kill(id_, SIGKILL);
+      waitpid(id_, nullptr, 0);
+    }
+    if (pipe_ >= 0) close(pipe_);
+  }
+
+  pid_t id() const { return id_; }
+  std::string const& output() const { return output_; }
+
+  /// Reads on until these words have come so many times.
+  bool says(std::string const& words, int times = 1, std::chrono::milliseconds patience = 40s) {
+    auto const until = steady::now() + patience;
+    while (count(words) < times) {
+      if (!read_some(until)) return false;
+    }
+    return true;
+  }
+  pid_t pid_of(int rank) {
+    auto const key = "pid " + std::to_string(rank) + " ";
+    REQUIRE(says(key));
+    return static_cast<pid_t>(std::stoi(output_.substr(output_.find(key) + key.size())));
+  }
+  program_end wait(std::chrono::milliseconds patience = 40s) {
+    auto const until = steady::now() + patience;
+    while (read_some(until)) {
+    }
+    program_end out;
+    int status = 0;
+    pid_t got = 0;
+    while ((got = waitpid(id_, &status, WNOHANG)) == 0 && steady::now() < until) std::this_thread::sleep_for(5ms);
+    out.took = std::chrono::duration_cast<std::chrono::milliseconds>(steady::now() - begin_);
+    if (got == id_) {
+      out.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+      id_ = -1;
+    }
+    out.output = output_;
+    return out;
+  }
+
+ private:
+  int count(std::string const& words) const {
+    int n = 0;
+    for (std::size_t at = 0; (at = output_.find(words, at)) != std::string::npos; at += words.size()) ++n;
+    return n;
+  }
+  bool read_some(steady::time_point until) {
+    auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(until - steady::now()).count();
+    pollfd what{pipe_, POLLIN, 0};
+    if (left <= 0 || poll(&what, 1, static_cast<int>(left)) <= 0) return false;
+    std::array<char, 4096> block;
+    auto const got = read(pipe_, block.data(), block.size());
+    if (got <= 0) return false;
+    output_.append(block.data(), static_cast<std::size_t>(got));
+    return true;
+  }
+
+  pid_t id_ = -1;
+  int pipe_ = -1;
+  steady::time_point begin_;
+  std::string output_;
+};
+
+int free_port() {
+  int const s = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  REQUIRE(bind(s, reinterpret_cast<sockaddr*>(&at), size) == 0);
+  getsockname(s, reinterpret_cast<sockaddr*>(&at), &size);
+  close(s);
+  return ntohs(at.sin_port);
+}
+
+/// One process a rank, as a launcher that only sets variables starts them.
+std::vector<started> start_ranks(int world, std::string const& settings) {
+  auto const port = std::to_string(free_port());
+  std::vector<started> out;
+  for (int rank = 0; rank < world; ++rank) {
+    out.emplace_back(settings, std::vector<std::string>{"RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(world),
+                                                        "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port});
+  }
+  return out;
+}
+
+bool is_running(pid_t id) {
+  std::ifstream stat("/proc/" + std::to_string(id) + "/stat");
+  std::string line;
+  if (!std::getline(stat, line)) return false;
+  return line.at(line.rfind(')') + 2) != 'Z';  // an orphan may stay a zombie where nobody reaps
+}
+
+}  // namespace
+
+TEST_CASE("rank program" * doctest::skip()) {
+  char const* const text = std::getenv("CHEVRON_RANK_PROGRAM");
+  if (text == nullptr) return;
+  std::map<std::string, std::string> settings;
+  std::istringstream in(text);
+  for (std::string each; in >> each;) settings[each.substr(0, each.find('='))] = each.substr(each.find('=') + 1);
+  int const code = run_main(0, nullptr, [&](int, char**) { return rank_program(settings); });
+  std::fflush(nullptr);
+  _exit(code);  // past doctest's own report
+}
+
+TEST_CASE("forked ranks exchange tensors and end well") {
+  auto const end = started("nproc=4 replicas=2").wait();
+  INFO(end.output);
+  CHECK(end.code == 0);
+  CHECK(end.lines_with("all is well: rank 0 of 4, launched by --nproc 4, store at 127.0.0.1:") == 1);
+}
+
+TEST_CASE("a rank killed in the middle of a step: all others end with code 3 and say what they waited for") {
+  for (int victim = 0; victim < 4; ++victim) {
+    auto ranks = start_ranks(4, "steps=100000 work=2");
+    for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
+    std::this_thread::sleep_for(std::chrono::milliseconds(37 * victim));
+    auto const killed_at = steady::now();
+    kill(ranks[static_cast<std::size_t>(victim)].id(), SIGKILL);
+    for (int r = 0; r < 4; ++r) {
+      auto const end = ranks[static_cast<std::size_t>(r)].wait(10s);
+      if (r == victim) continue;
+      INFO("victim " << victim << ", rank " << r << ": " << end.output);
+      CHECK(end.code == 3);
+      CHECK(end.lines_with("rank " + std::to_string(r) + ", step ") == 1);
+      CHECK(end.lines_with("rank " + std::to_string(victim)) >= 1);
+      CHECK(end.lines_with("lost") == 1);
+      CHECK(end.lines_with("; this rank was waiting for ") == 1);
+    }
+    CHECK(steady::now() - killed_at < 2s);
+  }
+}
+
+TEST_CASE("a forked rank killed: the launcher names the signal, and ends with 3") {
+  for (int victim : {0, 2, 3}) {
+    started job("nproc=4 steps=100000 work=2");
+    auto const pid = job.pid_of(victim);
+    std::vector<pid_t> all;
+    for (int r = 0; r < 4; ++r) all.push_back(job.pid_of(r));
+    REQUIRE(job.says("warm", 4));
+    auto const killed_at = steady::now();
+    kill(pid, SIGKILL);
+    auto const end = job.wait(10s);
+    INFO(end.output);
+    CHECK(steady::now() - killed_at < 2s);
+    CHECK(end.code == 3);
+    auto const name = "rank " + std::to_string(victim) + " was lost (killed by signal 9)";
+    CHECK(end.lines_with(name + "; this rank was waiting for ") == 3);
+    CHECK(end.lines_with(name) == 4);  // and the launcher
+    for (auto each : all) CHECK_FALSE(is_running(each));
+  }
+}
+
+TEST_CASE("a stopped rank: the others end with code 4 after the deadline, and all name the rank that was stopped") {
+  for (int victim : {0, 1, 3}) {
+    started job("nproc=4 steps=100000 work=2 deadline=3000");
+    auto const pid = job.pid_of(victim);
+    REQUIRE(job.says("warm", 4));
+    auto const stopped_at = steady::now();
+    kill(pid, SIGSTOP);
+    auto const end = job.wait(20s);
+    INFO(end.output);
+    CHECK(steady::now() - stopped_at > 2900ms);
+    CHECK(steady::now() - stopped_at < 3000ms + 4s);  // the launcher gives the stopped one two seconds more
+    CHECK(end.code == 4);
+    CHECK(end.lines_with("rank " + std::to_string(victim) + " did not answer within 3000 ms") == 3);
+  }
+}
+
+TEST_CASE("stopping the rank that hosts the store does not make the others wait for ever") {
+  auto ranks = start_ranks(4, "steps=100000 work=2 deadline=3000");
+  for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
+  auto const stopped_at = steady::now();
+  kill(ranks[0].id(), SIGSTOP);
+  for (std::size_t r = 1; r < 4; ++r) {
+    auto const end = ranks[r].wait(15s);
+    INFO(end.output);
+    CHECK(end.code == 4);
+    CHECK(end.lines_with("rank 0 did not answer within 3000 ms") == 1);
+  }
+  CHECK(steady::now() - stopped_at < 3000ms + 2s);
+}
+
+TEST_CASE("a rank that fails by itself: the others report its reason and end with its kind of error") {
+  SUBCASE("an exception") {
+    auto const end = started("nproc=4 throw=2").wait();
+    INFO(end.output);
+    CHECK(end.code == 6);
+    CHECK(end.lines_with("rank 2, step 5: the loss is nan") == 4);
+  }
+  SUBCASE("an exit code") {
+    auto const end = started("nproc=4 exit=1").wait();
+    INFO(end.output);
+    CHECK(end.code == 17);
+    CHECK(end.lines_with("rank 1 was lost (ended with exit code 17); this rank was waiting for") == 3);
+  }
+  SUBCASE("an exception in the rank that hosts the store") {
+    auto ranks = start_ranks(3, "throw=0");
+    for (auto& each : ranks) {
+      auto const end = each.wait();
+      INFO(end.output);
+      CHECK(end.code == 6);
+      CHECK(end.lines_with("rank 0, step 5: the loss is nan") == 1);
+    }
+  }
+}
+
+TEST_CASE("a rank that computes when another is lost ends within 2 s, too") {
+  auto ranks = start_ranks(4, "steps=100000 busy=1");
+  for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
+  std::this_thread::sleep_for(500ms);
+  auto const killed_at = steady::now();
+  kill(ranks[3].id(), SIGKILL);
+  for (std::size_t r = 0; r < 3; ++r) {
+    auto const end = ranks[r].wait(10s);
+    INFO(end.output);
+    CHECK(end.code == 3);
+    CHECK(end.lines_with("rank 3 was lost") == 1);
+  }
+  CHECK(steady::now() - killed_at < 2500ms);
+}
+
+TEST_CASE("the launcher passes SIGTERM on and leaves nothing behind") {
+  started job("nproc=3 steps=100000");
+  std::vector<pid_t> all;
+  for (int r = 0; r < 3; ++r) all.push_back(job.pid_of(r));
+  REQUIRE(job.says("warm", 3));
+  SUBCASE("SIGTERM") {
+    kill(job.id(), SIGTERM);
+    auto const end = job.wait(10s);
+    INFO(end.output);
+    CHECK(end.code == 128 + SIGTERM);
+  }
+  SUBCASE("SIGKILL: the ranks do not outlive it") {
+    kill(job.id(), SIGKILL);
+    auto const end = job.wait(10s);
+    CHECK(end.code == 1000 + SIGKILL);
+  }
+  std::this_thread::sleep_for(50ms);
+  for (auto each : all) CHECK_FALSE(is_running(each));
+}
+
+TEST_CASE("half-set environments, strangers and missing ranks end with one clear line") {
+  SUBCASE("a missing variable") {
+    auto const end = started("", {"RANK=0"}).wait();
+    INFO(end.output);
+    CHECK(end.code == 2);
+    CHECK(end.lines_with("environment variable WORLD_SIZE is missing, while RANK is set") == 1);
+  }
+  SUBCASE("a layout that does not fit") {
+    auto const end = started("nproc=3 replicas=2").wait();
+    CHECK(end.code == 2);
+    CHECK(end.lines_with("need 2 processes, but there are 3") == 3);
+  }
+  SUBCASE("a second job at the same port") {
+    auto const port = "MASTER_PORT=" + std::to_string(free_port());
+    auto const rank = [&](int r, char const* settings) {
+      return started(settings, {"RANK=" + std::to_string(r), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", port});
+    };
+    auto first_0 = rank(0, "steps=300 work=2"), first_1 = rank(1, "steps=300 work=2");
+    REQUIRE(first_1.says("warm"));
+    auto second_0 = rank(0, ""), second_1 = rank(1, "");
+    auto const end_0 = second_0.wait(5s), end_1 = second_1.wait(5s);
+    INFO(end_0.output << end_1.output);
+    CHECK(end_0.code == 5);
+    CHECK(end_0.lines_with("another job has this port") == 1);
+    CHECK(end_1.code == 5);
+    CHECK(end_1.lines_with("rank 1 is already taken") == 1);
+    CHECK(first_0.wait().code == 0);
+    CHECK(first_1.wait().code == 0);
+  }
+  SUBCASE("a rank that never comes") {
+    auto const port = "MASTER_PORT=" + std::to_string(free_port());
+    auto const end = started("join=2000", {"RANK=0", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", port}).wait();
+    INFO(end.output);
+    CHECK(end.code == 4);
+    CHECK(end.lines_with("rank 1, 2 did not join within 2000 ms") == 1);
+    CHECK(end.took < 6s);
+  }
+}
+
+TEST_CASE("torchrun starts the ranks and prints their error as the root cause") {
+  char const* const given = std::getenv("CHEVRON_TORCHRUN");
+  std::string torchrun = given != nullptr ? given : "";
+#ifdef CHEVRON_TORCHRUN
+  if (torchrun.empty()) torchrun = CHEVRON_TORCHRUN;
+#endif
+  if (torchrun.empty()) torchrun = std::string(__FILE__).substr(0, std::string(__FILE__).rfind("/tests/")) + "/.venv/bin/torchrun";
+  if (access(torchrun.c_str(), X_OK) != 0) {
+    MESSAGE("skipped: no torchrun at " << torchrun);
+    return;
+  }
+  std::vector<std::string> const command{torchrun, "--no-python", "--nproc-per-node=2", "--master-port=" + std::to_string(free_port())};
+  SUBCASE("well") {
+    auto const end = started("", {}, command).wait(60s);
+    INFO(end.output);
+    CHECK(end.code == 0);
+    CHECK(end.lines_with("rank 0 of 2, launched by torchrun") == 1);
+  }
+  SUBCASE("failing") {
+    auto const end = started("throw=1", {}, command).wait(60s);
+    INFO(end.output);
+    CHECK(end.code != 0);
+    auto const report = end.output.find("Root Cause");
+    REQUIRE(report != std::string::npos);
+    CHECK(end.output.find("the loss is nan", report) != std::string::npos);
+  }
+}
