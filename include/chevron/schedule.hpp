@@ -11,3 +11,4 @@
 #include <chevron/prove/gate.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/show/text.hpp>

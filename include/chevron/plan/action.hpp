@@ -56,7 +56,7 @@ struct action {
 static_assert(sizeof(action) == 4, "an action is four bytes: constant evaluation and traces rely on it");
 
 constexpr action make_action(kind what, int stage, int micro_batch) {
-  return action{what, 0, static_cast<std::uint32_t>(stage), static_cast<std::uint32_t>(micro_batch)};
+  return action{what, 0, static_cast<std::uint32_t>(stage) & 0x7ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
 }
 
 constexpr void append(text& out, action a) {

@@ -1,0 +1,18 @@
+// prints: rank 3 .*F0.*B0.*F1.*B1
+// A schedule of your own: described in two lines, proved while this file compiles.
+#include <iostream>
+
+#include <chevron/schedule.hpp>
+
+using namespace chevron;
+using namespace chevron::letters;
+
+inline constexpr auto mine = schedule(placement::linear,           // where: stage s on rank s
+    warmup(F * (ranks - 1 - rank)) | steady(F, B) | cooldown(B));  // how: fill the pipe, alternate, drain it
+
+// Compiles only if no rank ever waits in vain, every gradient is computed exactly once, and memory stays as declared.
+constexpr auto const& plan = checked<mine, shape{.ranks = 4, .micro_batches = 8}>;
+static_assert(peak_in_flight(plan, 0) == 4);                       // chunks whose activations rank 0 keeps at once
+static_assert(makespan(plan, costs{.forward = 1, .backward_input = 1, .backward_weight = 1}) == 33);
+
+int main() { std::cout << timeline_text(plan, costs{}) << '\n'; }

@@ -1,0 +1,110 @@
+#include <chevron/schedule.hpp>
+
+#include <string>
+#include <utility>
+
+#include <doctest/doctest.h>
+
+using namespace chevron;
+
+namespace {
+
+std::string list(program_view const& program, int rank) {
+  std::string out;
+  for (int i = 0; i < program.length(rank); ++i) out += (i > 0 ? " " : "") + to_text(program.at(rank, i).what).str();
+  return out;
+}
+
+}  // namespace
+
+TEST_SUITE("lower") {
+  TEST_CASE("every program of the grid keeps the program laws") {
+    int programs = 0;
+    catalogue::for_each([&](auto const& schedule) {
+      for (int chunks = 1; chunks <= 3; ++chunks) {
+        if (!schedule.where.allows(chunks)) continue;
+        for (int ranks = 1; ranks <= 8; ++ranks) {
+          for (int micro_batches = 1; micro_batches <= 32; ++micro_batches) {
+            plan const p = expand(schedule, {ranks, micro_batches, chunks});
+            program const made = lower(p);
+            finding const f = check(made.view());
+            DOCTEST_CHECK_MESSAGE(f.broken == law::none, schedule.name, " ", to_text(p.size).str(), ": ", describe(f).str());
+            DOCTEST_CHECK(made.begin.data[ranks] == instructions_needed(p));
+            for (int r = 0; r < ranks; ++r) DOCTEST_CHECK(made.slots.data[r].activation >= peak_in_flight(p, r));
+            ++programs;
+          }
+        }
+      }
+    });
+    DOCTEST_CHECK(programs == 7 * 8 * 32);
+  }
+
+  TEST_CASE("1F1B on two ranks, instruction by instruction") {
+    program const p = lower(expand(catalogue::one_f_one_b, {2, 3}));
+    DOCTEST_CHECK(list(p, 0) ==
+                  "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0WAIT_SEND_F0 0WAIT_SEND_F1 0RECV_B1 0F2 0SEND_F2 0RECV_B2 0B1 0WAIT_SEND_F2 0B2 "
+                  "0REDUCE_GRAD OPTIMIZER_STEP");
+    DOCTEST_CHECK(list(p, 1) ==
+                  "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1WAIT_SEND_B0 1RECV_F2 1B1 1SEND_B1 1F2 1WAIT_SEND_B1 1B2 1SEND_B2 1REDUCE_GRAD "
+                  "1WAIT_SEND_B2 OPTIMIZER_STEP");
+  }
+
+  TEST_CASE("neighbours on one rank pass tensors without messages") {
+    program const alone = lower(expand(catalogue::zb_v, {1, 4}));
+    DOCTEST_CHECK(list(alone, 0).find("SEND") == std::string::npos);
+    program const turn = lower(expand(catalogue::zb_v, {3, 6}));
+    DOCTEST_CHECK(list(turn, 2).find("2SEND_F") == std::string::npos);  // stages 2 and 3 share rank 2
+    DOCTEST_CHECK(list(turn, 2).find("3SEND_F") != std::string::npos);
+  }
+
+  TEST_CASE("gradients are summed once a stage, right after its last gradient") {
+    program const p = lower(expand(catalogue::zb_h1, {4, 8}));
+    for (int r = 0; r < 4; ++r) {
+      int sums = 0, after = 0;
+      bool summed = false;
+      for (int i = 0; i < p.view().length(r); ++i) {
+        action const a = p.view().at(r, i).what;
+        if (a.what == kind::reduce_gradients) summed = true, ++sums;
+        if (summed && is_compute(a.what)) ++after;
+      }
+      DOCTEST_CHECK(sums == 1);
+      DOCTEST_CHECK(after == 0);
+    }
+  }
+
+  TEST_CASE("receives out of the order of their sends are refused, both messages named") {
+    // What happens when receives are moved next to their consumers while sends stay where their producers are: on a V an
+    // activation and a gradient of one edge change places.
+    program p = lower(expand(catalogue::zb_v, {2, 4}));
+    int first = -1, second = -1;
+    for (int i = p.begin.data[1]; i < p.begin.data[2] && second < 0; ++i) {
+      kind const what = p.instructions.data[i].what.what;
+      if (what != kind::receive_forward && what != kind::receive_backward) continue;
+      if (first >= 0 && what != p.instructions.data[first].what.what) second = i;
+      else first = i;
+    }
+    DOCTEST_REQUIRE(second > 0);
+    std::swap(p.instructions.data[first], p.instructions.data[second]);
+    finding const f = check(p.view());
+    DOCTEST_CHECK(f.broken == law::matched);
+    std::string const said = describe(f).str();
+    DOCTEST_CHECK(said.find(to_text(p.instructions.data[first].what).str() + " is posted where this edge delivers " +
+                            to_text(p.instructions.data[second].what).str()) != std::string::npos);
+  }
+
+  TEST_CASE("a slot written too early and a receive nobody posts are refused") {
+    program p = lower(expand(catalogue::one_f_one_b, {2, 4}));
+    for (int i = 0; i < p.begin.data[1]; ++i) {
+      if (p.instructions.data[i].what.what == kind::forward) p.instructions.data[i].slot = 0;
+    }
+    DOCTEST_CHECK(check(p.view()).broken == law::slots);
+
+    program q = lower(expand(catalogue::one_f_one_b, {2, 4}));
+    instruction& last = q.instructions.data[q.begin.data[1]];
+    DOCTEST_REQUIRE(last.what == make_action(kind::receive_forward, 1, 0));
+    last.what = make_action(kind::receive_forward, 1, 3);
+    finding const f = check(q.view());
+    DOCTEST_CHECK(f.broken == law::matched);
+    DOCTEST_CHECK(describe(f).view() == "rank 1, step 0: 1RECV_F3 is posted where this edge delivers 1RECV_F0");
+  }
+}
