@@ -1,4 +1,4 @@
-// prints: rank 3 .*F0.*B0.*F1.*B1
+// prints: makespan 33
 // A schedule of your own: described in two lines, proved while this file compiles.
 #include <iostream>
 
@@ -11,8 +11,8 @@ inline constexpr auto mine = schedule(placement::linear,           // where: sta
     warmup(F * (ranks - 1 - rank)) | steady(F, B) | cooldown(B));  // how: fill the pipe, alternate, drain it
 
 // Compiles only if no rank ever waits in vain, every gradient is computed exactly once, and memory stays as declared.
-constexpr auto const& plan = checked<mine, shape{.ranks = 4, .micro_batches = 8}>;
-static_assert(peak_in_flight(plan, 0) == 4);                       // chunks whose activations rank 0 keeps at once
-static_assert(makespan(plan, costs{.forward = 1, .backward_input = 1, .backward_weight = 1}) == 33);
+constexpr auto const& proved = checked<mine, shape{.ranks = 4, .micro_batches = 8}>;
+static_assert(peak_in_flight(proved, 0) == 4);                     // chunks whose activations rank 0 keeps at once
+static_assert(makespan(proved, costs{.forward = 1, .backward_input = 1, .backward_weight = 1}) == 33);
 
-int main() { std::cout << timeline_text(plan, costs{}) << '\n'; }
+int main() { std::cout << show::timeline_text(proved, costs{}) << '\n'; }
