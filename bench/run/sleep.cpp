@@ -1,0 +1,206 @@
+// Fidelity: stages that sleep instead of compute, so that any number of ranks fits any machine. The measured step time against
+// the plan's makespan under the costs that were measured in the same run: what is left over is the executor's and the transport's.
+//
+//   bench-sleep                       all schedules, threads and Gloo: one line each, exit 1 if any is above --limit
+//   bench-sleep --schedule NAME --backend threads|gloo
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/optim/sgd.h>
+
+#include <CLI/CLI.hpp>
+
+#include <chevron/run.hpp>
+#include <chevron/run/gloo.hpp>
+#include <chevron/run/launch.hpp>
+#include <chevron/run/main.hpp>
+#include <chevron/schedule.hpp>
+
+namespace {
+
+void sleep_for(double seconds) {
+  timespec until{};
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  auto const nanoseconds = until.tv_nsec + static_cast<long>(seconds * 1e9);
+  until.tv_sec += nanoseconds / 1000000000;
+  until.tv_nsec = nanoseconds % 1000000000;
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) != 0) {
+  }
+}
+
+/// y = x, in `forward` seconds; its input gradient takes `input` seconds, its weight gradient `weight`.
+struct sleeping : torch::autograd::Function<sleeping> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor weight, double seconds) {
+    context->saved_data["seconds"] = seconds;
+    context->save_for_backward({weight});
+    sleep_for(seconds);
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    double const seconds = context->saved_data["seconds"].toDouble();
+    if (context->needs_input_grad(0)) sleep_for(seconds);
+    at::Tensor of_weight;
+    if (context->needs_input_grad(1)) {
+      sleep_for(seconds);
+      of_weight = at::zeros_like(context->get_saved_variables()[0]);
+    }
+    return {gradients[0], of_weight, {}};
+  }
+};
+
+struct options {
+  std::string schedule;
+  std::string backend;
+  int ranks = 4;
+  int micro_batches = 8;
+  int steps = 7;
+  double milliseconds = 20;
+  double limit = 0;
+};
+
+/// What one rank measured, all of it gathered: per stage and kind the median cost, and each step's length over all ranks.
+struct measured {
+  std::vector<double> forward, backward_input, backward_weight, steps;
+};
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+measured run(options const& wanted, chevron::program const& program, chevron::transport& line) {
+  chevron::plan_view const plan = program.source.view();
+  double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
+  auto const build = [&](int) {
+    at::Tensor weight = at::ones({1});
+    weight.requires_grad_(true);
+    return chevron::stage([weight, seconds](at::Tensor x) { return sleeping::apply(x, weight, seconds); }, {{"weight", weight}});
+  };
+  chevron::trainer train(program, line, build, [](at::Tensor y, at::Tensor) { return y.mean(); },
+                         chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)));
+  at::Tensor const batch = at::ones({wanted.micro_batches, 4});
+
+  auto const stages = static_cast<std::size_t>(plan.stages);
+  std::vector<std::vector<double>> of_kind(stages * chevron::compute_kinds);
+  std::vector<double> starts, ends;
+  for (int step = 0; step < wanted.steps; ++step) {
+    train.step({batch}, {batch});
+    if (step == 0) continue;  // shapes are learned and memory is set aside in the first step
+    chevron::record const& record = train.last_record();
+    for (chevron::recorded const& r : record.entries()) {
+      if (!chevron::is_compute(r.what.what)) continue;
+      of_kind[r.what.stage * chevron::compute_kinds + static_cast<std::size_t>(r.what.what)].push_back(static_cast<double>(r.end - r.start) * 1e-9);
+    }
+    starts.push_back(static_cast<double>(record.begin()) * 1e-9);
+    ends.push_back(starts.back() + record.span_seconds());
+  }
+
+  std::vector<double> mine;
+  for (auto const& values : of_kind) mine.push_back(median(values));
+  mine.insert(mine.end(), starts.begin(), starts.end());
+  mine.insert(mine.end(), ends.begin(), ends.end());
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(line.where().world()));
+  line.gather(mine, all);
+
+  measured out;
+  out.forward.resize(stages);
+  out.backward_input.resize(stages);
+  out.backward_weight.resize(stages);
+  auto const entry = [&](int rank, std::size_t index) { return all[static_cast<std::size_t>(rank) * mine.size() + index]; };
+  for (std::size_t s = 0; s < stages; ++s) {
+    int const rank = plan.rank_of_stage(static_cast<int>(s));
+    auto const cost = [&](chevron::kind what) { return entry(rank, s * chevron::compute_kinds + static_cast<std::size_t>(what)); };
+    out.forward[s] = cost(chevron::kind::forward);
+    out.backward_input[s] = cost(chevron::kind::backward) + cost(chevron::kind::backward_input);  // one of them is 0
+    out.backward_weight[s] = cost(chevron::kind::backward_weight);
+  }
+  for (std::size_t step = 0; step < starts.size(); ++step) {
+    double first = entry(0, of_kind.size() + step), last = 0;
+    for (int r = 0; r < line.where().world(); ++r) {
+      first = std::min(first, entry(r, of_kind.size() + step));
+      last = std::max(last, entry(r, of_kind.size() + starts.size() + step));
+    }
+    out.steps.push_back(last - first);
+  }
+  return out;
+}
+
+/// Prints the line of one run and says whether it is within the limit.
+bool report(options const& wanted, chevron::plan_view const& plan, measured const& got) {
+  chevron::cost_view const costs{got.forward.data(), got.backward_input.data(), got.backward_weight.data(), 1, 0};
+  double const predicted = chevron::makespan(plan, costs);
+  double const taken = median(got.steps);
+  double const ratio = taken / predicted;
+  std::printf("%-16s %-8s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(), predicted * 1e3, taken * 1e3, ratio);
+  std::fflush(stdout);
+  return wanted.limit <= 0 || ratio <= wanted.limit;
+}
+
+int one(options const& wanted) {
+  chevron::plan made = chevron::catalogue::make_plan(wanted.schedule, {.ranks = wanted.ranks, .micro_batches = wanted.micro_batches});
+  if (auto const broken = chevron::check(made)) throw chevron::usage_error(wanted.schedule + ": " + chevron::describe(broken).str());
+  chevron::program const program = chevron::lower(made);
+  bool good = true;
+  auto const rank = [&](chevron::transport& line) {
+    measured const got = run(wanted, program, line);
+    if (line.where().global_rank == 0) good = report(wanted, made, got);
+  };
+  if (wanted.backend == "threads") {
+    chevron::run_threads({.pipeline_ranks = wanted.ranks}, rank);
+  } else {
+    auto const job = chevron::launch({.nproc = wanted.ranks});
+    chevron::gloo_transport line(job.place(wanted.ranks), job);
+    rank(line);
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return chevron::run_main(argc, argv, [](int count, char** values) {
+    options wanted;
+    CLI::App app("Sleeping stages: measured step time against the prediction from measured costs");
+    app.add_option("--schedule", wanted.schedule, "one schedule (default: each of the catalogue)");
+    app.add_option("--backend", wanted.backend, "threads or gloo (default: both)")->check(CLI::IsMember({"threads", "gloo"}));
+    app.add_option("--ranks", wanted.ranks)->capture_default_str();
+    app.add_option("--microbatches", wanted.micro_batches)->capture_default_str();
+    app.add_option("--steps", wanted.steps, "the first is not counted")->capture_default_str();
+    app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
+    app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
+    try {
+      app.parse(count, values);
+    } catch (CLI::ParseError const& problem) {
+      int const code = app.exit(problem);
+      return code == 0 ? 0 : 2;
+    }
+    if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
+
+    // Each run in a program of its own: Gloo's ranks are forked before LibTorch has threads.
+    std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-16s %-8s %10s %10s %8s\n", wanted.ranks, wanted.micro_batches, wanted.milliseconds,
+                "schedule", "backend", "predicted", "measured", "ratio");
+    std::fflush(stdout);
+    int failures = 0;
+    chevron::catalogue::for_each([&](auto const& schedule) {
+      if (!wanted.schedule.empty() && !chevron::catalogue::same_name(schedule.name, wanted.schedule)) return;
+      for (std::string const backend : {"threads", "gloo"}) {
+        if (!wanted.backend.empty() && backend != wanted.backend) continue;
+        std::string const command = std::string(values[0]) + " --schedule " + schedule.name + " --backend " + backend + " --ranks " +
+                                    std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) + " --steps " +
+                                    std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
+                                    std::to_string(wanted.limit);
+        failures += std::system(command.c_str()) != 0 ? 1 : 0;
+      }
+    });
+    return failures == 0 ? 0 : 1;
+  });
+}
