@@ -1,0 +1,173 @@
+#include "console.hpp"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include <chevron/run/error.hpp>
+#include <chevron/show/format.hpp>
+
+namespace chevron::train {
+namespace {
+
+int terminal_width(int of) {
+  winsize size{};
+  return ::ioctl(of, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 100;
+}
+
+long interval(long steps) {
+  if (steps <= 20) return 1;
+  if (steps <= 200) return 10;
+  return (steps + 199) / 200 * 10;
+}
+
+std::string formatted(char const* how, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, how, value);
+  return text;
+}
+
+}  // namespace
+
+std::string grouped(std::int64_t number) {
+  std::string out = std::to_string(number);
+  for (int at = static_cast<int>(out.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3) out.insert(static_cast<std::size_t>(at), ",");
+  return out;
+}
+
+std::string duration(double seconds) {
+  if (seconds < 1e-3) return formatted("%.0f µs", seconds * 1e6);
+  if (seconds < 0.1) return formatted("%.1f ms", seconds * 1e3);
+  if (seconds < 1) return formatted("%.0f ms", seconds * 1e3);
+  if (seconds < 100) return formatted("%.1f s", seconds);
+  auto const whole = static_cast<long>(std::lround(seconds));
+  return std::to_string(whole / 60) + " min " + std::to_string(whole % 60) + " s";
+}
+
+bool colour_wanted() {
+  char const* const no = std::getenv("NO_COLOR");
+  return (no == nullptr || *no == 0) && ::isatty(STDOUT_FILENO) == 1;
+}
+std::string bold(std::string const& words) { return colour_wanted() ? "\x1b[1m" + words + "\x1b[0m" : words; }
+std::string faint(std::string const& words) { return colour_wanted() ? "\x1b[2m" + words + "\x1b[0m" : words; }
+
+void print_facts(std::vector<std::pair<std::string, std::string>> const& facts) {
+  constexpr int indent = 12;
+  int const width = std::min(::isatty(STDOUT_FILENO) == 1 ? terminal_width(STDOUT_FILENO) : 100, 110) - indent;
+  for (auto const& [name, words] : facts) {
+    std::string line;
+    bool first = true;
+    auto const flush = [&] {
+      std::string const head = first ? name + std::string(static_cast<std::size_t>(std::max(1, indent - static_cast<int>(name.size()))), ' ')
+                                     : std::string(indent, ' ');
+      std::printf("%s%s\n", first ? bold(head).c_str() : head.c_str(), line.c_str());
+      first = false;
+      line.clear();
+    };
+    for (std::size_t at = 0; at <= words.size();) {
+      auto const space = std::min(words.find(' ', at), words.size());
+      auto const word = words.substr(at, space - at);
+      if (!line.empty() && show::columns_of(line) + 1 + show::columns_of(word) > width) flush();
+      line += (line.empty() ? "" : " ") + word;
+      at = space + 1;
+    }
+    flush();
+  }
+}
+
+std::string shown(std::string const& bytes) {
+  std::string out;
+  for (std::string_view rest = bytes; !rest.empty();) {
+    int const length = show::utf8_length(rest);
+    auto const c = static_cast<unsigned char>(rest.front());
+    if (length == 0 || (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) out += "\xef\xbf\xbd";
+    else out += rest.substr(0, static_cast<std::size_t>(length));
+    rest.remove_prefix(static_cast<std::size_t>(std::max(length, 1)));
+  }
+  return out;
+}
+
+step_lines::step_lines(long steps)
+    : steps_(steps),
+      progress_(::isatty(STDERR_FILENO) == 1),
+      plain_(!(progress_ && ::isatty(STDOUT_FILENO) == 1)),
+      begin_(clock::now()) {}
+
+step_lines::~step_lines() { clear(); }
+
+void step_lines::clear() {
+  if (drawn_) std::fputs("\r\x1b[K", stderr);
+  drawn_ = false;
+}
+
+std::string step_lines::line(told_step const& r) const {
+  char text[256];
+  auto const digits = static_cast<int>(std::to_string(steps_).size());
+  std::snprintf(text, sizeof text, "step: %*ld  loss: %8.5f  grad_norm: %8.4f  tps: %s  bubble: %4.1f%%", digits, r.step, r.loss, r.grad_norm,
+                grouped(std::llround(r.bytes_per_second)).c_str(), r.bubble * 100);
+  return text;
+}
+
+void step_lines::show(told_step const& step) {
+  if (plain_ && (step.step == 1 || step.step % interval(steps_) == 0 || step.step == steps_)) {
+    std::printf("%s\n", line(step).c_str());
+    std::fflush(stdout);
+  }
+  if (progress_) draw(step);
+}
+
+void step_lines::draw(told_step const& r) {
+  auto const now = clock::now();
+  // Ten times a second is plenty; the last step is always seen.
+  if (drawn_ && r.step != steps_ && now - last_drawn_ < std::chrono::milliseconds(100)) return;
+  last_drawn_ = now;
+  double const spent = std::chrono::duration<double>(now - begin_).count();
+  double const left = spent / static_cast<double>(r.step) * static_cast<double>(steps_ - r.step);
+  auto const seconds = static_cast<long>(std::lround(left));
+  char clock_text[32];
+  std::snprintf(clock_text, sizeof clock_text, "%ld:%02ld left", seconds / 60, seconds % 60);
+  std::string const words = "  step " + std::to_string(r.step) + "/" + std::to_string(steps_) + "  loss " + formatted("%.4f", r.loss) + "  grad_norm " +
+                            formatted("%.2f", r.grad_norm) + "  tps " + grouped(std::llround(r.bytes_per_second)) +
+                            "  bubble " + formatted("%.0f%%", r.bubble * 100) + "  " + clock_text;
+  int const room = terminal_width(STDERR_FILENO) - 1;
+  int const bar = std::min(24, room - static_cast<int>(words.size()));
+  std::string text;
+  if (bar >= 8) {
+    int const done = static_cast<int>(static_cast<double>(bar) * static_cast<double>(r.step) / static_cast<double>(steps_));
+    for (int i = 0; i < bar; ++i) text += i < done ? "━" : "╌";
+    text += words;
+  } else {
+    text = words.substr(2, static_cast<std::size_t>(std::max(room, 0)));
+  }
+  std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+metrics_file::metrics_file(std::string const& path) {
+  if (path.empty()) return;
+  file_ = std::fopen(path.c_str(), "w");
+  if (file_ == nullptr) {
+    throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) + ". Remedy: a file in an existing folder that is writable");
+  }
+}
+metrics_file::~metrics_file() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void metrics_file::write(told_step const& r) {
+  if (file_ == nullptr) return;
+  using show::exact;
+  std::fprintf(file_,
+               "{\"step\":%ld,\"loss\":%s,\"grad_norm\":%s,\"learning_rate\":%s,\"seconds\":%s,\"tokens_per_second\":%s,\"bubble\":%s}\n",
+               r.step, exact(r.loss).c_str(), exact(r.grad_norm).c_str(), exact(r.learning_rate).c_str(), exact(r.seconds).c_str(),
+               exact(r.bytes_per_second).c_str(), exact(r.bubble).c_str());
+  std::fflush(file_);
+}
+
+}  // namespace chevron::train

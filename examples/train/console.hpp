@@ -1,0 +1,78 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// \file
+/// What a person sees while a model trains. Only global rank 0 has one.
+
+namespace chevron::train {
+
+/// `1,234,567`
+std::string grouped(std::int64_t number);
+/// Seconds for people: `4.2 ms`, `1.3 s`, `2 min 5 s`.
+std::string duration(double seconds);
+
+/// Lines of a name and words, words broken at spaces to the width of the terminal and aligned.
+void print_facts(std::vector<std::pair<std::string, std::string>> const& facts);
+
+/// Text that a model wrote, as a terminal can show it: no control characters, no broken UTF-8.
+std::string shown(std::string const& bytes);
+
+bool colour_wanted();
+std::string bold(std::string const& words);
+std::string faint(std::string const& words);
+
+/// A step as it is told.
+struct told_step {
+  long step = 0;  ///< from 1
+  double loss = 0;
+  double grad_norm = 0;
+  double learning_rate = 0;
+  double seconds = 0;
+  double bytes_per_second = 0;
+  double bubble = 0;  ///< a share
+};
+
+/// Steps as they come: one line that is rewritten where a person looks at a terminal, else a plain line now and then.
+class step_lines {
+ public:
+  explicit step_lines(long steps);
+  ~step_lines();
+  step_lines(step_lines const&) = delete;
+  step_lines& operator=(step_lines const&) = delete;
+
+  void show(told_step const& step);
+  /// Takes the progress line away, so that other text can follow.
+  void clear();
+
+ private:
+  using clock = std::chrono::steady_clock;
+  std::string line(told_step const& step) const;
+  void draw(told_step const& step);
+
+  long steps_;
+  bool progress_;
+  bool plain_;
+  bool drawn_ = false;
+  clock::time_point begin_, last_drawn_;
+};
+
+/// One JSON object a step.
+class metrics_file {
+ public:
+  explicit metrics_file(std::string const& path);
+  ~metrics_file();
+  metrics_file(metrics_file const&) = delete;
+  metrics_file& operator=(metrics_file const&) = delete;
+  void write(told_step const& step);
+
+ private:
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace chevron::train

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+#include "gpt_size.hpp"
+
+/// \file
+/// A byte-level GPT, cut into stages.
+
+namespace chevron::train {
+
+/// Draws a module's weights: normal with a deviation of 0.02 for matrices, less for those that write into the residual stream, as
+/// in GPT-2. The generator depends on the seed and on the layer alone, so the weights do not depend on how the model is cut.
+class weight_source {
+ public:
+  weight_source(std::uint64_t seed, int layer)
+      : generator_(at::make_generator<at::CPUGeneratorImpl>(seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(layer + 2))) {}
+
+  void draw(torch::nn::Linear& linear, double deviation = 0.02) {
+    linear->weight.detach().normal_(0, deviation, generator_);
+    if (linear->bias.defined()) linear->bias.detach().zero_();
+  }
+  void draw(torch::nn::Embedding& table, double deviation = 0.02) { table->weight.detach().normal_(0, deviation, generator_); }
+
+ private:
+  at::Generator generator_;
+};
+
+/// One pre-norm block: attention that sees only earlier bytes, then two linear maps with a GELU between them.
+class block_impl : public torch::nn::Module {
+ public:
+  block_impl(gpt_size const& size, std::uint64_t seed, int layer)
+      : heads_(size.heads),
+        norm_1_(torch::nn::LayerNormOptions({size.width})),
+        query_key_value_(torch::nn::LinearOptions(size.width, 3 * size.width).bias(false)),
+        project_(torch::nn::LinearOptions(size.width, size.width).bias(false)),
+        norm_2_(torch::nn::LayerNormOptions({size.width})),
+        widen_(size.width, 4 * size.width),
+        narrow_(4 * size.width, size.width) {
+    register_module("norm_1", norm_1_);
+    register_module("query_key_value", query_key_value_);
+    register_module("project", project_);
+    register_module("norm_2", norm_2_);
+    register_module("widen", widen_);
+    register_module("narrow", narrow_);
+    weight_source source(seed, layer);
+    double const into_residual = 0.02 / std::sqrt(2.0 * size.layers);
+    source.draw(query_key_value_);
+    source.draw(project_, into_residual);
+    source.draw(widen_);
+    source.draw(narrow_, into_residual);
+  }
+
+  at::Tensor forward(at::Tensor const& x) {
+    auto const samples = x.size(0), length = x.size(1), width = x.size(2);
+    // [samples, length, 3, heads, width of a head] -> 3 × [samples, heads, length, width of a head]
+    auto const qkv = query_key_value_(norm_1_(x)).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4});
+    auto const seen = at::scaled_dot_product_attention(qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2), {}, 0.0, /*is_causal=*/true);
+    auto const attended = x + project_(seen.transpose(1, 2).reshape({samples, length, width}));
+    return attended + narrow_(at::gelu(widen_(norm_2_(attended))));
+  }
+
+ private:
+  std::int64_t heads_;
+  torch::nn::LayerNorm norm_1_;
+  torch::nn::Linear query_key_value_;
+  torch::nn::Linear project_;
+  torch::nn::LayerNorm norm_2_;
+  torch::nn::Linear widen_;
+  torch::nn::Linear narrow_;
+};
+TORCH_MODULE_IMPL(block, block_impl);
+
+/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out.
+class gpt_stage_impl : public torch::nn::Module {
+ public:
+  gpt_stage_impl(gpt_size const& size, gpt_cut const& cut, std::uint64_t seed) : cut_(cut) {
+    if (cut.embeds) {
+      weight_source source(seed, -1);
+      bytes_ = register_module("bytes", torch::nn::Embedding(vocabulary, size.width));
+      positions_ = register_module("positions", torch::nn::Embedding(size.context, size.width));
+      source.draw(bytes_);
+      source.draw(positions_);
+    }
+    for (int layer = cut.first; layer < cut.last; ++layer) {
+      blocks_.push_back(register_module("layer_" + std::to_string(layer), block(size, seed, layer)));
+    }
+    if (cut.predicts) {
+      norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({size.width})));
+      head_ = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(size.width, vocabulary).bias(false)));
+      weight_source(seed, size.layers).draw(head_);
+    }
+  }
+
+  at::Tensor forward(at::Tensor const& input) {
+    at::Tensor x = input;
+    if (cut_.embeds) x = bytes_(x) + positions_(at::arange(x.size(1), x.options()));
+    for (auto& each : blocks_) x = each(x);
+    return cut_.predicts ? head_(norm_(x)) : x;
+  }
+
+ private:
+  gpt_cut cut_;
+  torch::nn::Embedding bytes_{nullptr};
+  torch::nn::Embedding positions_{nullptr};
+  std::vector<block> blocks_;
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+TORCH_MODULE_IMPL(gpt_stage, gpt_stage_impl);
+
+}  // namespace chevron::train

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <chevron/lower/program.hpp>
+
+#include "corpus.hpp"
+#include "options.hpp"
+
+/// \file
+/// What is to be done: the options, the text, and the proved programs.
+
+namespace chevron::train {
+
+/// The programs of a job. Nothing gets in here that breaks a law.
+struct programs {
+  program_view training;
+  std::optional<program> made;         ///< at start-up; empty when the compiler made the training program
+  program evaluation;                  ///< the forwards of the training plan
+  program sampling;                    ///< the same for one microbatch
+  bool proved_while_compiling = false;
+};
+
+/// Works out, proves and lowers what the options ask for. The default schedule at its default size is a constant of this program.
+/// A broken law is a `usage_error` in the words of the compile-time gate.
+programs make_programs(options const& o);
+
+struct job {
+  train::options options;
+  train::corpus text;
+  train::programs programs;
+  std::string launcher;  ///< for people: who started the ranks
+};
+
+}  // namespace chevron::train

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gpt_size.hpp"
+
+/// \file
+/// What the command line says.
+
+namespace chevron::train {
+
+enum class backend { threads, gloo };
+
+struct options {
+  std::string schedule = "1F1B";
+  int ranks = 2;
+  int chunks = 0;  ///< stages on a rank; 0: what the schedule's placement has, or 2 where that is open
+  int micro_batches = 4;
+  int replicas = 2;
+
+  train::backend backend = train::backend::threads;
+  bool backend_given = false;
+  int nproc = 0;  ///< 0: not given
+  double timeout = 300;
+
+  gpt_size model;
+  int micro_batch_size = 4;
+  long steps = 400;
+  std::uint64_t seed = 1;
+  double learning_rate = 3e-3;
+  double clip_grad_norm = 1;
+  std::vector<std::string> data;
+
+  std::string metrics;
+  std::string trace;
+  std::string timeline;
+
+  int world() const { return ranks * replicas; }
+};
+
+/// Reads the command line. Prints help and ends with 0 where that is asked for; a `usage_error` with the remedy for anything it
+/// cannot use.
+options read_options(int argc, char** argv);
+
+}  // namespace chevron::train

@@ -1,0 +1,59 @@
+#include "pictures.hpp"
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/run/error.hpp>
+#include <chevron/show/svg.hpp>
+
+#include "console.hpp"
+
+namespace chevron::train {
+namespace {
+
+void check_file(char const* flag, std::string const& path) {
+  if (path.empty()) return;
+  std::error_code ignored;
+  bool const was_there = std::filesystem::exists(path, ignored);
+  std::FILE* const file = std::fopen(path.c_str(), "a");
+  if (file == nullptr) {
+    throw usage_error(std::string(flag) + " " + path + " cannot be written: " + std::strerror(errno) +
+                      ". Remedy: a file in an existing folder that is writable");
+  }
+  std::fclose(file);
+  if (!was_there) std::filesystem::remove(path, ignored);
+}
+
+void write(char const* flag, std::string const& path, std::string const& content) {
+  std::ofstream out(path, std::ios::binary);
+  out << content;
+  out.close();
+  if (!out) throw usage_error(std::string(flag) + " " + path + " could not be written. Remedy: is the disk full?");
+}
+
+}  // namespace
+
+void check_files(options const& o) {
+  check_file("--metrics", o.metrics);
+  check_file("--trace", o.trace);
+  check_file("--timeline", o.timeline);
+}
+
+void write_pictures(options const& o, comparison const& outcome) {
+  std::array const both{outcome.predicted, outcome.measured};
+  std::vector<std::pair<std::string, std::string>> facts;
+  if (!o.timeline.empty()) {
+    write("--timeline", o.timeline, show::svg(both));
+    facts.push_back({"timeline", o.timeline + ": step " + std::to_string(outcome.typical_step) + ", a typical one, predicted above measured"});
+  }
+  if (!facts.empty()) print_facts(facts);
+}
+
+}  // namespace chevron::train

@@ -1,0 +1,227 @@
+#include "train.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numbers>
+#include <random>
+#include <thread>
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/softmax.h>
+#include <torch/optim/adamw.h>
+
+#include <chevron/prove/costs.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/timeline.hpp>
+#include <chevron/run/evaluator.hpp>
+#include <chevron/run/trainer.hpp>
+#include <chevron/show/format.hpp>
+
+#include "console.hpp"
+#include "gpt.hpp"
+#include "measure.hpp"
+#include "pictures.hpp"
+
+namespace chevron::train {
+namespace {
+
+/// Windows of a text at places that depend on seed, step and sample only: the bytes, and for each the byte that follows.
+struct windows {
+  at::Tensor bytes, following;
+
+  windows(std::string const& text, int count, int context, std::uint64_t seed, std::uint64_t step, std::uint64_t first_sample)
+      : bytes(at::empty({count, context}, at::kLong)), following(at::empty({count, context}, at::kLong)) {
+    auto* x = bytes.data_ptr<std::int64_t>();
+    auto* y = following.data_ptr<std::int64_t>();
+    std::uint64_t const places = text.size() - static_cast<std::size_t>(context);
+    for (int i = 0; i < count; ++i) {
+      char const* const at = text.data() + mixed(seed, step, first_sample + static_cast<std::uint64_t>(i)) % places;
+      for (int j = 0; j < context; ++j) {
+        *x++ = static_cast<unsigned char>(at[j]);
+        *y++ = static_cast<unsigned char>(at[j + 1]);
+      }
+    }
+  }
+};
+
+at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following) {
+  return at::cross_entropy_loss(logits.flatten(0, 1), following.flatten());
+}
+
+/// Up in a twentieth of the steps, then down half a cosine to a tenth. Steps count from 1.
+double learning_rate_at(double highest, long step, long steps) {
+  double const warm_up = std::max(1.0, static_cast<double>(steps) / 20);
+  if (static_cast<double>(step) <= warm_up) return highest * static_cast<double>(step) / warm_up;
+  double const way = (static_cast<double>(step) - warm_up) / std::max(1.0, static_cast<double>(steps) - warm_up);
+  return highest * (0.1 + 0.45 * (1 + std::cos(std::numbers::pi * way)));
+}
+
+std::string some(std::int64_t count, std::string const& one) { return grouped(count) + " " + one + (count == 1 ? "" : "s"); }
+
+void print_header(job const& what) {
+  options const& o = what.options;
+  plan_view const& plan = what.programs.training.plan;
+  costs const equal{};
+  double const share = bubble_makespan(plan, equal);
+  std::string const sentence = "no rank can wait for ever, each gradient is computed once, sends and receives match";
+  std::string peaks;
+  for (int r = 0; r < plan.size.ranks; ++r) peaks += (r == 0 ? "" : ", ") + std::to_string(peak_in_flight(plan, r));
+  std::string cut;
+  for (int s = 0; s < plan.stages; ++s) {
+    cut += (s == 0 ? "" : " | ") + words_for(cut_of(o.model.layers, plan.stages, s));
+  }
+  auto const samples = static_cast<std::int64_t>(o.micro_batches) * o.micro_batch_size * o.replicas;
+  print_facts({
+      {"model", "byte-level GPT, " + grouped(o.model.parameters()) + " parameters: " + some(o.model.layers, "layer") + ", width " +
+                    std::to_string(o.model.width) + ", " + some(o.model.heads, "head") + ", context " + std::to_string(o.model.context)},
+      {"data", what.text.source},
+      {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + what.launcher},
+      {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
+      {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " + some(o.micro_batch_size, "sample") + " for each replica, " +
+                   grouped(samples * o.model.context) + " bytes in all"},
+      {"proved", (what.programs.proved_while_compiling ? "while this program was compiled: " : "just now, by the laws the compiler uses: ") + sentence},
+      {"predicted", "bubble " + show::percent(share) + " if all actions cost the same; chunks in flight by rank: " + peaks},
+  });
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+/// Where timings of several ranks are no fair test of a schedule, says why; else nothing.
+std::string shared_cores(int ranks) {
+  auto const cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (cores == 0 || cores >= ranks) return {};
+  return "Note: " + std::to_string(ranks) + " ranks share " + std::to_string(cores) + (cores == 1 ? " core" : " cores") +
+         ". They take turns, so an action's time varies with what else runs just then;\n  with a core for each rank the two columns come close.";
+}
+
+/// Mean loss on text never shown in training.
+double held_out_loss(job const& what, trainer& train) {
+  options const& o = what.options;
+  evaluator evaluate(what.programs.evaluation.view(), train);
+  int const mine = o.micro_batches * o.micro_batch_size;
+  constexpr int batches = 8;
+  double sum = 0;
+  for (int b = 0; b < batches; ++b) {
+    auto const first = static_cast<std::uint64_t>(train.line().where().replica()) * static_cast<std::uint64_t>(mine);
+    // Steps of training count from 1, so that these places are others.
+    windows const batch(what.text.held_out, mine, o.model.context, o.seed + 1, static_cast<std::uint64_t>(b), first);
+    sum += evaluate.loss({batch.bytes}, {batch.following});
+  }
+  return sum / batches;
+}
+
+/// What the model writes after a piece of the held-out text: byte by byte, each drawn from what the last stage says. The last
+/// stage's rank of the first replica draws and tells the others.
+std::string sample_text(job const& what, trainer& train, std::string const& prompt, int length) {
+  options const& o = what.options;
+  constexpr double temperature = 0.8;
+  evaluator forward(what.programs.sampling.view(), train);
+  transport& line = train.line();
+  plan_view const plan = what.programs.sampling.view().plan;
+  auto const source = static_cast<std::size_t>(plan.rank_of_stage(plan.stages - 1));
+  std::mt19937_64 random(o.seed);
+  std::vector<double> said(static_cast<std::size_t>(line.where().world()));
+
+  std::string text = prompt;
+  for (int i = 0; i < length; ++i) {
+    // Always a whole window, so that all messages have one shape; what stands behind the last byte is not seen by it.
+    auto const seen = std::min(text.size(), static_cast<std::size_t>(o.model.context));
+    at::Tensor window = at::full({1, o.model.context}, 0, at::kLong);
+    for (std::size_t j = 0; j < seen; ++j) window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
+    tensors const logits = forward.outputs({window});
+    double drawn = 0;
+    if (!logits.empty()) {
+      at::Tensor const share = at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1) / temperature, 0).contiguous();
+      double left = std::uniform_real_distribution<double>(0, 1)(random);
+      int byte = 0;
+      for (; byte < vocabulary - 1; ++byte) {
+        left -= static_cast<double>(share.data_ptr<float>()[byte]);
+        if (left < 0) break;
+      }
+      drawn = byte;
+    }
+    line.gather(std::span<double const>(&drawn, 1), said);
+    text += static_cast<char>(static_cast<int>(said[source]));
+  }
+  return text.substr(prompt.size());
+}
+
+/// The beginning of a line of the held-out text, to be continued.
+std::string prompt_from(std::string const& text, std::uint64_t seed, int context) {
+  auto const length = static_cast<std::size_t>(std::min(context, 48));
+  auto at = static_cast<std::size_t>(mixed(seed, 0, 1) % (text.size() - length));
+  auto const line = text.find('\n', at);
+  if (line != std::string::npos && line + 1 + length <= text.size()) at = line + 1;
+  return text.substr(at, length);
+}
+
+}  // namespace
+
+void train_on_rank(job const& what, transport& line) {
+  options const& o = what.options;
+  plan_view const& plan = what.programs.training.plan;
+  layout const& here = line.where();
+  bool const speaks = here.global_rank == 0;
+
+  trainer train(
+      what.programs.training, line,
+      [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)); }, next_byte_loss,
+      optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
+      {.clip_grad_norm = o.clip_grad_norm, .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); }});
+  train.next_step(1);
+
+  if (speaks) print_header(what);
+  std::unique_ptr<step_lines> lines;
+  std::unique_ptr<metrics_file> metrics;
+  if (speaks) {
+    lines = std::make_unique<step_lines>(o.steps);
+    metrics = std::make_unique<metrics_file>(o.metrics);
+  }
+
+  int const mine = o.micro_batches * o.micro_batch_size;
+  auto const bytes_in_step = static_cast<double>(mine) * o.replicas * o.model.context;
+  step_records records;
+  double first_loss = 0, last_loss = 0;
+  std::int64_t const begin = now_ns();
+  for (long step = 1; step <= o.steps; ++step) {
+    auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
+    windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
+    step_report const report = train.step({batch.bytes}, {batch.following});
+    if (step > o.steps - static_cast<long>(step_records::kept) && (step > 1 || o.steps == 1)) records.keep(train.last_record(), report.seconds);
+    if (step == 1) first_loss = report.loss;
+    last_loss = report.loss;
+    if (speaks) {
+      told_step const told{step,           report.loss, report.grad_norm, report.learning_rate, report.seconds, bytes_in_step / report.seconds,
+                           report.bubble};
+      lines->show(told);
+      metrics->write(told);
+    }
+  }
+  double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
+  lines.reset();
+  metrics.reset();
+
+  double const held_out = held_out_loss(what, train);
+  auto const texts = line.gather_text(records.text());
+  std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
+  if (speaks) {
+    std::printf("\n");
+    print_facts({{"trained", some(o.steps, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " + show::fixed(last_loss, 3) +
+                                 " nats a byte; on text it never saw " + show::fixed(held_out, 3) + " (" + show::fixed(held_out / std::numbers::ln2, 2) +
+                                 " bits)"}});
+    comparison const outcome = compared(what.programs.training, texts);
+    std::printf("\n%s\n", table_of(outcome, shared_cores(here.world())).c_str());
+    write_pictures(o, outcome);
+    std::fflush(stdout);
+  }
+  std::string const written = sample_text(what, train, prompt, 320);
+  if (speaks) {
+    std::printf("\n%s\n%s%s\n", bold("The model goes on from a line it never saw:").c_str(), faint(shown(prompt)).c_str(), shown(written).c_str());
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace chevron::train
