@@ -119,28 +119,17 @@ class gloo_transport final : public transport {
     slot.about = mine;
     slot.works.clear();
     slot.values.clear();
-    for (auto const& value : values) slot.values.push_back(value.detach().contiguous());
+    for (auto const& value : values) slot.values.push_back(sendable(value, mine));
     auto const tag = tag_of(what);
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
-    auto const shapes = header_of(slot.values, mine);
     if (first) {
       // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
       // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
       for (auto& value : slot.values) value = value.clone();
-      agreed_.emplace(tag, shapes);
-      auto first_part = at::zeros({header_words}, at::kLong);
-      std::copy_n(shapes.begin(), std::min<std::size_t>(shapes.size(), header_words), first_part.data_ptr<std::int64_t>());
-      send(slot, first_part, tag, 0);
-      slot.headers = {first_part};
-      if (shapes.size() > header_words) {
-        auto rest = at::empty({static_cast<std::int64_t>(shapes.size() - header_words)}, at::kLong);
-        std::copy(shapes.begin() + header_words, shapes.end(), rest.data_ptr<std::int64_t>());
-        send(slot, rest, tag, 0);
-        slot.headers.push_back(rest);
-      }
-    } else if (shapes != known->second) {
-      refuse(mine, known->second, shapes);
+      send_header(slot, agreed_.emplace(tag, header_of(slot.values)).first->second, tag);
+    } else if (!fits(slot.values, known->second)) {
+      refuse(mine, known->second, header_of(slot.values));
     }
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
     if (first) {
@@ -286,20 +275,51 @@ class gloo_transport final : public transport {
     return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 7)));
   }
 
+  /// Dense, contiguous, in main memory; the caller's own memory whenever it is so already.
+  static at::Tensor sendable(at::Tensor const& value, awaited const& mine) {
+    if (!value.defined() || !value.device().is_cpu() || value.layout() != at::kStrided) {
+      throw usage_error(mine.action_text() + ": Gloo sends dense tensors in main memory, not " +
+                        (!value.defined() ? "an undefined one" : "one on " + value.device().str()) + ". Remedy: .cpu(), or another transport");
+    }
+    if (!value.requires_grad() && value.is_contiguous()) return value;
+    return value.detach().contiguous();
+  }
+
   /// [words in all, tensors, then for each: dtype, dimensions, sizes…]
-  static std::vector<std::int64_t> header_of(std::vector<at::Tensor> const& values, awaited const& mine) {
+  static std::vector<std::int64_t> header_of(std::vector<at::Tensor> const& values) {
     std::vector<std::int64_t> out{0, static_cast<std::int64_t>(values.size())};
     for (auto const& value : values) {
-      if (!value.device().is_cpu() || value.layout() != at::kStrided) {
-        throw usage_error(mine.action_text() + ": Gloo sends dense tensors in main memory only, this one is on " + value.device().str() +
-                          ". Remedy: .cpu(), or the nccl transport");
-      }
       out.push_back(static_cast<std::int64_t>(value.scalar_type()));
       out.push_back(value.dim());
       out.insert(out.end(), value.sizes().begin(), value.sizes().end());
     }
     out[0] = static_cast<std::int64_t>(out.size());
     return out;
+  }
+
+  static bool fits(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& shapes) {
+    if (shapes[1] != static_cast<std::int64_t>(values.size())) return false;
+    std::size_t at = 2;
+    for (auto const& value : values) {
+      if (shapes[at] != static_cast<std::int64_t>(value.scalar_type()) || shapes[at + 1] != value.dim()) return false;
+      at += 2;
+      if (!std::equal(value.sizes().begin(), value.sizes().end(), shapes.begin() + static_cast<std::ptrdiff_t>(at))) return false;
+      at += value.sizes().size();
+    }
+    return true;
+  }
+
+  void send_header(outgoing& slot, std::vector<std::int64_t> const& shapes, std::uint32_t tag) {
+    auto first_part = at::zeros({header_words}, at::kLong);
+    auto const first_count = std::min<std::int64_t>(shapes[0], header_words);
+    std::copy_n(shapes.begin(), first_count, first_part.data_ptr<std::int64_t>());
+    slot.headers = {first_part};
+    send(slot, first_part, tag, 0);
+    if (shapes[0] == first_count) return;
+    auto rest = at::empty({shapes[0] - first_count}, at::kLong);
+    std::copy(shapes.begin() + first_count, shapes.end(), rest.data_ptr<std::int64_t>());
+    slot.headers.push_back(rest);
+    send(slot, rest, tag, 0);
   }
 
   static std::string text_of(std::vector<std::int64_t> const& shapes) {

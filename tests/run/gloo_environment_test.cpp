@@ -1,0 +1,116 @@
+#include <map>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/environment.hpp>
+#include <chevron/run/launch.hpp>
+
+#include <doctest/doctest.h>
+
+using namespace chevron;
+
+namespace {
+
+using variables = std::map<std::string, std::string>;
+
+launch_place placed(variables const& set) {
+  return read_environment([&](std::string const& name) -> std::optional<std::string> {
+    auto const it = set.find(name);
+    return it == set.end() ? std::nullopt : std::optional<std::string>(it->second);
+  });
+}
+
+std::string refusal(variables const& set) {
+  try {
+    placed(set);
+  } catch (usage_error const& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST_CASE("each launcher's variables give rank, world, local rank and the place of the store") {
+  CHECK(placed({}).world == 1);
+  CHECK(placed({}).launcher == "none");
+
+  auto const torchrun = placed({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "4711"},
+                                {"TORCHELASTIC_RUN_ID", "run7"}, {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  CHECK(torchrun.launcher == "torchrun");
+  CHECK(torchrun.rank == 3);
+  CHECK(torchrun.world == 4);
+  CHECK(torchrun.local_rank == 1);
+  CHECK(torchrun.address == "10.0.0.1");
+  CHECK(torchrun.port == 4711);
+  CHECK(torchrun.store_is_there);
+  CHECK(torchrun.job == "run7.2");
+
+  auto const plain = placed({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}});
+  CHECK(plain.launcher == "environment");
+  CHECK_FALSE(plain.store_is_there);
+
+  auto const mpi = placed({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                           {"MASTER_ADDR", "h"}, {"MASTER_PORT", "2"}});
+  CHECK(mpi.launcher == "Open MPI");
+  CHECK(mpi.rank == 1);
+  CHECK(mpi.local_rank == 1);
+
+  auto const pmi = placed({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "2"}});
+  CHECK(pmi.launcher == "PMI");
+  CHECK(pmi.world == 3);
+
+  auto const slurm = placed({{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "123456"},
+                             {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NODELIST", "gnode[10,20-25]"}});
+  CHECK(slurm.launcher == "Slurm");
+  CHECK(slurm.rank == 5);
+  CHECK(slurm.address == "gnode10");
+  CHECK(slurm.port == 20000 + 123456 % 20000);
+  CHECK(slurm.job == "slurm.123456.0");
+
+  // The shell of a batch script is no task of a step.
+  CHECK(placed({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "1"}}).world == 1);
+  // torchrun within Slurm: the inner one is meant.
+  CHECK(placed({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}, {"TORCHELASTIC_RUN_ID", "x"},
+                {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}).launcher == "torchrun");
+}
+
+TEST_CASE("what is missing or wrong is named") {
+  CHECK(refusal({{"RANK", "0"}}).find("WORLD_SIZE is missing, while RANK is set (launcher: environment)") != std::string::npos);
+  CHECK(refusal({{"WORLD_SIZE", "2"}}).find("RANK is missing, while WORLD_SIZE is set") != std::string::npos);
+  CHECK(refusal({{"TORCHELASTIC_RUN_ID", "x"}}).find("RANK is missing") != std::string::npos);
+  CHECK(refusal({{"OMPI_COMM_WORLD_RANK", "0"}}).find("OMPI_COMM_WORLD_SIZE is missing") != std::string::npos);
+  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).find("MASTER_ADDR is missing, while environment says 2 ranks") != std::string::npos);
+  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}}).find("MASTER_PORT is missing") != std::string::npos);
+  CHECK(refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("RANK=2 is not below WORLD_SIZE=2") != std::string::npos);
+  CHECK(refusal({{"RANK", "one"}, {"WORLD_SIZE", "2"}}).find("RANK=one is not a number") != std::string::npos);
+  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2x"}}).find("WORLD_SIZE=2x is not a number") != std::string::npos);
+  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("MASTER_PORT=70000") != std::string::npos);
+  CHECK(refusal({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}).find("RANK=-1") != std::string::npos);
+}
+
+TEST_CASE("the first host of a node list") {
+  CHECK(first_host("one") == "one");
+  CHECK(first_host("one,two") == "one");
+  CHECK(first_host("n[007-9],m1") == "n007");
+  CHECK(first_host("gnode[10,20-25]") == "gnode10");
+  CHECK(first_host("a1,n[2-3]") == "a1");
+  CHECK(first_host("rack[3-4]-x,y") == "rack3-x");
+  CHECK_THROWS_AS(first_host("n[1"), usage_error);
+}
+
+TEST_CASE("a layout must use every process") {
+  launched job;
+  job.rank = 3;
+  job.world = 4;
+  CHECK(job.place(2, 2).pipeline_rank() == 1);
+  CHECK(job.place(2, 2).replica() == 1);
+  CHECK(job.place(4).pipeline_rank() == 3);
+  CHECK_THROWS_WITH_AS(job.place(3),
+                       "3 pipeline ranks × 1 replicas need 3 processes, but there are 4 (launcher: ). Remedy: make --ranks × "
+                       "--replicas equal to the number of processes",
+                       usage_error);
+  CHECK_THROWS_AS(job.place(0, 0), usage_error);
+}
