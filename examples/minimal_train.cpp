@@ -1,3 +1,4 @@
+// prints: step 60  loss 0[.]1
 // Two modules, two pipeline ranks, one optimizer: the least code that trains with chevron.
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/functional.h>

@@ -82,7 +82,7 @@ class evaluator {
     batch_.split(inputs, targets, program_.view().plan.size.micro_batches,
                  all_samples > 0 ? all_samples : samples * owner_->line().where().replicas);
     for (stage& s : owner_->stages()) s.training(false);
-    owner_->take_turn(with);
+    owner_->take_turn(with, inputs, targets);
     with.run(batch_, owner_->next_step());
     for (stage& s : owner_->stages()) s.training(true);
   }

@@ -30,9 +30,9 @@ class stage_gradients {
     for (parameter const& p : owner.parameters()) {
       if (!p.value.requires_grad() || holds(p.value)) continue;
       trained_.push_back(p);
-      flat& home = flat_for(p.value);
-      homes_.push_back({static_cast<std::size_t>(&home - flats_.data()), home.elements});
-      home.elements += p.value.numel();
+      flat& with = flat_for(p.value);
+      homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.elements});
+      with.elements += p.value.numel();
     }
     for (flat& f : flats_) {
       f.memory = at::zeros({f.elements}, f.options);

@@ -33,8 +33,8 @@ inline auto only(int peer) {
 /// ((r0 + r1) + r2) …, so they are the same in every run.
 class threads_transport final : public transport {
  public:
-  threads_transport(std::shared_ptr<detail::threads_hub> hub, int global_rank)
-      : transport({hub->options.pipeline_ranks, hub->options.replicas, global_rank}), hub_(std::move(hub)) {
+  threads_transport(std::shared_ptr<detail::threads_hub> shared, int global_rank)
+      : transport({shared->options.pipeline_ranks, shared->options.replicas, global_rank}), hub_(std::move(shared)) {
     deadline(hub_->options.deadline);
   }
 

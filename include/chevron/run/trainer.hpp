@@ -119,7 +119,7 @@ class trainer {
     for (auto const& g : gradients_) {
       if (g) g->zero();
     }
-    take_turn(*executor_);
+    take_turn(*executor_, inputs, targets);
     executor_->run(batch_, step_);
 
     step_report report;
@@ -150,11 +150,19 @@ class trainer {
   long next_step() const { return step_; }
   void next_step(long step) { step_ = step; }
 
-  /// Tells the transport whose slots come next, when that changed.
-  void take_turn(executor& next) {
-    if (turn_ == &next) return;
-    next.open();
+  /// Tells the transport whose slots come next, and that messages may have new shapes, when either changed.
+  void take_turn(executor& next, tensors const& inputs, tensors const& targets) {
+    shapes_.clear();
+    for (tensors const* all : {&inputs, &targets}) {
+      for (at::Tensor const& t : *all) {
+        shapes_.push_back(static_cast<std::int64_t>(t.scalar_type()));
+        shapes_.push_back(t.dim());
+        shapes_.insert(shapes_.end(), t.sizes().begin(), t.sizes().end());
+      }
+    }
+    if (turn_ != &next || shapes_ != shapes_of_turn_) next.open();
     turn_ = &next;
+    std::swap(shapes_, shapes_of_turn_);
   }
 
  private:
@@ -222,6 +230,7 @@ class trainer {
   std::unique_ptr<global_update> update_;
   std::unique_ptr<executor> executor_;
   executor const* turn_ = nullptr;
+  std::vector<std::int64_t> shapes_of_turn_, shapes_;
   micro_batches batch_;
   std::vector<double> weighted_losses_;
   std::int64_t all_samples_ = 0;
