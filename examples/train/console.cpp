@@ -36,7 +36,8 @@ std::string formatted(char const* how, double value) {
 
 std::string grouped(std::int64_t number) {
   std::string out = std::to_string(number);
-  for (int at = static_cast<int>(out.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3) out.insert(static_cast<std::size_t>(at), ",");
+  for (int at = static_cast<int>(out.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3)
+    out.insert(static_cast<std::size_t>(at), ",");
   return out;
 }
 
@@ -63,8 +64,9 @@ void print_facts(std::vector<std::pair<std::string, std::string>> const& facts) 
     std::string line;
     bool first = true;
     auto const flush = [&] {
-      std::string const head = first ? name + std::string(static_cast<std::size_t>(std::max(1, indent - static_cast<int>(name.size()))), ' ')
-                                     : std::string(indent, ' ');
+      std::string const head =
+          first ? name + std::string(static_cast<std::size_t>(std::max(1, indent - static_cast<int>(name.size()))), ' ')
+                : std::string(indent, ' ');
       std::printf("%s%s\n", first ? bold(head).c_str() : head.c_str(), line.c_str());
       first = false;
       line.clear();
@@ -85,8 +87,10 @@ std::string shown(std::string const& bytes) {
   for (std::string_view rest = bytes; !rest.empty();) {
     int const length = show::utf8_length(rest);
     auto const c = static_cast<unsigned char>(rest.front());
-    if (length == 0 || (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) out += "\xef\xbf\xbd";
-    else out += rest.substr(0, static_cast<std::size_t>(length));
+    if (length == 0 || (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f)
+      out += "\xef\xbf\xbd";
+    else
+      out += rest.substr(0, static_cast<std::size_t>(length));
     rest.remove_prefix(static_cast<std::size_t>(std::max(length, 1)));
   }
   return out;
@@ -108,8 +112,8 @@ void step_lines::clear() {
 std::string step_lines::line(told_step const& r) const {
   char text[256];
   auto const digits = static_cast<int>(std::to_string(steps_).size());
-  std::snprintf(text, sizeof text, "step: %*ld  loss: %8.5f  grad_norm: %8.4f  tps: %s  bubble: %4.1f%%", digits, r.step, r.loss, r.grad_norm,
-                grouped(std::llround(r.bytes_per_second)).c_str(), r.bubble * 100);
+  std::snprintf(text, sizeof text, "step: %*ld  loss: %8.5f  grad_norm: %8.4f  tps: %s  bubble: %4.1f%%", digits, r.step, r.loss,
+                r.grad_norm, grouped(std::llround(r.bytes_per_second)).c_str(), r.bubble * 100);
   return text;
 }
 
@@ -131,9 +135,10 @@ void step_lines::draw(told_step const& r) {
   auto const seconds = static_cast<long>(std::lround(left));
   char clock_text[32];
   std::snprintf(clock_text, sizeof clock_text, "%ld:%02ld left", seconds / 60, seconds % 60);
-  std::string const words = "  step " + std::to_string(r.step) + "/" + std::to_string(steps_) + "  loss " + formatted("%.4f", r.loss) + "  grad_norm " +
-                            formatted("%.2f", r.grad_norm) + "  tps " + grouped(std::llround(r.bytes_per_second)) +
-                            "  bubble " + formatted("%.0f%%", r.bubble * 100) + "  " + clock_text;
+  std::string const words = "  step " + std::to_string(r.step) + "/" + std::to_string(steps_) + "  loss " +
+                            formatted("%.4f", r.loss) + "  grad_norm " + formatted("%.2f", r.grad_norm) + "  tps " +
+                            grouped(std::llround(r.bytes_per_second)) + "  bubble " + formatted("%.0f%%", r.bubble * 100) + "  " +
+                            clock_text;
   int const room = terminal_width(STDERR_FILENO) - 1;
   int const bar = std::min(24, room - static_cast<int>(words.size()));
   std::string text;
@@ -153,7 +158,8 @@ metrics_file::metrics_file(std::string const& path) {
   if (path.empty()) return;
   file_ = std::fopen(path.c_str(), "w");
   if (file_ == nullptr) {
-    throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) + ". Remedy: a file in an existing folder that is writable");
+    throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) +
+                      ". Remedy: a file in an existing folder that is writable");
   }
 }
 metrics_file::~metrics_file() {
@@ -163,10 +169,11 @@ metrics_file::~metrics_file() {
 void metrics_file::write(told_step const& r) {
   if (file_ == nullptr) return;
   using show::exact;
-  std::fprintf(file_,
-               "{\"step\":%ld,\"loss\":%s,\"grad_norm\":%s,\"learning_rate\":%s,\"seconds\":%s,\"tokens_per_second\":%s,\"bubble\":%s}\n",
-               r.step, exact(r.loss).c_str(), exact(r.grad_norm).c_str(), exact(r.learning_rate).c_str(), exact(r.seconds).c_str(),
-               exact(r.bytes_per_second).c_str(), exact(r.bubble).c_str());
+  std::fprintf(
+      file_,
+      "{\"step\":%ld,\"loss\":%s,\"grad_norm\":%s,\"learning_rate\":%s,\"seconds\":%s,\"tokens_per_second\":%s,\"bubble\":%s}\n",
+      r.step, exact(r.loss).c_str(), exact(r.grad_norm).c_str(), exact(r.learning_rate).c_str(), exact(r.seconds).c_str(),
+      exact(r.bytes_per_second).c_str(), exact(r.bubble).c_str());
   std::fflush(file_);
 }
 

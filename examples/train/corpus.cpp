@@ -62,11 +62,13 @@ std::vector<fs::path> files_of(fs::path const& path) {
   std::error_code fault;
   auto const status = fs::status(path, fault);
   if (!fs::exists(status)) {
-    throw usage_error("--data " + path.string() + " does not exist. Remedy: give an existing text file or folder, or leave --data away");
+    throw usage_error("--data " + path.string() +
+                      " does not exist. Remedy: give an existing text file or folder, or leave --data away");
   }
   if (!fs::is_directory(status)) return {path};
   std::vector<fs::path> out;
-  for (fs::recursive_directory_iterator at(path, fs::directory_options::skip_permission_denied, fault), end; !fault && at != end; at.increment(fault)) {
+  for (fs::recursive_directory_iterator at(path, fs::directory_options::skip_permission_denied, fault), end; !fault && at != end;
+       at.increment(fault)) {
     auto const name = at->path().filename().string();
     if (name.starts_with('.')) {
       if (at->is_directory()) at.disable_recursion_pending();
@@ -74,15 +76,19 @@ std::vector<fs::path> files_of(fs::path const& path) {
     }
     if (at->is_regular_file()) out.push_back(at->path());
   }
-  if (fault) throw usage_error("--data " + path.string() + " cannot be read: " + fault.message() + ". Remedy: a folder that this user may read");
+  if (fault)
+    throw usage_error("--data " + path.string() + " cannot be read: " + fault.message() +
+                      ". Remedy: a folder that this user may read");
   std::sort(out.begin(), out.end());
   return out;
 }
 
 std::string megabytes(std::int64_t bytes) {
   char text[32];
-  if (bytes < 100000) std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
-  else std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+  if (bytes < 100000)
+    std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
+  else
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
   return text;
 }
 
@@ -98,8 +104,8 @@ corpus read_corpus(corpus_options const& options) {
       if (fs::is_directory(headers / part)) paths.push_back(headers / part);
     }
     if (paths.empty()) {
-      throw usage_error("the default text, LibTorch's C++ headers, is not at " + (headers.empty() ? fs::path("include") : headers).string() +
-                        ". Remedy: give any text with --data PATH");
+      throw usage_error("the default text, LibTorch's C++ headers, is not at " +
+                        (headers.empty() ? fs::path("include") : headers).string() + ". Remedy: give any text with --data PATH");
     }
     where = "LibTorch's C++ headers";
   } else {
@@ -126,8 +132,10 @@ corpus read_corpus(corpus_options const& options) {
   }
   out.files = static_cast<int>(texts.size());
   if (texts.empty()) {
-    throw usage_error("--data " + where + (out.skipped > 0 ? " holds no text, only other files (" + std::to_string(out.skipped) + ")" : " holds nothing") +
-                      ". Remedy: give text files, or a folder with some");
+    throw usage_error(
+        "--data " + where +
+        (out.skipped > 0 ? " holds no text, only other files (" + std::to_string(out.skipped) + ")" : " holds nothing") +
+        ". Remedy: give text files, or a folder with some");
   }
 
   constexpr std::size_t every = 20;
@@ -140,8 +148,9 @@ corpus read_corpus(corpus_options const& options) {
     out.training.resize(kept);
   }
   if (static_cast<std::int64_t>(std::min(out.training.size(), out.held_out.size())) < options.least) {
-    throw usage_error("--data " + where + " is too short: " + std::to_string(size) + " bytes, of which a twentieth is held out; each part must have at least " +
-                      std::to_string(options.least) + " (--context and one more). Remedy: more text, or a smaller --context");
+    throw usage_error("--data " + where + " is too short: " + std::to_string(size) +
+                      " bytes, of which a twentieth is held out; each part must have at least " + std::to_string(options.least) +
+                      " (--context and one more). Remedy: more text, or a smaller --context");
   }
   out.source = where + ": " + std::to_string(out.files) + (out.files == 1 ? " file, " : " files, ") + megabytes(size) + ", " +
                megabytes(static_cast<std::int64_t>(out.held_out.size())) + " of it held out";

@@ -15,16 +15,16 @@ namespace chevron::train {
 struct corpus {
   std::string training;
   std::string held_out;
-  int files = 0;            ///< text files read
-  int skipped = 0;          ///< files left out: not text
-  bool cut_short = false;   ///< there was more than `limit` bytes
-  std::string source;       ///< for people: where it came from
+  int files = 0;           ///< text files read
+  int skipped = 0;         ///< files left out: not text
+  bool cut_short = false;  ///< there was more than `limit` bytes
+  std::string source;      ///< for people: where it came from
 };
 
 struct corpus_options {
-  std::vector<std::string> paths;                ///< files and folders; empty: the C++ headers of LibTorch itself
-  std::int64_t limit = 16 * 1024 * 1024;         ///< at most so many bytes are kept
-  std::int64_t least = 0;                        ///< a `usage_error` if either part is shorter: one sample must fit
+  std::vector<std::string> paths;         ///< files and folders; empty: the C++ headers of LibTorch itself
+  std::int64_t limit = 16 * 1024 * 1024;  ///< at most so many bytes are kept
+  std::int64_t least = 0;                 ///< a `usage_error` if either part is shorter: one sample must fit
 };
 
 /// Reads everything: folders recursively, in the order of their names, text files only. Every twentieth file is held out, or,

@@ -28,7 +28,8 @@ namespace chevron::train {
 class weight_source {
  public:
   weight_source(std::uint64_t seed, int layer)
-      : generator_(at::make_generator<at::CPUGeneratorImpl>(seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(layer + 2))) {}
+      : generator_(
+            at::make_generator<at::CPUGeneratorImpl>(seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(layer + 2))) {}
 
   void draw(torch::nn::Linear& linear, double deviation = 0.02) {
     linear->weight.detach().normal_(0, deviation, generator_);
@@ -69,7 +70,8 @@ class block_impl : public torch::nn::Module {
     auto const samples = x.size(0), length = x.size(1), width = x.size(2);
     // [samples, length, 3, heads, width of a head] -> 3 × [samples, heads, length, width of a head]
     auto const qkv = query_key_value_(norm_1_(x)).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4});
-    auto const seen = at::scaled_dot_product_attention(qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2), {}, 0.0, /*is_causal=*/true);
+    auto const seen =
+        at::scaled_dot_product_attention(qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2), {}, 0.0, /*is_causal=*/true);
     auto const attended = x + project_(seen.transpose(1, 2).reshape({samples, length, width}));
     return attended + narrow_(at::gelu(widen_(norm_2_(attended))));
   }

@@ -43,7 +43,8 @@ inline gpt_cut cut_of(int layers, int stages, int stage) {
   if (stages > layers + 2) {
     throw usage_error("the schedule cuts the model into " + std::to_string(stages) + " stages, but with --layers " +
                       std::to_string(layers) + " there are " + std::to_string(layers + 2) +
-                      " pieces (embedding, layers, head). Remedy: --layers " + std::to_string(stages - 2) + " or more, or fewer --ranks or --chunks");
+                      " pieces (embedding, layers, head). Remedy: --layers " + std::to_string(stages - 2) +
+                      " or more, or fewer --ranks or --chunks");
   }
   auto const begin = [&](int s) {
     if (stages == layers + 2) return std::min(std::max(s - 1, 0), layers);

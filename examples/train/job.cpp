@@ -18,8 +18,8 @@ plan proved(std::string const& name, shape size) {
   plan made = catalogue::make_plan(name, size);
   finding found = made.problem ? made.problem : check(made);
   if (found) {
-    throw usage_error("--schedule " + name + " cannot be run with " + to_text(size).str() + ": law " + name_of(found.broken) + " is broken: " +
-                      describe(found).str() + ". Remedy: another --ranks, --chunks or --microbatches");
+    throw usage_error("--schedule " + name + " cannot be run with " + to_text(size).str() + ": law " + name_of(found.broken) +
+                      " is broken: " + describe(found).str() + ". Remedy: another --ranks, --chunks or --microbatches");
   }
   return made;
 }
@@ -27,8 +27,8 @@ plan proved(std::string const& name, shape size) {
 program lowered_and_checked(plan const& from) {
   program made = lower(from);
   if (finding const found = check(made.view())) {
-    throw usage_error(std::string("--schedule ") + from.name + ": law " + name_of(found.broken) + " is broken: " + describe(found).str() +
-                      ". Remedy: another schedule");
+    throw usage_error(std::string("--schedule ") + from.name + ": law " + name_of(found.broken) +
+                      " is broken: " + describe(found).str() + ". Remedy: another schedule");
   }
   return made;
 }

@@ -16,9 +16,9 @@ namespace chevron::train {
 /// The programs of a job. Nothing gets in here that breaks a law.
 struct programs {
   program_view training;
-  std::optional<program> made;         ///< at start-up; empty when the compiler made the training program
-  program evaluation;                  ///< the forwards of the training plan
-  program sampling;                    ///< the same for one microbatch
+  std::optional<program> made;  ///< at start-up; empty when the compiler made the training program
+  program evaluation;           ///< the forwards of the training plan
+  program sampling;             ///< the same for one microbatch
   bool proved_while_compiling = false;
 };
 

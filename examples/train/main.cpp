@@ -31,7 +31,10 @@ int share_of_cores(int world) {
 void run_as_threads(job& what) {
   options const& o = what.options;
   what.launcher = "threads of this process";
-  run_threads({.pipeline_ranks = o.ranks, .replicas = o.replicas, .deadline = milliseconds(o.timeout), .intra_op_threads = share_of_cores(o.world())},
+  run_threads({.pipeline_ranks = o.ranks,
+               .replicas = o.replicas,
+               .deadline = milliseconds(o.timeout),
+               .intra_op_threads = share_of_cores(o.world())},
               [&](transport& line) { train_on_rank(what, line); });
 }
 
@@ -54,23 +57,27 @@ int body(int argc, char** argv) {
   launch_place const told = read_environment();
   bool const launched_already = told.world > 1;
   if (launched_already && o.nproc > 0) {
-    throw usage_error("--nproc " + std::to_string(o.nproc) + " starts processes, but " + told.launcher + " has already done so. Remedy: leave --nproc away");
+    throw usage_error("--nproc " + std::to_string(o.nproc) + " starts processes, but " + told.launcher +
+                      " has already done so. Remedy: leave --nproc away");
   }
   if (launched_already && !o.backend_given) o.backend = backend::gloo;
   if (launched_already && o.backend == backend::threads) {
-    throw usage_error("--backend threads runs all ranks in one process, but " + told.launcher + " has started " + std::to_string(told.world) +
-                      ". Remedy: --backend gloo, or start one process");
+    throw usage_error("--backend threads runs all ranks in one process, but " + told.launcher + " has started " +
+                      std::to_string(told.world) + ". Remedy: --backend gloo, or start one process");
   }
   if (launched_already && told.world != o.world()) {
-    throw usage_error("--ranks " + std::to_string(o.ranks) + " × --replicas " + std::to_string(o.replicas) + " need " + std::to_string(o.world()) +
-                      " processes, but " + told.launcher + " has started " + std::to_string(told.world) + ". Remedy: make them equal");
+    throw usage_error("--ranks " + std::to_string(o.ranks) + " × --replicas " + std::to_string(o.replicas) + " need " +
+                      std::to_string(o.world()) + " processes, but " + told.launcher + " has started " +
+                      std::to_string(told.world) + ". Remedy: make them equal");
   }
   what.programs = make_programs(o);
   if (told.rank == 0) check_files(o);
   what.text = read_corpus({.paths = o.data, .least = o.model.context + 1});
 
-  if (o.backend == backend::gloo) run_as_processes(what, launched_already);
-  else run_as_threads(what);
+  if (o.backend == backend::gloo)
+    run_as_processes(what, launched_already);
+  else
+    run_as_threads(what);
   return 0;
 }
 

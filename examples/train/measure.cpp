@@ -54,7 +54,8 @@ std::optional<action> received_by(plan_view const& plan, action a) {
   if (a.what == kind::forward && stage > 0 && plan.rank_of[stage - 1] != plan.rank_of[stage]) {
     return make_action(kind::receive_forward, stage, static_cast<int>(a.micro_batch));
   }
-  if ((a.what == kind::backward || a.what == kind::backward_input) && stage + 1 < plan.stages && plan.rank_of[stage + 1] != plan.rank_of[stage]) {
+  if ((a.what == kind::backward || a.what == kind::backward_input) && stage + 1 < plan.stages &&
+      plan.rank_of[stage + 1] != plan.rank_of[stage]) {
     return make_action(kind::receive_backward, stage, static_cast<int>(a.micro_batch));
   }
   return std::nullopt;
@@ -72,7 +73,8 @@ std::string step_records::text() const {
   for (one const& s : steps_) {
     out << s.step << ' ' << s.seconds << ' ' << s.peak_in_flight << ' ' << s.entries.size() << '\n';
     for (recorded const& r : s.entries) {
-      out << static_cast<int>(r.what.what) << ' ' << r.what.stage << ' ' << r.what.micro_batch << ' ' << r.reached << ' ' << r.start << ' ' << r.end << '\n';
+      out << static_cast<int>(r.what.what) << ' ' << r.what.stage << ' ' << r.what.micro_batch << ' ' << r.reached << ' '
+          << r.start << ' ' << r.end << '\n';
     }
   }
   return out.str();
@@ -90,7 +92,9 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   for (auto const& of_rank : all) {
     for (auto const& step : of_rank) {
       for (recorded const& r : step.entries) {
-        if (is_compute(r.what.what)) durations[r.what.stage * compute_kinds + static_cast<std::size_t>(r.what.what)].push_back(seconds_between(r.start, r.end));
+        if (is_compute(r.what.what))
+          durations[r.what.stage * compute_kinds + static_cast<std::size_t>(r.what.what)].push_back(
+              seconds_between(r.start, r.end));
       }
     }
   }
@@ -136,7 +140,8 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   out.measured_pipeline = median(lengths);
   out.measured_bubble = median(bubbles);
   out.measured_step = median(whole);
-  auto const typical = static_cast<std::size_t>(std::find(lengths.begin(), lengths.end(), out.measured_pipeline) - lengths.begin());
+  auto const typical =
+      static_cast<std::size_t>(std::find(lengths.begin(), lengths.end(), out.measured_pipeline) - lengths.begin());
   out.typical_step = all.front()[typical].step;
 
   out.measured = out.predicted;
@@ -159,8 +164,8 @@ comparison compared(program_view const& program, std::vector<std::string> const&
       if (r.what.what == kind::receive_forward || r.what.what == kind::receive_backward) continue;
       auto const box = [&](action what, std::int64_t from, std::int64_t to) {
         int const chunk = is_compute(what.what) ? plan.chunk_of(static_cast<int>(what.stage)) : 0;
-        out.measured.boxes.push_back({static_cast<int>(rank), 1e3 * seconds_between(zero, from), 1e3 * seconds_between(zero, to), what, chunk,
-                                      static_cast<int>(out.typical_step)});
+        out.measured.boxes.push_back({static_cast<int>(rank), 1e3 * seconds_between(zero, from), 1e3 * seconds_between(zero, to),
+                                      what, chunk, static_cast<int>(out.typical_step)});
       };
       if (is_compute(r.what.what)) {
         if (auto const message = received_by(plan, r.what)) box(*message, r.reached, r.start);
@@ -175,10 +180,13 @@ comparison compared(program_view const& program, std::vector<std::string> const&
 
 std::string table_of(comparison const& c, std::string const& shared_cores) {
   std::string out;
-  auto const row = [&](std::string const& name, std::string const& predicted, std::string const& measured, std::string const& remark = "") {
-    auto const right = [](std::string const& s, int width) { return std::string(static_cast<std::size_t>(std::max(0, width - show::columns_of(s))), ' ') + s; };
-    std::string line = "  " + name + std::string(static_cast<std::size_t>(std::max(1, 32 - show::columns_of(name))), ' ') + right(predicted, 10) +
-                       right(measured, 12) + (remark.empty() ? "" : "   " + remark);
+  auto const row = [&](std::string const& name, std::string const& predicted, std::string const& measured,
+                       std::string const& remark = "") {
+    auto const right = [](std::string const& s, int width) {
+      return std::string(static_cast<std::size_t>(std::max(0, width - show::columns_of(s))), ' ') + s;
+    };
+    std::string line = "  " + name + std::string(static_cast<std::size_t>(std::max(1, 32 - show::columns_of(name))), ' ') +
+                       right(predicted, 10) + right(measured, 12) + (remark.empty() ? "" : "   " + remark);
     while (!line.empty() && line.back() == ' ') line.pop_back();
     out += line + "\n";
   };
@@ -194,8 +202,8 @@ std::string table_of(comparison const& c, std::string const& shared_cores) {
       most = std::max(most, c.measured_peak[g]);
       who += (who.empty() ? "" : ", ") + std::to_string(g);
     }
-    row((r == 0 ? "peak in flight, rank " : "                rank ") + who, std::to_string(c.predicted_peak[r]), std::to_string(most),
-        r == 0 ? "chunks" : "");
+    row((r == 0 ? "peak in flight, rank " : "                rank ") + who, std::to_string(c.predicted_peak[r]),
+        std::to_string(most), r == 0 ? "chunks" : "");
   }
   row("whole step", "-", duration(c.measured_step), "with gradient sums and optimizer");
 

@@ -35,14 +35,14 @@ class step_records {
 
 /// What came of it, times in seconds.
 struct comparison {
-  int steps = 0;                     ///< looked at: the last ones of the run
-  long typical_step = 0;             ///< the one whose pipeline took the median time
+  int steps = 0;                                                           ///< looked at: the last ones of the run
+  long typical_step = 0;                                                   ///< the one whose pipeline took the median time
   std::vector<double> forward, backward, input_gradient, weight_gradient;  ///< by stage: median of all replicas; 0: never ran
-  show::picture predicted, measured;  ///< of the typical step, in milliseconds
+  show::picture predicted, measured;                                       ///< of the typical step, in milliseconds
   double predicted_pipeline = 0, measured_pipeline = 0;  ///< first F to last B or W over all ranks; measured: median
   double predicted_bubble = 0, measured_bubble = 0;      ///< share of ranks × that time without compute
-  std::vector<int> predicted_peak, measured_peak;        ///< chunks in flight; predicted by pipeline rank, measured by global rank
-  double measured_step = 0;                              ///< all of the step, with gradient sums and optimizer: median
+  std::vector<int> predicted_peak, measured_peak;  ///< chunks in flight; predicted by pipeline rank, measured by global rank
+  double measured_step = 0;                        ///< all of the step, with gradient sums and optimizer: median
 };
 
 /// \param texts every rank's records, by global rank

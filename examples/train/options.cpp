@@ -28,7 +28,8 @@ CLI::Validator whole(double least, double most) {
       [=](std::string& given) -> std::string {
         char* end = nullptr;
         double const value = std::strtod(given.c_str(), &end);
-        if (end == given.c_str() || *end != 0 || value != static_cast<double>(static_cast<long long>(value)) || value < least || value > most) {
+        if (end == given.c_str() || *end != 0 || value != static_cast<double>(static_cast<long long>(value)) || value < least ||
+            value > most) {
           return given + " is not a whole number from " + text(least) + " to " + text(most);
         }
         return {};
@@ -66,48 +67,83 @@ CLI::Validator one_of(std::vector<std::string> words) {
 
 options read_options(int argc, char** argv) {
   options o;
-  CLI::App app("Trains a byte-level GPT on any text, on one or several ranks, under a pipeline schedule that was proved first.", "chevron-train");
-  app.footer("With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, about a minute.\n"
-             "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite.");
+  CLI::App app("Trains a byte-level GPT on any text, on one or several ranks, under a pipeline schedule that was proved first.",
+               "chevron-train");
+  app.footer(
+      "With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, about a minute.\n"
+      "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite.");
   app.get_formatter()->column_width(34);
   app.option_defaults()->always_capture_default();
   std::string backend_name = "threads";
 
   app.add_option("--schedule", o.schedule, "one of " + schedule_names())->type_name("NAME")->group("Pipeline");
   app.add_option("--ranks", o.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
-  app.add_option("--chunks", o.chunks, "stages on a rank; 0: as the schedule has")->check(whole(0, 64))->type_name("V")->group("Pipeline");
-  app.add_option("--microbatches", o.micro_batches, "microbatches in a step, for each replica")->check(whole(1, 4096))->type_name("M")->group("Pipeline");
-  app.add_option("--replicas", o.replicas, "copies of the pipeline, each on its own data")->check(whole(1, 1024))->type_name("R")->group("Pipeline");
+  app.add_option("--chunks", o.chunks, "stages on a rank; 0: as the schedule has")
+      ->check(whole(0, 64))
+      ->type_name("V")
+      ->group("Pipeline");
+  app.add_option("--microbatches", o.micro_batches, "microbatches in a step, for each replica")
+      ->check(whole(1, 4096))
+      ->type_name("M")
+      ->group("Pipeline");
+  app.add_option("--replicas", o.replicas, "copies of the pipeline, each on its own data")
+      ->check(whole(1, 1024))
+      ->type_name("R")
+      ->group("Pipeline");
 
   auto* const backend = app.add_option("--backend", backend_name, "threads: all ranks in this process; gloo: a process each")
                             ->check(one_of({"threads", "gloo", "nccl"}))
                             ->type_name("threads|gloo")
                             ->group("Ranks");
   app.add_option("--nproc", o.nproc, "with gloo: processes to start here; 0: P x R, or a launcher has started them")
-      ->check(whole(0, 1024))->type_name("N")->group("Ranks");
-  app.add_option("--timeout", o.timeout, "longest wait for another rank")->check(positive(false))->type_name("SECONDS")->group("Ranks");
+      ->check(whole(0, 1024))
+      ->type_name("N")
+      ->group("Ranks");
+  app.add_option("--timeout", o.timeout, "longest wait for another rank")
+      ->check(positive(false))
+      ->type_name("SECONDS")
+      ->group("Ranks");
 
   app.add_option("--layers", o.model.layers, "transformer blocks")->check(whole(1, 1000))->type_name("N")->group("Model");
   app.add_option("--width", o.model.width, "numbers for each position")->check(whole(1, 65536))->type_name("N")->group("Model");
-  app.add_option("--heads", o.model.heads, "attention heads; must divide the width")->check(whole(1, 1024))->type_name("N")->group("Model");
-  app.add_option("--context", o.model.context, "bytes the model sees at once")->check(whole(2, 65536))->type_name("N")->group("Model");
+  app.add_option("--heads", o.model.heads, "attention heads; must divide the width")
+      ->check(whole(1, 1024))
+      ->type_name("N")
+      ->group("Model");
+  app.add_option("--context", o.model.context, "bytes the model sees at once")
+      ->check(whole(2, 65536))
+      ->type_name("N")
+      ->group("Model");
 
   app.add_option("--data", o.data, "text files and folders; without it LibTorch's C++ headers")
-      ->type_name("PATH")->expected(1, -1)->default_str("")->group("Training");
+      ->type_name("PATH")
+      ->expected(1, -1)
+      ->default_str("")
+      ->group("Training");
   app.add_option("--steps", o.steps, "optimizer steps")->check(whole(1, 1e9))->type_name("K")->group("Training");
   app.add_option("--microbatch-size", o.micro_batch_size, "samples in a microbatch, each of --context bytes")
-      ->check(whole(1, 65536))->type_name("N")->group("Training");
+      ->check(whole(1, 65536))
+      ->type_name("N")
+      ->group("Training");
   app.add_option("--learning-rate", o.learning_rate, "highest, after a twentieth of the steps; then down a cosine to a tenth")
-      ->check(positive(false))->type_name("X")->group("Training");
+      ->check(positive(false))
+      ->type_name("X")
+      ->group("Training");
   app.add_option("--clip-grad-norm", o.clip_grad_norm, "largest norm of the whole gradient; 0: no limit")
-      ->check(positive(true))->type_name("X")->group("Training");
+      ->check(positive(true))
+      ->type_name("X")
+      ->group("Training");
   app.add_option("--seed", o.seed, "of weights, batches and sample")->check(whole(0, 9e15))->type_name("N")->group("Training");
 
   app.add_option("--metrics", o.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("")->group("Files");
   auto* const trace = app.add_option("--trace", o.trace, "a late step for Perfetto or chrome://tracing; none: no file")
-                          ->type_name("FILE.json")->default_str("")->group("Files");
+                          ->type_name("FILE.json")
+                          ->default_str("")
+                          ->group("Files");
   auto* const timeline = app.add_option("--timeline", o.timeline, "a late step drawn, predicted above measured; none: no file")
-                             ->type_name("FILE.svg")->default_str("")->group("Files");
+                             ->type_name("FILE.svg")
+                             ->default_str("")
+                             ->group("Files");
 
   try {
     app.parse(argc, argv);
@@ -118,7 +154,8 @@ options read_options(int argc, char** argv) {
   }
 
   if (backend_name == "nccl") {
-    throw usage_error("--backend nccl comes with GPU support, which this version does not have. Remedy: --backend threads or --backend gloo");
+    throw usage_error(
+        "--backend nccl comes with GPU support, which this version does not have. Remedy: --backend threads or --backend gloo");
   }
   o.backend_given = backend->count() > 0;
   o.backend = backend_name == "gloo" ? train::backend::gloo : train::backend::threads;
@@ -126,17 +163,18 @@ options read_options(int argc, char** argv) {
     throw usage_error("--schedule " + o.schedule + " is not in the catalogue. Remedy: one of " + schedule_names());
   }
   if (o.model.width % o.model.heads != 0) {
-    throw usage_error("--width " + std::to_string(o.model.width) + " cannot be shared by --heads " + std::to_string(o.model.heads) +
-                      ". Remedy: a width that is a multiple of the number of heads");
+    throw usage_error("--width " + std::to_string(o.model.width) + " cannot be shared by --heads " +
+                      std::to_string(o.model.heads) + ". Remedy: a width that is a multiple of the number of heads");
   }
   if (o.nproc > 0) {
     if (o.backend_given && o.backend == train::backend::threads) {
-      throw usage_error("--nproc starts processes, but --backend threads has none. Remedy: --backend gloo, or leave --nproc away");
+      throw usage_error(
+          "--nproc starts processes, but --backend threads has none. Remedy: --backend gloo, or leave --nproc away");
     }
     o.backend = train::backend::gloo;
     if (o.nproc != o.world()) {
-      throw usage_error("--nproc " + std::to_string(o.nproc) + " is not --ranks " + std::to_string(o.ranks) + " × --replicas " + std::to_string(o.replicas) +
-                        ". Remedy: --nproc " + std::to_string(o.world()) + ", or leave it away");
+      throw usage_error("--nproc " + std::to_string(o.nproc) + " is not --ranks " + std::to_string(o.ranks) + " × --replicas " +
+                        std::to_string(o.replicas) + ". Remedy: --nproc " + std::to_string(o.world()) + ", or leave it away");
     }
   }
   // Unasked, files go where build results go.

@@ -51,7 +51,8 @@ void write_pictures(options const& o, comparison const& outcome) {
   std::vector<std::pair<std::string, std::string>> facts;
   if (!o.timeline.empty()) {
     write("--timeline", o.timeline, show::svg(both));
-    facts.push_back({"timeline", o.timeline + ": step " + std::to_string(outcome.typical_step) + ", a typical one, predicted above measured"});
+    facts.push_back({"timeline", o.timeline + ": step " + std::to_string(outcome.typical_step) +
+                                     ", a typical one, predicted above measured"});
   }
   if (!facts.empty()) print_facts(facts);
 }

@@ -75,14 +75,18 @@ void print_header(job const& what) {
   }
   auto const samples = static_cast<std::int64_t>(o.micro_batches) * o.micro_batch_size * o.replicas;
   print_facts({
-      {"model", "byte-level GPT, " + grouped(o.model.parameters()) + " parameters: " + some(o.model.layers, "layer") + ", width " +
-                    std::to_string(o.model.width) + ", " + some(o.model.heads, "head") + ", context " + std::to_string(o.model.context)},
+      {"model", "byte-level GPT, " + grouped(o.model.parameters()) + " parameters: " + some(o.model.layers, "layer") +
+                    ", width " + std::to_string(o.model.width) + ", " + some(o.model.heads, "head") + ", context " +
+                    std::to_string(o.model.context)},
       {"data", what.text.source},
       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + what.launcher},
       {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
-      {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " + some(o.micro_batch_size, "sample") + " for each replica, " +
-                   grouped(samples * o.model.context) + " bytes in all"},
-      {"proved", (what.programs.proved_while_compiling ? "while this program was compiled: " : "just now, by the laws the compiler uses: ") + sentence},
+      {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
+                   some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
+                   " bytes in all"},
+      {"proved", (what.programs.proved_while_compiling ? "while this program was compiled: "
+                                                       : "just now, by the laws the compiler uses: ") +
+                     sentence},
       {"predicted", "bubble " + show::percent(share) + " if all actions cost the same; chunks in flight by rank: " + peaks},
   });
   std::printf("\n");
@@ -94,7 +98,8 @@ std::string shared_cores(int ranks) {
   auto const cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cores == 0 || cores >= ranks) return {};
   return "Note: " + std::to_string(ranks) + " ranks share " + std::to_string(cores) + (cores == 1 ? " core" : " cores") +
-         ". They take turns, so an action's time varies with what else runs just then;\n  with a core for each rank the two columns come close.";
+         ". They take turns, so an action's time varies with what else runs just then;\n  with a core for each rank the two "
+         "columns come close.";
 }
 
 /// Mean loss on text never shown in training.
@@ -130,11 +135,13 @@ std::string sample_text(job const& what, trainer& train, std::string const& prom
     // Always a whole window, so that all messages have one shape; what stands behind the last byte is not seen by it.
     auto const seen = std::min(text.size(), static_cast<std::size_t>(o.model.context));
     at::Tensor window = at::full({1, o.model.context}, 0, at::kLong);
-    for (std::size_t j = 0; j < seen; ++j) window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
+    for (std::size_t j = 0; j < seen; ++j)
+      window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
     tensors const logits = forward.outputs({window});
     double drawn = 0;
     if (!logits.empty()) {
-      at::Tensor const share = at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1) / temperature, 0).contiguous();
+      at::Tensor const share =
+          at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1) / temperature, 0).contiguous();
       double left = std::uniform_real_distribution<double>(0, 1)(random);
       int byte = 0;
       for (; byte < vocabulary - 1; ++byte) {
@@ -166,11 +173,11 @@ void train_on_rank(job const& what, transport& line) {
   layout const& here = line.where();
   bool const speaks = here.global_rank == 0;
 
-  trainer train(
-      what.programs.training, line,
-      [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)); }, next_byte_loss,
-      optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
-      {.clip_grad_norm = o.clip_grad_norm, .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); }});
+  trainer train(what.programs.training, line,
+                [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)); }, next_byte_loss,
+                optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
+                {.clip_grad_norm = o.clip_grad_norm,
+                 .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); }});
   train.next_step(1);
 
   if (speaks) print_header(what);
@@ -190,12 +197,14 @@ void train_on_rank(job const& what, transport& line) {
     auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
     windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
     step_report const report = train.step({batch.bytes}, {batch.following});
-    if (step > o.steps - static_cast<long>(step_records::kept) && (step > 1 || o.steps == 1)) records.keep(train.last_record(), report.seconds);
+    if (step > o.steps - static_cast<long>(step_records::kept) && (step > 1 || o.steps == 1))
+      records.keep(train.last_record(), report.seconds);
     if (step == 1) first_loss = report.loss;
     last_loss = report.loss;
     if (speaks) {
-      told_step const told{step,           report.loss, report.grad_norm, report.learning_rate, report.seconds, bytes_in_step / report.seconds,
-                           report.bubble};
+      told_step const told{
+          step,         report.loss, report.grad_norm, report.learning_rate, report.seconds, bytes_in_step / report.seconds,
+          report.bubble};
       lines->show(told);
       metrics->write(told);
     }
@@ -209,9 +218,9 @@ void train_on_rank(job const& what, transport& line) {
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
     std::printf("\n");
-    print_facts({{"trained", some(o.steps, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " + show::fixed(last_loss, 3) +
-                                 " nats a byte; on text it never saw " + show::fixed(held_out, 3) + " (" + show::fixed(held_out / std::numbers::ln2, 2) +
-                                 " bits)"}});
+    print_facts({{"trained", some(o.steps, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " +
+                                 show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
+                                 " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     comparison const outcome = compared(what.programs.training, texts);
     std::printf("\n%s\n", table_of(outcome, shared_cores(here.world())).c_str());
     write_pictures(o, outcome);
@@ -219,7 +228,8 @@ void train_on_rank(job const& what, transport& line) {
   }
   std::string const written = sample_text(what, train, prompt, 320);
   if (speaks) {
-    std::printf("\n%s\n%s%s\n", bold("The model goes on from a line it never saw:").c_str(), faint(shown(prompt)).c_str(), shown(written).c_str());
+    std::printf("\n%s\n%s%s\n", bold("The model goes on from a line it never saw:").c_str(), faint(shown(prompt)).c_str(),
+                shown(written).c_str());
     std::fflush(stdout);
   }
 }

@@ -9,7 +9,8 @@
 
 namespace chevron::train {
 
-/// Trains, evaluates, compares with the prediction and writes a sample. Every rank of the job calls it once; global rank 0 speaks.
+/// Trains, evaluates, compares with the prediction and writes a sample. Every rank of the job calls it once; global rank 0
+/// speaks.
 void train_on_rank(job const& what, transport& line);
 
 }  // namespace chevron::train
