@@ -99,7 +99,7 @@ inline std::string message_of(std::exception const& e) {
 
 /// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing.
 [[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
-  place where{.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()};
+  place where{.rank = rank, .peer = cause.rank >= 0 ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};
   std::string sentence = cause.reason + "; this rank was waiting for " + where.action;
   if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);
   switch (static_cast<exit_code>(cause.code)) {
