@@ -1,0 +1,66 @@
+#include <iostream>
+#include <utility>
+
+#include <chevron/lower/check_program.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/show/picture.hpp>
+#include <chevron/show/program_text.hpp>
+
+#include "request.hpp"
+
+namespace plan_program {
+namespace {
+
+std::string title_of(chevron::plan const& plan, chevron::show::text_style const& style) {
+  chevron::show::picture sizes;
+  sizes.size = plan.size;
+  sizes.size.chunks = plan.stages / plan.size.ranks;
+  sizes.rows = plan.size.ranks;
+  return std::string(plan.name) + ", " + size_words(sizes, style.unicode ? "\xc3\x97" : "x");
+}
+
+int report(chevron::finding const& broken) {
+  std::cout << "broken law '" << name_of(broken.broken) << "': " << describe(broken) << "\n";
+  return exit_broken_law;
+}
+
+}  // namespace
+
+int run_check(request const& asked) {
+  chevron::plan const plan = plan_of(asked);
+  if (chevron::finding const broken = check(plan)) return report(broken);
+  chevron::program const program = lower(plan);
+  if (chevron::finding const broken = check(program)) return report(broken);
+  std::string const limit = plan.in_flight_limit > 0 ? "never above the declared limit of " + std::to_string(plan.in_flight_limit)
+                                                     : "no limit declared";
+  std::pair<chevron::law, std::string> const laws[] = {
+      {chevron::law::placement, "every stage lives on one rank, every rank has a stage"},
+      {chevron::law::ids_in_range, "every action names a stage of its own rank and a microbatch that exists"},
+      {chevron::law::no_duplicate, "no action twice; B, or I and W, never both"},
+      {chevron::law::complete, "every stage has all its work for every microbatch"},
+      {chevron::law::order, "F before B or I, I before W"},
+      {chevron::law::deadlock, "no rank waits for what is queued behind its own next action, with rendezvous sends too"},
+      {chevron::law::in_flight, limit + "; at most " + std::to_string(peak_in_flight(plan)) + " chunks on a rank"},
+      {chevron::law::matched, std::to_string(messages(plan)) + " messages, each sent and received once, in order on each edge"},
+      {chevron::law::slots, "no tensor's place is used again while it is needed"}};
+  std::string out = "ok: " + title_of(plan, style_of(asked)) + "\n";
+  for (auto const& [law, meaning] : laws) {
+    std::string const name = name_of(law);
+    out += "  " + name + std::string(14 - name.size(), ' ') + meaning + "\n";
+  }
+  write(asked, out);
+  return exit_ok;
+}
+
+int run_lower(request const& asked) {
+  format_of(asked, {"text"});
+  chevron::plan const plan = plan_of(asked);
+  if (chevron::finding const broken = check(plan)) return report(broken);
+  chevron::program const program = lower(plan);
+  write(asked, title_of(plan, style_of(asked)) + "\n\n" + chevron::show::program_text(program));
+  return exit_ok;
+}
+
+}  // namespace plan_program

@@ -1,0 +1,98 @@
+// chevron-plan: look at pipeline schedules. No LibTorch; starts in milliseconds.
+//
+//   chevron-plan show --schedule ZBVZeroBubble --ranks 4 --microbatches 8
+//   chevron-plan show --schedule 1F1B --format svg -o timeline.svg
+//   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8
+//   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
+//   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "request.hpp"
+
+using namespace plan_program;
+
+namespace {
+
+void add_shape(CLI::App& command, request& asked) {
+  command.add_option("--ranks", asked.ranks, "pipeline ranks")->type_name("P")->capture_default_str();
+  command.add_option("--chunks", asked.chunks, "stages on each rank, where the schedule leaves that open")->type_name("V");
+  command.add_option("--microbatches", asked.micro_batches, "microbatches of a step")->type_name("M")->capture_default_str();
+}
+
+void add_costs(CLI::App& command, request& asked, char const* of) {
+  command.add_option("--forward", asked.forward, std::string("cost of F ") + of)->type_name("COST")->capture_default_str();
+  command.add_option("--backward-input", asked.backward_input, std::string("cost of I ") + of)->type_name("COST")->capture_default_str();
+  command.add_option("--backward-weight", asked.backward_weight, std::string("cost of W ") + of + "; B costs I and W together")
+      ->type_name("COST")
+      ->capture_default_str();
+  command.add_option("--communication", asked.communication, "delay of a message between ranks")->type_name("COST")->capture_default_str();
+}
+
+void add_output(CLI::App& command, request& asked, std::string const& formats) {
+  command.add_option("--format", asked.format, formats + "; without it, as the ending of -o's file says")->type_name("FORMAT");
+  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+  command.add_option("--width", asked.width, "columns of text; without it, the terminal's, else 80")->type_name("COLUMNS");
+  command.add_option("--colour,--color", asked.colour, "auto, always or never; auto honours NO_COLOR")->type_name("WHEN");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Look at pipeline schedules: timelines, numbers, laws.", "chevron-plan");
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "Help on all commands");
+  request asked;
+  int (*command)(request const&) = nullptr;
+  auto const add = [&](char const* name, char const* what, int (*run)(request const&)) {
+    CLI::App* const one = app.add_subcommand(name, what);
+    one->callback([&command, run] { command = run; });
+    return one;
+  };
+  std::string names;
+  for (std::string const& name : schedule_names()) names += (names.empty() ? "" : " ") + name;
+  auto const add_schedule = [&](CLI::App& one) {
+    one.add_option("schedule,--schedule", asked.schedule, "one of: " + names)->type_name("NAME");
+    add_shape(one, asked);
+  };
+  char const* const limit_help = "most chunks in flight on any rank";
+
+  CLI::App& show = *add("show", "Draw a schedule's timeline and give its numbers", run_show);
+  add_schedule(show);
+  add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)");
+  show.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("CHUNKS");
+  add_output(show, asked, "text, svg, html, csv, trace, json or steps");
+
+  CLI::App& compare = *add("compare", "Compare all schedules for one shape, the fastest first", run_compare);
+  add_shape(compare, asked);
+  add_costs(compare, asked, "(of a rank's whole share of the model: a chunk costs its part of it)");
+  compare.add_option("--memory-limit", asked.memory_limit, "most activations held on any rank, in microbatches of a rank's whole share")
+      ->type_name("COUNT");
+  add_output(compare, asked, "text, csv or json");
+
+  CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
+  add_schedule(check);
+  check.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("CHUNKS");
+  check.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+
+  CLI::App& lower = *add("lower", "Print each rank's program: with messages, slots, gradient sums and the optimizer", run_lower);
+  add_schedule(lower);
+  lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("CHUNKS");
+  lower.add_option("--format", asked.format, "text")->type_name("FORMAT");
+  lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+
+  try {
+    app.parse(argc, argv);
+    return command(asked);
+  } catch (CLI::ParseError const& stop) {
+    if (stop.get_exit_code() == 0) return app.exit(stop);  // help was asked for
+    std::string what = stop.what();
+    for (char& c : what) c = c == '\n' ? ' ' : c;
+    std::cerr << "chevron-plan: " << what << "; chevron-plan --help-all lists every command and flag\n";
+    return exit_usage;
+  } catch (usage const& wrong) {
+    std::cerr << "chevron-plan: " << wrong.what() << "\n";
+    return exit_usage;
+  }
+}

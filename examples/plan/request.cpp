@@ -1,0 +1,217 @@
+#include "request.hpp"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+
+#include <chevron/show/format.hpp>
+
+namespace plan_program {
+namespace {
+
+std::string quoted(std::string const& value) { return "'" + value + "'"; }
+
+std::string joined(std::vector<std::string> const& words, std::string const& between = ", ") {
+  std::string out;
+  for (std::string const& word : words) out += (out.empty() ? "" : between) + word;
+  return out;
+}
+
+std::string lower_case(std::string s) {
+  for (char& c : s) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return s;
+}
+
+/// Insertions, deletions and replacements that lead from one word to the other.
+int edits(std::string const& a, std::string const& b) {
+  std::vector<int> row(b.size() + 1);
+  for (std::size_t j = 0; j < row.size(); ++j) row[j] = static_cast<int>(j);
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      int const replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row.back();
+}
+
+/// The name most like the one typed, or nothing when none is.
+std::string nearest(std::string const& typed, std::vector<std::string> const& names) {
+  std::string const wanted = lower_case(typed);
+  std::string best;
+  int fewest = 1000;
+  for (std::string const& name : names) {
+    std::string const candidate = lower_case(name);
+    bool const part = wanted.size() >= 2 && candidate.find(wanted) != std::string::npos;
+    int const distance = part ? 0 : edits(wanted, candidate);
+    if (distance <= std::max<int>(2, static_cast<int>(wanted.size()) / 2) && distance < fewest) {
+      fewest = distance;
+      best = name;
+    }
+  }
+  return best;
+}
+
+std::vector<double> cost_list(std::string const& typed, std::string const& flag, int stages) {
+  std::vector<double> out;
+  std::size_t from = 0;
+  while (true) {
+    std::size_t const comma = typed.find(',', from);
+    out.push_back(cost_number(typed.substr(from, comma - from), flag));
+    if (comma == std::string::npos) break;
+    from = comma + 1;
+  }
+  if (out.size() == 1) out.resize(static_cast<std::size_t>(stages), out.front());
+  if (out.size() != static_cast<std::size_t>(stages)) {
+    throw usage(flag + " " + quoted(typed) + " has " + std::to_string(out.size()) + " costs, but the schedule has " +
+                std::to_string(stages) + " stages: give one number for all, or " + std::to_string(stages) + " separated by commas");
+  }
+  return out;
+}
+
+}  // namespace
+
+int whole_number(std::string const& value, std::string const& flag, int lowest, int highest) {
+  int number = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || number < lowest || number > highest) {
+    throw usage(flag + " " + quoted(value) + " is not usable: give a whole number from " + std::to_string(lowest) + " to " +
+                std::to_string(highest));
+  }
+  return number;
+}
+
+double cost_number(std::string const& value, std::string const& flag) {
+  double number = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(number) || number < 0 || number > 1e12) {
+    throw usage(flag + " " + quoted(value) + " is not a cost: give a number from 0 up, such as 1 or 0.5");
+  }
+  return number;
+}
+
+chevron::shape shape_of(request const& asked) {
+  chevron::shape size;
+  size.ranks = whole_number(asked.ranks, "--ranks", 1, 1024);
+  size.micro_batches = whole_number(asked.micro_batches, "--microbatches", 1, 16384);
+  size.chunks = asked.chunks.empty() ? 0 : whole_number(asked.chunks, "--chunks", 1, 64);
+  int const stages = size.ranks * std::max(size.chunks, 1);
+  if (stages > chevron::max_stages) {
+    throw usage("--ranks " + asked.ranks + " with --chunks " + asked.chunks + " makes " + std::to_string(stages) +
+                " stages, more than " + std::to_string(chevron::max_stages) + ": ask for fewer of either");
+  }
+  return size;
+}
+
+chevron::plan plan_of(request const& asked) {
+  std::vector<std::string> const names = schedule_names();
+  if (asked.schedule.empty()) throw usage("no schedule given: add --schedule NAME, one of " + joined(names));
+  bool known = false;
+  for (std::string const& name : names) known = known || lower_case(name) == lower_case(asked.schedule);
+  if (!known) {
+    std::string const like = nearest(asked.schedule, names);
+    throw usage("--schedule " + quoted(asked.schedule) + " is not known" + (like.empty() ? "" : "; did you mean " + like + "?") +
+                (like.empty() ? ": choose one of " : " There are ") + joined(names));
+  }
+  chevron::shape const size = shape_of(asked);
+  chevron::plan made = plan_named(asked.schedule, size);
+  if (made.problem && size.chunks != 0) {
+    chevron::plan const without = plan_named(asked.schedule, {size.ranks, size.micro_batches, 0});
+    if (!without.problem) {
+      throw usage("--chunks " + asked.chunks + " does not go with " + without.name + ", which has " +
+                  std::to_string(without.stages / without.size.ranks) + " per rank: leave --chunks out");
+    }
+  }
+  if (made.problem) {
+    throw usage("--schedule " + asked.schedule + " with --ranks " + asked.ranks + " --microbatches " + asked.micro_batches + ": " +
+                describe(made.problem).str());
+  }
+  if (!asked.memory_limit.empty()) made.in_flight_limit = whole_number(asked.memory_limit, "--memory-limit", 1, 1000000);
+  return made;
+}
+
+owned_costs costs_of(request const& asked, int stages) {
+  owned_costs out;
+  out.forward = cost_list(asked.forward, "--forward", stages);
+  out.backward_input = cost_list(asked.backward_input, "--backward-input", stages);
+  out.backward_weight = cost_list(asked.backward_weight, "--backward-weight", stages);
+  out.communication = cost_number(asked.communication, "--communication");
+  double sum = 0;
+  for (auto const* list : {&out.forward, &out.backward_input, &out.backward_weight}) {
+    for (double cost : *list) sum += cost;
+  }
+  if (!(sum > 0)) throw usage("--forward, --backward-input and --backward-weight are all 0: give at least one cost above 0");
+  return out;
+}
+
+std::string costs_words(request const& asked) {
+  return "F=" + asked.forward + " I=" + asked.backward_input + " W=" + asked.backward_weight + ", communication " +
+         asked.communication;
+}
+
+std::string format_of(request const& asked, std::vector<std::string> const& possible) {
+  auto const has = [&](std::string const& format) { return std::find(possible.begin(), possible.end(), format) != possible.end(); };
+  if (!asked.format.empty()) {
+    if (has(lower_case(asked.format))) return lower_case(asked.format);
+    std::string const like = nearest(asked.format, possible);
+    throw usage("--format " + quoted(asked.format) + " is not known" + (like.empty() ? "" : "; did you mean " + like + "?") +
+                (like.empty() ? ": choose one of " : " There are ") + joined(possible));
+  }
+  std::size_t const dot = asked.output.rfind('.');
+  std::string const ending = dot == std::string::npos ? "" : lower_case(asked.output.substr(dot + 1));
+  return has(ending) ? ending : possible.front();
+}
+
+chevron::show::text_style style_of(request const& asked) {
+  chevron::show::text_style style;
+  bool const terminal = asked.output.empty() && isatty(STDOUT_FILENO) == 1;
+  if (!asked.width.empty()) {
+    style.width = whole_number(asked.width, "--width", 40, 10000);
+  } else if (winsize size{}; terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40) {
+    style.width = size.ws_col;
+  }
+  std::string const colour = lower_case(asked.colour);
+  if (colour != "auto" && colour != "always" && colour != "never") {
+    throw usage("--colour " + quoted(asked.colour) + " is not known: choose one of auto, always, never");
+  }
+  // https://no-color.org: set and not empty.
+  char const* const no_colour = std::getenv("NO_COLOR");
+  char const* const kind_of_terminal = std::getenv("TERM");
+  bool const dumb = kind_of_terminal != nullptr && std::strcmp(kind_of_terminal, "dumb") == 0;
+  style.colour = colour == "always" || (colour == "auto" && terminal && !dumb && (no_colour == nullptr || *no_colour == 0));
+  for (char const* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    char const* const value = std::getenv(name);
+    if (value == nullptr || *value == 0) continue;
+    style.unicode = std::strcmp(value, "C") != 0 && std::strcmp(value, "POSIX") != 0;
+    break;
+  }
+  return style;
+}
+
+void write(request const& asked, std::string const& content) {
+  if (asked.output.empty()) {
+    std::cout << content << std::flush;
+    return;
+  }
+  errno = 0;
+  std::ofstream file(asked.output, std::ios::binary);
+  file << content;
+  file.close();
+  if (!file) {
+    throw usage("-o " + quoted(asked.output) + " cannot be written (" + std::strerror(errno) +
+                "): name a file in a folder that exists and that you may write to");
+  }
+}
+
+}  // namespace plan_program

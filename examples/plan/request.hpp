@@ -1,0 +1,83 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/costs.hpp>
+#include <chevron/show/text.hpp>
+
+/// \file
+/// What the command line asks for, and the ways from there to a plan, to costs and to an output.
+
+namespace plan_program {
+
+inline constexpr int exit_ok = 0;
+inline constexpr int exit_usage = 2;
+inline constexpr int exit_broken_law = 5;
+
+/// Something on the command line cannot be used as given. The sentence names value, flag and remedy; exit code 2.
+struct usage : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
+struct request {
+  std::string schedule;
+  std::string ranks = "4";
+  std::string chunks;
+  std::string micro_batches = "8";
+  std::string forward = "1";
+  std::string backward_input = "1";
+  std::string backward_weight = "1";
+  std::string communication = "0";
+  std::string memory_limit;
+  std::string format;
+  std::string output;
+  std::string width;
+  std::string colour = "auto";
+};
+
+/// Costs that own their memory: one entry a stage.
+struct owned_costs {
+  std::vector<double> forward, backward_input, backward_weight;
+  double communication = 0;
+  chevron::cost_view view() const {
+    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication};
+  }
+};
+
+/// A whole number from `lowest` up to `highest`.
+int whole_number(std::string const& value, std::string const& flag, int lowest, int highest);
+/// A number that is not negative.
+double cost_number(std::string const& value, std::string const& flag);
+
+/// Names of the catalogue's schedules, in its order.
+std::vector<std::string> schedule_names();
+/// The shape that `--ranks --chunks --microbatches` ask for.
+chevron::shape shape_of(request const& asked);
+/// The plan for a name of the catalogue; `--memory-limit` becomes its declared limit. Throws `usage` for a name or a shape
+/// that does not exist; whether the plan keeps the laws is not looked at.
+chevron::plan plan_of(request const& asked);
+/// The same for one name and shape, without a complaint: look at `problem`.
+chevron::plan plan_named(std::string const& name, chevron::shape size);
+/// Costs from the flags, for this many stages: a number for all, or one a stage.
+owned_costs costs_of(request const& asked, int stages);
+/// `F=1 I=1 W=1, communication 0`, the costs as they were typed.
+std::string costs_words(request const& asked);
+
+/// The format asked for, from `--format`, else from the ending of `-o`'s file, else the first of those possible.
+std::string format_of(request const& asked, std::vector<std::string> const& possible);
+/// How the output wants its text: terminal width, colour, characters.
+chevron::show::text_style style_of(request const& asked);
+/// To the file named by `-o`, or to standard output.
+void write(request const& asked, std::string const& content);
+
+int run_show(request const& asked);
+int run_compare(request const& asked);
+int run_check(request const& asked);
+int run_lower(request const& asked);
+
+}  // namespace plan_program

@@ -1,0 +1,152 @@
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/show/format.hpp>
+#include <chevron/show/picture.hpp>
+
+/// \file
+/// Pictures as a trace in Chrome's JSON format, which Perfetto, chrome://tracing and PyTorch's tools read.
+
+namespace chevron::show {
+
+namespace detail {
+
+/// Streams of a rank in the order of its tracks.
+inline constexpr int stream_count = 5;
+inline constexpr char const* stream_names[stream_count] = {"compute", "send", "receive", "gradient sum", "optimizer"};
+inline int stream_of(kind what) {
+  switch (what) {
+    case kind::send_forward:
+    case kind::send_backward:
+    case kind::wait_send_forward:
+    case kind::wait_send_backward: return 1;
+    case kind::receive_forward:
+    case kind::receive_backward: return 2;
+    case kind::reduce_gradients: return 3;
+    case kind::optimizer_step: return 4;
+    default: return 0;
+  }
+}
+
+/// A track for each box. Slices of one track must not overlap in part, so what runs at once on one stream (two sends under way)
+/// goes to further tracks: `lane` 0, 1, 2 … of the stream.
+inline std::vector<int> lanes_of(picture const& p) {
+  std::vector<int> order(p.boxes.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return p.boxes[static_cast<std::size_t>(a)].start < p.boxes[static_cast<std::size_t>(b)].start;
+  });
+  std::vector<std::vector<double>> busy_until(static_cast<std::size_t>(std::max(p.rows, 0) * stream_count));
+  std::vector<int> lane(p.boxes.size());
+  for (int i : order) {
+    box const& b = p.boxes[static_cast<std::size_t>(i)];
+    auto& lanes = busy_until[static_cast<std::size_t>(b.rank * stream_count + stream_of(b.what.what))];
+    std::size_t free = 0;
+    while (free < lanes.size() && lanes[free] > b.start) ++free;
+    if (free == lanes.size()) lanes.push_back(0);
+    lanes[free] = b.end;
+    lane[static_cast<std::size_t>(i)] = static_cast<int>(free);
+  }
+  return lane;
+}
+
+}  // namespace detail
+
+/// One or more pictures as one trace: a process a rank (the second picture's ranks after the first's), a track a stream. Slices
+/// are named as PyTorch's profiler names its ranges, `PP:3F0`; their category and their process say which picture they belong to. A
+/// message is a flow from where it leaves to where it arrives, chunks in flight are a counter. Timestamps are microseconds,
+/// `picture::microseconds` a unit.
+inline std::string chrome_trace(std::span<picture const> pictures) {
+  std::string out = "{\"displayTimeUnit\": \"ms\",\n\"otherData\": {";
+  if (!pictures.empty()) {
+    picture const& p = pictures.front();
+    out += "\"schedule\": " + json_string(p.schedule) + ", \"ranks\": " + std::to_string(p.size.ranks) + ", \"chunks\": " +
+           std::to_string(p.size.chunks) + ", \"micro_batches\": " + std::to_string(p.size.micro_batches) + ", \"time\": " +
+           json_string(p.unit.empty() ? "a cost of 1 is drawn as " + number(p.microseconds) + " us" : "microseconds");
+  }
+  out += "},\n\"traceEvents\": [\n";
+  bool any = false;
+  auto const event = [&](std::string const& fields) {
+    out += std::string(any ? ",\n" : "") + "{" + fields + "}";
+    any = true;
+  };
+  int first_process = 0;
+  int flow = 0;
+  for (picture const& p : pictures) {
+    double const us = p.microseconds;
+    std::string const category = json_string(p.title.empty() ? "schedule" : p.title);
+    std::vector<int> const lane = detail::lanes_of(p);
+    auto const process = [&](int rank) { return std::to_string(first_process + rank); };
+    auto const track = [&](std::size_t i) {
+      return std::to_string(detail::stream_of(p.boxes[i].what.what) + detail::stream_count * lane[i]);
+    };
+    std::vector<std::pair<int, int>> tracks;  // row, stream + lane * stream_count
+    for (std::size_t i = 0; i < p.boxes.size(); ++i) {
+      tracks.push_back({p.boxes[i].rank, detail::stream_of(p.boxes[i].what.what) + detail::stream_count * lane[i]});
+    }
+    std::sort(tracks.begin(), tracks.end());
+    tracks.erase(std::unique(tracks.begin(), tracks.end()), tracks.end());
+    auto const name_it = [&](char const* what, int rank, std::string const& tid, std::string const& args) {
+      event("\"name\": \"" + std::string(what) + "\", \"ph\": \"M\", \"pid\": " + process(rank) + ", \"tid\": " + tid +
+            ", \"args\": {" + args + "}");
+    };
+    for (int r = 0; r < p.rows; ++r) {
+      std::string name = "rank " + std::to_string(r);
+      if (!p.title.empty()) name += ", " + p.title;
+      name_it("process_name", r, "0", "\"name\": " + json_string(name));
+      name_it("process_sort_index", r, "0", "\"sort_index\": " + process(r));
+    }
+    for (auto const& [rank, which] : tracks) {
+      int const l = which / detail::stream_count;
+      std::string const name = detail::stream_names[which % detail::stream_count] + (l == 0 ? "" : " " + std::to_string(l + 1));
+      name_it("thread_name", rank, std::to_string(which), "\"name\": " + json_string(name));
+      // All lanes of a stream together, the streams in their order.
+      name_it("thread_sort_index", rank, std::to_string(which),
+              "\"sort_index\": " + std::to_string(which % detail::stream_count * 1000 + l));
+    }
+    for (std::size_t i = 0; i < p.boxes.size(); ++i) {
+      box const& b = p.boxes[i];
+      std::string args;
+      if (b.what.what != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.what.stage) + ", ";
+      if (b.what.what != kind::optimizer_step && b.what.what != kind::reduce_gradients) {
+        args += "\"micro_batch\": " + std::to_string(b.what.micro_batch) + ", \"chunk\": " + std::to_string(b.chunk) + ", ";
+      }
+      event("\"name\": " + json_string("PP:" + to_text(b.what).str()) + ", \"cat\": " + category + ", \"ph\": \"X\", \"ts\": " +
+            exact(b.start * us) + ", \"dur\": " + exact((b.end - b.start) * us) + ", \"pid\": " + process(b.rank) + ", \"tid\": " +
+            track(i) + ", \"args\": {" + args + "\"step\": " + std::to_string(b.step) + "}");
+    }
+    for (message const& m : messages_of(p)) {
+      box const& from = p.boxes[static_cast<std::size_t>(m.from)];
+      box const& to = p.boxes[static_cast<std::size_t>(m.to)];
+      // A flow binds to the slice around its time: a moment inside each, never back in time.
+      double const leaves = from.start + (from.end - from.start) / 2;
+      double const earliest = std::max(to.start, std::min(leaves, to.end));
+      double const arrives = earliest + (to.end - earliest) / 2;
+      ++flow;
+      auto const end_of = [&](char const* phase, int index, double when) {
+        event("\"name\": \"message\", \"cat\": " + category + ", \"ph\": \"" + phase + "\", \"id\": " + std::to_string(flow) +
+              ", \"ts\": " + exact(when * us) + ", \"pid\": " + process(p.boxes[static_cast<std::size_t>(index)].rank) +
+              ", \"tid\": " + track(static_cast<std::size_t>(index)) + (*phase == 'f' ? ", \"bp\": \"e\"" : ""));
+      };
+      end_of("s", m.from, leaves);
+      end_of("f", m.to, std::max(arrives, leaves));
+    }
+    for (in_flight_point const& c : in_flight_over_time(p)) {
+      event("\"name\": \"in flight\", \"ph\": \"C\", \"ts\": " + exact(c.time * us) + ", \"pid\": " + process(c.rank) +
+            ", \"args\": {\"chunks\": " + std::to_string(c.chunks) + "}");
+    }
+    first_process += p.rows;
+  }
+  return out + "\n]}\n";
+}
+
+inline std::string chrome_trace(picture const& one) { return chrome_trace(std::span<picture const>(&one, 1)); }
+
+inline std::string chrome_trace(plan_view const& plan, cost_view const& costs) { return chrome_trace(picture_of(plan, costs)); }
+
+}  // namespace chevron::show

@@ -1,0 +1,246 @@
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/timeline.hpp>
+
+/// \file
+/// What there is to draw: boxes in time, one row a rank. A plan's simulation and a measured trace both become a `picture`, so
+/// that every drawing treats "predicted" and "measured" alike.
+
+namespace chevron::show {
+
+/// One action in time.
+struct box {
+  int rank = 0;      ///< row: pipeline rank, or global rank (replica × P + pipeline rank) where there are replicas
+  double start = 0;  ///< in the picture's unit
+  double end = 0;
+  action what{};     ///< any kind: compute, messages, gradient sums, optimizer
+  int chunk = 0;     ///< which of its rank's stages, from the input side
+  int step = 0;      ///< training step, where a picture holds several
+};
+
+/// Boxes and what is needed to label them.
+struct picture {
+  std::string title;         ///< `predicted`, `measured` …; shown where several pictures share an axis
+  std::string schedule;      ///< as the catalogue spells it
+  shape size{};              ///< pipeline ranks, microbatches, chunks
+  int stages = 0;
+  int rows = 0;              ///< pipeline ranks × replicas
+  bool forward_only = false;  ///< evaluation: nothing stays in flight
+  std::string unit;          ///< of time: `s`, `ms` …; empty: the costs' own unit
+  double microseconds = 1000;  ///< one unit of time in a trace; without a unit of its own, a cost of 1 is drawn as 1 ms
+  std::vector<box> boxes;
+};
+
+/// The numbers that go with a picture. Times are in the picture's unit.
+struct figures {
+  double makespan = 0;         ///< first start to last end over all rows
+  double span = 0;             ///< longest single row's first start to last end
+  double bubble_makespan = 0;  ///< share of rows × makespan without compute
+  double bubble_span = 0;      ///< share of rows × span without compute
+  std::vector<int> peak_in_flight;  ///< per row: most chunks between the start of F and the end of B or W
+  std::vector<double> busy;         ///< per row: time computing
+  int messages = 0;                 ///< activations and gradients that cross between ranks
+};
+
+/// A plan's picture under a simulated timeline. Actions that never ran (a deadlock) are left out.
+inline picture picture_of(plan_view const& plan, timeline const& when, std::string title = "predicted") {
+  picture out;
+  out.title = std::move(title);
+  out.schedule = plan.name;
+  out.size = plan.size;
+  out.stages = plan.stages;
+  out.rows = plan.size.ranks;
+  out.forward_only = plan.forward_only;
+  std::vector<int> chunk(static_cast<std::size_t>(plan.stages));
+  std::vector<int> seen(static_cast<std::size_t>(plan.size.ranks));
+  for (int s = 0; s < plan.stages; ++s) {
+    chunk[static_cast<std::size_t>(s)] = seen[static_cast<std::size_t>(plan.rank_of[s])]++;
+  }
+  for (int n : seen) out.size.chunks = std::max(out.size.chunks, n);
+  // Where the simulation stopped early, an action that never ran has an end of 0.
+  out.boxes.reserve(static_cast<std::size_t>(plan.total()));
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+      if (!when.complete && !(when.end.data[i] > 0)) continue;
+      action const a = plan.actions[i];
+      out.boxes.push_back({r, when.start.data[i], when.end.data[i], a, chunk[a.stage], 0});
+    }
+  }
+  return out;
+}
+
+inline picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
+  return picture_of(plan, simulate(plan, costs), std::move(title));
+}
+
+/// First start of any compute box.
+inline double first_start(picture const& p) {
+  bool any = false;
+  double first = 0;
+  for (box const& b : p.boxes) {
+    if (!is_compute(b.what.what)) continue;
+    first = any ? std::min(first, b.start) : b.start;
+    any = true;
+  }
+  return first;
+}
+
+/// The boxes of one training step, with time counted from that step's first compute.
+inline picture only_step(picture const& all, int step) {
+  picture out = all;
+  out.boxes.clear();
+  for (box const& b : all.boxes) {
+    if (b.step == step) out.boxes.push_back(b);
+  }
+  double const zero = first_start(out);
+  for (box& b : out.boxes) {
+    b.start -= zero;
+    b.end -= zero;
+  }
+  return out;
+}
+
+/// The same picture in another unit: times are multiplied by `factor`.
+inline picture scaled(picture p, double factor, std::string unit) {
+  for (box& b : p.boxes) {
+    b.start *= factor;
+    b.end *= factor;
+  }
+  p.unit = std::move(unit);
+  p.microseconds /= factor;
+  return p;
+}
+
+/// One message: the boxes where it leaves and where it arrives, as indices into `picture::boxes`.
+struct message {
+  int from = -1;
+  int to = -1;
+};
+
+/// Every message of a picture. Where SEND and RECV boxes were recorded they are the ends, else the computations that
+/// produce and consume it.
+inline std::vector<message> messages_of(picture const& p) {
+  using key = std::tuple<int, int, int, int, int>;  // step, replica, kind, stage, microbatch
+  std::map<key, int> where;
+  int const ranks = std::max(1, p.size.ranks);
+  for (std::size_t i = 0; i < p.boxes.size(); ++i) {
+    box const& b = p.boxes[i];
+    where.insert({key{b.step, b.rank / ranks, static_cast<int>(b.what.what), b.what.stage, b.what.micro_batch},
+                  static_cast<int>(i)});
+  }
+  auto const find = [&](box const& like, kind what, int stage) {
+    auto const at = where.find(key{like.step, like.rank / ranks, static_cast<int>(what), stage, like.what.micro_batch});
+    return at == where.end() ? -1 : at->second;
+  };
+  std::vector<message> out;
+  for (std::size_t i = 0; i < p.boxes.size(); ++i) {
+    box const& from = p.boxes[i];
+    int const stage = static_cast<int>(from.what.stage);
+    bool const forward = from.what.what == kind::forward;
+    bool const backward = from.what.what == kind::backward || from.what.what == kind::backward_input;
+    if (!forward && !backward) continue;
+    int const next = forward ? stage + 1 : stage - 1;
+    int to = find(from, from.what.what, next);
+    if (to < 0 && backward) to = find(from, from.what.what == kind::backward ? kind::backward_input : kind::backward, next);
+    if (to < 0 || p.boxes[static_cast<std::size_t>(to)].rank == from.rank) continue;
+    message m{static_cast<int>(i), to};
+    int const sent = find(from, forward ? kind::send_forward : kind::send_backward, stage);
+    int const received = find(from, forward ? kind::receive_forward : kind::receive_backward, next);
+    if (sent >= 0 && received >= 0) m = {sent, received};
+    out.push_back(m);
+  }
+  return out;
+}
+
+/// Chunks in flight on each row over time: (time, row, chunks), in order of time.
+struct in_flight_point {
+  double time = 0;
+  int rank = 0;
+  int chunks = 0;
+};
+
+inline std::vector<in_flight_point> in_flight_over_time(picture const& p) {
+  std::vector<in_flight_point> out;
+  for (box const& b : p.boxes) {
+    int const change = is_compute(b.what.what) ? in_flight_change(b.what.what, p.forward_only) : 0;
+    if (change != 0) out.push_back({change > 0 ? b.start : b.end, b.rank, change});
+  }
+  // Stable: where one action ends at the moment the next one starts, the order of a row's boxes decides.
+  std::stable_sort(out.begin(), out.end(), [](in_flight_point const& a, in_flight_point const& b) { return a.time < b.time; });
+  std::vector<int> now(static_cast<std::size_t>(std::max(p.rows, 0)));
+  for (in_flight_point& c : out) c.chunks = now[static_cast<std::size_t>(c.rank)] += c.chunks;
+  return out;
+}
+
+/// The numbers of any picture, from its boxes.
+inline figures figures_of(picture const& p) {
+  figures out;
+  std::size_t const rows = static_cast<std::size_t>(std::max(p.rows, 0));
+  std::vector<double> first(rows), last(rows);
+  std::vector<bool> any(rows);
+  out.busy.resize(rows);
+  out.peak_in_flight.resize(rows);
+  double end = 0;
+  double const start = first_start(p);
+  double total = 0;
+  for (box const& b : p.boxes) {
+    if (!is_compute(b.what.what)) continue;
+    std::size_t const r = static_cast<std::size_t>(b.rank);
+    first[r] = any[r] ? std::min(first[r], b.start) : b.start;
+    last[r] = any[r] ? std::max(last[r], b.end) : b.end;
+    any[r] = true;
+    end = std::max(end, b.end);
+    out.busy[r] += b.end - b.start;
+    total += b.end - b.start;
+  }
+  out.makespan = end - start;
+  for (std::size_t r = 0; r < rows; ++r) out.span = std::max(out.span, last[r] - first[r]);
+  if (out.makespan > 0) out.bubble_makespan = 1 - total / (static_cast<double>(rows) * out.makespan);
+  if (out.span > 0) out.bubble_span = 1 - total / (static_cast<double>(rows) * out.span);
+  for (in_flight_point const& c : in_flight_over_time(p)) {
+    int& peak = out.peak_in_flight[static_cast<std::size_t>(c.rank)];
+    peak = std::max(peak, c.chunks);
+  }
+  out.messages = static_cast<int>(messages_of(p).size());
+  return out;
+}
+
+/// The numbers of a plan, from the analyses themselves.
+inline figures figures_of(plan_view const& plan, cost_view const& costs) {
+  timeline const when = simulate(plan, costs);
+  figures out;
+  out.makespan = makespan(plan, when);
+  out.span = span(plan, when);
+  out.bubble_makespan = bubble(plan, costs, out.makespan);
+  out.bubble_span = bubble(plan, costs, out.span);
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    out.peak_in_flight.push_back(peak_in_flight(plan, r));
+    out.busy.push_back(busy(plan, costs, r));
+  }
+  out.messages = messages(plan);
+  return out;
+}
+
+/// `4 ranks × 2 chunks, 8 microbatches`.
+inline std::string size_words(picture const& p, char const* times = "\xc3\x97") {
+  auto const some = [](int n, char const* one, char const* ending = "s") {
+    return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
+  };
+  std::string out = some(p.size.ranks, "rank");
+  if (p.rows > p.size.ranks && p.size.ranks > 0) {
+    out = some(p.rows / p.size.ranks, "replica") + " " + times + " " + out;
+  }
+  if (p.size.chunks > 1) out += std::string(" ") + times + " " + some(p.size.chunks, "chunk");
+  return out + ", " + some(p.size.micro_batches, "microbatch", "es");
+}
+
+}  // namespace chevron::show

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/show/format.hpp>
+
+/// \file
+/// A lowered program to read: each rank's instructions with their peers and slots.
+
+namespace chevron::show {
+
+/// One block a rank, one line an instruction: position, action, peer, and where its tensors are.
+inline std::string program_text(program_view const& program) {
+  std::string out;
+  for (int r = 0; r < program.plan.size.ranks; ++r) {
+    slot_counts const& slots = program.slots[r];
+    out += std::string(r > 0 ? "\n" : "") + "rank " + std::to_string(r) + ": " + std::to_string(program.length(r)) +
+           " instructions; slots: " + std::to_string(slots.activation) + " activation, " + std::to_string(slots.receive) +
+           " receive, " + std::to_string(slots.send) + " send\n";
+    int const digits = static_cast<int>(std::to_string(std::max(program.length(r) - 1, 0)).size());
+    std::size_t widest = 0;
+    for (int i = 0; i < program.length(r); ++i) widest = std::max(widest, to_text(program.at(r, i).what).view().size());
+    for (int i = 0; i < program.length(r); ++i) {
+      instruction const& one = program.at(r, i);
+      std::string const position = std::to_string(i);
+      std::string const name = to_text(one.what).str();
+      std::string line = "  " + std::string(static_cast<std::size_t>(digits) - position.size(), ' ') + position + "  " + name +
+                         std::string(widest - name.size(), ' ');
+      auto const say = [&](std::string const& words) { line += "  " + words; };
+      auto const slot = [](std::uint16_t n) { return std::to_string(n); };
+      switch (one.what.what) {
+        case kind::forward:
+        case kind::backward:
+        case kind::backward_input: {
+          bool const forward = one.what.what == kind::forward;
+          say("slot " + slot(one.slot));
+          if (one.source != no_slot) say((forward ? "input from receive " : "gradient from receive ") + slot(one.source));
+          else if (one.local != no_slot) say((forward ? "input from slot " : "gradient from slot ") + slot(one.local) + " on this rank");
+          break;
+        }
+        case kind::backward_weight: say("slot " + slot(one.slot)); break;
+        case kind::send_forward:
+        case kind::send_backward:
+          say("to rank " + std::to_string(one.peer));
+          say("slot " + slot(one.slot) + ", send " + slot(one.source));
+          break;
+        case kind::receive_forward:
+        case kind::receive_backward:
+          say("from rank " + std::to_string(one.peer));
+          say("receive " + slot(one.source));
+          break;
+        case kind::wait_send_forward:
+        case kind::wait_send_backward:
+          say("to rank " + std::to_string(one.peer));
+          say("send " + slot(one.source));
+          break;
+        default: break;
+      }
+      while (line.back() == ' ') line.pop_back();
+      out += line + "\n";
+    }
+  }
+  return out;
+}
+
+}  // namespace chevron::show

@@ -1,0 +1,267 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <chevron/show/format.hpp>
+#include <chevron/show/picture.hpp>
+
+/// \file
+/// Timelines as SVG: a row a rank, a rectangle an action, one picture or several above one another on one axis.
+
+namespace chevron::show {
+
+struct svg_style {
+  int width = 1000;           ///< in pixels at normal size
+  bool standalone = true;     ///< with the XML name space and a white sheet behind it; a page that embeds it needs neither
+};
+
+namespace detail {
+
+struct ink {
+  char const* fill;
+  char const* text;
+};
+
+/// Colours of a kind from the first chunk (light) to the last (dark), as papers shade them.
+inline ink ink_of(kind what, int chunk, int chunks) {
+  static constexpr ink shades[compute_kinds][4] = {
+      {{"#9cc0f2", "#10233f"}, {"#6b9be0", "#10233f"}, {"#3f74c8", "#ffffff"}, {"#2858a6", "#ffffff"}},   // F blue
+      {{"#f8c182", "#40250a"}, {"#eb9f4d", "#40250a"}, {"#cf7a22", "#ffffff"}, {"#b06012", "#ffffff"}},   // B orange
+      {{"#83d3cd", "#0b3331"}, {"#4db5ae", "#0b3331"}, {"#26918a", "#ffffff"}, {"#16716b", "#ffffff"}},   // I teal
+      {{"#b4d996", "#1d3310"}, {"#8dbf68", "#1d3310"}, {"#629a3c", "#ffffff"}, {"#467a26", "#ffffff"}}};  // W green
+  int const level = chunks > 1 ? std::min(3, chunk * 3 / (chunks - 1)) : 0;
+  return shades[static_cast<int>(what)][level];
+}
+inline char const* grey_of(kind what) {
+  switch (what) {
+    case kind::send_forward:
+    case kind::send_backward: return "#8b94a3";
+    case kind::receive_forward:
+    case kind::receive_backward: return "#c3c9d3";
+    case kind::wait_send_forward:
+    case kind::wait_send_backward: return "#a8b0bd";
+    case kind::reduce_gradients: return "#5b6472";
+    default: return "#2b313b";
+  }
+}
+
+/// Below the compute row: messages first, then gradient sums and the optimizer.
+inline int strip_of(kind what) { return is_compute(what) ? -1 : static_cast<int>(what) < static_cast<int>(kind::reduce_gradients) ? 0 : 1; }
+
+struct drawing {
+  std::string out;
+  // Two decimals of a pixel are more than a printer shows.
+  static std::string at(double v) { return number(std::round(v * 100) / 100, 9); }
+  void rect(double x, double y, double width, double height, std::string const& more, std::string const& inside = "") {
+    out += "<rect x=\"" + at(x) + "\" y=\"" + at(y) + "\" width=\"" + at(std::max(width, 0.0)) + "\" height=\"" + at(height) + "\" " +
+           more + (inside.empty() ? "/>\n" : ">" + inside + "</rect>\n");
+  }
+  void text(double x, double y, std::string const& words, std::string const& more = "") {
+    out += "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\"" + (more.empty() ? "" : " " + more) + ">" + xml_text(words) + "</text>\n";
+  }
+  void line(double x1, double y1, double x2, double y2, std::string const& more) {
+    out += "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) + "\" " + more + "/>\n";
+  }
+};
+
+/// About how wide a text is in a sans-serif face: wide enough to decide whether it fits.
+inline double text_width(std::string const& words, double size) { return 0.56 * size * columns_of(words); }
+
+}  // namespace detail
+
+/// One or more pictures on one axis, the first on top. Times of all are in the same unit; each picture starts at its own first
+/// compute. Every box of a picture is drawn: compute as a full row, messages, gradient sums and the optimizer thinner below it.
+inline std::string svg(std::span<picture const> pictures, svg_style const& style = {}) {
+  using detail::drawing;
+  std::vector<figures> numbers;
+  double longest = 0;
+  bool present[program_kinds] = {};
+  int chunks = 1;
+  int most_rows = 0;
+  std::size_t boxes = 0;
+  for (picture const& p : pictures) {
+    numbers.push_back(figures_of(p));
+    double const zero = first_start(p);
+    for (box const& b : p.boxes) {
+      longest = std::max(longest, b.end - zero);
+      present[static_cast<int>(b.what.what)] = true;
+    }
+    chunks = std::max(chunks, p.size.chunks);
+    most_rows = std::max(most_rows, p.rows);
+    boxes += p.boxes.size();
+  }
+  bool const several = pictures.size() > 1;
+  bool const names_fit = most_rows <= 16;
+
+  double const margin = 20;
+  double const left = 72;
+  double const right = style.width - margin - 4;
+  double const row = names_fit ? 24 : 15;
+  double const strip = 5;
+  double const row_gap = names_fit ? 7 : 4;
+  double const per_unit = longest > 0 ? (right - left) / longest : 1;
+  picture const none;
+  picture const& first = pictures.empty() ? none : pictures.front();
+  std::string const unit = first.unit.empty() ? "" : " " + first.unit;
+  std::string const name = first.schedule.empty() ? "schedule" : first.schedule;
+  std::string const separator = " \xc2\xb7 ";
+  double caption = left;  // right of the longest title
+  for (picture const& p : pictures) caption = std::max(caption, margin + detail::text_width(p.title, 13) + 24);
+  auto const sentence = [&](figures const& f) {
+    auto const [least, most] = std::minmax_element(f.peak_in_flight.begin(), f.peak_in_flight.end());
+    bool const many = f.peak_in_flight.size() > 16 && *least != *most;
+    std::string const peaks = many ? std::to_string(*least) + " to " + std::to_string(*most) : per_rank(f.peak_in_flight);
+    return "makespan " + number(f.makespan, 4) + unit + ", bubble " + percent(f.bubble_makespan) + separator + "span " + number(f.span, 4) +
+           unit + ", bubble " + percent(f.bubble_span) + separator + "peak in flight " + peaks;
+  };
+
+  drawing d;
+  double y = margin + 18;
+  d.out += "<g font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" fill=\"#1f2630\">\n";
+  d.text(margin, y, name, "font-size=\"18\" font-weight=\"600\"");
+  d.text(style.width - margin, y, size_words(first), "text-anchor=\"end\" fill=\"#5b6472\"");
+  y += 20;
+  if (!several && !numbers.empty()) {
+    d.text(margin, y, sentence(numbers.front()), "fill=\"#5b6472\"");
+    y += 8;
+  }
+  y += several ? 0 : 10;
+
+  double const top_of_axis = y;
+  struct label {
+    double x, y;
+    std::string words;
+    char const* fill;
+  };
+  std::vector<label> labels;
+  std::vector<label> row_names;
+  std::string body;
+  std::string ends;
+  drawing shapes;
+  drawing guides;
+  for (std::size_t which = 0; which < pictures.size(); ++which) {
+    picture const& p = pictures[which];
+    double const zero = first_start(p);
+    bool strips[2] = {};
+    for (box const& b : p.boxes) {
+      int const s = detail::strip_of(b.what.what);
+      if (s >= 0) strips[s] = true;
+    }
+    if (several) {
+      y += which > 0 ? 14 : 0;
+      d.text(margin, y + 10, p.title, "font-weight=\"600\"");
+      d.text(caption, y + 10, sentence(numbers[which]), "fill=\"#5b6472\"");
+      y += 22;
+    }
+    double const pitch = row + (strips[0] ? strip + 1.5 : 0) + (strips[1] ? strip + 1.5 : 0) + row_gap;
+    double const makespan = numbers[which].makespan;
+    double const top = y;
+    for (int r = 0; r < p.rows; ++r) {
+      shapes.rect(left, top + r * pitch, makespan * per_unit, row, "fill=\"#eaedf2\"");
+      row_names.push_back({margin, top + r * pitch + row / 2 + 4, "rank " + std::to_string(r), ""});
+    }
+    for (box const& b : p.boxes) {
+      double const x = left + (b.start - zero) * per_unit;
+      double const width = (b.end - b.start) * per_unit;
+      int const s = detail::strip_of(b.what.what);
+      double const gap = std::min(1.0, 0.15 * width);
+      std::string hint;
+      if (boxes <= 6000) {
+        hint = "<title>" + xml_text(to_text(b.what).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - zero) + " to " +
+               number(b.end - zero) + xml_text(unit) + "</title>";
+      }
+      if (s < 0) {
+        detail::ink const ink = detail::ink_of(b.what.what, b.chunk, chunks);
+        shapes.rect(x, top + b.rank * pitch, width - gap, row,
+                    std::string("class=\"compute\"") + (width > 6 ? " rx=\"2\"" : "") + " fill=\"" + ink.fill + "\"", hint);
+        std::string const words = std::to_string(b.what.micro_batch);
+        if (detail::text_width(words, 11) + 2 <= width - gap) {
+          labels.push_back({x + (width - gap) / 2, top + b.rank * pitch + row / 2 + 4, words, ink.text});
+        }
+      } else {
+        double const below = top + b.rank * pitch + row + 1.5 + (s == 1 && strips[0] ? strip + 1.5 : 0);
+        shapes.rect(x, below, width - gap, strip, std::string("class=\"other\" fill=\"") + detail::grey_of(b.what.what) + "\"", hint);
+      }
+    }
+    y = top + p.rows * pitch - row_gap;
+    // Where the picture ends, so that two of them can be compared at a glance.
+    if (several) guides.line(left + makespan * per_unit, top - 4, left + makespan * per_unit, y + 4, "stroke=\"#1f2630\" stroke-dasharray=\"3 3\"");
+  }
+
+  // The axis and its faint lines, behind everything.
+  double const step = axis_step(longest, (right - left) / 75);
+  drawing grid;
+  drawing marks;
+  for (int i = 0; longest > 0 && i * step <= longest * (1 + 1e-9); ++i) {
+    double const x = left + i * step * per_unit;
+    grid.line(x, top_of_axis - 2, x, y + 6, "");
+    marks.text(x, y + 20, number(i * step));
+  }
+  if (!first.unit.empty()) d.text(margin, y + 20, "time, " + first.unit, "font-size=\"11\" fill=\"#5b6472\"");
+  d.out += "<g stroke=\"#dfe3e9\">\n" + grid.out + "</g>\n" + "<g fill=\"#5b6472\">\n";
+  for (auto const& l : row_names) d.text(l.x, l.y, l.words);
+  d.out += "</g>\n<g font-size=\"11\" fill=\"#5b6472\" text-anchor=\"middle\">\n" + marks.out + "</g>\n" + shapes.out + guides.out;
+  for (char const* colour : {"#10233f", "#40250a", "#0b3331", "#1d3310", "#ffffff"}) {
+    drawing words;
+    for (auto const& l : labels) {
+      if (std::string_view(l.fill) == colour) words.text(l.x, l.y, l.words);
+    }
+    if (!words.out.empty()) {
+      d.out += std::string("<g font-size=\"11\" text-anchor=\"middle\" fill=\"") + colour + "\">\n" + words.out + "</g>\n";
+    }
+  }
+
+  // The legend.
+  y += 46;
+  double x = left;
+  auto const entry = [&](std::vector<char const*> const& fills, double height, std::string const& words) {
+    double const width = 14.0 * static_cast<double>(fills.size()) + 6 + detail::text_width(words, 12) + 18;
+    if (x + width > style.width - margin + 18 && x > left) {
+      x = left;
+      y += 20;
+    }
+    for (char const* fill : fills) {
+      d.rect(x, y - 4 - height / 2, 13, height, std::string("class=\"key\" fill=\"") + fill + "\"");
+      x += 14;
+    }
+    d.text(x + 4, y, words, "fill=\"#5b6472\"");
+    x += width - 14.0 * static_cast<double>(fills.size());
+  };
+  static constexpr char const* meaning[compute_kinds] = {"forward", "backward", "input gradient", "weight gradient"};
+  for (int k = 0; k < compute_kinds; ++k) {
+    if (!present[k]) continue;
+    std::vector<char const*> fills;
+    for (int c = 0; c < std::min(chunks, 4); ++c) {
+      fills.push_back(detail::ink_of(static_cast<kind>(k), c * (chunks - 1) / std::max(1, std::min(chunks, 4) - 1), chunks).fill);
+    }
+    entry(fills, 12, std::string(letters_of(static_cast<kind>(k))) + " " + meaning[k]);
+  }
+  auto const has = [&](kind a, kind b) { return present[static_cast<int>(a)] || present[static_cast<int>(b)]; };
+  if (has(kind::send_forward, kind::send_backward)) entry({detail::grey_of(kind::send_forward)}, 5, "send");
+  if (has(kind::receive_forward, kind::receive_backward)) entry({detail::grey_of(kind::receive_forward)}, 5, "receive");
+  if (has(kind::wait_send_forward, kind::wait_send_backward)) entry({detail::grey_of(kind::wait_send_forward)}, 5, "wait for send");
+  if (has(kind::reduce_gradients, kind::reduce_gradients)) entry({detail::grey_of(kind::reduce_gradients)}, 5, "gradient sum");
+  if (has(kind::optimizer_step, kind::optimizer_step)) entry({detail::grey_of(kind::optimizer_step)}, 5, "optimizer");
+  entry({"#eaedf2"}, 12, chunks > 1 ? "idle; darker: later chunk; numbers: microbatches" : "idle; numbers: microbatches");
+  d.out += "</g>\n";
+  double const height = y + margin - 4;
+
+  std::string const size = "0 0 " + std::to_string(style.width) + " " + drawing::at(height);
+  std::string head = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"" + size + "\" role=\"img\"";
+  if (style.standalone) head += " width=\"" + std::to_string(style.width) + "\" height=\"" + drawing::at(height) + "\"";
+  head += ">\n<title>" + xml_text(name + " on " + size_words(first)) + "</title>\n";
+  if (style.standalone) head += "<rect class=\"sheet\" width=\"100%\" height=\"100%\" rx=\"6\" fill=\"#ffffff\"/>\n";
+  return head + d.out + "</svg>\n";
+}
+
+inline std::string svg(picture const& one, svg_style const& style = {}) { return svg(std::span<picture const>(&one, 1), style); }
+
+inline std::string svg(plan_view const& plan, cost_view const& costs, svg_style const& style = {}) {
+  return svg(picture_of(plan, costs), style);
+}
+
+}  // namespace chevron::show
