@@ -73,7 +73,7 @@ options read_options(int argc, char** argv) {
       "With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, about a minute.\n"
       "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite.");
   app.get_formatter()->column_width(34);
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::string backend_name = "threads";
 
   app.add_option("--schedule", o.schedule, "one of " + schedule_names())->type_name("NAME")->group("Pipeline");
@@ -118,6 +118,7 @@ options read_options(int argc, char** argv) {
   app.add_option("--data", o.data, "text files and folders; without it LibTorch's C++ headers")
       ->type_name("PATH")
       ->expected(1, -1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("")
       ->group("Training");
   app.add_option("--steps", o.steps, "optimizer steps")->check(whole(1, 1e9))->type_name("K")->group("Training");

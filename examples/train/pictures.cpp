@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <chevron/run/error.hpp>
+#include <chevron/show/chrome_trace.hpp>
 #include <chevron/show/svg.hpp>
 
 #include "console.hpp"
@@ -53,6 +54,10 @@ void write_pictures(options const& o, comparison const& outcome) {
     write("--timeline", o.timeline, show::svg(both));
     facts.push_back({"timeline", o.timeline + ": step " + std::to_string(outcome.typical_step) +
                                      ", a typical one, predicted above measured"});
+  }
+  if (!o.trace.empty()) {
+    write("--trace", o.trace, show::chrome_trace(both));
+    facts.push_back({"trace", o.trace + ": the same for https://ui.perfetto.dev or chrome://tracing"});
   }
   if (!facts.empty()) print_facts(facts);
 }

@@ -1,0 +1,79 @@
+# What a run prints and leaves behind: metrics, timeline and trace that others can read, plain lines in a file, one line on a terminal.
+# timeout: 180
+set -eu
+train="${CHEVRON_BUILD:?}/bin/chevron-train"
+python=$(command -v "${CHEVRON_SOURCE:?}/.venv/bin/python" || command -v python3) || { echo "no Python to read the files with"; exit 77; }
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+small="--layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 6"
+
+mkdir text
+i=0
+while [ $i -lt 30 ]; do
+  seq -f "line %.0f of some text, as good as any" $i $((i + 60)) > text/part$i.txt
+  i=$((i + 1))
+done
+head -c 3000 /dev/zero > text/picture.bin
+
+for flags in "--schedule 1F1B" "--schedule ZBVZeroBubble --backend gloo"; do
+  timeout 60 "$train" $small $flags --data text --metrics m.jsonl --timeline t.svg --trace t.json > output 2> errors
+  test ! -s errors || { echo "on stderr, which is no terminal:"; cat errors; exit 1; }
+  for line in 'bubble .* if all actions cost the same' '30 files, .* (1 that are not text left out)' \
+      'step: 1  loss: *5\.[0-9]*  grad_norm: *[0-9.]*  tps: [0-9,]*  bubble: *[0-9.]*%' 'step: 6  loss' '^ *predicted *measured$' \
+      'pipeline, first F to last B or W' 'peak in flight, rank 0, 2' 'timeline *t.svg' 'trace *t.json' 'goes on from'; do
+    grep -q "$line" output || { echo "$flags: no line \`$line\` in:"; cat output; exit 1; }
+  done
+  if grep -q "$(printf '\033')" output; then echo "escape sequences in a file"; exit 1; fi
+  "$python" - "$flags" <<'PYTHON'
+import json, math, sys
+import xml.etree.ElementTree as xml
+
+steps = [json.loads(line) for line in open("m.jsonl")]
+assert [s["step"] for s in steps] == [1, 2, 3, 4, 5, 6], steps
+for s in steps:
+    assert set(s) == {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second", "bubble"}, s
+    assert all(math.isfinite(v) for v in s.values()) and s["seconds"] > 0 and 0 <= s["bubble"] <= 1, s
+    bytes_in_step = 2 * 4 * 2 * 16
+    assert abs(s["tokens_per_second"] * s["seconds"] - bytes_in_step) < 1e-6 * bytes_in_step, s
+assert abs(steps[0]["loss"] - math.log(256)) < 0.2, steps[0]
+assert steps[-1]["loss"] < steps[0]["loss"], steps
+
+root = xml.parse("t.svg").getroot()
+assert root.tag.endswith("svg"), root.tag
+words = " ".join(root.itertext())
+for word in ("predicted", "measured", "rank 3"):
+    assert word in words, (word, words[:400])
+
+events = json.load(open("t.json"))["traceEvents"]
+slices = [e for e in events if e["ph"] == "X"]
+split = "ZBV" in sys.argv[1]
+stages, micro_batches, replicas = (4 if split else 2), 4, 2
+forwards = [e for e in slices if e["name"].startswith("PP:") and e["name"].lstrip("PP:0123456789").startswith("F")]
+# Once in the prediction, which has one pipeline, and once for each replica in what was measured.
+assert len(forwards) == stages * micro_batches * (1 + replicas), len(forwards)
+assert all(e["dur"] >= 0 for e in slices)
+starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
+assert starts.keys() == ends.keys() and len(starts) > 0, (len(starts), len(ends))
+assert all(starts[i] <= ends[i] for i in starts), "a message arrives before it leaves"
+PYTHON
+done
+
+# The same seed writes the same text.
+timeout 60 "$train" $small --data text --timeline none --trace none > again
+sed -n '/goes on from/,$p' again > sample_again
+timeout 60 "$train" $small --data text --timeline none --trace none --schedule GPipe --backend gloo > other
+sed -n '/goes on from/,$p' other > sample
+test "$(wc -c < sample)" -gt 300
+cmp sample sample_again || { echo "the sample differs between runs"; exit 1; }
+
+# On a terminal: one line that is rewritten, and colours only where they are welcome.
+if command -v script > /dev/null; then
+  TERM=xterm timeout 60 script -qec "$train $small --data text --timeline none --trace none" /dev/null > terminal < /dev/null
+  if grep -q 'step: ' terminal; then echo "plain lines on a terminal"; exit 1; fi
+  grep -q "step 6/6  loss" terminal || { echo "no progress line on a terminal"; exit 1; }
+  grep -q "$(printf '\033\\[1m')" terminal || { echo "nothing bold on a terminal"; exit 1; }
+  NO_COLOR=1 TERM=xterm timeout 60 script -qec "$train $small --data text --timeline none --trace none" /dev/null > terminal < /dev/null
+  if grep -q "$(printf '\033\\[[0-9]*m')" terminal; then echo "colours in spite of NO_COLOR"; exit 1; fi
+fi

@@ -1,0 +1,69 @@
+# What cannot be used is refused before anything starts: exit code 2, one line that names the flag and the remedy.
+# timeout: 120
+set -eu
+train="${CHEVRON_BUILD:?}/bin/chevron-train"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+failed=0
+
+# refuses <code> <what the message must hold> <flags…>
+refuses() {
+  expected=$1
+  words=$2
+  shift 2
+  code=0
+  timeout 30 "$train" --timeline none --trace none "$@" > output 2> errors || code=$?
+  if [ $code -ne "$expected" ] || ! grep -q -e "$words" errors; then
+    echo "chevron-train $*: exit code $code, not $expected, or no \`$words\` in:"
+    cat errors
+    failed=1
+  fi
+  if [ "$(wc -l < errors)" -ne 1 ] || ! grep -q "Remedy: " errors; then
+    echo "chevron-train $*: not one line with a remedy:"
+    cat errors
+    failed=1
+  fi
+}
+
+printf 'a short text\n' > short.txt
+head -c 4000 /dev/zero > zeros.bin
+mkdir empty
+refuses 2 "Remedy: one of GPipe, 1F1B" --schedule Foo
+refuses 2 "--ranks: 0 is not a whole number from 1" --ranks 0
+refuses 2 "--microbatches: 2.5 is not a whole number" --microbatches 2.5
+refuses 2 "--steps: x is not a whole number" --steps x
+refuses 2 "--learning-rate: -1 is not a number above 0" --learning-rate=-1
+refuses 2 "--bogus" --bogus
+refuses 2 "Remedy: a width that is a multiple" --heads 5
+refuses 2 "--backend nccl comes with GPU support" --backend nccl
+refuses 2 "Remedy: --nproc 4" --nproc 3
+refuses 2 "Remedy: --backend gloo" --backend threads --nproc 4
+refuses 2 "Remedy: --layers 2 or more" --layers 1 --ranks 4
+refuses 2 "P=2, M=4, V=2: law shape" --chunks 2
+refuses 2 "law shape" --schedule ZBVZeroBubble --chunks 3
+refuses 2 "--data nowhere does not exist" --data nowhere
+refuses 2 "holds no text" --data zeros.bin
+refuses 2 "holds nothing" --data empty
+refuses 2 "is too short: 13 bytes" --data short.txt
+refuses 2 "--metrics nowhere/m.jsonl cannot be written" --metrics nowhere/m.jsonl
+refuses 2 "--timeline nowhere/t.svg cannot be written" --timeline nowhere/t.svg
+# What a launcher says must fit too.
+export RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871
+refuses 2 "need 4 processes, but environment has started 3" --steps 1
+refuses 2 "Remedy: --backend gloo" --backend threads
+refuses 2 "Remedy: leave --nproc away" --nproc 4
+unset MASTER_ADDR
+refuses 2 "MASTER_ADDR is missing" --steps 1
+unset RANK WORLD_SIZE MASTER_PORT
+
+# A loss that is no number any more: exit code 6, and no step after it.
+code=0
+timeout 60 "$train" --timeline none --trace none --width 32 --heads 2 --context 16 --steps 200 --learning-rate 1e9 --clip-grad-norm 0 \
+    --metrics metrics.jsonl > output 2> errors || code=$?
+if [ $code -ne 6 ] || ! grep -q "is not finite; no parameter was changed" errors || grep -q null metrics.jsonl; then
+  echo "a loss that is not finite: exit code $code, not 6, or no word about it:"
+  cat errors
+  failed=1
+fi
+exit $failed

@@ -1,0 +1,51 @@
+# Every schedule, number of ranks and backend computes the same: losses and gradient norms equal to the last bit.
+# timeout: 300
+set -eu
+train="${CHEVRON_BUILD:?}/bin/chevron-train"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+
+# As the program lists them, so that a new one is tried too.
+schedules=$("$train" --help | sed -n 's/.*--schedule.* one of //p' | tr -d ,)
+test "$(echo "$schedules" | wc -w)" -ge 5 || { echo "only these schedules are listed: $schedules"; exit 1; }
+
+# run <name> <flags…>: steps, losses and norms go to <name>.
+run() {
+  name=$1
+  shift
+  if ! timeout 60 "$train" --layers 6 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 4 --seed 7 \
+      --timeline none --trace none --metrics metrics.jsonl "$@" > output 2>&1; then
+    cat output
+    echo "failed: chevron-train $*"
+    exit 1
+  fi
+  sed 's/,"learning_rate".*//' metrics.jsonl > "$name"
+  test "$(wc -l < "$name")" -eq 4 || { echo "not four steps: $*"; exit 1; }
+}
+same() {
+  if ! cmp -s "$1" "$2"; then
+    echo "$3 does not compute what $4 computes:"
+    diff "$1" "$2"
+    exit 1
+  fi
+}
+
+run whole --ranks 1 --replicas 1 --microbatches 5 --schedule 1F1B
+run other --ranks 1 --replicas 1 --microbatches 5 --schedule 1F1B --seed 8
+if cmp -s whole other; then echo "another seed gives the same losses"; exit 1; fi
+for schedule in $schedules; do
+  for ranks in 1 2 4; do
+    run this --ranks $ranks --replicas 1 --microbatches 5 --schedule "$schedule"
+    same whole this "$schedule on $ranks ranks" "the model in one piece"
+  done
+done
+
+run replicated --ranks 1 --replicas 2 --microbatches 4 --schedule GPipe
+for schedule in $schedules; do
+  for backend in threads gloo; do
+    run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend $backend
+    same replicated this "$schedule on 2 ranks x 2 replicas, $backend," "two replicas of the model in one piece"
+  done
+done
+echo "equal: $(echo $schedules)"
