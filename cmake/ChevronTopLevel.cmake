@@ -33,6 +33,9 @@ endif()
 # Warnings for a target of ours. Headers of the library count as ours, LibTorch's and Debian's as the system's.
 function(chevron_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(${target} PRIVATE -Wno-restrict)  # GCC bug 105651: wrong about std::string's operator+
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
     # Templates and macros of the libraries below, spelled in our files.
     target_compile_options(${target} PRIVATE -Wno-gnu-zero-variadic-macro-arguments)
