@@ -19,14 +19,15 @@ struct entry {
   std::string name;
   int chunks = 0;
   chevron::show::figures numbers;
-  int peak = 0;          ///< chunks, on the rank that has most
+  int peak = 0;  ///< chunks, on the rank that has most
   std::string reason;
 };
 
 /// One cost for all: a list a stage would mean different things to schedules that cut the model differently.
 double single_cost(std::string const& typed, std::string const& flag) {
   if (typed.find(',') != std::string::npos) {
-    throw usage(flag + " '" + typed + "' is a list, but schedules cut the model into different numbers of stages: give one "
+    throw usage(flag + " '" + typed +
+                "' is a list, but schedules cut the model into different numbers of stages: give one "
                 "number, the cost of a rank's whole share");
   }
   return cost_number(typed, flag);
@@ -72,7 +73,7 @@ std::string aligned(table const& rows) {
   for (auto const& row : rows) {
     for (std::size_t c = 0; c < row.size(); ++c) {
       std::string const gap(static_cast<std::size_t>(width[c] - chevron::show::columns_of(row[c])), ' ');
-      out += c == 0 ? row[c] + gap : "   " + gap + row[c];
+      out += c == 0 ? row[c] + gap : "  " + gap + row[c];
     }
     out += "\n";
   }
@@ -99,7 +100,8 @@ int run_compare(request const& asked) {
     (one.reason.empty() ? fit : unfit).push_back(std::move(one));
   }
   std::stable_sort(fit.begin(), fit.end(), [](entry const& a, entry const& b) {
-    if (std::abs(a.numbers.makespan - b.numbers.makespan) > 1e-9 * a.numbers.makespan) return a.numbers.makespan < b.numbers.makespan;
+    if (std::abs(a.numbers.makespan - b.numbers.makespan) > 1e-9 * a.numbers.makespan)
+      return a.numbers.makespan < b.numbers.makespan;
     return a.peak * b.chunks < b.peak * a.chunks;
   });
 
@@ -111,10 +113,10 @@ int run_compare(request const& asked) {
       for (entry const& e : *list) {
         out += std::string(out.size() > 1 ? "," : "") + "\n  {\"schedule\": " + json_string(e.name);
         if (e.reason.empty()) {
-          out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"makespan\": " + exact(e.numbers.makespan) + ", \"bubble_makespan\": " +
-                 exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) + ", \"bubble_span\": " +
-                 exact(e.numbers.bubble_span) + ", \"peak_in_flight\": " + std::to_string(e.peak) + ", \"peak_share\": " + exact(share(e)) +
-                 ", \"messages\": " + std::to_string(e.numbers.messages) + "}";
+          out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"makespan\": " + exact(e.numbers.makespan) +
+                 ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) +
+                 ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
+                 ", \"peak_share\": " + exact(share(e)) + ", \"messages\": " + std::to_string(e.numbers.messages) + "}";
         } else {
           out += ", \"reason\": " + json_string(e.reason) + "}";
         }
@@ -124,30 +126,31 @@ int run_compare(request const& asked) {
   } else if (format == "csv") {
     out = "schedule,chunks,makespan,bubble_makespan,span,bubble_span,peak_in_flight,peak_share,messages,reason\n";
     for (entry const& e : fit) {
-      out += e.name + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) + "," +
-             exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + std::to_string(e.peak) + "," + exact(share(e)) + "," +
-             std::to_string(e.numbers.messages) + ",\n";
+      out += e.name + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
+             "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + std::to_string(e.peak) + "," +
+             exact(share(e)) + "," + std::to_string(e.numbers.messages) + ",\n";
     }
     // A reason may hold commas; it holds no quotes.
     for (entry const& e : unfit) out += e.name + ",,,,,,,,,\"" + e.reason + "\"\n";
   } else {
     out = std::to_string(size.ranks) + (size.ranks == 1 ? " rank, " : " ranks, ") + std::to_string(size.micro_batches) +
           (size.micro_batches == 1 ? " microbatch" : " microbatches") + ". A rank's share of the model costs F=" + asked.forward +
-          " I=" + asked.backward_input + " W=" + asked.backward_weight + (whole.communication > 0 ? ", a message " + asked.communication : "") +
-          ".\n\n";
+          " I=" + asked.backward_input + " W=" + asked.backward_weight +
+          (whole.communication > 0 ? ", a message " + asked.communication : "") + ".\n\n";
     if (!fit.empty()) {
-      table rows{{"schedule", "chunks", "makespan", "bubble", "slower by", "span", "bubble", "in flight", "messages"}};
+      table rows{{"schedule", "chunks", "makespan", "slower", "bubble", "span", "bubble", "peak", "messages"}};
       double const best = fit.front().numbers.makespan;
       for (entry const& e : fit) {
         double const more = e.numbers.makespan / best - 1;
-        rows.push_back({e.name, std::to_string(e.chunks), number(e.numbers.makespan), percent(e.numbers.bubble_makespan),
-                        more > 1e-9 ? percent(more) : "-", number(e.numbers.span), percent(e.numbers.bubble_span), number(share(e)),
-                        std::to_string(e.numbers.messages)});
+        rows.push_back({e.name, std::to_string(e.chunks), number(e.numbers.makespan), more > 1e-9 ? percent(more) : "-",
+                        percent(e.numbers.bubble_makespan), number(e.numbers.span), percent(e.numbers.bubble_span),
+                        number(share(e)), std::to_string(e.numbers.messages)});
       }
       std::string lines = aligned(rows);
       if (style.colour) lines = "\x1b[1m" + lines.substr(0, lines.find('\n')) + "\x1b[0m" + lines.substr(lines.find('\n'));
-      out += lines + "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
-                     "in flight: activations held on the fullest rank, in microbatches of a rank's whole share\n";
+      out += lines +
+             "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
+             "peak: activations held on the fullest rank, in microbatches of a rank's whole share\n";
     }
     if (!unfit.empty()) {
       out += std::string(fit.empty() ? "" : "\n") + "left out:\n";

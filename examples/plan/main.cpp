@@ -23,11 +23,15 @@ void add_shape(CLI::App& command, request& asked) {
 
 void add_costs(CLI::App& command, request& asked, char const* of) {
   command.add_option("--forward", asked.forward, std::string("cost of F ") + of)->type_name("COST")->capture_default_str();
-  command.add_option("--backward-input", asked.backward_input, std::string("cost of I ") + of)->type_name("COST")->capture_default_str();
+  command.add_option("--backward-input", asked.backward_input, std::string("cost of I ") + of)
+      ->type_name("COST")
+      ->capture_default_str();
   command.add_option("--backward-weight", asked.backward_weight, std::string("cost of W ") + of + "; B costs I and W together")
       ->type_name("COST")
       ->capture_default_str();
-  command.add_option("--communication", asked.communication, "delay of a message between ranks")->type_name("COST")->capture_default_str();
+  command.add_option("--communication", asked.communication, "delay of a message between ranks")
+      ->type_name("COST")
+      ->capture_default_str();
 }
 
 void add_output(CLI::App& command, request& asked, std::string const& formats) {
@@ -41,12 +45,14 @@ void add_output(CLI::App& command, request& asked, std::string const& formats) {
 
 int main(int argc, char** argv) {
   CLI::App app("Look at pipeline schedules: timelines, numbers, laws.", "chevron-plan");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
+  app.allow_extras();  // an unknown command gets a sentence of its own
   app.set_help_all_flag("--help-all", "Help on all commands");
   request asked;
   int (*command)(request const&) = nullptr;
   auto const add = [&](char const* name, char const* what, int (*run)(request const&)) {
     CLI::App* const one = app.add_subcommand(name, what);
+    one->allow_extras(false);
     one->callback([&command, run] { command = run; });
     return one;
   };
@@ -67,7 +73,9 @@ int main(int argc, char** argv) {
   CLI::App& compare = *add("compare", "Compare all schedules for one shape, the fastest first", run_compare);
   add_shape(compare, asked);
   add_costs(compare, asked, "(of a rank's whole share of the model: a chunk costs its part of it)");
-  compare.add_option("--memory-limit", asked.memory_limit, "most activations held on any rank, in microbatches of a rank's whole share")
+  compare
+      .add_option("--memory-limit", asked.memory_limit,
+                  "most activations held on any rank, in microbatches of a rank's whole share")
       ->type_name("COUNT");
   add_output(compare, asked, "text, csv or json");
 
@@ -84,6 +92,11 @@ int main(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
+    if (command == nullptr) {
+      auto const unknown = app.remaining();
+      throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
+                  ": choose one of show, compare, check, lower; chevron-plan --help-all explains them");
+    }
     return command(asked);
   } catch (CLI::ParseError const& stop) {
     if (stop.get_exit_code() == 0) return app.exit(stop);  // help was asked for

@@ -75,7 +75,8 @@ std::vector<double> cost_list(std::string const& typed, std::string const& flag,
   if (out.size() == 1) out.resize(static_cast<std::size_t>(stages), out.front());
   if (out.size() != static_cast<std::size_t>(stages)) {
     throw usage(flag + " " + quoted(typed) + " has " + std::to_string(out.size()) + " costs, but the schedule has " +
-                std::to_string(stages) + " stages: give one number for all, or " + std::to_string(stages) + " separated by commas");
+                std::to_string(stages) + " stages: give one number for all, or " + std::to_string(stages) +
+                " separated by commas");
   }
   return out;
 }
@@ -134,8 +135,8 @@ chevron::plan plan_of(request const& asked) {
     }
   }
   if (made.problem) {
-    throw usage("--schedule " + asked.schedule + " with --ranks " + asked.ranks + " --microbatches " + asked.micro_batches + ": " +
-                describe(made.problem).str());
+    throw usage("--schedule " + asked.schedule + " with --ranks " + asked.ranks + " --microbatches " + asked.micro_batches +
+                ": " + describe(made.problem).str());
   }
   if (!asked.memory_limit.empty()) made.in_flight_limit = whole_number(asked.memory_limit, "--memory-limit", 1, 1000000);
   return made;
@@ -161,7 +162,9 @@ std::string costs_words(request const& asked) {
 }
 
 std::string format_of(request const& asked, std::vector<std::string> const& possible) {
-  auto const has = [&](std::string const& format) { return std::find(possible.begin(), possible.end(), format) != possible.end(); };
+  auto const has = [&](std::string const& format) {
+    return std::find(possible.begin(), possible.end(), format) != possible.end();
+  };
   if (!asked.format.empty()) {
     if (has(lower_case(asked.format))) return lower_case(asked.format);
     std::string const like = nearest(asked.format, possible);

@@ -18,13 +18,20 @@ int run_show(request const& asked) {
   owned_costs const costs = costs_of(asked, plan.stages);
   chevron::show::text_style const style = style_of(asked);
   chevron::finding const broken = check(plan);
-  if (format == "steps") write(asked, chevron::show::steps_text(plan, broken));
-  else if (format == "csv") write(asked, chevron::show::csv(plan));
-  else if (format == "json") write(asked, chevron::show::json(plan, costs.view()));
-  else if (format == "svg") write(asked, chevron::show::svg(plan, costs.view()));
-  else if (format == "html") write(asked, chevron::show::html(plan, costs.view()));
-  else if (format == "trace") write(asked, chevron::show::chrome_trace(plan, costs.view()));
-  else write(asked, chevron::show::timeline_text(plan, costs.view(), style));
+  if (format == "steps")
+    write(asked, chevron::show::steps_text(plan, broken));
+  else if (format == "csv")
+    write(asked, chevron::show::csv(plan));
+  else if (format == "json")
+    write(asked, chevron::show::json(plan, costs.view()));
+  else if (format == "svg")
+    write(asked, chevron::show::svg(plan, costs.view()));
+  else if (format == "html")
+    write(asked, chevron::show::html(plan, costs.view()));
+  else if (format == "trace")
+    write(asked, chevron::show::chrome_trace(plan, costs.view()));
+  else
+    write(asked, chevron::show::timeline_text(plan, costs.view(), style));
   if (!broken) return exit_ok;
   std::cerr << "broken law '" << name_of(broken.broken) << "': " << describe(broken) << "\n";
   return exit_broken_law;

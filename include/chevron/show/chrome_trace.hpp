@@ -24,12 +24,17 @@ inline int stream_of(kind what) {
     case kind::send_forward:
     case kind::send_backward:
     case kind::wait_send_forward:
-    case kind::wait_send_backward: return 1;
+    case kind::wait_send_backward:
+      return 1;
     case kind::receive_forward:
-    case kind::receive_backward: return 2;
-    case kind::reduce_gradients: return 3;
-    case kind::optimizer_step: return 4;
-    default: return 0;
+    case kind::receive_backward:
+      return 2;
+    case kind::reduce_gradients:
+      return 3;
+    case kind::optimizer_step:
+      return 4;
+    default:
+      return 0;
   }
 }
 
@@ -58,15 +63,16 @@ inline std::vector<int> lanes_of(picture const& p) {
 }  // namespace detail
 
 /// One or more pictures as one trace: a process a rank (the second picture's ranks after the first's), a track a stream. Slices
-/// are named as PyTorch's profiler names its ranges, `PP:3F0`; their category and their process say which picture they belong to. A
-/// message is a flow from where it leaves to where it arrives, chunks in flight are a counter. Timestamps are microseconds,
+/// are named as PyTorch's profiler names its ranges, `PP:3F0`; their category and their process say which picture they belong to.
+/// A message is a flow from where it leaves to where it arrives, chunks in flight are a counter. Timestamps are microseconds,
 /// `picture::microseconds` a unit.
 inline std::string chrome_trace(std::span<picture const> pictures) {
   std::string out = "{\"displayTimeUnit\": \"ms\",\n\"otherData\": {";
   if (!pictures.empty()) {
     picture const& p = pictures.front();
-    out += "\"schedule\": " + json_string(p.schedule) + ", \"ranks\": " + std::to_string(p.size.ranks) + ", \"chunks\": " +
-           std::to_string(p.size.chunks) + ", \"micro_batches\": " + std::to_string(p.size.micro_batches) + ", \"time\": " +
+    out += "\"schedule\": " + json_string(p.schedule) + ", \"ranks\": " + std::to_string(p.size.ranks) +
+           ", \"chunks\": " + std::to_string(p.size.chunks) + ", \"micro_batches\": " + std::to_string(p.size.micro_batches) +
+           ", \"time\": " +
            json_string(p.unit.empty() ? "a cost of 1 is drawn as " + number(p.microseconds) + " us" : "microseconds");
   }
   out += "},\n\"traceEvents\": [\n";
@@ -117,8 +123,8 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
         args += "\"micro_batch\": " + std::to_string(b.what.micro_batch) + ", \"chunk\": " + std::to_string(b.chunk) + ", ";
       }
       event("\"name\": " + json_string("PP:" + to_text(b.what).str()) + ", \"cat\": " + category + ", \"ph\": \"X\", \"ts\": " +
-            exact(b.start * us) + ", \"dur\": " + exact((b.end - b.start) * us) + ", \"pid\": " + process(b.rank) + ", \"tid\": " +
-            track(i) + ", \"args\": {" + args + "\"step\": " + std::to_string(b.step) + "}");
+            exact(b.start * us) + ", \"dur\": " + exact((b.end - b.start) * us) + ", \"pid\": " + process(b.rank) +
+            ", \"tid\": " + track(i) + ", \"args\": {" + args + "\"step\": " + std::to_string(b.step) + "}");
     }
     for (message const& m : messages_of(p)) {
       box const& from = p.boxes[static_cast<std::size_t>(m.from)];

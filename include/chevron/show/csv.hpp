@@ -36,7 +36,9 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
     std::size_t const count = static_cast<std::size_t>(plan.stages) * static_cast<std::size_t>(micro_batches);
     std::vector<bool> forward(count), backward(count);
     std::vector<int> next(static_cast<std::size_t>(ranks));
-    auto const at = [&](int stage, action a) { return static_cast<std::size_t>(stage * micro_batches + static_cast<int>(a.micro_batch)); };
+    auto const at = [&](int stage, action a) {
+      return static_cast<std::size_t>(stage * micro_batches + static_cast<int>(a.micro_batch));
+    };
     auto const ready = [&](action a) {
       int const s = static_cast<int>(a.stage);
       if (a.what == kind::forward) return s == 0 || forward[at(s - 1, a)];
@@ -63,8 +65,10 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
         moved = true;
       }
       for (action a : ran) {
-        if (a.what == kind::forward) forward[at(static_cast<int>(a.stage), a)] = true;
-        else if (a.what != kind::backward_weight) backward[at(static_cast<int>(a.stage), a)] = true;
+        if (a.what == kind::forward)
+          forward[at(static_cast<int>(a.stage), a)] = true;
+        else if (a.what != kind::backward_weight)
+          backward[at(static_cast<int>(a.stage), a)] = true;
       }
     }
   }

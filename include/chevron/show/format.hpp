@@ -96,13 +96,20 @@ inline std::string xml_text(std::string_view s) {
     int const length = utf8_length(s);
     char const c = s.front();
     bool const control = static_cast<std::uint8_t>(c) < 0x20 && c != '\n' && c != '\t';
-    if (length == 0 || control) out += "\xef\xbf\xbd";
-    else if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else if (c == '\'') out += "&#39;";
-    else out += s.substr(0, static_cast<std::size_t>(length));
+    if (length == 0 || control)
+      out += "\xef\xbf\xbd";
+    else if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else if (c == '\'')
+      out += "&#39;";
+    else
+      out += s.substr(0, static_cast<std::size_t>(length));
     s.remove_prefix(static_cast<std::size_t>(length == 0 ? 1 : length));
   }
   return out;

@@ -18,9 +18,12 @@ inline std::string html(std::span<picture const> pictures) {
   picture const none;
   picture const& first = pictures.empty() ? none : pictures.front();
   std::string const name = first.schedule.empty() ? "schedule" : first.schedule;
-  std::string out = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+  std::string out =
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<title>" + xml_text(name + ", " + size_words(first)) + "</title>\n<style>\n"
+      "<title>" +
+      xml_text(name + ", " + size_words(first)) +
+      "</title>\n<style>\n"
       ":root { color-scheme: light; }\n"
       "body { margin: 0 auto; padding: 24px; max-width: 1180px; background: #f5f6f8; color: #1f2630;\n"
       "  font: 15px/1.5 system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif; }\n"
@@ -33,10 +36,13 @@ inline std::string html(std::span<picture const> pictures) {
       "th { font-weight: 600; color: #5b6472; } th:first-child, td:first-child { text-align: left; }\n"
       "tr:first-child th { border-top: 0; }\n"
       "summary { cursor: pointer; color: #5b6472; margin-top: 20px; }\n"
-      "pre { background: #fff; border: 1px solid #dfe3e9; border-radius: 8px; padding: 10px 14px; white-space: pre-wrap; font-size: 13px; }\n"
+      "pre { background: #fff; border: 1px solid #dfe3e9; border-radius: 8px; padding: 10px 14px; white-space: pre-wrap; "
+      "font-size: 13px; }\n"
       "@media print { body { background: #fff; padding: 0; } .sheet, table, pre { border: 0; } }\n"
-      "</style>\n</head>\n<body>\n<h1>" + xml_text(name) + "</h1>\n<p>" + xml_text(size_words(first)) + "</p>\n<div class=\"sheet\">\n" +
-      svg(pictures, {1000, false}) + "</div>\n<h2>The whole step</h2>\n<table>\n<tr><th></th><th>makespan</th><th>bubble</th><th>span</th>"
+      "</style>\n</head>\n<body>\n<h1>" +
+      xml_text(name) + "</h1>\n<p>" + xml_text(size_words(first)) + "</p>\n<div class=\"sheet\">\n" +
+      svg(pictures, {1000, false}) +
+      "</div>\n<h2>The whole step</h2>\n<table>\n<tr><th></th><th>makespan</th><th>bubble</th><th>span</th>"
       "<th>bubble</th><th>messages</th></tr>\n";
   std::vector<figures> numbers;
   for (picture const& p : pictures) numbers.push_back(figures_of(p));
@@ -44,11 +50,14 @@ inline std::string html(std::span<picture const> pictures) {
   for (std::size_t i = 0; i < pictures.size(); ++i) {
     figures const& f = numbers[i];
     std::string const unit = pictures[i].unit.empty() ? "" : " " + pictures[i].unit;
-    out += "<tr>" + cell(pictures[i].title) + cell(number(f.makespan) + unit) + cell(percent(f.bubble_makespan)) + cell(number(f.span) + unit) +
-           cell(percent(f.bubble_span)) + cell(std::to_string(f.messages)) + "</tr>\n";
+    out += "<tr>" + cell(pictures[i].title) + cell(number(f.makespan) + unit) + cell(percent(f.bubble_makespan)) +
+           cell(number(f.span) + unit) + cell(percent(f.bubble_span)) + cell(std::to_string(f.messages)) + "</tr>\n";
   }
-  out += "</table>\n<p style=\"margin-top:8px\">makespan: first start to last end over all ranks, what a step costs when the optimizer waits for every rank. "
-         "span: the longest single rank, what a step costs when consecutive steps overlap.</p>\n<h2>Each rank</h2>\n<table>\n<tr><th>rank</th>";
+  out +=
+      "</table>\n<p style=\"margin-top:8px\">makespan: first start to last end over all ranks, what a step costs when the "
+      "optimizer waits for every rank. "
+      "span: the longest single rank, what a step costs when consecutive steps overlap.</p>\n<h2>Each "
+      "rank</h2>\n<table>\n<tr><th>rank</th>";
   bool const several = pictures.size() > 1;
   for (picture const& p : pictures) {
     std::string const of = several ? ", " + xml_text(p.title) : "";

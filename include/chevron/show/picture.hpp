@@ -22,30 +22,30 @@ struct box {
   int rank = 0;      ///< row: pipeline rank, or global rank (replica × P + pipeline rank) where there are replicas
   double start = 0;  ///< in the picture's unit
   double end = 0;
-  action what{};     ///< any kind: compute, messages, gradient sums, optimizer
-  int chunk = 0;     ///< which of its rank's stages, from the input side
-  int step = 0;      ///< training step, where a picture holds several
+  action what{};  ///< any kind: compute, messages, gradient sums, optimizer
+  int chunk = 0;  ///< which of its rank's stages, from the input side
+  int step = 0;   ///< training step, where a picture holds several
 };
 
 /// Boxes and what is needed to label them.
 struct picture {
-  std::string title;         ///< `predicted`, `measured` …; shown where several pictures share an axis
-  std::string schedule;      ///< as the catalogue spells it
-  shape size{};              ///< pipeline ranks, microbatches, chunks
+  std::string title;     ///< `predicted`, `measured` …; shown where several pictures share an axis
+  std::string schedule;  ///< as the catalogue spells it
+  shape size{};          ///< pipeline ranks, microbatches, chunks
   int stages = 0;
-  int rows = 0;              ///< pipeline ranks × replicas
-  bool forward_only = false;  ///< evaluation: nothing stays in flight
-  std::string unit;          ///< of time: `s`, `ms` …; empty: the costs' own unit
+  int rows = 0;                ///< pipeline ranks × replicas
+  bool forward_only = false;   ///< evaluation: nothing stays in flight
+  std::string unit;            ///< of time: `s`, `ms` …; empty: the costs' own unit
   double microseconds = 1000;  ///< one unit of time in a trace; without a unit of its own, a cost of 1 is drawn as 1 ms
   std::vector<box> boxes;
 };
 
 /// The numbers that go with a picture. Times are in the picture's unit.
 struct figures {
-  double makespan = 0;         ///< first start to last end over all rows
-  double span = 0;             ///< longest single row's first start to last end
-  double bubble_makespan = 0;  ///< share of rows × makespan without compute
-  double bubble_span = 0;      ///< share of rows × span without compute
+  double makespan = 0;              ///< first start to last end over all rows
+  double span = 0;                  ///< longest single row's first start to last end
+  double bubble_makespan = 0;       ///< share of rows × makespan without compute
+  double bubble_span = 0;           ///< share of rows × span without compute
   std::vector<int> peak_in_flight;  ///< per row: most chunks between the start of F and the end of B or W
   std::vector<double> busy;         ///< per row: time computing
   int messages = 0;                 ///< activations and gradients that cross between ranks
@@ -134,8 +134,8 @@ inline std::vector<message> messages_of(picture const& p) {
   int const ranks = std::max(1, p.size.ranks);
   for (std::size_t i = 0; i < p.boxes.size(); ++i) {
     box const& b = p.boxes[i];
-    where.insert({key{b.step, b.rank / ranks, static_cast<int>(b.what.what), b.what.stage, b.what.micro_batch},
-                  static_cast<int>(i)});
+    where.insert(
+        {key{b.step, b.rank / ranks, static_cast<int>(b.what.what), b.what.stage, b.what.micro_batch}, static_cast<int>(i)});
   }
   auto const find = [&](box const& like, kind what, int stage) {
     auto const at = where.find(key{like.step, like.rank / ranks, static_cast<int>(what), stage, like.what.micro_batch});

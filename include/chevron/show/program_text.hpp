@@ -36,11 +36,15 @@ inline std::string program_text(program_view const& program) {
         case kind::backward_input: {
           bool const forward = one.what.what == kind::forward;
           say("slot " + slot(one.slot));
-          if (one.source != no_slot) say((forward ? "input from receive " : "gradient from receive ") + slot(one.source));
-          else if (one.local != no_slot) say((forward ? "input from slot " : "gradient from slot ") + slot(one.local) + " on this rank");
+          if (one.source != no_slot)
+            say((forward ? "input from receive " : "gradient from receive ") + slot(one.source));
+          else if (one.local != no_slot)
+            say((forward ? "input from slot " : "gradient from slot ") + slot(one.local) + " on this rank");
           break;
         }
-        case kind::backward_weight: say("slot " + slot(one.slot)); break;
+        case kind::backward_weight:
+          say("slot " + slot(one.slot));
+          break;
         case kind::send_forward:
         case kind::send_backward:
           say("to rank " + std::to_string(one.peer));
@@ -56,7 +60,8 @@ inline std::string program_text(program_view const& program) {
           say("to rank " + std::to_string(one.peer));
           say("send " + slot(one.source));
           break;
-        default: break;
+        default:
+          break;
       }
       while (line.back() == ' ') line.pop_back();
       out += line + "\n";

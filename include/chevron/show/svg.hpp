@@ -15,8 +15,8 @@
 namespace chevron::show {
 
 struct svg_style {
-  int width = 1000;           ///< in pixels at normal size
-  bool standalone = true;     ///< with the XML name space and a white sheet behind it; a page that embeds it needs neither
+  int width = 1000;        ///< in pixels at normal size
+  bool standalone = true;  ///< with a size, a heading and a white sheet behind it; a page that embeds it has its own
 };
 
 namespace detail {
@@ -39,29 +39,37 @@ inline ink ink_of(kind what, int chunk, int chunks) {
 inline char const* grey_of(kind what) {
   switch (what) {
     case kind::send_forward:
-    case kind::send_backward: return "#8b94a3";
+    case kind::send_backward:
+      return "#8b94a3";
     case kind::receive_forward:
-    case kind::receive_backward: return "#c3c9d3";
+    case kind::receive_backward:
+      return "#c3c9d3";
     case kind::wait_send_forward:
-    case kind::wait_send_backward: return "#a8b0bd";
-    case kind::reduce_gradients: return "#5b6472";
-    default: return "#2b313b";
+    case kind::wait_send_backward:
+      return "#a8b0bd";
+    case kind::reduce_gradients:
+      return "#5b6472";
+    default:
+      return "#2b313b";
   }
 }
 
 /// Below the compute row: messages first, then gradient sums and the optimizer.
-inline int strip_of(kind what) { return is_compute(what) ? -1 : static_cast<int>(what) < static_cast<int>(kind::reduce_gradients) ? 0 : 1; }
+inline int strip_of(kind what) {
+  return is_compute(what) ? -1 : static_cast<int>(what) < static_cast<int>(kind::reduce_gradients) ? 0 : 1;
+}
 
 struct drawing {
   std::string out;
   // Two decimals of a pixel are more than a printer shows.
   static std::string at(double v) { return number(std::round(v * 100) / 100, 9); }
   void rect(double x, double y, double width, double height, std::string const& more, std::string const& inside = "") {
-    out += "<rect x=\"" + at(x) + "\" y=\"" + at(y) + "\" width=\"" + at(std::max(width, 0.0)) + "\" height=\"" + at(height) + "\" " +
-           more + (inside.empty() ? "/>\n" : ">" + inside + "</rect>\n");
+    out += "<rect x=\"" + at(x) + "\" y=\"" + at(y) + "\" width=\"" + at(std::max(width, 0.0)) + "\" height=\"" + at(height) +
+           "\" " + more + (inside.empty() ? "/>\n" : ">" + inside + "</rect>\n");
   }
   void text(double x, double y, std::string const& words, std::string const& more = "") {
-    out += "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\"" + (more.empty() ? "" : " " + more) + ">" + xml_text(words) + "</text>\n";
+    out +=
+        "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\"" + (more.empty() ? "" : " " + more) + ">" + xml_text(words) + "</text>\n";
   }
   void line(double x1, double y1, double x2, double y2, std::string const& more) {
     out += "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) + "\" " + more + "/>\n";
@@ -115,15 +123,19 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     auto const [least, most] = std::minmax_element(f.peak_in_flight.begin(), f.peak_in_flight.end());
     bool const many = f.peak_in_flight.size() > 16 && *least != *most;
     std::string const peaks = many ? std::to_string(*least) + " to " + std::to_string(*most) : per_rank(f.peak_in_flight);
-    return "makespan " + number(f.makespan, 4) + unit + ", bubble " + percent(f.bubble_makespan) + separator + "span " + number(f.span, 4) +
-           unit + ", bubble " + percent(f.bubble_span) + separator + "peak in flight " + peaks;
+    return "makespan " + number(f.makespan, 4) + unit + ", bubble " + percent(f.bubble_makespan) + separator + "span " +
+           number(f.span, 4) + unit + ", bubble " + percent(f.bubble_span) + separator + "peak in flight " + peaks;
   };
 
   drawing d;
-  double y = margin + 18;
-  d.out += "<g font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" fill=\"#1f2630\">\n";
-  d.text(margin, y, name, "font-size=\"18\" font-weight=\"600\"");
-  d.text(style.width - margin, y, size_words(first), "text-anchor=\"end\" fill=\"#5b6472\"");
+  double y = style.standalone ? margin + 18 : margin - 12;
+  d.out +=
+      "<g font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" "
+      "fill=\"#1f2630\">\n";
+  if (style.standalone) {
+    d.text(margin, y, name, "font-size=\"18\" font-weight=\"600\"");
+    d.text(style.width - margin, y, size_words(first), "text-anchor=\"end\" fill=\"#5b6472\"");
+  }
   y += 20;
   if (!several && !numbers.empty()) {
     d.text(margin, y, sentence(numbers.front()), "fill=\"#5b6472\"");
@@ -139,8 +151,6 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   };
   std::vector<label> labels;
   std::vector<label> row_names;
-  std::string body;
-  std::string ends;
   drawing shapes;
   drawing guides;
   for (std::size_t which = 0; which < pictures.size(); ++which) {
@@ -171,8 +181,8 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
       double const gap = std::min(1.0, 0.15 * width);
       std::string hint;
       if (boxes <= 6000) {
-        hint = "<title>" + xml_text(to_text(b.what).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - zero) + " to " +
-               number(b.end - zero) + xml_text(unit) + "</title>";
+        hint = "<title>" + xml_text(to_text(b.what).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - zero) +
+               " to " + number(b.end - zero) + xml_text(unit) + "</title>";
       }
       if (s < 0) {
         detail::ink const ink = detail::ink_of(b.what.what, b.chunk, chunks);
@@ -184,12 +194,15 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
         }
       } else {
         double const below = top + b.rank * pitch + row + 1.5 + (s == 1 && strips[0] ? strip + 1.5 : 0);
-        shapes.rect(x, below, width - gap, strip, std::string("class=\"other\" fill=\"") + detail::grey_of(b.what.what) + "\"", hint);
+        shapes.rect(x, below, width - gap, strip, std::string("class=\"other\" fill=\"") + detail::grey_of(b.what.what) + "\"",
+                    hint);
       }
     }
     y = top + p.rows * pitch - row_gap;
     // Where the picture ends, so that two of them can be compared at a glance.
-    if (several) guides.line(left + makespan * per_unit, top - 4, left + makespan * per_unit, y + 4, "stroke=\"#1f2630\" stroke-dasharray=\"3 3\"");
+    if (several)
+      guides.line(left + makespan * per_unit, top - 4, left + makespan * per_unit, y + 4,
+                  "stroke=\"#1f2630\" stroke-dasharray=\"3 3\"");
   }
 
   // The axis and its faint lines, behind everything.
@@ -201,10 +214,11 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     grid.line(x, top_of_axis - 2, x, y + 6, "");
     marks.text(x, y + 20, number(i * step));
   }
-  if (!first.unit.empty()) d.text(margin, y + 20, "time, " + first.unit, "font-size=\"11\" fill=\"#5b6472\"");
+  if (!first.unit.empty()) d.text(margin, y + 20, first.unit, "font-size=\"11\" fill=\"#5b6472\"");
   d.out += "<g stroke=\"#dfe3e9\">\n" + grid.out + "</g>\n" + "<g fill=\"#5b6472\">\n";
   for (auto const& l : row_names) d.text(l.x, l.y, l.words);
-  d.out += "</g>\n<g font-size=\"11\" fill=\"#5b6472\" text-anchor=\"middle\">\n" + marks.out + "</g>\n" + shapes.out + guides.out;
+  d.out +=
+      "</g>\n<g font-size=\"11\" fill=\"#5b6472\" text-anchor=\"middle\">\n" + marks.out + "</g>\n" + shapes.out + guides.out;
   for (char const* colour : {"#10233f", "#40250a", "#0b3331", "#1d3310", "#ffffff"}) {
     drawing words;
     for (auto const& l : labels) {
@@ -243,10 +257,12 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   auto const has = [&](kind a, kind b) { return present[static_cast<int>(a)] || present[static_cast<int>(b)]; };
   if (has(kind::send_forward, kind::send_backward)) entry({detail::grey_of(kind::send_forward)}, 5, "send");
   if (has(kind::receive_forward, kind::receive_backward)) entry({detail::grey_of(kind::receive_forward)}, 5, "receive");
-  if (has(kind::wait_send_forward, kind::wait_send_backward)) entry({detail::grey_of(kind::wait_send_forward)}, 5, "wait for send");
+  if (has(kind::wait_send_forward, kind::wait_send_backward))
+    entry({detail::grey_of(kind::wait_send_forward)}, 5, "wait for send");
   if (has(kind::reduce_gradients, kind::reduce_gradients)) entry({detail::grey_of(kind::reduce_gradients)}, 5, "gradient sum");
   if (has(kind::optimizer_step, kind::optimizer_step)) entry({detail::grey_of(kind::optimizer_step)}, 5, "optimizer");
-  entry({"#eaedf2"}, 12, chunks > 1 ? "idle; darker: later chunk; numbers: microbatches" : "idle; numbers: microbatches");
+  entry({"#eaedf2"}, 12,
+        std::string("idle") + (chunks > 1 ? "; darker: later chunk" : "") + (labels.empty() ? "" : "; numbers: microbatches"));
   d.out += "</g>\n";
   double const height = y + margin - 4;
 

@@ -78,8 +78,8 @@ inline double time_grid(picture const& p, double zero) {
 /// How time becomes columns.
 struct scale {
   double columns_per_unit = 1;
-  int columns = 0;       ///< of the whole picture
-  int band = 0;          ///< columns of one band: the picture is cut into as many as it needs, one below the other
+  int columns = 0;        ///< of the whole picture
+  int band = 0;           ///< columns of one band: the picture is cut into as many as it needs, one below the other
   bool overview = false;  ///< too long for labels: one letter a column
 };
 
@@ -246,9 +246,12 @@ inline std::string rows_text(picture const& p, text_style const& style = {}) {
       bool const last = i == end - 1 && end - begin > length;
       auto& c = row[static_cast<std::size_t>(i)];
       c.edge = last && style.colour;
-      if (in_label >= 0 && in_label < length) c.glyph = label[static_cast<std::size_t>(in_label)];
-      else if (last) c.glyph = style.colour ? edge : " ";
-      else c.glyph = style.colour ? " " : bar;
+      if (in_label >= 0 && in_label < length)
+        c.glyph = label[static_cast<std::size_t>(in_label)];
+      else if (last)
+        c.glyph = style.colour ? edge : " ";
+      else
+        c.glyph = style.colour ? " " : bar;
       c.background = background;
     }
   }
@@ -329,8 +332,10 @@ inline std::string header_text(picture const& p, figures const& f, text_style co
   int const width = std::max(columns_of(makespan), columns_of(span));
   auto const line = [&](char const* name, std::string const& length, double bubble, char const* meaning) {
     std::string const share = percent(bubble);
-    return std::string(name) + detail::spaces(width - columns_of(length)) + length + "   bubble" +
-           detail::spaces(7 - columns_of(share)) + share + "   " + meaning + "\n";
+    std::string const words = std::string(name) + detail::spaces(width - columns_of(length)) + length + "   bubble" +
+                              detail::spaces(7 - columns_of(share)) + share;
+    bool const fits = columns_of(words) + 3 + columns_of(meaning) <= style.width;
+    return words + (fits ? std::string("   ") + meaning : "") + "\n";
   };
   out += line("makespan ", makespan, f.bubble_makespan, "first start to last end over all ranks");
   out += line("span     ", span, f.bubble_span, "the longest single rank");

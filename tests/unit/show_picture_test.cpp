@@ -1,0 +1,233 @@
+#include <cmath>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include <chevron/show/html.hpp>
+#include <chevron/show/picture.hpp>
+#include <chevron/show/svg.hpp>
+
+#include "show_support.hpp"
+
+using namespace chevron;
+using show_test::element;
+using show_test::plan_from;
+
+namespace {
+
+/// What a measurement of a small step may hold: compute, messages, a gradient sum and the optimizer.
+show::picture recorded() {
+  show::picture p;
+  p.title = "measured <&\"'>";
+  p.schedule = "GPipe";
+  p.size = {2, 1, 1};
+  p.stages = 2;
+  p.rows = 2;
+  p.unit = "ms";
+  auto const add = [&](int rank, double start, double end, kind what, int stage) {
+    p.boxes.push_back({rank, start, end, make_action(what, stage, 0), 0, 3});
+  };
+  add(0, 10, 11, kind::forward, 0);
+  add(0, 11, 12, kind::send_forward, 0);
+  add(1, 9, 12.5, kind::receive_forward, 1);
+  add(1, 12.5, 14, kind::forward, 1);
+  add(1, 14, 16, kind::backward, 1);
+  add(1, 16, 17, kind::send_backward, 1);
+  add(0, 16, 17.25, kind::receive_backward, 0);
+  add(0, 17.25, 19, kind::backward, 0);
+  add(0, 19, 20, kind::reduce_gradients, 0);
+  add(0, 20, 20.5, kind::optimizer_step, 0);
+  return p;
+}
+
+double attribute(element const& e, char const* name) {
+  REQUIRE_FALSE(e[name].empty());
+  return std::stod(e[name]);
+}
+
+int count_of(std::vector<element> const& all, char const* name, char const* css_class) {
+  int n = 0;
+  for (element const& e : all) n += e.name == name && e["class"] == css_class ? 1 : 0;
+  return n;
+}
+
+}  // namespace
+
+TEST_SUITE("show picture") {
+  TEST_CASE("a plan's picture has the numbers of the analyses") {
+    show_test::for_each_plan([](plan const& p) {
+      CAPTURE(p.name);
+      for (costs const cost : {costs{1, 1, 1, 0}, costs{1, 1.5, 0.5, 0.25}}) {
+        show::figures const drawn = figures_of(show::picture_of(p, cost));
+        show::figures const proved = show::figures_of(p, cost);
+        CHECK(drawn.makespan == doctest::Approx(makespan(p, cost)));
+        CHECK(drawn.span == doctest::Approx(span(p, cost)));
+        CHECK(drawn.bubble_makespan == doctest::Approx(bubble_makespan(p, cost)));
+        CHECK(drawn.bubble_span == doctest::Approx(bubble_span(p, cost)));
+        CHECK(drawn.peak_in_flight == proved.peak_in_flight);
+        CHECK(drawn.messages == messages(p));
+        CHECK(proved.messages == messages(p));
+        for (int r = 0; r < p.size.ranks; ++r) CHECK(proved.peak_in_flight[static_cast<std::size_t>(r)] == peak_in_flight(p, r));
+      }
+    });
+  }
+
+  TEST_CASE("a recorded step is measured by its compute alone, from its first start") {
+    show::figures const f = figures_of(recorded());
+    CHECK(f.makespan == doctest::Approx(9));  // 10 to 19
+    CHECK(f.span == doctest::Approx(9));      // rank 0
+    CHECK(f.busy[0] == doctest::Approx(2.75));
+    CHECK(f.busy[1] == doctest::Approx(3.5));
+    CHECK(f.bubble_makespan == doctest::Approx(1 - 6.25 / 18));
+    CHECK(f.peak_in_flight == std::vector<int>{1, 1});
+    CHECK(f.messages == 2);
+  }
+
+  TEST_CASE("one step out of several, and another unit") {
+    show::picture all = recorded();
+    for (show::box b : recorded().boxes) {
+      b.step = 4;
+      b.start += 100;
+      b.end += 100;
+      all.boxes.push_back(b);
+    }
+    show::picture const fourth = show::only_step(all, 4);
+    REQUIRE(fourth.boxes.size() == recorded().boxes.size());
+    CHECK(show::first_start(fourth) == doctest::Approx(0));
+    CHECK(fourth.boxes[2].start == doctest::Approx(-1));  // a receive posted before the first compute
+    CHECK(figures_of(fourth).makespan == doctest::Approx(9));
+    CHECK(messages_of(all).size() == 4);  // none across steps
+    show::picture const seconds = show::scaled(fourth, 0.001, "s");
+    CHECK(figures_of(seconds).makespan == doctest::Approx(0.009));
+    CHECK(seconds.microseconds == doctest::Approx(fourth.microseconds * 1000));
+  }
+
+  TEST_CASE("messages lead from SEND to RECV where those were recorded, and stay within a replica") {
+    show::picture p = recorded();
+    p.rows = 4;
+    for (show::box b : recorded().boxes) {
+      b.rank += 2;
+      p.boxes.push_back(b);
+    }
+    std::vector<show::message> const found = messages_of(p);
+    REQUIRE(found.size() == 4);
+    for (show::message const& m : found) {
+      show::box const& from = p.boxes[static_cast<std::size_t>(m.from)];
+      show::box const& to = p.boxes[static_cast<std::size_t>(m.to)];
+      CHECK(from.rank / 2 == to.rank / 2);
+      CHECK(from.rank != to.rank);
+      bool const forward = from.what.what == kind::send_forward;
+      CHECK((forward || from.what.what == kind::send_backward));
+      CHECK(to.what.what == (forward ? kind::receive_forward : kind::receive_backward));
+    }
+  }
+}
+
+TEST_SUITE("show svg") {
+  TEST_CASE("well-formed, a rectangle an action, inside the sheet, and none over another") {
+    show_test::for_each_plan([](plan const& p) {
+      CAPTURE(p.name);
+      CAPTURE(p.size.ranks);
+      std::string error;
+      std::vector<element> const all = show_test::read_xml(show::svg(p, costs{1, 1.5, 0.5, 0.25}), error);
+      CHECK(error == "");
+      REQUIRE(all.size() > 1);
+      CHECK(all[0].name == "svg");
+      plan_view const view = p;
+      CHECK(count_of(all, "rect", "compute") == view.total());
+      double const width = attribute(all[0], "width");
+      double const height = attribute(all[0], "height");
+      CHECK(all[0]["viewBox"] == "0 0 " + all[0]["width"] + " " + all[0]["height"]);
+      std::vector<std::array<double, 3>> boxes;  // y, left, right
+      bool inside = true;
+      for (element const& e : all) {
+        if (e.name == "text")
+          inside = inside && attribute(e, "x") >= 0 && attribute(e, "x") <= width && attribute(e, "y") <= height;
+        if (e.name != "rect" || e["class"] == "sheet") continue;
+        double const x = attribute(e, "x"), y = attribute(e, "y"), w = attribute(e, "width"), h = attribute(e, "height");
+        inside = inside && x >= 0 && y >= 0 && w >= 0 && x + w <= width && y + h <= height;
+        if (e["class"] == "compute") boxes.push_back({y, x, x + w});
+      }
+      CHECK(inside);
+      std::sort(boxes.begin(), boxes.end());
+      bool apart = true;
+      for (std::size_t i = 1; i < boxes.size(); ++i)
+        apart = apart && (boxes[i][0] != boxes[i - 1][0] || boxes[i][1] >= boxes[i - 1][2] - 0.011);
+      CHECK(apart);
+    });
+  }
+
+  TEST_CASE("the title names makespan, span and bubble") {
+    plan const p = expand(catalogue::zb_v, shape{4, 8, 0});
+    std::string const drawing = show::svg(p, costs{});
+    CHECK(drawing.find("makespan 51, bubble 5.9 %") != std::string::npos);
+    CHECK(drawing.find("span 48, bubble 0.0 %") != std::string::npos);
+    CHECK(drawing.find("ZBVZeroBubble") != std::string::npos);
+    CHECK(drawing.find("8 on every rank") != std::string::npos);
+  }
+
+  TEST_CASE("prediction above measurement on one axis, other work thinner and below its row") {
+    plan const p = plan_from({"0F0 0B0", "1F0 1B0"}, {0, 1}, 1, "GPipe");
+    show::picture predicted = show::picture_of(p, costs{1, 1, 1, 0});
+    predicted.title = "predicted";
+    show::picture const pictures[] = {predicted, recorded()};
+    std::string error;
+    std::vector<element> const all = show_test::read_xml(show::svg(pictures), error);
+    CHECK(error == "");
+    CHECK(count_of(all, "rect", "compute") == 8);
+    CHECK(count_of(all, "rect", "other") == 6);
+    std::vector<element> compute, other;
+    for (element const& e : all) {
+      if (e["class"] == "compute") compute.push_back(e);
+      if (e["class"] == "other") other.push_back(e);
+    }
+    // One axis: a unit is as wide above as below. First forward of each: 1 unit against 1 ms.
+    CHECK(attribute(compute[0], "width") == doctest::Approx(attribute(compute[4], "width")).epsilon(0.001));
+    CHECK(attribute(compute[0], "x") == attribute(compute[4], "x"));
+    CHECK(attribute(compute[4], "y") > attribute(compute[3], "y"));
+    for (element const& e : other) CHECK(attribute(e, "height") < attribute(compute[0], "height") / 3);
+    // rank 0's send lies below rank 0's row and above rank 1's.
+    CHECK(attribute(other[0], "y") >= attribute(compute[4], "y") + attribute(compute[4], "height"));
+    CHECK(attribute(other[0], "y") < attribute(compute[5], "y"));
+  }
+
+  TEST_CASE("names with markup are text, not markup") {
+    show::picture p = recorded();
+    p.schedule = "<script>alert('&')</script> \x01 \xff";
+    for (std::string const& page : {show::svg(p)}) {
+      std::string error;
+      show_test::read_xml(page, error);
+      CHECK(error == "");
+      CHECK(page.find("<script") == std::string::npos);
+      CHECK(page.find('\x01') == std::string::npos);
+      CHECK(page.find('\xff') == std::string::npos);
+    }
+    CHECK(show::html(p).find("<script") == std::string::npos);
+  }
+
+  TEST_CASE("an empty picture is still a drawing") {
+    std::string error;
+    show_test::read_xml(show::svg(show::picture{}), error);
+    CHECK(error == "");
+    show_test::read_xml(show::svg(std::span<show::picture const>{}), error);
+    CHECK(error == "");
+  }
+}
+
+TEST_SUITE("show html") {
+  TEST_CASE("one page with the drawing, the numbers and all actions, and nothing from elsewhere") {
+    show_test::for_each_plan([](plan const& p) {
+      std::string const page = show::html(p, costs{});
+      CHECK(page.starts_with("<!doctype html>"));
+      CHECK(page.find("<svg ") != std::string::npos);
+      for (char const* outside : {"src=", "href=", "url(", "@import", "<link", "<script"})
+        CHECK(page.find(outside) == std::string::npos);
+      plan_view const view = p;
+      for (int r = 0; r < view.size.ranks; ++r) {
+        std::string list = "rank " + std::to_string(r) + ":";
+        for (int i = 0; i < view.length(r); ++i) list += " " + to_text(view.at(r, i)).str();
+        CHECK(page.find(list + "\n") != std::string::npos);
+      }
+    });
+  }
+}
