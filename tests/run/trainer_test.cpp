@@ -275,6 +275,46 @@ TEST_CASE("several tensors, integers and unused outputs cross between stages") {
   for (auto const& w : wrong.all) FAIL_CHECK(w);
 }
 
+TEST_CASE("stages with nothing to train: no parameters, or frozen ones") {
+  auto const data = make_batch(6, 4);
+  for (char const* name : {"1F1B", "ZB-H1"}) {
+    for (int const idle : {0, 1, 2}) {
+      CAPTURE(name);
+      CAPTURE(idle);
+      std::vector<torch::nn::Linear> layers;
+      at::manual_seed(8);
+      for (int i = 0; i < 3; ++i) layers.emplace_back(width, width);
+      for (auto& p : layers[static_cast<std::size_t>(idle)]->parameters()) p.requires_grad_(false);
+      std::vector<at::Tensor> expected;
+      for (int m = 0; m < 3; ++m) {
+        at::Tensor x = data.input.narrow(0, 2 * m, 2);
+        for (auto& l : layers) x = l(x).sin();
+        torch::autograd::backward({mean_square(x, data.target.narrow(0, 2 * m, 2))}, {at::full({}, 1.0 / 3)});
+      }
+      for (auto& l : layers) {
+        expected.push_back(l->weight.grad().defined() ? l->weight.grad().clone() : at::Tensor());
+        l->zero_grad();
+      }
+      complaints wrong;
+      chevron::run_threads({.pipeline_ranks = 3}, [&](transport& line) {
+        auto const build = [&](int s) -> chevron::stage {
+          auto layer = layers[static_cast<std::size_t>(s)];
+          std::vector<chevron::parameter> parameters;
+          if (s != idle || idle == 1) chevron::append_parameters(parameters, "", layer);
+          return {[layer](at::Tensor x) mutable { return layer(x).sin(); }, parameters};
+        };
+        chevron::trainer train(chevron::lower(plan_of(name, 3, 3)), line, build, mean_square, adamw);
+        auto const r = line.where().pipeline_rank();
+        wrong.require((train.optimizer() == nullptr) == (r == idle), "an optimizer where there is something to train");
+        train.step({data.input}, {data.target});
+        auto const& grad = layers[static_cast<std::size_t>(r)]->weight.grad();
+        wrong.require(r == idle ? !grad.defined() : at::equal(grad, expected[static_cast<std::size_t>(r)]), "gradient of rank " + std::to_string(r));
+      });
+      for (auto const& w : wrong.all) FAIL_CHECK(w);
+    }
+  }
+}
+
 TEST_CASE("evaluation between steps: loss on all ranks, outputs on the last stage's, gradients untouched") {
   for (char const* name : {"1F1B", "ZBVZeroBubble"}) {
     auto const plan = plan_of(name, 2, 3);

@@ -1,7 +1,8 @@
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
