@@ -21,15 +21,17 @@ struct played_token {
   kind what{};
   int chunk = any_chunk;
   int times = 1;
-  int stream = 0;          // which stream it draws from
-  std::uint8_t marks = 0;  // what taking it marks as done
-  std::uint8_t passes = 0; // what it passes over
+  int stream = 0;  // which stream it draws from
+  int cell = 0;    // chunk × microbatches, for streams of one chunk
+  int stage = -1;  // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
 };
 /// A phase worked out for one rank: tokens [first, first + tokens), `count` times, or -1: while there is work.
 struct played_phase {
   int first = 0;
   int tokens = 0;
   int count = -1;
+  bool has_forward = false;
+  int deciding = 1;  // how many of its tokens may say whether there is work left
 };
 
 template <class Item>
@@ -59,6 +61,7 @@ struct score {
   static constexpr int phases_count = score_size<Phases>::phases_count;
   played_phase phase[phases_count]{};
   played_token token[score_size<Phases>::tokens_count]{};
+  bool mixes_backwards = false;  // both B and W appear: a W must pass over what a B did
 };
 
 template <kind What>
@@ -120,23 +123,64 @@ inline constexpr bool splits_backward<phase<Role, Items...>> = (false || ... || 
 template <stage_of_step Last, class... Phases>
 inline constexpr int kinds_in<phases<Last, Phases...>> = (false || ... || splits_backward<Phases>) ? 3 : 2;
 
-/// Families of kinds that draw from one stream: forwards; B and I; W. Work taken through one token of a family is passed over
-/// by the others, so `F` and `F(0)`, or `B` and `I` with `W`, may be mixed.
+/// Families of kinds that draw from one stream: forwards; B and I; W.
 inline constexpr int families = 3;
 constexpr int family_of(kind what) { return what == kind::forward ? 0 : what == kind::backward_weight ? 2 : 1; }
-/// What taking a kind marks as done, by family: a full backward leaves no weight gradient behind.
-constexpr std::uint8_t marks_of(kind what) {
-  return what == kind::forward ? 1 : what == kind::backward_weight ? 4 : what == kind::backward ? 6 : 2;
-}
 
 constexpr plan refused(shape size, char const* name, finding problem) {
   plan nothing;
   nothing.size = size;
   nothing.size.ranks = 0;
   nothing.name = name;
-  nothing.begin = buffer<int>(1);
+  nothing.begin = buffer<int>(1, zeroed);
   nothing.problem = problem;
   return nothing;
+}
+
+/// Binds a rank's tokens to its streams and stages. What cannot be bound is a finding.
+template <class Score>
+constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence) {
+  finding f;
+  f.broken = law::description;
+  f.rank = rank;
+  bool with_chunk[families] = {false, false, false};
+  bool plain[families] = {false, false, false};
+  bool whole = false;
+  for (int p = 0; p < Score::phases_count; ++p) {
+    auto& phase = score.phase[p];
+    for (int t = phase.first; t < phase.first + phase.tokens; ++t) {
+      auto& token = score.token[t];
+      int const family = family_of(token.what);
+      if (token.chunk >= held) {
+        f.words = "a token names a chunk this rank does not have, chunk ";
+        f.number = token.chunk;
+        return f;
+      }
+      if (token.times < 0 || phase.count < -1) {
+        f.words = "a phase has a negative count, see max_of; it is ";
+        f.number = token.times < 0 ? token.times : phase.count;
+        return f;
+      }
+      (token.chunk < 0 ? plain : with_chunk)[family] = true;
+      if (plain[family] && with_chunk[family]) {
+        f.words = "tokens with and without a chunk are mixed for one kind, at token ";
+        f.number = t;
+        return f;
+      }
+      whole = whole || token.what == kind::backward;
+      score.mixes_backwards = score.mixes_backwards || token.what == kind::backward_weight;
+      phase.has_forward = phase.has_forward || token.what == kind::forward;
+      token.stream = family * (held + 1) + (token.chunk < 0 ? held : token.chunk);
+      if (token.chunk >= 0) {
+        token.stage = stages[token.chunk];
+        token.cell = token.chunk * played;
+      }
+      if (token.chunk < 0 && in_sequence[family == 0 ? 0 : 1]) token.stage = stages[0];
+    }
+    phase.deciding = phase.has_forward ? phase.tokens : 1;
+  }
+  score.mixes_backwards = score.mixes_backwards && whole;
+  return {};
 }
 
 constexpr finding shape_problem(char const* words, int value) {
@@ -183,10 +227,11 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   result.name = what.name;
   result.rank_of = buffer<std::int16_t>(stages);
   result.begin = buffer<int>(ranks + 1);
+  result.begin.data[0] = 0;
 
   // Placement: each stage's rank, and each rank's stages from the input side.
   buffer<int> stage_memory(ranks * stages);
-  buffer<int> held_memory(ranks);
+  buffer<int> held_memory(ranks, zeroed);
   int* const held = held_memory.data;
   int* const stage_of = stage_memory.data;
   for (int s = 0; s < stages; ++s) {
@@ -215,18 +260,17 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   int most_held = per_rank;
   for (int r = 0; r < ranks; ++r) most_held = held[r] > most_held ? held[r] : most_held;
   int const most_cells = most_held * played;
-  // Streams, by family and chunk, the plain one last: the cells (chunk x played + microbatch) in the order they are drawn.
-  buffer<int> forward_cells(most_cells), backward_cells(most_cells), in_sequence(most_cells);
-  buffer<drawn> forward_order(most_cells), backward_order(most_cells);
-  buffer<std::uint8_t> done_memory(most_cells);
-  buffer<int const*> cells_memory(detail::families * (most_held + 1));
+  // Streams, by family and chunk, the plain one last: how far each is drawn, and how long it is.
   buffer<int> length_memory(detail::families * (most_held + 1)), next_memory(detail::families * (most_held + 1));
-  std::uint8_t* const done = done_memory.data;
-  int const** const cells_of = cells_memory.data;
   int* const length_of = length_memory.data;
   int* const next_of = next_memory.data;
-  for (int i = 0; i < most_cells; ++i) in_sequence.data[i] = i;
+  // Which (chunk, microbatch) the plain streams draw, from the order.
+  buffer<drawn> forward_order(most_cells), backward_order(most_cells);
+  // Microbatches that a B took, by chunk: their W is done.
+  buffer<std::uint8_t> whole_memory(most_cells);
+  std::uint8_t* const whole = whole_memory.data;
   int ordered_for = -1;
+  bool in_sequence[2] = {false, false};
 
   for (int r = 0; r < ranks; ++r) {
     int const held_here = held[r];
@@ -234,83 +278,60 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
     int const cells = held_here * played;
     if (held_here != ordered_for) {
       what.order.fill(here, forward_order.data, backward_order.data);
-      for (int i = 0; i < cells; ++i) {
-        forward_cells.data[i] = forward_order.data[i].chunk * played + forward_order.data[i].micro_batch;
-        backward_cells.data[i] = backward_order.data[i].chunk * played + backward_order.data[i].micro_batch;
-      }
       ordered_for = held_here;
-    }
-    for (int i = 0; i < cells; ++i) done[i] = 0;
-    for (int family = 0; family < detail::families; ++family) {
-      for (int chunk = 0; chunk <= held_here; ++chunk) {
-        int const stream = family * (held_here + 1) + chunk;
-        bool const plain = chunk == held_here;
-        cells_of[stream] = plain ? (family == 0 ? forward_cells.data : backward_cells.data) : in_sequence.data + chunk * played;
-        length_of[stream] = plain ? cells : played;
-        next_of[stream] = 0;
+      in_sequence[0] = in_sequence[1] = held_here == 1;
+      for (int m = 0; held_here == 1 && m < played; ++m) {
+        in_sequence[0] = in_sequence[0] && forward_order.data[m].micro_batch == m;
+        in_sequence[1] = in_sequence[1] && backward_order.data[m].micro_batch == m;
       }
+    }
+    for (int stream = 0; stream < detail::families * (held_here + 1); ++stream) {
+      length_of[stream] = stream % (held_here + 1) == held_here ? cells : played;
+      next_of[stream] = 0;
     }
     auto score = detail::score_of(what.how, here);
     int const* const stages_here = stage_of + r * stages;
+    if (finding const f = detail::ready(score, r, held_here, played, stages_here, in_sequence)) return detail::refused(size, what.name, f);
+    bool const skips = score.mixes_backwards;
+    if (skips) {
+      for (int i = 0; i < cells; ++i) whole[i] = 0;
+    }
 
     for (int p = 0; p < score.phases_count; ++p) {
       detail::played_phase const phase = score.phase[p];
-      detail::played_token* const tokens = score.token + phase.first;
+      detail::played_token const* const tokens = score.token + phase.first;
       int const token_count = phase.tokens;
       int const count = phase.count;
-      bool has_forward = false;
-      for (int t = 0; t < token_count; ++t) {
-        has_forward = has_forward || tokens[t].what == kind::forward;
-        finding f;
-        f.broken = law::description;
-        f.rank = r;
-        if (tokens[t].chunk >= held_here) {
-          f.words = "a token names a chunk this rank does not have, chunk ";
-          f.number = tokens[t].chunk;
-          return detail::refused(size, what.name, f);
-        }
-        if (tokens[t].times < 0 || count < -1) {
-          f.words = "a phase has a negative count, see max_of; it is ";
-          f.number = tokens[t].times < 0 ? tokens[t].times : count;
-          return detail::refused(size, what.name, f);
-        }
-        tokens[t].stream = detail::family_of(tokens[t].what) * (held_here + 1) + (tokens[t].chunk < 0 ? held_here : tokens[t].chunk);
-        tokens[t].marks = detail::marks_of(tokens[t].what);
-        tokens[t].passes = tokens[t].what == kind::backward ? 2 : tokens[t].marks;
-      }
       for (int round = 0; count < 0 || round < count; ++round) {
         if (count < 0) {
           // Go on while any forward stream of the phase has work or, without forwards, its first stream.
           bool work_left = false;
-          int const last = has_forward ? token_count : 1;
-          for (int t = 0; t < last && !work_left; ++t) {
-            if ((has_forward && tokens[t].what != kind::forward) || tokens[t].times == 0) continue;
-            int const stream = tokens[t].stream;
-            int const* const drawn_cells = cells_of[stream];
-            int const length = length_of[stream];
-            int at = next_of[stream];
-            while (at < length && (done[drawn_cells[at]] & tokens[t].passes) != 0) ++at;
-            next_of[stream] = at;
-            work_left = at < length;
+          for (int t = 0; t < phase.deciding && !work_left; ++t) {
+            if (phase.has_forward && tokens[t].what != kind::forward) continue;
+            work_left = tokens[t].times > 0 && next_of[tokens[t].stream] < length_of[tokens[t].stream];
           }
           if (!work_left) break;
         }
         bool took = false;
         for (int t = 0; t < token_count; ++t) {
-          detail::played_token const& token = tokens[t];
-          int const stream = token.stream;
-          int const* const drawn_cells = cells_of[stream];
+          int const stream = tokens[t].stream;
           int const length = length_of[stream];
-          for (int time = 0; time < token.times; ++time) {
+          kind const kind_here = tokens[t].what;
+          int const fixed_stage = tokens[t].stage;
+          drawn const* const order = kind_here == kind::forward ? forward_order.data : backward_order.data;
+          for (int time = tokens[t].times; time > 0; --time) {
             int at = next_of[stream];
-            while (at < length && (done[drawn_cells[at]] & token.passes) != 0) ++at;
-            next_of[stream] = at + 1;
+            if (skips && kind_here == kind::backward_weight) {
+              while (at < length && whole[fixed_stage >= 0 ? tokens[t].cell + at : order[at].chunk * played + order[at].micro_batch] != 0) ++at;
+            }
             if (at >= length) break;
-            int const cell = drawn_cells[at];
-            done[cell] = static_cast<std::uint8_t>(done[cell] | token.marks);
+            next_of[stream] = at + 1;
             took = true;
-            int const micro_batch = cell % played;
-            if (micro_batch < size.micro_batches) out[filled++] = make_action(token.what, stages_here[cell / played], micro_batch);
+            int const micro_batch = fixed_stage >= 0 ? at : order[at].micro_batch;
+            if (skips && kind_here == kind::backward) whole[fixed_stage >= 0 ? tokens[t].cell + at : order[at].chunk * played + micro_batch] = 1;
+            if (micro_batch >= size.micro_batches) continue;
+            int const stage = fixed_stage >= 0 ? fixed_stage : stages_here[order[at].chunk];
+            out[filled++] = action{kind_here, 0, static_cast<std::uint32_t>(stage) & 0x7ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
           }
         }
         if (!took) break;
@@ -318,6 +339,7 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
     }
     result.begin.data[r + 1] = filled;
   }
+  result.actions.count = filled;
   return result;
 }
 

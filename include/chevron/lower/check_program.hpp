@@ -73,8 +73,8 @@ constexpr finding check_slots(program_view const& program) {
   plan_view const& plan = program.plan;
   for (int r = 0; r < plan.size.ranks; ++r) {
     slot_counts const counts = program.slots[r];
-    buffer<action> activation(counts.activation), receive(counts.receive), send(counts.send);
-    buffer<std::uint8_t> activation_live(counts.activation), receive_live(counts.receive), send_live(counts.send);
+    buffer<action> activation(counts.activation, zeroed), receive(counts.receive, zeroed), send(counts.send, zeroed);
+    buffer<std::uint8_t> activation_live(counts.activation, zeroed), receive_live(counts.receive, zeroed), send_live(counts.send, zeroed);
     for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
       instruction const& one = program.instructions[i];
       int const at = i - program.begin[r];
@@ -127,7 +127,7 @@ constexpr finding check_program_progress(program_view const& program) {
   plan_view const& plan = program.plan;
   int const ranks = plan.size.ranks;
   int const cells = plan.stages * plan.size.micro_batches;
-  buffer<std::uint8_t> sent(2 * cells), posted(2 * cells);  // by producer message
+  buffer<std::uint8_t> sent(2 * cells, zeroed), posted(2 * cells, zeroed);  // by producer message
   buffer<int> next(ranks);
   for (int r = 0; r < ranks; ++r) next.data[r] = program.begin[r];
   bool moved = true;

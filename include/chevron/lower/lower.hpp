@@ -78,7 +78,7 @@ constexpr program lower(plan const& source) {
   // Going through a sender's list from its end, the latest moment for a receive is the earliest use of it or of any later
   // message on the edge.
   constexpr int ahead = 1;
-  buffer<int> posted_at_memory(2 * cells), bucket_next_memory(2 * cells), bucket_memory(plan.total()), earliest_use_memory(ranks);
+  buffer<int> posted_at_memory(2 * cells), bucket_next_memory(2 * cells), bucket_memory(plan.total(), zeroed), earliest_use_memory(ranks);
   int* const posted_at = posted_at_memory.data;
   int* const bucket_next = bucket_next_memory.data;  // further receives posted before the same action, 1-based; 0: none
   int* const bucket = bucket_memory.data;
@@ -104,6 +104,7 @@ constexpr program lower(plan const& source) {
   result.source = source;
   result.instructions = buffer<instruction>(instructions_needed(plan));
   result.begin = buffer<int>(ranks + 1);
+  result.begin.data[0] = 0;
   result.slots = buffer<slot_counts>(ranks);
   instruction* const out = result.instructions.data;
   int filled = 0;
@@ -114,7 +115,7 @@ constexpr program lower(plan const& source) {
   std::uint16_t* const send_slot = send_memory.data;
   buffer<std::uint16_t> free_activation(cells), free_send(2 * cells);
   // Receive slots are shared only among microbatches of one stage and direction: a chain of free slots for each.
-  buffer<int> free_receive_memory(2 * plan.stages), free_receive_next_memory(2 * cells);
+  buffer<int> free_receive_memory(2 * plan.stages, zeroed), free_receive_next_memory(2 * cells);
   int* const free_receive = free_receive_memory.data;  // 1-based; 0: none
   int* const free_receive_next = free_receive_next_memory.data;
   // Sends not waited for yet, per receiver, in order; and how far each peer is known to have come.
@@ -126,7 +127,7 @@ constexpr program lower(plan const& source) {
   buffer<int> left_memory(plan.stages);
   int* const left = left_memory.data;
   for (int s = 0; s < plan.stages; ++s) left[s] = micro_batches;
-  buffer<int> release_list_memory(cells), release_first_memory(plan.total());
+  buffer<int> release_list_memory(cells), release_first_memory(plan.total(), zeroed);
   int* const release_next = release_list_memory.data;   // activation slots given back after an action, 1-based cells
   int* const release_first = release_first_memory.data;
 
@@ -179,7 +180,8 @@ constexpr program lower(plan const& source) {
       int const stage = static_cast<int>(a.stage);
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
       instruction& compute = out[filled++];
-      compute.what = a;
+      std::uint16_t source_slot = no_slot;
+      std::uint16_t local_slot = no_slot;
       int peer_heard = -1;  // whose message this action consumes, and how far that peer had come when it was made
       int heard = -1;
       if (a.what == kind::forward) {
@@ -187,9 +189,9 @@ constexpr program lower(plan const& source) {
         if (stage > 0) {
           int const from = plan.rank_of[stage - 1];
           if (from == r) {
-            compute.local = activation[cell - micro_batches];
+            local_slot = activation[cell - micro_batches];
           } else {
-            compute.source = receive_slot[cell - micro_batches];
+            source_slot = receive_slot[cell - micro_batches];
             peer_heard = from;
             heard = forward_at[cell - micro_batches];
           }
@@ -197,14 +199,14 @@ constexpr program lower(plan const& source) {
       } else if (a.what != kind::backward_weight && stage < last_stage) {
         int const from = plan.rank_of[stage + 1];
         if (from == r) {
-          compute.local = activation[cell + micro_batches];
+          local_slot = activation[cell + micro_batches];
         } else {
-          compute.source = receive_slot[cells + cell + micro_batches];
+          source_slot = receive_slot[cells + cell + micro_batches];
           peer_heard = from;
           heard = gradient_at[cell + micro_batches];
         }
       }
-      compute.slot = activation[cell];
+      compute = {a, no_peer, activation[cell], source_slot, local_slot};
 
       int const receiver = detail::receiver_of(plan, a, r);
       if (receiver >= 0) {
@@ -274,6 +276,7 @@ struct lowering {
   static constexpr static_program<proved::ranks, proved::stages, proved::actions, instructions> work_out() {
     static_program<proved::ranks, proved::stages, proved::actions, instructions> to;
     program const from = lower(make_plan_from(Source, Size));
+    if (instructions == 0) to.instructions[0] = {};
     to.source = proved::result;
     for (int i = 0; i < instructions; ++i) to.instructions[i] = from.instructions.data[i];
     for (int r = 0; r <= proved::ranks; ++r) to.begin[r] = from.begin.data[r];

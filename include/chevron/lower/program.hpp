@@ -28,19 +28,19 @@ inline constexpr std::int16_t no_peer = -1;
 ///
 /// SEND actions carry the stage that sends, RECV actions the stage that receives: `2SEND_F0` meets `3RECV_F0`.
 struct instruction {
-  action what{};
-  std::int16_t peer = no_peer;
-  std::uint16_t slot = no_slot;
-  std::uint16_t source = no_slot;
-  std::uint16_t local = no_slot;
+  action what;
+  std::int16_t peer;
+  std::uint16_t slot;
+  std::uint16_t source;
+  std::uint16_t local;
 };
 
 /// How many slots of each sort one rank needs. Receive slots are numbered over the whole rank; two messages of different
 /// stages or directions never share one, so each slot has one shape.
 struct slot_counts {
-  int activation = 0;
-  int receive = 0;
-  int send = 0;
+  int activation;
+  int receive;
+  int send;
 };
 
 /// A program seen from outside.
@@ -70,9 +70,9 @@ struct program {
 template <int Ranks, int Stages, int Actions, int Instructions>
 struct static_program {
   static_plan<Ranks, Stages, Actions> source;
-  instruction instructions[Instructions > 0 ? Instructions : 1]{};
-  int begin[Ranks + 1]{};
-  slot_counts slots[Ranks]{};
+  instruction instructions[Instructions > 0 ? Instructions : 1];
+  int begin[Ranks + 1];
+  slot_counts slots[Ranks > 0 ? Ranks : 1];
 
   constexpr program_view view() const { return {source.view(), instructions, begin, slots}; }
   constexpr operator program_view() const { return view(); }

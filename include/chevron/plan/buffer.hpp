@@ -5,15 +5,21 @@
 
 namespace chevron {
 
-/// A block of `count` zeroed elements. Inner loops take `data` once and index the raw pointer: to the constant evaluator of
-/// GCC 12 each accessor call costs as much as the work itself.
+/// Asks for zeroed memory.
+struct zeroed_t {};
+inline constexpr zeroed_t zeroed{};
+
+/// A block of `count` elements, not initialised unless asked for: zeroing an element costs GCC 12's constant evaluator as
+/// much as working it out. (An element read before it is written is an error there, so the compile-time tests would find it.)
+/// Inner loops take `data` once and index the raw pointer, since an accessor call, too, costs as much as the work itself.
 template <class Element>
 struct buffer {
   Element* data = nullptr;
   int count = 0;
 
   constexpr buffer() = default;
-  constexpr explicit buffer(int n) : data(new Element[static_cast<unsigned>(n > 0 ? n : 1)]{}), count(n) {}
+  constexpr explicit buffer(int n) : data(new Element[static_cast<unsigned>(n > 0 ? n : 1)]), count(n) {}
+  constexpr buffer(int n, zeroed_t) : data(new Element[static_cast<unsigned>(n > 0 ? n : 1)]{}), count(n) {}
   constexpr buffer(buffer&& other) noexcept : data(other.data), count(other.count) {
     other.data = nullptr;
     other.count = 0;

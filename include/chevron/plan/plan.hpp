@@ -62,9 +62,9 @@ struct static_plan {
   int stages = Stages;
   bool forward_only = false;
   int in_flight_limit = 0;
-  action actions[Actions > 0 ? Actions : 1]{};
-  int begin[Ranks + 1]{};
-  std::int16_t rank_of[Stages > 0 ? Stages : 1]{};
+  action actions[Actions > 0 ? Actions : 1];
+  int begin[Ranks + 1];
+  std::int16_t rank_of[Stages > 0 ? Stages : 1];
   char const* name = "";
   finding problem{};
 
@@ -85,9 +85,12 @@ constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
   to.problem = from.problem;
   action const* source = from.actions;
   int const total = from.begin[Ranks];
-  for (int i = 0; i < total; ++i) to.actions[i] = source[i];
+  action* const target = to.actions;
+  for (int i = 0; i < total; ++i) target[i] = source[i];
+  for (int i = total; i < (Actions > 0 ? Actions : 1); ++i) target[i] = action{};
   for (int r = 0; r <= Ranks; ++r) to.begin[r] = from.begin[r];
   for (int s = 0; s < Stages; ++s) to.rank_of[s] = from.rank_of[s];
+  if (Stages == 0) to.rank_of[0] = 0;
   return to;
 }
 

@@ -20,6 +20,9 @@ inline constexpr std::uint8_t seen_forward = 1;
 inline constexpr std::uint8_t seen_backward = 2;
 inline constexpr std::uint8_t seen_input = 4;
 inline constexpr std::uint8_t seen_weight = 8;
+// What has been made when the plan is played.
+inline constexpr std::uint8_t made_forward = 16;
+inline constexpr std::uint8_t made_gradient = 32;
 
 constexpr std::uint8_t seen_bit(kind what) { return static_cast<std::uint8_t>(1 << static_cast<int>(what)); }
 
@@ -153,16 +156,15 @@ constexpr action needed_from_neighbour(plan_view const& plan, action a, std::uin
 /// Plays the plan as far as it goes: each rank runs until its next action needs something not yet made. Sends may be
 /// rendezvous: on a lowered program receives are posted ahead of their use in the order of the sends, so what blocks a rank
 /// is always the computation it waits for.
-constexpr finding check_progress(plan_view const& plan, std::uint8_t const* seen) {
+constexpr finding check_progress(plan_view const& plan, std::uint8_t* seen) {
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   int const last_stage = plan.stages - 1;
   int const cells = plan.stages * micro_batches;
-  buffer<std::uint8_t> made_memory(cells);  // bit 0: forward done, bit 1: input gradient done
   buffer<int> next_memory(ranks);
   buffer<int> waits_for_memory(ranks);
   buffer<int> ready_memory(ranks);
-  std::uint8_t* const made = made_memory.data;
+  std::uint8_t* const made = seen;  // two more bits of the same cells
   int* const next = next_memory.data;
   int* const waits_for = waits_for_memory.data;
   int* const ready = ready_memory.data;
@@ -184,11 +186,11 @@ constexpr finding check_progress(plan_view const& plan, std::uint8_t const* seen
       int const stage = static_cast<int>(a.stage);
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
       if (a.what == kind::forward) {
-        if (stage > 0 && (made[cell - micro_batches] & 1) == 0) {
+        if (stage > 0 && (made[cell - micro_batches] & made_forward) == 0) {
           waits_for[rank] = cell - micro_batches;
           break;
         }
-        made[cell] = static_cast<std::uint8_t>(made[cell] | 1);
+        made[cell] = static_cast<std::uint8_t>(made[cell] | made_forward);
         if (stage < last_stage) {
           int const consumer = rank_of[stage + 1];
           if (waits_for[consumer] == cell) {
@@ -197,11 +199,11 @@ constexpr finding check_progress(plan_view const& plan, std::uint8_t const* seen
           }
         }
       } else {
-        if (stage < last_stage && (made[cell + micro_batches] & 2) == 0) {
+        if (stage < last_stage && (made[cell + micro_batches] & made_gradient) == 0) {
           waits_for[rank] = cells + cell + micro_batches;
           break;
         }
-        made[cell] = static_cast<std::uint8_t>(made[cell] | 2);
+        made[cell] = static_cast<std::uint8_t>(made[cell] | made_gradient);
         if (stage > 0) {
           int const consumer = rank_of[stage - 1];
           if (waits_for[consumer] == cells + cell) {
@@ -280,7 +282,7 @@ constexpr finding check_in_flight(plan_view const& plan) {
 constexpr finding check(plan_view const& plan) {
   if (plan.problem) return plan.problem;
   if (finding const f = detail::check_placement(plan)) return f;
-  buffer<std::uint8_t> seen(plan.stages * plan.size.micro_batches);
+  buffer<std::uint8_t> seen(plan.stages * plan.size.micro_batches, zeroed);
   if (finding const f = detail::check_lists(plan, seen.data)) return f;
   if (finding const f = detail::check_progress(plan, seen.data)) return f;
   return detail::check_in_flight(plan);

@@ -52,9 +52,7 @@ struct gate {
   static constexpr plan_type work_out() {
     plan const made = make_plan_from(Source, Size);
     if (made.problem) {
-      plan_type nothing;
-      nothing.size = Size;
-      nothing.size.ranks = 0;
+      plan_type nothing{};
       nothing.problem = made.problem;
       return nothing;
     }

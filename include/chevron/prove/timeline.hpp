@@ -34,7 +34,7 @@ constexpr timeline simulate(plan_view const& plan, cost_view const& costs) {
   buffer<int> next_memory(ranks);
   buffer<int> waits_for_memory(ranks);
   buffer<int> ready_memory(ranks);
-  buffer<double> clock_memory(ranks);
+  buffer<double> clock_memory(ranks, zeroed);
   double* const forward_end = forward_end_memory.data;
   double* const backward_end = backward_end_memory.data;
   int* const next = next_memory.data;
@@ -127,6 +127,9 @@ constexpr timeline simulate(plan_view const& plan, cost_view const& costs) {
     clock[rank] = now;
   }
   result.complete = done == total;
+  for (int r = 0; r < ranks; ++r) {
+    for (int i = next[r]; i < plan.begin[r + 1]; ++i) start[i] = end[i] = 0;
+  }
   return result;
 }
 
