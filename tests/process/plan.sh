@@ -1,0 +1,69 @@
+# chevron-plan as a user meets it: formats, exit codes, and one line that names value, flag and remedy for what cannot be used.
+# timeout: 60
+set -eu
+plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+failed=0
+
+# expect <code> <what standard output and errors together must hold> <arguments…>
+expect() {
+  expected=$1
+  words=$2
+  shift 2
+  code=0
+  timeout 10 "$plan" "$@" > output 2> errors || code=$?
+  if [ $code -ne "$expected" ] || ! cat output errors | grep -q -e "$words"; then
+    echo "chevron-plan $*: exit code $code, not $expected, or no \`$words\` in:"
+    cat output errors
+    failed=1
+  fi
+  if [ "$expected" -eq 2 ] && { [ "$(wc -l < errors)" -ne 1 ] || [ -s output ]; }; then
+    echo "chevron-plan $*: not just one line:"
+    cat output errors
+    failed=1
+  fi
+}
+
+expect 0 'makespan 51   bubble  5.9 %' show --schedule zbvzerobubble --ranks 4 --microbatches 8
+expect 0 'span     48   bubble  0.0 %' show ZBVZeroBubble
+expect 0 '"makespan": 49' show ZB-H1 --forward 2 --backward-input 2,2,2,2 --format json
+expect 0 '^0F0,0F1,0B0,0B1$' show GPipe --ranks 1 --microbatches 2 --format csv
+expect 0 '"ph": "X"' show 1F1B --format trace
+expect 0 '<!doctype html>' show 1F1B --format HTML
+expect 0 '^Step 00: 0F0 ' show 1F1B --format steps
+expect 0 '^ok: Interleaved1F1B, 4 ranks' check interleaved1f1b --chunks 3
+expect 0 '0SEND_F0 *to rank 1' lower 1F1B --ranks 2 --microbatches 2
+expect 5 "broken law 'in_flight': rank 0, step 3: 0F3 makes 4 chunks in flight, the declared limit is 3" check GPipe --memory-limit 3
+expect 5 "broken law 'in_flight'" show GPipe --memory-limit 3 --format svg
+
+expect 2 "no command given: choose one of show, compare, check, lower"
+expect 2 "'shw' is not a command" shw
+expect 2 "no schedule given: add --schedule NAME" show
+expect 2 "'zbv' is not known; did you mean ZBVZeroBubble?" show zbv
+expect 2 "'1f1p' is not known; did you mean 1F1B?" check --schedule 1f1p
+expect 2 "'nothing-like-it' is not known: choose one of GPipe" show nothing-like-it
+expect 2 "--ranks '0' is not usable: give a whole number from 1" show 1F1B --ranks 0
+expect 2 "--microbatches '8x' is not usable" show 1F1B --microbatches 8x
+expect 2 "--chunks 2 does not go with 1F1B" show 1F1B --chunks 2
+expect 2 "--forward '1,2' has 2 costs, but the schedule has 4 stages" show 1F1B --forward 1,2
+expect 2 "--communication '-1' is not a cost" show 1F1B --communication=-1
+expect 2 "--format 'sgv' is not known; did you mean svg?" show 1F1B --format sgv
+expect 2 "-o '/nowhere/x.svg' cannot be written (No such file or directory)" show 1F1B -o /nowhere/x.svg
+expect 2 "'1,2' is a list" compare --forward 1,2
+expect 2 "not expected: --bogus" compare --bogus
+
+# The ending of the file decides the format; a file holds no escape sequences, nor does a pipe.
+"$plan" show 1F1B -o t.svg
+head -c 5 t.svg | grep -q '^<svg ' || { echo "t.svg is no SVG"; failed=1; }
+if "$plan" show 1F1B | grep -q "$(printf '\033')"; then echo "escape sequences in a pipe"; failed=1; fi
+"$plan" show 1F1B --colour always | grep -q "$(printf '\033')" || { echo "--colour always gives no colour"; failed=1; }
+
+# Fastest first; the published makespans at 4 ranks, 8 microbatches and equal costs; who needs too much is told why.
+"$plan" compare --format csv --memory-limit 4 > table.csv
+cut -d, -f1-3 table.csv > columns
+printf '%s\n' schedule,chunks,makespan ZBVZeroBubble,2,25.5 ZB-H1,1,27 1F1B,1,33 GPipe,, Interleaved1F1B,, > wanted
+diff wanted columns || failed=1
+grep -q 'GPipe,.*"holds the activations of 8 microbatches on a rank, the limit is 4"' table.csv || { cat table.csv; failed=1; }
+exit $failed
