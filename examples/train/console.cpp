@@ -113,14 +113,27 @@ std::string step_lines::line(told_step const& r) const {
   char text[256];
   auto const digits = static_cast<int>(std::to_string(steps_).size());
   std::snprintf(text, sizeof text, "step: %*ld  loss: %8.5f  grad_norm: %8.4f  tps: %s  bubble: %4.1f%%", digits, r.step, r.loss,
-                r.grad_norm, grouped(std::llround(r.bytes_per_second)).c_str(), r.bubble * 100);
+                r.grad_norm, grouped(std::llround(bytes_ / seconds_)).c_str(), 100 * bubble_seconds_ / seconds_);
   return text;
 }
 
+void step_lines::add(told_step const& step) {
+  double const bytes = step.bytes_per_second * step.seconds;
+  bytes_ += bytes;
+  seconds_ += step.seconds;
+  bubble_seconds_ += step.bubble * step.seconds;
+  constexpr double fade = 0.9;
+  fading_bytes_ = fade * fading_bytes_ + bytes;
+  fading_seconds_ = fade * fading_seconds_ + step.seconds;
+  fading_bubble_ = fade * fading_bubble_ + step.bubble * step.seconds;
+}
+
 void step_lines::show(told_step const& step) {
+  add(step);
   if (plain_ && (step.step == 1 || step.step % interval(steps_) == 0 || step.step == steps_)) {
     std::printf("%s\n", line(step).c_str());
     std::fflush(stdout);
+    bytes_ = seconds_ = bubble_seconds_ = 0;
   }
   if (progress_) draw(step);
 }
@@ -137,8 +150,8 @@ void step_lines::draw(told_step const& r) {
   std::snprintf(clock_text, sizeof clock_text, "%ld:%02ld left", seconds / 60, seconds % 60);
   std::string const words = "  step " + std::to_string(r.step) + "/" + std::to_string(steps_) + "  loss " +
                             formatted("%.4f", r.loss) + "  grad_norm " + formatted("%.2f", r.grad_norm) + "  tps " +
-                            grouped(std::llround(r.bytes_per_second)) + "  bubble " + formatted("%.0f%%", r.bubble * 100) + "  " +
-                            clock_text;
+                            grouped(std::llround(fading_bytes_ / fading_seconds_)) + "  bubble " +
+                            formatted("%.0f%%", 100 * fading_bubble_ / fading_seconds_) + "  " + clock_text;
   int const room = terminal_width(STDERR_FILENO) - 1;
   int const bar = std::min(24, room - static_cast<int>(words.size()));
   std::string text;

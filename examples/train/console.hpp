@@ -47,18 +47,24 @@ class step_lines {
   step_lines& operator=(step_lines const&) = delete;
 
   void show(told_step const& step);
+  /// Whether plain lines were printed.
+  bool plain() const { return plain_; }
   /// Takes the progress line away, so that other text can follow.
   void clear();
 
  private:
   using clock = std::chrono::steady_clock;
   std::string line(told_step const& step) const;
+  void add(told_step const& step);
   void draw(told_step const& step);
 
   long steps_;
   bool progress_;
   bool plain_;
   bool drawn_ = false;
+  // Single steps scatter: speed and bubble are shown as means, since the last plain line, or fading on the progress line.
+  double bytes_ = 0, seconds_ = 0, bubble_seconds_ = 0;
+  double fading_seconds_ = 0, fading_bytes_ = 0, fading_bubble_ = 0;
   clock::time_point begin_, last_drawn_;
 };
 

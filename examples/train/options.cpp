@@ -70,7 +70,7 @@ options read_options(int argc, char** argv) {
   CLI::App app("Trains a byte-level GPT on any text, on one or several ranks, under a pipeline schedule that was proved first.",
                "chevron-train");
   app.footer(
-      "With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, about a minute.\n"
+      "With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, a minute or two.\n"
       "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite.");
   app.get_formatter()->column_width(34);
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);

@@ -27,7 +27,7 @@ struct options {
 
   gpt_size model;
   int micro_batch_size = 4;
-  long steps = 400;
+  long steps = 300;
   std::uint64_t seed = 1;
   double learning_rate = 3e-3;
   double clip_grad_norm = 1;

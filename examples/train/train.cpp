@@ -87,7 +87,8 @@ void print_header(job const& what) {
       {"proved", (what.programs.proved_while_compiling ? "while this program was compiled: "
                                                        : "just now, by the laws the compiler uses: ") +
                      sentence},
-      {"predicted", "bubble " + show::percent(share) + " if all actions cost the same; chunks in flight by rank: " + peaks},
+      {"predicted", "bubble " + show::percent(share) +
+                        " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks},
   });
   std::printf("\n");
   std::fflush(stdout);
@@ -210,6 +211,7 @@ void train_on_rank(job const& what, transport& line) {
     }
   }
   double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
+  if (speaks && lines->plain()) std::printf("\n");
   lines.reset();
   metrics.reset();
 
@@ -217,7 +219,6 @@ void train_on_rank(job const& what, transport& line) {
   auto const texts = line.gather_text(records.text());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
-    std::printf("\n");
     print_facts({{"trained", some(o.steps, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " +
                                  show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
                                  " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});

@@ -19,7 +19,7 @@ head -c 3000 /dev/zero > text/picture.bin
 for flags in "--schedule 1F1B" "--schedule ZBVZeroBubble --backend gloo"; do
   timeout 60 "$train" $small $flags --data text --metrics m.jsonl --timeline t.svg --trace t.json > output 2> errors
   test ! -s errors || { echo "on stderr, which is no terminal:"; cat errors; exit 1; }
-  for line in 'bubble .* if all actions cost the same' '30 files, .* (1 that are not text left out)' \
+  for line in 'bubble .* if forward, input gradient and weight' '30 files, .* (1 that are not text left out)' \
       'step: 1  loss: *5\.[0-9]*  grad_norm: *[0-9.]*  tps: [0-9,]*  bubble: *[0-9.]*%' 'step: 6  loss' '^ *predicted *measured$' \
       'pipeline, first F to last B or W' 'peak in flight, rank 0, 2' 'timeline *t.svg' 'trace *t.json' 'goes on from'; do
     grep -q "$line" output || { echo "$flags: no line \`$line\` in:"; cat output; exit 1; }
