@@ -37,8 +37,14 @@ TEST_CASE("each launcher's variables give rank, world, local rank and the place 
   CHECK(placed({}).world == 1);
   CHECK(placed({}).launcher == "none");
 
-  auto const torchrun = placed({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "4711"},
-                                {"TORCHELASTIC_RUN_ID", "run7"}, {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  auto const torchrun = placed({{"RANK", "3"},
+                                {"WORLD_SIZE", "4"},
+                                {"LOCAL_RANK", "1"},
+                                {"MASTER_ADDR", "10.0.0.1"},
+                                {"MASTER_PORT", "4711"},
+                                {"TORCHELASTIC_RUN_ID", "run7"},
+                                {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
   CHECK(torchrun.launcher == "torchrun");
   CHECK(torchrun.rank == 3);
   CHECK(torchrun.world == 4);
@@ -52,18 +58,26 @@ TEST_CASE("each launcher's variables give rank, world, local rank and the place 
   CHECK(plain.launcher == "environment");
   CHECK_FALSE(plain.store_is_there);
 
-  auto const mpi = placed({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                           {"MASTER_ADDR", "h"}, {"MASTER_PORT", "2"}});
+  auto const mpi = placed({{"OMPI_COMM_WORLD_RANK", "1"},
+                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                           {"MASTER_ADDR", "h"},
+                           {"MASTER_PORT", "2"}});
   CHECK(mpi.launcher == "Open MPI");
   CHECK(mpi.rank == 1);
   CHECK(mpi.local_rank == 1);
 
-  auto const pmi = placed({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "2"}});
+  auto const pmi =
+      placed({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "2"}});
   CHECK(pmi.launcher == "PMI");
   CHECK(pmi.world == 3);
 
-  auto const slurm = placed({{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "123456"},
-                             {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NODELIST", "gnode[10,20-25]"}});
+  auto const slurm = placed({{"SLURM_PROCID", "5"},
+                             {"SLURM_STEP_NUM_TASKS", "8"},
+                             {"SLURM_LOCALID", "1"},
+                             {"SLURM_JOB_ID", "123456"},
+                             {"SLURM_STEP_ID", "0"},
+                             {"SLURM_STEP_NODELIST", "gnode[10,20-25]"}});
   CHECK(slurm.launcher == "Slurm");
   CHECK(slurm.rank == 5);
   CHECK(slurm.address == "gnode10");
@@ -73,8 +87,14 @@ TEST_CASE("each launcher's variables give rank, world, local rank and the place 
   // The shell of a batch script is no task of a step.
   CHECK(placed({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "1"}}).world == 1);
   // torchrun within Slurm: the inner one is meant.
-  CHECK(placed({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}, {"TORCHELASTIC_RUN_ID", "x"},
-                {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}).launcher == "torchrun");
+  CHECK(placed({{"RANK", "0"},
+                {"WORLD_SIZE", "2"},
+                {"MASTER_ADDR", "h"},
+                {"MASTER_PORT", "1"},
+                {"TORCHELASTIC_RUN_ID", "x"},
+                {"SLURM_PROCID", "0"},
+                {"SLURM_STEP_NUM_TASKS", "1"}})
+            .launcher == "torchrun");
 }
 
 TEST_CASE("what is missing or wrong is named") {
@@ -82,12 +102,14 @@ TEST_CASE("what is missing or wrong is named") {
   CHECK(refusal({{"WORLD_SIZE", "2"}}).find("RANK is missing, while WORLD_SIZE is set") != std::string::npos);
   CHECK(refusal({{"TORCHELASTIC_RUN_ID", "x"}}).find("RANK is missing") != std::string::npos);
   CHECK(refusal({{"OMPI_COMM_WORLD_RANK", "0"}}).find("OMPI_COMM_WORLD_SIZE is missing") != std::string::npos);
-  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).find("MASTER_ADDR is missing, while environment says 2 ranks") != std::string::npos);
+  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).find("MASTER_ADDR is missing, while environment says 2 ranks") !=
+        std::string::npos);
   CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}}).find("MASTER_PORT is missing") != std::string::npos);
   CHECK(refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("RANK=2 is not below WORLD_SIZE=2") != std::string::npos);
   CHECK(refusal({{"RANK", "one"}, {"WORLD_SIZE", "2"}}).find("RANK=one is not a number") != std::string::npos);
   CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2x"}}).find("WORLD_SIZE=2x is not a number") != std::string::npos);
-  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("MASTER_PORT=70000") != std::string::npos);
+  CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("MASTER_PORT=70000") !=
+        std::string::npos);
   CHECK(refusal({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}).find("RANK=-1") != std::string::npos);
 }
 

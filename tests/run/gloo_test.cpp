@@ -232,10 +232,11 @@ TEST_CASE("another shape, dtype or number of tensors than agreed is refused by t
     std::vector<at::Tensor> values;
     char const* words;
   };
-  for (auto const& [values, words] : {change{{at::zeros({3, 4})}, "would send Float[3,4] to rank 1, but the first step agreed on Float[2,4]"},
-                                      change{{at::zeros({2, 4}, at::kInt)}, "would send Int[2,4] to rank 1"},
-                                      change{{at::zeros({2, 4}), at::zeros({1})}, "would send Float[2,4], Float[1] to rank 1"},
-                                      change{{}, "would send nothing to rank 1"}}) {
+  for (auto const& [values, words] :
+       {change{{at::zeros({3, 4})}, "would send Float[3,4] to rank 1, but the first step agreed on Float[2,4]"},
+        change{{at::zeros({2, 4}, at::kInt)}, "would send Int[2,4] to rank 1"},
+        change{{at::zeros({2, 4}), at::zeros({1})}, "would send Float[2,4], Float[1] to rank 1"},
+        change{{}, "would send nothing to rank 1"}}) {
     auto const begin = steady::now();
     auto const thrown = on_ranks(2, 1, [&](gloo_transport& link) {
       for (long step = 0; step < 2; ++step) {
@@ -300,9 +301,15 @@ TEST_CASE("a deadline ends every kind of wait with timeout_error on all ranks, n
     char const* words;
   };
   for (auto const& [name, waiting, words] :
-       {wait_kind{"receive", receive, "rank 0, step 7, 0RECV_B2: rank 1 did not answer within 800 ms; this rank was waiting for 0RECV_B2 from rank 1"},
-        wait_kind{"sum", sum, "rank 0, step 7, sum of gradients: the sum of gradients did not end within 800 ms; this rank was waiting for sum of gradients"},
-        wait_kind{"send", send, "rank 0, step 8, 0SEND_F2: rank 1 did not answer within 800 ms; this rank was waiting for 0SEND_F2 to rank 1"}}) {
+       {wait_kind{
+            "receive", receive,
+            "rank 0, step 7, 0RECV_B2: rank 1 did not answer within 800 ms; this rank was waiting for 0RECV_B2 from rank 1"},
+        wait_kind{"sum", sum,
+                  "rank 0, step 7, sum of gradients: rank 1 did not answer within 800 ms, nor did 2, 3; this rank was waiting "
+                  "for sum of gradients"},
+        wait_kind{
+            "send", send,
+            "rank 0, step 8, 0SEND_F2: rank 1 did not answer within 800 ms; this rank was waiting for 0SEND_F2 to rank 1"}}) {
     INFO(name);
     bool const waiting_is_send = std::string(name) == "send";
     auto const thrown = on_ranks(2, 2, [&](gloo_transport& link) {
@@ -376,5 +383,6 @@ TEST_CASE("the first failure counts, on every rank") {
   for (int i = 0; i < 40 && !third.failed(); ++i) std::this_thread::sleep_for(10ms);
   REQUIRE(third.failed());
   CHECK_THROWS_WITH_AS(third.throw_if_failed({.peer = 1, .what = recv_f(2, 5), .words = nullptr, .step = 4}),
-                       "rank 2, step 4, 2RECV_F5: rank 0: not finite; this rank was waiting for 2RECV_F5 from rank 1", numerical_error);
+                       "rank 2, step 4, 2RECV_F5: rank 0: not finite; this rank was waiting for 2RECV_F5 from rank 1",
+                       numerical_error);
 }

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
@@ -25,7 +25,8 @@ constexpr int width = 6;
 
 chevron::stage build_stage(int number) {
   at::manual_seed(100 + number);
-  return torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
+  return torch::nn::Sequential(torch::nn::Linear(width, width),
+                               torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
 }
 
 at::Tensor mean_square(at::Tensor output, at::Tensor target) { return at::mse_loss(output, target); }
@@ -56,7 +57,8 @@ void train_on(chevron::transport& line, chevron::program const& program, outcome
   std::size_t i = 0;
   for (int s = 0; s < program.view().plan.stages; ++s) {
     if (program.view().plan.rank_of_stage(s) != line.where().pipeline_rank()) continue;
-    for (auto& p : train.stages()[static_cast<std::size_t>(s)].parameters()) out.parameters[static_cast<std::size_t>(s)].push_back(p.value.detach().clone());
+    for (auto& p : train.stages()[static_cast<std::size_t>(s)].parameters())
+      out.parameters[static_cast<std::size_t>(s)].push_back(p.value.detach().clone());
     ++i;
   }
   CHECK(i > 0);

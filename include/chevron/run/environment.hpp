@@ -20,11 +20,11 @@ struct launch_place {
   int rank = 0;
   int world = 1;
   int local_rank = 0;
-  std::string launcher = "none";     ///< `none`, `torchrun`, `environment`, `Open MPI`, `PMI`, `Slurm`, `--nproc`
-  std::string address = "127.0.0.1"; ///< where the store is
+  std::string launcher = "none";      ///< `none`, `torchrun`, `environment`, `Open MPI`, `PMI`, `Slurm`, `--nproc`
+  std::string address = "127.0.0.1";  ///< where the store is
   std::uint16_t port = 29500;
-  bool store_is_there = false;       ///< somebody else already hosts the store: every rank is a client
-  std::string job = "job";           ///< tells this job's keys from others' in a shared store
+  bool store_is_there = false;  ///< somebody else already hosts the store: every rank is a client
+  std::string job = "job";      ///< tells this job's keys from others' in a shared store
 };
 
 /// Reads an environment variable; tests hand in their own.
@@ -57,8 +57,8 @@ struct launcher_words {
 
 inline std::string required(environment_reader const& read, launcher_words const& words, char const* name, char const* because) {
   if (auto value = read(name)) return *value;
-  throw usage_error(std::string("environment variable ") + name + " is missing, while " + because + " is set (launcher: " +
-                    words.launcher + "). Remedy: set both or neither, or start with --nproc N");
+  throw usage_error(std::string("environment variable ") + name + " is missing, while " + because +
+                    " is set (launcher: " + words.launcher + "). Remedy: set both or neither, or start with --nproc N");
 }
 
 inline launch_place place_from(environment_reader const& read, launcher_words const& words) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <signal.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -21,7 +23,8 @@
 #include <ATen/core/ivalue.h>
 
 #if !__has_include(<gloo/context.h>)
-#error "Gloo's headers are missing (LibTorch's wheel leaves them out). Remedy: add <include>/chevron/run/gloo_shim to the include path"
+#error \
+    "Gloo's headers are missing (LibTorch's wheel leaves them out). Remedy: add <include>/chevron/run/gloo_shim to the include path"
 #endif
 #ifndef USE_C10D_GLOO
 #define USE_C10D_GLOO
@@ -30,6 +33,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <chevron/run/error.hpp>
+#include <chevron/run/gloo_message.hpp>
 #include <chevron/run/launch.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/run/watch.hpp>
@@ -37,16 +41,16 @@
 /// \file
 /// The transport between processes: c10d's Gloo.
 ///
-/// Gloo checks nothing: a receive buffer that is too small aborts the process, one that is too large is filled in part, and dtypes
-/// are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with its shapes and
-/// dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag of its
-/// own, so one can never be taken for another.
+/// Gloo checks nothing: a receive buffer that is too small aborts the process, one that is too large is filled in part, and
+/// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with its shapes
+/// and dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag
+/// of its own, so one can never be taken for another.
 
 namespace chevron {
 
 struct gloo_options {
-  std::string address = "127.0.0.1";                  ///< of this machine; where the others connect to
-  std::chrono::milliseconds join{60000};              ///< how long ranks wait for each other at the start
+  std::string address = "127.0.0.1";      ///< of this machine; where the others connect to
+  std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
 };
 
 class gloo_transport final : public transport {
@@ -119,17 +123,17 @@ class gloo_transport final : public transport {
     slot.about = mine;
     slot.works.clear();
     slot.values.clear();
-    for (auto const& value : values) slot.values.push_back(sendable(value, mine));
-    auto const tag = tag_of(what);
+    for (auto const& value : values) slot.values.push_back(detail::sendable(value, mine));
+    auto const tag = detail::tag_of(what);
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
     if (first) {
       // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
       // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
       for (auto& value : slot.values) value = value.clone();
-      send_header(slot, agreed_.emplace(tag, header_of(slot.values)).first->second, tag);
-    } else if (!fits(slot.values, known->second)) {
-      refuse(mine, known->second, header_of(slot.values));
+      send_header(slot, agreed_.emplace(tag, detail::shapes_of(slot.values)).first->second, tag);
+    } else if (!detail::fits(slot.values, known->second)) {
+      refuse(mine, known->second, detail::shapes_of(slot.values));
     }
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
     if (first) {
@@ -143,7 +147,7 @@ class gloo_transport final : public transport {
     watch_->throw_if_failed(mine);
     auto& slot = receives_.at(receive_slot);
     slot.about = mine;
-    slot.tag = tag_of(what);
+    slot.tag = detail::tag_of(what);
     slot.works.clear();
     auto const known = agreed_.find(slot.tag);
     slot.header_comes = known == agreed_.end();
@@ -160,7 +164,7 @@ class gloo_transport final : public transport {
     if (slot.header_comes) {
       wait(*slot.header_work, slot.about);
       auto const* words = slot.header.data_ptr<std::int64_t>();
-      std::vector<std::int64_t> shapes(words, words + std::min<std::int64_t>(words[0], header_words));
+      detail::message_shapes shapes(words, words + std::min<std::int64_t>(words[0], header_words));
       if (words[0] > header_words) {
         auto rest = at::empty({words[0] - header_words}, at::kLong);
         wait(*post_one(slot.about, rest, slot.tag, 0), slot.about);
@@ -187,7 +191,8 @@ class gloo_transport final : public transport {
     if (where().replicas == 1) return;
     auto& sum = sums_[bucket];
     if (!values.is_contiguous()) {
-      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) + " needs a contiguous tensor. Remedy: .contiguous()");
+      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) +
+                        " needs a contiguous tensor. Remedy: .contiguous()");
     }
     std::vector<at::Tensor> list{values};
     sum = posting({.words = "sum of gradients", .step = step()}, [&] { return replicas_->allreduce(list); });
@@ -200,8 +205,8 @@ class gloo_transport final : public transport {
 
   void gather(std::span<double const> mine, std::span<double> all) override {
     if (all.size() != mine.size() * static_cast<std::size_t>(where().world())) {
-      throw usage_error("gather of " + std::to_string(mine.size()) + " numbers needs room for " + std::to_string(where().world()) +
-                        " times as many, not for " + std::to_string(all.size()));
+      throw usage_error("gather of " + std::to_string(mine.size()) + " numbers needs room for " +
+                        std::to_string(where().world()) + " times as many, not for " + std::to_string(all.size()));
     }
     if (where().world() == 1) {
       std::copy(mine.begin(), mine.end(), all.begin());
@@ -232,7 +237,6 @@ class gloo_transport final : public transport {
 
   static constexpr std::int64_t header_words = 64;
   static constexpr char const* end_of_job = "the end of the job";
-  static constexpr int never_sent = 0x7fffffff;  // no message has this tag: microbatches stay below 65535
   // All waits are ended by the watch; Gloo's own timeout, which breaks all its connections, is for the case that the watch
   // hangs (its store does not answer).
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
@@ -255,61 +259,7 @@ class gloo_transport final : public transport {
 
   awaited message(int peer, action what) const { return {.peer = where().global_of(peer), .what = what, .step = step()}; }
 
-  /// One number a message of this pair of ranks, equal on both sides: direction, producing stage, microbatch; the three low bits
-  /// are for the tensors.
-  static std::uint32_t tag_of(action what) {
-    auto stage = static_cast<std::uint32_t>(what.stage);
-    std::uint32_t direction = 0;
-    switch (what.what) {
-      case kind::send_forward: break;
-      case kind::receive_forward: stage -= 1; break;
-      case kind::send_backward: direction = 1; break;
-      case kind::receive_backward: direction = 1, stage += 1; break;
-      default: throw usage_error(to_text(what).str() + " is neither a send nor a receive");
-    }
-    return (direction << 30) | ((stage & 0x7ffu) << 19) | (static_cast<std::uint32_t>(what.micro_batch) << 3);
-  }
-
-  // 0 is the header, 1 to 6 the first tensors; Gloo keeps the order of what shares a tag, here the seventh and all after it.
-  static int tag_of_tensor(std::uint32_t tag, std::size_t index) {
-    return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 7)));
-  }
-
-  /// Dense, contiguous, in main memory; the caller's own memory whenever it is so already.
-  static at::Tensor sendable(at::Tensor const& value, awaited const& mine) {
-    if (!value.defined() || !value.device().is_cpu() || value.layout() != at::kStrided) {
-      throw usage_error(mine.action_text() + ": Gloo sends dense tensors in main memory, not " +
-                        (!value.defined() ? "an undefined one" : "one on " + value.device().str()) + ". Remedy: .cpu(), or another transport");
-    }
-    if (!value.requires_grad() && value.is_contiguous()) return value;
-    return value.detach().contiguous();
-  }
-
-  /// [words in all, tensors, then for each: dtype, dimensions, sizes…]
-  static std::vector<std::int64_t> header_of(std::vector<at::Tensor> const& values) {
-    std::vector<std::int64_t> out{0, static_cast<std::int64_t>(values.size())};
-    for (auto const& value : values) {
-      out.push_back(static_cast<std::int64_t>(value.scalar_type()));
-      out.push_back(value.dim());
-      out.insert(out.end(), value.sizes().begin(), value.sizes().end());
-    }
-    out[0] = static_cast<std::int64_t>(out.size());
-    return out;
-  }
-
-  static bool fits(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& shapes) {
-    if (shapes[1] != static_cast<std::int64_t>(values.size())) return false;
-    std::size_t at = 2;
-    for (auto const& value : values) {
-      if (shapes[at] != static_cast<std::int64_t>(value.scalar_type()) || shapes[at + 1] != value.dim()) return false;
-      at += 2;
-      if (!std::equal(value.sizes().begin(), value.sizes().end(), shapes.begin() + static_cast<std::ptrdiff_t>(at))) return false;
-      at += value.sizes().size();
-    }
-    return true;
-  }
-
-  void send_header(outgoing& slot, std::vector<std::int64_t> const& shapes, std::uint32_t tag) {
+  void send_header(outgoing& slot, detail::message_shapes const& shapes, std::uint32_t tag) {
     auto first_part = at::zeros({header_words}, at::kLong);
     auto const first_count = std::min<std::int64_t>(shapes[0], header_words);
     std::copy_n(shapes.begin(), first_count, first_part.data_ptr<std::int64_t>());
@@ -322,29 +272,17 @@ class gloo_transport final : public transport {
     send(slot, rest, tag, 0);
   }
 
-  static std::string text_of(std::vector<std::int64_t> const& shapes) {
-    std::string out;
-    std::size_t at = 2;
-    for (std::int64_t i = 0; i < shapes[1]; ++i) {
-      out += (i == 0 ? "" : ", ") + std::string(c10::toString(static_cast<at::ScalarType>(shapes[at]))) + "[";
-      auto const dimensions = shapes[at + 1];
-      at += 2;
-      for (std::int64_t d = 0; d < dimensions; ++d) out += (d == 0 ? "" : ",") + std::to_string(shapes[at++]);
-      out += "]";
-    }
-    return out.empty() ? "nothing" : out;
-  }
-
-  [[noreturn]] void refuse(awaited const& mine, std::vector<std::int64_t> const& agreed, std::vector<std::int64_t> const& actual) {
-    std::string const sentence = text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " +
-                                 text_of(agreed) + ". Remedy: keep the shapes of each microbatch, or open the executor anew";
+  [[noreturn]] void refuse(awaited const& mine, detail::message_shapes const& agreed, detail::message_shapes const& actual) {
+    std::string const sentence = detail::text_of(actual) + " to rank " + std::to_string(mine.peer) +
+                                 ", but the first step agreed on " + detail::text_of(agreed) +
+                                 ". Remedy: keep the shapes of each microbatch, or open the executor anew";
     broken_ = true;
-    auto const first = watch_->report({.code = static_cast<int>(exit_code::preflight),
-                                       .rank = where().global_rank,
-                                       .step = step(),
-                                       .action = mine.action_text(),
-                                       .reason = "rank " + std::to_string(where().global_rank) + " would send in " + mine.action_text() +
-                                                 ": " + sentence});
+    auto const first = watch_->report(
+        {.code = static_cast<int>(exit_code::preflight),
+         .rank = where().global_rank,
+         .step = step(),
+         .action = mine.action_text(),
+         .reason = "rank " + std::to_string(where().global_rank) + " would send in " + mine.action_text() + ": " + sentence});
     if (first.rank != where().global_rank) throw_failure(first, mine, where().global_rank);
     throw preflight_error("would send " + sentence,
                           {.rank = where().global_rank, .peer = mine.peer, .step = step(), .action = mine.action_text()});
@@ -363,15 +301,16 @@ class gloo_transport final : public transport {
   void send(outgoing& slot, at::Tensor& value, std::uint32_t tag, std::size_t index) {
     if (value.numel() == 0) return;
     std::vector<at::Tensor> list{value};
-    slot.works.push_back(posting(slot.about, [&] { return world_->send(list, slot.about.peer, tag_of_tensor(tag, index)); }));
+    slot.works.push_back(
+        posting(slot.about, [&] { return world_->send(list, slot.about.peer, detail::tag_of_tensor(tag, index)); }));
   }
 
   work_ptr post_one(awaited const& about, at::Tensor& value, std::uint32_t tag, std::size_t index) {
     std::vector<at::Tensor> list{value};
-    return posting(about, [&] { return world_->recv(list, about.peer, tag_of_tensor(tag, index)); });
+    return posting(about, [&] { return world_->recv(list, about.peer, detail::tag_of_tensor(tag, index)); });
   }
 
-  void post_values(incoming& slot, std::vector<std::int64_t> const& shapes) {
+  void post_values(incoming& slot, detail::message_shapes const& shapes) {
     slot.values.resize(static_cast<std::size_t>(shapes[1]));
     std::size_t at = 2;
     for (std::size_t i = 0; i < slot.values.size(); ++i) {
@@ -428,8 +367,9 @@ class gloo_transport final : public transport {
       found.reason = mine.peer >= 0 ? failure_watch::no_answer(mine.peer, deadline())
                                     : "the " + found.action + " did not end within " + std::to_string(deadline().count()) + " ms";
     } else {
-      found.reason = (mine.peer >= 0 ? "rank " + std::to_string(mine.peer) + " was lost" : "a rank was lost during the " + found.action) +
-                     (what.empty() ? "" : " (" + what + ")");
+      found.reason =
+          (mine.peer >= 0 ? "rank " + std::to_string(mine.peer) + " was lost" : "a rank was lost, by the " + found.action) +
+          (what.empty() ? "" : " (" + what + ")");
     }
     throw_failure(watch_->report(found), mine, where().global_rank);
   }
@@ -456,11 +396,20 @@ class gloo_transport final : public transport {
     std::memcpy(all, gathered_.data_ptr(), gathered_.nbytes());
   }
 
+  /// Gloo writes to its sockets so that a peer's end kills the writer by SIGPIPE; as an error it can be reported. A program that
+  /// has chosen what to do with this signal is left alone.
+  static void survive_broken_pipes() {
+    struct sigaction now {};
+    if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+  }
+
   /// Meets all ranks in the store, then connects to them. Nothing is connected lazily: Gloo's lazy connections know no timeout.
   void join(gloo_options const& options) {
+    survive_broken_pipes();
     awaited const mine{.words = "the other ranks to join"};
     auto const rank = where().global_rank;
-    std::string const shape = std::to_string(where().pipeline_ranks) + " pipeline ranks × " + std::to_string(where().replicas) + " replicas";
+    std::string const shape =
+        std::to_string(where().pipeline_ranks) + " pipeline ranks × " + std::to_string(where().replicas) + " replicas";
     auto const patience = std::min(options.join, deadline());
     try {
       auto const instance = store_->add("transports/" + std::to_string(rank), 1);
@@ -485,7 +434,8 @@ class gloo_transport final : public transport {
       auto const device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address);
       world_ = group(device, "world/", rank, where().world(), patience, 1);
       if (where().replicas > 1) {
-        replicas_ = group(device, "replicas" + std::to_string(where().pipeline_rank()) + "/", where().replica(), where().replicas, patience, 2);
+        replicas_ = group(device, "replicas" + std::to_string(where().pipeline_rank()) + "/", where().replica(), where().replicas,
+                          patience, 2);
       }
     } catch (error const&) {
       broken_ = true;
@@ -497,7 +447,7 @@ class gloo_transport final : public transport {
     for (int peer = 0; peer < where().world(); ++peer) {
       if (peer == rank) continue;
       std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
-      watch_->look_at(peer, posting(mine, [&] { return world_->recv(list, peer, never_sent); }));
+      watch_->look_at(peer, posting(mine, [&] { return world_->recv(list, peer, detail::never_sent); }));
     }
   }
 
@@ -513,12 +463,14 @@ class gloo_transport final : public transport {
     throw_failure(watch_->report(late), {.words = "the other ranks to join"}, where().global_rank);
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> group(std::shared_ptr<::gloo::transport::Device> const& device, std::string const& name, int rank,
-                                                   int size, std::chrono::milliseconds patience, int threads) {
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group(std::shared_ptr<::gloo::transport::Device> const& device,
+                                                   std::string const& name, int rank, int size,
+                                                   std::chrono::milliseconds patience, int threads) {
     auto options = c10d::ProcessGroupGloo::Options::create(patience);
     options->devices.push_back(device);
     options->threads = threads;
-    auto made = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(instance_ + name, store_), rank, size, options);
+    auto made = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(instance_ + name, store_),
+                                                            rank, size, options);
     // From here on the watch keeps the time; Gloo's default would break all connections in the middle of a long step.
     static_cast<c10d::Backend&>(*made).setTimeout(std::chrono::hours(24));
     return made;
@@ -532,7 +484,8 @@ class gloo_transport final : public transport {
     gather({&mine, 1}, all);
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (all[r] != 1.5 * static_cast<double>(r)) {
-        throw preflight_error("Gloo gives wrong numbers. Remedy: build against the LibTorch that is loaded", {.rank = where().global_rank});
+        throw preflight_error("Gloo gives wrong numbers. Remedy: build against the LibTorch that is loaded",
+                              {.rank = where().global_rank});
       }
     }
   }
@@ -543,7 +496,7 @@ class gloo_transport final : public transport {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> world_;     // messages and gathers
   c10::intrusive_ptr<c10d::ProcessGroupGloo> replicas_;  // this stage's copies; null if there is one only
 
-  std::unordered_map<std::uint32_t, std::vector<std::int64_t>> agreed_;  // by tag: the header of every message seen
+  std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // by tag: the header of every message seen
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;
   std::vector<outgoing> first_sends_;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -32,9 +33,9 @@
 namespace chevron {
 
 struct launch_options {
-  int nproc = 0;                                     ///< fork this many ranks on this machine; 0: ask the environment
-  std::chrono::milliseconds join{60000};             ///< how long ranks wait for each other at the start
-  rank_processes::options children{};                ///< with nproc: how failing children are dealt with
+  int nproc = 0;                          ///< fork this many ranks on this machine; 0: ask the environment
+  std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
+  rank_processes::options children{};     ///< with nproc: how failing children are dealt with
   environment_reader environment = process_environment;
 };
 
@@ -47,7 +48,7 @@ struct launched {
   std::string interface_address = "127.0.0.1";  ///< of this machine, as the others reach it: where transports listen
   std::string store_address;                    ///< for people: `127.0.0.1:4711`
   std::chrono::milliseconds join{60000};
-  c10::intrusive_ptr<c10d::Store> store;        ///< only this job's keys
+  c10::intrusive_ptr<c10d::Store> store;  ///< only this job's keys
   std::shared_ptr<failure_watch> watch;
 
   /// `P × R` ranks. A `usage_error` if that is not how many there are.
@@ -98,7 +99,8 @@ class listener {
     sockaddr_storage at{};
     socklen_t size = sizeof at;
     ::getsockname(handle_, reinterpret_cast<sockaddr*>(&at), &size);
-    return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(at).sin6_port : reinterpret_cast<sockaddr_in&>(at).sin_port);
+    return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(at).sin6_port
+                                          : reinterpret_cast<sockaddr_in&>(at).sin_port);
   }
   /// Gives the socket away.
   int release() { return std::exchange(handle_, -1); }
@@ -117,7 +119,8 @@ inline resolved resolve(std::string const& host, std::uint16_t port) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (int const fault = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); fault != 0) {
-    throw usage_error("MASTER_ADDR=" + host + " is unknown: " + ::gai_strerror(fault) + ". Remedy: the name or address of rank 0's machine");
+    throw usage_error("MASTER_ADDR=" + host + " is unknown: " + ::gai_strerror(fault) +
+                      ". Remedy: the name or address of rank 0's machine");
   }
   resolved out;
   std::memcpy(&out.at, found->ai_addr, found->ai_addrlen);
@@ -141,8 +144,8 @@ inline std::string address_towards(resolved const& there) {
   return name;
 }
 
-inline c10::intrusive_ptr<c10d::TCPStore> connect_store(std::string const& address, std::uint16_t port, std::chrono::milliseconds patience,
-                                                        int listening = -1) {
+inline c10::intrusive_ptr<c10d::TCPStore> connect_store(std::string const& address, std::uint16_t port,
+                                                        std::chrono::milliseconds patience, int listening = -1) {
   c10d::TCPStoreOptions options;
   options.port = port;
   options.isServer = listening >= 0;
@@ -162,7 +165,8 @@ inline void claim_rank(c10d::Store& store, int rank, std::string const& store_ad
 }
 
 /// The parent of `--nproc`: hosts the store, waits for the ranks, and ends this process.
-[[noreturn]] inline void be_the_launcher(rank_processes& ranks, launch_options const& options, listener& socket, std::string const& prefix) {
+[[noreturn]] inline void be_the_launcher(rank_processes& ranks, launch_options const& options, listener& socket,
+                                         std::string const& prefix) {
   int code = static_cast<int>(exit_code::peer_lost);
   try {
     auto const port = socket.port();
@@ -190,7 +194,8 @@ inline launched launch(launch_options const& options = {}) {
   launched out;
   out.join = options.join;
   int store_host = -1;
-  if (options.nproc < 0) throw usage_error("--nproc " + std::to_string(options.nproc) + " is below 1. Remedy: the number of ranks");
+  if (options.nproc < 0)
+    throw usage_error("--nproc " + std::to_string(options.nproc) + " is below 1. Remedy: the number of ranks");
   if (options.nproc > 0) {
     std::string const prefix = "chevron";
     auto const at = detail::resolve("127.0.0.1", 0);
@@ -227,8 +232,9 @@ inline launched launch(launch_options const& options = {}) {
       try {
         tcp = detail::connect_store(told.address, told.port, options.join, listening);
       } catch (std::exception const& e) {
-        throw timeout_error("no store at " + name + " (" + detail::message_of(e) + "). Remedy: is rank 0 up, and MASTER_ADDR right?",
-                            {.rank = told.rank, .peer = store_host, .action = "launch"});
+        throw timeout_error(
+            "no store at " + name + " (" + detail::message_of(e) + "). Remedy: is rank 0 up, and MASTER_ADDR right?",
+            {.rank = told.rank, .peer = store_host, .action = "launch"});
       }
       out.store = c10::make_intrusive<c10d::PrefixStore>("chevron." + told.job, tcp);
       out.interface_address = detail::address_towards(there);

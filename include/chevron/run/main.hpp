@@ -9,6 +9,7 @@
 #include <exception>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include <chevron/run/error.hpp>
 #include <chevron/run/launch.hpp>
@@ -41,12 +42,12 @@ inline std::string json_text(std::string const& plain) {
 inline void write_torchrun_error(std::string const& message) {
   char const* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (path == nullptr || *path == 0) return;
-  std::ofstream(path) << R"({"message":{"message":)" << json_text(message) << R"(,"extraInfo":{"py_callstack":)" << json_text(message)
-                      << R"(,"timestamp":")" << std::time(nullptr) << R"("}}})";
+  std::ofstream(path) << R"({"message":{"message":)" << json_text(message) << R"(,"extraInfo":{"py_callstack":)"
+                      << json_text(message) << R"(,"timestamp":")" << std::time(nullptr) << R"("}}})";
 }
 
-/// Ends a failing rank: tells stderr, torchrun and the other ranks. Not by `exit`: destroying what a broken job has open may hang.
-/// With `quiet` the program has said itself what is wrong.
+/// Ends a failing rank: tells stderr, torchrun and the other ranks. Not by `exit`: destroying what a broken job has open may
+/// hang. With `quiet` the program has said itself what is wrong.
 [[noreturn]] inline void end_failing(std::string const& message, int code, place const& where, bool quiet = false) {
   std::fflush(nullptr);
   if (!quiet) std::fprintf(stderr, "%s\n", message.c_str());
@@ -56,7 +57,10 @@ inline void write_torchrun_error(std::string const& message) {
     auto const name = "rank " + std::to_string(rank);
     if (!watch->failed() && watch->world() > 1) {
       // Others learn the text itself; its own place is cut off if it names this rank already.
-      watch->report({.code = code, .rank = rank, .step = where.step, .action = where.action,
+      watch->report({.code = code,
+                     .rank = rank,
+                     .step = where.step,
+                     .action = where.action,
                      .reason = message.starts_with(name) ? message : name + " ended: " + message});
     }
     watch->linger();
@@ -67,9 +71,9 @@ inline void write_torchrun_error(std::string const& message) {
 
 }  // namespace detail
 
-/// Runs `body(argc, argv)`, which returns an exit code, and ends the process as DESIGN's exit codes say: 0 ok, 2 usage, 3 peer lost,
-/// 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 1 anything else. A rank that computes while another fails is ended after
-/// 1.5 s.
+/// Runs `body(argc, argv)`, which returns an exit code, and ends the process as DESIGN's exit codes say: 0 ok, 2 usage, 3 peer
+/// lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 1 anything else. A rank that computes while another fails is ended
+/// after 1.5 s.
 ///
 ///     int main(int argc, char** argv) { return chevron::run_main(argc, argv, [](int argc, char** argv) { …; return 0; }); }
 template <class Body>

@@ -1,13 +1,12 @@
 #pragma once
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <chevron/run/error.hpp>
@@ -111,7 +111,8 @@ class rank_processes {
   static int threads_here() {
     int count = 0;
     std::error_code none;
-    for (auto it = std::filesystem::directory_iterator("/proc/self/task", none); it != std::filesystem::directory_iterator(); ++it) {
+    for (auto it = std::filesystem::directory_iterator("/proc/self/task", none); it != std::filesystem::directory_iterator();
+         ++it) {
       ++count;
     }
     return count;

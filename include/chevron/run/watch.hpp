@@ -7,13 +7,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +20,7 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
 
 /// \file
 /// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
@@ -32,83 +30,6 @@
 /// hands it to the watch, which settles with the others whose report counts: the first.
 
 namespace chevron {
-
-/// What went wrong first, as all ranks tell it.
-struct failure {
-  int code = static_cast<int>(exit_code::peer_lost);  ///< what programs end with
-  int rank = -1;                                      ///< global rank at fault; -1 if none in particular
-  long step = -1;                                     ///< step of the rank that reported it
-  std::string action{};                               ///< what that rank was doing
-  std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
-};
-
-/// What a rank is waiting for, in the words of its error message; made into text only when needed.
-struct awaited {
-  int peer = -1;                ///< global rank; -1 for a collective
-  action what{};                ///< meaningful if `words` is null
-  char const* words = nullptr;  ///< else this, a literal: `sum of gradients`
-  long step = -1;
-
-  bool is_send() const { return words == nullptr && (what.what == kind::send_forward || what.what == kind::send_backward); }
-  std::string action_text() const { return words != nullptr ? words : to_text(what).str(); }
-};
-
-namespace detail {
-
-inline constexpr char field_separator = '\x1f';
-
-inline std::vector<std::string> fields_of(std::string const& line) {
-  std::vector<std::string> out;
-  std::size_t from = 0;
-  for (std::size_t to; (to = line.find(field_separator, from)) != std::string::npos; from = to + 1) {
-    out.push_back(line.substr(from, to - from));
-  }
-  out.push_back(line.substr(from));
-  return out;
-}
-
-inline long number_of(std::string const& digits) { return std::strtol(digits.c_str(), nullptr, 10); }
-
-inline std::string to_line(failure const& f) {
-  std::string const s(1, field_separator);
-  return std::to_string(f.code) + s + std::to_string(f.rank) + s + std::to_string(f.step) + s + f.action + s + f.reason;
-}
-
-inline failure failure_of(std::string const& line) {
-  auto const field = fields_of(line);
-  if (field.size() != 5) return {.reason = "an unreadable failure was published: " + line};
-  return {.code = static_cast<int>(number_of(field[0])),
-          .rank = static_cast<int>(number_of(field[1])),
-          .step = number_of(field[2]),
-          .action = field[3],
-          .reason = field[4]};
-}
-
-/// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
-inline std::string message_of(std::exception const& e) {
-  auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
-  std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : e.what();
-  if (text.starts_with('[')) {
-    if (auto const end = text.find("] "); end != std::string::npos && text.find(".cc:") < end) text.erase(0, end + 2);
-  }
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ' || text.back() == '.')) text.pop_back();
-  return text;
-}
-
-}  // namespace detail
-
-/// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing.
-[[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
-  place where{.rank = rank, .peer = cause.rank >= 0 ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};
-  std::string sentence = cause.reason + "; this rank was waiting for " + where.action;
-  if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);
-  switch (static_cast<exit_code>(cause.code)) {
-    case exit_code::timeout: throw timeout_error(sentence, where);
-    case exit_code::preflight: throw preflight_error(sentence, where);
-    case exit_code::numerical: throw numerical_error(sentence, where);
-    default: throw peer_lost(sentence, where);
-  }
-}
 
 class failure_watch {
  public:
@@ -178,9 +99,9 @@ class failure_watch {
     if (failed()) throw_failure(consumed(), mine, rank_);
   }
 
-  /// Publishes what this rank found and gives back what counts: the first report of all ranks. Takes at most two seconds, whatever
-  /// state the store is in. A loss waits 0.3 s for a better explanation (a launcher knows the signal), a timeout follows the chain
-  /// of who waits for whom to the rank that waits for nobody.
+  /// Publishes what this rank found and gives back what counts: the first report of all ranks. Takes at most two seconds,
+  /// whatever state the store is in. A loss waits 0.3 s for a better explanation (a launcher knows the signal), a timeout follows
+  /// the chain of who waits for whom to the rank that waits for nobody.
   failure report(failure const& mine) {
     std::unique_lock lock(mutex_);
     if (!verdict_ && !stop_) {
@@ -194,7 +115,8 @@ class failure_watch {
       failure alone = mine;
       if (asking_since_.load() != not_asking && store_host_ >= 0 && mine.code == static_cast<int>(exit_code::timeout)) {
         alone.rank = store_host_;
-        alone.reason = no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) + ", nor does the store it hosts";
+        alone.reason = no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) +
+                       ", nor does the store it hosts";
       }
       set_verdict(alone);
     }
@@ -294,9 +216,9 @@ class failure_watch {
           asking_since_ = clock::now();
           learned = poll();
           if (!learned && (long_wait || reported)) write_waiting(mine);
-          if (!learned && reported) learned = settle(*reported, allowed);
+          if (!learned && reported) learned = settle(*reported, mine, allowed);
           if (!learned) {
-            if (auto lost = broken_connection()) learned = settle(*lost, allowed);
+            if (auto lost = broken_connection()) learned = settle(*lost, mine, allowed);
           }
         } else if (rank_ == store_host_) {
           acknowledged_ = static_cast<int>(own_->add("acknowledged", 0));
@@ -341,19 +263,26 @@ class failure_watch {
     return detail::failure_of(own_->compareSet("failure", std::string(), detail::to_line(mine)));
   }
 
-  std::optional<failure> poll_for(milliseconds time) {
-    for (auto const until = clock::now() + time; clock::now() < until; std::this_thread::sleep_for(milliseconds(10))) {
+  /// Looks for a failure for that long, and keeps telling the others that this rank waits: they may look just now.
+  std::optional<failure> poll_for(milliseconds time, awaited const& waiting) {
+    auto const until = clock::now() + time;
+    for (int i = 0; clock::now() < until; ++i, std::this_thread::sleep_for(milliseconds(10))) {
       if (auto f = poll()) return f;
+      if (i % 4 == 0) write_waiting(waiting);
     }
     return std::nullopt;
   }
 
-  failure settle(failure mine, milliseconds waited) {
+  failure settle(failure mine, awaited const& waiting, milliseconds waited) {
     if (mine.code == static_cast<int>(exit_code::peer_lost)) {
-      if (auto better = poll_for(milliseconds(300))) return *better;
+      if (auto better = poll_for(milliseconds(300), waiting)) return *better;
+      // A collective does not say whose connection broke; the connections do.
+      if (mine.rank < 0) {
+        if (auto const lost = broken_connection()) mine.rank = lost->rank, mine.reason = lost->reason;
+      }
     }
-    if (mine.code == static_cast<int>(exit_code::timeout) && mine.rank >= 0) {
-      if (auto better = follow(mine, waited)) return *better;
+    if (mine.code == static_cast<int>(exit_code::timeout)) {
+      if (auto better = follow(mine, waiting, waited)) return *better;
     }
     return publish(mine);
   }
@@ -370,34 +299,53 @@ class failure_watch {
     return own_->check({key}) ? own_->get_to_str(key) : std::string();
   }
 
-  /// From the rank that did not answer, along those that wait themselves, to one that does not. A failure that was published
-  /// meanwhile is given back; otherwise `mine` names the rank found.
-  std::optional<failure> follow(failure& mine, milliseconds waited) {
-    std::vector<std::string> before(static_cast<std::size_t>(world_));
-    for (int r = 0; r < world_; ++r) before[static_cast<std::size_t>(r)] = read_waiting(r);
-    if (auto better = poll_for(milliseconds(300))) return better;
+  /// From the rank that did not answer, along those that wait themselves, to one that does not; from a collective, to whoever
+  /// waits for nothing. A failure that was published meanwhile is given back; otherwise `mine` names the rank found.
+  std::optional<failure> follow(failure& mine, awaited const& waiting, milliseconds waited) {
+    std::vector<std::string> before, now;
+    for (int r = 0; r < world_; ++r) before.push_back(read_waiting(r));
+    if (auto better = poll_for(milliseconds(400), waiting)) return better;
+    for (int r = 0; r < world_; ++r) now.push_back(read_waiting(r));
+    auto const waits = [&](int r) {
+      auto const i = static_cast<std::size_t>(r);
+      return r == rank_ || (!now[i].empty() && now[i] != before[i]);
+    };
+
     std::string chain;
     int at = mine.rank;
-    for (int hops = 0; hops < world_ && at != rank_; ++hops) {
-      std::string const now = read_waiting(at);
-      if (now.empty() || now == before[static_cast<std::size_t>(at)]) break;
-      auto const field = detail::fields_of(now);
-      if (field.size() != 4 || detail::number_of(field[1]) < 0) break;
-      chain += ", rank " + std::to_string(at) + " waits for " + field[3] + " from rank " + field[1];
-      at = static_cast<int>(detail::number_of(field[1]));
+    for (int hops = 0; hops < world_ && at >= 0 && at != rank_ && waits(at); ++hops) {
+      auto const field = detail::fields_of(now[static_cast<std::size_t>(at)]);
+      if (field.size() != 4) break;
+      int const next = static_cast<int>(detail::number_of(field[1]));
+      chain += (chain.empty() ? "rank " : ", rank ") + std::to_string(at) + " waits for " + field[3] +
+               (next >= 0 ? " from rank " + field[1] : "");
+      at = next;
     }
-    if (at == rank_) {
-      mine.reason += " (all wait for each other" + chain + ")";
-    } else if (at != mine.rank) {
-      mine.reason = no_answer(at, waited) + " (" + chain.substr(2) + ")";
+    if (at >= 0 && !waits(at)) {
+      if (at != mine.rank) mine.reason = no_answer(at, waited) + " (" + chain + ")";
       mine.rank = at;
+      return std::nullopt;
+    }
+    std::string others;
+    int silent = -1;
+    for (int r = 0; r < world_; ++r) {
+      if (waits(r)) continue;
+      if (silent >= 0) others += (others.empty() ? "" : ", ") + std::to_string(r);
+      if (silent < 0) silent = r;
+    }
+    if (silent >= 0) {
+      mine.rank = silent;
+      mine.reason = no_answer(silent, waited) + (others.empty() ? "" : ", nor did " + others);
+    } else {
+      mine.reason += chain.empty() ? "; all ranks wait" : "; all ranks wait: " + chain;
     }
     return std::nullopt;
   }
 
   failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
     if (store_host_ >= 0) {
-      return {.rank = store_host_, .reason = "rank " + std::to_string(store_host_) + ", which hosts the store, was lost (" + why + ")"};
+      return {.rank = store_host_,
+              .reason = "rank " + std::to_string(store_host_) + ", which hosts the store, was lost (" + why + ")"};
     }
     if (reported) return *reported;
     return {.reason = "the launcher, which hosts the store, was lost (" + why + ")"};

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/run/error.hpp>
+
+/// \file
+/// A failure as ranks tell it to each other, and as they throw it.
+
+namespace chevron {
+
+/// What went wrong first, as all ranks tell it.
+struct failure {
+  int code = static_cast<int>(exit_code::peer_lost);  ///< what programs end with
+  int rank = -1;                                      ///< global rank at fault; -1 if none in particular
+  long step = -1;                                     ///< step of the rank that reported it
+  std::string action{};                               ///< what that rank was doing
+  std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
+};
+
+/// What a rank is waiting for, in the words of its error message; made into text only when needed.
+struct awaited {
+  int peer = -1;                ///< global rank; -1 for a collective
+  action what{};                ///< meaningful if `words` is null
+  char const* words = nullptr;  ///< else this, a literal: `sum of gradients`
+  long step = -1;
+
+  bool is_send() const { return words == nullptr && (what.what == kind::send_forward || what.what == kind::send_backward); }
+  std::string action_text() const { return words != nullptr ? words : to_text(what).str(); }
+};
+
+namespace detail {
+
+inline constexpr char field_separator = '\x1f';
+
+inline std::vector<std::string> fields_of(std::string const& line) {
+  std::vector<std::string> out;
+  std::size_t from = 0;
+  for (std::size_t to; (to = line.find(field_separator, from)) != std::string::npos; from = to + 1) {
+    out.push_back(line.substr(from, to - from));
+  }
+  out.push_back(line.substr(from));
+  return out;
+}
+
+inline long number_of(std::string const& digits) { return std::strtol(digits.c_str(), nullptr, 10); }
+
+inline std::string to_line(failure const& f) {
+  std::string const s(1, field_separator);
+  return std::to_string(f.code) + s + std::to_string(f.rank) + s + std::to_string(f.step) + s + f.action + s + f.reason;
+}
+
+inline failure failure_of(std::string const& line) {
+  auto const field = fields_of(line);
+  if (field.size() != 5) return {.reason = "an unreadable failure was published: " + line};
+  return {.code = static_cast<int>(number_of(field[0])),
+          .rank = static_cast<int>(number_of(field[1])),
+          .step = number_of(field[2]),
+          .action = field[3],
+          .reason = field[4]};
+}
+
+/// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
+inline std::string message_of(std::exception const& e) {
+  auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
+  std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : e.what();
+  if (text.starts_with('[')) {
+    if (auto const end = text.find("] "); end != std::string::npos && text.find(".cc:") < end) text.erase(0, end + 2);
+  }
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ' || text.back() == '.')) text.pop_back();
+  return text;
+}
+
+}  // namespace detail
+
+/// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing.
+[[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
+  place where{.rank = rank, .peer = cause.rank >= 0 ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};
+  std::string sentence = cause.reason + "; this rank was waiting for " + where.action;
+  if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);
+  switch (static_cast<exit_code>(cause.code)) {
+    case exit_code::timeout:
+      throw timeout_error(sentence, where);
+    case exit_code::preflight:
+      throw preflight_error(sentence, where);
+    case exit_code::numerical:
+      throw numerical_error(sentence, where);
+    default:
+      throw peer_lost(sentence, where);
+  }
+}
+
+}  // namespace chevron
