@@ -54,9 +54,9 @@ entry look_at(std::string const& name, chevron::shape size, chevron::costs whole
   out.numbers = chevron::show::figures_of(plan, each);
   out.peak = *std::max_element(out.numbers.peak_in_flight.begin(), out.numbers.peak_in_flight.end());
   if (limit > 0 && out.peak > limit * out.chunks) {
-    out.reason = "holds the activations of " + number(static_cast<double>(out.peak) / out.chunks) + " microbatches on a rank";
+    out.reason = "peak " + number(static_cast<double>(out.peak) / out.chunks);
     if (out.chunks > 1) out.reason += " (" + std::to_string(out.peak) + " chunks of 1/" + std::to_string(out.chunks) + ")";
-    out.reason += ", the limit is " + std::to_string(limit);
+    out.reason += " is above the limit of " + std::to_string(limit);
   }
   return out;
 }
@@ -150,7 +150,7 @@ int run_compare(request const& asked) {
       if (style.colour) lines = "\x1b[1m" + lines.substr(0, lines.find('\n')) + "\x1b[0m" + lines.substr(lines.find('\n'));
       out += lines +
              "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
-             "peak: activations held on the fullest rank, in microbatches of a rank's whole share\n";
+             "peak: activations on the fullest rank, in microbatches of a rank's whole share\n";
     }
     if (!unfit.empty()) {
       out += std::string(fit.empty() ? "" : "\n") + "left out:\n";

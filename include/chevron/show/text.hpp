@@ -83,7 +83,7 @@ struct scale {
   bool overview = false;  ///< too long for labels: one letter a column
 };
 
-inline scale scale_for(picture const& p, double zero, double makespan, int room, bool colour) {
+inline scale scale_for(picture const& p, double zero, double makespan, int room) {
   std::vector<double> lengths;
   for (box const& b : p.boxes) {
     if (is_compute(b.what.what) && b.end - b.start > 1e-12) lengths.push_back(b.end - b.start);
@@ -106,8 +106,8 @@ inline scale scale_for(picture const& p, double zero, double makespan, int room,
   auto const whole = [&](double s) { return grid > 0 ? std::ceil(s * grid - 1e-6) / grid : s; };
   auto const columns_at = [&](double s) { return static_cast<int>(std::ceil(makespan * s - 1e-6)); };
   loose = whole(loose);
-  // `10F211B0` cannot be read: labels that begin with a digit need a gap unless colour parts them.
-  tight = p.size.chunks > 2 && !colour ? loose : whole(tight);
+  // `10F211B0` cannot be read: labels that begin with a digit need a gap, with colours as well.
+  tight = p.size.chunks > 2 ? loose : whole(tight);
   // One band: as wide as fits, without stretching a short picture over a wide screen.
   if (columns_at(tight) <= room) {
     double best = tight;
@@ -206,7 +206,7 @@ inline std::string rows_text(picture const& p, text_style const& style = {}) {
   for (box const& b : p.boxes) {
     if (is_compute(b.what.what)) makespan = std::max(makespan, b.end - zero);
   }
-  detail::scale const scale = detail::scale_for(p, zero, makespan, room, style.colour);
+  detail::scale const scale = detail::scale_for(p, zero, makespan, room);
   if (scale.columns == 0) return "nothing to draw\n";
 
   std::vector<std::vector<detail::cell>> rows(static_cast<std::size_t>(p.rows),
