@@ -99,8 +99,8 @@ std::string shared_cores(int ranks) {
   auto const cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cores == 0 || cores >= ranks) return {};
   return "Note: " + std::to_string(ranks) + " ranks share " + std::to_string(cores) + (cores == 1 ? " core" : " cores") +
-         ". They take turns, so an action's time varies with what else runs just then;\n  with a core for each rank the two "
-         "columns come close.";
+         ". They take turns, so an action's time varies with what else runs just then;\n  a fair test of a schedule needs "
+         "a core for each rank.";
 }
 
 /// Mean loss on text never shown in training.
