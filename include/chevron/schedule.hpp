@@ -11,4 +11,10 @@
 #include <chevron/prove/gate.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/show/chrome_trace.hpp>
+#include <chevron/show/csv.hpp>
+#include <chevron/show/html.hpp>
+#include <chevron/show/json.hpp>
+#include <chevron/show/program_text.hpp>
+#include <chevron/show/svg.hpp>
 #include <chevron/show/text.hpp>

@@ -36,7 +36,7 @@ TEST_SUITE("lower") {
         }
       }
     });
-    DOCTEST_CHECK(programs == 7 * 8 * 32);
+    DOCTEST_CHECK(programs == 14 * 8 * 32);
   }
 
   TEST_CASE("1F1B on two ranks, instruction by instruction") {

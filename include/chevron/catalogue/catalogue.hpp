@@ -8,8 +8,11 @@
 
 #include <chevron/catalogue/gpipe.hpp>
 #include <chevron/catalogue/interleaved_1f1b.hpp>
+#include <chevron/catalogue/interleaved_zero_bubble.hpp>
+#include <chevron/catalogue/looped_bfs.hpp>
 #include <chevron/catalogue/one_f_one_b.hpp>
 #include <chevron/catalogue/zb_h1.hpp>
+#include <chevron/catalogue/zb_h2.hpp>
 #include <chevron/catalogue/zb_v.hpp>
 
 /// \file
@@ -18,7 +21,7 @@
 namespace chevron::catalogue {
 
 /// All schedules, in the order in which tables list them.
-inline constexpr auto all = hana::make_tuple(&gpipe, &one_f_one_b, &interleaved_1f1b, &zb_h1, &zb_v);
+inline constexpr auto all = hana::make_tuple(&gpipe, &one_f_one_b, &looped_bfs, &interleaved_1f1b, &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v);
 
 /// Calls `visit(description)` for each schedule; `description.name` is its name.
 template <class Visit>

@@ -64,7 +64,7 @@ constexpr text describe(finding const& f) {
   }
   switch (f.broken) {
     case law::shape:
-      out.append(f.words).append(", not ").append(f.number);
+      out.append(f.words).append(f.number);
       break;
     case law::description:
       out.append(f.words).append(f.number);

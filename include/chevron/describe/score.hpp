@@ -1,0 +1,174 @@
+#pragma once
+
+#include <boost/hana/for_each.hpp>
+#include <boost/hana/size.hpp>
+
+#include <chevron/describe/schedule.hpp>
+#include <chevron/plan/finding.hpp>
+
+/// \file
+/// A description worked out for one rank: Hana walks its few phases and leaves plain values behind, ready to be played.
+
+namespace chevron {
+
+namespace detail {
+
+/// A token with its count, ready to be played.
+struct played_token {
+  kind what{};
+  int chunk = any_chunk;
+  int times = 1;
+  int stream = 0;  // which stream it draws from
+  int cell = 0;    // chunk × microbatches, for streams of one chunk
+  int stage = -1;  // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
+};
+/// A phase worked out for one rank: tokens [first, first + tokens), `count` times, or -1: while there is work.
+struct played_phase {
+  int first = 0;
+  int tokens = 0;
+  int count = -1;
+  bool has_forward = false;
+  int deciding = 1;  // how many of its tokens may say whether there is work left
+};
+
+template <class Item>
+inline constexpr int tokens_in = 1;
+template <class... Tokens>
+inline constexpr int tokens_in<sequence<Tokens...>> = sizeof...(Tokens);
+template <class Count, class... Tokens>
+inline constexpr int tokens_in<repeated<Count, Tokens...>> = sizeof...(Tokens);
+
+template <class Phases>
+struct score_size;
+template <stage_of_step Last, class... Phases>
+struct score_size<phases<Last, Phases...>> {
+  template <class Phase>
+  struct of;
+  template <stage_of_step Role, class... Items>
+  struct of<phase<Role, Items...>> {
+    static constexpr int value = (0 + ... + tokens_in<Items>);
+  };
+  static constexpr int phases_count = sizeof...(Phases);
+  static constexpr int tokens_count = (0 + ... + of<Phases>::value);
+};
+
+/// A description worked out for one rank: what Hana's part of the job leaves behind.
+template <class Phases>
+struct score {
+  static constexpr int phases_count = score_size<Phases>::phases_count;
+  played_phase phase[phases_count]{};
+  played_token token[score_size<Phases>::tokens_count]{};
+  bool mixes_backwards = false;  // both B and W appear: a W must pass over what a B did
+};
+
+template <kind What>
+constexpr void play(token<What> item, situation const&, played_token* out, int& used, int& count, bool) {
+  out[used].what = What;
+  out[used++].chunk = item.chunk;
+  count = -1;
+}
+template <class... Tokens>
+constexpr void play(sequence<Tokens...> const& item, situation const& s, played_token* out, int& used, int& count, bool) {
+  hana::for_each(item.tokens, [&](auto t) { play(t, s, out, used, count, false); });
+  count = -1;
+}
+template <class Count, class... Tokens>
+constexpr void play(repeated<Count, Tokens...> const& item, situation const& s, played_token* out, int& used, int& count,
+                    bool alone) {
+  static_assert(sizeof...(Tokens) > 0);
+  int const times = item.count(s);
+  int const before = used;
+  hana::for_each(item.tokens, [&](auto t) { play(t, s, out, used, count, false); });
+  count = times;
+  if (!alone) {
+    for (int i = before; i < used; ++i) out[i].times = times;
+  }
+}
+
+template <class Phases>
+constexpr score<Phases> score_of(Phases const& how, situation const& s) {
+  score<Phases> result;
+  int used = 0;
+  int at = 0;
+  hana::for_each(how.list, [&](auto const& one) {
+    constexpr bool alone = decltype(hana::size(one.items))::value == 1;
+    played_phase& p = result.phase[at++];
+    p.first = used;
+    hana::for_each(one.items, [&](auto const& item) {
+      int count = -1;
+      play(item, s, result.token, used, count, alone);
+      p.count = alone ? count : -1;
+    });
+    p.tokens = used - p.first;
+  });
+  return result;
+}
+
+/// The largest number of actions a description can unroll to per stage and microbatch: 2 (F, B) or 3 (F, I, W).
+template <class Phases>
+inline constexpr int kinds_in = 3;
+template <class Item>
+inline constexpr bool splits_backward = false;
+template <>
+inline constexpr bool splits_backward<token<kind::backward_weight>> = true;
+template <class... Tokens>
+inline constexpr bool splits_backward<sequence<Tokens...>> = (false || ... || splits_backward<Tokens>);
+template <class Count, class... Tokens>
+inline constexpr bool splits_backward<repeated<Count, Tokens...>> = (false || ... || splits_backward<Tokens>);
+template <stage_of_step Role, class... Items>
+inline constexpr bool splits_backward<phase<Role, Items...>> = (false || ... || splits_backward<Items>);
+template <stage_of_step Last, class... Phases>
+inline constexpr int kinds_in<phases<Last, Phases...>> = (false || ... || splits_backward<Phases>) ? 3 : 2;
+
+/// Families of kinds that draw from one stream: forwards; B and I; W.
+inline constexpr int families = 3;
+constexpr int family_of(kind what) { return what == kind::forward ? 0 : what == kind::backward_weight ? 2 : 1; }
+
+/// Binds a rank's tokens to its streams and stages. What cannot be bound is a finding.
+template <class Score>
+constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence) {
+  finding f;
+  f.broken = law::description;
+  f.rank = rank;
+  bool with_chunk[families] = {false, false, false};
+  bool plain[families] = {false, false, false};
+  bool whole = false;
+  for (int p = 0; p < Score::phases_count; ++p) {
+    auto& phase = score.phase[p];
+    for (int t = phase.first; t < phase.first + phase.tokens; ++t) {
+      auto& token = score.token[t];
+      int const family = family_of(token.what);
+      if (token.chunk >= held) {
+        f.words = "a token names a chunk this rank does not have, chunk ";
+        f.number = token.chunk;
+        return f;
+      }
+      if (token.times < 0 || phase.count < -1) {
+        f.words = "a phase has a negative count, see max_of; it is ";
+        f.number = token.times < 0 ? token.times : phase.count;
+        return f;
+      }
+      (token.chunk < 0 ? plain : with_chunk)[family] = true;
+      if (plain[family] && with_chunk[family]) {
+        f.words = "tokens with and without a chunk are mixed for one kind, at token ";
+        f.number = t;
+        return f;
+      }
+      whole = whole || token.what == kind::backward;
+      score.mixes_backwards = score.mixes_backwards || token.what == kind::backward_weight;
+      phase.has_forward = phase.has_forward || token.what == kind::forward;
+      token.stream = family * (held + 1) + (token.chunk < 0 ? held : token.chunk);
+      if (token.chunk >= 0) {
+        token.stage = stages[token.chunk];
+        token.cell = token.chunk * played;
+      }
+      if (token.chunk < 0 && in_sequence[family == 0 ? 0 : 1]) token.stage = stages[0];
+    }
+    phase.deciding = phase.has_forward ? phase.tokens : 1;
+  }
+  score.mixes_backwards = score.mixes_backwards && whole;
+  return {};
+}
+
+}  // namespace detail
+}  // namespace chevron
