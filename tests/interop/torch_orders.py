@@ -22,6 +22,7 @@ def torch_orders(schedule_class, ranks, chunks, micro_batches):
     bare = object.__new__(schedule_class)
     bare.pp_group_size = ranks
     bare.n_local_stages = chunks
+    bare._stages = [None] * chunks
     bare._n_microbatches = micro_batches
     bare._num_stages = ranks * chunks
     bare.num_stages = ranks * chunks

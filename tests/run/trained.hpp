@@ -28,7 +28,12 @@ namespace trained {
 using chevron::tensors;
 using chevron::transport;
 
-inline constexpr char const* schedules[] = {"GPipe", "1F1B", "Interleaved1F1B", "ZB-H1", "ZBVZeroBubble"};
+/// Every schedule of the catalogue, by name.
+inline std::vector<char const*> const schedules = [] {
+  std::vector<char const*> names;
+  chevron::catalogue::for_each([&](auto const& one) { names.push_back(one.name); });
+  return names;
+}();
 inline constexpr int width = 6;
 
 inline chevron::stage build_stage(int number) {
