@@ -34,18 +34,25 @@ same() {
 run whole --ranks 1 --replicas 1 --microbatches 5 --schedule 1F1B
 run other --ranks 1 --replicas 1 --microbatches 5 --schedule 1F1B --seed 8
 if cmp -s whole other; then echo "another seed gives the same losses"; exit 1; fi
+# Breadth first goes backward through the microbatches from the last to the first: the same sums in another order.
+run whole.LoopedBFS --ranks 1 --replicas 1 --microbatches 5 --schedule LoopedBFS
 for schedule in $schedules; do
+  reference=whole
+  if [ "$schedule" = LoopedBFS ]; then reference=whole.LoopedBFS; fi
   for ranks in 1 2 4; do
     run this --ranks $ranks --replicas 1 --microbatches 5 --schedule "$schedule"
-    same whole this "$schedule on $ranks ranks" "the model in one piece"
+    same $reference this "$schedule on $ranks ranks" "the model in one piece"
   done
 done
 
 run replicated --ranks 1 --replicas 2 --microbatches 4 --schedule GPipe
+run replicated.LoopedBFS --ranks 1 --replicas 2 --microbatches 4 --schedule LoopedBFS
 for schedule in $schedules; do
+  reference=replicated
+  if [ "$schedule" = LoopedBFS ]; then reference=replicated.LoopedBFS; fi
   for backend in threads gloo; do
     run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend $backend
-    same replicated this "$schedule on 2 ranks x 2 replicas, $backend," "two replicas of the model in one piece"
+    same $reference this "$schedule on 2 ranks x 2 replicas, $backend," "two replicas of the model in one piece"
   done
 done
 echo "equal: $(echo $schedules)"
