@@ -63,7 +63,8 @@ if "$plan" show 1F1B | grep -q "$(printf '\033')"; then echo "escape sequences i
 # Fastest first; the published makespans at 4 ranks, 8 microbatches and equal costs; who needs too much is told why.
 "$plan" compare --format csv --memory-limit 4 > table.csv
 cut -d, -f1-3 table.csv > columns
-printf '%s\n' schedule,chunks,makespan ZBVZeroBubble,2,25.5 ZB-H1,1,27 1F1B,1,33 GPipe,, Interleaved1F1B,, > wanted
+printf '%s\n' schedule,chunks,makespan InterleavedZeroBubble,2,25.5 ZBVZeroBubble,2,25.5 ZB-H1,1,27 1F1B,1,33 GPipe,, LoopedBFS,, Interleaved1F1B,, \
+  ZB-H2,, > wanted
 diff wanted columns || failed=1
 grep -q 'GPipe,.*"peak 8 is above the limit of 4"' table.csv || { cat table.csv; failed=1; }
 exit $failed
