@@ -1,7 +1,8 @@
 #pragma once
 
 /// \file
-/// Everything about schedules: describe, prove, lower, show. No LibTorch.
+/// Everything about schedules: describe, prove, lower, and show on a terminal. No LibTorch. Pictures and files come with
+/// <chevron/show.hpp>.
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/expand.hpp>
@@ -11,10 +12,4 @@
 #include <chevron/prove/gate.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
-#include <chevron/show/chrome_trace.hpp>
-#include <chevron/show/csv.hpp>
-#include <chevron/show/html.hpp>
-#include <chevron/show/json.hpp>
-#include <chevron/show/program_text.hpp>
-#include <chevron/show/svg.hpp>
 #include <chevron/show/text.hpp>

@@ -1,7 +1,16 @@
 #include <chevron/schedule.hpp>
 
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
+
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/cartesian_product.hpp>
+#include <range/v3/view/filter.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/subrange.hpp>
+#include <range/v3/view/transform.hpp>
 
 #include <doctest/doctest.h>
 
@@ -47,6 +56,35 @@ TEST_SUITE("lower") {
     DOCTEST_CHECK(list(p, 1) ==
                   "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1WAIT_SEND_B0 1RECV_F2 1B1 1SEND_B1 1F2 1WAIT_SEND_B1 1B2 1SEND_B2 1REDUCE_GRAD "
                   "1WAIT_SEND_B2 OPTIMIZER_STEP");
+  }
+
+  TEST_CASE("what each edge sends is what its other end receives, in that order") {
+    // Told a second time, without the prover: the messages of an edge as its two ends list them.
+    auto const list_of = [](program_view const& program, int rank) {
+      return ranges::subrange(program.instructions + program.begin[rank], program.instructions + program.begin[rank + 1]);
+    };
+    auto const on_edge = [](int peer, kind forward, kind backward) {
+      return ranges::views::filter([=](instruction const& i) { return i.peer == peer && (i.what.what == forward || i.what.what == backward); });
+    };
+    auto const sent = ranges::views::transform([](instruction const& i) {
+      bool const forward = i.what.what == kind::send_forward;
+      return std::tuple(forward, static_cast<int>(i.what.stage) + (forward ? 1 : -1), static_cast<int>(i.what.micro_batch));
+    });
+    auto const received = ranges::views::transform([](instruction const& i) {
+      return std::tuple(i.what.what == kind::receive_forward, static_cast<int>(i.what.stage), static_cast<int>(i.what.micro_batch));
+    });
+    int messages_seen = 0;
+    catalogue::for_each([&](auto const& schedule) {
+      program const made = lower(expand(schedule, {5, 9}));
+      for (auto const [from, to] : ranges::views::cartesian_product(ranges::views::ints(0, 5), ranges::views::ints(0, 5))) {
+        auto const sends = list_of(made, from) | on_edge(to, kind::send_forward, kind::send_backward) | sent | ranges::to<std::vector>();
+        auto const receives = list_of(made, to) | on_edge(from, kind::receive_forward, kind::receive_backward) | received | ranges::to<std::vector>();
+        DOCTEST_CHECK_MESSAGE(sends == receives, schedule.name, ": ", from, " to ", to);
+        messages_seen += static_cast<int>(sends.size());
+      }
+      messages_seen -= messages(made.source);
+    });
+    DOCTEST_CHECK(messages_seen == 0);
   }
 
   TEST_CASE("neighbours on one rank pass tensors without messages") {

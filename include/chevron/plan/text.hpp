@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstddef>
-#include <ostream>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 
@@ -64,7 +64,10 @@ struct text {
   }
   constexpr std::string_view view() const { return {characters, static_cast<std::size_t>(length)}; }
   std::string str() const { return std::string(view()); }
-  friend std::ostream& operator<<(std::ostream& out, text const& t) { return out << t.view(); }
+  template <class Traits>
+  friend std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& out, text const& t) {
+    return out << t.view();
+  }
 };
 
 /// Anything that has an `append(text&, value)` as text: `to_text(action)` gives `3F0`.

@@ -2,6 +2,9 @@
 
 #include <cstdint>
 
+#include <range/v3/algorithm/find.hpp>
+#include <range/v3/algorithm/find_if.hpp>
+
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
@@ -34,25 +37,23 @@ constexpr int position_of(plan_view const& plan, int rank, action wanted) {
 }
 
 constexpr finding check_placement(plan_view const& plan) {
+  std::int16_t const* const first = plan.rank_of;
+  std::int16_t const* const last = first + plan.stages;
   finding f;
   f.broken = law::placement;
   f.limit = plan.size.ranks;
-  for (int s = 0; s < plan.stages; ++s) {
-    if (plan.rank_of[s] < 0 || plan.rank_of[s] >= plan.size.ranks) {
-      f.words = "a stage lives on a rank that does not exist, stage ";
-      f.number = s;
-      return f;
-    }
+  auto const lost = ranges::find_if(first, last, [&](int rank) { return rank < 0 || rank >= plan.size.ranks; });
+  if (lost != last) {
+    f.words = "a stage lives on a rank that does not exist, stage ";
+    f.number = static_cast<int>(lost - first);
+    return f;
   }
   for (int r = 0; r < plan.size.ranks; ++r) {
-    bool holds_one = false;
-    for (int s = 0; s < plan.stages && !holds_one; ++s) holds_one = plan.rank_of[s] == r;
-    if (!holds_one) {
-      f.words = "a rank has no stage, rank ";
-      f.number = r;
-      f.limit = 0;
-      return f;
-    }
+    if (ranges::find(first, last, r) != last) continue;
+    f.words = "a rank has no stage, rank ";
+    f.number = r;
+    f.limit = 0;
+    return f;
   }
   return {};
 }
