@@ -140,7 +140,7 @@ bool report(options const& wanted, chevron::plan_view const& plan, measured cons
   double const predicted = chevron::makespan(plan, costs);
   double const taken = median(got.steps);
   double const ratio = taken / predicted;
-  std::printf("%-16s %-8s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(), predicted * 1e3, taken * 1e3, ratio);
+  std::printf("%-22s %-8s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(), predicted * 1e3, taken * 1e3, ratio);
   std::fflush(stdout);
   return wanted.limit <= 0 || ratio <= wanted.limit;
 }
@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
     if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
 
     // Each run in a program of its own: Gloo's ranks are forked before LibTorch has threads.
-    std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-16s %-8s %10s %10s %8s\n", wanted.ranks, wanted.micro_batches, wanted.milliseconds,
+    std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-22s %-8s %10s %10s %8s\n", wanted.ranks, wanted.micro_batches, wanted.milliseconds,
                 "schedule", "backend", "predicted", "measured", "ratio");
     std::fflush(stdout);
     int failures = 0;
