@@ -186,20 +186,4 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   return result;
 }
 
-// How the gate (prove/gate.hpp) turns a description into a plan.
-namespace detail {
-template <class... Parts>
-constexpr plan make_plan_from(description<Parts...> const& what, shape size) {
-  return expand(what, size);
-}
-template <class... Parts>
-constexpr int actions_needed(description<Parts...> const& what, shape size) {
-  return actions_at_most(what, size) > 0 ? actions_at_most(what, size) : 0;
-}
-template <class... Parts>
-constexpr int stages_needed(description<Parts...> const& what, shape size) {
-  return stages_of(what, size) > 0 ? stages_of(what, size) : 0;
-}
-}  // namespace detail
-
 }  // namespace chevron

@@ -275,7 +275,7 @@ struct lowering {
 
   static constexpr static_program<proved::ranks, proved::stages, proved::actions, instructions> work_out() {
     static_program<proved::ranks, proved::stages, proved::actions, instructions> to;
-    program const from = lower(make_plan_from(Source, Size));
+    program const from = lower(expand(Source, Size));
     if (instructions == 0) to.instructions[0] = {};
     to.source = proved::result;
     for (int i = 0; i < instructions; ++i) to.instructions[i] = from.instructions.data[i];

@@ -18,39 +18,41 @@ struct invalid_schedule {
   static constexpr bool holds = Broken == law::none;
 };
 
-/// A schedule the gate takes: anything `make_plan_from` knows how to turn into a plan. Descriptions come with
-/// `describe/expand.hpp`; a constexpr function `plan(shape)` works as it is.
+/// A schedule as a constexpr function: `plan mine(shape)`.
 template <class Source>
 concept plan_function = requires(Source const& make, shape size) {
   { make(size) } -> std::same_as<plan>;
 };
 
-namespace detail {
-
+// What the gate asks of a schedule. Descriptions answer in describe/, a function answers here.
 template <plan_function Source>
-constexpr plan make_plan_from(Source const& make, shape size) {
+constexpr plan expand(Source const& make, shape size) {
   return make(size);
 }
 template <plan_function Source>
-constexpr int actions_needed(Source const& make, shape size) {
+constexpr int actions_at_most(Source const& make, shape size) {
   plan const p = make(size);
   return p.problem ? 0 : p.view().total();
 }
 template <plan_function Source>
-constexpr int stages_needed(Source const& make, shape size) {
+constexpr int stages_of(Source const& make, shape size) {
   return make(size).stages;
 }
+
+namespace detail {
+
+constexpr int at_least_none(int count) { return count > 0 ? count : 0; }
 
 /// Runs once per schedule and shape: works the plan out, proves it, keeps it.
 template <auto const& Source, shape Size>
 struct gate {
-  static constexpr int ranks = Size.ranks > 0 ? Size.ranks : 0;
-  static constexpr int stages = stages_needed(Source, Size);
-  static constexpr int actions = actions_needed(Source, Size);
+  static constexpr int ranks = at_least_none(Size.ranks);
+  static constexpr int stages = at_least_none(stages_of(Source, Size));
+  static constexpr int actions = at_least_none(actions_at_most(Source, Size));
   using plan_type = static_plan<ranks, stages, actions>;
 
   static constexpr plan_type work_out() {
-    plan const made = make_plan_from(Source, Size);
+    plan const made = expand(Source, Size);
     if (made.problem) {
       plan_type nothing{};
       nothing.problem = made.problem;
