@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/costs.hpp>
+#include <chevron/plan/costs.hpp>
 #include <chevron/show/text.hpp>
 
 /// \file

@@ -13,7 +13,7 @@
 #include <ATen/ops/softmax.h>
 #include <torch/optim/adamw.h>
 
-#include <chevron/prove/costs.hpp>
+#include <chevron/plan/costs.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/evaluator.hpp>

@@ -4,37 +4,13 @@
 
 #include <chevron/describe/schedule.hpp>
 #include <chevron/describe/score.hpp>
+#include <chevron/describe/sized.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file
 /// From a description and a shape to a plan: each rank's score is played against its streams.
 
 namespace chevron {
-
-namespace detail {
-
-constexpr plan refused(shape size, char const* name, finding problem) {
-  plan nothing;
-  nothing.size = size;
-  nothing.size.ranks = 0;
-  nothing.name = name;
-  nothing.begin = buffer<int>(1, zeroed);
-  nothing.problem = problem;
-  return nothing;
-}
-
-/// a × b, or the largest int where that does not fit.
-constexpr int product_or_most(int a, int b) { return a > 2147483647 / b ? 2147483647 : a * b; }
-
-constexpr finding shape_problem(char const* words, int value) {
-  finding f;
-  f.broken = law::shape;
-  f.words = words;
-  f.number = value;
-  return f;
-}
-
-}  // namespace detail
 
 /// The most actions a description can unroll to at this shape.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
@@ -51,14 +27,8 @@ constexpr int stages_of(description<Parts...> const& what, shape size) {
 /// Works a description out. What cannot be worked out comes back as an empty plan with `problem` set; `check` reports it.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
-  using detail::shape_problem;
-  if (size.ranks < 1) return detail::refused(size, what.name, shape_problem("ranks must be at least 1, not ", size.ranks));
-  if (size.micro_batches < 1) return detail::refused(size, what.name, shape_problem("micro_batches must be at least 1, not ", size.micro_batches));
-  if (size.micro_batches > max_micro_batches) return detail::refused(size, what.name, shape_problem("micro_batches must be at most 65535, not ", size.micro_batches));
+  if (finding const f = detail::check_shape(what.where, size)) return detail::refused(size, what.name, f);
   int const per_rank = chunks_of(what.where, size);
-  if (per_rank < 1) return detail::refused(size, what.name, shape_problem("chunks must be at least 1, not ", per_rank));
-  if (!what.where.allows(per_rank)) return detail::refused(size, what.name, shape_problem("this placement does not exist with that many chunks per rank; the shape asks for ", per_rank));
-  if (per_rank > max_stages / size.ranks) return detail::refused(size, what.name, shape_problem("ranks x chunks must be at most 2048, not ", detail::product_or_most(size.ranks, per_rank)));
   size.chunks = per_rank;
 
   int const ranks = size.ranks;
@@ -72,22 +42,14 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   result.begin = buffer<int>(ranks + 1);
   result.begin.data[0] = 0;
 
-  // Placement: each stage's rank, and each rank's stages from the input side.
+  if (finding const f = detail::place_stages(what.where, size, result.rank_of.data)) return detail::refused(size, what.name, f);
+  // Each rank's stages, from the input side.
   buffer<int> stage_memory(ranks * stages);
   buffer<int> held_memory(ranks, zeroed);
   int* const held = held_memory.data;
   int* const stage_of = stage_memory.data;
   for (int s = 0; s < stages; ++s) {
-    int const rank = what.where.rank_of(s, size);
-    if (rank < 0 || rank >= ranks) {
-      finding f;
-      f.broken = law::placement;
-      f.words = rank < 0 ? "the placement puts a stage on a negative rank, stage " : "the placement puts a stage on a rank that does not exist, stage ";
-      f.number = s;
-      f.limit = ranks;
-      return detail::refused(size, what.name, f);
-    }
-    result.rank_of.data[s] = static_cast<std::int16_t>(rank);
+    int const rank = result.rank_of.data[s];
     stage_of[rank * stages + held[rank]++] = s;
   }
 

@@ -4,7 +4,7 @@
 
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/costs.hpp>
+#include <chevron/plan/costs.hpp>
 
 /// \file
 /// When each action of a plan runs if every action starts as soon as it can: makespan, span and bubble are read off here.
