@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iostream>
 
 #include <chevron/prove/check.hpp>
 #include <chevron/show/format.hpp>
@@ -33,11 +34,9 @@ double single_cost(std::string const& typed, std::string const& flag) {
   return cost_number(typed, flag);
 }
 
-entry look_at(std::string const& name, chevron::shape size, chevron::costs whole, int limit) {
+/// The numbers of one plan, or why it has none.
+entry look_at(std::string const& name, chevron::plan plan, chevron::costs whole, int limit) {
   entry out;
-  chevron::plan plan = plan_named(name, size);
-  // A schedule whose number of chunks is fixed takes part with its own.
-  if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
   out.name = name;
   if (plan.problem) {
     out.reason = describe(plan.problem).str();
@@ -59,6 +58,36 @@ entry look_at(std::string const& name, chevron::shape size, chevron::costs whole
     out.reason += " is above the limit of " + std::to_string(limit);
   }
   return out;
+}
+
+/// A schedule of the catalogue.
+entry look_at(std::string const& name, chevron::shape size, chevron::costs whole, int limit) {
+  chevron::plan plan = plan_named(name, size);
+  // A schedule whose number of chunks is fixed takes part with its own.
+  if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
+  return look_at(name, std::move(plan), whole, limit);
+}
+
+/// A schedule from a file, which must cut the model evenly: the costs are of a rank's whole share.
+entry look_at(request const& asked, foreign const& from, chevron::costs whole, int limit) {
+  entry out;
+  out.name = asked.schedule;
+  chevron::plan const& plan = from.read.plan;
+  if (from.broken) {
+    out.reason = describe(from.broken, from.read, from.text);
+  } else if (plan.stages != plan.size.ranks * plan.size.chunks) {
+    out.reason = "its ranks have different numbers of stages; a rank's whole share then means different things";
+  } else {
+    return look_at(asked.schedule, plan, whole, limit);
+  }
+  return out;
+}
+
+/// Words as one field of CSV. A file's name may hold anything.
+std::string field(std::string const& words) {
+  std::string out = "\"";
+  for (char c : words) out += c == '"' ? std::string(2, c) : std::string(1, c);
+  return out + "\"";
 }
 
 using table = std::vector<std::vector<std::string>>;
@@ -84,7 +113,22 @@ std::string aligned(table const& rows) {
 
 int run_compare(request const& asked) {
   std::string const format = format_of(asked, {"text", "csv", "json"});
-  chevron::shape const size = shape_of(asked);
+  foreign from;
+  chevron::shape size;
+  if (asked.schedule.empty()) {
+    size = shape_of(asked);
+  } else {
+    if (!is_file(asked.schedule)) {
+      throw usage("'" + asked.schedule +
+                  "' is no CSV file: the catalogue's schedules are all compared anyway; name a file that ends in .csv");
+    }
+    from = read_file(asked);
+    if (from.read.plan.problem) {
+      std::cout << law_words(asked, from.broken) << "\n";
+      return exit_broken_law;
+    }
+    size = {from.read.plan.size.ranks, from.read.plan.size.micro_batches, 0};
+  }
   chevron::costs const whole{single_cost(asked.forward, "--forward"), single_cost(asked.backward_input, "--backward-input"),
                              single_cost(asked.backward_weight, "--backward-weight"),
                              cost_number(asked.communication, "--communication")};
@@ -97,6 +141,10 @@ int run_compare(request const& asked) {
   std::vector<entry> fit, unfit;
   for (std::string const& name : schedule_names()) {
     entry one = look_at(name, size, whole, limit);
+    (one.reason.empty() ? fit : unfit).push_back(std::move(one));
+  }
+  if (!asked.schedule.empty()) {
+    entry one = look_at(asked, from, whole, limit);
     (one.reason.empty() ? fit : unfit).push_back(std::move(one));
   }
   std::stable_sort(fit.begin(), fit.end(), [](entry const& a, entry const& b) {
@@ -126,12 +174,11 @@ int run_compare(request const& asked) {
   } else if (format == "csv") {
     out = "schedule,chunks,makespan,bubble_makespan,span,bubble_span,peak_in_flight,peak_share,messages,reason\n";
     for (entry const& e : fit) {
-      out += e.name + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
-             "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + std::to_string(e.peak) + "," +
-             exact(share(e)) + "," + std::to_string(e.numbers.messages) + ",\n";
+      out += (is_file(e.name) ? field(e.name) : e.name) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," +
+             exact(e.numbers.bubble_makespan) + "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," +
+             std::to_string(e.peak) + "," + exact(share(e)) + "," + std::to_string(e.numbers.messages) + ",\n";
     }
-    // A reason may hold commas; it holds no quotes.
-    for (entry const& e : unfit) out += e.name + ",,,,,,,,,\"" + e.reason + "\"\n";
+    for (entry const& e : unfit) out += (is_file(e.name) ? field(e.name) : e.name) + ",,,,,,,,," + field(e.reason) + "\n";
   } else {
     out = std::to_string(size.ranks) + (size.ranks == 1 ? " rank, " : " ranks, ") + std::to_string(size.micro_batches) +
           (size.micro_batches == 1 ? " microbatch" : " microbatches") + ". A rank's share of the model costs F=" + asked.forward +

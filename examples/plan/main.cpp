@@ -4,7 +4,9 @@
 //   chevron-plan show --schedule 1F1B --format svg -o timeline.svg
 //   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8
 //   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
+//   chevron-plan check mine.csv
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
+//   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -53,13 +55,18 @@ int main(int argc, char** argv) {
   auto const add = [&](char const* name, char const* what, int (*run)(request const&)) {
     CLI::App* const one = app.add_subcommand(name, what);
     one->allow_extras(false);
-    one->callback([&command, run] { command = run; });
+    one->callback([&command, &asked, one, run] {
+      command = run;
+      asked.ranks_given = one->count("--ranks") > 0;
+      asked.micro_batches_given = one->count("--microbatches") > 0;
+    });
     return one;
   };
   std::string names;
   for (std::string const& name : schedule_names()) names += (names.empty() ? "" : " ") + name;
   auto const add_schedule = [&](CLI::App& one) {
-    one.add_option("schedule,--schedule", asked.schedule, "one of: " + names)->type_name("NAME");
+    one.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation, or one of: " + names)
+        ->type_name("NAME|FILE.csv");
     add_shape(one, asked);
   };
   char const* const limit_help = "most chunks in flight on any rank";
@@ -71,6 +78,8 @@ int main(int argc, char** argv) {
   add_output(show, asked, "text, svg, html, csv, trace, json or steps");
 
   CLI::App& compare = *add("compare", "Compare all schedules for one shape, the fastest first", run_compare);
+  compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
+      ->type_name("FILE.csv");
   add_shape(compare, asked);
   add_costs(compare, asked, "(of a rank's whole share of the model: a chunk costs its part of it)");
   compare
@@ -87,7 +96,11 @@ int main(int argc, char** argv) {
   CLI::App& lower = *add("lower", "Print each rank's program: with messages, slots, gradient sums and the optimizer", run_lower);
   add_schedule(lower);
   lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("CHUNKS");
-  lower.add_option("--format", asked.format, "text")->type_name("FORMAT");
+  lower
+      .add_option("--format", asked.format,
+                  "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 wants; "
+                  "csv: computations only")
+      ->type_name("FORMAT");
   lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   try {

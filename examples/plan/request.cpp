@@ -1,6 +1,7 @@
 #include "request.hpp"
 
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -115,9 +116,77 @@ chevron::shape shape_of(request const& asked) {
   return size;
 }
 
+bool is_file(std::string const& schedule) {
+  return schedule.find('/') != std::string::npos || lower_case(schedule).ends_with(".csv");
+}
+
+foreign read_file(request const& asked) {
+  constexpr std::size_t most = std::size_t{1} << 29;
+  foreign out;
+  out.file = asked.schedule;
+  std::string const name = "--schedule " + quoted(out.file);
+  struct stat status {};
+  if (stat(out.file.c_str(), &status) != 0) {
+    throw usage(name + " cannot be read (" + std::strerror(errno) +
+                "): name a CSV file that exists, or a schedule of the catalogue");
+  }
+  // A pipe would be waited for without an end, and a device has none.
+  if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: name a CSV file with a line of actions for each rank");
+  if (static_cast<std::size_t>(status.st_size) > most) throw usage(name + " is larger than 512 MiB: no schedule is");
+  errno = 0;
+  std::ifstream file(out.file, std::ios::binary);
+  out.text.resize(static_cast<std::size_t>(status.st_size));
+  file.read(out.text.data(), static_cast<std::streamsize>(out.text.size()));
+  if (!file) {
+    throw usage(name + " cannot be read (" + std::strerror(errno != 0 ? errno : EIO) + "): check that you may read it");
+  }
+  out.read = chevron::read_csv(out.text);
+  chevron::finding const& problem = out.read.plan.problem;
+  if (problem && problem.broken == chevron::law::description) throw usage(name + ", " + describe(problem).str());
+  if (!problem) {
+    chevron::plan& plan = out.read.plan;
+    auto const differs = [&](bool given, std::string const& flag, std::string const& typed, int highest, int has) {
+      if (given && whole_number(typed, flag, 1, highest) != has) {
+        throw usage(flag + " " + typed + " does not go with " + out.file + ", which has " + std::to_string(has) + ": leave " +
+                    flag + " out");
+      }
+    };
+    differs(asked.ranks_given, "--ranks", asked.ranks, chevron::max_csv_ranks, plan.size.ranks);
+    differs(asked.micro_batches_given, "--microbatches", asked.micro_batches, chevron::max_micro_batches,
+            plan.size.micro_batches);
+    if (!asked.chunks.empty()) differs(true, "--chunks", asked.chunks, chevron::max_stages, plan.size.chunks);
+    // A program numbers its slots with 16 bits.
+    for (int r = 0; r < plan.size.ranks; ++r) {
+      if (plan.begin.data[r + 1] - plan.begin.data[r] > 3 * 32767) {
+        throw usage(name + ", line " + std::to_string(r + 1) +
+                    ", has more than 98301 computations, more than can be worked with");
+      }
+    }
+  }
+  out.broken = check(out.read, out.text);
+  return out;
+}
+
+std::string law_words(request const& asked, chevron::finding const& broken) {
+  std::string where;
+  std::string sentence = describe(broken).str();
+  if (is_file(asked.schedule)) {
+    foreign const from = read_file(asked);
+    where = asked.schedule + ", ";
+    sentence = describe(broken, from.read, from.text);
+  }
+  return "broken law '" + std::string(name_of(broken.broken)) + "': " + where + sentence;
+}
+
 chevron::plan plan_of(request const& asked) {
+  if (is_file(asked.schedule)) {
+    chevron::plan made = read_file(asked).read.plan;
+    if (!asked.memory_limit.empty()) made.in_flight_limit = whole_number(asked.memory_limit, "--memory-limit", 1, 1000000);
+    return made;
+  }
   std::vector<std::string> const names = schedule_names();
-  if (asked.schedule.empty()) throw usage("no schedule given: add --schedule NAME, one of " + joined(names));
+  if (asked.schedule.empty())
+    throw usage("no schedule given: add --schedule FILE.csv or --schedule NAME, one of " + joined(names));
   bool known = false;
   for (std::string const& name : names) known = known || lower_case(name) == lower_case(asked.schedule);
   if (!known) {

@@ -5,8 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include <chevron/plan/plan.hpp>
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/show/csv_check.hpp>
 #include <chevron/show/text.hpp>
 
 /// \file
@@ -38,6 +39,16 @@ struct request {
   std::string output;
   std::string width;
   std::string colour = "auto";
+  bool ranks_given = false;          ///< `--ranks` was typed; for a schedule from a file it then must agree
+  bool micro_batches_given = false;  ///< the same of `--microbatches`
+};
+
+/// A schedule that was read from a CSV file.
+struct foreign {
+  std::string file;
+  std::string text;
+  chevron::csv_schedule read;
+  chevron::finding broken;  ///< the first law that it breaks, its messages included
 };
 
 /// Costs that own their memory: one entry a stage.
@@ -56,8 +67,15 @@ double cost_number(std::string const& value, std::string const& flag);
 std::vector<std::string> schedule_names();
 /// The shape that `--ranks --chunks --microbatches` ask for.
 chevron::shape shape_of(request const& asked);
+/// Whether `--schedule` names a file: it ends in `.csv` or holds a `/`.
+bool is_file(std::string const& schedule);
+/// The file's schedule. Throws `usage` where it cannot be read, is no schedule, or is not of the shape asked for; a broken law is
+/// not complained about.
+foreign read_file(request const& asked);
+/// A finding on the schedule asked for as one line: where in its file it stands, what is broken.
+std::string law_words(request const& asked, chevron::finding const& broken);
 /// The plan for a name of the catalogue; `--memory-limit` becomes its declared limit. Throws `usage` for a name or a shape
-/// that does not exist; whether the plan keeps the laws is not looked at.
+/// that does not exist; or what `read_file` gives. Whether the plan keeps the laws is not looked at.
 chevron::plan plan_of(request const& asked);
 /// The same for one name and shape, without a complaint: look at `problem`.
 chevron::plan plan_named(std::string const& name, chevron::shape size);

@@ -14,7 +14,15 @@ namespace plan_program {
 
 int run_show(request const& asked) {
   std::string const format = format_of(asked, {"text", "svg", "html", "csv", "trace", "json", "steps"});
-  chevron::plan const plan = plan_of(asked);
+  if (is_file(asked.schedule)) {
+    // Pictures are of schedules that can be played.
+    if (chevron::finding const broken = read_file(asked).broken) {
+      std::cerr << law_words(asked, broken) << "\n";
+      return exit_broken_law;
+    }
+  }
+  chevron::plan plan = plan_of(asked);
+  if (*plan.name == 0) plan.name = asked.schedule.c_str();
   owned_costs const costs = costs_of(asked, plan.stages);
   chevron::show::text_style const style = style_of(asked);
   chevron::finding const broken = check(plan);
@@ -33,7 +41,7 @@ int run_show(request const& asked) {
   else
     write(asked, chevron::show::timeline_text(plan, costs.view(), style));
   if (!broken) return exit_ok;
-  std::cerr << "broken law '" << name_of(broken.broken) << "': " << describe(broken) << "\n";
+  std::cerr << law_words(asked, broken) << "\n";
   return exit_broken_law;
 }
 

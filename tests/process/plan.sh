@@ -40,7 +40,7 @@ expect 5 "broken law 'in_flight'" show GPipe --memory-limit 3 --format svg
 
 expect 2 "no command given: choose one of show, compare, check, lower"
 expect 2 "'shw' is not a command" shw
-expect 2 "no schedule given: add --schedule NAME" show
+expect 2 "no schedule given: add --schedule FILE.csv or --schedule NAME, one of GPipe" show
 expect 2 "'zbv' is not known; did you mean ZBVZeroBubble?" show zbv
 expect 2 "'1f1p' is not known; did you mean 1F1B?" check --schedule 1f1p
 expect 2 "'nothing-like-it' is not known: choose one of GPipe" show nothing-like-it
@@ -53,6 +53,50 @@ expect 2 "--format 'sgv' is not known; did you mean svg?" show 1F1B --format sgv
 expect 2 "-o '/nowhere/x.svg' cannot be written (No such file or directory)" show 1F1B -o /nowhere/x.svg
 expect 2 "'1,2' is a list" compare --forward 1,2
 expect 2 "not expected: --bogus" compare --bogus
+
+# Schedules from files, in PyTorch's CSV: compute only, and with communication in both dialects.
+"$plan" show ZBVZeroBubble --ranks 2 --microbatches 4 --format csv -o mine.csv
+expect 0 '^ok: mine.csv, 2 ranks' check mine.csv
+expect 0 'makespan 25 ' show --schedule mine.csv
+expect 0 '^mine.csv  *2  *12.5' compare mine.csv
+expect 0 '^"mine.csv",2,12.5' compare mine.csv --format csv
+expect 0 '^0F0,0SEND_F0,' lower ./mine.csv --format csv-comms
+for dialect in csv-comms csv-comms-2.15; do
+  "$plan" lower mine.csv --format $dialect -o lowered.csv
+  expect 0 "The file's own messages keep" check lowered.csv
+  "$plan" lower lowered.csv --format csv | diff mine.csv - || failed=1
+  # A receive too late for the order of its edge: the next message of the edge is posted before it.
+  sed 's/1RECV_F0,1F0,1RECV_F1/1RECV_F1,1RECV_F0,1F0/' lowered.csv > swapped.csv
+  expect 5 "broken law 'matched': swapped.csv, line 2, column 1: rank 1, step 0: 1RECV_F1 is posted where this edge delivers 1RECV_F0; 1RECV_F0 is at line 2, column 10" check swapped.csv
+done
+grep -q '1WAIT_SEND_B3' lowered.csv || { echo "no waits for PyTorch 2.15"; failed=1; }
+sed 's/0SEND_F0,//; s/0WAIT_SEND_F0,//' lowered.csv > unsent.csv
+expect 5 "0F0 makes a message that this rank never sends: there is no 0SEND_F0" check unsent.csv
+printf '0F0,0B0\r\n1B0,1F0\r\n' > early.csv
+expect 5 "broken law 'order': early.csv, line 2, column 1: rank 1, step 0: 1B0 comes before 1F0, which it needs; 1F0 is at line 2, column 5" check early.csv
+expect 5 "broken law 'order'" show early.csv
+expect 5 "broken law 'order'" lower early.csv
+expect 0 'early.csv   line 2, column 1: rank 1' compare early.csv
+printf '0F0,0B0,2047F65534\n' > absurd.csv
+expect 5 "broken law 'complete': absurd.csv, line 1, column 9" check absurd.csv
+expect 5 "broken law 'complete': absurd.csv, line 1, column 9" compare absurd.csv
+printf '0F0,0B0\n1F0x,1B0\n' > junk.csv
+expect 2 "'junk.csv', line 2, column 1: '1F0x' goes on after its microbatch" check junk.csv
+expect 2 "'junk.csv', line 2, column 1" show junk.csv
+expect 2 "'junk.csv', line 2, column 1" compare junk.csv
+: > empty.csv
+expect 2 "line 1, column 1: nothing is here" check empty.csv
+expect 2 "'nowhere.csv' cannot be read (No such file or directory)" check nowhere.csv
+expect 2 "'/dev/zero' is not a file" check /dev/zero
+expect 2 "'./' is not a file" check ./
+expect 2 "--ranks 3 does not go with mine.csv, which has 2" check mine.csv --ranks 3
+expect 2 "--microbatches 8 does not go with mine.csv, which has 4" show mine.csv --microbatches 8
+expect 2 "'1F1B' is no CSV file" compare 1F1B
+expect 5 "broken law 'in_flight': mine.csv, line 1, column 13: rank 0, step 3: 3F0 makes 4" check mine.csv --memory-limit 3
+# One rank with two stages, one with one: pictures of all sorts.
+printf '0F0,0F1,2F0,2B0,2F1,2B1,0B0,0B1\n1F0,1F1,1B0,1B1\n' > uneven.csv
+for format in text svg html trace json steps csv; do expect 0 . show uneven.csv --format $format; done
+expect 0 '^ok: uneven.csv' check uneven.csv
 
 # The ending of the file decides the format; a file holds no escape sequences, nor does a pipe.
 "$plan" show 1F1B -o t.svg

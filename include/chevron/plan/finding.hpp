@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/shape.hpp>
@@ -49,14 +50,44 @@ struct finding {
   int number = 0;
   int limit = 0;
   char const* words = "";
+  // For a schedule that came as text: the place, counted from 1, and what stands there. With a place, `words` say all.
+  int line = 0;
+  int column = 0;
+  std::string_view there{};
 
   constexpr explicit operator bool() const { return broken != law::none; }
 };
+
+namespace detail {
+
+/// A piece of somebody's text in quotes: cut short, and nothing in it that a terminal would act upon.
+constexpr void append_quoted(text& out, std::string_view there) {
+  constexpr std::size_t longest = 32;
+  out.append('\'');
+  for (char c : there.substr(0, longest)) {
+    if (c >= ' ' && c <= '~') {
+      out.append(c);
+      continue;
+    }
+    constexpr char const* digits = "0123456789abcdef";
+    int const byte = static_cast<unsigned char>(c);
+    out.append("\\x").append(digits[byte / 16]).append(digits[byte % 16]);
+  }
+  if (there.size() > longest) out.append("...");
+  out.append('\'');
+}
+
+}  // namespace detail
 
 /// The sentence for a finding: rank, step, action, what it collides with, and the remedy where there is one.
 constexpr text describe(finding const& f) {
   text out;
   if (f.broken == law::none) return out.append("all laws hold");
+  if (f.line > 0) {
+    out.append("line ").append(f.line).append(", column ").append(f.column).append(": ");
+    if (!f.there.empty()) detail::append_quoted(out, f.there);
+    return out.append(f.words);
+  }
   if (f.rank >= 0) {
     out.append("rank ").append(f.rank);
     if (f.position >= 0) out.append(", step ").append(f.position);

@@ -1,0 +1,183 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/finding.hpp>
+
+/// \file
+/// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, or nothing (an idle step). Exact,
+/// where PyTorch's own reader drops what follows a match and takes a missing microbatch for none.
+
+namespace chevron {
+
+/// Most ranks, actions and characters in a line that a file may have.
+inline constexpr int max_csv_ranks = max_stages;
+inline constexpr int max_csv_actions = 1 << 25;
+inline constexpr int max_csv_line = 1 << 26;
+
+/// Words of the dialects that are no instruction of a program here.
+enum class csv_extra : std::uint8_t {
+  none,
+  wait_reduce_gradients,  ///< WAIT_REDUCE_GRAD, from PyTorch 2.15 on
+  unshard,                ///< UNSHARD: fetch a stage's sharded parameters
+  reshard                 ///< RESHARD: let go of them
+};
+
+/// One cell. With `extra`, `what` has no meaning.
+struct csv_cell {
+  bool empty = true;
+  csv_extra extra = csv_extra::none;
+  kind what{};
+  int stage = 0;
+  int micro_batch = 0;
+  int column = 0;  ///< of the first character, counted from 1
+
+  constexpr bool is_instruction() const { return !empty && extra == csv_extra::none; }
+  constexpr bool computes() const { return is_instruction() && is_compute(what); }
+  constexpr action as_action() const { return make_action(what, stage, micro_batch); }
+};
+
+/// Walks through a text. After each cell, `row_ended` says whether it was the line's last.
+class csv_scanner {
+ public:
+  constexpr explicit csv_scanner(std::string_view text) : text_(text) {}
+
+  constexpr bool done() const { return at_ >= text_.size() && !after_comma_; }
+  constexpr bool row_ended() const { return row_ended_; }
+  constexpr int line() const { return line_; }
+  /// What kept the last cell from being read, if anything.
+  constexpr finding const& problem() const { return problem_; }
+
+  constexpr csv_cell next() {
+    if (row_ended_) {
+      ++line_;
+      line_start_ = at_;
+      row_ended_ = false;
+    }
+    std::size_t const from = at_;
+    while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n' &&
+           at_ - line_start_ < static_cast<std::size_t>(max_csv_line))
+      ++at_;
+    csv_cell cell;
+    cell.column = static_cast<int>(from - line_start_) + 1;
+    std::string_view there = text_.substr(from, at_ - from);
+    if (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n') {
+      fail(cell.column, {}, "this line has more than 67108864 characters: no schedule has; is this a schedule?");
+      at_ = text_.size();
+      after_comma_ = false;
+      return cell;
+    }
+    if (at_ == text_.size() || text_[at_] == '\n') {
+      row_ended_ = true;
+      if (at_ < text_.size() && there.ends_with('\r')) there.remove_suffix(1);
+    }
+    after_comma_ = at_ < text_.size() && text_[at_] == ',';
+    if (at_ < text_.size()) ++at_;
+    if (!there.empty()) read(cell, there);
+    return cell;
+  }
+
+ private:
+  struct spelling {
+    char const* letters;
+    kind what;
+    csv_extra extra;
+  };
+
+  constexpr void fail(int column, std::string_view there, char const* words) {
+    problem_.broken = law::description;
+    problem_.line = line_;
+    problem_.column = column;
+    problem_.there = there;
+    problem_.words = words;
+  }
+
+  /// The number at the front of `rest`, taken off; -1: none, -2: a leading zero, -3: above `highest`.
+  static constexpr int take_number(std::string_view& rest, int highest) {
+    std::size_t count = 0;
+    int value = 0;
+    bool large = false;
+    for (; count < rest.size() && rest[count] >= '0' && rest[count] <= '9'; ++count) {
+      if (!large) value = value * 10 + (rest[count] - '0');
+      large = large || value > highest;
+    }
+    bool const padded = count > 1 && rest[0] == '0';
+    rest.remove_prefix(count);
+    return count == 0 ? -1 : padded ? -2 : large ? -3 : value;
+  }
+
+  constexpr void read(csv_cell& cell, std::string_view there) {
+    int const column = cell.column;
+    for (char c : there) {
+      if (c == 0) return fail(column, there, " holds a NUL byte: a schedule is plain text, such as 0F0,0F1,0B0");
+    }
+    if (there.front() == '(') {
+      return fail(column, there, ": fused pairs are not supported yet: write the F and the B as two actions, such as 0F7,7B3");
+    }
+    if (there.front() == ' ' || there.back() == ' ' || there.front() == '\t' || there.back() == '\t') {
+      return fail(column, there, " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1");
+    }
+    std::string_view rest = there;
+    cell.stage = take_number(rest, max_stages - 1);
+    if (cell.stage == -1)
+      return fail(column, there, " does not start with a stage: an action is stage, type, microbatch, such as 2F0");
+    if (cell.stage == -2) return fail(column, there, " has a stage with leading zeros: write 2F0, not 02F0");
+    if (cell.stage < 0) return fail(column, there, " names a stage above 2047, the highest there can be");
+
+    std::size_t letters = 0;
+    while (letters < rest.size() && ((rest[letters] >= 'A' && rest[letters] <= 'Z') || rest[letters] == '_')) ++letters;
+    std::string_view const word = rest.substr(0, letters);
+    rest.remove_prefix(letters);
+    constexpr spelling spellings[] = {{"F", kind::forward, csv_extra::none},
+                                      {"B", kind::backward, csv_extra::none},
+                                      {"I", kind::backward_input, csv_extra::none},
+                                      {"W", kind::backward_weight, csv_extra::none},
+                                      {"SEND_F", kind::send_forward, csv_extra::none},
+                                      {"RECV_F", kind::receive_forward, csv_extra::none},
+                                      {"SEND_B", kind::send_backward, csv_extra::none},
+                                      {"RECV_B", kind::receive_backward, csv_extra::none},
+                                      {"WAIT_SEND_F", kind::wait_send_forward, csv_extra::none},
+                                      {"WAIT_SEND_B", kind::wait_send_backward, csv_extra::none},
+                                      {"REDUCE_GRAD", kind::reduce_gradients, csv_extra::none},
+                                      {"WAIT_REDUCE_GRAD", kind::optimizer_step, csv_extra::wait_reduce_gradients},
+                                      {"UNSHARD", kind::optimizer_step, csv_extra::unshard},
+                                      {"RESHARD", kind::optimizer_step, csv_extra::reshard}};
+    spelling const* found = nullptr;
+    for (spelling const& one : spellings) {
+      if (word == one.letters) found = &one;
+    }
+    if (word == "BW")
+      return fail(
+          column, there,
+          ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight gradient W");
+    if (found == nullptr)
+      return fail(column, there, " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
+    cell.what = found->what;
+    cell.extra = found->extra;
+    bool const has_micro_batch = cell.extra == csv_extra::none && cell.what != kind::reduce_gradients;
+    if (has_micro_batch) {
+      cell.micro_batch = take_number(rest, max_micro_batches - 1);
+      if (cell.micro_batch == -1) return fail(column, there, " has no microbatch: an action ends in its microbatch, such as 2F0");
+      if (cell.micro_batch == -2) return fail(column, there, " has a microbatch with leading zeros: write 2F1, not 2F01");
+      if (cell.micro_batch < 0) return fail(column, there, " names a microbatch above 65534, the highest there can be");
+    }
+    if (!rest.empty()) {
+      return fail(column, there,
+                  has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
+                                  : " goes on after its type: this type has no microbatch");
+    }
+    cell.empty = false;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+  std::size_t line_start_ = 0;
+  int line_ = 1;
+  bool row_ended_ = false;
+  bool after_comma_ = false;  // then a cell follows, though it may be empty and the text's end
+  finding problem_{};
+};
+
+}  // namespace chevron

@@ -1,0 +1,304 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <chevron/lower/check_program.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/show/csv_read.hpp>
+
+/// \file
+/// The laws on a schedule read from CSV: those of its plan and, where the file holds communication, those of its messages; and
+/// where in the file a finding stands.
+
+namespace chevron {
+
+namespace detail {
+
+// What a rank's row has done with one (stage, microbatch) so far.
+inline constexpr std::uint16_t row_forward = 1, row_gradient = 2, row_done = 4;
+inline constexpr int row_messages = 3;  // from this bit on, a bit for each kind from SEND_F to WAIT_SEND_B
+constexpr std::uint16_t row_bit(kind what) {
+  return static_cast<std::uint16_t>(1 << (row_messages + static_cast<int>(what) - static_cast<int>(kind::send_forward)));
+}
+
+constexpr finding row_finding(law broken, int rank, int position, action what, char const* words = "", action other = {}) {
+  finding f;
+  f.broken = broken;
+  f.rank = rank;
+  f.position = position;
+  f.what = what;
+  f.words = words;
+  f.other = other;
+  return f;
+}
+
+/// Whether an action stands in the rest of a row.
+constexpr bool follows(program_view const& program, int rank, int position, action wanted) {
+  for (int i = program.begin[rank] + position + 1; i < program.begin[rank + 1]; ++i) {
+    if (program.instructions[i].what == wanted) return true;
+  }
+  return false;
+}
+
+/// What one row can break by itself: each message is there once, made before it is sent, received before it is used.
+constexpr finding check_row(program_view const& program, int rank, bool waits, std::uint16_t* seen, int* done) {
+  plan_view const& plan = program.plan;
+  int const micro_batches = plan.size.micro_batches;
+  int const last_stage = plan.stages - 1;
+  for (int i = program.begin[rank]; i < program.begin[rank + 1]; ++i) {
+    instruction const& one = program.instructions[i];
+    action const a = one.what;
+    int const position = i - program.begin[rank];
+    int const stage = static_cast<int>(a.stage);
+    int const m = static_cast<int>(a.micro_batch);
+    if (stage > last_stage || m >= micro_batches || plan.rank_of[stage] != rank) {
+      finding f = row_finding(law::ids_in_range, rank, position, a);
+      if (stage > last_stage)
+        f.words = " names a stage that does not exist; stages: ", f.limit = plan.stages;
+      else if (m >= micro_batches)
+        f.words = " names a microbatch that does not exist; microbatches: ", f.limit = micro_batches;
+      else
+        f.words = " is on the wrong rank: its stage lives on rank ", f.other_rank = plan.rank_of[stage];
+      return f;
+    }
+    if (a.what == kind::reduce_gradients) {
+      if (done[stage] < 0) return row_finding(law::no_duplicate, rank, position, a, " comes a second time");
+      if (plan.forward_only) return row_finding(law::no_duplicate, rank, position, a, " has no place in a forward-only plan");
+      for (int j = i + 1; j < program.begin[rank + 1] && done[stage] < micro_batches; ++j) {
+        action const later = program.instructions[j].what;
+        bool const completes = later.what == kind::backward || later.what == kind::backward_weight;
+        if (completes && later.stage == a.stage) return row_finding(law::order, rank, position, a, "", later);
+      }
+      done[stage] = -1;
+      continue;
+    }
+    std::uint16_t& cell = seen[stage * micro_batches + m];
+    if (is_compute(a.what)) {
+      bool const forward = a.what == kind::forward;
+      if (a.what != kind::backward_weight && (forward ? stage > 0 : stage < last_stage)) {
+        kind const receive = forward ? kind::receive_forward : kind::receive_backward;
+        bool const remote = plan.rank_of[forward ? stage - 1 : stage + 1] != rank;
+        if (remote && (cell & row_bit(receive)) == 0) {
+          action const wanted = make_action(receive, stage, m);
+          if (follows(program, rank, position, wanted)) return row_finding(law::order, rank, position, a, "", wanted);
+          return row_finding(law::matched, rank, position, a, " reads a message that this rank never receives: there is no ",
+                             wanted);
+        }
+      }
+      if (a.what == kind::backward || a.what == kind::backward_weight) ++done[stage];
+      if (a.what != kind::backward_weight) cell = static_cast<std::uint16_t>(cell | (forward ? row_forward : row_gradient));
+      continue;
+    }
+    bool const up = a.what == kind::send_forward || a.what == kind::wait_send_forward || a.what == kind::receive_backward;
+    if (up ? stage == last_stage : stage == 0)
+      return row_finding(law::matched, rank, position, a,
+                         up ? " has nobody at its other end: no stage comes after that of "
+                            : " has nobody at its other end: no stage comes before that of ",
+                         a);
+    if (one.peer == rank)
+      return row_finding(law::matched, rank, position, a,
+                         " is a message of a rank to itself: the neighbouring stage is on this rank too and needs no ", a);
+    if ((cell & row_bit(a.what)) != 0) return row_finding(law::no_duplicate, rank, position, a, " comes a second time");
+    if (is_send(a.what)) {
+      bool const forward = a.what == kind::send_forward;
+      if ((cell & (forward ? row_forward : row_gradient)) == 0) {
+        action producer = make_action(forward ? kind::forward : kind::backward, stage, m);
+        if (!forward && !follows(program, rank, position, producer)) producer.what = kind::backward_input;
+        return row_finding(law::order, rank, position, a, "", producer);
+      }
+    }
+    if (is_wait(a.what)) {
+      kind const send = a.what == kind::wait_send_forward ? kind::send_forward : kind::send_backward;
+      if ((cell & row_bit(send)) == 0) return row_finding(law::order, rank, position, a, "", make_action(send, stage, m));
+    }
+    cell = static_cast<std::uint16_t>(cell | row_bit(a.what));
+  }
+  for (int i = program.begin[rank]; i < program.begin[rank + 1]; ++i) {
+    action const a = program.instructions[i].what;
+    int const position = i - program.begin[rank];
+    int const stage = static_cast<int>(a.stage);
+    int const m = static_cast<int>(a.micro_batch);
+    std::uint16_t const cell = seen[stage * micro_batches + m];
+    if (is_compute(a.what) && receiver_of(plan, a, rank) >= 0) {
+      kind const send = a.what == kind::forward ? kind::send_forward : kind::send_backward;
+      if ((cell & row_bit(send)) == 0) {
+        return row_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ",
+                           make_action(send, stage, m));
+      }
+    }
+    if (waits && is_send(a.what)) {
+      kind const wait = a.what == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
+      if ((cell & row_bit(wait)) == 0) {
+        return row_finding(law::matched, rank, position, a,
+                           " is never waited for, though this file waits for its sends: there is no ",
+                           make_action(wait, stage, m));
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace detail
+
+/// The first broken law of messages as a file gives them: each there once, on the right rank, in the order of its edge, and no
+/// rank waiting for ever. The plan has passed `check`. Slots are not looked at: CSV has none.
+constexpr finding check_messages(program_view const& program, bool waits) {
+  plan_view const& plan = program.plan;
+  buffer<std::uint16_t> seen(plan.stages * plan.size.micro_batches, zeroed);
+  buffer<int> done(plan.stages, zeroed);
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    if (finding const f = detail::check_row(program, r, waits, seen.data, done.data)) return f;
+  }
+  if (finding const f = detail::check_channels(program)) return f;
+  // From here on, a source says no more than that the input comes from another rank.
+  buffer<instruction> marked(program.total());
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
+      instruction one = program.instructions[i];
+      int const stage = static_cast<int>(one.what.stage);
+      bool const from_before = one.what.what == kind::forward && stage > 0;
+      bool const from_behind =
+          (one.what.what == kind::backward || one.what.what == kind::backward_input) && stage + 1 < plan.stages;
+      if ((from_before && plan.rank_of[stage - 1] != r) || (from_behind && plan.rank_of[stage + 1] != r)) one.source = 0;
+      marked.data[i] = one;
+    }
+  }
+  program_view played = program;
+  played.instructions = marked.data;
+  return detail::check_program_progress(played);
+}
+
+/// The words of the dialects that are no instructions here: each about a stage of its own rank, and reductions waited for one by
+/// one. The plan has passed `check`.
+constexpr finding check_csv_extras(csv_schedule const& read, std::string_view text) {
+  csv_scanner scan(text);
+  int reducing = -1;  // the stage whose reduction this rank has started and not waited for
+  int reducing_line = 1, reducing_column = 1;
+  bool const waits = read.dialect == csv_dialect::communication_waits;
+  while (!scan.done()) {
+    int const rank = scan.line() - 1 + (scan.row_ended() ? 1 : 0);
+    csv_cell const cell = scan.next();
+    char const* words = nullptr;
+    if (!cell.empty && cell.extra != csv_extra::none) {
+      if (cell.stage >= read.plan.stages || read.plan.rank_of.data[cell.stage] != rank)
+        words = "this stage does not live on this rank";
+      if (cell.extra == csv_extra::wait_reduce_gradients) {
+        if (words == nullptr && reducing != cell.stage)
+          words = "this wait has no reduction of its stage before it: wanted is a REDUCE_GRAD, then its WAIT_REDUCE_GRAD";
+        reducing = -1;
+      }
+    } else if (waits && cell.is_instruction() && cell.what == kind::reduce_gradients) {
+      if (reducing >= 0) words = "a second reduction before the first is waited for: wanted is a WAIT_REDUCE_GRAD between them";
+      reducing = cell.stage;
+      reducing_line = scan.line();
+      reducing_column = cell.column;
+    }
+    if (words != nullptr) return detail::csv_finding(law::matched, scan.line(), cell.column, words);
+    if (scan.row_ended() && reducing >= 0) {
+      return detail::csv_finding(law::matched, reducing_line, reducing_column,
+                                 "this reduction is never waited for: wanted is a WAIT_REDUCE_GRAD after it");
+    }
+  }
+  return {};
+}
+
+namespace detail {
+
+/// A stage that stands on two ranks: said of the later one, before anything that follows from it.
+constexpr finding check_one_rank_a_stage(plan_view const& plan) {
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+      int const home = plan.rank_of[static_cast<int>(plan.actions[i].stage)];
+      if (home == r) continue;
+      finding f = row_finding(law::ids_in_range, r, i - plan.begin[r], plan.actions[i],
+                              " is on the wrong rank: its stage lives on rank ");
+      f.other_rank = home;
+      return f;
+    }
+  }
+  return {};
+}
+
+}  // namespace detail
+
+/// The first broken law of a schedule that was read from `text`, or `law::none`.
+constexpr finding check(csv_schedule const& read, std::string_view text) {
+  if (read.plan.problem) return read.plan.problem;
+  if (finding const f = detail::check_one_rank_a_stage(read.plan.view())) return f;
+  if (finding const f = check(read.plan.view())) return f;
+  if (read.dialect == csv_dialect::compute_only) return {};
+  if (finding const f = check_csv_extras(read, text)) return f;
+  return check_messages(read.program.view(), read.dialect == csv_dialect::communication_waits);
+}
+
+/// A place in a text; line 0: nowhere.
+struct csv_place {
+  int line = 0;
+  int column = 0;
+};
+
+/// Where the first cell stands for which `wanted(cell, rank)` holds.
+template <class Wanted>
+constexpr csv_place find_csv_cell(std::string_view text, Wanted wanted) {
+  csv_scanner scan(text);
+  int rank = 0;
+  while (!scan.done()) {
+    csv_cell const cell = scan.next();
+    if (scan.problem()) break;
+    if (!cell.empty && wanted(cell, rank)) return {scan.line(), cell.column};
+    if (scan.row_ended()) ++rank;
+  }
+  return {};
+}
+
+/// Where in the text a finding stands. `of_program`: it comes from `check_messages`, whose steps count messages too.
+constexpr csv_place place_of(finding const& f, std::string_view text, bool of_program) {
+  if (f.line > 0) return {f.line, f.column};
+  if (f.rank < 0) return {};
+  if (f.position < 0) return {f.rank + 1, 1};
+  int step = -1;
+  return find_csv_cell(text, [&](csv_cell const& cell, int rank) {
+    if (rank != f.rank || !(of_program ? cell.is_instruction() : cell.computes())) return false;
+    return ++step == f.position;
+  });
+}
+
+/// A finding with its places: `line 2, column 9: rank 1, step 2: …; 1RECV_B0 is at line 2, column 17`.
+inline std::string describe(finding const& f, csv_schedule const& read, std::string_view text) {
+  std::string out = describe(f).str();
+  if (!f || f.line > 0) return out;
+  bool const of_program = !check(read.plan.view());
+  auto const words = [](csv_place at) { return "line " + std::to_string(at.line) + ", column " + std::to_string(at.column); };
+  if (csv_place const at = place_of(f, text, of_program); at.line > 0) out = words(at) + ": " + out;
+
+  // The other action of the sentence.
+  csv_place second;
+  std::string name;
+  if (f.broken == law::no_duplicate) {
+    auto const same = [&](csv_cell const& cell, int rank) {
+      return rank == f.rank && cell.is_instruction() && cell.as_action() == f.what;
+    };
+    auto const split = [&](csv_cell const& cell, int rank) {
+      return rank == f.rank && cell.computes() && cell.what != kind::forward && cell.stage == static_cast<int>(f.what.stage) &&
+             cell.micro_batch == static_cast<int>(f.what.micro_batch);
+    };
+    bool const again = f.other_position >= 0 || of_program;
+    second = again ? find_csv_cell(text, same) : find_csv_cell(text, split);
+    name = again ? "the first" : "the other backward";
+    if (read.plan.forward_only) second = {};
+  } else if (f.broken == law::ids_in_range && f.other_rank >= 0) {
+    second = find_csv_cell(text, [&](csv_cell const& cell, int rank) {
+      return rank == f.other_rank && cell.computes() && cell.stage == static_cast<int>(f.what.stage);
+    });
+    name = "stage " + std::to_string(f.what.stage);
+  } else if (f.broken == law::order || f.broken == law::deadlock || (f.broken == law::matched && !(f.other == f.what))) {
+    second = find_csv_cell(text, [&](csv_cell const& cell, int) { return cell.is_instruction() && cell.as_action() == f.other; });
+    name = to_text(f.other).str();
+  }
+  if (second.line > 0) out += "; " + name + " is at " + words(second);
+  return out;
+}
+
+}  // namespace chevron

@@ -1,0 +1,231 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/show/csv_cell.hpp>
+
+/// \file
+/// From PyTorch's schedule CSV to a plan: a row a rank. Ranks are the rows, stages and microbatches the largest number plus one,
+/// a stage lives where its actions stand. What is read is not yet checked: the laws do that.
+
+namespace chevron {
+
+/// What a file holds besides computation.
+enum class csv_dialect {
+  compute_only,        ///< nothing: whoever runs it adds communication
+  communication,       ///< sends and receives, as PyTorch 2.11 runs them
+  communication_waits  ///< each send and each reduction is waited for, as PyTorch 2.15 wants it
+};
+
+/// A schedule read from CSV.
+struct csv_schedule {
+  csv_dialect dialect = csv_dialect::compute_only;
+  /// The computations. `plan.problem` is set where the text is no schedule; nothing else holds then.
+  chevron::plan plan;
+  /// With communication: the file's own instructions with their peers. CSV says nothing about slots.
+  chevron::program program;
+};
+
+namespace detail {
+
+constexpr plan unread(finding const& problem) {
+  plan out;
+  out.problem = problem;
+  out.begin = buffer<int>(1, zeroed);
+  return out;
+}
+
+constexpr finding csv_finding(law broken, int line, int column, char const* words) {
+  finding f;
+  f.broken = broken;
+  f.line = line;
+  f.column = column;
+  f.words = words;
+  return f;
+}
+
+/// How much of everything a text holds; the first thing wrong with it.
+struct csv_sizes {
+  int ranks = 0;
+  int computations = 0;
+  int instructions = 0;
+  int stages = 0;
+  int micro_batches = 0;
+  bool only_forward = true;
+  csv_dialect dialect = csv_dialect::compute_only;
+  finding problem{};
+};
+
+constexpr csv_sizes measure_csv(std::string_view text) {
+  csv_sizes out;
+  int empty_line = 0, empty_column = 0;
+  int largest_line = 1, largest_column = 1;  // where the last number that made stages or microbatches grow stands
+  int in_row = 0;
+  csv_scanner scan(text);
+  while (!scan.done()) {
+    csv_cell const cell = scan.next();
+    if (scan.problem()) {
+      out.problem = scan.problem();
+      return out;
+    }
+    if (cell.empty && empty_line == 0) empty_line = scan.line(), empty_column = cell.column;
+    if (!cell.empty) {
+      if (out.instructions == max_csv_actions) {
+        out.problem =
+            csv_finding(law::description, scan.line(), cell.column, "more than 33554432 actions: too many for one schedule");
+        return out;
+      }
+      ++out.instructions;
+      if (cell.extra == csv_extra::wait_reduce_gradients ||
+          (cell.is_instruction() && (cell.what == kind::wait_send_forward || cell.what == kind::wait_send_backward))) {
+        out.dialect = csv_dialect::communication_waits;
+      } else if (!cell.computes() && out.dialect == csv_dialect::compute_only) {
+        out.dialect = csv_dialect::communication;
+      }
+    }
+    if (cell.computes()) {
+      ++out.computations;
+      ++in_row;
+      if (cell.stage >= out.stages || cell.micro_batch >= out.micro_batches)
+        largest_line = scan.line(), largest_column = cell.column;
+      if (cell.stage >= out.stages) out.stages = cell.stage + 1;
+      if (cell.micro_batch >= out.micro_batches) out.micro_batches = cell.micro_batch + 1;
+      if (cell.what != kind::forward) out.only_forward = false;
+    }
+    if (scan.row_ended()) {
+      if (in_row == 0) {
+        out.problem = csv_finding(law::description, scan.line(), 1,
+                                  "this line has no computation: each line is a rank, and each rank has a stage");
+        return out;
+      }
+      if (++out.ranks > max_csv_ranks) {
+        out.problem =
+            csv_finding(law::description, scan.line(), 1, "more than 2048 lines: each is a rank, and there can be no more");
+        return out;
+      }
+      in_row = 0;
+    }
+  }
+  if (out.ranks == 0) {
+    out.problem = csv_finding(law::description, 1, 1,
+                              "nothing is here: wanted is a line of actions for each rank, such as 0F0,0F1,0B0,0B1");
+  } else if (out.dialect != csv_dialect::compute_only && empty_line > 0) {
+    out.problem = csv_finding(law::description, empty_line, empty_column,
+                              "an empty cell: with communication in the file there are no idle steps");
+  } else if (out.stages > out.computations / out.micro_batches) {
+    // Said before memory is asked for, so that one absurd number costs nothing.
+    out.problem =
+        csv_finding(law::complete, largest_line, largest_column,
+                    "with this number there are more stages times microbatches than the file has computations: each stage "
+                    "needs an F for each microbatch, both counted from 0 without a gap");
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// Reads a schedule. Memory is asked for only once the whole text has been looked through.
+constexpr csv_schedule read_csv(std::string_view text) {
+  csv_schedule out;
+  detail::csv_sizes const sizes = detail::measure_csv(text);
+  out.dialect = sizes.dialect;
+  if (sizes.problem) {
+    out.plan = detail::unread(sizes.problem);
+    return out;
+  }
+  plan& made = out.plan;
+  made.size = {sizes.ranks, sizes.micro_batches, 0};
+  made.stages = sizes.stages;
+  made.forward_only = sizes.only_forward;
+  made.actions = buffer<action>(sizes.computations);
+  made.begin = buffer<int>(sizes.ranks + 1);
+  made.rank_of = buffer<std::int16_t>(sizes.stages);
+  for (int s = 0; s < sizes.stages; ++s) made.rank_of.data[s] = -1;
+  bool const lowered = sizes.dialect != csv_dialect::compute_only;
+  buffer<instruction> instructions(lowered ? sizes.instructions : 0);
+  buffer<int> begin(sizes.ranks + 1);
+  int computations = 0, filled = 0, rank = 0;
+  made.begin.data[0] = begin.data[0] = 0;
+  csv_scanner scan(text);
+  while (!scan.done()) {
+    csv_cell const cell = scan.next();
+    if (cell.computes()) {
+      made.actions.data[computations++] = cell.as_action();
+      if (made.rank_of.data[cell.stage] < 0) made.rank_of.data[cell.stage] = static_cast<std::int16_t>(rank);
+    }
+    if (lowered && cell.is_instruction()) instructions.data[filled++] = {cell.as_action(), no_peer, no_slot, no_slot, no_slot};
+    if (scan.row_ended()) {
+      ++rank;
+      made.begin.data[rank] = computations;
+      begin.data[rank] = filled;
+    }
+  }
+  // A stage that nobody names is missed by the laws; it is looked for beside the one before it.
+  for (int s = 0; s < sizes.stages; ++s) {
+    if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
+  }
+  buffer<int> on_rank(sizes.ranks, zeroed);
+  for (int s = 0; s < sizes.stages; ++s) {
+    int const count = ++on_rank.data[made.rank_of.data[s]];
+    if (count > made.size.chunks) made.size.chunks = count;
+  }
+  if (!lowered) return out;
+
+  // Who is at the other end of each message; whether there is anybody is for the laws to say.
+  for (int i = 0; i < filled; ++i) {
+    instruction& one = instructions.data[i];
+    kind const what = one.what.what;
+    int const stage = static_cast<int>(one.what.stage);
+    bool const up = what == kind::send_forward || what == kind::wait_send_forward || what == kind::receive_backward;
+    bool const down = what == kind::send_backward || what == kind::wait_send_backward || what == kind::receive_forward;
+    int const other = up ? stage + 1 : down ? stage - 1 : -1;
+    if (other >= 0 && other < sizes.stages) one.peer = made.rank_of.data[other];
+  }
+  out.program.source = made;
+  out.program.instructions = static_cast<buffer<instruction>&&>(instructions);
+  out.program.begin = static_cast<buffer<int>&&>(begin);
+  out.program.slots = buffer<slot_counts>(sizes.ranks, zeroed);
+  return out;
+}
+
+/// A schedule written down as CSV in a program's own source, for the gate: a constant with static storage.
+///
+/// ```cpp
+/// inline constexpr auto mine = chevron::from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+/// constexpr auto const& plan = chevron::checked<mine, chevron::shape{.ranks = 2, .micro_batches = 2}>;
+/// ```
+struct csv_source {
+  std::string_view text;
+
+  constexpr plan operator()(shape size) const {
+    plan made = read_csv(text).plan;
+    if (made.problem) return made;
+    finding f;
+    f.broken = law::shape;
+    if (size.ranks != made.size.ranks) {
+      f.words = "asked for another number of ranks than the CSV has lines; it has ";
+      f.number = made.size.ranks;
+    } else if (size.micro_batches != made.size.micro_batches) {
+      f.words = "asked for another number of microbatches than the CSV has; it has ";
+      f.number = made.size.micro_batches;
+    } else if (size.chunks != 0 && size.chunks != made.size.chunks) {
+      f.words = "asked for another number of chunks than the CSV has; it has ";
+      f.number = made.size.chunks;
+    } else {
+      return made;
+    }
+    made.problem = f;
+    return made;
+  }
+};
+
+/// Takes a literal: the text must outlive everything made from it.
+template <std::size_t N>
+constexpr csv_source from_csv(char const (&literal)[N]) {
+  return {{literal, N - 1}};
+}
+
+}  // namespace chevron
