@@ -1,4 +1,4 @@
-# timeout: 170
+# timeout: 260
 # serial: it compares times
 # Every schedule, on threads and over Gloo: the measured step is at most 1.15 times the makespan predicted from the measured costs.
 # Stages sleep, so four ranks fit two cores. A busy machine gets a second and a third try.
