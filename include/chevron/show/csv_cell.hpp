@@ -63,8 +63,8 @@ class csv_scanner {
     csv_cell cell;
     cell.column = static_cast<int>(from - line_start_) + 1;
     std::string_view there = text_.substr(from, at_ - from);
-    if (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n') {
-      fail(cell.column, {}, "this line has more than 67108864 characters: no schedule has; is this a schedule?");
+    if (at_ < text_.size() && text_[at_] != '\n' && at_ - line_start_ >= static_cast<std::size_t>(max_csv_line)) {
+      fail(max_csv_line + 1, {}, "this line has more than 67108864 characters: no schedule has; is this a schedule?");
       at_ = text_.size();
       after_comma_ = false;
       return cell;

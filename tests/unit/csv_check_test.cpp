@@ -1,0 +1,180 @@
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <chevron/lower/lower.hpp>
+#include <chevron/show/csv.hpp>
+#include <chevron/show/csv_check.hpp>
+
+#include "show_support.hpp"
+
+using namespace chevron;
+using show_test::split;
+
+namespace {
+
+std::string said(std::string_view csv) {
+  csv_schedule const read = read_csv(csv);
+  return describe(check(read, csv), read, csv);
+}
+
+law broken(std::string_view csv) { return check(read_csv(csv), csv).broken; }
+
+/// Receives as PyTorch 2.15 orders them with `defer_pp_recv=True`: each just before what uses it, except that the lower rank of
+/// a pair posts those it has put off before it sends to the higher. Sends stay where they were.
+std::string deferred(plan const& p) {
+  std::string const csv = show::csv_with_communication(lower(p), show::csv_waits::left_out);
+  csv_schedule const read = read_csv(csv);
+  program_view const file = read.program.view();
+  std::string out;
+  for (int r = 0; r < p.size.ranks; ++r) {
+    std::vector<instruction> put_off;
+    std::vector<std::string> row;
+    auto const post = [&](auto which) {
+      std::vector<instruction> kept;
+      for (instruction const& one : put_off) {
+        if (which(one))
+          row.push_back(to_text(one.what).str());
+        else
+          kept.push_back(one);
+      }
+      put_off = kept;
+    };
+    for (int i = 0; i < file.length(r); ++i) {
+      instruction const& one = file.at(r, i);
+      if (detail::is_receive(one.what.what)) {
+        put_off.push_back(one);
+        continue;
+      }
+      if (is_compute(one.what.what) && one.what.what != kind::backward_weight) {
+        kind const needed = one.what.what == kind::forward ? kind::receive_forward : kind::receive_backward;
+        post([&](instruction const& receive) {
+          return receive.what == make_action(needed, static_cast<int>(one.what.stage), static_cast<int>(one.what.micro_batch));
+        });
+      }
+      if (detail::is_send(one.what.what) && one.peer > r)
+        post([&](instruction const& receive) { return receive.peer == one.peer; });
+      row.push_back(to_text(one.what).str());
+    }
+    for (std::size_t i = 0; i < row.size(); ++i) out += (i > 0 ? "," : "") + row[i];
+    out += "\n";
+  }
+  return out;
+}
+
+std::string const two = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n";
+
+}  // namespace
+
+TEST_SUITE("csv check") {
+  TEST_CASE("the lowered schedules of the catalogue, in both dialects") {
+    int seen = 0;
+    show_test::for_each_plan([&](plan const& p) {
+      if (p.problem) return;
+      for (show::csv_waits waits : {show::csv_waits::left_out, show::csv_waits::written}) {
+        std::string const csv = show::csv_with_communication(lower(p), waits);
+        CAPTURE(csv);
+        csv_schedule const read = read_csv(csv);
+        CHECK(describe(check(read, csv), read, csv) == "all laws hold");
+        CHECK(show::csv(read.plan) == show::csv(p));
+        CHECK(read.dialect ==
+              (waits == show::csv_waits::written ? csv_dialect::communication_waits : csv_dialect::communication));
+        std::map<std::string, int> count;
+        for (int i = 0; i < read.program.begin.data[p.size.ranks]; ++i)
+          ++count[letters_of(read.program.instructions.data[i].what.what)];
+        CHECK(count["SEND_F"] + count["SEND_B"] == messages(p));
+        CHECK(count["RECV_F"] + count["RECV_B"] == messages(p));
+        CHECK(count["REDUCE_GRAD"] == p.stages);
+        CHECK(count["WAIT_SEND_F"] + count["WAIT_SEND_B"] == (waits == show::csv_waits::written ? messages(p) : 0));
+        ++seen;
+      }
+    });
+    CHECK(seen > 40);
+  }
+
+  TEST_CASE("receives put off until they are used, as PyTorch 2.15 can be asked to: refused where an edge's order changes") {
+    for (shape size : {shape{2, 3, 0}, shape{2, 4, 0}, shape{2, 6, 0}, shape{2, 8, 0}, shape{4, 8, 0}}) {
+      std::string const csv = deferred(catalogue::make_plan("ZBVZeroBubble", size));
+      csv_schedule const read = read_csv(csv);
+      CHECK(!check(read.plan.view()));  // nothing is wrong with the computations
+      finding const f = check(read, csv);
+      CHECK(f.broken == law::matched);
+      CHECK(f.what.what != f.other.what);  // an activation in a gradient's place, or the other way round
+    }
+    std::string const csv = deferred(catalogue::make_plan("ZBVZeroBubble", {2, 4, 0}));
+    CAPTURE(csv);
+    std::string const sentence = said(csv);
+    CHECK(sentence ==
+          "line 2, column 53: rank 1, step 8: 2RECV_B0 is posted where this edge delivers 1RECV_F2; 1RECV_F2 is at line 2, "
+          "column 70");
+    // Where it changes nothing that matters, it is fine.
+    for (char const* name : {"LoopedBFS", "Interleaved1F1B", "GPipe", "1F1B"}) {
+      for (shape size : {shape{2, 4, 0}, shape{4, 8, 0}})
+        CHECK(said(deferred(catalogue::make_plan(name, size))) == "all laws hold");
+    }
+  }
+
+  TEST_CASE("what can be wrong with messages") {
+    CHECK(said(two) == "all laws hold");
+    CHECK(said("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") ==
+          "line 1, column 1: rank 0, step 0: 0F0 makes a message that this rank never sends: there is no 0SEND_F0");
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0") ==
+          "line 2, column 1: rank 1, step 0: 1F0 reads a message that this rank never receives: there is no 1RECV_F0");
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0") ==
+          "line 2, column 1: rank 1, step 0: 1F0 comes before 1RECV_F0, which it needs; 1RECV_F0 is at line 2, column 5");
+    CHECK(said("0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") ==
+          "line 1, column 1: rank 0, step 0: 0SEND_F0 comes before 0F0, which it needs; 0F0 is at line 1, column 10");
+    CHECK(said("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") ==
+          "line 1, column 14: rank 0, step 2: 0SEND_F0 comes a second time; the first is at line 1, column 5");
+    CHECK(broken("0F0,0SEND_F0,0RECV_B0,0B0,0SEND_B0\n1RECV_F0,1F0,1B0,1SEND_B0") == law::matched);  // to nobody
+    CHECK(broken("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0") == law::matched);
+    CHECK(broken("0RECV_F0,0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") == law::matched);
+    CHECK(broken("0F0,0SEND_F0,1F0,1B0,0B0") == law::matched);  // to its own rank
+    CHECK(broken("0F0,0SEND_F0,0RECV_B0,0B0,1SEND_F0\n1RECV_F0,1F0,1B0,1SEND_B0") == law::ids_in_range);
+    CHECK(broken("0F0,0SEND_F0,0SEND_F9,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") == law::ids_in_range);
+    CHECK(broken("0F0,0SEND_F0,7SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") == law::ids_in_range);
+  }
+
+  TEST_CASE("waits and reductions") {
+    std::string const second = "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0\n";
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0\n" + second) == "all laws hold");
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,0B0\n" + second) ==
+          "line 1, column 5: rank 0, step 1: 0SEND_F0 is never waited for, though this file waits for its sends: there is no "
+          "0WAIT_SEND_F0");
+    CHECK(broken("0F0,0WAIT_SEND_F0,0SEND_F0,0RECV_B0,0B0\n" + second) == law::order);
+    CHECK(broken("0F0,0SEND_F0,0WAIT_SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0\n" + second) == law::no_duplicate);
+    // A send that is waited for before its receive can be posted.
+    std::string const cycle = "0F0,1F0,1SEND_F0,1RECV_B0,1B0,0B0,1WAIT_SEND_F0\n2RECV_F0,2F0,2B0,2SEND_B0,2WAIT_SEND_B0\n";
+    CHECK(said(cycle) == "all laws hold");
+    std::string const stuck =
+        "0F0,0SEND_F0,0WAIT_SEND_F0,0F1,0SEND_F1,0RECV_B1,0RECV_B0,0B1,0B0,0WAIT_SEND_F1\n"
+        "1RECV_F0,1RECV_F1,1F0,1F1,1B1,1SEND_B1,1WAIT_SEND_B1,1B0,1SEND_B0,1WAIT_SEND_B0\n";
+    CHECK(said(stuck) == "all laws hold");
+    // Rank 1 now waits for its first gradient to be taken before it posts what rank 0 waits for.
+    std::string const blocked =
+        "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0WAIT_SEND_F0\n"
+        "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1WAIT_SEND_B1\n";
+    CHECK(said(blocked) ==
+          "line 1, column 27: rank 0, step 4: 0WAIT_SEND_F1 waits for 1RECV_F1, which is queued on rank 1 behind 1WAIT_SEND_B0; "
+          "1RECV_F1 "
+          "is at line 2, column 41");
+
+    std::string const first = "0F0,0SEND_F0,0RECV_B0,0B0";
+    CHECK(said(first + ",0REDUCE_GRAD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD,1REDUCE_GRAD") == "all laws hold");
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,0REDUCE_GRAD,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") ==
+          "line 1, column 23: rank 0, step 3: 0REDUCE_GRAD comes before 0B0, which it needs; 0B0 is at line 1, column 36");
+    CHECK(broken(first + ",0REDUCE_GRAD,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0") == law::no_duplicate);
+    CHECK(said(first + ",1UNSHARD\n1RECV_F0,1F0,1B0,1SEND_B0") == "line 1, column 27: this stage does not live on this rank");
+    std::string const waited = first + ",0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n";
+    CHECK(said(waited + second) == "all laws hold");
+    CHECK(said(first + ",0WAIT_SEND_F0,0REDUCE_GRAD\n" + second) ==
+          "line 1, column 41: this reduction is never waited for: wanted is a WAIT_REDUCE_GRAD after it");
+    CHECK(said(first + ",0WAIT_SEND_F0,0WAIT_REDUCE_GRAD,0REDUCE_GRAD\n" + second)
+              .starts_with("line 1, column 41: this wait has no reduction"));
+    CHECK(said("0F0,1F0,1B0,0B0,1REDUCE_GRAD,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD")
+              .starts_with("line 1, column 30: a second reduction before the first is waited for"));
+  }
+}
