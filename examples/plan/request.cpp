@@ -155,11 +155,15 @@ foreign read_file(request const& asked) {
     differs(asked.micro_batches_given, "--microbatches", asked.micro_batches, chevron::max_micro_batches,
             plan.size.micro_batches);
     if (!asked.chunks.empty()) differs(true, "--chunks", asked.chunks, chevron::max_stages, plan.size.chunks);
-    // A program numbers its slots with 16 bits.
+    // A program numbers its slots with 16 bits; a microbatch of a stage takes two receive slots at most.
     for (int r = 0; r < plan.size.ranks; ++r) {
-      if (plan.begin.data[r + 1] - plan.begin.data[r] > 3 * 32767) {
-        throw usage(name + ", line " + std::to_string(r + 1) +
-                    ", has more than 98301 computations, more than can be worked with");
+      constexpr int most_forwards = 32767;
+      auto const* const first = plan.actions.data + plan.begin.data[r];
+      auto const* const last = plan.actions.data + plan.begin.data[r + 1];
+      if (std::count_if(first, last, [](chevron::action a) { return a.what == chevron::kind::forward; }) > most_forwards) {
+        throw usage(name + ", line " + std::to_string(r + 1) + ", column 1: this rank has more than " +
+                    std::to_string(most_forwards) +
+                    " F, more than a program has slots for: give it fewer stages or the step fewer microbatches");
       }
     }
   }
