@@ -146,6 +146,13 @@ TEST_SUITE("check") {
     DOCTEST_CHECK(broken > 1000);
   }
 
+  TEST_CASE("more in flight than a program has slots for is refused before it is lowered") {
+    DOCTEST_CHECK(check(catalogue::make_plan("GPipe", {2, 21845})).broken == law::none);
+    DOCTEST_CHECK(describe(check(catalogue::make_plan("GPipe", {2, 30000}))).view() ==
+                  "rank 0, step 21845: 0F21845 makes 21846 chunks in flight, the most that a program has slots for is 21845");
+    DOCTEST_CHECK(check(catalogue::make_plan("1F1B", {2, 65535})).broken == law::none);
+  }
+
   TEST_CASE("an unknown name or an impossible shape is a finding, not a crash") {
     DOCTEST_CHECK(describe(check(catalogue::make_plan("2F2B", {4, 8}))).view() == "no schedule of the catalogue has that name; it holds 8");
     DOCTEST_CHECK(describe(check(catalogue::make_plan("1F1B", {0, 8}))).view() == "ranks must be at least 1, not 0");

@@ -148,7 +148,7 @@ constexpr text describe(finding const& f) {
       break;
     case law::in_flight:
       append(out, f.what);
-      out.append(" makes ").append(f.number).append(" chunks in flight, the declared limit is ").append(f.limit);
+      out.append(" makes ").append(f.number).append(" chunks in flight, ").append(f.words).append(f.limit);
       break;
     case law::matched:
     case law::slots:

@@ -256,22 +256,27 @@ constexpr finding check_progress(plan_view const& plan, std::uint8_t* seen) {
   return f;
 }
 
+/// A program numbers its slots in 16 bits and needs at most three for each chunk in flight.
+inline constexpr int most_in_flight = 0xffff / 3;
+
 constexpr finding check_in_flight(plan_view const& plan) {
-  if (plan.in_flight_limit <= 0) return {};
+  bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
+  int const limit = declared ? plan.in_flight_limit : most_in_flight;
   for (int r = 0; r < plan.size.ranks; ++r) {
+    if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
     int now = 0;
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
       now += in_flight_change(plan.actions[i].what, plan.forward_only);
-      if (now > plan.in_flight_limit) {
-        finding f;
-        f.broken = law::in_flight;
-        f.rank = r;
-        f.position = i - plan.begin[r];
-        f.what = plan.actions[i];
-        f.number = now;
-        f.limit = plan.in_flight_limit;
-        return f;
-      }
+      if (now <= limit) continue;
+      finding f;
+      f.broken = law::in_flight;
+      f.rank = r;
+      f.position = i - plan.begin[r];
+      f.what = plan.actions[i];
+      f.number = now;
+      f.limit = limit;
+      f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
+      return f;
     }
   }
   return {};
