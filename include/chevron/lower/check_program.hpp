@@ -18,7 +18,7 @@ constexpr action receive_of(action send) {
                                          : make_action(kind::receive_backward, static_cast<int>(send.stage) - 1, static_cast<int>(send.micro_batch));
 }
 
-constexpr finding program_finding(law broken, int rank, int position, action what, char const* words, action other) {
+constexpr finding program_finding(law broken, int rank, int position, action what, char const* words = "", action other = {}) {
   finding f;
   f.broken = broken;
   f.rank = rank;

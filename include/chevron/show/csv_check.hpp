@@ -23,17 +23,6 @@ constexpr std::uint16_t row_bit(kind what) {
   return static_cast<std::uint16_t>(1 << (row_messages + static_cast<int>(what) - static_cast<int>(kind::send_forward)));
 }
 
-constexpr finding row_finding(law broken, int rank, int position, action what, char const* words = "", action other = {}) {
-  finding f;
-  f.broken = broken;
-  f.rank = rank;
-  f.position = position;
-  f.what = what;
-  f.words = words;
-  f.other = other;
-  return f;
-}
-
 /// Whether an action stands in the rest of a row.
 constexpr bool follows(program_view const& program, int rank, int position, action wanted) {
   for (int i = program.begin[rank] + position + 1; i < program.begin[rank + 1]; ++i) {
@@ -54,7 +43,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     int const stage = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
     if (stage > last_stage || m >= micro_batches || plan.rank_of[stage] != rank) {
-      finding f = row_finding(law::ids_in_range, rank, position, a);
+      finding f = program_finding(law::ids_in_range, rank, position, a);
       if (stage > last_stage)
         f.words = " names a stage that does not exist; stages: ", f.limit = plan.stages;
       else if (m >= micro_batches)
@@ -64,12 +53,12 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
       return f;
     }
     if (a.what == kind::reduce_gradients) {
-      if (done[stage] < 0) return row_finding(law::no_duplicate, rank, position, a, " comes a second time");
-      if (plan.forward_only) return row_finding(law::no_duplicate, rank, position, a, " has no place in a forward-only plan");
+      if (done[stage] < 0) return program_finding(law::no_duplicate, rank, position, a, " comes a second time");
+      if (plan.forward_only) return program_finding(law::no_duplicate, rank, position, a, " has no place in a forward-only plan");
       for (int j = i + 1; j < program.begin[rank + 1] && done[stage] < micro_batches; ++j) {
         action const later = program.instructions[j].what;
         bool const completes = later.what == kind::backward || later.what == kind::backward_weight;
-        if (completes && later.stage == a.stage) return row_finding(law::order, rank, position, a, "", later);
+        if (completes && later.stage == a.stage) return program_finding(law::order, rank, position, a, "", later);
       }
       done[stage] = -1;
       continue;
@@ -82,8 +71,8 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
         bool const remote = plan.rank_of[forward ? stage - 1 : stage + 1] != rank;
         if (remote && (cell & row_bit(receive)) == 0) {
           action const wanted = make_action(receive, stage, m);
-          if (follows(program, rank, position, wanted)) return row_finding(law::order, rank, position, a, "", wanted);
-          return row_finding(law::matched, rank, position, a, " reads a message that this rank never receives: there is no ",
+          if (follows(program, rank, position, wanted)) return program_finding(law::order, rank, position, a, "", wanted);
+          return program_finding(law::matched, rank, position, a, " reads a message that this rank never receives: there is no ",
                              wanted);
         }
       }
@@ -93,25 +82,25 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     }
     bool const up = a.what == kind::send_forward || a.what == kind::wait_send_forward || a.what == kind::receive_backward;
     if (up ? stage == last_stage : stage == 0)
-      return row_finding(law::matched, rank, position, a,
+      return program_finding(law::matched, rank, position, a,
                          up ? " has nobody at its other end: no stage comes after that of "
                             : " has nobody at its other end: no stage comes before that of ",
                          a);
     if (one.peer == rank)
-      return row_finding(law::matched, rank, position, a,
+      return program_finding(law::matched, rank, position, a,
                          " is a message of a rank to itself: the neighbouring stage is on this rank too and needs no ", a);
-    if ((cell & row_bit(a.what)) != 0) return row_finding(law::no_duplicate, rank, position, a, " comes a second time");
+    if ((cell & row_bit(a.what)) != 0) return program_finding(law::no_duplicate, rank, position, a, " comes a second time");
     if (is_send(a.what)) {
       bool const forward = a.what == kind::send_forward;
       if ((cell & (forward ? row_forward : row_gradient)) == 0) {
         action producer = make_action(forward ? kind::forward : kind::backward, stage, m);
         if (!forward && !follows(program, rank, position, producer)) producer.what = kind::backward_input;
-        return row_finding(law::order, rank, position, a, "", producer);
+        return program_finding(law::order, rank, position, a, "", producer);
       }
     }
     if (is_wait(a.what)) {
       kind const send = a.what == kind::wait_send_forward ? kind::send_forward : kind::send_backward;
-      if ((cell & row_bit(send)) == 0) return row_finding(law::order, rank, position, a, "", make_action(send, stage, m));
+      if ((cell & row_bit(send)) == 0) return program_finding(law::order, rank, position, a, "", make_action(send, stage, m));
     }
     cell = static_cast<std::uint16_t>(cell | row_bit(a.what));
   }
@@ -124,14 +113,14 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     if (is_compute(a.what) && receiver_of(plan, a, rank) >= 0) {
       kind const send = a.what == kind::forward ? kind::send_forward : kind::send_backward;
       if ((cell & row_bit(send)) == 0) {
-        return row_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ",
+        return program_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ",
                            make_action(send, stage, m));
       }
     }
     if (waits && is_send(a.what)) {
       kind const wait = a.what == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
       if ((cell & row_bit(wait)) == 0) {
-        return row_finding(law::matched, rank, position, a,
+        return program_finding(law::matched, rank, position, a,
                            " is never waited for, though this file waits for its sends: there is no ",
                            make_action(wait, stage, m));
       }
@@ -212,7 +201,7 @@ constexpr finding check_one_rank_a_stage(plan_view const& plan) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
       int const home = plan.rank_of[static_cast<int>(plan.actions[i].stage)];
       if (home == r) continue;
-      finding f = row_finding(law::ids_in_range, r, i - plan.begin[r], plan.actions[i],
+      finding f = program_finding(law::ids_in_range, r, i - plan.begin[r], plan.actions[i],
                               " is on the wrong rank: its stage lives on rank ");
       f.other_rank = home;
       return f;
