@@ -1,5 +1,6 @@
 // How long it takes to describe, prove and lower a schedule at run time, at P=64, V=2 (or what the schedule has), M=256: what a
-// planner does once per candidate. bench/run/plan_beside_torch.py sets PyTorch's generate + validate + add communication beside it.
+// planner does once per candidate. bench/run/plan_beside_torch.py sets PyTorch's generate + validate + add communication beside
+// it.
 #include <chevron/schedule.hpp>
 
 #include <benchmark/benchmark.h>
@@ -28,7 +29,9 @@ void describe_prove_lower(benchmark::State& state, Description const& schedule) 
 
 int main(int argc, char** argv) {
   chevron::catalogue::for_each([](auto const& schedule) {
-    benchmark::RegisterBenchmark(schedule.name, [&](benchmark::State& state) { describe_prove_lower(state, schedule); })->Unit(benchmark::kMillisecond);
+    benchmark::RegisterBenchmark(schedule.name, [&](benchmark::State& state) {
+      describe_prove_lower(state, schedule);
+    })->Unit(benchmark::kMillisecond);
   });
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;

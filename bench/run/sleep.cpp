@@ -1,5 +1,6 @@
 // Fidelity: stages that sleep instead of compute, so that any number of ranks fits any machine. The measured step time against
-// the plan's makespan under the costs that were measured in the same run: what is left over is the executor's and the transport's.
+// the plan's makespan under the costs that were measured in the same run: what is left over is the executor's and the
+// transport's.
 //
 //   bench-sleep                       all schedules, threads and Gloo: one line each, exit 1 if any is above --limit
 //   bench-sleep --schedule NAME --backend threads|gloo
@@ -44,7 +45,8 @@ struct sleeping : torch::autograd::Function<sleeping> {
     sleep_for(seconds);
     return x.clone();
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
     double const seconds = context->saved_data["seconds"].toDouble();
     if (context->needs_input_grad(0)) sleep_for(seconds);
     at::Tensor of_weight;
@@ -85,8 +87,9 @@ measured run(options const& wanted, chevron::program const& program, chevron::tr
     weight.requires_grad_(true);
     return chevron::stage([weight, seconds](at::Tensor x) { return sleeping::apply(x, weight, seconds); }, {{"weight", weight}});
   };
-  chevron::trainer train(program, line, build, [](at::Tensor y, at::Tensor) { return y.mean(); },
-                         chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)));
+  chevron::trainer train(
+      program, line, build, [](at::Tensor y, at::Tensor) { return y.mean(); },
+      chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)));
   at::Tensor const batch = at::ones({wanted.micro_batches, 4});
 
   auto const stages = static_cast<std::size_t>(plan.stages);
@@ -98,7 +101,8 @@ measured run(options const& wanted, chevron::program const& program, chevron::tr
     chevron::record const& record = train.last_record();
     for (chevron::recorded const& r : record.entries()) {
       if (!chevron::is_compute(r.what.what)) continue;
-      of_kind[r.what.stage * chevron::compute_kinds + static_cast<std::size_t>(r.what.what)].push_back(static_cast<double>(r.end - r.start) * 1e-9);
+      of_kind[r.what.stage * chevron::compute_kinds + static_cast<std::size_t>(r.what.what)].push_back(
+          static_cast<double>(r.end - r.start) * 1e-9);
     }
     starts.push_back(static_cast<double>(record.begin()) * 1e-9);
     ends.push_back(starts.back() + record.span_seconds());
@@ -118,7 +122,9 @@ measured run(options const& wanted, chevron::program const& program, chevron::tr
   auto const entry = [&](int rank, std::size_t index) { return all[static_cast<std::size_t>(rank) * mine.size() + index]; };
   for (std::size_t s = 0; s < stages; ++s) {
     int const rank = plan.rank_of_stage(static_cast<int>(s));
-    auto const cost = [&](chevron::kind what) { return entry(rank, s * chevron::compute_kinds + static_cast<std::size_t>(what)); };
+    auto const cost = [&](chevron::kind what) {
+      return entry(rank, s * chevron::compute_kinds + static_cast<std::size_t>(what));
+    };
     out.forward[s] = cost(chevron::kind::forward);
     out.backward_input[s] = cost(chevron::kind::backward) + cost(chevron::kind::backward_input);  // one of them is 0
     out.backward_weight[s] = cost(chevron::kind::backward_weight);
@@ -140,14 +146,17 @@ bool report(options const& wanted, chevron::plan_view const& plan, measured cons
   double const predicted = chevron::makespan(plan, costs);
   double const taken = median(got.steps);
   double const ratio = taken / predicted;
-  std::printf("%-22s %-8s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(), predicted * 1e3, taken * 1e3, ratio);
+  std::printf("%-22s %-8s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(), predicted * 1e3, taken * 1e3,
+              ratio);
   std::fflush(stdout);
   return wanted.limit <= 0 || ratio <= wanted.limit;
 }
 
 int one(options const& wanted) {
-  chevron::plan made = chevron::catalogue::make_plan(wanted.schedule, {.ranks = wanted.ranks, .micro_batches = wanted.micro_batches});
-  if (auto const broken = chevron::check(made)) throw chevron::usage_error(wanted.schedule + ": " + chevron::describe(broken).str());
+  chevron::plan made =
+      chevron::catalogue::make_plan(wanted.schedule, {.ranks = wanted.ranks, .micro_batches = wanted.micro_batches});
+  if (auto const broken = chevron::check(made))
+    throw chevron::usage_error(wanted.schedule + ": " + chevron::describe(broken).str());
   chevron::program const program = chevron::lower(made);
   bool good = true;
   auto const rank = [&](chevron::transport& line) {
@@ -186,17 +195,18 @@ int main(int argc, char** argv) {
     if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
 
     // Each run in a program of its own: Gloo's ranks are forked before LibTorch has threads.
-    std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-22s %-8s %10s %10s %8s\n", wanted.ranks, wanted.micro_batches, wanted.milliseconds,
-                "schedule", "backend", "predicted", "measured", "ratio");
+    std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-22s %-8s %10s %10s %8s\n", wanted.ranks, wanted.micro_batches,
+                wanted.milliseconds, "schedule", "backend", "predicted", "measured", "ratio");
     std::fflush(stdout);
     int failures = 0;
     chevron::catalogue::for_each([&](auto const& schedule) {
       if (!wanted.schedule.empty() && !chevron::catalogue::same_name(schedule.name, wanted.schedule)) return;
       for (std::string const backend : {"threads", "gloo"}) {
         if (!wanted.backend.empty() && backend != wanted.backend) continue;
-        std::string const command = std::string(values[0]) + " --schedule " + schedule.name + " --backend " + backend + " --ranks " +
-                                    std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) + " --steps " +
-                                    std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
+        std::string const command = std::string(values[0]) + " --schedule " + schedule.name + " --backend " + backend +
+                                    " --ranks " + std::to_string(wanted.ranks) + " --microbatches " +
+                                    std::to_string(wanted.micro_batches) + " --steps " + std::to_string(wanted.steps) +
+                                    " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
                                     std::to_string(wanted.limit);
         failures += std::system(command.c_str()) != 0 ? 1 : 0;
       }

@@ -13,9 +13,10 @@ static_assert(over_grid(interleaved_1f1b, [](plan_view const& plan) {
                 if (plan.size.micro_batches % plan.size.ranks != 0) return true;
                 int const p = plan.size.ranks;
                 int const v = plan.size.chunks;
-                return makespans_are(plan, [&](costs const& c) {
-                         return ideal(plan, c) + (p - 1) * (c.forward + c.backward_input + c.backward_weight);
-                       }) &&
+                return makespans_are(plan,
+                                     [&](costs const& c) {
+                                       return ideal(plan, c) + (p - 1) * (c.forward + c.backward_input + c.backward_weight);
+                                     }) &&
                        peaks_are(plan, [&](int rank) {
                          return smaller_of(plan.size.micro_batches * v, 2 * (p - rank - 1) + (v - 1) * p + 1);
                        });
@@ -23,7 +24,8 @@ static_assert(over_grid(interleaved_1f1b, [](plan_view const& plan) {
 
 // Reference values, P=4, M=8, V=2, in chunk units (a rank's time is twice a chunk's).
 constexpr auto const& reference = checked<interleaved_1f1b, shape{.ranks = 4, .micro_batches = 8}>;
-static_assert(makespan(reference, equal_costs) == 57 && makespan(reference, light_weights) == 95 && makespan(reference, uneven) == 57);
+static_assert(makespan(reference, equal_costs) == 57 && makespan(reference, light_weights) == 95 &&
+              makespan(reference, uneven) == 57);
 static_assert(peak_in_flight(reference, 0) == 11 && peak_in_flight(reference, 1) == 9 && peak_in_flight(reference, 2) == 7 &&
               peak_in_flight(reference, 3) == 5);
 

@@ -12,9 +12,13 @@ static_assert(over_grid(interleaved_zero_bubble, lawful, {.first_ranks = 7, .fir
 static_assert(over_grid(interleaved_zero_bubble, [](plan_view const& plan) {
                 int const p = plan.size.ranks;
                 if (plan.size.micro_batches % p != 0) return true;
-                return makespans_are(plan, [&](costs const& c) { return ideal(plan, c) + (p - 1) * (c.forward + c.backward_input - c.backward_weight); }) &&
+                return makespans_are(plan,
+                                     [&](costs const& c) {
+                                       return ideal(plan, c) + (p - 1) * (c.forward + c.backward_input - c.backward_weight);
+                                     }) &&
                        peaks_are(plan, [&](int) { return p * plan.size.chunks; });
               }).holds());
 
 constexpr auto const& reference = checked<interleaved_zero_bubble, shape{.ranks = 4, .micro_batches = 8}>;
-static_assert(makespan(reference, equal_costs) == 51 && makespan(reference, light_weights) == 89 && makespan(reference, uneven) == 54);
+static_assert(makespan(reference, equal_costs) == 51 && makespan(reference, light_weights) == 89 &&
+              makespan(reference, uneven) == 54);

@@ -5,11 +5,13 @@ using namespace chevron::letters;
 using namespace chevron::tests;
 
 // Schedules that nobody wrote down: found by playing the work under a limit. All laws, the declared limit among them.
-inline constexpr auto on_a_v = schedule_of(work_graph::split_backward).place(placement::vee).prefer(I, F, W).at_most_in_flight(2 * ranks).named("listed V");
+inline constexpr auto on_a_v =
+    schedule_of(work_graph::split_backward).place(placement::vee).prefer(I, F, W).at_most_in_flight(2 * ranks).named("listed V");
 inline constexpr auto half_memory = on_a_v.at_most_in_flight(ranks + 2);
 inline constexpr auto in_a_line = schedule_of(work_graph::split_backward).prefer(I, F, W).at_most_in_flight(2 * ranks - 1);
 inline constexpr auto whole = schedule_of(work_graph::full_backward).prefer(B, F).at_most_in_flight(ranks);
-inline constexpr auto looped = schedule_of(work_graph::split_backward).place(placement::loop).prefer(I, F, W).at_most_in_flight(3 * ranks);
+inline constexpr auto looped =
+    schedule_of(work_graph::split_backward).place(placement::loop).prefer(I, F, W).at_most_in_flight(3 * ranks);
 
 template <class Listing>
 constexpr bool lawful_up_to(Listing const& one, int most_ranks, int most_micro_batches) {
@@ -28,7 +30,8 @@ static_assert(lawful_up_to(in_a_line, 4, 10) && lawful_up_to(whole, 4, 10) && la
 constexpr shape reference{.ranks = 4, .micro_batches = 8};
 static_assert(makespan(checked<on_a_v, reference>, equal_costs) == makespan(checked<catalogue::zb_v, reference>, equal_costs));
 static_assert(peak_in_flight(checked<on_a_v, reference>) == 8);
-static_assert(makespan(checked<in_a_line, reference>, equal_costs) == 27 && span(checked<in_a_line, reference>, equal_costs) == 24);
+static_assert(makespan(checked<in_a_line, reference>, equal_costs) == 27 &&
+              span(checked<in_a_line, reference>, equal_costs) == 24);
 static_assert(makespan(checked<whole, reference>, equal_costs) == 33 && peak_in_flight(checked<whole, reference>) == 4);
 
 // Less memory costs time, and only as much as is declared is used.

@@ -9,12 +9,16 @@ static_assert(over_grid(looped_bfs, lawful, {.first_chunks = 3}).holds());
 
 // For M ≥ P interleaved 1F1B's makespan; every rank keeps everything.
 static_assert(over_grid(looped_bfs, [](plan_view const& plan) {
-                if (plan.size.micro_batches < plan.size.ranks || plan.size.micro_batches % 3 != 0) return true;  // a third of the points will do
-                return makespans_are(plan, [&](costs const& c) {
-                         return ideal(plan, c) + (plan.size.ranks - 1) * (c.forward + c.backward_input + c.backward_weight);
-                       }) &&
+                if (plan.size.micro_batches < plan.size.ranks || plan.size.micro_batches % 3 != 0)
+                  return true;  // a third of the points will do
+                return makespans_are(plan,
+                                     [&](costs const& c) {
+                                       return ideal(plan, c) +
+                                              (plan.size.ranks - 1) * (c.forward + c.backward_input + c.backward_weight);
+                                     }) &&
                        peaks_are(plan, [&](int) { return plan.size.micro_batches * plan.size.chunks; });
               }).holds());
 
 constexpr auto const& reference = checked<looped_bfs, shape{.ranks = 4, .micro_batches = 8}>;
-static_assert(makespan(reference, equal_costs) == 57 && makespan(reference, light_weights) == 95 && makespan(reference, uneven) == 57);
+static_assert(makespan(reference, equal_costs) == 57 && makespan(reference, light_weights) == 95 &&
+              makespan(reference, uneven) == 57);

@@ -11,7 +11,8 @@ constexpr bool program_is_lawful() {
 }
 template <auto const& Schedule>
 constexpr bool programs_are_lawful() {
-  return program_is_lawful<Schedule, shape{1, 3}>() && program_is_lawful<Schedule, shape{4, 5}>() && program_is_lawful<Schedule, shape{8, 16}>();
+  return program_is_lawful<Schedule, shape{1, 3}>() && program_is_lawful<Schedule, shape{4, 5}>() &&
+         program_is_lawful<Schedule, shape{8, 16}>();
 }
 static_assert(programs_are_lawful<catalogue::gpipe>());
 static_assert(programs_are_lawful<catalogue::one_f_one_b>());

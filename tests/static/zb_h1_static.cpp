@@ -11,10 +11,12 @@ static_assert(over_grid(zb_h1, lawful).holds());
 static_assert(over_grid(zb_h1, [](plan_view const& plan) {
                 int const p = plan.size.ranks;
                 int const m = plan.size.micro_batches;
-                return makespans_are(plan, [&](costs const& c) {
-                         return m >= p ? ideal(plan, c) + (p - 1) * (c.forward + c.backward_input - c.backward_weight)
-                                       : (m + p - 1) * (c.forward + c.backward_input) + c.backward_weight;
-                       }) &&
+                return makespans_are(plan,
+                                     [&](costs const& c) {
+                                       return m >= p
+                                                  ? ideal(plan, c) + (p - 1) * (c.forward + c.backward_input - c.backward_weight)
+                                                  : (m + p - 1) * (c.forward + c.backward_input) + c.backward_weight;
+                                     }) &&
                        peaks_are(plan, [&](int) { return smaller_of(m, p); });
               }).holds());
 
@@ -22,5 +24,6 @@ static_assert(over_grid(zb_h1, [](plan_view const& plan) {
 static_assert(makespan(expand(zb_h1, shape{4, 8}), costs{1, 1, 2}) > 8 * 4 + 3 * (1 + 1 - 2));
 
 constexpr auto const& reference = checked<zb_h1, shape{.ranks = 4, .micro_batches = 8}>;
-static_assert(makespan(reference, equal_costs) == 27 && makespan(reference, light_weights) == 49 && makespan(reference, uneven) == 30);
+static_assert(makespan(reference, equal_costs) == 27 && makespan(reference, light_weights) == 49 &&
+              makespan(reference, uneven) == 30);
 static_assert(span(reference, equal_costs) == 27);

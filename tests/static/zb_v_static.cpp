@@ -15,8 +15,10 @@ constexpr auto closed_forms = [](plan_view const& plan) {
   for (costs const& c : {equal_costs, light_weights, uneven}) {
     timeline const when = simulate(plan, c);
     bool const exact = c.forward == c.backward_input;
-    if (exact && makespan(plan, when) != ideal(plan, c) + (p - 1) * larger_of(c.forward, 2 * (c.forward - c.backward_weight))) return false;
-    if (span(plan, when) > ideal(plan, c) + 2 * (p - 1) * (larger_of(c.forward, c.backward_input) - c.backward_weight)) return false;
+    if (exact && makespan(plan, when) != ideal(plan, c) + (p - 1) * larger_of(c.forward, 2 * (c.forward - c.backward_weight)))
+      return false;
+    if (span(plan, when) > ideal(plan, c) + 2 * (p - 1) * (larger_of(c.forward, c.backward_input) - c.backward_weight))
+      return false;
   }
   return peaks_are(plan, [&](int) { return 2 * p; });
 };

@@ -50,12 +50,14 @@ TEST_SUITE("lower") {
 
   TEST_CASE("1F1B on two ranks, instruction by instruction") {
     program const p = lower(expand(catalogue::one_f_one_b, {2, 3}));
-    DOCTEST_CHECK(list(p, 0) ==
-                  "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0WAIT_SEND_F0 0WAIT_SEND_F1 0RECV_B1 0F2 0SEND_F2 0RECV_B2 0B1 0WAIT_SEND_F2 0B2 "
-                  "0REDUCE_GRAD OPTIMIZER_STEP");
-    DOCTEST_CHECK(list(p, 1) ==
-                  "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1WAIT_SEND_B0 1RECV_F2 1B1 1SEND_B1 1F2 1WAIT_SEND_B1 1B2 1SEND_B2 1REDUCE_GRAD "
-                  "1WAIT_SEND_B2 OPTIMIZER_STEP");
+    DOCTEST_CHECK(
+        list(p, 0) ==
+        "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0WAIT_SEND_F0 0WAIT_SEND_F1 0RECV_B1 0F2 0SEND_F2 0RECV_B2 0B1 0WAIT_SEND_F2 0B2 "
+        "0REDUCE_GRAD OPTIMIZER_STEP");
+    DOCTEST_CHECK(
+        list(p, 1) ==
+        "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1WAIT_SEND_B0 1RECV_F2 1B1 1SEND_B1 1F2 1WAIT_SEND_B1 1B2 1SEND_B2 1REDUCE_GRAD "
+        "1WAIT_SEND_B2 OPTIMIZER_STEP");
   }
 
   TEST_CASE("what each edge sends is what its other end receives, in that order") {
@@ -64,21 +66,25 @@ TEST_SUITE("lower") {
       return ranges::subrange(program.instructions + program.begin[rank], program.instructions + program.begin[rank + 1]);
     };
     auto const on_edge = [](int peer, kind forward, kind backward) {
-      return ranges::views::filter([=](instruction const& i) { return i.peer == peer && (i.what.what == forward || i.what.what == backward); });
+      return ranges::views::filter(
+          [=](instruction const& i) { return i.peer == peer && (i.what.what == forward || i.what.what == backward); });
     };
     auto const sent = ranges::views::transform([](instruction const& i) {
       bool const forward = i.what.what == kind::send_forward;
       return std::tuple(forward, static_cast<int>(i.what.stage) + (forward ? 1 : -1), static_cast<int>(i.what.micro_batch));
     });
     auto const received = ranges::views::transform([](instruction const& i) {
-      return std::tuple(i.what.what == kind::receive_forward, static_cast<int>(i.what.stage), static_cast<int>(i.what.micro_batch));
+      return std::tuple(i.what.what == kind::receive_forward, static_cast<int>(i.what.stage),
+                        static_cast<int>(i.what.micro_batch));
     });
     int messages_seen = 0;
     catalogue::for_each([&](auto const& schedule) {
       program const made = lower(expand(schedule, {5, 9}));
       for (auto const [from, to] : ranges::views::cartesian_product(ranges::views::ints(0, 5), ranges::views::ints(0, 5))) {
-        auto const sends = list_of(made, from) | on_edge(to, kind::send_forward, kind::send_backward) | sent | ranges::to<std::vector>();
-        auto const receives = list_of(made, to) | on_edge(from, kind::receive_forward, kind::receive_backward) | received | ranges::to<std::vector>();
+        auto const sends =
+            list_of(made, from) | on_edge(to, kind::send_forward, kind::send_backward) | sent | ranges::to<std::vector>();
+        auto const receives = list_of(made, to) | on_edge(from, kind::receive_forward, kind::receive_backward) | received |
+                              ranges::to<std::vector>();
         DOCTEST_CHECK_MESSAGE(sends == receives, schedule.name, ": ", from, " to ", to);
         messages_seen += static_cast<int>(sends.size());
       }
@@ -118,8 +124,10 @@ TEST_SUITE("lower") {
     for (int i = p.begin.data[1]; i < p.begin.data[2] && second < 0; ++i) {
       kind const what = p.instructions.data[i].what.what;
       if (what != kind::receive_forward && what != kind::receive_backward) continue;
-      if (first >= 0 && what != p.instructions.data[first].what.what) second = i;
-      else first = i;
+      if (first >= 0 && what != p.instructions.data[first].what.what)
+        second = i;
+      else
+        first = i;
     }
     DOCTEST_REQUIRE(second > 0);
     std::swap(p.instructions.data[first], p.instructions.data[second]);

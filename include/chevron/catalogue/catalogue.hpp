@@ -21,7 +21,8 @@
 namespace chevron::catalogue {
 
 /// All schedules, in the order in which tables list them.
-inline constexpr auto all = hana::make_tuple(&gpipe, &one_f_one_b, &looped_bfs, &interleaved_1f1b, &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v);
+inline constexpr auto all =
+    hana::make_tuple(&gpipe, &one_f_one_b, &looped_bfs, &interleaved_1f1b, &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v);
 
 /// Calls `visit(description)` for each schedule; `description.name` is its name.
 template <class Visit>

@@ -96,7 +96,8 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
     }
     auto score = detail::score_of(what.how, here);
     int const* const stages_here = stage_of + r * stages;
-    if (finding const f = detail::ready(score, r, held_here, played, stages_here, in_sequence)) return detail::refused(size, what.name, f);
+    if (finding const f = detail::ready(score, r, held_here, played, stages_here, in_sequence))
+      return detail::refused(size, what.name, f);
     bool const skips = score.mixes_backwards;
     if (skips) {
       for (int i = 0; i < cells; ++i) whole[i] = 0;
@@ -127,16 +128,20 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
           for (int time = tokens[t].times; time > 0; --time) {
             int at = next_of[stream];
             if (skips && kind_here == kind::backward_weight) {
-              while (at < length && whole[fixed_stage >= 0 ? tokens[t].cell + at : order[at].chunk * played + order[at].micro_batch] != 0) ++at;
+              while (at < length &&
+                     whole[fixed_stage >= 0 ? tokens[t].cell + at : order[at].chunk * played + order[at].micro_batch] != 0)
+                ++at;
             }
             if (at >= length) break;
             next_of[stream] = at + 1;
             took = true;
             int const micro_batch = fixed_stage >= 0 ? at : order[at].micro_batch;
-            if (skips && kind_here == kind::backward) whole[fixed_stage >= 0 ? tokens[t].cell + at : order[at].chunk * played + micro_batch] = 1;
+            if (skips && kind_here == kind::backward)
+              whole[fixed_stage >= 0 ? tokens[t].cell + at : order[at].chunk * played + micro_batch] = 1;
             if (micro_batch >= size.micro_batches) continue;
             int const stage = fixed_stage >= 0 ? fixed_stage : stages_here[order[at].chunk];
-            out[filled++] = action{kind_here, 0, static_cast<std::uint32_t>(stage) & 0x7ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
+            out[filled++] = action{kind_here, 0, static_cast<std::uint32_t>(stage) & 0x7ffu,
+                                   static_cast<std::uint32_t>(micro_batch) & 0xffffu};
           }
         }
         if (!took) break;

@@ -24,7 +24,8 @@ template <class Node>
 concept rank_expression = std::derived_from<std::remove_cvref_t<Node>, node>;
 
 template <class Value>
-concept operand = rank_expression<Value> || std::same_as<std::remove_cvref_t<Value>, int>;
+concept operand = rank_expression<Value> || std::same_as < std::remove_cvref_t<Value>,
+int > ;
 
 struct number : node {
   int value;
@@ -104,23 +105,19 @@ template <class Value>
 using node_of = decltype(as_node(std::declval<Value>()));
 
 template <operand L, operand R>
-  requires(rank_expression<L> || rank_expression<R>)
-constexpr plus<node_of<L>, node_of<R>> operator+(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr plus<node_of<L>, node_of<R>> operator+(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-  requires(rank_expression<L> || rank_expression<R>)
-constexpr minus<node_of<L>, node_of<R>> operator-(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr minus<node_of<L>, node_of<R>> operator-(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-  requires(rank_expression<L> || rank_expression<R>)
-constexpr times<node_of<L>, node_of<R>> operator*(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr times<node_of<L>, node_of<R>> operator*(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-  requires(rank_expression<L> || rank_expression<R>)
-constexpr over<node_of<L>, node_of<R>> operator/(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr over<node_of<L>, node_of<R>> operator/(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 /// The larger of two.

@@ -6,8 +6,8 @@
 #include <chevron/describe/schedule.hpp>
 #include <chevron/describe/sized.hpp>
 #include <chevron/describe/token.hpp>
-#include <chevron/plan/plan.hpp>
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
 
 /// \file
 /// List scheduling: say what there is to do, where, what goes first and how much may be in flight; the order follows from
@@ -26,8 +26,8 @@ enum class work_graph { full_backward, split_backward };
 ///     .place(chevron::placement::vee).prefer(I, F, W).at_most_in_flight(2 * ranks);
 /// ```
 ///
-/// Rules. A kind that `prefer` does not name comes last. Of one kind, forwards take the latest stage that is ready and gradients the
-/// earliest: whatever frees memory soonest. Microbatches go in their order. A forward is admitted only if the limit leaves a
+/// Rules. A kind that `prefer` does not name comes last. Of one kind, forwards take the latest stage that is ready and gradients
+/// the earliest: whatever frees memory soonest. Microbatches go in their order. A forward is admitted only if the limit leaves a
 /// place for each later stage of its rank, so that a microbatch that entered can leave again. Times are those of
 /// `assuming`, by default one unit for each of F, I and W of a chunk.
 template <class Placement, class Limit = undeclared>
@@ -55,7 +55,9 @@ struct listing {
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     using node = expression::node_of<Count>;
-    return listing<Placement, node>{where, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, expression::as_node(most), times, name};
+    return listing<Placement, node>{
+        where, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, expression::as_node(most),
+        times, name};
   }
   /// What actions cost, for deciding what is ready first.
   constexpr listing assuming(costs const& c) const {
@@ -142,7 +144,8 @@ constexpr plan expand(listing<Placement, Limit> const& what, shape size) {
   result.in_flight_limit = limit;
 
   buffer<double> forward_end(cells), input_end(cells), free_at(ranks, zeroed), try_at(ranks, zeroed);
-  buffer<int> next(3 * stages, zeroed), in_flight(ranks, zeroed), count(ranks, zeroed), left(ranks, zeroed), later(stages, zeroed);
+  buffer<int> next(3 * stages, zeroed), in_flight(ranks, zeroed), count(ranks, zeroed), left(ranks, zeroed),
+      later(stages, zeroed);
   for (int i = 0; i < cells; ++i) forward_end.data[i] = input_end.data[i] = detail::listed_state::never;
   for (int s = 0; s < stages; ++s) {
     left.data[rank_of[s]] += (split ? 3 : 2) * micro_batches;
@@ -153,7 +156,8 @@ constexpr plan expand(listing<Placement, Limit> const& what, shape size) {
   int filled = 0;
   detail::listed_state const state{stages, micro_batches, forward_end.data, input_end.data, next.data};
   kind const kinds[3] = {kind::forward, split ? kind::backward_input : kind::backward, kind::backward_weight};
-  double const length[3] = {what.times.forward, split ? what.times.backward_input : what.times.backward_input + what.times.backward_weight,
+  double const length[3] = {what.times.forward,
+                            split ? what.times.backward_input : what.times.backward_input + what.times.backward_weight,
                             what.times.backward_weight};
 
   constexpr double asleep = -1;  // until something it needs is scheduled
@@ -172,7 +176,7 @@ constexpr plan expand(listing<Placement, Limit> const& what, shape size) {
       return detail::refused(size, what.name, f);
     }
     double const now = try_at.data[rank];
-    int best = -1;          // family * stages + stage
+    int best = -1;            // family * stages + stage
     double soonest = asleep;  // of what is known to become ready later
     for (int family = 0; family < (split ? 3 : 2); ++family) {
       kind const k = kinds[family];
@@ -186,7 +190,8 @@ constexpr plan expand(listing<Placement, Limit> const& what, shape size) {
           if (soonest < 0 || ready < soonest) soonest = ready;
           continue;
         }
-        bool const preferred = best < 0 || what.rank_of_kind[static_cast<int>(k)] < what.rank_of_kind[static_cast<int>(kinds[best / stages])];
+        bool const preferred =
+            best < 0 || what.rank_of_kind[static_cast<int>(k)] < what.rank_of_kind[static_cast<int>(kinds[best / stages])];
         if (preferred) best = family * stages + stage;
       }
     }
@@ -201,10 +206,14 @@ constexpr plan expand(listing<Placement, Limit> const& what, shape size) {
     int const m = next.data[stage * 3 + family]++;
     double const end = now + length[family];
     int const cell = stage * micro_batches + m;
-    if (k == kind::forward) forward_end.data[cell] = end;
-    else if (k != kind::backward_weight) input_end.data[cell] = end;
-    if (k == kind::forward) ++in_flight.data[rank];
-    else if (k != kind::backward_input) --in_flight.data[rank];
+    if (k == kind::forward)
+      forward_end.data[cell] = end;
+    else if (k != kind::backward_weight)
+      input_end.data[cell] = end;
+    if (k == kind::forward)
+      ++in_flight.data[rank];
+    else if (k != kind::backward_input)
+      --in_flight.data[rank];
     order.data[filled++] = make_action(k, stage, m);
     ++count.data[rank];
     --left.data[rank];

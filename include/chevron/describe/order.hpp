@@ -82,6 +82,8 @@ constexpr expression::round_t<expression::node_of<Group>> round_of(Group group) 
 }
 
 template <class Order>
-concept forward_order = requires(Order const& o, situation const& s, drawn* d) { o.fill(s, d, d); };
+concept forward_order = requires(Order const& o, situation const& s, drawn* d) {
+  o.fill(s, d, d);
+};
 
 }  // namespace chevron

@@ -48,7 +48,7 @@ struct description {
   template <expression::operand Count>
   constexpr auto worked_out_for_at_least(Count fewest) const {
     using node = expression::node_of<Count>;
-    return description<Placement, Order, Phases, Limit, node>{where, order, how,         limit, expression::as_node(fewest),
+    return description<Placement, Order, Phases, Limit, node>{where, order,       how, limit, expression::as_node(fewest),
                                                               name,  forward_only};
   }
 

@@ -39,11 +39,14 @@ template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
   if (size.ranks < 1) return shape_problem("ranks must be at least 1, not ", size.ranks);
   if (size.micro_batches < 1) return shape_problem("micro_batches must be at least 1, not ", size.micro_batches);
-  if (size.micro_batches > max_micro_batches) return shape_problem("micro_batches must be at most 65535, not ", size.micro_batches);
+  if (size.micro_batches > max_micro_batches)
+    return shape_problem("micro_batches must be at most 65535, not ", size.micro_batches);
   int const per_rank = chunks_of(where, size);
   if (per_rank < 1) return shape_problem("chunks must be at least 1, not ", per_rank);
-  if (!where.allows(per_rank)) return shape_problem("this placement does not exist with that many chunks per rank; the shape asks for ", per_rank);
-  if (per_rank > max_stages / size.ranks) return shape_problem("ranks x chunks must be at most 2048, not ", product_or_most(size.ranks, per_rank));
+  if (!where.allows(per_rank))
+    return shape_problem("this placement does not exist with that many chunks per rank; the shape asks for ", per_rank);
+  if (per_rank > max_stages / size.ranks)
+    return shape_problem("ranks x chunks must be at most 2048, not ", product_or_most(size.ranks, per_rank));
   return {};
 }
 
@@ -55,7 +58,8 @@ constexpr finding place_stages(Placement const& where, shape size, std::int16_t*
     if (rank < 0 || rank >= size.ranks) {
       finding f;
       f.broken = law::placement;
-      f.words = rank < 0 ? "the placement puts a stage on a negative rank, stage " : "the placement puts a stage on a rank that does not exist, stage ";
+      f.words = rank < 0 ? "the placement puts a stage on a negative rank, stage "
+                         : "the placement puts a stage on a rank that does not exist, stage ";
       f.number = s;
       f.limit = size.ranks;
       return f;

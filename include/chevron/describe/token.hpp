@@ -67,8 +67,7 @@ constexpr sequence<Tokens...> sequence_of(hana::tuple<Tokens...> tokens) {
 }
 
 template <class Left, class Right>
-  requires(phase_item<Left> && phase_item<Right>)
-constexpr auto operator+(Left left, Right right) {
+requires(phase_item<Left>&& phase_item<Right>) constexpr auto operator+(Left left, Right right) {
   return sequence_of(hana::concat(tokens_of(left), tokens_of(right)));
 }
 template <kind What, expression::operand Count>

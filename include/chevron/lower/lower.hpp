@@ -78,7 +78,8 @@ constexpr program lower(plan const& source) {
   // Going through a sender's list from its end, the latest moment for a receive is the earliest use of it or of any later
   // message on the edge.
   constexpr int ahead = 1;
-  buffer<int> posted_at_memory(2 * cells), bucket_next_memory(2 * cells), bucket_memory(plan.total(), zeroed), earliest_use_memory(ranks);
+  buffer<int> posted_at_memory(2 * cells), bucket_next_memory(2 * cells), bucket_memory(plan.total(), zeroed),
+      earliest_use_memory(ranks);
   int* const posted_at = posted_at_memory.data;
   int* const bucket_next = bucket_next_memory.data;  // further receives posted before the same action, 1-based; 0: none
   int* const bucket = bucket_memory.data;
@@ -128,7 +129,7 @@ constexpr program lower(plan const& source) {
   int* const left = left_memory.data;
   for (int s = 0; s < plan.stages; ++s) left[s] = micro_batches;
   buffer<int> release_list_memory(cells), release_first_memory(plan.total(), zeroed);
-  int* const release_next = release_list_memory.data;   // activation slots given back after an action, 1-based cells
+  int* const release_next = release_list_memory.data;  // activation slots given back after an action, 1-based cells
   int* const release_first = release_first_memory.data;
 
   // An activation slot outlives its own B or W where the previous stage on this rank still takes the gradient from it.
@@ -172,8 +173,9 @@ constexpr program lower(plan const& source) {
           ++receive_slots;
         }
         receive_slot[message] = static_cast<std::uint16_t>(slot);
-        out[filled++] = {make_action(goes_forward ? kind::receive_forward : kind::receive_backward, stage, producer_cell % micro_batches),
-                         plan.rank_of[producer_stage], no_slot, static_cast<std::uint16_t>(slot), no_slot};
+        out[filled++] = {
+            make_action(goes_forward ? kind::receive_forward : kind::receive_backward, stage, producer_cell % micro_batches),
+            plan.rank_of[producer_stage], no_slot, static_cast<std::uint16_t>(slot), no_slot};
       }
 
       action const a = actions[i];
@@ -213,11 +215,14 @@ constexpr program lower(plan const& source) {
         bool const goes_forward = a.what == kind::forward;
         int const message = goes_forward ? cell : cells + cell;
         send_slot[message] = send_pool.take();
-        out[filled++] = {make_action(goes_forward ? kind::send_forward : kind::send_backward, stage, static_cast<int>(a.micro_batch)),
-                         static_cast<std::int16_t>(receiver), activation[cell], send_slot[message], no_slot};
+        out[filled++] = {
+            make_action(goes_forward ? kind::send_forward : kind::send_backward, stage, static_cast<int>(a.micro_batch)),
+            static_cast<std::int16_t>(receiver), activation[cell], send_slot[message], no_slot};
         pending_next[message] = 0;
-        if (pending_last[receiver] != 0) pending_next[pending_last[receiver] - 1] = message + 1;
-        else pending_first[receiver] = message + 1;
+        if (pending_last[receiver] != 0)
+          pending_next[pending_last[receiver] - 1] = message + 1;
+        else
+          pending_first[receiver] = message + 1;
         pending_last[receiver] = message + 1;
       }
 
@@ -227,7 +232,8 @@ constexpr program lower(plan const& source) {
         while (first != 0 && posted_at[first - 1] <= heard) {
           int const message = first - 1;
           int const sent = message < cells ? message : message - cells;
-          out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches, sent % micro_batches),
+          out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches,
+                                       sent % micro_batches),
                            static_cast<std::int16_t>(peer_heard), no_slot, send_slot[message], no_slot};
           send_pool.give(send_slot[message]);
           first = pending_next[message];
@@ -247,7 +253,8 @@ constexpr program lower(plan const& source) {
           free_receive_next[slot] = free_receive[2 * stage + 1];
           free_receive[2 * stage + 1] = slot + 1;
         }
-        if (!plan.forward_only && --left[stage] == 0) out[filled++] = {make_action(kind::reduce_gradients, stage, 0), no_peer, no_slot, no_slot, no_slot};
+        if (!plan.forward_only && --left[stage] == 0)
+          out[filled++] = {make_action(kind::reduce_gradients, stage, 0), no_peer, no_slot, no_slot, no_slot};
       }
       for (int next = release_first[i]; next != 0; next = release_next[next - 1]) activation_pool.give(activation[next - 1]);
     }
@@ -255,7 +262,8 @@ constexpr program lower(plan const& source) {
       for (int next = pending_first[p]; next != 0; next = pending_next[next - 1]) {
         int const message = next - 1;
         int const sent = message < cells ? message : message - cells;
-        out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches, sent % micro_batches),
+        out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches,
+                                     sent % micro_batches),
                          static_cast<std::int16_t>(p), no_slot, send_slot[message], no_slot};
       }
     }

@@ -18,13 +18,13 @@ inline constexpr std::int16_t no_peer = -1;
 ///
 /// | kind | peer | slot | source |
 /// |---|---|---|---|
-/// | F | – | activation slot that keeps inputs, outputs and graph until B or W | receive slot of its input; `no_slot` on stage 0 or when the previous stage is on this rank (then `local` names that stage's activation slot) |
-/// | B, I | – | activation slot | receive slot of its output gradient; `no_slot` on the last stage or when the next stage is on this rank (then `local` names that stage's activation slot, which holds the gradient) |
-/// | W | – | activation slot; free afterwards | – |
-/// | SEND_F, SEND_B | rank that receives | activation slot whose output (or input gradient) is sent; directly after its F, B or I | send slot that keeps the transfer |
-/// | WAIT_SEND_F, WAIT_SEND_B | rank that receives | – | send slot; free afterwards |
-/// | RECV_F, RECV_B | rank that sends | – | receive slot the tensors go to |
-/// | REDUCE_GRAD, OPTIMIZER_STEP | – | – | – |
+/// | F | – | activation slot that keeps inputs, outputs and graph until B or W | receive slot of its input; `no_slot` on stage 0
+/// or when the previous stage is on this rank (then `local` names that stage's activation slot) | | B, I | – | activation slot |
+/// receive slot of its output gradient; `no_slot` on the last stage or when the next stage is on this rank (then `local` names
+/// that stage's activation slot, which holds the gradient) | | W | – | activation slot; free afterwards | – | | SEND_F, SEND_B |
+/// rank that receives | activation slot whose output (or input gradient) is sent; directly after its F, B or I | send slot that
+/// keeps the transfer | | WAIT_SEND_F, WAIT_SEND_B | rank that receives | – | send slot; free afterwards | | RECV_F, RECV_B |
+/// rank that sends | – | receive slot the tensors go to | | REDUCE_GRAD, OPTIMIZER_STEP | – | – | – |
 ///
 /// SEND actions carry the stage that sends, RECV actions the stage that receives: `2SEND_F0` meets `3RECV_F0`.
 struct instruction {

@@ -19,11 +19,16 @@ struct cost_view {
   constexpr double of(kind what, int stage) const {
     int const i = stage * stride;
     switch (what) {
-      case kind::forward: return forward[i];
-      case kind::backward: return backward_input[i] + backward_weight[i];
-      case kind::backward_input: return backward_input[i];
-      case kind::backward_weight: return backward_weight[i];
-      default: return 0;
+      case kind::forward:
+        return forward[i];
+      case kind::backward:
+        return backward_input[i] + backward_weight[i];
+      case kind::backward_input:
+        return backward_input[i];
+      case kind::backward_weight:
+        return backward_weight[i];
+      default:
+        return 0;
     }
   }
 };

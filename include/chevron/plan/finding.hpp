@@ -13,23 +13,23 @@ namespace chevron {
 
 /// The laws. A plan that keeps them all runs to its end on any transport and computes each gradient exactly once.
 enum class law : int {
-  none,             ///< nothing is broken
-  shape,            ///< sizes make sense: P, M, V at least 1 and within range, V as the placement allows
-  description,      ///< the description can be worked out: chunks it names exist, counts are not negative
-  placement,        ///< every stage lives on one rank that exists, every rank has a stage
-  ids_in_range,     ///< every action names a stage and a microbatch that exist, on the stage's own rank
-  no_duplicate,     ///< no action appears twice; a microbatch has B, or I and W, not both
-  complete,         ///< every stage has F, and B or I and W, for every microbatch
-  order,            ///< on its own rank F comes before B or I, and I before W
-  deadlock,         ///< no rank waits for what is queued, directly or through others, behind its own next action
-  in_flight,        ///< never more chunks in flight than declared
-  matched,          ///< sends and receives match one to one, on each directed edge in the same order
-  slots             ///< no slot is written while its content is still needed
+  none,          ///< nothing is broken
+  shape,         ///< sizes make sense: P, M, V at least 1 and within range, V as the placement allows
+  description,   ///< the description can be worked out: chunks it names exist, counts are not negative
+  placement,     ///< every stage lives on one rank that exists, every rank has a stage
+  ids_in_range,  ///< every action names a stage and a microbatch that exist, on the stage's own rank
+  no_duplicate,  ///< no action appears twice; a microbatch has B, or I and W, not both
+  complete,      ///< every stage has F, and B or I and W, for every microbatch
+  order,         ///< on its own rank F comes before B or I, and I before W
+  deadlock,      ///< no rank waits for what is queued, directly or through others, behind its own next action
+  in_flight,     ///< never more chunks in flight than declared
+  matched,       ///< sends and receives match one to one, on each directed edge in the same order
+  slots          ///< no slot is written while its content is still needed
 };
 
 constexpr char const* name_of(law l) {
-  constexpr char const* names[] = {"none", "shape", "description", "placement", "ids_in_range", "no_duplicate",
-                                   "complete", "order", "deadlock", "in_flight", "matched", "slots"};
+  constexpr char const* names[] = {"none",     "shape", "description", "placement", "ids_in_range", "no_duplicate",
+                                   "complete", "order", "deadlock",    "in_flight", "matched",      "slots"};
   return names[static_cast<int>(l)];
 }
 
@@ -107,8 +107,10 @@ constexpr text describe(finding const& f) {
     case law::ids_in_range:
       append(out, f.what);
       out.append(f.words);
-      if (f.other_rank >= 0) out.append(f.other_rank);
-      else out.append(f.limit);
+      if (f.other_rank >= 0)
+        out.append(f.other_rank);
+      else
+        out.append(f.limit);
       break;
     case law::no_duplicate:
       append(out, f.what);

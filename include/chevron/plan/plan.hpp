@@ -15,15 +15,15 @@ namespace chevron {
 /// A plan seen from outside: pointers into a `plan` or a `static_plan` that outlives it. Every law, cost and picture takes
 /// this, so the same code serves the compiler and the running program.
 struct plan_view {
-  shape size{};                          ///< ranks and microbatches; `chunks` is the largest number of stages on a rank
-  int stages = 0;                        ///< S, pieces the model is cut into
-  bool forward_only = false;             ///< evaluation: only F, no gradients
-  int in_flight_limit = 0;               ///< declared limit of chunks in flight on any rank; 0: none
-  action const* actions = nullptr;       ///< all ranks' actions, rank after rank
-  int const* begin = nullptr;            ///< rank r owns actions [begin[r], begin[r + 1])
-  std::int16_t const* rank_of = nullptr; ///< stage -> rank
-  char const* name = "";                 ///< as the catalogue spells it; empty for a user's own
-  finding problem{};                     ///< what kept the description from being worked out, if anything
+  shape size{};                           ///< ranks and microbatches; `chunks` is the largest number of stages on a rank
+  int stages = 0;                         ///< S, pieces the model is cut into
+  bool forward_only = false;              ///< evaluation: only F, no gradients
+  int in_flight_limit = 0;                ///< declared limit of chunks in flight on any rank; 0: none
+  action const* actions = nullptr;        ///< all ranks' actions, rank after rank
+  int const* begin = nullptr;             ///< rank r owns actions [begin[r], begin[r + 1])
+  std::int16_t const* rank_of = nullptr;  ///< stage -> rank
+  char const* name = "";                  ///< as the catalogue spells it; empty for a user's own
+  finding problem{};                      ///< what kept the description from being worked out, if anything
 
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }

@@ -14,7 +14,8 @@ namespace chevron {
 /// too, since some compilers print text as numbers.
 template <law Broken, int Rank, int Step, fixed_string Sentence>
 struct invalid_schedule {
-  static_assert(Broken == law::none, "this schedule breaks a law: invalid_schedule<law, rank, step, sentence> above says which, where and why");
+  static_assert(Broken == law::none,
+                "this schedule breaks a law: invalid_schedule<law, rank, step, sentence> above says which, where and why");
   static constexpr bool holds = Broken == law::none;
 };
 

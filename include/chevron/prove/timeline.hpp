@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include <chevron/plan/buffer.hpp>
-#include <chevron/plan/plan.hpp>
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
 
 /// \file
 /// When each action of a plan runs if every action starts as soon as it can: makespan, span and bubble are read off here.
@@ -159,7 +159,8 @@ constexpr double span(plan_view const& plan, timeline const& when) {
 /// Time a rank computes, whatever the order.
 constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
   double sum = 0;
-  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) sum += costs.of(plan.actions[i].what, static_cast<int>(plan.actions[i].stage));
+  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i)
+    sum += costs.of(plan.actions[i].what, static_cast<int>(plan.actions[i].stage));
   return sum;
 }
 
@@ -172,7 +173,9 @@ constexpr double bubble(plan_view const& plan, cost_view const& costs, double le
 
 constexpr double makespan(plan_view const& plan, cost_view const& costs) { return makespan(plan, simulate(plan, costs)); }
 constexpr double span(plan_view const& plan, cost_view const& costs) { return span(plan, simulate(plan, costs)); }
-constexpr double bubble_makespan(plan_view const& plan, cost_view const& costs) { return bubble(plan, costs, makespan(plan, costs)); }
+constexpr double bubble_makespan(plan_view const& plan, cost_view const& costs) {
+  return bubble(plan, costs, makespan(plan, costs));
+}
 constexpr double bubble_span(plan_view const& plan, cost_view const& costs) { return bubble(plan, costs, span(plan, costs)); }
 
 }  // namespace chevron
