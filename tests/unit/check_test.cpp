@@ -164,6 +164,18 @@ TEST_SUITE("check") {
     DOCTEST_CHECK(broken > 5000);
   }
 
+  TEST_CASE("a count below zero is refused, also the smallest one") {
+    using namespace chevron::letters;
+    // Right but for the last rank, where the count is -1.
+    auto const one_short = schedule(placement::linear, warmup(F * (ranks - 2 - rank)) | steady(F, B) | cooldown(B));
+    DOCTEST_CHECK(describe(check(expand(one_short, {4, 8}))).view() ==
+                  "rank 3: a phase has a negative count, see max_of; it is -1");
+    auto const mended = schedule(placement::linear, warmup(F * max_of(0, ranks - 2 - rank)) | steady(F, B) | cooldown(B));
+    DOCTEST_CHECK(check(expand(mended, {4, 8})).broken != law::description);
+    auto const inside = schedule(placement::linear, warmup(F * (ranks - 1 - rank)) | steady(F * (rank - 1), B) | cooldown(B));
+    DOCTEST_CHECK(describe(check(expand(inside, {4, 8}))).view() == "rank 0: a phase has a negative count, see max_of; it is -1");
+  }
+
   TEST_CASE("more in flight than a program has slots for is refused before it is lowered") {
     DOCTEST_CHECK(check(catalogue::make_plan("GPipe", {2, 21845})).broken == law::none);
     DOCTEST_CHECK(describe(check(catalogue::make_plan("GPipe", {2, 30000}))).view() ==

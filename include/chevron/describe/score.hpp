@@ -22,11 +22,15 @@ struct played_token {
   int cell = 0;    // chunk × microbatches, for streams of one chunk
   int stage = -1;  // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
 };
-/// A phase worked out for one rank: tokens [first, first + tokens), `count` times, or -1: while there is work.
+/// The count of a phase that has none: it repeats while there is work. No count that a schedule writes can be this one, so a
+/// count that comes out below zero, -1 included, is seen for what it is.
+inline constexpr int while_work_is_left = -2147483647 - 1;
+
+/// A phase worked out for one rank: tokens [first, first + tokens), `count` times.
 struct played_phase {
   int first = 0;
   int tokens = 0;
-  int count = -1;
+  int count = while_work_is_left;
   bool has_forward = false;
   int deciding = 1;  // how many of its tokens may say whether there is work left
 };
@@ -65,12 +69,12 @@ template <kind What>
 constexpr void play(token<What> item, situation const&, played_token* out, int& used, int& count, bool) {
   out[used].what = What;
   out[used++].chunk = item.chunk;
-  count = -1;
+  count = while_work_is_left;
 }
 template <class... Tokens>
 constexpr void play(sequence<Tokens...> const& item, situation const& s, played_token* out, int& used, int& count, bool) {
   hana::for_each(item.tokens, [&](auto t) { play(t, s, out, used, count, false); });
-  count = -1;
+  count = while_work_is_left;
 }
 template <class Count, class... Tokens>
 constexpr void play(repeated<Count, Tokens...> const& item, situation const& s, played_token* out, int& used, int& count,
@@ -95,9 +99,9 @@ constexpr score<Phases> score_of(Phases const& how, situation const& s) {
     played_phase& p = result.phase[at++];
     p.first = used;
     hana::for_each(one.items, [&](auto const& item) {
-      int count = -1;
+      int count = while_work_is_left;
       play(item, s, result.token, used, count, alone);
-      p.count = alone ? count : -1;
+      p.count = alone ? count : while_work_is_left;
     });
     p.tokens = used - p.first;
   });
@@ -143,7 +147,7 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
         f.number = token.chunk;
         return f;
       }
-      if (token.times < 0 || phase.count < -1) {
+      if (token.times < 0 || (phase.count < 0 && phase.count != while_work_is_left)) {
         f.words = "a phase has a negative count, see max_of; it is ";
         f.number = token.times < 0 ? token.times : phase.count;
         return f;

@@ -58,6 +58,18 @@ constexpr finding check_placement(plan_view const& plan) {
   return {};
 }
 
+/// Completes the finding of an action whose stage or microbatch does not exist, or which stands on the wrong rank.
+constexpr finding misplaced(plan_view const& plan, finding f) {
+  f.broken = law::ids_in_range;
+  if (static_cast<int>(f.what.stage) >= plan.stages)
+    f.words = " names a stage that does not exist; stages: ", f.limit = plan.stages;
+  else if (static_cast<int>(f.what.micro_batch) >= plan.size.micro_batches)
+    f.words = " names a microbatch that does not exist; microbatches: ", f.limit = plan.size.micro_batches;
+  else
+    f.words = " is on the wrong rank: its stage lives on rank ", f.other_rank = plan.rank_of[f.what.stage];
+  return f;
+}
+
 /// Everything that one rank's list can break by itself.
 constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   int const micro_batches = plan.size.micro_batches;
@@ -76,14 +88,8 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       f.what = a;
       if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r || !is_compute(a.what)) {
         f.broken = law::ids_in_range;
-        if (!is_compute(a.what))
-          f.words = " is no computation: a plan holds only F, B, I and W; stages: ", f.limit = plan.stages;
-        else if (stage >= plan.stages)
-          f.words = " names a stage that does not exist; stages: ", f.limit = plan.stages;
-        else if (micro_batch >= micro_batches)
-          f.words = " names a microbatch that does not exist; microbatches: ", f.limit = micro_batches;
-        else
-          f.words = " is on the wrong rank: its stage lives on rank ", f.other_rank = plan.rank_of[stage];
+        if (is_compute(a.what)) return misplaced(plan, f);
+        f.words = " is no computation: a plan holds only F, B, I and W; stages: ", f.limit = plan.stages;
         return f;
       }
       std::uint8_t& cell = seen[stage * micro_batches + micro_batch];

@@ -43,14 +43,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     int const stage = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
     if (stage > last_stage || m >= micro_batches || plan.rank_of[stage] != rank) {
-      finding f = program_finding(law::ids_in_range, rank, position, a);
-      if (stage > last_stage)
-        f.words = " names a stage that does not exist; stages: ", f.limit = plan.stages;
-      else if (m >= micro_batches)
-        f.words = " names a microbatch that does not exist; microbatches: ", f.limit = micro_batches;
-      else
-        f.words = " is on the wrong rank: its stage lives on rank ", f.other_rank = plan.rank_of[stage];
-      return f;
+      return misplaced(plan, program_finding(law::ids_in_range, rank, position, a));
     }
     if (a.what == kind::reduce_gradients) {
       if (done[stage] < 0) return program_finding(law::no_duplicate, rank, position, a, " comes a second time");
@@ -73,7 +66,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
           action const wanted = make_action(receive, stage, m);
           if (follows(program, rank, position, wanted)) return program_finding(law::order, rank, position, a, "", wanted);
           return program_finding(law::matched, rank, position, a, " reads a message that this rank never receives: there is no ",
-                             wanted);
+                                 wanted);
         }
       }
       if (a.what == kind::backward || a.what == kind::backward_weight) ++done[stage];
@@ -83,12 +76,12 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     bool const up = a.what == kind::send_forward || a.what == kind::wait_send_forward || a.what == kind::receive_backward;
     if (up ? stage == last_stage : stage == 0)
       return program_finding(law::matched, rank, position, a,
-                         up ? " has nobody at its other end: no stage comes after that of "
-                            : " has nobody at its other end: no stage comes before that of ",
-                         a);
+                             up ? " has nobody at its other end: no stage comes after that of "
+                                : " has nobody at its other end: no stage comes before that of ",
+                             a);
     if (one.peer == rank)
       return program_finding(law::matched, rank, position, a,
-                         " is a message of a rank to itself: the neighbouring stage is on this rank too and needs no ", a);
+                             " is a message of a rank to itself: the neighbouring stage is on this rank too and needs no ", a);
     if ((cell & row_bit(a.what)) != 0) return program_finding(law::no_duplicate, rank, position, a, " comes a second time");
     if (is_send(a.what)) {
       bool const forward = a.what == kind::send_forward;
@@ -114,15 +107,15 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
       kind const send = a.what == kind::forward ? kind::send_forward : kind::send_backward;
       if ((cell & row_bit(send)) == 0) {
         return program_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ",
-                           make_action(send, stage, m));
+                               make_action(send, stage, m));
       }
     }
     if (waits && is_send(a.what)) {
       kind const wait = a.what == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
       if ((cell & row_bit(wait)) == 0) {
         return program_finding(law::matched, rank, position, a,
-                           " is never waited for, though this file waits for its sends: there is no ",
-                           make_action(wait, stage, m));
+                               " is never waited for, though this file waits for its sends: there is no ",
+                               make_action(wait, stage, m));
       }
     }
   }
@@ -202,7 +195,7 @@ constexpr finding check_one_rank_a_stage(plan_view const& plan) {
       int const home = plan.rank_of[static_cast<int>(plan.actions[i].stage)];
       if (home == r) continue;
       finding f = program_finding(law::ids_in_range, r, i - plan.begin[r], plan.actions[i],
-                              " is on the wrong rank: its stage lives on rank ");
+                                  " is on the wrong rank: its stage lives on rank ");
       f.other_rank = home;
       return f;
     }
