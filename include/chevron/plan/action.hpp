@@ -43,9 +43,13 @@ inline constexpr int max_stages = 2048;
 inline constexpr int max_micro_batches = 65535;
 
 /// One action: this kind of work, on this stage, for this microbatch. Written `3F0`: stage 3, forward, microbatch 0.
+///
+/// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two actions next to each other: an F with
+/// `fused` set, then its B or I. The two are one action in time: the pair starts when both have what they need, and both
+/// results are there at its end. Equality is about the work alone, fused or not.
 struct action {
   kind what : 4;
-  std::uint32_t reserved : 1;
+  std::uint32_t fused : 1;  ///< this F and the action after it are a fused pair
   std::uint32_t stage : 11;
   std::uint32_t micro_batch : 16;
 

@@ -14,6 +14,7 @@ struct cost_view {
   double const* backward_weight = nullptr;
   int stride = 0;
   double communication = 0;  ///< from a producer's end to its consumer's earliest start on another rank
+  double hidden = 0;         ///< of the shorter half of a fused pair, the share that the longer half hides: 0 none, 1 all
 
   /// Cost of one compute action. A full backward costs input plus weight gradient.
   constexpr double of(kind what, int stage) const {
@@ -31,6 +32,13 @@ struct cost_view {
         return 0;
     }
   }
+
+  /// Cost of a fused pair.
+  constexpr double of_pair(action forward_half, action backward_half) const {
+    double const f = of(forward_half.what, static_cast<int>(forward_half.stage));
+    double const b = of(backward_half.what, static_cast<int>(backward_half.stage));
+    return f + b - hidden * (f < b ? f : b);
+  }
 };
 
 /// The same cost for every stage, as in the literature. Note that these are costs of *chunks*: a rank with two chunks of
@@ -40,8 +48,9 @@ struct costs {
   double backward_input = 1;
   double backward_weight = 1;
   double communication = 0;
+  double hidden = 0;
 
-  constexpr cost_view view() const { return {&forward, &backward_input, &backward_weight, 0, communication}; }
+  constexpr cost_view view() const { return {&forward, &backward_input, &backward_weight, 0, communication, hidden}; }
   constexpr operator cost_view() const { return view(); }
 };
 
@@ -52,8 +61,9 @@ struct stage_costs {
   double backward_input[Stages]{};
   double backward_weight[Stages]{};
   double communication = 0;
+  double hidden = 0;
 
-  constexpr cost_view view() const { return {forward, backward_input, backward_weight, 1, communication}; }
+  constexpr cost_view view() const { return {forward, backward_input, backward_weight, 1, communication, hidden}; }
   constexpr operator cost_view() const { return view(); }
 };
 
