@@ -73,4 +73,18 @@ constexpr void append(text& out, action a) {
   if (a.what != kind::reduce_gradients) out.append(static_cast<int>(a.micro_batch));
 }
 
+/// The two halves of a fused pair, for its text: `(0F7;7B3)OVERLAP_F_B`, as PyTorch spells it.
+struct fused_pair {
+  action forward_half;
+  action backward_half;
+};
+
+constexpr void append(text& out, fused_pair pair) {
+  out.append('(');
+  append(out, pair.forward_half);
+  out.append(';');
+  append(out, pair.backward_half);
+  out.append(")OVERLAP_F_B");
+}
+
 }  // namespace chevron
