@@ -159,8 +159,7 @@ TEST_SUITE("csv check") {
         "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1WAIT_SEND_B1\n";
     CHECK(said(blocked) ==
           "line 1, column 27: rank 0, step 4: 0WAIT_SEND_F1 waits for 1RECV_F1, which is queued on rank 1 behind 1WAIT_SEND_B0; "
-          "1RECV_F1 "
-          "is at line 2, column 41");
+          "1WAIT_SEND_B0 waits for 0RECV_B0, which is queued behind 0WAIT_SEND_F1; 1RECV_F1 is at line 2, column 41");
 
     std::string const first = "0F0,0SEND_F0,0RECV_B0,0B0";
     CHECK(said(first + ",0REDUCE_GRAD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD,1REDUCE_GRAD") == "all laws hold");

@@ -36,7 +36,7 @@ constexpr bool is_compute(kind k) { return static_cast<int>(k) < compute_kinds; 
 constexpr char const* letters_of(kind k) {
   constexpr char const* spelled[program_kinds] = {
       "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B", "REDUCE_GRAD", "OPTIMIZER_STEP"};
-  return spelled[static_cast<int>(k)];
+  return static_cast<int>(k) < program_kinds ? spelled[static_cast<int>(k)] : "?";
 }
 
 inline constexpr int max_stages = 2048;
