@@ -142,7 +142,7 @@ measured run(options const& wanted, chevron::program const& program, chevron::tr
 
 /// Prints the line of one run and says whether it is within the limit.
 bool report(options const& wanted, chevron::plan_view const& plan, measured const& got) {
-  chevron::cost_view const costs{got.forward.data(), got.backward_input.data(), got.backward_weight.data(), 1, 0};
+  chevron::cost_view const costs{got.forward.data(), got.backward_input.data(), got.backward_weight.data(), 1};
   double const predicted = chevron::makespan(plan, costs);
   double const taken = median(got.steps);
   double const ratio = taken / predicted;

@@ -55,7 +55,7 @@ struct foreign {
 struct owned_costs {
   std::vector<double> forward, backward_input, backward_weight;
   double communication = 0;
-  chevron::cost_view view() const { return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication}; }
+  chevron::cost_view view() const { return {forward.data(), backward_input.data(), backward_weight.data(), 1, &communication}; }
 };
 
 /// A whole number from `lowest` up to `highest`.

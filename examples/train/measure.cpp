@@ -110,7 +110,7 @@ comparison compared(program_view const& program, std::vector<std::string> const&
     weight[s] = out.weight_gradient[s];
   }
 
-  cost_view const costs{out.forward.data(), input.data(), weight.data(), 1, 0};
+  cost_view const costs{out.forward.data(), input.data(), weight.data(), 1};
   timeline const when = simulate(plan, costs);
   out.predicted_pipeline = makespan(plan, when);
   out.predicted_bubble = bubble(plan, costs, out.predicted_pipeline);

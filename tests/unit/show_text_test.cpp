@@ -99,7 +99,7 @@ TEST_SUITE("show text") {
   TEST_CASE("what has no time takes no columns and disturbs nothing") {
     plan const p = plan_from({"0F0 0I0 0W0"}, {0}, 1);
     double const forward = 1, nothing = 0, weight = 2;
-    cost_view const cost{&forward, &nothing, &weight, 0, 0};
+    cost_view const cost{&forward, &nothing, &weight};
     std::string const row = row_of(show::rows_text(show::picture_of(p, cost), {80, false, false}), 0);
     CHECK(row.find("F0") != std::string::npos);
     CHECK(row.find('I') == std::string::npos);

@@ -3,9 +3,16 @@
 #include <chevron/plan/action.hpp>
 
 /// \file
-/// What actions cost: the unit is the caller's (chunk units, seconds …), the same throughout.
+/// What actions and messages cost: the unit is the caller's (chunk units, seconds …), the same throughout.
 
 namespace chevron {
+
+/// Which ranks a transfer keeps from computing while it lasts. The sender: directly after the action that made the tensor. The
+/// receiver: directly before the action that needs it, from when both the tensor and the rank are there. A send never waits for
+/// its receiver. Of a fused pair, the forward half's transfer goes first. With `nobody`, transfers run beside the computations.
+enum class occupies : std::uint8_t { nobody, sender, receiver, both };
+
+inline constexpr double no_time = 0;
 
 /// Costs seen by the analyses: one entry a stage, or one for all (`stride` 0).
 struct cost_view {
@@ -13,8 +20,11 @@ struct cost_view {
   double const* backward_input = nullptr;
   double const* backward_weight = nullptr;
   int stride = 0;
-  double communication = 0;  ///< from a producer's end to its consumer's earliest start on another rank
-  double hidden = 0;         ///< of the shorter half of a fused pair, the share that the longer half hides: 0 none, 1 all
+  double const* communication = &no_time;  ///< a transfer between the ranks of stages s and s + 1, in entry s
+  int communication_stride = 0;            ///< 0: one entry for all boundaries
+  double hidden = 0;  ///< of a fused pair's shorter half, the share that the longer half hides: 0 none, 1 all
+  occupies communication_occupies = occupies::nobody;
+  bool first_input_gradient = true;  ///< false: stage 0 has no input gradient. Its I is free, its W is the whole backward
 
   /// Cost of one compute action. A full backward costs input plus weight gradient.
   constexpr double of(kind what, int stage) const {
@@ -25,9 +35,9 @@ struct cost_view {
       case kind::backward:
         return backward_input[i] + backward_weight[i];
       case kind::backward_input:
-        return backward_input[i];
+        return stage > 0 || first_input_gradient ? backward_input[i] : 0;
       case kind::backward_weight:
-        return backward_weight[i];
+        return stage > 0 || first_input_gradient ? backward_weight[i] : backward_input[i] + backward_weight[i];
       default:
         return 0;
     }
@@ -39,31 +49,43 @@ struct cost_view {
     double const b = of(backward_half.what, static_cast<int>(backward_half.stage));
     return f + b - hidden * (f < b ? f : b);
   }
+
+  /// What a message takes between the ranks of stages `boundary` and `boundary + 1`, in either direction.
+  constexpr double of_message(int boundary) const { return communication[boundary * communication_stride]; }
 };
 
 /// The same cost for every stage, as in the literature. Note that these are costs of *chunks*: a rank with two chunks of
-/// cost 1 spends 2 on each microbatch's forward. Communication occupies no rank; it only delays.
+/// cost 1 spends 2 on each microbatch's forward.
 struct costs {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
-  double communication = 0;
-  double hidden = 0;
+  double communication = 0;  ///< from a producer's end to its consumer's earliest start on another rank
+  double hidden = 0;         ///< of a fused pair's shorter half, the share that the longer half hides: 0 none, 1 all
+  occupies communication_occupies = occupies::nobody;
+  bool first_input_gradient = true;  ///< false: stage 0 has no input gradient, as in a real model
 
-  constexpr cost_view view() const { return {&forward, &backward_input, &backward_weight, 0, communication, hidden}; }
+  constexpr cost_view view() const {
+    return {&forward, &backward_input,        &backward_weight,    0, &communication, 0,
+            hidden,   communication_occupies, first_input_gradient};
+  }
   constexpr operator cost_view() const { return view(); }
 };
 
-/// A cost per stage, of fixed size, so that it can be a compile-time value: profiles and uneven models.
+/// A cost per stage and per boundary, of fixed size, so that it can be a compile-time value: profiles and uneven models.
 template <int Stages>
 struct stage_costs {
   double forward[Stages]{};
   double backward_input[Stages]{};
   double backward_weight[Stages]{};
-  double communication = 0;
+  double communication[Stages > 1 ? Stages - 1 : 1]{};  ///< entry s: between stages s and s + 1
   double hidden = 0;
+  occupies communication_occupies = occupies::nobody;
+  bool first_input_gradient = true;
 
-  constexpr cost_view view() const { return {forward, backward_input, backward_weight, 1, communication, hidden}; }
+  constexpr cost_view view() const {
+    return {forward, backward_input, backward_weight, 1, communication, 1, hidden, communication_occupies, first_input_gradient};
+  }
   constexpr operator cost_view() const { return view(); }
 };
 

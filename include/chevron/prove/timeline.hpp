@@ -19,35 +19,34 @@ struct timeline {
   bool complete = false;
 };
 
-/// Runs a plan as an event simulation, O(actions): each rank goes through its list and waits only for what the next action needs.
-constexpr timeline simulate(plan_view const& plan, cost_view const& costs) {
+/// The last action of what begins at `i`, in a list that ends before `stop`: of a fused pair its B or I, else the action itself.
+constexpr int last_of_pair(action const* actions, int i, int stop) { return actions[i].fused != 0 && i + 1 < stop ? i + 1 : i; }
+
+namespace detail {
+
+/// Plays a plan once, O(actions): each rank goes through its list and waits only for what the next action needs. A rank begins
+/// at `clock` and leaves there when it is free again. Gives how many actions ran.
+constexpr int play(plan_view const& plan, cost_view const& costs, double* clock, double* start, double* end) {
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   int const last_stage = plan.stages - 1;
-  int const total = plan.begin[ranks];
-  timeline result{buffer<double>(total), buffer<double>(total), false};
+  bool const sender = costs.communication_occupies == occupies::sender || costs.communication_occupies == occupies::both;
+  bool const receiver = costs.communication_occupies == occupies::receiver || costs.communication_occupies == occupies::both;
 
-  // End times of forwards and of input gradients (B or I), by stage and microbatch; negative: not yet.
+  // When a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by the stage that needs them:
+  // where that takes a message, when it arrives; if the receiver is occupied by it, when it can begin. Negative: not yet.
   int const cells = plan.stages * micro_batches;
-  buffer<double> forward_end_memory(cells);
-  buffer<double> backward_end_memory(cells);
+  buffer<double> made_memory(2 * cells);
   buffer<int> next_memory(ranks);
   buffer<int> waits_for_memory(ranks);
   buffer<int> ready_memory(ranks);
-  buffer<double> clock_memory(ranks, zeroed);
-  double* const forward_end = forward_end_memory.data;
-  double* const backward_end = backward_end_memory.data;
+  double* const made = made_memory.data;
   int* const next = next_memory.data;
-  int* const waits_for = waits_for_memory.data;  // cell awaited: forward cells from 0, backward cells from `cells`; -1: nothing
+  int* const waits_for = waits_for_memory.data;  // the cell awaited; -1: nothing
   int* const ready = ready_memory.data;
-  double* const clock = clock_memory.data;
-  double* const start = result.start.data;
-  double* const end = result.end.data;
   action const* const actions = plan.actions;
-  for (int i = 0; i < cells; ++i) {
-    forward_end[i] = -1;
-    backward_end[i] = -1;
-  }
+  std::int16_t const* const rank_of = plan.rank_of;
+  for (int i = 0; i < 2 * cells; ++i) made[i] = -1;
   int ready_count = 0;
   for (int r = ranks - 1; r >= 0; --r) {
     next[r] = plan.begin[r];
@@ -61,75 +60,89 @@ constexpr timeline simulate(plan_view const& plan, cost_view const& costs) {
     int const stop = plan.begin[rank + 1];
     int i = next[rank];
     double now = clock[rank];
-    waits_for[rank] = -1;
-    for (; i < stop; ++i) {
-      action const a = actions[i];
-      int const stage = static_cast<int>(a.stage);
-      int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+    bool stuck = false;
+    while (i < stop) {
+      int const last = last_of_pair(actions, i, stop);
       double earliest = now;
-      int producer = -1;
-      if (a.what == kind::forward) {
-        if (stage > 0) {
-          producer = plan.rank_of[stage - 1];
-          double const ready_at = forward_end[cell - micro_batches];
-          if (ready_at < 0) {
-            waits_for[rank] = cell - micro_batches;
+      for (int half = i; half <= last; ++half) {
+        action const a = actions[half];
+        int const stage = static_cast<int>(a.stage);
+        int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+        int needed = -1;  // from the neighbouring stage
+        int boundary = stage;
+        int producer = rank;
+        if (a.what == kind::forward) {
+          if (stage == 0) continue;
+          needed = cell - micro_batches;
+          boundary = stage - 1;
+          producer = rank_of[stage - 1];
+        } else {
+          // What the rank has to have done itself.
+          int const own = a.what == kind::backward_weight ? cells + cell : cell;
+          if (made[own] < 0) {
+            waits_for[rank] = own;
+            stuck = true;
             break;
           }
-          double const arrives = producer == rank ? ready_at : ready_at + costs.communication;
-          if (arrives > earliest) earliest = arrives;
+          if (a.what == kind::backward_weight || stage == last_stage) continue;
+          needed = cells + cell + micro_batches;
+          producer = rank_of[stage + 1];
         }
-      } else if (a.what == kind::backward || a.what == kind::backward_input) {
-        if (forward_end[cell] < 0) {
-          waits_for[rank] = cell;
+        double const there = made[needed];
+        if (there < 0) {
+          waits_for[rank] = needed;
+          stuck = true;
           break;
         }
-        if (stage < last_stage) {
-          producer = plan.rank_of[stage + 1];
-          double const ready_at = backward_end[cell + micro_batches];
-          if (ready_at < 0) {
-            waits_for[rank] = cells + cell + micro_batches;
-            break;
-          }
-          double const arrives = producer == rank ? ready_at : ready_at + costs.communication;
-          if (arrives > earliest) earliest = arrives;
-        }
-      } else if (backward_end[cell] < 0) {
-        waits_for[rank] = cells + cell;
-        break;
+        if (there > earliest) earliest = there;
+        if (receiver && producer != rank) earliest += costs.of_message(boundary);
       }
-      now = earliest + costs.of(a.what, stage);
-      start[i] = earliest;
-      end[i] = now;
-      ++done;
-      // Whoever waits for exactly this may go on.
-      if (a.what == kind::forward) {
-        forward_end[cell] = now;
-        if (stage < last_stage) {
-          int const consumer = plan.rank_of[stage + 1];
-          if (waits_for[consumer] == cell && consumer != rank) {
-            waits_for[consumer] = -1;
-            ready[ready_count++] = consumer;
-          }
-        }
-      } else if (a.what != kind::backward_weight) {
-        backward_end[cell] = now;
-        if (stage > 0) {
-          int const consumer = plan.rank_of[stage - 1];
-          if (waits_for[consumer] == cells + cell && consumer != rank) {
-            waits_for[consumer] = -1;
-            ready[ready_count++] = consumer;
-          }
+      if (stuck) break;
+      double const finish = earliest + (last > i ? costs.of_pair(actions[i], actions[last])
+                                                 : costs.of(actions[i].what, static_cast<int>(actions[i].stage)));
+      now = finish;
+      for (; i <= last; ++i) {
+        start[i] = earliest;
+        end[i] = finish;
+        ++done;
+        action const a = actions[i];
+        if (a.what == kind::backward_weight) continue;
+        int const stage = static_cast<int>(a.stage);
+        int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+        int const result = a.what == kind::forward ? cell : cells + cell;
+        int const to = a.what == kind::forward ? stage + 1 : stage - 1;
+        made[result] = finish;
+        if (to < 0 || to > last_stage) continue;
+        int const consumer = rank_of[to];
+        if (consumer == rank) continue;
+        double const takes = costs.of_message(a.what == kind::forward ? stage : to);
+        double const leaves = sender ? now : finish;
+        if (sender) now += takes;
+        made[result] = receiver ? leaves : leaves + takes;
+        // Whoever waits for exactly this may go on.
+        if (waits_for[consumer] == result) {
+          waits_for[consumer] = -1;
+          ready[ready_count++] = consumer;
         }
       }
     }
     next[rank] = i;
     clock[rank] = now;
   }
-  result.complete = done == total;
   for (int r = 0; r < ranks; ++r) {
     for (int i = next[r]; i < plan.begin[r + 1]; ++i) start[i] = end[i] = 0;
   }
+  return done;
+}
+
+}  // namespace detail
+
+/// When every action runs if each starts as soon as it can, all ranks free from 0 on. O(actions).
+constexpr timeline simulate(plan_view const& plan, cost_view const& costs) {
+  int const total = plan.total();
+  timeline result{buffer<double>(total), buffer<double>(total), false};
+  buffer<double> clock(plan.size.ranks, zeroed);
+  result.complete = detail::play(plan, costs, clock.data, result.start.data, result.end.data) == total;
   return result;
 }
 
@@ -159,8 +172,13 @@ constexpr double span(plan_view const& plan, timeline const& when) {
 /// Time a rank computes, whatever the order.
 constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
   double sum = 0;
-  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i)
-    sum += costs.of(plan.actions[i].what, static_cast<int>(plan.actions[i].stage));
+  int const stop = plan.begin[rank + 1];
+  for (int i = plan.begin[rank]; i < stop;) {
+    int const last = last_of_pair(plan.actions, i, stop);
+    sum += last > i ? costs.of_pair(plan.actions[i], plan.actions[last])
+                    : costs.of(plan.actions[i].what, static_cast<int>(plan.actions[i].stage));
+    i = last + 1;
+  }
   return sum;
 }
 

@@ -46,7 +46,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs) {
   entry("busy", detail::json_list(f.busy, [](double t) { return exact(t); }));
   entry("costs", "{\"forward\": " + cost_list(kind::forward) + ", \"backward_input\": " + cost_list(kind::backward_input) +
                      ", \"backward_weight\": " + cost_list(kind::backward_weight) +
-                     ", \"communication\": " + exact(costs.communication) + "}");
+                     ", \"communication\": " + exact(costs.of_message(0)) + "}");
   std::string lists;
   for (int r = 0; r < plan.size.ranks; ++r) {
     lists += std::string(r > 0 ? "," : "") + "\n    [";
