@@ -7,7 +7,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Schedules as CSV in PyTorch's notation: a row a rank, no header, cells such as `3F0`; with communication `3SEND_F0` too.
+/// Schedules as CSV in PyTorch's notation: a row a rank, no header, cells such as `3F0`, a fused pair `(0F7;7B3)OVERLAP_F_B`;
+/// with communication `3SEND_F0` too.
 
 namespace chevron::show {
 
@@ -16,6 +17,59 @@ enum class idle_cells {
   left_out,  ///< each row is the rank's list, nothing else
   written    ///< an empty cell a step in which the rank waits, where every action takes one step
 };
+
+namespace detail {
+
+/// How many of a list's actions the one at this position stands for in time: 2 at the F of a fused pair, else 1.
+constexpr int actions_at(plan_view const& plan, int rank, int position) {
+  return plan.at(rank, position).fused != 0 && position + 1 < plan.length(rank) ? 2 : 1;
+}
+
+/// The cell for it.
+inline std::string cell_at(plan_view const& plan, int rank, int position) {
+  action const a = plan.at(rank, position);
+  if (actions_at(plan, rank, position) == 1) return to_text(a).str();
+  return to_text(fused_pair{a, plan.at(rank, position + 1)}).str();
+}
+
+/// What has been made so far while a plan is played, step by step.
+class made_so_far {
+ public:
+  explicit made_so_far(plan_view const& plan)
+      : plan_(plan),
+        forward_(static_cast<std::size_t>(plan.stages) * static_cast<std::size_t>(plan.size.micro_batches)),
+        gradient_(forward_.size()) {}
+
+  /// Whether an action has what it needs.
+  bool ready(action a) const {
+    int const stage = static_cast<int>(a.stage);
+    if (a.what == kind::forward) return stage == 0 || forward_[at(stage - 1, a)];
+    if (a.what == kind::backward_weight) return gradient_[at(stage, a)];
+    return forward_[at(stage, a)] && (stage + 1 == plan_.stages || gradient_[at(stage + 1, a)]);
+  }
+  /// Whether all that starts at this position has.
+  bool ready(int rank, int position) const {
+    bool all = true;
+    for (int i = 0; i < actions_at(plan_, rank, position); ++i) all = all && ready(plan_.at(rank, position + i));
+    return all;
+  }
+  void make(action a) {
+    if (a.what == kind::forward)
+      forward_[at(static_cast<int>(a.stage), a)] = true;
+    else if (a.what != kind::backward_weight)
+      gradient_[at(static_cast<int>(a.stage), a)] = true;
+  }
+
+ private:
+  std::size_t at(int stage, action a) const {
+    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(plan_.size.micro_batches) + a.micro_batch;
+  }
+
+  plan_view plan_;
+  std::vector<bool> forward_, gradient_;
+};
+
+}  // namespace detail
 
 /// A plan as CSV. PyTorch's `compute_only` loader takes both forms. With `idle_cells::written` the columns line up in time; ranks
 /// that can never go on (a deadlock) end where they stop.
@@ -29,23 +83,12 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
   };
   if (idle == idle_cells::left_out) {
     for (int r = 0; r < ranks; ++r) {
-      for (int i = 0; i < plan.length(r); ++i) add(r, to_text(plan.at(r, i)).str());
+      for (int i = 0; i < plan.length(r); i += detail::actions_at(plan, r, i)) add(r, detail::cell_at(plan, r, i));
     }
   } else {
     // Step by step: an action runs in the first step in which what it needs ran before.
-    int const micro_batches = plan.size.micro_batches;
-    std::size_t const count = static_cast<std::size_t>(plan.stages) * static_cast<std::size_t>(micro_batches);
-    std::vector<bool> forward(count), backward(count);
+    detail::made_so_far made(plan);
     std::vector<int> next(static_cast<std::size_t>(ranks));
-    auto const at = [&](int stage, action a) {
-      return static_cast<std::size_t>(stage * micro_batches + static_cast<int>(a.micro_batch));
-    };
-    auto const ready = [&](action a) {
-      int const s = static_cast<int>(a.stage);
-      if (a.what == kind::forward) return s == 0 || forward[at(s - 1, a)];
-      if (a.what == kind::backward_weight) return static_cast<bool>(backward[at(s, a)]);
-      return forward[at(s, a)] && (s + 1 == plan.stages || backward[at(s + 1, a)]);
-    };
     std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not yet written: none after the last action
     for (bool moved = true; moved;) {
       moved = false;
@@ -53,24 +96,17 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
       for (int r = 0; r < ranks; ++r) {
         int& i = next[static_cast<std::size_t>(r)];
         if (i == plan.length(r)) continue;
-        action const a = plan.at(r, i);
         int& empty = waiting[static_cast<std::size_t>(r)];
-        if (!ready(a)) {
+        if (!made.ready(r, i)) {
           ++empty;
           continue;
         }
         for (; empty > 0; --empty) add(r, "");
-        add(r, to_text(a).str());
-        ++i;
-        ran.push_back(a);
+        add(r, detail::cell_at(plan, r, i));
+        for (int const stop = i + detail::actions_at(plan, r, i); i < stop; ++i) ran.push_back(plan.at(r, i));
         moved = true;
       }
-      for (action a : ran) {
-        if (a.what == kind::forward)
-          forward[at(static_cast<int>(a.stage), a)] = true;
-        else if (a.what != kind::backward_weight)
-          backward[at(static_cast<int>(a.stage), a)] = true;
-      }
+      for (action a : ran) made.make(a);
     }
   }
   std::string out;
@@ -91,23 +127,16 @@ enum class csv_waits {
 inline std::string csv_with_communication(program_view const& program, csv_waits waits) {
   plan_view const& plan = program.plan;
   int const ranks = plan.size.ranks;
-  std::size_t const micro_batches = static_cast<std::size_t>(plan.size.micro_batches);
-  std::size_t const cells = static_cast<std::size_t>(plan.stages) * micro_batches;
   std::vector<std::string> rows(static_cast<std::size_t>(ranks));
   auto const add = [&](int rank, std::string const& cell) {
     std::string& row = rows[static_cast<std::size_t>(rank)];
     row += (row.empty() ? "" : ",") + cell;
   };
   auto const name = [](kind what, int stage, int micro_batch) { return to_text(make_action(what, stage, micro_batch)).str(); };
-  std::vector<bool> forward(cells), gradient(cells);
-  std::vector<int> next(static_cast<std::size_t>(ranks));
+  detail::made_so_far made(plan);
+  std::vector<int> next(static_cast<std::size_t>(ranks));      // in the program
+  std::vector<int> computed(static_cast<std::size_t>(ranks));  // in the plan, which has the same computations in the same order
   std::vector<int> reducing(static_cast<std::size_t>(ranks), -1);
-  auto const ready = [&](action a) {
-    std::size_t const cell = static_cast<std::size_t>(a.stage) * micro_batches + a.micro_batch;
-    if (a.what == kind::forward) return a.stage == 0 || forward[cell - micro_batches];
-    if (a.what == kind::backward_weight) return true;
-    return static_cast<int>(a.stage) + 1 == plan.stages || gradient[cell + micro_batches];
-  };
   auto const wait_for_reduction = [&](int rank) {
     int& stage = reducing[static_cast<std::size_t>(rank)];
     if (waits == csv_waits::written && stage >= 0) add(rank, std::to_string(stage) + "WAIT_REDUCE_GRAD");
@@ -116,20 +145,21 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
   for (bool moved = true; moved;) {
     moved = false;
     for (int r = 0; r < ranks; ++r) {
-      // One computation a turn, with all that belongs to it.
-      bool computed = false;
+      // One computation or one fused pair a turn, with all that belongs to it.
+      bool ran = false;
       for (int& i = next[static_cast<std::size_t>(r)]; i < program.length(r); ++i) {
         instruction const& one = program.at(r, i);
         action const a = one.what;
         int const stage = static_cast<int>(a.stage);
         int const m = static_cast<int>(a.micro_batch);
         if (is_compute(a.what)) {
-          if (computed || !ready(a)) break;
-          computed = true;
-          std::size_t const cell = static_cast<std::size_t>(stage) * micro_batches + static_cast<std::size_t>(m);
-          if (a.what == kind::forward) forward[cell] = true;
-          if (a.what == kind::backward || a.what == kind::backward_input) gradient[cell] = true;
-          add(r, to_text(a).str());
+          int& position = computed[static_cast<std::size_t>(r)];
+          if (ran || !made.ready(r, position)) break;
+          ran = true;
+          add(r, detail::cell_at(plan, r, position));
+          int const stop = position + detail::actions_at(plan, r, position);
+          i += stop - position - 1;  // the other half of a pair is the next instruction
+          for (; position < stop; ++position) made.make(plan.at(r, position));
         } else if (a.what == kind::send_forward || a.what == kind::send_backward) {
           bool const up = a.what == kind::send_forward;
           add(r, to_text(a).str());

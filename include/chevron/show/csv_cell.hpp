@@ -7,8 +7,9 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, or nothing (an idle step). Exact,
-/// where PyTorch's own reader drops what follows a match and takes a missing microbatch for none.
+/// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, a fused pair `(0F7;7B3)OVERLAP_F_B`,
+/// or nothing (an idle step). Exact, where PyTorch's own reader drops what follows a match, takes a missing microbatch for none
+/// and any actions at all for the halves of a pair.
 
 namespace chevron {
 
@@ -25,9 +26,10 @@ enum class csv_extra : std::uint8_t {
   reshard                 ///< RESHARD: let go of them
 };
 
-/// One cell. With `extra`, `what` has no meaning.
+/// One cell, or one half of a fused pair. With `extra`, `what` has no meaning.
 struct csv_cell {
   bool empty = true;
+  bool fused = false;  ///< the F of a pair: the next cell is its other half
   csv_extra extra = csv_extra::none;
   kind what{};
   int stage = 0;
@@ -36,21 +38,32 @@ struct csv_cell {
 
   constexpr bool is_instruction() const { return !empty && extra == csv_extra::none; }
   constexpr bool computes() const { return is_instruction() && is_compute(what); }
-  constexpr action as_action() const { return make_action(what, stage, micro_batch); }
+  constexpr action as_action() const {
+    action a = make_action(what, stage, micro_batch);
+    a.fused = fused ? 1 : 0;
+    return a;
+  }
 };
 
-/// Walks through a text. After each cell, `row_ended` says whether it was the line's last.
+/// Walks through a text. After each cell, `row_ended` says whether it was the line's last. A fused pair comes as two cells, its
+/// halves, each with its own column.
 class csv_scanner {
  public:
   constexpr explicit csv_scanner(std::string_view text) : text_(text) {}
 
-  constexpr bool done() const { return at_ >= text_.size() && !after_comma_; }
+  constexpr bool done() const { return at_ >= text_.size() && !after_comma_ && other_half_.empty; }
   constexpr bool row_ended() const { return row_ended_; }
   constexpr int line() const { return line_; }
   /// What kept the last cell from being read, if anything.
   constexpr finding const& problem() const { return problem_; }
 
   constexpr csv_cell next() {
+    if (!other_half_.empty) {
+      csv_cell const half = other_half_;
+      other_half_.empty = true;
+      row_ended_ = pair_ends_row_;
+      return half;
+    }
     if (row_ended_) {
       ++line_;
       line_start_ = at_;
@@ -75,7 +88,11 @@ class csv_scanner {
     }
     after_comma_ = at_ < text_.size() && text_[at_] == ',';
     if (at_ < text_.size()) ++at_;
-    if (!there.empty()) read(cell, there);
+    if (there.empty()) return cell;
+    if (there.front() == '(')
+      read_pair(cell, there);
+    else
+      read(cell, there);
     return cell;
   }
 
@@ -108,16 +125,55 @@ class csv_scanner {
     return count == 0 ? -1 : padded ? -2 : large ? -3 : value;
   }
 
-  constexpr void read(csv_cell& cell, std::string_view there) {
+  /// `(0F7;7B3)OVERLAP_F_B`: the F becomes `cell`, the other half is kept for the next call.
+  constexpr void read_pair(csv_cell& cell, std::string_view there) {
+    int const column = cell.column;
+    constexpr auto none = std::string_view::npos;
+    std::size_t const close = there.find(')');
+    if (close == none)
+      return fail(column, there, " has no closing bracket: a fused pair is an F and a B or I, such as (0F7;7B3)OVERLAP_F_B");
+    if (there.find('(', 1) < close)
+      return fail(column, there, " is a pair within a pair: each half is one action, such as (0F7;7B3)OVERLAP_F_B");
+    if (there.substr(close + 1) != "OVERLAP_F_B")
+      return fail(column, there,
+                  ": wanted is OVERLAP_F_B right after the bracket, and nothing else, such as (0F7;7B3)OVERLAP_F_B");
+    std::string_view const halves = there.substr(1, close - 1);
+    std::size_t const middle = halves.find(';');
+    if (middle == none || middle == 0 || middle + 1 == halves.size() || halves.find(';', middle + 1) != none) {
+      return fail(column, there,
+                  " has not two halves: wanted are an F and a B or I with one semicolon between, such as (0F7;7B3)OVERLAP_F_B");
+    }
+    csv_cell first, second;
+    first.column = column + 1;
+    second.column = first.column + static_cast<int>(middle) + 1;
+    read(first, halves.substr(0, middle), true);
+    if (problem_) return;
+    read(second, halves.substr(middle + 1), true);
+    if (problem_) return;
+    if (!first.is_instruction() || first.what != kind::forward)
+      return fail(first.column, halves.substr(0, middle),
+                  ": the first half of a fused pair must be an F, as in (0F7;7B3)OVERLAP_F_B");
+    if (!second.is_instruction() || (second.what != kind::backward && second.what != kind::backward_input)) {
+      return fail(second.column, halves.substr(middle + 1),
+                  ": the second half of a fused pair must be a B or an I, as in (0F7;7B3)OVERLAP_F_B");
+    }
+    cell = first;
+    cell.fused = true;
+    other_half_ = second;
+    pair_ends_row_ = row_ended_;
+    row_ended_ = false;
+  }
+
+  /// One action, on its own or as half of a pair.
+  constexpr void read(csv_cell& cell, std::string_view there, bool half = false) {
     int const column = cell.column;
     for (char c : there) {
       if (c == 0) return fail(column, there, " holds a NUL byte: a schedule is plain text, such as 0F0,0F1,0B0");
     }
-    if (there.front() == '(') {
-      return fail(column, there, ": fused pairs are not supported yet: write the F and the B as two actions, such as 0F7,7B3");
-    }
     if (there.front() == ' ' || there.back() == ' ' || there.front() == '\t' || there.back() == '\t') {
-      return fail(column, there, " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1");
+      return fail(column, there,
+                  half ? " has blanks around it: a fused pair has none, such as (0F7;7B3)OVERLAP_F_B"
+                       : " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1");
     }
     std::string_view rest = there;
     cell.stage = take_number(rest, max_stages - 1);
@@ -164,6 +220,7 @@ class csv_scanner {
       if (cell.micro_batch < 0) return fail(column, there, " names a microbatch above 65534, the highest there can be");
     }
     if (!rest.empty()) {
+      if (half) return fail(column, there, " goes on after its end: each half of a fused pair is one action, such as 0F7");
       return fail(column, there,
                   has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
                                   : " goes on after its type: this type has no microbatch");
@@ -177,6 +234,8 @@ class csv_scanner {
   int line_ = 1;
   bool row_ended_ = false;
   bool after_comma_ = false;  // then a cell follows, though it may be empty and the text's end
+  csv_cell other_half_{};     // of the pair whose F was the last cell; empty: none
+  bool pair_ends_row_ = false;
   finding problem_{};
 };
 

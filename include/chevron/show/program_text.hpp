@@ -11,7 +11,8 @@
 
 namespace chevron::show {
 
-/// One block a rank, one line an instruction: position, action, peer, and where its tensors are.
+/// One block a rank, one line an instruction: position, action, peer, and where its tensors are. The halves of a fused pair have
+/// a line each, and name each other.
 inline std::string program_text(program_view const& program) {
   std::string out;
   for (int r = 0; r < program.plan.size.ranks; ++r) {
@@ -63,6 +64,8 @@ inline std::string program_text(program_view const& program) {
         default:
           break;
       }
+      if (one.what.fused != 0 && i + 1 < program.length(r)) say("fused with " + to_text(program.at(r, i + 1).what).str());
+      if (i > 0 && program.at(r, i - 1).what.fused != 0) say("fused with " + to_text(program.at(r, i - 1).what).str());
       while (line.back() == ' ') line.pop_back();
       out += line + "\n";
     }
