@@ -1,0 +1,23 @@
+#pragma once
+
+#include <chevron/prove/timeline.hpp>
+
+/// \file
+/// What a search makes short.
+
+namespace chevron::search {
+
+/// Which length counts: with an optimizer that waits for all ranks a step costs its makespan; where steps overlap, its span.
+enum class objective { makespan, span };
+
+constexpr char const* name_of(objective goal) { return goal == objective::makespan ? "makespan" : "span"; }
+
+/// The length that counts, in the costs' unit, of a plan that passes `check`.
+constexpr double length_of(objective goal, plan_view const& plan, timeline const& when) {
+  return goal == objective::makespan ? makespan(plan, when) : span(plan, when);
+}
+constexpr double length_of(objective goal, plan_view const& plan, cost_view const& costs) {
+  return length_of(goal, plan, simulate(plan, costs));
+}
+
+}  // namespace chevron::search

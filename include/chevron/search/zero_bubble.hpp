@@ -1,0 +1,259 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/describe/sized.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/search/memory_model.hpp>
+#include <chevron/search/objective.hpp>
+
+/// \file
+/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): one stage a rank, orders made
+/// for given costs and memory.
+
+namespace chevron::search {
+
+namespace detail {
+
+/// Three questions on which the rule of thumb has no opinion; all eight answers are tried.
+struct zero_bubble_choice {
+  bool stop_short;   ///< warm-up: no forward that would end after the first gradient has arrived
+  bool hold_back;    ///< steady: a rank two forwards ahead of the next one may leave a round out
+  bool fill_partly;  ///< a wait shorter than a W gets one even where another rank has idled more
+};
+
+/// Builds one zero-bubble order: rank by rank and round by round, a round being one forward and one input gradient on each
+/// rank. Weight gradients go where a rank would wait, where memory runs out, and at the end.
+struct zero_bubble_weaver {
+  cost_view costs;
+  memory_view memory;
+  int ranks;
+  int micro_batches;
+  zero_bubble_choice choice;
+  action* order;        // of rank r from 3Mr on
+  double* forward_end;  // by rank and microbatch
+  double* input_end;
+  int* done;      // by rank and family F, I, W: how many
+  double* clock;  // by rank
+  double* held;   // memory
+  double* idle;   // waited since the first forward
+  int* demand;    // forwards wanted next
+
+  static constexpr kind kinds[3] = {kind::forward, kind::backward_input, kind::backward_weight};
+  enum family { forwards, inputs, weights };
+
+  constexpr int& count(int rank, family f) { return done[rank * 3 + f]; }
+  constexpr double cost(int rank, family f) const { return costs.of(kinds[f], rank); }
+  constexpr double change(int rank, family f) const {
+    int const i = rank * memory.stride;
+    return f == forwards ? memory.forward[i] : f == inputs ? memory.backward_input[i] : memory.backward_weight[i];
+  }
+  constexpr bool fits(int rank, double amount) const {
+    return !memory.limited(rank) || amount <= memory.limit[rank * memory.stride];
+  }
+  constexpr double most_idle() const {
+    double most = 0;
+    for (int r = 0; r < ranks; ++r) most = idle[r] > most ? idle[r] : most;
+    return most;
+  }
+
+  /// When what the next F or I of a rank needs from its neighbour is there; 0 where it needs nothing.
+  constexpr double arrival(int rank, family f) {
+    int const cell = rank * micro_batches + count(rank, f);
+    if (f == forwards) return rank > 0 ? forward_end[cell - micro_batches] + costs.of_message(rank - 1) : 0;
+    return f == inputs && rank + 1 < ranks ? input_end[cell + micro_batches] + costs.of_message(rank) : 0;
+  }
+
+  constexpr void take(int rank, family f) {
+    double const there = arrival(rank, f);
+    double const wait = there > clock[rank] ? there - clock[rank] : 0;
+    if (count(rank, forwards) > 0) idle[rank] += wait;
+    clock[rank] += wait + cost(rank, f);
+    held[rank] += change(rank, f);
+    int const m = count(rank, f)++;
+    if (f == forwards) forward_end[rank * micro_batches + m] = clock[rank];
+    if (f == inputs) input_end[rank * micro_batches + m] = clock[rank];
+    order[rank * 3 * micro_batches + count(rank, forwards) + count(rank, inputs) + count(rank, weights) - 1] =
+        make_action(kinds[f], rank, m);
+  }
+  constexpr bool has_weight(int rank) { return count(rank, weights) < count(rank, inputs); }
+
+  /// Weight gradients until `f` fits; false: there are not enough.
+  constexpr bool make_room(int rank, family f) {
+    while (!fits(rank, held[rank] + change(rank, f))) {
+      if (!has_weight(rank)) return false;
+      take(rank, weights);
+    }
+    return true;
+  }
+  /// Weight gradients into the wait for `f`. The last may overrun it: that is free as long as it is not this rank that holds up
+  /// all others, and worth it where this rank would otherwise become the one that idled most.
+  constexpr void fill(int rank, family f) {
+    double const until = arrival(rank, f);
+    while (has_weight(rank) && clock[rank] + cost(rank, weights) <= until) take(rank, weights);
+    if (!has_weight(rank) || clock[rank] >= until) return;
+    if (choice.fill_partly || until - clock[rank] > most_idle() - idle[rank]) take(rank, weights);
+  }
+
+  /// As many forwards as fit before the first gradient is back, each rank at least one more than the next.
+  constexpr void warm_up() {
+    for (int r = 0; r < ranks; ++r) take(r, forwards);
+    double gradient = 0;  // when the first gradient of the rank after is made
+    for (int r = ranks - 1; r >= 0; --r) {
+      double now = clock[r];
+      if (r + 1 < ranks) {
+        double const back = gradient + costs.of_message(r);
+        double const each = cost(r, forwards);
+        double amount = held[r] + change(r, forwards);
+        while (1 + demand[r] < micro_batches && fits(r, amount) && (choice.stop_short ? now + each <= back : now < back)) {
+          amount += change(r, forwards);
+          now += each;
+          ++demand[r];
+        }
+        now = now > back ? now : back;
+      }
+      gradient = now + cost(r, inputs);
+    }
+    for (int r = 1; r < ranks; ++r) {
+      while (demand[r] > 0 && demand[r] >= demand[r - 1] && 1 + demand[r] < micro_batches) --demand[r];
+    }
+    for (int r = 0; r < ranks; ++r) {
+      for (; demand[r] > 0; --demand[r]) take(r, forwards);
+    }
+    for (int r = ranks - 1; r >= 0; --r) take(r, inputs);
+  }
+
+  /// Whether a rank well ahead of the next one does better without another forward in this round: it would be late for the
+  /// gradient that the next rank can send soonest, and this rank's waiting is not what the step is long of.
+  constexpr bool holds_back(int rank) {
+    if (!choice.hold_back || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
+    double const back = clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_message(rank);
+    if (clock[rank] >= back) return true;
+    double amount = held[rank] + change(rank, forwards);
+    double end = clock[rank] + cost(rank, forwards);
+    for (int w = count(rank, weights); w < count(rank, inputs) && !fits(rank, amount); ++w) {
+      amount += change(rank, weights);
+      end += cost(rank, weights);
+    }
+    return end > back && back - clock[rank] <= most_idle() - idle[rank];
+  }
+
+  /// One forward and one input gradient on each rank; false: the memory does not suffice.
+  constexpr bool round() {
+    bool go_on = true;  // a rank without a forward leaves all before it without one
+    for (int r = ranks - 1; r >= 0; --r) {
+      go_on = go_on && count(r, forwards) < micro_batches && !holds_back(r);
+      demand[r] = go_on ? 1 : 0;
+    }
+    for (int r = 0; r < ranks; ++r) {
+      if (demand[r] == 0) continue;
+      if (!make_room(r, forwards)) return false;
+      fill(r, forwards);
+      take(r, forwards);
+    }
+    for (int r = ranks - 1; r >= 0; --r) {
+      if (!make_room(r, inputs)) return false;
+      fill(r, inputs);
+      // Nobody waits for what the first rank does after its last forward.
+      while (r == 0 && count(r, forwards) == micro_batches && has_weight(r)) take(r, weights);
+      take(r, inputs);
+    }
+    return true;
+  }
+
+  constexpr bool weave() {
+    for (int i = 0; i < 3 * ranks; ++i) done[i] = 0;
+    for (int r = 0; r < ranks; ++r) clock[r] = held[r] = idle[r] = demand[r] = 0;
+    warm_up();
+    for (int m = 1; m < micro_batches; ++m) {
+      if (!round()) return false;
+    }
+    for (int r = 0; r < ranks; ++r) {
+      while (has_weight(r)) take(r, weights);
+    }
+    return true;
+  }
+};
+
+/// What is wrong with a memory model for one stage a rank.
+constexpr finding check_memory(memory_view const& memory, int ranks) {
+  finding f;
+  f.broken = law::description;
+  for (int r = 0; r < ranks; ++r) {
+    int const i = r * memory.stride;
+    double const sum = memory.forward[i] + memory.backward_input[i] + memory.backward_weight[i];
+    double const rounding = memory.forward[i] * 1e-9;
+    f.number = r;
+    f.words = "what F takes, I and W must give back: their memory does not add up to 0 on stage ";
+    if (sum > rounding || sum < -rounding) return f;
+    f.words = "the memory limit is below what one microbatch takes; raise it on rank ";
+    if (memory.limited(r) && memory.limit[i] < memory.forward[i]) return f;
+  }
+  return {};
+}
+
+}  // namespace detail
+
+/// The best of eight orders that follow one rule: forwards as far as memory allows until the first gradient is back, then one
+/// forward and one input gradient in turn, weight gradients where a rank would wait or memory runs out. With a limit of P or 2P
+/// microbatches these are the paper's ZB-1p and ZB-2p.
+///
+/// Stage s lives on rank s. Costs and memory may differ from stage to stage. The plan declares the chunks in flight that it
+/// reaches. A model that is not one, or a limit below one microbatch, comes back with `problem` set.
+constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, shape size, objective goal = objective::span) {
+  if (finding const f = chevron::detail::check_shape(placement::linear, size)) return chevron::detail::refused(size, "ZB", f);
+  if (finding const f = detail::check_memory(memory, size.ranks)) return chevron::detail::refused(size, "ZB", f);
+  size.chunks = 1;
+  int const ranks = size.ranks;
+  int const total = 3 * ranks * size.micro_batches;
+  plan result;
+  result.size = size;
+  result.stages = ranks;
+  result.name = "ZB";
+  result.begin = buffer<int>(ranks + 1);
+  result.rank_of = buffer<std::int16_t>(ranks);
+  for (int r = 0; r <= ranks; ++r) result.begin.data[r] = r * 3 * size.micro_batches;
+  for (int r = 0; r < ranks; ++r) result.rank_of.data[r] = static_cast<std::int16_t>(r);
+  for (int pending = 1; pending <= 2; ++pending) {
+    bool same = true;
+    for (int r = 0; r < ranks; ++r) {
+      int const i = r * memory.stride;
+      same = same && memory.limited(r) && memory.limit[i] == memory.forward[i] * pending * ranks;
+    }
+    if (same) result.name = pending == 1 ? "ZB-1p" : "ZB-2p";
+  }
+
+  buffer<action> order(total);
+  buffer<double> forward_end(ranks * size.micro_batches), input_end(ranks * size.micro_batches);
+  buffer<double> clock(ranks), held(ranks), idle(ranks);
+  buffer<int> done(3 * ranks), demand(ranks);
+  double best = -1;
+  for (int answers = 0; answers < 8; ++answers) {
+    // In the paper's program the first of equals stays, too, which decides some of its numbers.
+    detail::zero_bubble_choice const choice{(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0};
+    detail::zero_bubble_weaver weaver{costs,      memory,           ranks,          size.micro_batches, choice,
+                                      order.data, forward_end.data, input_end.data, done.data,          clock.data,
+                                      held.data,  idle.data,        demand.data};
+    if (!weaver.weave()) continue;
+    plan_view seen = result.view();
+    seen.actions = order.data;
+    double const length = length_of(goal, seen, costs);
+    if (best >= 0 && length >= best) continue;
+    best = length;
+    if (result.actions.data == nullptr) result.actions = buffer<action>(total);
+    for (int i = 0; i < total; ++i) result.actions.data[i] = order.data[i];
+  }
+  if (best < 0) {
+    finding f;
+    f.broken = law::description;
+    f.words = "the memory limit leaves no place for the next forward though all weight gradients are done; microbatches: ";
+    f.number = size.micro_batches;
+    return chevron::detail::refused(size, result.name, f);
+  }
+  result.in_flight_limit = peak_in_flight(result);
+  return result;
+}
+
+}  // namespace chevron::search
