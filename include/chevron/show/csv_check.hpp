@@ -134,22 +134,7 @@ constexpr finding check_messages(program_view const& program, bool waits) {
     if (finding const f = detail::check_row(program, r, waits, seen.data, done.data)) return f;
   }
   if (finding const f = detail::check_channels(program)) return f;
-  // From here on, a source says no more than that the input comes from another rank.
-  buffer<instruction> marked(program.total());
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
-      instruction one = program.instructions[i];
-      int const stage = static_cast<int>(one.what.stage);
-      bool const from_before = one.what.what == kind::forward && stage > 0;
-      bool const from_behind =
-          (one.what.what == kind::backward || one.what.what == kind::backward_input) && stage + 1 < plan.stages;
-      if ((from_before && plan.rank_of[stage - 1] != r) || (from_behind && plan.rank_of[stage + 1] != r)) one.source = 0;
-      marked.data[i] = one;
-    }
-  }
-  program_view played = program;
-  played.instructions = marked.data;
-  return detail::check_program_progress(played);
+  return detail::check_program_progress(program);
 }
 
 /// The words of the dialects that are no instructions here: each about a stage of its own rank, and reductions waited for one by
