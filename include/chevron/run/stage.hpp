@@ -129,6 +129,7 @@ class stage {
     requires module_pointer<Module>
   stage(Module module) {  // NOLINT: a module is a stage
     for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
+    for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
     forward_ = [module](tensors& inputs, tensors& outputs) mutable {
       auto run = [&module](auto&... each) -> decltype(module->forward(each...)) { return module->forward(each...); };
       static_assert(detail::takes_any_count<decltype(run)>() || detail::takes_a_span<decltype(run)>(),
@@ -158,6 +159,9 @@ class stage {
   /// All parameters, in the order of registration, those that need no gradient included.
   std::vector<parameter> const& parameters() const { return parameters_; }
 
+  /// What forwards may change besides their outputs (running means …), of a module; nothing for a callable.
+  std::vector<parameter> const& buffers() const { return buffers_; }
+
   /// Switches what behaves differently in training (dropout …). Nothing for a callable.
   void training(bool on) {
     if (set_training_) set_training_(on);
@@ -167,6 +171,7 @@ class stage {
   std::function<void(tensors&, tensors&)> forward_;
   std::function<void(bool)> set_training_;
   std::vector<parameter> parameters_;
+  std::vector<parameter> buffers_;
 };
 
 /// Adds the parameters of a module used inside a callable stage.
