@@ -1,0 +1,375 @@
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <chevron/plan/forward_part.hpp>
+#include <chevron/schedule.hpp>
+
+/// \file
+/// Random plans that are right, and random changes to plans and programs that mostly make them wrong.
+
+namespace chevron::tests {
+
+/// Dice that give the same throws on every machine.
+struct dice {
+  std::mt19937 random;
+  int below(int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); }
+  bool one_in(int n) { return below(n) == 0; }
+};
+
+template <class Entry>
+using lists = std::vector<std::vector<Entry>>;
+
+inline lists<action> lists_of(plan_view const& p) {
+  lists<action> out;
+  for (int r = 0; r < p.size.ranks; ++r) out.emplace_back(p.actions + p.begin[r], p.actions + p.begin[r + 1]);
+  return out;
+}
+inline lists<instruction> lists_of(program_view const& p) {
+  lists<instruction> out;
+  for (int r = 0; r < p.plan.size.ranks; ++r) out.emplace_back(p.instructions + p.begin[r], p.instructions + p.begin[r + 1]);
+  return out;
+}
+
+template <class Entry>
+void fill(lists<Entry> const& from, buffer<Entry>& entries, buffer<int>& begin) {
+  std::size_t total = 0;
+  for (auto const& one : from) total += one.size();
+  entries = buffer<Entry>(static_cast<int>(total));
+  begin = buffer<int>(static_cast<int>(from.size()) + 1, zeroed);
+  int at = 0;
+  for (std::size_t r = 0; r < from.size(); ++r) {
+    for (Entry const& one : from[r]) entries.data[at++] = one;
+    begin.data[r + 1] = at;
+  }
+}
+
+/// A placement without system, but with a stage on every rank.
+inline std::vector<int> any_placement(dice& d, int ranks) {
+  int const stages = ranks + d.below(2 * ranks + 1);
+  std::vector<int> rank_of;
+  for (int s = 0; s < stages; ++s) rank_of.push_back(s < ranks ? s : d.below(ranks));
+  std::shuffle(rank_of.begin(), rank_of.end(), d.random);
+  return rank_of;
+}
+inline std::vector<int> known_placement(dice& d, int ranks) {
+  int const across = 1 + d.below(4);
+  bool const turns = d.one_in(2);
+  std::vector<int> rank_of;
+  for (int s = 0; s < ranks * across; ++s) {
+    bool const back = turns && (s / ranks) % 2 == 1;
+    rank_of.push_back(back ? ranks - 1 - s % ranks : s % ranks);
+  }
+  return rank_of;
+}
+
+/// A lawful plan: a random placement, each chunk's backward whole or split at random, and a random order of all the work in
+/// which everything comes after what it needs, cut into the ranks' lists. With `pairs`, neighbours that were ready together are
+/// fused here and there.
+inline plan random_order(dice& d, bool pairs) {
+  int const ranks = 1 + d.below(5), micro_batches = 1 + d.below(6);
+  std::vector<int> const rank_of = d.one_in(3) ? any_placement(d, ranks) : known_placement(d, ranks);
+  int const stages = static_cast<int>(rank_of.size());
+  plan out;
+  out.size = {ranks, micro_batches, 0};
+  out.stages = stages;
+  out.forward_only = d.one_in(12);
+  out.rank_of = buffer<std::int16_t>(stages);
+  for (int s = 0; s < stages; ++s) out.rank_of.data[s] = static_cast<std::int16_t>(rank_of[static_cast<std::size_t>(s)]);
+  for (int r = 0; r < ranks; ++r)
+    out.size.chunks = std::max(out.size.chunks, static_cast<int>(std::count(rank_of.begin(), rank_of.end(), r)));
+
+  // What is ready, and how often each kind is drawn: a plan's temper.
+  int const temper[compute_kinds] = {1 + d.below(8), 1 + d.below(8), 1 + d.below(8), 1 + d.below(8)};
+  int const splits = d.below(3);  // 0: none, 1: all, 2: some
+  std::vector<action> ready;
+  auto const becomes_ready = [&](action a) { ready.push_back(a); };
+  auto const backward_of = [&](int s, int m) {
+    bool const split = splits == 1 || (splits == 2 && d.one_in(2));
+    return make_action(split ? kind::backward_input : kind::backward, s, m);
+  };
+  for (int m = 0; m < micro_batches; ++m) becomes_ready(make_action(kind::forward, 0, m));
+  lists<action> order(static_cast<std::size_t>(ranks));
+  auto const done = [&](action a) {
+    int const s = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
+    if (a.what == kind::forward) {
+      if (s + 1 < stages)
+        becomes_ready(make_action(kind::forward, s + 1, m));
+      else if (!out.forward_only)
+        becomes_ready(backward_of(s, m));
+    } else if (a.what != kind::backward_weight) {
+      if (a.what == kind::backward_input) becomes_ready(make_action(kind::backward_weight, s, m));
+      if (s > 0) becomes_ready(backward_of(s - 1, m));
+    }
+  };
+  while (!ready.empty()) {
+    std::size_t pick = static_cast<std::size_t>(d.below(static_cast<int>(ready.size())));
+    for (int tries = 0; tries < 3 && d.below(8) >= temper[static_cast<int>(ready[pick].what)]; ++tries)
+      pick = static_cast<std::size_t>(d.below(static_cast<int>(ready.size())));
+    action first = ready[pick];
+    int const rank = rank_of[first.stage];
+    ready.erase(ready.begin() + static_cast<std::ptrdiff_t>(pick));
+    if (pairs && first.what == kind::forward && d.one_in(2)) {
+      auto const partner = std::find_if(ready.begin(), ready.end(), [&](action a) {
+        return (a.what == kind::backward || a.what == kind::backward_input) && rank_of[a.stage] == rank;
+      });
+      if (partner != ready.end()) {
+        action const second = *partner;
+        ready.erase(partner);
+        first.fused = 1;
+        order[static_cast<std::size_t>(rank)].push_back(first);
+        order[static_cast<std::size_t>(rank)].push_back(second);
+        done(first);
+        done(second);
+        continue;
+      }
+    }
+    order[static_cast<std::size_t>(rank)].push_back(first);
+    done(first);
+  }
+  fill(order, out.actions, out.begin);
+  return out;
+}
+
+inline plan from_catalogue(dice& d) {
+  int const count = static_cast<int>(decltype(hana::size(catalogue::all))::value);
+  shape const size{1 + d.below(5), 1 + d.below(8), 0};
+  int const which = d.below(count);
+  plan out;
+  int index = 0;
+  catalogue::for_each([&](auto const& one) {
+    if (index++ == which) out = expand(one, size);
+  });
+  return out;
+}
+
+inline plan from_list(dice& d) {
+  using namespace chevron::letters;
+  shape const size{1 + d.below(5), 1 + d.below(6), 0};
+  bool const split = d.one_in(2);
+  costs const times{.forward = 1.0 + d.below(3),
+                    .backward_input = 1.0 + d.below(3),
+                    .backward_weight = 1.0 + d.below(3),
+                    .communication = d.below(2) * 0.5};
+  auto const expanded = [&](auto const& where, int chunks) {
+    auto base = schedule_of(split ? work_graph::split_backward : work_graph::full_backward).place(where).assuming(times);
+    switch (d.below(4)) {
+      case 0:
+        base = base.prefer(F, I, W);
+        break;
+      case 1:
+        base = base.prefer(W, I, F);
+        break;
+      case 2:
+        base = base.prefer(I, W, F);
+        break;
+      default:
+        break;
+    }
+    if (d.one_in(2)) return expand(base, size);
+    return expand(base.at_most_in_flight(chunks + d.below(2 * size.ranks)), size);
+  };
+  switch (d.below(4)) {
+    case 0:
+      return expanded(placement::linear, 1);
+    case 1:
+      return expanded(placement::loop, 2);
+    case 2:
+      return expanded(placement::vee, 2);
+    default:
+      return expanded(placement::wave<3>, 3);
+  }
+}
+
+/// A lawful plan of any kind, sometimes with the least limit that it keeps, or forwards alone.
+inline plan lawful_plan(dice& d, bool pairs) {
+  plan out = d.below(10) < 6 ? random_order(d, pairs) : d.one_in(2) ? from_catalogue(d) : from_list(d);
+  if (!out.forward_only && d.one_in(12)) out = forward_part(out);
+  if (!out.forward_only && d.one_in(4)) out.in_flight_limit = peak_in_flight(out) + d.below(2);
+  return out;
+}
+
+/// One random change to the lists of ranks: delete, duplicate, swap, move on a rank or to another; `change` alters one entry.
+template <class Entry, class Change>
+void mutate(dice& d, lists<Entry>& of, Change change) {
+  int const ranks = static_cast<int>(of.size());
+  std::vector<Entry>* list = nullptr;
+  do list = &of[static_cast<std::size_t>(d.below(ranks))];
+  while (list->empty() && !d.one_in(50));
+  if (list->empty()) return;
+  auto const place = [&](std::vector<Entry>& in) { return in.begin() + d.below(static_cast<int>(in.size()) + 1); };
+  std::size_t const at = static_cast<std::size_t>(d.below(static_cast<int>(list->size())));
+  Entry const one = (*list)[at];
+  auto const here = list->begin() + static_cast<std::ptrdiff_t>(at);
+  switch (d.below(8)) {
+    case 0:
+      list->erase(here);
+      break;
+    case 1:
+      list->insert(place(*list), one);
+      break;
+    case 2:
+      std::swap((*list)[at], (*list)[static_cast<std::size_t>(d.below(static_cast<int>(list->size())))]);
+      break;
+    case 3:
+      if (at + 1 < list->size()) std::swap((*list)[at], (*list)[at + 1]);
+      break;
+    case 4: {
+      list->erase(here);
+      auto& to = of[static_cast<std::size_t>(d.below(ranks))];
+      to.insert(place(to), one);
+      break;
+    }
+    case 5:
+      list->erase(here);
+      list->insert(place(*list), one);
+      break;
+    default:
+      change((*list)[at]);
+      break;
+  }
+}
+
+/// Renumbers or re-stages an action, changes its kind, or makes and breaks pairs.
+inline void renumber(dice& d, action& a, int stages, int micro_batches, int kinds, bool pairs) {
+  switch (d.below(pairs ? 4 : 3)) {
+    case 0:
+      a.micro_batch = static_cast<std::uint32_t>(d.below(micro_batches + 1)) & 0xffffu;
+      break;
+    case 1:
+      a.stage = static_cast<std::uint32_t>(d.below(stages + 1)) & 0x7ffu;
+      break;
+    case 2:
+      a.what = static_cast<kind>(d.below(kinds));
+      break;
+    default:
+      a.fused = a.fused != 0 ? 0 : 1;
+      break;
+  }
+}
+
+inline plan mutant(dice& d, plan const& of, bool pairs) {
+  plan out = of;
+  lists<action> order = lists_of(out.view());
+  for (int changes = 1 + d.below(2); changes > 0; --changes) {
+    mutate(d, order, [&](action& a) {
+      renumber(d, a, out.stages, out.size.micro_batches, d.one_in(6) ? program_kinds : compute_kinds, pairs);
+    });
+  }
+  if (out.in_flight_limit > 1 && d.one_in(4)) --out.in_flight_limit;
+  if (d.one_in(20)) out.rank_of.data[d.below(out.stages)] = static_cast<std::int16_t>(d.below(out.size.ranks));
+  fill(order, out.actions, out.begin);
+  return out;
+}
+
+/// Waits for each send right behind it, on one rank or (-1) on all: right only if nobody holds up anybody.
+inline void synchronous_sends(lists<instruction>& of, int on_rank) {
+  for (std::size_t r = 0; r < of.size(); ++r) {
+    if (on_rank >= 0 && static_cast<int>(r) != on_rank) continue;
+    std::vector<instruction> out;
+    for (instruction const& one : of[r]) {
+      kind const what = one.what.what;
+      if (what == kind::wait_send_forward || what == kind::wait_send_backward) continue;
+      out.push_back(one);
+      if (what != kind::send_forward && what != kind::send_backward) continue;
+      instruction wait = one;
+      wait.what.what = what == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
+      wait.slot = no_slot;
+      out.push_back(wait);
+    }
+    of[r] = out;
+  }
+}
+
+/// Posts each receive right before the computation that reads it: wrong wherever sends have another order than their uses.
+inline void deferred_receives(lists<instruction>& of, int on_rank) {
+  for (std::size_t r = 0; r < of.size(); ++r) {
+    if (on_rank >= 0 && static_cast<int>(r) != on_rank) continue;
+    std::vector<instruction> out;
+    for (instruction const& one : of[r]) {
+      if (one.what.what == kind::receive_forward || one.what.what == kind::receive_backward) continue;
+      for (instruction const& receive : of[r]) {
+        bool const forward = receive.what.what == kind::receive_forward && one.what.what == kind::forward;
+        bool const backward = receive.what.what == kind::receive_backward &&
+                              (one.what.what == kind::backward || one.what.what == kind::backward_input);
+        bool const same = receive.what.stage == one.what.stage && receive.what.micro_batch == one.what.micro_batch;
+        if ((forward || backward) && same) out.push_back(receive);
+      }
+      out.push_back(one);
+    }
+    of[r] = out;
+  }
+}
+
+inline program mutant(dice& d, program const& of, bool pairs) {
+  program out = of;
+  int const ranks = out.source.size.ranks;
+  lists<instruction> order = lists_of(out.view());
+  auto const any_slot = [&](int there) { return d.one_in(8) ? no_slot : static_cast<std::uint16_t>(d.below(there + 1)); };
+  if (d.one_in(8)) synchronous_sends(order, d.one_in(2) ? -1 : d.below(ranks));
+  if (d.one_in(8)) deferred_receives(order, d.one_in(2) ? -1 : d.below(ranks));
+  int most = 0;
+  for (int r = 0; r < ranks; ++r) {
+    slot_counts const& c = out.slots.data[r];
+    most = std::max({most, c.activation, c.receive, c.send});
+  }
+  for (int changes = d.below(3); changes > 0; --changes) {
+    mutate(d, order, [&](instruction& one) {
+      switch (d.below(5)) {
+        case 0:
+          one.peer = static_cast<std::int16_t>(d.below(ranks + 2) - 1);
+          break;
+        case 1:
+          one.slot = any_slot(most);
+          break;
+        case 2:
+          one.source = any_slot(most);
+          break;
+        case 3:
+          one.local = any_slot(most);
+          break;
+        default:
+          renumber(d, one.what, out.source.stages, out.source.size.micro_batches, program_kinds, pairs);
+          break;
+      }
+    });
+  }
+  if (d.one_in(12)) {
+    slot_counts& c = out.slots.data[d.below(ranks)];
+    int& one = d.one_in(3) ? c.activation : d.one_in(2) ? c.receive : c.send;
+    if (one > 0) --one;
+  }
+  fill(order, out.instructions, out.begin);
+  return out;
+}
+
+inline std::string written(plan_view const& p) {
+  std::string out = "P=" + std::to_string(p.size.ranks) + " M=" + std::to_string(p.size.micro_batches) + " limit " +
+                    std::to_string(p.in_flight_limit) + (p.forward_only ? " forward only" : "") + ", stages on ranks";
+  for (int s = 0; s < p.stages; ++s) out += " " + std::to_string(p.rank_of[s]);
+  for (int r = 0; r < p.size.ranks; ++r) {
+    out += "\n  rank " + std::to_string(r) + ":";
+    for (int i = 0; i < p.length(r); ++i) out += " " + to_text(p.at(r, i)).str() + (p.at(r, i).fused != 0 ? "+" : "");
+  }
+  return out;
+}
+inline std::string written(program_view const& p) {
+  std::string out = written(p.plan);
+  for (int r = 0; r < p.plan.size.ranks; ++r) {
+    slot_counts const& c = p.slots[r];
+    out += "\n  program of rank " + std::to_string(r) + " (" + std::to_string(c.activation) + " activation, " +
+           std::to_string(c.receive) + " receive, " + std::to_string(c.send) + " send slots):";
+    for (int i = 0; i < p.length(r); ++i) {
+      instruction const& one = p.at(r, i);
+      out += " " + to_text(one.what).str() + (one.what.fused != 0 ? "+" : "") + "[" + std::to_string(one.peer);
+      for (std::uint16_t slot : {one.slot, one.source, one.local}) out += slot == no_slot ? "," : "," + std::to_string(slot);
+      out += "]";
+    }
+  }
+  return out;
+}
+
+}  // namespace chevron::tests

@@ -1,0 +1,101 @@
+#include "oracle.hpp"
+
+#include <string>
+
+#include "mutants.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace chevron;
+using namespace chevron::tests;
+
+namespace {
+
+constexpr bool with_pairs = false;
+
+bool breaks(unsigned broken, law l) { return (broken & (1u << static_cast<int>(l))) != 0; }
+
+/// Whether the finding's rank, step and action are what stands there.
+bool names_its_place(finding const& f, plan_view const& p) {
+  if (f.rank < 0 || f.position < 0) return f.rank < p.size.ranks;
+  return f.rank < p.size.ranks && f.position < p.length(f.rank) && p.at(f.rank, f.position) == f.what;
+}
+
+struct tally {
+  int seen = 0;
+  int lawful = 0;
+  int by_law[16] = {};
+  void count(finding const& f) {
+    ++seen;
+    lawful += f.broken == law::none ? 1 : 0;
+    ++by_law[static_cast<int>(f.broken)];
+  }
+};
+
+}  // namespace
+
+// The seed of each round is its number: a failure names it, and `dice{seed}` plays it again alone.
+TEST_SUITE("oracle") {
+  TEST_CASE("10,000 random lawful plans: no false alarm, and their programs run with rendezvous sends") {
+    int instructions = 0, reached = 0;
+    for (unsigned seed = 0; seed < 10000; ++seed) {
+      dice d{std::mt19937(seed)};
+      plan const p = lawful_plan(d, with_pairs);
+      unsigned const broken = broken_laws(p);
+      finding const f = check(p);
+      if (broken != 0 || f) {
+        DOCTEST_FAIL_CHECK("seed ", seed, ": the oracle says ", broken, ", check says ", describe(f).str(), "\n", written(p));
+        continue;
+      }
+      program const lowered = lower(p);
+      finding const g = check(lowered.view());
+      std::string const why = machine(lowered).run(d.random);
+      if (g || !why.empty()) {
+        DOCTEST_FAIL_CHECK("seed ", seed, ": the machine says '", why, "', check says ", describe(g).str(), "\n",
+                           written(lowered));
+        continue;
+      }
+      instructions += lowered.view().total();
+      ++reached;
+    }
+    DOCTEST_CHECK(reached == 10000);
+    DOCTEST_CHECK(instructions > 500000);
+  }
+
+  TEST_CASE("10,000 mutants of plans: no false alarm, no missed fault, each with a law that is really broken") {
+    tally t;
+    for (unsigned seed = 100000; seed < 110000; ++seed) {
+      dice d{std::mt19937(seed)};
+      plan const p = mutant(d, lawful_plan(d, with_pairs), with_pairs);
+      unsigned const broken = broken_laws(p);
+      finding const f = check(p);
+      t.count(f);
+      bool const agree = f ? breaks(broken, f.broken) && names_its_place(f, p) : broken == 0;
+      if (!agree)
+        DOCTEST_FAIL_CHECK("seed ", seed, ": the oracle says ", broken, ", check says ", std::string(name_of(f.broken)), ", ",
+                           describe(f).str(), "\n", written(p));
+    }
+    DOCTEST_CHECK(t.seen == 10000);
+    DOCTEST_CHECK(t.lawful > 1000);
+    for (law l : {law::placement, law::ids_in_range, law::no_duplicate, law::complete, law::order, law::deadlock, law::in_flight})
+      DOCTEST_CHECK_MESSAGE(t.by_law[static_cast<int>(l)] >= 20, std::string(name_of(l)), " ", t.by_law[static_cast<int>(l)]);
+  }
+
+  TEST_CASE("10,000 mutants of programs: refused exactly when the machine goes wrong") {
+    tally t;
+    for (unsigned seed = 200000; seed < 210000; ++seed) {
+      dice d{std::mt19937(seed)};
+      program const p = mutant(d, lower(lawful_plan(d, with_pairs)), with_pairs);
+      std::string const why = machine(p).run(d.random);
+      finding const f = check(p.view());
+      t.count(f);
+      if (why.empty() != (f.broken == law::none))
+        DOCTEST_FAIL_CHECK("seed ", seed, ": the machine says '", why, "', check says ", std::string(name_of(f.broken)), ", ",
+                           describe(f).str(), "\n", written(p));
+    }
+    DOCTEST_CHECK(t.seen == 10000);
+    DOCTEST_CHECK(t.lawful > 1000);
+    for (law l : {law::ids_in_range, law::no_duplicate, law::complete, law::order, law::deadlock, law::matched, law::slots})
+      DOCTEST_CHECK_MESSAGE(t.by_law[static_cast<int>(l)] >= 20, std::string(name_of(l)), " ", t.by_law[static_cast<int>(l)]);
+  }
+}
