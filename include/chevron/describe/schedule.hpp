@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chevron/describe/limits.hpp>
 #include <chevron/describe/order.hpp>
 #include <chevron/describe/phase.hpp>
 #include <chevron/plan/placement.hpp>
@@ -10,11 +11,6 @@
 
 namespace chevron {
 
-/// Stands where a schedule declares nothing.
-struct undeclared : expression::node {
-  constexpr int operator()(situation const&) const { return 0; }
-};
-
 /// A schedule, described but not yet sized. Make one with `schedule(placement, phases)`.
 ///
 /// ```cpp
@@ -22,25 +18,34 @@ struct undeclared : expression::node {
 /// inline constexpr auto one_f_one_b = chevron::schedule(chevron::placement::linear,
 ///     chevron::warmup(F * (ranks - 1 - rank)) | chevron::steady(F, B) | chevron::cooldown(B));
 /// ```
-template <class Placement, class Order, class Phases, class Limit = undeclared, class AtLeast = undeclared>
+template <class Placement, class Order, class Phases, class Limits = declared_limits<>, class AtLeast = undeclared>
 struct description {
   Placement where;
   Order order;
   Phases how;
-  Limit limit;
+  Limits limits;
   AtLeast at_least;
   char const* name;
   bool forward_only;
 
   /// The name that pictures, reports and traces show.
-  constexpr description named(char const* as) const { return {where, order, how, limit, at_least, as, forward_only}; }
+  constexpr description named(char const* as) const { return {where, order, how, limits, at_least, as, forward_only}; }
 
   /// Declares the most chunks in flight any rank may have; a plan above it does not pass the gate.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
-    using node = expression::node_of<Count>;
-    return description<Placement, Order, Phases, node, AtLeast>{where,    order, how,         expression::as_node(most),
-                                                                at_least, name,  forward_only};
+    return limited(limits.with_in_flight(expression::as_node(most)));
+  }
+  /// Declares the most messages a step may send, over all ranks.
+  template <expression::operand Count>
+  constexpr auto at_most_messages(Count most) const {
+    return limited(limits.with_messages(expression::as_node(most)));
+  }
+  /// Declares the most bytes in flight any rank may have, where stages keep what `of` says for each microbatch in flight:
+  /// `sizes{.activation = …}` for all alike, or `stage_sizes<N>`.
+  template <declarable_sizes Sizes>
+  constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
+    return limited(limits.with_bytes(most, of));
   }
 
   /// Works the phases out for at least this many microbatches and leaves the surplus out: for patterns that only fit
@@ -48,12 +53,17 @@ struct description {
   template <expression::operand Count>
   constexpr auto worked_out_for_at_least(Count fewest) const {
     using node = expression::node_of<Count>;
-    return description<Placement, Order, Phases, Limit, node>{where, order,       how, limit, expression::as_node(fewest),
-                                                              name,  forward_only};
+    return description<Placement, Order, Phases, Limits, node>{where, order, how, limits, expression::as_node(fewest), name,
+                                                               forward_only};
   }
 
   /// A schedule of forwards alone, for evaluation: no gradients are asked for.
-  constexpr description evaluation() const { return {where, order, how, limit, at_least, name, true}; }
+  constexpr description evaluation() const { return {where, order, how, limits, at_least, name, true}; }
+
+  template <class NewLimits>
+  constexpr description<Placement, Order, Phases, NewLimits, AtLeast> limited(NewLimits const& to) const {
+    return {where, order, how, to, at_least, name, forward_only};
+  }
 };
 
 template <class Value>

@@ -21,6 +21,7 @@ struct played_token {
   int stream = 0;  // which stream it draws from
   int cell = 0;    // chunk × microbatches, for streams of one chunk
   int stage = -1;  // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
+  bool pairs = false;  // the first half of a fused pair with the next token
 };
 /// The count of a phase that has none: it repeats while there is work. No count that a schedule writes can be this one, so a
 /// count that comes out below zero, -1 included, is seen for what it is.
@@ -32,15 +33,18 @@ struct played_phase {
   int tokens = 0;
   int count = while_work_is_left;
   bool has_forward = false;
-  int deciding = 1;  // how many of its tokens may say whether there is work left
+  int deciding = 1;      // how many of its tokens may say whether there is work left
+  bool regular = false;  // each token draws one from a stream of its own: whole rounds can be played at once
 };
 
 template <class Item>
 inline constexpr int tokens_in = 1;
+template <kind ForwardHalf, kind BackwardHalf>
+inline constexpr int tokens_in<fused<ForwardHalf, BackwardHalf>> = 2;
 template <class... Tokens>
-inline constexpr int tokens_in<sequence<Tokens...>> = sizeof...(Tokens);
+inline constexpr int tokens_in<sequence<Tokens...>> = (0 + ... + tokens_in<Tokens>);
 template <class Count, class... Tokens>
-inline constexpr int tokens_in<repeated<Count, Tokens...>> = sizeof...(Tokens);
+inline constexpr int tokens_in<repeated<Count, Tokens...>> = (0 + ... + tokens_in<Tokens>);
 
 template <class Phases>
 struct score_size;
@@ -63,6 +67,7 @@ struct score {
   played_phase phase[phases_count]{};
   played_token token[score_size<Phases>::tokens_count]{};
   bool mixes_backwards = false;  // both B and W appear: a W must pass over what a B did
+  bool queues_weights = false;   // W without a chunk beside I with one: a W takes the oldest I that has none
 };
 
 template <kind What>
@@ -70,6 +75,12 @@ constexpr void play(token<What> item, situation const&, played_token* out, int& 
   out[used].what = What;
   out[used++].chunk = item.chunk;
   count = while_work_is_left;
+}
+template <kind ForwardHalf, kind BackwardHalf>
+constexpr void play(fused<ForwardHalf, BackwardHalf> item, situation const& s, played_token* out, int& used, int& count, bool) {
+  out[used].pairs = true;
+  play(item.forward_half, s, out, used, count, false);
+  play(item.backward_half, s, out, used, count, false);
 }
 template <class... Tokens>
 constexpr void play(sequence<Tokens...> const& item, situation const& s, played_token* out, int& used, int& count, bool) {
@@ -169,8 +180,17 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
       if (token.chunk < 0 && in_sequence[family == 0 ? 0 : 1]) token.stage = stages[0];
     }
     phase.deciding = phase.has_forward ? phase.tokens : 1;
+    phase.regular = true;
+    for (int t = phase.first; t < phase.first + phase.tokens; ++t) {
+      phase.regular = phase.regular && score.token[t].times == 1;
+      for (int u = phase.first; u < t; ++u) phase.regular = phase.regular && score.token[u].stream != score.token[t].stream;
+    }
   }
-  score.mixes_backwards = score.mixes_backwards && whole;
+  score.queues_weights = plain[2] && with_chunk[1];
+  score.mixes_backwards = score.mixes_backwards && whole && !score.queues_weights;
+  for (auto& token : score.token) {
+    if (score.queues_weights && token.what == kind::backward_weight) token.stage = -1;
+  }
   return {};
 }
 

@@ -34,6 +34,38 @@ constexpr finding shape_problem(char const* words, int value) {
   return f;
 }
 
+/// The number of chunks a placement allows that is nearest to the one asked for.
+template <even_placement Placement>
+constexpr int nearest_chunks(Placement const& where, int asked) {
+  for (int away = 0; away <= max_stages; ++away) {
+    if (asked - away >= 1 && where.allows(asked - away)) return asked - away;
+    if (where.allows(asked + away)) return asked + away;
+  }
+  return where.default_chunks;
+}
+
+}  // namespace detail
+
+/// The most stages that any rank has under a placement, at a shape at which it exists.
+template <placement_policy Placement>
+constexpr int chunks_of(Placement const& where, shape size) {
+  if constexpr (even_placement<Placement>) {
+    if (size.chunks == 0) size.chunks = where.default_chunks;
+  }
+  buffer<int> held(size.ranks, zeroed);
+  int most = 0;
+  int const stages = stages_in(where, size);
+  for (int s = 0; s < stages; ++s) {
+    int const rank = where.rank_of(s, size);
+    if (rank < 0 || rank >= size.ranks) continue;
+    int const now = ++held.data[rank];
+    most = now > most ? now : most;
+  }
+  return most;
+}
+
+namespace detail {
+
 /// Whether a placement exists at this shape.
 template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
@@ -41,19 +73,31 @@ constexpr finding check_shape(Placement const& where, shape size) {
   if (size.micro_batches < 1) return shape_problem("micro_batches must be at least 1, not ", size.micro_batches);
   if (size.micro_batches > max_micro_batches)
     return shape_problem("micro_batches must be at most 65535, not ", size.micro_batches);
-  int const per_rank = chunks_of(where, size);
-  if (per_rank < 1) return shape_problem("chunks must be at least 1, not ", per_rank);
-  if (!where.allows(per_rank))
-    return shape_problem("this placement does not exist with that many chunks per rank; the shape asks for ", per_rank);
-  if (per_rank > max_stages / size.ranks)
-    return shape_problem("ranks x chunks must be at most 2048, not ", product_or_most(size.ranks, per_rank));
-  return {};
+  if (size.chunks < 0) return shape_problem("chunks must be at least 1, not ", size.chunks);
+  int fits = size.chunks;
+  if constexpr (counted_placement<Placement>) {
+    int const stages = where.stages(size);
+    if (stages < 1) return shape_problem("the placement must have at least 1 stage, not ", stages);
+    if (stages > max_stages) return shape_problem("the placement must have at most 2048 stages, not ", stages);
+    if (size.chunks != 0) fits = chunks_of(where, size);
+  } else {
+    int const per_rank = size.chunks != 0 ? size.chunks : where.default_chunks;
+    if (!where.allows(per_rank))
+      fits = nearest_chunks(where, per_rank);
+    else if (per_rank > max_stages / size.ranks)
+      return shape_problem("ranks x chunks must be at most 2048, not ", product_or_most(size.ranks, per_rank));
+  }
+  if (fits == size.chunks) return {};
+  finding f = shape_problem("with this placement chunks can be ", fits);
+  f.limit = size.chunks;
+  return f;
 }
 
 /// Fills in each stage's rank; `size.chunks` is already known.
-template <placement_policy Placement>
-constexpr finding place_stages(Placement const& where, shape size, std::int16_t* rank_of) {
-  for (int s = 0; s < size.ranks * size.chunks; ++s) {
+template <placement_policy Placement, class RankOf>
+constexpr finding place_stages(Placement const& where, shape size, RankOf& rank_of) {
+  int const stages = stages_in(where, size);
+  for (int s = 0; s < stages; ++s) {
     int const rank = where.rank_of(s, size);
     if (rank < 0 || rank >= size.ranks) {
       finding f;

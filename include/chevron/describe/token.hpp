@@ -29,6 +29,24 @@ inline constexpr bool is_token = false;
 template <kind What>
 inline constexpr bool is_token<token<What>> = true;
 
+/// Two letters as one action in time: `overlap(F(0), B(1))`. Where the stream of one half is spent, the other half stands alone.
+template <kind ForwardHalf, kind BackwardHalf>
+struct fused {
+  static_assert(ForwardHalf == kind::forward && (BackwardHalf == kind::backward || BackwardHalf == kind::backward_input),
+                "a fused pair is a forward and a backward, in this order: overlap(F, B) or overlap(F, I)");
+  token<ForwardHalf> forward_half;
+  token<BackwardHalf> backward_half;
+};
+template <kind ForwardHalf, kind BackwardHalf>
+inline constexpr bool is_token<fused<ForwardHalf, BackwardHalf>> = true;
+
+/// Runs a forward and a backward as one (DeepSeek's DualPipe; PyTorch's OVERLAP_F_B), so that each can hide the other's
+/// communication. See `cost_view::of_pair` for what a pair costs.
+template <kind ForwardHalf, kind BackwardHalf>
+constexpr fused<ForwardHalf, BackwardHalf> overlap(token<ForwardHalf> forward_half, token<BackwardHalf> backward_half) {
+  return {forward_half, backward_half};
+}
+
 /// Tokens one after another: `F + I`.
 template <class... Tokens>
 struct sequence {
@@ -57,6 +75,10 @@ template <kind What>
 constexpr hana::tuple<token<What>> tokens_of(token<What> t) {
   return {t};
 }
+template <kind ForwardHalf, kind BackwardHalf>
+constexpr hana::tuple<fused<ForwardHalf, BackwardHalf>> tokens_of(fused<ForwardHalf, BackwardHalf> pair) {
+  return {pair};
+}
 template <class... Tokens>
 constexpr hana::tuple<Tokens...> tokens_of(sequence<Tokens...> s) {
   return s.tokens;
@@ -73,6 +95,11 @@ requires(phase_item<Left>&& phase_item<Right>) constexpr auto operator+(Left lef
 template <kind What, expression::operand Count>
 constexpr repeated<expression::node_of<Count>, token<What>> operator*(token<What> t, Count count) {
   return {hana::tuple<token<What>>{t}, expression::as_node(count)};
+}
+template <kind ForwardHalf, kind BackwardHalf, expression::operand Count>
+constexpr repeated<expression::node_of<Count>, fused<ForwardHalf, BackwardHalf>> operator*(fused<ForwardHalf, BackwardHalf> pair,
+                                                                                           Count count) {
+  return {hana::tuple<fused<ForwardHalf, BackwardHalf>>{pair}, expression::as_node(count)};
 }
 template <class... Tokens, expression::operand Count>
 constexpr repeated<expression::node_of<Count>, Tokens...> operator*(sequence<Tokens...> s, Count count) {

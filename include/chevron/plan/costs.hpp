@@ -52,6 +52,13 @@ struct cost_view {
 
   /// What a message takes between the ranks of stages `boundary` and `boundary + 1`, in either direction.
   constexpr double of_message(int boundary) const { return communication[boundary * communication_stride]; }
+
+  constexpr bool occupies_sender() const {
+    return communication_occupies == occupies::sender || communication_occupies == occupies::both;
+  }
+  constexpr bool occupies_receiver() const {
+    return communication_occupies == occupies::receiver || communication_occupies == occupies::both;
+  }
 };
 
 /// The same cost for every stage, as in the literature. Note that these are costs of *chunks*: a rank with two chunks of

@@ -21,15 +21,18 @@ enum class law : int {
   no_duplicate,  ///< no action appears twice; a microbatch has B, or I and W, not both
   complete,      ///< every stage has F, and B or I and W, for every microbatch
   order,         ///< on its own rank F comes before B or I, and I before W
+  fused_pair,    ///< a fused pair is an F and then the B or I of another microbatch or stage
   deadlock,      ///< no rank waits for what is queued, directly or through others, behind its own next action
   in_flight,     ///< never more chunks in flight than declared
+  bytes,         ///< never more bytes in flight than declared, by the sizes that stages declare
+  messages,      ///< no more messages in a step than declared
   matched,       ///< sends and receives match one to one, on each directed edge in the same order
   slots          ///< no slot is written while its content is still needed
 };
 
 constexpr char const* name_of(law l) {
   constexpr char const* names[] = {"none",     "shape", "description", "placement", "ids_in_range", "no_duplicate",
-                                   "complete", "order", "deadlock",    "in_flight", "matched",      "slots"};
+                                   "complete", "order", "fused_pair", "deadlock",    "in_flight", "bytes", "messages", "matched",      "slots"};
   return names[static_cast<int>(l)];
 }
 
@@ -47,8 +50,8 @@ struct finding {
   action then{};
   action last_behind{};
   int links = 0;
-  int number = 0;
-  int limit = 0;
+  std::int64_t number = 0;
+  std::int64_t limit = 0;
   char const* words = "";
   // For a schedule that came as text: the place, counted from 1, and what stands there. With a place, `words` say all.
   int line = 0;
@@ -96,9 +99,11 @@ constexpr text describe(finding const& f) {
   switch (f.broken) {
     case law::shape:
       out.append(f.words).append(f.number);
+      if (f.limit != 0) out.append(", not ").append(f.limit);
       break;
     case law::description:
       out.append(f.words).append(f.number);
+      if (f.limit != 0) out.append(", not ").append(f.limit);
       break;
     case law::placement:
       out.append(f.words).append(f.number);
@@ -127,6 +132,11 @@ constexpr text describe(finding const& f) {
       append(out, f.other);
       out.append(", which it needs");
       break;
+    case law::fused_pair:
+      append(out, f.what);
+      out.append(f.words);
+      if (f.links > 0) append(out, f.other);
+      break;
     case law::deadlock:
       append(out, f.what);
       out.append(" waits for ");
@@ -151,6 +161,13 @@ constexpr text describe(finding const& f) {
     case law::in_flight:
       append(out, f.what);
       out.append(" makes ").append(f.number).append(" chunks in flight, ").append(f.words).append(f.limit);
+      break;
+    case law::bytes:
+      append(out, f.what);
+      out.append(" makes ").append(f.number).append(" bytes in flight, the declared limit is ").append(f.limit);
+      break;
+    case law::messages:
+      out.append("a step sends ").append(f.number).append(" messages, the declared limit is ").append(f.limit);
       break;
     case law::matched:
     case law::slots:

@@ -13,6 +13,7 @@ constexpr plan forward_part(plan const& of) {
   plan only = of;
   only.forward_only = true;
   only.in_flight_limit = 0;
+  only.message_limit = only.byte_limit = 0;
   int kept = 0;
   for (int r = 0; r < ranks; ++r) {
     int const first = of.begin.data[r], last = of.begin.data[r + 1];

@@ -1,29 +1,49 @@
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstddef>
+#include <type_traits>
 
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// Where stages live: stage -> rank. A placement is any object with
-///   `int default_chunks`                    stages per rank when the shape does not say;
-///   `bool allows(int chunks)`               whether it exists with that many stages per rank;
-///   `int rank_of(int stage, shape)`         the rank of a stage; the shape's `chunks` is filled in.
-/// The number of stages is ranks × chunks.
+/// Where stages live: stage -> rank. A placement is any object with `int rank_of(int stage, shape)`, the rank of a stage, and
+/// either, for the same number of stages on each rank (there are ranks × chunks stages),
+///   `int default_chunks`          stages per rank when the shape does not say,
+///   `bool allows(int chunks)`     whether it exists with that many stages per rank; `rank_of` sees the number filled in;
+/// or, where ranks may hold different numbers of stages,
+///   `int stages(shape)`           how many stages there are.
 
 namespace chevron {
 
+/// A placement that says how many stages there are; ranks may hold different numbers of them.
 template <class Placement>
-concept placement_policy = requires(Placement const& p, int n, shape s) {
+concept counted_placement = requires(Placement const& p, shape s) {
+  { p.stages(s) } -> std::convertible_to<int>;
+};
+
+/// A placement with the same number of stages on every rank.
+template <class Placement>
+concept even_placement = !counted_placement<Placement> && requires(Placement const& p, int n) {
   { p.default_chunks } -> std::convertible_to<int>;
   { p.allows(n) } -> std::convertible_to<bool>;
+};
+
+template <class Placement>
+concept placement_policy = (counted_placement<Placement> || even_placement<Placement>) &&
+    requires(Placement const& p, int n, shape s) {
   { p.rank_of(n, s) } -> std::convertible_to<int>;
 };
 
-/// Stages per rank under a placement: what the shape says, else the placement's own.
+/// How many stages a model is cut into under a placement.
 template <placement_policy Placement>
-constexpr int chunks_of(Placement const& where, shape size) {
-  return size.chunks != 0 ? size.chunks : where.default_chunks;
+constexpr int stages_in(Placement const& where, shape size) {
+  if constexpr (counted_placement<Placement>) {
+    return where.stages(size);
+  } else {
+    return size.ranks * (size.chunks != 0 ? size.chunks : where.default_chunks);
+  }
 }
 
 namespace placement {
@@ -49,20 +69,28 @@ struct vee_t {
   constexpr int rank_of(int stage, shape size) const { return stage < size.ranks ? stage : 2 * size.ranks - 1 - stage; }
 };
 
-/// Turns at both ends, `Chunks` times across (Hanayo's waves); `wave<2>` is `vee`.
-template <int Chunks>
-struct wave_t {
-  static_assert(Chunks >= 1, "a wave crosses the ranks at least once: wave<n> needs n >= 1");
-  int default_chunks = Chunks;
-  constexpr bool allows(int chunks) const { return chunks == Chunks; }
-  constexpr int rank_of(int stage, shape size) const {
+/// Across the ranks and back again, turning at both ends: each wave puts two stages on every rank, and no turn needs
+/// communication (Hanayo, arXiv 2308.15762 §3). Any whole number of waves.
+struct waves_t {
+  int default_chunks = 4;
+  constexpr bool allows(int chunks) const { return chunks >= 2 && chunks % 2 == 0; }
+  static constexpr int rank_of(int stage, shape size) {
     int const across = stage / size.ranks;
     int const along = stage % size.ranks;
     return across % 2 == 0 ? along : size.ranks - 1 - along;
   }
 };
 
-/// The user's own map: any constexpr callable `int(int stage, shape)`.
+/// `Chunks` times across the ranks, half waves included; `wave<2>` is `vee`.
+template <int Chunks>
+struct wave_t {
+  static_assert(Chunks >= 1, "a wave crosses the ranks at least once: wave<n> needs n >= 1");
+  int default_chunks = Chunks;
+  constexpr bool allows(int chunks) const { return chunks == Chunks; }
+  constexpr int rank_of(int stage, shape size) const { return waves_t::rank_of(stage, size); }
+};
+
+/// The user's own map, the same number of stages on each rank: any constexpr callable `int(int stage, shape)`.
 template <class Map>
 struct mapped_t {
   int default_chunks;
@@ -71,9 +99,27 @@ struct mapped_t {
   constexpr int rank_of(int stage, shape size) const { return map(stage, size); }
 };
 
+/// The user's own map, with as many stages as `count` says, a constexpr callable `int(shape)`.
+template <class Count, class Map>
+struct counted_t {
+  Count count;
+  Map map;
+  constexpr int stages(shape size) const { return count(size); }
+  constexpr int rank_of(int stage, shape size) const { return map(stage, size); }
+};
+
+/// Each stage's rank, written down.
+template <int Stages>
+struct listed_t {
+  int rank[Stages];
+  constexpr int stages(shape) const { return Stages; }
+  constexpr int rank_of(int stage, shape) const { return rank[stage]; }
+};
+
 inline constexpr linear_t linear{};
 inline constexpr loop_t loop{};
 inline constexpr vee_t vee{};
+inline constexpr waves_t waves{};
 template <int Chunks>
 inline constexpr wave_t<Chunks> wave{};
 
@@ -81,6 +127,26 @@ inline constexpr wave_t<Chunks> wave{};
 template <class Map>
 constexpr mapped_t<Map> mapped(int chunks, Map map) {
   return {chunks, map};
+}
+/// `placement::mapped([](shape size) { return 2 * size.ranks + 1; }, [](int stage, shape size) { … })`: a placement of your own
+/// with that many stages, not as many on each rank.
+template <class Count, class Map>
+requires std::is_invocable_r_v<int, Count const&, shape>
+constexpr counted_t<Count, Map> mapped(Count count, Map map) {
+  return {count, map};
+}
+/// `placement::of({0, 0, 0, 1, 1})`: the rank of each stage in turn; here three stages on rank 0, two on rank 1.
+template <std::size_t Stages>
+constexpr listed_t<static_cast<int>(Stages)> of(int const (&rank_of_stage)[Stages]) {
+  listed_t<static_cast<int>(Stages)> out{};
+  for (std::size_t s = 0; s < Stages; ++s) out.rank[s] = rank_of_stage[s];
+  return out;
+}
+template <std::size_t Stages>
+constexpr listed_t<static_cast<int>(Stages)> of(std::array<int, Stages> const& rank_of_stage) {
+  listed_t<static_cast<int>(Stages)> out{};
+  for (std::size_t s = 0; s < Stages; ++s) out.rank[s] = rank_of_stage[s];
+  return out;
 }
 
 }  // namespace placement

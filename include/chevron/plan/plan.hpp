@@ -24,6 +24,9 @@ struct plan_view {
   std::int16_t const* rank_of = nullptr;  ///< stage -> rank
   char const* name = "";                  ///< as the catalogue spells it; empty for a user's own
   finding problem{};                      ///< what kept the description from being worked out, if anything
+  std::int64_t message_limit = 0;         ///< declared limit of messages a step sends; 0: none
+  std::int64_t byte_limit = 0;            ///< declared limit of bytes in flight on any rank; 0: none
+  std::int64_t const* stage_bytes = nullptr;  ///< with a byte limit: what each stage keeps of a microbatch in flight
 
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
@@ -48,9 +51,13 @@ struct plan {
   buffer<std::int16_t> rank_of;
   char const* name = "";
   finding problem{};
+  std::int64_t message_limit = 0;
+  std::int64_t byte_limit = 0;
+  buffer<std::int64_t> stage_bytes;
 
   constexpr plan_view view() const {
-    return {size, stages, forward_only, in_flight_limit, actions.data, begin.data, rank_of.data, name, problem};
+    return {size, stages,  forward_only,  in_flight_limit, actions.data,    begin.data, rank_of.data,
+            name, problem, message_limit, byte_limit,      stage_bytes.data};
   }
   constexpr operator plan_view() const { return view(); }
 };
@@ -67,9 +74,13 @@ struct static_plan {
   std::int16_t rank_of[Stages > 0 ? Stages : 1];
   char const* name = "";
   finding problem{};
+  std::int64_t message_limit = 0;
+  std::int64_t byte_limit = 0;
+  std::int64_t stage_bytes[Stages > 0 ? Stages : 1]{};
 
   constexpr plan_view view() const {
-    return {size, stages, forward_only, in_flight_limit, actions, begin, rank_of, name, problem};
+    return {size, stages,  forward_only,  in_flight_limit, actions,    begin, rank_of,
+            name, problem, message_limit, byte_limit,      stage_bytes};
   }
   constexpr operator plan_view() const { return view(); }
 };
@@ -83,6 +94,9 @@ constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
   to.in_flight_limit = from.in_flight_limit;
   to.name = from.name;
   to.problem = from.problem;
+  to.message_limit = from.message_limit;
+  to.byte_limit = from.byte_limit;
+  for (int s = 0; s < Stages && from.byte_limit > 0; ++s) to.stage_bytes[s] = from.stage_bytes[s];
   action const* source = from.actions;
   int const total = from.begin[Ranks];
   action* const target = to.actions;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -48,17 +49,16 @@ struct text {
     for (char c : words) append(c);
     return *this;
   }
-  constexpr text& append(int number) {
-    if (number < 0) {
-      append('-');
-      number = -number;
-    }
-    char digits[12]{};
+  constexpr text& append(int number) { return append(static_cast<std::int64_t>(number)); }
+  constexpr text& append(std::int64_t number) {
+    if (number < 0) append('-');
+    std::uint64_t left = number < 0 ? 0 - static_cast<std::uint64_t>(number) : static_cast<std::uint64_t>(number);
+    char digits[20]{};
     int count = 0;
     do {
-      digits[count++] = static_cast<char>('0' + number % 10);
-      number /= 10;
-    } while (number != 0);
+      digits[count++] = static_cast<char>('0' + left % 10);
+      left /= 10;
+    } while (left != 0);
     while (count > 0) append(digits[--count]);
     return *this;
   }

@@ -8,7 +8,9 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/limits.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/walk.hpp>
 
 /// \file
 /// The laws on a plan. `check` returns the first one that is broken, as a value: `checked<>` makes it a compile error, a
@@ -105,6 +107,19 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
         f.words = " has no place in a forward-only plan";
         return f;
       }
+      if (a.fused != 0) {
+        action const other = i + 1 < stop ? actions[i + 1] : a;
+        bool const pair = a.what == kind::forward && (other.what == kind::backward || other.what == kind::backward_input);
+        if (!pair || (other.stage == a.stage && other.micro_batch == a.micro_batch)) {
+          f.broken = law::fused_pair;
+          f.words = i + 1 == stop ? " is marked as half of a fused pair, but is the last action of its rank"
+                    : pair        ? " is fused with its own backward, which needs it: "
+                                  : " is marked as half of a fused pair, which is an F and then a B or I, but after it comes ";
+          f.other = other;
+          f.links = i + 1 == stop ? 0 : 1;
+          return f;
+        }
+      }
       bool const mixes = (a.what == kind::backward && (cell & (seen_input | seen_weight)) != 0) ||
                          ((a.what == kind::backward_input || a.what == kind::backward_weight) && (cell & seen_backward) != 0);
       if (mixes) {
@@ -150,119 +165,80 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   return late;
 }
 
-/// What an action waits for on another stage; `stage` -1: nothing.
-constexpr action needed_from_neighbour(plan_view const& plan, action a, std::uint8_t const* seen, bool& needs_one) {
+/// What one action, or a fused pair, still waits for on another stage.
+struct need {
+  bool open = false;
+  action what{};
+};
+constexpr need need_of(plan_view const& plan, action a, std::uint8_t const* seen) {
+  int const micro_batches = plan.size.micro_batches;
   int const stage = static_cast<int>(a.stage);
   int const micro_batch = static_cast<int>(a.micro_batch);
-  needs_one = true;
-  if (a.what == kind::forward && stage > 0) return make_action(kind::forward, stage - 1, micro_batch);
-  if ((a.what == kind::backward || a.what == kind::backward_input) && stage + 1 < plan.stages) {
-    bool const split = (seen[(stage + 1) * plan.size.micro_batches + micro_batch] & seen_input) != 0;
-    return make_action(split ? kind::backward_input : kind::backward, stage + 1, micro_batch);
+  if (a.what == kind::forward && stage > 0) {
+    bool const made = (seen[(stage - 1) * micro_batches + micro_batch] & made_forward) != 0;
+    return {!made, make_action(kind::forward, stage - 1, micro_batch)};
   }
-  needs_one = false;
-  return a;
+  if ((a.what == kind::backward || a.what == kind::backward_input) && stage + 1 < plan.stages) {
+    std::uint8_t const after = seen[(stage + 1) * micro_batches + micro_batch];
+    kind const made_by = (after & seen_input) != 0 ? kind::backward_input : kind::backward;
+    return {(after & made_gradient) == 0, make_action(made_by, stage + 1, micro_batch)};
+  }
+  return {};
+}
+constexpr need need_at(plan_view const& plan, int position, std::uint8_t const* seen) {
+  action const a = plan.actions[position];
+  need const own = need_of(plan, a, seen);
+  return own.open || a.fused == 0 ? own : need_of(plan, plan.actions[position + 1], seen);
 }
 
-/// Plays the plan as far as it goes: each rank runs until its next action needs something not yet made. Sends may be
-/// rendezvous: on a lowered program receives are posted ahead of their use in the order of the sends, so what blocks a rank
-/// is always the computation it waits for.
-constexpr finding check_progress(plan_view const& plan, std::uint8_t* seen) {
+/// For a plan whose lists are in order but which does not run to its end: who waits for whom. Each stuck rank waits for a
+/// computation queued on some rank behind that rank's own next action. Following that chain ends in a cycle; the rank with
+/// the lowest number on it speaks for all.
+constexpr finding find_deadlock(plan_view const& plan, std::uint8_t* seen) {
   int const ranks = plan.size.ranks;
-  int const micro_batches = plan.size.micro_batches;
-  int const last_stage = plan.stages - 1;
-  int const cells = plan.stages * micro_batches;
   buffer<int> next_memory(ranks);
-  buffer<int> waits_for_memory(ranks);
-  buffer<int> ready_memory(ranks);
-  std::uint8_t* const made = seen;  // two more bits of the same cells
   int* const next = next_memory.data;
-  int* const waits_for = waits_for_memory.data;
-  int* const ready = ready_memory.data;
-  action const* const actions = plan.actions;
-  std::int16_t const* const rank_of = plan.rank_of;
-  int ready_count = 0;
-  for (int r = ranks - 1; r >= 0; --r) {
-    next[r] = plan.begin[r];
-    waits_for[r] = -1;
-    ready[ready_count++] = r;
-  }
-  while (ready_count > 0) {
-    int const rank = ready[--ready_count];
-    int const stop = plan.begin[rank + 1];
-    int i = next[rank];
-    for (; i < stop; ++i) {
-      action const a = actions[i];
-      if (a.what == kind::backward_weight) continue;
-      int const stage = static_cast<int>(a.stage);
-      int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
-      if (a.what == kind::forward) {
-        if (stage > 0 && (made[cell - micro_batches] & made_forward) == 0) {
-          waits_for[rank] = cell - micro_batches;
-          break;
+  for (int r = 0; r < ranks; ++r) next[r] = plan.begin[r];
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int r = 0; r < ranks; ++r) {
+      while (next[r] < plan.begin[r + 1] && !need_at(plan, next[r], seen).open) {
+        int const halves = plan.actions[next[r]].fused != 0 ? 2 : 1;
+        for (int half = 0; half < halves; ++half) {
+          action const a = plan.actions[next[r]++];
+          std::uint8_t& cell = seen[static_cast<int>(a.stage) * plan.size.micro_batches + static_cast<int>(a.micro_batch)];
+          if (a.what == kind::forward) cell = static_cast<std::uint8_t>(cell | made_forward);
+          if (a.what == kind::backward || a.what == kind::backward_input) cell = static_cast<std::uint8_t>(cell | made_gradient);
         }
-        made[cell] = static_cast<std::uint8_t>(made[cell] | made_forward);
-        if (stage < last_stage) {
-          int const consumer = rank_of[stage + 1];
-          if (waits_for[consumer] == cell) {
-            waits_for[consumer] = -1;
-            ready[ready_count++] = consumer;
-          }
-        }
-      } else {
-        if (stage < last_stage && (made[cell + micro_batches] & made_gradient) == 0) {
-          waits_for[rank] = cells + cell + micro_batches;
-          break;
-        }
-        made[cell] = static_cast<std::uint8_t>(made[cell] | made_gradient);
-        if (stage > 0) {
-          int const consumer = rank_of[stage - 1];
-          if (waits_for[consumer] == cells + cell) {
-            waits_for[consumer] = -1;
-            ready[ready_count++] = consumer;
-          }
-        }
+        moved = true;
       }
     }
-    next[rank] = i;
   }
-
-  int stuck = -1;
-  for (int r = 0; r < ranks && stuck < 0; ++r) {
-    if (next[r] < plan.begin[r + 1]) stuck = r;
-  }
-  if (stuck < 0) return {};
-
-  // Each stuck rank waits for a computation queued on some rank behind that rank's own next action. Following that chain
-  // ends in a cycle; the rank with the lowest number on it speaks for all.
-  bool needs_one = false;
-  int walker = stuck;
-  for (int hop = 0; hop < ranks; ++hop) {
-    walker = rank_of[static_cast<int>(needed_from_neighbour(plan, actions[next[walker]], seen, needs_one).stage)];
-  }
+  int walker = -1;
+  for (int r = 0; r < ranks && walker < 0; ++r) walker = next[r] < plan.begin[r + 1] ? r : -1;
+  if (walker < 0) return {};
+  auto const awaited_by = [&](int rank) { return need_at(plan, next[rank], seen).what; };
+  auto const after = [&](int rank) { return static_cast<int>(plan.rank_of[awaited_by(rank).stage]); };
+  for (int hop = 0; hop < ranks; ++hop) walker = after(walker);
   int lowest = walker;
-  int links = 0;
-  int at = walker;
-  do {
-    at = rank_of[static_cast<int>(needed_from_neighbour(plan, actions[next[at]], seen, needs_one).stage)];
+  int links = 1;
+  for (int at = after(walker); at != walker; at = after(at)) {
     lowest = at < lowest ? at : lowest;
     ++links;
-  } while (at != walker);
+  }
   finding f;
   f.broken = law::deadlock;
   f.rank = lowest;
   f.position = next[lowest] - plan.begin[lowest];
-  f.what = actions[next[lowest]];
+  f.what = plan.actions[next[lowest]];
   f.links = links;
-  f.other = needed_from_neighbour(plan, f.what, seen, needs_one);
-  f.other_rank = rank_of[static_cast<int>(f.other.stage)];
-  f.behind = actions[next[f.other_rank]];
-  f.then = needed_from_neighbour(plan, f.behind, seen, needs_one);
+  f.other = awaited_by(lowest);
+  f.other_rank = plan.rank_of[f.other.stage];
+  f.behind = plan.actions[next[f.other_rank]];
+  f.then = awaited_by(f.other_rank);
   int previous = lowest;
-  for (int hop = 0; hop + 1 < links; ++hop) {
-    previous = rank_of[static_cast<int>(needed_from_neighbour(plan, actions[next[previous]], seen, needs_one).stage)];
-  }
-  f.last_behind = needed_from_neighbour(plan, actions[next[previous]], seen, needs_one);
+  for (int hop = 0; hop + 1 < links; ++hop) previous = after(previous);
+  f.last_behind = awaited_by(previous);
   return f;
 }
 
@@ -294,14 +270,26 @@ constexpr finding check_in_flight(plan_view const& plan) {
 
 }  // namespace detail
 
+namespace detail {
+
+/// For a plan that does not play through: the first broken law, in words.
+constexpr finding diagnose(plan_view const& plan) {
+  buffer<std::uint8_t> seen(plan.stages * plan.size.micro_batches, zeroed);
+  if (finding const f = check_lists(plan, seen.data)) return f;
+  return find_deadlock(plan, seen.data);
+}
+
+}  // namespace detail
+
 /// The first broken law, or `law::none`. O(actions).
 constexpr finding check(plan_view const& plan) {
   if (plan.problem) return plan.problem;
   if (finding const f = detail::check_placement(plan)) return f;
-  buffer<std::uint8_t> seen(plan.stages * plan.size.micro_batches, zeroed);
-  if (finding const f = detail::check_lists(plan, seen.data)) return f;
-  if (finding const f = detail::check_progress(plan, seen.data)) return f;
-  return detail::check_in_flight(plan);
+  buffer<std::uint8_t> state(plan.stages * plan.size.micro_batches, zeroed);
+  buffer<int> next(plan.size.ranks), ready(plan.size.ranks);
+  if (!detail::plays_through(plan, state.data, next.data, ready.data)) return detail::diagnose(plan);
+  if (finding const f = detail::check_in_flight(plan)) return f;
+  return detail::check_declared(plan);
 }
 
 }  // namespace chevron

@@ -53,17 +53,32 @@ struct gate {
   using plan_type = static_plan<ranks, stages, actions>;
 
   static constexpr plan_type work_out() {
-    plan const made = expand(Source, Size);
-    if (made.problem) {
+    if constexpr (requires(plan_type & to) { expand(Source, Size, to); }) {
+      plan_type made;
+      expand(Source, Size, made);
+      return made;
+    } else {
+      plan const made = expand(Source, Size);
+      if (!made.problem) return freeze<ranks, stages, actions>(made);
       plan_type nothing{};
       nothing.problem = made.problem;
       return nothing;
     }
-    return freeze<ranks, stages, actions>(made);
   }
 
   static constexpr plan_type result = work_out();
-  static constexpr finding found = check(result.view());
+
+  /// `check`, with its memory in arrays of known size. A lawful plan has at least as many actions as states.
+  static constexpr finding prove() {
+    plan_view const plan = result.view();
+    if (plan.problem) return plan.problem;
+    if (finding const f = check_placement(plan)) return f;
+    if (stages * plan.size.micro_batches > actions) return diagnose(plan);
+    std::uint8_t state[actions > 0 ? actions : 1]{};
+    int next[ranks + 1], ready[ranks + 1];
+    return plays_through(result, state, next, ready) ? check_in_flight(plan) : diagnose(plan);
+  }
+  static constexpr finding found = prove();
   static constexpr text said = describe(found);
   static constexpr fixed_string<found.broken == law::none ? 0 : said.length> sentence() {
     fixed_string<found.broken == law::none ? 0 : said.length> s;

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/sizes.hpp>
 
 /// \file
-/// How many chunks are in flight on a rank: from a chunk's F until its B, or its W when the backward is split.
+/// How many chunks are in flight on a rank, from a chunk's F until its B, or its W when the backward is split; how many messages
+/// a step sends; and both in bytes where stages declare sizes.
 
 namespace chevron {
 
@@ -36,11 +38,41 @@ constexpr int peak_in_flight(plan_view const& plan) {
   return most;
 }
 
+/// The most bytes of activations that a rank holds at any time.
+constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes, int rank) {
+  std::int64_t now = 0;
+  std::int64_t most = 0;
+  int const stop = plan.begin[rank + 1];
+  for (int i = plan.begin[rank]; i < stop; ++i) {
+    action const a = plan.actions[i];
+    now += in_flight_change(a.what, plan.forward_only) * sizes.activation_of(static_cast<int>(a.stage));
+    most = now > most ? now : most;
+  }
+  return most;
+}
+
+/// The most over all ranks.
+constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes) {
+  std::int64_t most = 0;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    std::int64_t const one = peak_bytes(plan, sizes, r);
+    most = one > most ? one : most;
+  }
+  return most;
+}
+
 /// Messages a step sends: one for each activation and each gradient that crosses from one rank to another.
 constexpr int messages(plan_view const& plan) {
   int crossings = 0;
   for (int s = 0; s + 1 < plan.stages; ++s) crossings += plan.rank_of[s] != plan.rank_of[s + 1] ? 1 : 0;
   return crossings * plan.size.micro_batches * (plan.forward_only ? 1 : 2);
+}
+
+/// Bytes of all messages of a step.
+constexpr std::int64_t message_bytes(plan_view const& plan, size_view const& sizes) {
+  std::int64_t sum = 0;
+  for (int s = 0; s + 1 < plan.stages; ++s) sum += plan.rank_of[s] != plan.rank_of[s + 1] ? sizes.message_of(s) : 0;
+  return sum * plan.size.micro_batches * (plan.forward_only ? 1 : 2);
 }
 
 }  // namespace chevron

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include <chevron/describe/expression.hpp>
+#include <chevron/plan/finding.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/plan/sizes.hpp>
+
+/// \file
+/// What a schedule declares that it never exceeds; the gate holds it to that.
+
+namespace chevron {
+
+/// Stands where a schedule declares nothing.
+struct undeclared : expression::node {
+  constexpr int operator()(situation const&) const { return 0; }
+};
+
+namespace detail {
+
+inline constexpr int any_stages = 0;
+/// For how many stages sizes are given; `any_stages`: all alike.
+template <class Sizes>
+inline constexpr int stages_sized = any_stages;
+template <int Stages>
+inline constexpr int stages_sized<stage_sizes<Stages>> = Stages;
+
+constexpr std::int64_t* room_for_bytes(plan& p) {
+  p.stage_bytes = buffer<std::int64_t>(p.stages);
+  return p.stage_bytes.data;
+}
+template <int Ranks, int Stages, int Actions>
+constexpr std::int64_t* room_for_bytes(static_plan<Ranks, Stages, Actions>& p) {
+  return p.stage_bytes;
+}
+
+template <class Number>
+constexpr finding limit_below_one(char const* words, Number value) {
+  finding f;
+  f.broken = law::description;
+  f.words = words;
+  f.number = value;
+  return f;
+}
+
+}  // namespace detail
+
+/// Declares that no rank of a plan ever holds more than `most` bytes of activations, of which each stage keeps, for each
+/// microbatch in flight, what `of` says. A plan's own sizes, for files and plans that are known only at run time; a description
+/// has `at_most_bytes_in_flight`. `of` has an entry for each stage, or one for all.
+template <class Plan>
+constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
+  if (most < 1) return detail::limit_below_one("a limit of bytes in flight must be at least 1, not ", most);
+  p.byte_limit = most;
+  std::int64_t* const bytes = detail::room_for_bytes(p);
+  for (int s = 0; s < p.stages; ++s) bytes[s] = of.activation_of(s);
+  return {};
+}
+
+/// The limits of one schedule: rank expressions for chunks in flight and for messages, and bytes where stages declare sizes.
+template <class InFlight = undeclared, class Messages = undeclared, class Sizes = undeclared>
+struct declared_limits {
+  InFlight in_flight{};
+  Messages messages{};
+  std::int64_t bytes = 0;
+  Sizes sizes{};
+
+  template <class Count>
+  constexpr declared_limits<Count, Messages, Sizes> with_in_flight(Count most) const {
+    return {most, messages, bytes, sizes};
+  }
+  template <class Count>
+  constexpr declared_limits<InFlight, Count, Sizes> with_messages(Count most) const {
+    return {in_flight, most, bytes, sizes};
+  }
+  template <class StageSizes>
+  constexpr declared_limits<InFlight, Messages, StageSizes> with_bytes(std::int64_t most, StageSizes const& of) const {
+    return {in_flight, messages, most, of};
+  }
+
+  /// Writes the limits into a plan whose stages are counted. A limit below 1 is a finding.
+  template <class Plan>
+  constexpr finding declare(Plan& p, situation const& anywhere) const {
+    if constexpr (!std::same_as<InFlight, undeclared>) {
+      p.in_flight_limit = in_flight(anywhere);
+      if (p.in_flight_limit < 1)
+        return detail::limit_below_one("a limit of chunks in flight must be at least 1, not ", p.in_flight_limit);
+    }
+    if constexpr (!std::same_as<Messages, undeclared>) {
+      p.message_limit = messages(anywhere);
+      if (p.message_limit < 1) return detail::limit_below_one("a limit of messages must be at least 1, not ", p.message_limit);
+    }
+    if constexpr (!std::same_as<Sizes, undeclared>) {
+      constexpr int sized = detail::stages_sized<Sizes>;
+      if (sized != detail::any_stages && sized != p.stages) {
+        finding f = detail::limit_below_one("sizes must be declared for each stage, and the stages are ", p.stages);
+        f.limit = sized;
+        return f;
+      }
+      return declare_bytes(p, bytes, sizes);
+    }
+    return {};
+  }
+};
+
+/// Sizes that a description can declare: `sizes` for all stages alike, or `stage_sizes<N>`.
+template <class Sizes>
+concept declarable_sizes = std::convertible_to<Sizes const&, size_view>;
+
+}  // namespace chevron

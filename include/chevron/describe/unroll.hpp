@@ -1,0 +1,136 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/describe/order.hpp>
+#include <chevron/describe/score.hpp>
+#include <chevron/plan/action.hpp>
+
+/// \file
+/// One rank's score, played against its streams: where tokens become actions.
+
+namespace chevron::detail {
+
+/// What one rank draws from. Streams are numbered by family and chunk, the plain one of a family last.
+struct streams {
+  int micro_batches;            // those that are kept
+  int played;                   // those that the phases are worked out for
+  int held;                     // stages on this rank
+  int* length_of;               // by stream: how many it holds,
+  int* next_of;                 // and how many are drawn
+  drawn const* forward_order;   // what the plain streams hold
+  drawn const* backward_order;  //
+  drawn* queue;                 // where a plain W takes the oldest I that has none: those I's
+  std::uint8_t* whole;          // by chunk and microbatch: a B took it, its W is done
+  int const* stages;            // by chunk
+};
+
+/// In how many rounds from here on each token of a regular phase draws one that is kept.
+constexpr int whole_rounds(played_phase const& phase, played_token const* tokens, streams const& s) {
+  int rounds = phase.count < 0 ? s.played * s.held : phase.count;
+  for (int t = 0; t < phase.tokens; ++t) {
+    int const next = s.next_of[tokens[t].stream];
+    int left = s.length_of[tokens[t].stream] - next;
+    if (tokens[t].stage >= 0 && s.micro_batches - next < left) left = s.micro_batches - next;
+    if (tokens[t].stage < 0 && s.micro_batches != s.played) left = 0;
+    rounds = left < rounds ? left : rounds;
+  }
+  return rounds > 0 ? rounds : 0;
+}
+
+/// Plays whole rounds of a regular phase, token by token: the inner loop is all that compiling a long schedule costs.
+template <class Actions>
+constexpr void play_rounds(int rounds, played_phase const& phase, played_token const* tokens, streams const& s, Actions& out,
+                           int filled) {
+  int const stride = phase.tokens;
+  for (int t = 0; t < stride; ++t) {
+    played_token const token = tokens[t];
+    int& next = s.next_of[token.stream];
+    int const first = next;
+    next = first + rounds;
+    int at = filled + t;
+    if (token.stage >= 0) {
+      action one = make_action(token.what, token.stage, first);
+      if (token.pairs) one.fused = 1;
+      for (int m = first; m < first + rounds; ++m) {
+        one.micro_batch = static_cast<std::uint32_t>(m) & 0xffffu;
+        out[at] = one;
+        at += stride;
+      }
+      continue;
+    }
+    drawn const* const order = token.what == kind::forward ? s.forward_order : s.backward_order;
+    for (int i = first; i < first + rounds; ++i) {
+      action one = make_action(token.what, s.stages[order[i].chunk], order[i].micro_batch);
+      if (token.pairs) one.fused = 1;
+      out[at] = one;
+      at += stride;
+    }
+  }
+}
+
+/// Plays a rank's score into `out` from `filled` on; returns where it stops. `out` is an array where the compiler knows its
+/// size: constant evaluation reads and writes those at half the cost of a pointer.
+template <class Score, class Actions>
+constexpr int unroll(Score const& score, streams const& s, Actions& out, int filled) {
+  bool const skips = score.mixes_backwards;
+  bool const queues = score.queues_weights;
+  int const queue_stream = 2 * (s.held + 1) + s.held;
+  if (queues) s.length_of[queue_stream] = 0;
+  if (skips) {
+    for (int i = 0; i < s.held * s.played; ++i) s.whole[i] = 0;
+  }
+
+  for (int p = 0; p < score.phases_count; ++p) {
+    played_phase const phase = score.phase[p];
+    played_token const* const tokens = score.token + phase.first;
+    int round = 0;
+    if (phase.regular && !queues && !skips) {
+      round = whole_rounds(phase, tokens, s);
+      play_rounds(round, phase, tokens, s, out, filled);
+      filled += round * phase.tokens;
+    }
+    for (; phase.count < 0 || round < phase.count; ++round) {
+      if (phase.count < 0) {
+        // Go on while any forward stream of the phase has work or, without forwards, its first stream.
+        bool work_left = false;
+        for (int t = 0; t < phase.deciding && !work_left; ++t) {
+          if (phase.has_forward && tokens[t].what != kind::forward) continue;
+          work_left = tokens[t].times > 0 && s.next_of[tokens[t].stream] < s.length_of[tokens[t].stream];
+        }
+        if (!work_left) break;
+      }
+      bool took = false;
+      int open_pair = -1;  // the forward half whose backward half comes next
+      for (int t = 0; t < phase.tokens; ++t) {
+        played_token const token = tokens[t];
+        bool const queued = queues && token.what == kind::backward_weight;
+        drawn const* const order = queued ? s.queue : token.what == kind::forward ? s.forward_order : s.backward_order;
+        for (int time = token.times; time > 0; --time) {
+          int const length = s.length_of[token.stream];
+          int at = s.next_of[token.stream];
+          if (skips && token.what == kind::backward_weight) {
+            while (at < length &&
+                   s.whole[token.stage >= 0 ? token.cell + at : order[at].chunk * s.played + order[at].micro_batch] != 0)
+              ++at;
+          }
+          if (at >= length) break;
+          s.next_of[token.stream] = at + 1;
+          took = true;
+          int const chunk = token.stage >= 0 ? token.cell / s.played : order[at].chunk;
+          int const micro_batch = token.stage >= 0 ? at : order[at].micro_batch;
+          if (skips && token.what == kind::backward) s.whole[chunk * s.played + micro_batch] = 1;
+          if (queues && token.what == kind::backward_input) s.queue[s.length_of[queue_stream]++] = {chunk, micro_batch};
+          if (micro_batch >= s.micro_batches) continue;
+          if (open_pair >= 0 && open_pair == filled - 1) out[open_pair].fused = 1;
+          open_pair = token.pairs ? filled : -1;
+          out[filled++] = make_action(token.what, s.stages[chunk], micro_batch);
+        }
+      }
+      if (!took) break;
+    }
+  }
+  return filled;
+}
+
+}  // namespace chevron::detail

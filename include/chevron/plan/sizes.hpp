@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+/// \file
+/// What stages declare about memory and messages, in bytes.
+
+namespace chevron {
+
+/// Sizes seen by the analyses: one entry a stage, or one for all (`stride` 0).
+struct size_view {
+  std::int64_t const* activation = nullptr;  ///< held for one microbatch by stage s, from its F until its B or W
+  std::int64_t const* message = nullptr;     ///< between stages s and s + 1, in entry s: an activation, or its gradient
+  int stride = 0;
+
+  constexpr std::int64_t activation_of(int stage) const { return activation[stage * stride]; }
+  constexpr std::int64_t message_of(int boundary) const { return message[boundary * stride]; }
+};
+
+/// The same sizes for every stage.
+struct sizes {
+  std::int64_t activation = 0;
+  std::int64_t message = 0;
+
+  constexpr size_view view() const { return {&activation, &message, 0}; }
+  constexpr operator size_view() const { return view(); }
+};
+
+/// Sizes per stage and boundary, of fixed size, so that they can be a compile-time value.
+template <int Stages>
+struct stage_sizes {
+  std::int64_t activation[Stages]{};
+  std::int64_t message[Stages]{};  ///< entry s: between stages s and s + 1; the last has no meaning
+
+  constexpr size_view view() const { return {activation, message, 1}; }
+  constexpr operator size_view() const { return view(); }
+};
+
+}  // namespace chevron
