@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/plan/finding.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/memory.hpp>
+
+/// \file
+/// The limits that a plan declares, besides that of chunks in flight, as laws.
+
+namespace chevron::detail {
+
+/// Never more bytes in flight on a rank than declared. A plan that declares no sizes has no such limit.
+constexpr finding check_bytes(plan_view const& plan) {
+  if (plan.byte_limit <= 0 || plan.stage_bytes == nullptr) return {};
+  for (int s = 0; s < plan.stages; ++s) {
+    if (plan.stage_bytes[s] >= 0) continue;
+    finding f;
+    f.broken = law::description;
+    f.words = "a stage declares a negative size, stage ";
+    f.number = s;
+    return f;
+  }
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    std::int64_t now = 0;
+    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+      action const a = plan.actions[i];
+      now += in_flight_change(a.what, plan.forward_only) * plan.stage_bytes[a.stage];
+      if (now <= plan.byte_limit) continue;
+      finding f;
+      f.broken = law::bytes;
+      f.rank = r;
+      f.position = i - plan.begin[r];
+      f.what = a;
+      f.number = now;
+      f.limit = plan.byte_limit;
+      return f;
+    }
+  }
+  return {};
+}
+
+/// No more messages in a step than declared.
+constexpr finding check_message_count(plan_view const& plan) {
+  if (plan.message_limit <= 0) return {};
+  finding f;
+  f.number = messages(plan);
+  if (f.number <= plan.message_limit) return {};
+  f.broken = law::messages;
+  f.limit = plan.message_limit;
+  return f;
+}
+
+constexpr finding check_declared(plan_view const& plan) {
+  if (finding const f = check_bytes(plan)) return f;
+  return check_message_count(plan);
+}
+
+}  // namespace chevron::detail
