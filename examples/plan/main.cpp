@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   add_schedule(show);
   add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)");
   show.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("CHUNKS");
-  add_output(show, asked, "text, svg, html, csv, trace, json or steps");
+  add_output(show, asked, "text, svg, html, csv, csv-steps (with an empty cell where a rank waits), trace, json or steps");
 
   CLI::App& compare = *add("compare", "Compare all schedules for one shape, the fastest first", run_compare);
   compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")

@@ -13,7 +13,7 @@
 namespace plan_program {
 
 int run_show(request const& asked) {
-  std::string const format = format_of(asked, {"text", "svg", "html", "csv", "trace", "json", "steps"});
+  std::string const format = format_of(asked, {"text", "svg", "html", "csv", "csv-steps", "trace", "json", "steps"});
   if (is_file(asked.schedule)) {
     // Pictures are of schedules that can be played.
     if (chevron::finding const broken = read_file(asked).broken) {
@@ -30,6 +30,8 @@ int run_show(request const& asked) {
     write(asked, chevron::show::steps_text(plan, broken));
   else if (format == "csv")
     write(asked, chevron::show::csv(plan));
+  else if (format == "csv-steps")
+    write(asked, chevron::show::csv(plan, chevron::show::idle_cells::written));
   else if (format == "json")
     write(asked, chevron::show::json(plan, costs.view()));
   else if (format == "svg")
