@@ -6,6 +6,7 @@
 #include <boost/hana/size.hpp>
 #include <boost/hana/tuple.hpp>
 
+#include <chevron/catalogue/dual_pipe_v.hpp>
 #include <chevron/catalogue/gpipe.hpp>
 #include <chevron/catalogue/interleaved_1f1b.hpp>
 #include <chevron/catalogue/interleaved_zero_bubble.hpp>
@@ -22,7 +23,8 @@ namespace chevron::catalogue {
 
 /// All schedules, in the order in which tables list them.
 inline constexpr auto all =
-    hana::make_tuple(&gpipe, &one_f_one_b, &looped_bfs, &interleaved_1f1b, &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v);
+    hana::make_tuple(&gpipe, &one_f_one_b, &looped_bfs, &interleaved_1f1b, &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v,
+                     &dual_pipe_v);
 
 /// Calls `visit(description)` for each schedule; `description.name` is its name.
 template <class Visit>

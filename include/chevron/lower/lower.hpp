@@ -16,6 +16,7 @@
 ///   that this order allows: early enough that the transfer hides behind a computation. Posting never blocks.
 /// - A send is waited for where something received from its receiver proves that the receive was posted; the wait then never
 ///   holds up anybody. What is left is waited for at the end of the step.
+/// - A fused pair's halves stand next to each other: its receives come before both, its sends after both.
 /// - A receive slot lives until its microbatch's B or W on that stage; an activation slot too, or until the neighbouring stage
 ///   on the same rank took the gradient from it.
 
@@ -92,9 +93,12 @@ constexpr program lower(plan const& source) {
       int const cell = static_cast<int>(actions[i].stage) * micro_batches + static_cast<int>(actions[i].micro_batch);
       bool const goes_forward = actions[i].what == kind::forward;
       int const message = goes_forward ? cell : cells + cell;
-      int const use = goes_forward ? forward_at[cell + micro_batches] : gradient_at[cell - micro_batches];
+      int use = goes_forward ? forward_at[cell + micro_batches] : gradient_at[cell - micro_batches];
+      int const* const begin_there = plan.begin + receiver;
+      if (use > 0 && actions[*begin_there + use - 1].fused != 0) --use;  // a pair starts with its first half
       if (use < earliest_use[receiver]) earliest_use[receiver] = use;
-      int const post = earliest_use[receiver] > ahead ? earliest_use[receiver] - ahead : 0;
+      int post = earliest_use[receiver] > ahead ? earliest_use[receiver] - ahead : 0;
+      if (post > 0 && actions[*begin_there + post - 1].fused != 0) --post;  // nothing comes between the halves
       posted_at[message] = post;
       bucket_next[message] = bucket[plan.begin[receiver] + post];
       bucket[plan.begin[receiver] + post] = message + 1;
@@ -152,6 +156,13 @@ constexpr program lower(plan const& source) {
     detail::slot_pool activation_pool{free_activation.data};
     detail::slot_pool send_pool{free_send.data};
     int receive_slots = 0;
+    // Of one action: whose message it consumed (-1: none's), and how far that peer had come when it was made.
+    struct outcome {
+      action what{};
+      int cell = 0;
+      int peer_heard = -1;
+      int heard = -1;
+    } first_half;
     for (int p = 0; p < ranks; ++p) {
       pending_first[p] = 0;
       pending_last[p] = 0;
@@ -184,7 +195,7 @@ constexpr program lower(plan const& source) {
       instruction& compute = out[filled++];
       std::uint16_t source_slot = no_slot;
       std::uint16_t local_slot = no_slot;
-      int peer_heard = -1;  // whose message this action consumes, and how far that peer had come when it was made
+      int peer_heard = -1;
       int heard = -1;
       if (a.what == kind::forward) {
         activation[cell] = activation_pool.take();
@@ -210,34 +221,44 @@ constexpr program lower(plan const& source) {
       }
       compute = {a, no_peer, activation[cell], source_slot, local_slot};
 
-      int const receiver = detail::receiver_of(plan, a, r);
-      if (receiver >= 0) {
-        bool const goes_forward = a.what == kind::forward;
-        int const message = goes_forward ? cell : cells + cell;
-        send_slot[message] = send_pool.take();
-        out[filled++] = {
-            make_action(goes_forward ? kind::send_forward : kind::send_backward, stage, static_cast<int>(a.micro_batch)),
-            static_cast<std::int16_t>(receiver), activation[cell], send_slot[message], no_slot};
-        pending_next[message] = 0;
-        if (pending_last[receiver] != 0)
-          pending_next[pending_last[receiver] - 1] = message + 1;
-        else
-          pending_first[receiver] = message + 1;
-        pending_last[receiver] = message + 1;
-      }
-
-      if (peer_heard >= 0 && heard > known[peer_heard]) {
-        known[peer_heard] = heard;
-        int& first = pending_first[peer_heard];
-        while (first != 0 && posted_at[first - 1] <= heard) {
-          int const message = first - 1;
-          int const sent = message < cells ? message : message - cells;
-          out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches,
-                                       sent % micro_batches),
-                           static_cast<std::int16_t>(peer_heard), no_slot, send_slot[message], no_slot};
-          send_pool.give(send_slot[message]);
-          first = pending_next[message];
-          if (first == 0) pending_last[peer_heard] = 0;
+      // What an action hands on and learns comes after it; of a fused pair, after both halves.
+      outcome const own{a, cell, peer_heard, heard};
+      if (a.fused != 0) {
+        first_half = own;
+      } else {
+        bool const second = i > plan.begin[r] && actions[i - 1].fused != 0;
+        for (int half = second ? 0 : 1; half < 2; ++half) {
+          outcome const& done = half == 0 ? first_half : own;
+          int const receiver = detail::receiver_of(plan, done.what, r);
+          if (receiver < 0) continue;
+          bool const goes_forward = done.what.what == kind::forward;
+          int const message = goes_forward ? done.cell : cells + done.cell;
+          send_slot[message] = send_pool.take();
+          out[filled++] = {make_action(goes_forward ? kind::send_forward : kind::send_backward,
+                                       static_cast<int>(done.what.stage), static_cast<int>(done.what.micro_batch)),
+                           static_cast<std::int16_t>(receiver), activation[done.cell], send_slot[message], no_slot};
+          pending_next[message] = 0;
+          if (pending_last[receiver] != 0)
+            pending_next[pending_last[receiver] - 1] = message + 1;
+          else
+            pending_first[receiver] = message + 1;
+          pending_last[receiver] = message + 1;
+        }
+        for (int half = second ? 0 : 1; half < 2; ++half) {
+          outcome const& done = half == 0 ? first_half : own;
+          if (done.peer_heard < 0 || done.heard <= known[done.peer_heard]) continue;
+          known[done.peer_heard] = done.heard;
+          int& first = pending_first[done.peer_heard];
+          while (first != 0 && posted_at[first - 1] <= done.heard) {
+            int const message = first - 1;
+            int const sent = message < cells ? message : message - cells;
+            out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward,
+                                         sent / micro_batches, sent % micro_batches),
+                             static_cast<std::int16_t>(done.peer_heard), no_slot, send_slot[message], no_slot};
+            send_pool.give(send_slot[message]);
+            first = pending_next[message];
+            if (first == 0) pending_last[done.peer_heard] = 0;
+          }
         }
       }
 

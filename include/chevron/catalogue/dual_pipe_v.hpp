@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chevron/describe/expand.hpp>
+
+namespace chevron::catalogue {
+namespace spelled_dual_pipe_v {
+using namespace letters;
+
+// On the last rank the first forward and backward of the main phase stay apart: fused, the backward would wait for a forward.
+inline constexpr auto apart = max_of(0, rank + 2 - ranks);
+inline constexpr auto half = (rank + 1) / 2;
+inline constexpr auto odd = rank + 1 - half * 2;
+
+/// DualPipeV (DeepSeek's DualPipe, "cut in half": two chunks a rank in a V, so each rank is both near the input and near the
+/// loss). Its main phase runs a forward and a backward at once, which can hide each other's communication; the drain splits
+/// the backward. The order is that of PyTorch's ScheduleDualPipeV, which asks for M ≥ 2P; for fewer the pattern is worked out
+/// for 2P and the surplus left out. Bubble (P-1)(FB + B - 3W), where FB is what a fused pair takes, F = I; at most 2P+1 chunks in
+/// flight. With pairs that hide nothing it is twice ZB-V's bubble: the gain is the hidden communication.
+inline constexpr auto dual_pipe_v =
+    schedule(placement::vee,
+             warmup(F(0) * (2 * (ranks - 1 - rank))) | warmup((F(0) + F(1)) * (rank + 1)) |
+                 warmup((I(1) + W + F(1)) * (ranks - 1 - rank)) |  //
+                 steady((F(0) + B(1) + overlap(F(1), B(0))) * apart) |
+                 steady((overlap(F(0), B(1)) + overlap(F(1), B(0))) * (micro_batches + 1 + rank - 2 * ranks - apart)) |
+                 cooldown((B(1) + overlap(F(1), B(0))) * (ranks - 1 - rank)) |  //
+                 cooldown((B(1) + B(0)) * half) | cooldown((B(1) + I(0)) * odd) | cooldown((I(1) + I(0)) * half) |
+                 cooldown((W + I(0)) * (ranks - 1 - rank)) | cooldown(W * (rank + 1)))
+        .worked_out_for_at_least(2 * ranks)
+        .named("DualPipeV");
+
+}  // namespace spelled_dual_pipe_v
+using spelled_dual_pipe_v::dual_pipe_v;
+}  // namespace chevron::catalogue
