@@ -279,6 +279,13 @@ constexpr finding diagnose(plan_view const& plan) {
   return find_deadlock(plan, seen.data);
 }
 
+/// All limits, declared or not.
+constexpr finding check_limits(plan_view const& plan) {
+  if (finding const f = check_in_flight(plan)) return f;
+  if (finding const f = check_bytes(plan)) return f;
+  return check_message_count(plan);
+}
+
 }  // namespace detail
 
 /// The first broken law, or `law::none`. O(actions).
@@ -288,8 +295,7 @@ constexpr finding check(plan_view const& plan) {
   buffer<std::uint8_t> state(plan.stages * plan.size.micro_batches, zeroed);
   buffer<int> next(plan.size.ranks), ready(plan.size.ranks);
   if (!detail::plays_through(plan, state.data, next.data, ready.data)) return detail::diagnose(plan);
-  if (finding const f = detail::check_in_flight(plan)) return f;
-  return detail::check_declared(plan);
+  return detail::check_limits(plan);
 }
 
 }  // namespace chevron

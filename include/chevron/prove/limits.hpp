@@ -52,9 +52,4 @@ constexpr finding check_message_count(plan_view const& plan) {
   return f;
 }
 
-constexpr finding check_declared(plan_view const& plan) {
-  if (finding const f = check_bytes(plan)) return f;
-  return check_message_count(plan);
-}
-
 }  // namespace chevron::detail
