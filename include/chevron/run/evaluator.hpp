@@ -81,6 +81,7 @@ class evaluator {
 
   void run(executor& with, tensors const& inputs, tensors const& targets, std::int64_t all_samples) {
     std::int64_t const samples = micro_batches::samples_in(inputs, targets);
+    owner_->settle();
     batch_.split(inputs, targets, program_.view().plan.size.micro_batches,
                  all_samples > 0 ? all_samples : samples * owner_->line().where().replicas);
     for (stage& s : owner_->stages()) s.training(false);

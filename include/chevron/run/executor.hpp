@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -20,6 +21,7 @@
 #include <chevron/run/error.hpp>
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/record.hpp>
+#include <chevron/run/speculation.hpp>
 #include <chevron/run/split_backward.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/transport.hpp>
@@ -106,26 +108,30 @@ class executor {
   void open() { line_->open(program_.slots[rank_]); }
 
   /// Runs the program once over these microbatches.
-  void run(micro_batches const& batch, long step) {
+  /// \param verdict if given, the parameters may yet be taken back: asked once, at the end of what may run before that is known
+  /// (speculation.hpp), whether they stand. If not, what was done so far is withdrawn, and the step starts over. Given on all
+  /// ranks or on none, with the same answer.
+  void run(micro_batches const& batch, long step, std::function<bool()> const& verdict = {}) {
     if (broken_) throw usage_error("an earlier step failed on this rank: nothing can be run after it", at_action({}, step));
     broken_ = true;
     record_.begin_step(step);
     line_->begin_step(step);
-    instruction const* const first = program_.instructions + program_.begin[rank_];
-    instruction const* const last = first + program_.length(rank_);
-    for (instruction const* i = first; i != last; ++i) {
-      recorded& r = record_.add(i->what);
-      try {
-        carry_out(*i, batch, r);
-      } catch (error const&) {
-        throw;
-      } catch (c10::Error const& e) {
-        throw usage_error(thrower(*i) + e.what_without_backtrace(), at_action(*i, step));
-      } catch (std::exception const& e) {
-        throw usage_error(thrower(*i) + e.what(), at_action(*i, step));
+    int const length = program_.length(rank_);
+    int next = 0;
+    if (verdict) {
+      if (!speculation_) speculation_ = speculation_of(program_, rank_);
+      auto const& later = speculation_->after_verdict;
+      while (next < speculation_->end) next = later[static_cast<std::size_t>(next)] ? next + 1 : one(next, batch, step);
+      if (verdict()) {
+        for (int i = 0; i < speculation_->end; ++i) {
+          if (later[static_cast<std::size_t>(i)]) one(i, batch, step);
+        }
+      } else {
+        withdraw(*speculation_);
+        next = 0;
       }
-      r.end = now_ns();
     }
+    while (next < length) next = one(next, batch, step);
     broken_ = false;
   }
 
@@ -142,6 +148,36 @@ class executor {
     tensors outputs;
     tensors input_gradients;
   };
+
+  /// Runs the instruction at this position, and gives the position of the next.
+  int one(int position, micro_batches const& batch, long step) {
+    instruction const& i = program_.at(rank_, position);
+    recorded& r = record_.add(i.what);
+    try {
+      carry_out(i, batch, r);
+    } catch (error const&) {
+      throw;
+    } catch (c10::Error const& e) {
+      throw usage_error(thrower(i) + e.what_without_backtrace(), at_action(i, step));
+    } catch (std::exception const& e) {
+      throw usage_error(thrower(i) + e.what(), at_action(i, step));
+    }
+    r.end = now_ns();
+    return position + 1;
+  }
+
+  /// Lets go of all that was computed, and takes what others sent meanwhile off the channels: a message is received before
+  /// the next of its edge is posted, so that slots are used as the program uses them.
+  void withdraw(speculation const& what) {
+    for (int const position : what.unread) {
+      instruction const& i = program_.at(rank_, position);
+      if (position >= what.end) line_->post_receive(i.peer, i.what, i.source);
+      line_->receive(i.source);
+    }
+    for (int const position : what.sending) line_->wait_send(program_.at(rank_, position).source);
+    for (activation& slot : slots_) slot = {};
+    record_.start_over();
+  }
 
   place at_action(instruction const& i, long step) const {
     return {line_->where().global_rank, -1, step, to_text(i.what).str()};
@@ -263,6 +299,7 @@ class executor {
   tensors losses_;
   std::vector<tensors> outputs_;
   record record_;
+  std::optional<speculation> speculation_;
   tensors inputs_, seen_, gradients_;  // of the action under way
   bool broken_ = false;
 };

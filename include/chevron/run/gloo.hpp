@@ -215,6 +215,24 @@ class gloo_transport final : public transport {
     gather_bytes(mine.data(), mine.size_bytes(), all.data(), "gather");
   }
 
+  void start_gather(std::span<double const> mine) override {
+    if (!early_all_.defined() || early_mine_.numel() != static_cast<std::int64_t>(mine.size())) {
+      early_mine_ = at::empty({static_cast<std::int64_t>(mine.size())}, at::kDouble);
+      early_all_ = at::empty({where().world() * early_mine_.numel()}, at::kDouble);
+    }
+    std::copy(mine.begin(), mine.end(), early_mine_.data_ptr<double>());
+    if (where().world() == 1) {
+      early_all_.copy_(early_mine_);
+    } else if (!mine.empty()) {
+      early_work_ = posting({.words = early, .step = step()}, [&] { return world_->_allgather_base(early_all_, early_mine_); });
+    }
+  }
+
+  void finish_gather(std::span<double> all) override {
+    if (auto work = std::exchange(early_work_, {})) collective(std::move(work), early);
+    std::copy_n(early_all_.data_ptr<double>(), std::min<std::size_t>(all.size(), early_all_.nbytes() / sizeof(double)), all.begin());
+  }
+
   std::vector<std::string> gather_text(std::string const& mine) override {
     auto const world = static_cast<std::size_t>(where().world());
     if (world == 1) return {mine};
@@ -237,6 +255,7 @@ class gloo_transport final : public transport {
 
   static constexpr std::int64_t header_words = 64;
   static constexpr char const* end_of_job = "the end of the job";
+  static constexpr char const* early = "gather of what decides the last step";
   // All waits are ended by the watch; Gloo's own timeout, which breaks all its connections, is for the case that the watch
   // hangs (its store does not answer).
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
@@ -502,6 +521,8 @@ class gloo_transport final : public transport {
   std::vector<outgoing> first_sends_;
   std::unordered_map<int, work_ptr> sums_;
   at::Tensor to_gather_, gathered_;
+  at::Tensor early_mine_, early_all_;  // of `start_gather`
+  work_ptr early_work_;
   bool broken_ = false;
   bool closed_ = false;
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/gradients.hpp>
+#include <chevron/run/optimizer_snapshot.hpp>
 #include <chevron/run/transport.hpp>
 
 /// \file
@@ -45,6 +47,8 @@ struct update_options {
   double clip_grad_norm = 0;                       ///< scale gradients so that their global norm is at most this; 0: never
   not_finite when_not_finite = not_finite::stop;
   std::function<double(long step)> learning_rate;  ///< empty: as the optimizer has it
+  bool post_validation = false;                    ///< step before all ranks have been heard, and put it right afterwards
+  int calm_steps = 10;                             ///< but only after so many steps in a row that nothing had to be put right in
 };
 
 /// What every rank knows at the end of a step.
@@ -52,6 +56,7 @@ struct update_result {
   double loss = 0;       ///< mean over all samples of all replicas
   double grad_norm = 0;  ///< over all parameters, before clipping
   bool skipped = false;  ///< something was not finite, nothing was changed
+  bool clipped = false;  ///< the norm was above the limit, gradients were scaled down
   double bubble = 0;     ///< share of ranks × longest rank's time in which ranks did not compute
   double learning_rate = 0;
 };
@@ -92,9 +97,14 @@ inline double sum_of_squares(at::Tensor const& gradient) {
 
 /// The optimizer of one rank, with everything about a step that takes all ranks to decide.
 ///
-/// One `gather` per step carries losses, squared norms per parameter and times. Every rank adds them up in the same
+/// One gather per step carries losses, squared norms per parameter and times. Every rank adds them up in the same
 /// order (losses by replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the same
 /// as a model that is not cut at all; and all clip, skip or stop alike.
+///
+/// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank does not wait for the others: it
+/// starts the gather, steps as if all gradients were finite and none to be clipped, and goes on with the next step. There it
+/// asks for the `verdict`; a step that was wrong is undone from a snapshot and done as it should have been. A rank that can
+/// tell from its own gradients that the step is wrong leaves it alone until then.
 class global_update {
  public:
   /// Collective: ranks tell each other their parameters' names.
@@ -122,50 +132,48 @@ class global_update {
     }
   }
 
-  /// Waits for the replicas' sums, then decides and steps. Collective.
-  update_result run(long step, update_input const& input) {
-    std::fill(mine_.begin(), mine_.end(), 0.0);
-    mine_[0] = static_cast<double>(input.samples);
-    mine_[1] = input.busy_seconds;
-    mine_[2] = input.span_seconds;
-    std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
-    std::size_t at = static_cast<std::size_t>(header + plan_.size.micro_batches);
-    for (stage_gradients* g : gradients_) {
-      if (g == nullptr) continue;
-      g->wait_sum(*line_);
-      for (at::Tensor const& view : g->views()) mine_[at++] = sum_of_squares(view);
-    }
-    line_->gather(mine_, all_);
-
-    check_samples(step, input);
-    update_result result;
-    std::string culprit;
-    add_losses(result, culprit);
-    add_norms(result, culprit);
-    add_times(result);
-    if (options_.learning_rate) {
-      result.learning_rate = options_.learning_rate(step);
-    } else if (optimizer_) {
-      result.learning_rate = optimizer_->param_groups().front().options().get_lr();
-    }
-    if (!culprit.empty()) {
-      if (options_.when_not_finite == not_finite::stop) {
-        throw numerical_error(culprit + " is not finite; no parameter was changed", {line_->where().global_rank, -1, step, "OPTIMIZER_STEP"});
-      }
-      result.skipped = true;
+  /// Waits for the replicas' sums, then decides and steps. Collective. With post-validation it may give nothing: then the step
+  /// is `pending`, and `verdict` is to be called before the gradients are written to again.
+  std::optional<update_result> run(long step, update_input const& input) {
+    step_ = step;
+    all_samples_ = input.all_samples;
+    contribute(input);
+    if (!options_.post_validation || calm_ < options_.calm_steps) {
+      line_->gather(mine_, all_);
+      update_result const result = judge();
+      apply(result);
       return result;
     }
-    if (options_.clip_grad_norm > 0 && result.grad_norm > options_.clip_grad_norm) {
-      double const factor = options_.clip_grad_norm / (result.grad_norm + 1e-6);
-      for (stage_gradients* g : gradients_) {
-        if (g != nullptr) g->scale(factor);
-      }
+    line_->start_gather(mine_);
+    pending_ = true;
+    stepped_ = false;
+    if (optimizer_ && !certainly_wrong()) {
+      before_.take(*optimizer_);
+      change(learning_rate());
+      stepped_ = true;
     }
-    if (optimizer_) {
-      if (options_.learning_rate) {
-        for (auto& group : optimizer_->param_groups()) group.options().set_lr(result.learning_rate);
+    return {};
+  }
+
+  bool pending() const { return pending_; }
+
+  /// What came of the pending step, now put right. Collective.
+  /// \param stands false: parameters are now others than they were since `run`, on this rank or on others
+  update_result verdict(bool& stands) {
+    line_->finish_gather(all_);
+    pending_ = false;
+    update_result const result = [&] {
+      try {
+        return judge();
+      } catch (...) {
+        undo();
+        throw;
       }
-      optimizer_->step();
+    }();
+    stands = !result.skipped && !result.clipped;
+    if (!stands) {
+      undo();
+      apply(result);
     }
     return result;
   }
@@ -175,6 +183,79 @@ class global_update {
 
  private:
   static constexpr int header = 3;
+
+  void contribute(update_input const& input) {
+    std::fill(mine_.begin(), mine_.end(), 0.0);
+    mine_[0] = static_cast<double>(input.samples);
+    mine_[1] = input.busy_seconds;
+    mine_[2] = input.span_seconds;
+    std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
+    std::size_t at = first_norm();
+    for (stage_gradients* g : gradients_) {
+      if (g == nullptr) continue;
+      g->wait_sum(*line_);
+      for (at::Tensor const& view : g->views()) mine_[at++] = sum_of_squares(view);
+    }
+  }
+
+  /// What all ranks' numbers say, the same on all of them.
+  update_result judge() {
+    check_samples();
+    update_result result;
+    std::string culprit;
+    add_losses(result, culprit);
+    add_norms(result, culprit);
+    add_times(result);
+    result.learning_rate = learning_rate();
+    result.skipped = !culprit.empty();
+    result.clipped = !result.skipped && options_.clip_grad_norm > 0 && result.grad_norm > options_.clip_grad_norm;
+    calm_ = result.skipped || result.clipped ? 0 : calm_ + 1;
+    if (result.skipped && options_.when_not_finite == not_finite::stop) {
+      throw numerical_error(culprit + " is not finite; no parameter was changed", here());
+    }
+    return result;
+  }
+
+  void apply(update_result const& result) {
+    if (result.skipped) return;
+    if (result.clipped) {
+      double const factor = options_.clip_grad_norm / (result.grad_norm + 1e-6);
+      for (stage_gradients* g : gradients_) {
+        if (g != nullptr) g->scale(factor);
+      }
+    }
+    if (optimizer_) change(result.learning_rate);
+  }
+
+  void change(double rate) {
+    if (options_.learning_rate) {
+      for (auto& group : optimizer_->param_groups()) group.options().set_lr(rate);
+    }
+    optimizer_->step();
+  }
+
+  void undo() {
+    if (stepped_) before_.put_back(*optimizer_);
+    stepped_ = false;
+  }
+
+  /// Do this rank's numbers alone make all of them not finite, or too large? Sums in another order differ by less than the margin.
+  bool certainly_wrong() const {
+    double sum = 0;
+    for (std::size_t i = header; i < mine_.size(); ++i) {
+      if (!std::isfinite(mine_[i])) return true;
+      if (i >= first_norm()) sum += mine_[i];
+    }
+    return options_.clip_grad_norm > 0 && std::sqrt(sum) > options_.clip_grad_norm * (1 + 1e-9);
+  }
+
+  double learning_rate() {
+    if (options_.learning_rate) return options_.learning_rate(step_);
+    return optimizer_ ? optimizer_->param_groups().front().options().get_lr() : 0;
+  }
+
+  std::size_t first_norm() const { return static_cast<std::size_t>(header + plan_.size.micro_batches); }
+  place here() const { return {line_->where().global_rank, -1, step_, "OPTIMIZER_STEP"}; }
 
   std::size_t read_names(std::string const& text) {
     std::size_t count = 0;
@@ -188,28 +269,28 @@ class global_update {
 
   double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
 
-  void check_samples(long step, update_input const& input) const {
+  void check_samples() const {
     int const ranks = plan_.size.ranks;
     double sum = 0;
     std::string each;
     for (int replica = 0; replica < line_->where().replicas; ++replica) {
-      double const here = of_rank(replica * ranks)[0];
-      sum += here;
-      each += (replica == 0 ? "" : ", ") + std::to_string(static_cast<std::int64_t>(here));
+      double const given = of_rank(replica * ranks)[0];
+      sum += given;
+      each += (replica == 0 ? "" : ", ") + std::to_string(static_cast<std::int64_t>(given));
       for (int p = 1; p < ranks; ++p) {
-        if (of_rank(replica * ranks + p)[0] != here) {
+        if (of_rank(replica * ranks + p)[0] != given) {
           throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) + " were given batches of " +
-                                std::to_string(static_cast<std::int64_t>(here)) + " and " +
+                                std::to_string(static_cast<std::int64_t>(given)) + " and " +
                                 std::to_string(static_cast<std::int64_t>(of_rank(replica * ranks + p)[0])) +
                                 " samples: all ranks of a pipeline take the same batch",
-                            {line_->where().global_rank, -1, step, "OPTIMIZER_STEP"});
+                            here());
         }
       }
     }
-    if (sum != static_cast<double>(input.all_samples)) {
-      throw usage_error("the replicas' batches hold " + each + " samples, but each was weighed as a share of " + std::to_string(input.all_samples) +
+    if (sum != static_cast<double>(all_samples_)) {
+      throw usage_error("the replicas' batches hold " + each + " samples, but each was weighed as a share of " + std::to_string(all_samples_) +
                             ": give step() the number of samples over all replicas",
-                        {line_->where().global_rank, -1, step, "OPTIMIZER_STEP"});
+                        here());
     }
   }
 
@@ -228,7 +309,7 @@ class global_update {
   }
 
   void add_norms(update_result& result, std::string& culprit) const {
-    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), static_cast<std::size_t>(header + plan_.size.micro_batches));
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), first_norm());
     double sum = 0;
     for (std::size_t s = 0; s < names_.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
@@ -259,6 +340,13 @@ class global_update {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::size_t width_ = 0;
   std::vector<double> mine_, all_;
+
+  long step_ = -1;
+  std::int64_t all_samples_ = 0;
+  int calm_ = 0;          // steps in a row that were neither skipped nor clipped
+  bool pending_ = false;  // the gather is under way
+  bool stepped_ = false;  // the optimizer stepped without waiting for it
+  optimizer_snapshot before_;
 };
 
 }  // namespace chevron

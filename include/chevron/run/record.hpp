@@ -39,6 +39,13 @@ class record {
     begin_ = now_ns();
   }
 
+  /// The step begins again: what was noted is void, except for when it began.
+  void start_over() {
+    entries_.clear();
+    in_flight_ = 0;
+    peak_in_flight_ = 0;
+  }
+
   recorded& add(action what) {
     std::int64_t const now = now_ns();
     entries_.push_back({what, now, now, now});

@@ -139,20 +139,20 @@ class threads_transport final : public transport {
   }
 
   void gather(std::span<double const> mine, std::span<double> all) override {
-    auto const result = gather_in(hub_->numbers, std::vector<double>(mine.begin(), mine.end()), "gather");
-    auto out = all.begin();
-    for (std::size_t r = 0; r < result->size(); ++r) {
-      auto const& part = (*result)[r];
-      if (part.size() != mine.size() || static_cast<std::size_t>(all.end() - out) < part.size()) {
-        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(part.size()) + " numbers where rank " +
-                                  std::to_string(rank()) + " gathers " + std::to_string(mine.size()),
-                              here(static_cast<int>(r), "gather"));
-      }
-      out = std::copy(part.begin(), part.end(), out);
-    }
+    start_gather_in(hub_->numbers, std::vector<double>(mine.begin(), mine.end()), "gather");
+    finish_gather_in(hub_->numbers, mine.size(), all, "gather");
   }
 
-  std::vector<std::string> gather_text(std::string const& mine) override { return *gather_in(hub_->texts, mine, "gather of texts"); }
+  void start_gather(std::span<double const> mine) override {
+    start_gather_in(hub_->early_numbers, std::vector<double>(mine.begin(), mine.end()), early);
+    early_size_ = mine.size();
+  }
+  void finish_gather(std::span<double> all) override { finish_gather_in(hub_->early_numbers, early_size_, all, early); }
+
+  std::vector<std::string> gather_text(std::string const& mine) override {
+    start_gather_in(hub_->texts, mine, "gather of texts");
+    return *wait_gather_in(hub_->texts, "gather of texts");
+  }
 
  private:
   using hub = detail::threads_hub;
@@ -164,11 +164,11 @@ class threads_transport final : public transport {
   place here(int peer, std::string what) const { return {rank(), peer, step(), std::move(what)}; }
 
   template <class Value>
-  std::shared_ptr<std::vector<Value> const> gather_in(hub::gathering<Value>& g, Value mine, char const* what) {
-    std::unique_lock hold(hub_->mutex);
+  void start_gather_in(hub::gathering<Value>& g, Value mine, char const* what) {
+    std::lock_guard const hold(hub_->mutex);
     check_running(what);
     g.parts[static_cast<std::size_t>(rank())] = std::move(mine);
-    long const round = g.done + 1;
+    g.rounds[static_cast<std::size_t>(rank())] = g.done + 1;
     if (++g.count == where().world()) {
       // The result of the round before may go: all ranks are here, so all have read it.
       g.result = std::make_shared<std::vector<Value> const>(g.parts);
@@ -176,8 +176,29 @@ class threads_transport final : public transport {
       ++g.done;
       hub_->wake_all();
     }
-    wait(hold, [](int) { return true; }, -1, [&] { return std::string(what); }, [&](clock::time_point, clock::time_point&) { return g.done >= round; });
+  }
+
+  template <class Value>
+  std::shared_ptr<std::vector<Value> const> wait_gather_in(hub::gathering<Value>& g, char const* what) {
+    std::unique_lock hold(hub_->mutex);
+    long const round = g.rounds[static_cast<std::size_t>(rank())];
+    wait(hold, [](int) { return true; }, -1, [&] { return std::string(what); },
+         [&](clock::time_point, clock::time_point&) { return g.done >= round; });
     return g.result;
+  }
+
+  void finish_gather_in(hub::gathering<std::vector<double>>& g, std::size_t count, std::span<double> all, char const* what) {
+    auto const result = wait_gather_in(g, what);
+    auto out = all.begin();
+    for (std::size_t r = 0; r < result->size(); ++r) {
+      auto const& part = (*result)[r];
+      if (part.size() != count || static_cast<std::size_t>(all.end() - out) < part.size()) {
+        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(part.size()) + " numbers where rank " +
+                                  std::to_string(rank()) + " gathers " + std::to_string(count),
+                              here(static_cast<int>(r), what));
+      }
+      out = std::copy(part.begin(), part.end(), out);
+    }
   }
 
   void check_running(std::string const& what) const {
@@ -233,7 +254,9 @@ class threads_transport final : public transport {
   }
 
   std::shared_ptr<hub> hub_;
+  static constexpr char const* early = "gather of what decides the last step";
   std::vector<long> started_;  // sums begun, by bucket
+  std::size_t early_size_ = 0;
 };
 
 /// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When one throws, the

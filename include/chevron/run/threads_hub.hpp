@@ -53,6 +53,7 @@ class threads_hub {
         random(o.seed) {
     for (auto& r : ranks) r = std::make_unique<rank_state>();
     numbers.resize(ranks.size());
+    early_numbers.resize(ranks.size());
     texts.resize(ranks.size());
   }
 
@@ -110,10 +111,14 @@ class threads_hub {
   template <class Value>
   struct gathering {
     std::vector<Value> parts;
+    std::vector<long> rounds;  // by rank: the round it came to last
     int count = 0;
     long done = 0;
     std::shared_ptr<std::vector<Value> const> result;
-    void resize(std::size_t world) { parts.resize(world); }
+    void resize(std::size_t world) {
+      parts.resize(world);
+      rounds.resize(world);
+    }
   };
 
   edge& edge_between(int from, int to) { return edges[static_cast<std::size_t>(from) * ranks.size() + static_cast<std::size_t>(to)]; }
@@ -168,6 +173,7 @@ class threads_hub {
   std::vector<edge> edges;
   std::vector<std::vector<sum>> sums;  // by pipeline rank, by bucket
   gathering<std::vector<double>> numbers;
+  gathering<std::vector<double>> early_numbers;  // of `start_gather`
   gathering<std::string> texts;
   int failed_rank = -1;
   std::string failure;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/buffer_snapshot.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/executor.hpp>
 #include <chevron/run/gradients.hpp>
@@ -51,14 +53,21 @@ struct trainer_options {
   not_finite when_not_finite = not_finite::stop;
   std::function<double(long step)> learning_rate = {};   ///< by step, from 0; empty: as the optimizer has it
   std::size_t bucket_bytes = std::size_t{25} << 20;      ///< gradients are summed over replicas in pieces of this size
+  /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
+  /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the last
+  /// bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
+  bool post_validation = false;
+  /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
+  int calm_steps = 10;
 };
 
-/// One step, the same on every rank except for `peak_in_flight`.
+/// One step, the same on every rank except for `seconds` and `peak_in_flight`.
 struct step_report {
-  long step = 0;                  ///< from 0
+  long step = -1;                 ///< from 0; -1: none yet
   double loss = 0;                ///< mean over all samples of all replicas
   double grad_norm = 0;           ///< over all parameters of the model, before clipping
   bool skipped = false;           ///< loss or gradient was not finite, nothing was changed
+  bool clipped = false;           ///< gradients were scaled down to `clip_grad_norm`
   double learning_rate = 0;       ///< 0 on a rank without parameters if no schedule was given
   double seconds = 0;             ///< as this rank saw it
   std::int64_t samples = 0;       ///< over all replicas
@@ -81,7 +90,7 @@ class trainer {
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   trainer(runnable steps, transport& line, stage_builder const& build, loss_function loss, optimizer_factory const& make,
           trainer_options options = {})
-      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)) {
+      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)), post_validation_(options.post_validation) {
     program_view const p = program_.view();
     check_layout(p);
     if (p.plan.forward_only) throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
@@ -98,8 +107,10 @@ class trainer {
       buckets += gradients_[s]->buckets();
       views[s] = gradients_[s].get();
     }
+    buffers_before_ = buffer_snapshot(stages_);
     update_ = std::make_unique<global_update>(p.plan, line, std::move(views), make,
-                                              update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate});
+                                              update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate,
+                                                             options.post_validation, options.calm_steps});
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_ = std::make_unique<executor>(
         p, line, stages_, loss_,
@@ -111,29 +122,40 @@ class trainer {
 
   /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
   /// \param all_samples of this step over all replicas; 0: every replica has as many as this one
+  /// \returns its report; with `post_validation` that of the step before, since this one's is not known yet
   step_report step(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
     std::int64_t const begin = now_ns();
     std::int64_t const samples = micro_batches::samples_in(inputs, targets);
     all_samples_ = all_samples > 0 ? all_samples : samples * line_->where().replicas;
     batch_.split(inputs, targets, program_.view().plan.size.micro_batches, all_samples_);
-    for (auto const& g : gradients_) {
-      if (g) g->zero();
-    }
     take_turn(*executor_, inputs, targets);
-    executor_->run(batch_, step_);
+    if (update_->pending()) {
+      buffers_before_.take();
+      executor_->run(batch_, step_, [this] { return last_step_stands(); });
+    } else {
+      zero_gradients();
+      executor_->run(batch_, step_);
+    }
 
-    step_report report;
-    report.step = step_++;
-    report.loss = result_.loss;
-    report.grad_norm = result_.grad_norm;
-    report.skipped = result_.skipped;
-    report.learning_rate = result_.learning_rate;
-    report.bubble = result_.bubble;
-    report.samples = all_samples_;
-    report.seconds = static_cast<double>(now_ns() - begin) * 1e-9;
-    report.samples_per_second = static_cast<double>(all_samples_) / report.seconds;
-    report.peak_in_flight = executor_->last_record().peak_in_flight();
-    return report;
+    step_report const before = std::exchange(report_, {});
+    report_.step = step_++;
+    report_.samples = all_samples_;
+    report_.seconds = static_cast<double>(now_ns() - begin) * 1e-9;
+    report_.samples_per_second = static_cast<double>(all_samples_) / report_.seconds;
+    report_.peak_in_flight = executor_->last_record().peak_in_flight();
+    if (result_) fill_in(*result_);
+    return post_validation_ ? before : report_;
+  }
+
+  /// With `post_validation`: waits until the last step stands. To be called before parameters or the optimizer are looked at, and
+  /// at the end; evaluation does so itself. Collective.
+  /// \returns the report of the last step
+  step_report settle() {
+    if (update_->pending()) {
+      bool stands = true;
+      fill_in(update_->verdict(stands));
+    }
+    return report_;
   }
 
   /// The stages by number; those of other ranks are empty.
@@ -207,6 +229,7 @@ class trainer {
     out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");
     out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
     out.add("bucket bytes", std::to_string(options.bucket_bytes));
+    out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (stages_[s]) out.add(static_cast<int>(s), stages_[s]);
     }
@@ -222,9 +245,34 @@ class trainer {
     result_ = update_->run(step_, {weighted_losses_, batch_.samples(), all_samples_, r.busy_seconds(), r.span_seconds()});
   }
 
+  void zero_gradients() {
+    for (auto const& g : gradients_) {
+      if (g) g->zero();
+    }
+  }
+
+  /// Asked by the executor after the forwards that may run before this is known; then gradients are written to again.
+  bool last_step_stands() {
+    bool stands = true;
+    fill_in(update_->verdict(stands));
+    if (!stands) buffers_before_.put_back();
+    zero_gradients();
+    return stands;
+  }
+
+  void fill_in(update_result const& result) {
+    report_.loss = result.loss;
+    report_.grad_norm = result.grad_norm;
+    report_.skipped = result.skipped;
+    report_.clipped = result.clipped;
+    report_.learning_rate = result.learning_rate;
+    report_.bubble = result.bubble;
+  }
+
   runnable program_;
   transport* line_;
   loss_function loss_;
+  bool post_validation_;
   std::vector<stage> stages_;
   std::vector<std::unique_ptr<stage_gradients>> gradients_;  // by stage; null on other ranks
   std::unique_ptr<global_update> update_;
@@ -234,7 +282,9 @@ class trainer {
   micro_batches batch_;
   std::vector<double> weighted_losses_;
   std::int64_t all_samples_ = 0;
-  update_result result_;
+  std::optional<update_result> result_;  // of the last step, if it was known at its end
+  buffer_snapshot buffers_before_;
+  step_report report_;                   // of the last step
   long step_ = 0;
 };
 

@@ -74,6 +74,10 @@ class transport {
 
   /// Everybody's `mine`, by global rank: `all` has world × mine.size() entries.
   virtual void gather(std::span<double const> mine, std::span<double> all) = 0;
+  /// The same in two halves: what `mine` was at the start is everybody's at the end, and nobody waits in between. One such gather
+  /// is under way at a time; other collective calls may come between its halves, on all ranks alike.
+  virtual void start_gather(std::span<double const> mine) = 0;
+  virtual void finish_gather(std::span<double> all) = 0;
   /// Everybody's text of any length, by global rank. For preflight and reports, not for the step.
   virtual std::vector<std::string> gather_text(std::string const& mine) = 0;
 
