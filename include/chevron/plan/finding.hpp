@@ -53,7 +53,7 @@ struct finding {
   std::int64_t number = 0;
   std::int64_t limit = 0;
   char const* words = "";
-  // For a schedule that came as text: the place, counted from 1, and what stands there. With a place, `words` say all.
+  // For a schedule that came as text: the place, counted from 1, and what stands there. With a place and no rank, `words` say all.
   int line = 0;
   int column = 0;
   std::string_view there{};
@@ -89,7 +89,7 @@ constexpr text describe(finding const& f) {
   if (f.line > 0) {
     out.append("line ").append(f.line).append(", column ").append(f.column).append(": ");
     if (!f.there.empty()) detail::append_quoted(out, f.there);
-    return out.append(f.words);
+    if (f.rank < 0) return out.append(f.words);
   }
   if (f.rank >= 0) {
     out.append("rank ").append(f.rank);
