@@ -10,7 +10,10 @@
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
+#include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/gate.hpp>
+#include <chevron/prove/idle.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/show/text.hpp>

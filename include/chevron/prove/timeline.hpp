@@ -22,6 +22,24 @@ struct timeline {
 /// The last action of what begins at `i`, in a list that ends before `stop`: of a fused pair its B or I, else the action itself.
 constexpr int last_of_pair(action const* actions, int i, int stop) { return actions[i].fused != 0 && i + 1 < stop ? i + 1 : i; }
 
+/// The boundary that an action's result crosses to another rank: s between the stages s and s + 1; -1: none.
+constexpr int boundary_sent(plan_view const& plan, action a) {
+  if (a.what == kind::backward_weight) return -1;
+  int const stage = static_cast<int>(a.stage);
+  int const to = a.what == kind::forward ? stage + 1 : stage - 1;
+  if (to < 0 || to >= plan.stages || plan.rank_of[to] == plan.rank_of[stage]) return -1;
+  return to < stage ? to : stage;
+}
+
+/// The boundary over which an action's input comes from another rank; -1: none.
+constexpr int boundary_received(plan_view const& plan, action a) {
+  if (a.what == kind::backward_weight) return -1;
+  int const stage = static_cast<int>(a.stage);
+  int const from = a.what == kind::forward ? stage - 1 : stage + 1;
+  if (from < 0 || from >= plan.stages || plan.rank_of[from] == plan.rank_of[stage]) return -1;
+  return from < stage ? from : stage;
+}
+
 namespace detail {
 
 /// Plays a plan once, O(actions): each rank goes through its list and waits only for what the next action needs. A rank begins
@@ -30,8 +48,8 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   int const last_stage = plan.stages - 1;
-  bool const sender = costs.communication_occupies == occupies::sender || costs.communication_occupies == occupies::both;
-  bool const receiver = costs.communication_occupies == occupies::receiver || costs.communication_occupies == occupies::both;
+  bool const sender = costs.occupies_sender();
+  bool const receiver = costs.occupies_receiver();
 
   // When a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by the stage that needs them:
   // where that takes a message, when it arrives; if the receiver is occupied by it, when it can begin. Negative: not yet.

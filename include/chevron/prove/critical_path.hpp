@@ -1,0 +1,109 @@
+#pragma once
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/timeline.hpp>
+
+/// \file
+/// Which actions a step's length hangs on.
+
+namespace chevron {
+
+/// One action of a critical path.
+struct path_step {
+  int action = 0;            ///< index into `plan_view::actions`; of a fused pair, its forward half
+  int rank = 0;              ///< where it runs
+  bool by_message = false;   ///< it waited for another rank's message, not for its own rank's previous action
+  double communicating = 0;  ///< time of transfers between the end of the step before and the start of this one
+};
+
+/// A chain of actions that fills the makespan: each starts as soon as the one before lets it, so every delay in it delays the
+/// end. The actions' durations and `communicating` add up to the makespan.
+struct critical_path {
+  buffer<path_step> steps;  ///< in the order of time; room for more, `count` of them have a meaning
+  int count = 0;
+
+  constexpr path_step const* begin() const { return steps.data; }
+  constexpr path_step const* end() const { return steps.data + count; }
+};
+
+/// The critical path of a plan under its complete timeline; of an incomplete one, nothing. O(actions).
+///
+/// Ties: the path ends at the lowest rank among those that end last. Where an action's rank and its message are there at the same
+/// moment, the path stays on the rank; where both messages of a pair arrive at the same moment, it is the forward's.
+constexpr critical_path critical_path_of(plan_view const& plan, cost_view const& costs, timeline const& when) {
+  critical_path result;
+  int const micro_batches = plan.size.micro_batches;
+  int const total = plan.total();
+  if (!when.complete || total == 0) return result;
+  bool const sender = costs.occupies_sender();
+  bool const receiver = costs.occupies_receiver();
+
+  // Who made a cell, as in the simulation: outputs from 0, input gradients from `cells`.
+  int const cells = plan.stages * micro_batches;
+  buffer<int> maker_memory(2 * cells, zeroed);
+  int* const maker = maker_memory.data;
+  for (int i = 0; i < total; ++i) {
+    action const a = plan.actions[i];
+    if (a.what == kind::backward_weight) continue;
+    int const cell = static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch);
+    maker[a.what == kind::forward ? cell : cells + cell] = i;
+  }
+  auto const first_of_pair = [&](int i) {
+    return i > plan.begin[plan.rank_of[plan.actions[i].stage]] && plan.actions[i - 1].fused != 0 ? i - 1 : i;
+  };
+  // When a rank has sent all up to and including what action `i` made.
+  auto const sent_at = [&](int i) {
+    double time = when.end.data[i];
+    for (int half = first_of_pair(i); half <= i; ++half) {
+      int const boundary = boundary_sent(plan, plan.actions[half]);
+      if (boundary >= 0) time += costs.of_message(boundary);
+    }
+    return time;
+  };
+
+  // The last end, then backwards from cause to cause.
+  int at = -1;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    int const last = plan.begin[r + 1] - 1;
+    if (last >= plan.begin[r] && (at < 0 || when.end.data[last] > when.end.data[at])) at = last;
+  }
+  at = first_of_pair(at);
+  buffer<path_step> backwards(total);
+  int count = 0;
+  while (at >= 0) {
+    int const rank = plan.rank_of[plan.actions[at].stage];
+    path_step& step = backwards.data[count++] = {at, rank, false, 0};
+    // What was there last is the cause: the rank itself, free after its previous action and that one's sends, or a message. What
+    // has been received counts as if the rank had been busy with it.
+    bool const alone = at == plan.begin[rank];
+    int cause = alone ? -1 : first_of_pair(at - 1);
+    double there = alone ? 0 : sender ? sent_at(at - 1) : when.end.data[at - 1];
+    int const last = last_of_pair(plan.actions, at, plan.begin[rank + 1]);
+    for (int half = at; half <= last; ++half) {
+      action const a = plan.actions[half];
+      int const boundary = boundary_received(plan, a);
+      if (boundary < 0) continue;
+      int const from = a.what == kind::forward ? boundary : boundary + 1;
+      int const cell = from * micro_batches + static_cast<int>(a.micro_batch);
+      int const producer = maker[a.what == kind::forward ? cell : cells + cell];
+      double const takes = costs.of_message(boundary);
+      double arrives = sender ? sent_at(producer) : when.end.data[producer] + takes;
+      if (receiver) arrives -= takes;
+      if (arrives > there) {
+        there = arrives;
+        cause = first_of_pair(producer);
+        step.by_message = true;
+      }
+      if (receiver) there += takes;
+    }
+    step.communicating = when.start.data[at] - (cause >= 0 ? when.end.data[cause] : 0);
+    at = cause;
+  }
+  result.steps = buffer<path_step>(count);
+  for (int i = 0; i < count; ++i) result.steps.data[i] = backwards.data[count - 1 - i];
+  result.count = count;
+  return result;
+}
+
+}  // namespace chevron

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/timeline.hpp>
+
+/// \file
+/// When a rank does not compute, and why: the pipeline fills, the pattern itself has gaps, or the pipeline drains.
+
+namespace chevron {
+
+/// A rank's time in the makespan that is not computing, in the costs' unit. With `busy` it adds up to the makespan.
+///
+/// The first three are idle time. What a schedule loses to `fill` and `drain` it loses once a step, however many microbatches
+/// there are; what it loses in its `steady` state grows with them.
+struct idle_time {
+  double fill = 0;           ///< before the rank's first backward
+  double steady = 0;         ///< between, until its last forward
+  double drain = 0;          ///< after its last forward and its first backward, until the end of the makespan
+  double communicating = 0;  ///< kept from computing by transfers: 0 unless `communication_occupies` says so
+
+  constexpr double idle() const { return fill + steady + drain; }
+};
+
+namespace detail {
+
+/// How long the transfers of [first, last] keep their own rank from computing: those it sends, or those it receives.
+constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int first, int last, bool sent) {
+  double sum = 0;
+  for (int i = first; i <= last; ++i) {
+    int const boundary = sent ? boundary_sent(plan, plan.actions[i]) : boundary_received(plan, plan.actions[i]);
+    if (boundary >= 0) sum += costs.of_message(boundary);
+  }
+  return sum;
+}
+
+}  // namespace detail
+
+/// Where the time of each rank goes besides computing, under a complete timeline of the plan. A forward-only plan fills until the
+/// rank's first action and drains after its last. O(actions).
+constexpr buffer<idle_time> idle_times(plan_view const& plan, cost_view const& costs, timeline const& when) {
+  bool const sender = costs.occupies_sender();
+  bool const receiver = costs.occupies_receiver();
+  double const length = makespan(plan, when);
+  buffer<idle_time> result(plan.size.ranks);
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    int const first = plan.begin[r];
+    int const stop = plan.begin[r + 1];
+    int first_backward = first;
+    while (first_backward < stop && (plan.actions[first_backward].what == kind::forward)) ++first_backward;
+    int last_forward = stop - 1;
+    while (last_forward > first && plan.actions[last_forward].what != kind::forward) --last_forward;
+    if (first_backward == stop) first_backward = first;
+
+    idle_time sum;
+    double free_from = 0;  // the end of what ran before, and of its transfers
+    for (int i = first; i < stop;) {
+      int const last = last_of_pair(plan.actions, i, stop);
+      double const receives = receiver ? detail::transfers_of(plan, costs, i, last, false) : 0;
+      double const sends = sender ? detail::transfers_of(plan, costs, i, last, true) : 0;
+      double const idle = when.start.data[i] - receives - free_from;
+      (i <= first_backward ? sum.fill : i <= last_forward ? sum.steady : sum.drain) += idle;
+      sum.communicating += receives + sends;
+      free_from = when.end.data[last] + sends;
+      i = last + 1;
+    }
+    sum.drain += length - free_from;
+    result.data[r] = sum;
+  }
+  return result;
+}
+
+}  // namespace chevron

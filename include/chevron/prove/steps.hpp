@@ -1,0 +1,130 @@
+#pragma once
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/timeline.hpp>
+
+/// \file
+/// Several training steps in a row without a barrier between them: each rank begins its next step as soon as its own is over.
+
+namespace chevron {
+
+/// The plan of `steps` steps back to back: a plan like any other, in which microbatch m of step k is number k × M + m.
+constexpr plan back_to_back(plan_view const& one, int steps) {
+  plan made;
+  int const micro_batches = one.size.micro_batches;
+  made.size = {one.size.ranks, micro_batches * steps, one.size.chunks};
+  made.stages = one.stages;
+  made.forward_only = one.forward_only;
+  made.in_flight_limit = one.in_flight_limit;
+  made.name = one.name;
+  made.problem = one.problem;
+  if (steps < 1 || steps > max_micro_batches / micro_batches) {
+    made.problem.broken = law::shape;
+    made.problem.words = "steps in a row must be at least 1 and number no more microbatches than a plan can; give at most ";
+    made.problem.number = max_micro_batches / micro_batches;
+  }
+  if (made.problem) {
+    made.size = one.size;
+    steps = 1;
+  }
+  made.actions = buffer<action>(one.total() * steps);
+  made.begin = buffer<int>(one.size.ranks + 1);
+  made.rank_of = buffer<std::int16_t>(one.stages);
+  int filled = 0;
+  for (int r = 0; r < one.size.ranks; ++r) {
+    made.begin.data[r] = filled;
+    for (int k = 0; k < steps; ++k) {
+      for (int i = one.begin[r]; i < one.begin[r + 1]; ++i) {
+        action a = one.actions[i];
+        a.micro_batch = (a.micro_batch + static_cast<unsigned>(k * micro_batches)) & 0xffffu;
+        made.actions.data[filled++] = a;
+      }
+    }
+  }
+  made.begin.data[one.size.ranks] = filled;
+  for (int s = 0; s < one.stages; ++s) made.rank_of.data[s] = one.rank_of[s];
+  return made;
+}
+
+/// How much time each further step takes once many have run back to back.
+struct step_time {
+  double most = 0;   ///< a step takes no longer
+  double least = 0;  ///< and no less; the same as `most` once the pattern of the steps has settled
+  int steps = 0;     ///< played until that was known
+
+  constexpr bool settled() const { return most - least <= 1e-9 * most; }
+};
+
+namespace detail {
+
+/// More than any chain of a step's actions and messages takes.
+constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
+  double sum = 0;
+  for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
+  for (int s = 0; s + 1 < plan.stages; ++s) sum += 2 * plan.size.micro_batches * costs.of_message(s);
+  return sum;
+}
+
+}  // namespace detail
+
+/// Plays steps back to back until each takes as long as the one before, at most `most_steps` of them. O(actions) a step.
+///
+/// What a step adds depends on when the ranks become free, in sums and maxima only. Hence, from any step to any later one, the
+/// rank that moves most and the rank that moves least bound what a step takes in the long run (the max-plus form of
+/// Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only plan,
+/// ranks drift apart for ever; then those that move most are played by themselves, the others being no hindrance.
+constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
+  constexpr int kept = 8;  // a pattern may repeat only every few steps
+  int const ranks = plan.size.ranks;
+  int const total = plan.total();
+  buffer<double> start(total), end(total), clock(ranks, zeroed), first(ranks, zeroed), alone(ranks),
+      past_memory(kept * ranks, zeroed);
+  double* const past = past_memory.data;
+  step_time result;
+  for (int step = 1; step <= most_steps; ++step) {
+    if (detail::play(plan, costs, clock.data, start.data, end.data) != total) return {};
+    // Against each of the last few steps, and against the beginning.
+    for (int back = 1; back <= kept + 1 && back <= step; ++back) {
+      int const steps = back <= kept ? back : step;
+      double const* const before = back <= kept ? past + (step - back) % kept * ranks : first.data;
+      double most = clock.data[0] - before[0];
+      double least = most;
+      for (int r = 1; r < ranks; ++r) {
+        double const moved = clock.data[r] - before[r];
+        most = moved > most ? moved : most;
+        least = moved < least ? moved : least;
+      }
+      if (result.steps == 0 || most / steps < result.most) result.most = most / steps;
+      if (least / steps > result.least) result.least = least / steps;
+      result.steps = step;
+    }
+    if (result.settled()) break;
+    if (step > 1) {
+      double const* const before = past + (step - 1) % kept * ranks;
+      double most = 0;
+      double latest = 0;
+      for (int r = 0; r < ranks; ++r) {
+        double const moved = clock.data[r] - before[r];
+        most = moved > most ? moved : most;
+        latest = clock.data[r] > latest ? clock.data[r] : latest;
+      }
+      double const ahead = latest + detail::total_cost(plan, costs);
+      auto const moves_most = [&](int r) { return clock.data[r] - before[r] >= most - 1e-9 * most; };
+      for (int r = 0; r < ranks; ++r) alone.data[r] = moves_most(r) ? clock.data[r] + ahead : clock.data[r];
+      detail::play(plan, costs, alone.data, start.data, end.data);
+      double least = most;
+      for (int r = 0; r < ranks; ++r) {
+        double const moved = alone.data[r] - clock.data[r] - ahead;
+        if (moves_most(r)) least = moved < least ? moved : least;
+      }
+      if (least > result.least) result.least = least;
+      if (result.settled()) break;
+    }
+    double* const keep = past + step % kept * ranks;
+    for (int r = 0; r < ranks; ++r) keep[r] = clock.data[r];
+  }
+  return result;
+}
+
+}  // namespace chevron
