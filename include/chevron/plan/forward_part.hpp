@@ -19,7 +19,9 @@ constexpr plan forward_part(plan const& of) {
     int const first = of.begin.data[r], last = of.begin.data[r + 1];
     only.begin.data[r] = kept;
     for (int i = first; i < last; ++i) {
-      if (of.actions.data[i].what == kind::forward) only.actions.data[kept++] = of.actions.data[i];
+      if (of.actions.data[i].what != kind::forward) continue;
+      only.actions.data[kept] = of.actions.data[i];
+      only.actions.data[kept++].fused = 0;  // its other half is left out
     }
   }
   only.begin.data[ranks] = kept;
