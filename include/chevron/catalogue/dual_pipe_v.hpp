@@ -22,7 +22,7 @@ inline constexpr auto dual_pipe_v =
              warmup(F(0) * (2 * (ranks - 1 - rank))) | warmup((F(0) + F(1)) * (rank + 1)) |
                  warmup((I(1) + W + F(1)) * (ranks - 1 - rank)) |  //
                  steady((F(0) + B(1) + overlap(F(1), B(0))) * apart) |
-                 steady((overlap(F(0), B(1)) + overlap(F(1), B(0))) * (micro_batches + 1 + rank - 2 * ranks - apart)) |
+                 steady((overlap(F(0), B(1)) + overlap(F(1), B(0))) * (terms::micro_batches + 1 + rank - 2 * ranks - apart)) |
                  cooldown((B(1) + overlap(F(1), B(0))) * (ranks - 1 - rank)) |  //
                  cooldown((B(1) + B(0)) * half) | cooldown((B(1) + I(0)) * odd) | cooldown((I(1) + I(0)) * half) |
                  cooldown((W + I(0)) * (ranks - 1 - rank)) | cooldown(W * (rank + 1)))
