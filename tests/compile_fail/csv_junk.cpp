@@ -4,7 +4,7 @@
 // expect-clang: invalid_schedule<chevron::law::description, -1, -1, .*"line 2, column 1: .{1,2}1F0x
 // expect-clang: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv_read.hpp>
+#include <chevron/show/csv_source.hpp>
 
 using namespace chevron;
 

@@ -5,7 +5,7 @@
 
 #include <chevron/lower/lower.hpp>
 #include <chevron/show/csv.hpp>
-#include <chevron/show/csv_check.hpp>
+#include <chevron/show/csv_source.hpp>
 
 #include "show_support.hpp"
 

@@ -191,41 +191,4 @@ constexpr csv_schedule read_csv(std::string_view text) {
   return out;
 }
 
-/// A schedule written down as CSV in a program's own source, for the gate: a constant with static storage.
-///
-/// ```cpp
-/// inline constexpr auto mine = chevron::from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
-/// constexpr auto const& plan = chevron::checked<mine, chevron::shape{.ranks = 2, .micro_batches = 2}>;
-/// ```
-struct csv_source {
-  std::string_view text;
-
-  constexpr plan operator()(shape size) const {
-    plan made = read_csv(text).plan;
-    if (made.problem) return made;
-    finding f;
-    f.broken = law::shape;
-    if (size.ranks != made.size.ranks) {
-      f.words = "asked for another number of ranks than the CSV has lines; it has ";
-      f.number = made.size.ranks;
-    } else if (size.micro_batches != made.size.micro_batches) {
-      f.words = "asked for another number of microbatches than the CSV has; it has ";
-      f.number = made.size.micro_batches;
-    } else if (size.chunks != 0 && size.chunks != made.size.chunks) {
-      f.words = "asked for another number of chunks than the CSV has; it has ";
-      f.number = made.size.chunks;
-    } else {
-      return made;
-    }
-    made.problem = f;
-    return made;
-  }
-};
-
-/// Takes a literal: the text must outlive everything made from it.
-template <std::size_t N>
-constexpr csv_source from_csv(char const (&literal)[N]) {
-  return {{literal, N - 1}};
-}
-
 }  // namespace chevron

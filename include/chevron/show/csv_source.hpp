@@ -1,0 +1,66 @@
+#pragma once
+
+#include <string_view>
+
+#include <chevron/show/csv_check.hpp>
+
+/// \file
+/// A schedule as CSV in a program's own source, for the gate.
+
+namespace chevron {
+
+/// A schedule written down as CSV in a program's own source, for the gate: a constant with static storage.
+///
+/// ```cpp
+/// inline constexpr auto mine = chevron::from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+/// constexpr auto const& plan = chevron::checked<mine, chevron::shape{.ranks = 2, .micro_batches = 2}>;
+/// ```
+///
+/// What cannot be read and what breaks a law does not compile; the sentence has line and column. With communication in the text,
+/// its messages are proved too.
+struct csv_source {
+  std::string_view text;
+
+  constexpr plan operator()(shape size) const {
+    csv_schedule const read = read_csv(text);
+    plan made = read.plan;
+    if (made.problem) return made;
+    made.problem = misfit(made.size, size);
+    if (made.problem) return made;
+    if (finding f = check(read, text)) {
+      bool const of_program = !check(made.view());
+      csv_place const at = place_of(f, text, of_program);
+      f.line = at.line;
+      f.column = at.column;
+      made.problem = f;
+    }
+    return made;
+  }
+
+ private:
+  static constexpr finding misfit(shape has, shape asked) {
+    finding f;
+    f.broken = law::shape;
+    if (asked.ranks != has.ranks) {
+      f.words = "asked for another number of ranks than the CSV has lines; it has ";
+      f.number = has.ranks;
+    } else if (asked.micro_batches != has.micro_batches) {
+      f.words = "asked for another number of microbatches than the CSV has; it has ";
+      f.number = has.micro_batches;
+    } else if (asked.chunks != 0 && asked.chunks != has.chunks) {
+      f.words = "asked for another number of chunks than the CSV has; it has ";
+      f.number = has.chunks;
+    } else {
+      return {};
+    }
+    return f;
+  }
+};
+
+/// Takes a literal: the text must outlive everything made from it.
+template <std::size_t N>
+constexpr csv_source from_csv(char const (&literal)[N]) {
+  return {{literal, N - 1}};
+}
+
+}  // namespace chevron
