@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
@@ -18,6 +19,7 @@
 #include <chevron/run.hpp>
 
 #include <cmath>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -41,6 +43,20 @@ inline chevron::stage build_stage(int number) {
   return torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})), torch::nn::Linear(width, width),
                                torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
 }
+
+/// A stage in two parts that drop units at random. `recomputed`: 1 for the first part, 2 for the second, 3 for both.
+inline chevron::stage build_dropping_stage(int number, int recomputed = 0) {
+  at::manual_seed(200 + number);
+  chevron::stage first = torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})), torch::nn::Linear(width, 2 * width),
+                                               torch::nn::Dropout(0.3));
+  chevron::stage second = torch::nn::Sequential(torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }),
+                                                torch::nn::Linear(2 * width, width), torch::nn::Dropout(0.2));
+  first.recompute((recomputed & 1) != 0);
+  second.recompute((recomputed & 2) != 0);
+  return chevron::in_sequence({first, second});
+}
+
+using builder = std::function<chevron::stage(int)>;
 
 inline at::Tensor mean_square(at::Tensor output, at::Tensor target) { return at::mse_loss(output, target); }
 
@@ -71,36 +87,41 @@ inline std::vector<int> order_of(chevron::plan const& p, int stage) {
   return order;
 }
 
-/// The un-pipelined model: all stages in a row, plain autograd, one microbatch after the other.
+/// The un-pipelined model: all stages in a row, plain autograd, one microbatch after the other. It draws random numbers where the
+/// pipelined one does: by step, replica, stage and microbatch.
 struct reference {
   std::vector<chevron::stage> stages;
   std::vector<tensors> gradients;  // by stage, by parameter
   double loss = 0, grad_norm = 0;
 
-  explicit reference(int count) {
-    for (int s = 0; s < count; ++s) stages.push_back(build_stage(s));
+  explicit reference(int count, builder const& build = build_stage) {
+    for (int s = 0; s < count; ++s) stages.push_back(build(s));
   }
 
-  tensors forward(at::Tensor const& input) {
+  tensors forward(at::Tensor const& input, chevron::random_place draws = {}) {
     tensors values{input}, next;
-    for (auto& s : stages) {
-      s.forward(values, next);
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      draws.stage = static_cast<int>(s);
+      stages[s].forward(values, next, {.draws = draws});
       values = next;
     }
     return values;
   }
 
-  void run(chevron::plan const& p, std::vector<batch> const& replicas) {
+  void run(chevron::plan const& p, std::vector<batch> const& replicas, long step = 0) {
     int const m_count = p.size.micro_batches;
     double all = 0;
     for (auto const& b : replicas) all += static_cast<double>(b.input.size(0));
     loss = 0;
     std::vector<std::vector<tensors>> sums;  // by replica, stage, parameter
-    for (auto const& b : replicas) {
+    for (int replica = 0; replica < static_cast<int>(replicas.size()); ++replica) {
+      auto const& b = replicas[static_cast<std::size_t>(replica)];
       std::vector<std::vector<tensors>> each;  // by microbatch, stage, parameter
       for (int m = 0; m < m_count; ++m) {
         auto const part = chevron::samples_of(b.input.size(0), m_count, m);
-        auto const value = mean_square(forward(b.input.narrow(0, part.first, part.count))[0], b.target.narrow(0, part.first, part.count));
+        auto const output =
+            forward(b.input.narrow(0, part.first, part.count), {.step = step, .replica = replica, .micro_batch = m})[0];
+        auto const value = mean_square(output, b.target.narrow(0, part.first, part.count));
         double const weight = static_cast<double>(part.count) / all;
         loss += value.item<double>() * weight;
         for (auto& s : stages) {
@@ -158,8 +179,9 @@ struct complaints {
 };
 
 /// One step of a new trainer, against the un-pipelined model: loss, norm, every gradient of this rank, chunks in flight.
-inline void compare_one_step(transport& line, chevron::plan const& plan, batch const& data, reference const& whole, complaints& wrong) {
-  chevron::trainer train(chevron::lower(plan), line, build_stage, mean_square, sgd);
+inline void compare_one_step(transport& line, chevron::plan const& plan, batch const& data, reference const& whole, complaints& wrong,
+                             builder const& build = build_stage) {
+  chevron::trainer train(chevron::lower(plan), line, build, mean_square, sgd);
   auto const report = train.step({data.input}, {data.target});
   int const rank = line.where().pipeline_rank();
   std::string const where = std::string(plan.name) + ", P=" + std::to_string(plan.size.ranks) + ", M=" + std::to_string(plan.size.micro_batches) +
@@ -176,7 +198,7 @@ inline void compare_one_step(transport& line, chevron::plan const& plan, batch c
       wrong.require(at::equal(mine[q].value.grad(), whole.gradients[s][q]), where + "gradient of stage " + std::to_string(s) + " " + mine[q].name);
     }
   }
-  wrong.require(checked == 4 * plan.stages / plan.size.ranks, where + "only " + std::to_string(checked) + " gradients were compared");
+  wrong.require(checked == static_cast<int>(whole.gradients[0].size()) * plan.stages / plan.size.ranks, where + "only " + std::to_string(checked) + " gradients were compared");
 }
 
 /// Losses and norms of an un-pipelined training run with AdamW, clipping and a learning rate that falls.
@@ -186,11 +208,11 @@ struct curve {
 
   std::vector<double> losses, norms;
 
-  curve(chevron::plan const& plan, std::vector<batch> const& data, int steps) {
-    reference whole(plan.stages);
+  curve(chevron::plan const& plan, std::vector<batch> const& data, int steps, builder const& build = build_stage) {
+    reference whole(plan.stages, build);
     auto const optimizer = adamw(whole.parameters());
     for (long step = 0; step < steps; ++step) {
-      whole.run(plan, data);
+      whole.run(plan, data, step);
       losses.push_back(whole.loss);
       norms.push_back(whole.grad_norm);
       if (whole.grad_norm > clip) {
@@ -202,8 +224,9 @@ struct curve {
   }
 
   /// The same by a trainer. Small buckets: several, and parameters cut in two.
-  void compare(transport& line, chevron::plan const& plan, std::vector<batch> const& data, complaints& wrong) const {
-    chevron::trainer train(chevron::lower(plan), line, build_stage, mean_square, adamw,
+  void compare(transport& line, chevron::plan const& plan, std::vector<batch> const& data, complaints& wrong,
+               builder const& build = build_stage) const {
+    chevron::trainer train(chevron::lower(plan), line, build, mean_square, adamw,
                            {.clip_grad_norm = clip, .learning_rate = rate, .bucket_bytes = 100});
     auto const& mine = data[static_cast<std::size_t>(line.where().replica())];
     for (std::size_t step = 0; step < losses.size(); ++step) {

@@ -37,8 +37,8 @@ class evaluator {
 
   /// The mean loss over all samples of all replicas, on every rank.
   /// \param all_samples over all replicas; 0: every replica has as many as this one
-  double loss(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
-    run(with_loss_, inputs, targets, all_samples);
+  double loss(batch const& whole, std::int64_t all_samples = 0) {
+    run(with_loss_, whole, all_samples);
     double mine = 0;
     for (int m = 0; m < batch_.count(); ++m) {
       at::Tensor const& loss = with_loss_.losses()[static_cast<std::size_t>(m)];
@@ -51,9 +51,14 @@ class evaluator {
     return sum;
   }
 
+  /// The same without extras.
+  double loss(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
+    return loss(batch{inputs, targets}, all_samples);
+  }
+
   /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others.
-  tensors outputs(tensors const& inputs) {
-    run(without_loss_, inputs, {}, 0);
+  tensors outputs(batch const& whole_batch) {
+    run(without_loss_, whole_batch, 0);
     tensors whole;
     std::vector<tensors>& parts = without_loss_.outputs();
     for (std::size_t i = 0; i < parts.front().size(); ++i) {
@@ -64,6 +69,9 @@ class evaluator {
     for (tensors& part : parts) part.clear();
     return whole;
   }
+
+  /// The same without extras.
+  tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
 
  private:
   static program_view checked(program_view p, trainer& owner) {
@@ -79,13 +87,13 @@ class evaluator {
     return p;
   }
 
-  void run(executor& with, tensors const& inputs, tensors const& targets, std::int64_t all_samples) {
-    std::int64_t const samples = micro_batches::samples_in(inputs, targets);
+  void run(executor& with, batch const& whole, std::int64_t all_samples) {
+    std::int64_t const samples = split_batch::samples_in(whole);
     owner_->settle();
-    batch_.split(inputs, targets, program_.view().plan.size.micro_batches,
+    batch_.split(whole, program_.view().plan.size.micro_batches,
                  all_samples > 0 ? all_samples : samples * owner_->line().where().replicas);
     for (stage& s : owner_->stages()) s.training(false);
-    owner_->take_turn(with, inputs, targets);
+    owner_->take_turn(with, whole);
     with.run(batch_, owner_->next_step());
     for (stage& s : owner_->stages()) s.training(true);
   }
@@ -94,7 +102,7 @@ class evaluator {
   trainer* owner_;
   executor with_loss_;
   executor without_loss_;
-  micro_batches batch_;
+  split_batch batch_;
 };
 
 }  // namespace chevron

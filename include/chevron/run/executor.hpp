@@ -13,16 +13,16 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/chunk.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/loss.hpp>
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/record.hpp>
 #include <chevron/run/speculation.hpp>
-#include <chevron/run/split_backward.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/transport.hpp>
 
@@ -31,47 +31,11 @@
 
 namespace chevron {
 
-/// A loss: the last stage's outputs, then the targets, to one number, the mean over the microbatch's samples. Made of any
-/// callable that takes these tensors.
-class loss_function {
- public:
-  loss_function() = default;
-
-  template <class Callable>
-    requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function> &&
-             (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
-  loss_function(Callable call) {  // NOLINT: a callable is a loss
-    call_ = [call = std::move(call)](tensors& arguments, tensors& results) mutable {
-      detail::call_with(call, arguments, results, "the loss function");
-    };
-  }
-
-  explicit operator bool() const { return static_cast<bool>(call_); }
-
-  at::Tensor operator()(tensors const& outputs, tensors const& targets) {
-    arguments_ = outputs;
-    arguments_.insert(arguments_.end(), targets.begin(), targets.end());
-    results_.clear();
-    call_(arguments_, results_);
-    arguments_.clear();
-    if (results_.size() != 1 || results_[0].numel() != 1) {
-      throw usage_error("the loss function must give one number, the mean over the microbatch; it gave " +
-                        (results_.size() == 1 ? "a tensor of " + std::to_string(results_[0].numel()) + " elements"
-                                              : std::to_string(results_.size()) + " tensors"));
-    }
-    return std::move(results_[0]);
-  }
-
- private:
-  std::function<void(tensors&, tensors&)> call_;
-  tensors arguments_;
-  tensors results_;
-};
-
 /// What the executor hands out while it runs.
 struct executor_hooks {
   std::function<void(int stage)> reduce_gradients;  ///< the stage's gradients of this step are complete
   std::function<void()> optimizer_step;             ///< all of this rank's are
+  std::uint64_t seed = 0;                           ///< of what stages draw (random.hpp)
 };
 
 /// One rank's interpreter of a program: a loop over its instructions.
@@ -79,10 +43,10 @@ struct executor_hooks {
 /// All ranks must run the same program set, with microbatches of the same count, and call `run` alike and in the same order. Each
 /// drives its own transport from one thread.
 ///
-/// Who keeps what. An activation slot holds, from F on, the graph of its microbatch and, until they are sent or taken by the next
-/// stage on this rank, the outputs; nothing else: inputs and outputs live on only where the graph saved them. From I on it
-/// holds the gradients that W needs; the graph between is gone. A received tensor is moved into the graph. A sent tensor is
-/// the transport's from `post_send` to `wait_send`. Stages are the caller's.
+/// Who keeps what. An activation slot holds, from F on, the graph of its microbatch (or the inputs, to compute it again) and, until
+/// they are sent or taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where the
+/// graph saved them. From I on it holds the gradients that W needs; the graph between is gone. A received tensor is moved
+/// into the graph. A sent tensor is the transport's from `post_send` to `wait_send`. Stages are the caller's.
 ///
 /// Failure. A transport's error passes through; whatever a stage or the loss throws becomes a `usage_error` with rank, step
 /// and action. After any of them the step is lost and the executor refuses to run again: parameters' gradients are half added up,
@@ -111,7 +75,7 @@ class executor {
   /// \param verdict if given, the parameters may yet be taken back: asked once, at the end of what may run before that is known
   /// (speculation.hpp), whether they stand. If not, what was done so far is withdrawn, and the step starts over. Given on all
   /// ranks or on none, with the same answer.
-  void run(micro_batches const& batch, long step, std::function<bool()> const& verdict = {}) {
+  void run(split_batch const& batch, long step, std::function<bool()> const& verdict = {}) {
     if (broken_) throw usage_error("an earlier step failed on this rank: nothing can be run after it", at_action({}, step));
     broken_ = true;
     record_.begin_step(step);
@@ -144,17 +108,20 @@ class executor {
 
  private:
   struct activation {
-    stage_graph graph;
+    chunk work;
     tensors outputs;
     tensors input_gradients;
   };
 
   /// Runs the instruction at this position, and gives the position of the next.
-  int one(int position, micro_batches const& batch, long step) {
+  int one(int position, split_batch const& batch, long step) {
     instruction const& i = program_.at(rank_, position);
     recorded& r = record_.add(i.what);
     try {
       carry_out(i, batch, r);
+    } catch (usage_error const& e) {
+      if (e.where().rank >= 0) throw;
+      throw usage_error(thrower(i) + e.what(), at_action(i, step));
     } catch (error const&) {
       throw;
     } catch (c10::Error const& e) {
@@ -187,20 +154,20 @@ class executor {
     return is_compute(i.what.what) ? "stage " + std::to_string(i.what.stage) + " threw: " : std::string();
   }
 
-  void carry_out(instruction const& i, micro_batches const& batch, recorded& r) {
+  void carry_out(instruction const& i, split_batch const& batch, recorded& r) {
     switch (i.what.what) {
       case kind::forward: return forward(i, batch, r);
       case kind::backward:
         take_output_gradients(i, batch, r);
-        slots_[i.slot].graph.backward(gradients_, slots_[i.slot].input_gradients);
+        slots_[i.slot].work.backward(task_of(i, batch), gradients_, slots_[i.slot].input_gradients);
         record_.chunk_ends();
         break;
       case kind::backward_input:
         take_output_gradients(i, batch, r);
-        slots_[i.slot].graph.backward_input(gradients_, slots_[i.slot].input_gradients);
+        slots_[i.slot].work.backward_input(task_of(i, batch), gradients_, slots_[i.slot].input_gradients);
         break;
       case kind::backward_weight:
-        slots_[i.slot].graph.backward_weight();
+        slots_[i.slot].work.backward_weight(task_of(i, batch));
         record_.chunk_ends();
         break;
       case kind::send_forward: send(i, slots_[i.slot].outputs); break;
@@ -224,7 +191,7 @@ class executor {
     values.clear();
   }
 
-  void forward(instruction const& i, micro_batches const& batch, recorded& r) {
+  void forward(instruction const& i, split_batch const& batch, recorded& r) {
     int const stage_number = static_cast<int>(i.what.stage);
     int const m = static_cast<int>(i.what.micro_batch);
     bool const training = !program_.plan.forward_only;
@@ -240,37 +207,37 @@ class executor {
     }
     r.start = now_ns();
 
-    at::AutoGradMode const follow(training);
-    slot.graph.enter(inputs_, training && stage_number > 0, seen_);
-    inputs_.clear();
-    (*stages_)[i.what.stage].forward(seen_, slot.outputs);
-    seen_.clear();
-
-    bool const last = stage_number == program_.plan.stages - 1;
-    if (last && loss_) {
-      at::Tensor loss = loss_(slot.outputs, batch.targets(m));
-      losses_[i.what.micro_batch] = loss.detach();
-      if (training) {
-        if (!loss.requires_grad()) throw usage_error("the loss depends on no parameter: nothing would be learned");
-        slot.graph.leave(std::span(&loss, 1));
-      }
-    } else if (training) {
-      slot.graph.leave(slot.outputs);
-    }
+    at::Tensor const loss = slot.work.forward(task_of(i, batch), inputs_, slot.outputs);
     if (training) record_.chunk_starts();
 
-    if (!last) {
-      for (at::Tensor& t : slot.outputs) t = t.detach();
-    } else if (training || loss_) {
-      slot.outputs.clear();
-    } else {
-      outputs_[i.what.micro_batch] = std::move(slot.outputs);
-      slot.outputs.clear();
+    if (stage_number == program_.plan.stages - 1) {
+      losses_[i.what.micro_batch] = loss;
+      if (!training && !loss_) {
+        outputs_[i.what.micro_batch] = std::move(slot.outputs);
+        slot.outputs.clear();
+      }
     }
   }
 
+  chunk_task task_of(instruction const& i, split_batch const& batch) {
+    int const m = static_cast<int>(i.what.micro_batch);
+    auto const stage_number = static_cast<int>(i.what.stage);
+    bool const with_loss = stage_number == program_.plan.stages - 1 && loss_;
+    return {.owner = &(*stages_)[i.what.stage],
+            .around = {.extras = batch.extras(m),
+                       .draws = random_place{.seed = hooks_.seed,
+                                             .step = record_.step(),
+                                             .replica = line_->where().replica(),
+                                             .stage = stage_number,
+                                             .micro_batch = m}},
+            .training = !program_.plan.forward_only,
+            .differentiable = stage_number > 0,
+            .loss = with_loss ? &loss_ : nullptr,
+            .targets = with_loss ? &batch.targets(m) : nullptr};
+  }
+
   /// Brings the gradients of a stage's outputs: from the loss, from the neighbour on this rank, or from afar.
-  void take_output_gradients(instruction const& i, micro_batches const& batch, recorded& r) {
+  void take_output_gradients(instruction const& i, split_batch const& batch, recorded& r) {
     if (static_cast<int>(i.what.stage) == program_.plan.stages - 1) {
       at::Tensor const& loss = losses_[i.what.micro_batch];
       gradients_.push_back(at::full(loss.sizes(), batch.weight(static_cast<int>(i.what.micro_batch)), loss.options()));
@@ -300,7 +267,7 @@ class executor {
   std::vector<tensors> outputs_;
   record record_;
   std::optional<speculation> speculation_;
-  tensors inputs_, seen_, gradients_;  // of the action under way
+  tensors inputs_, gradients_;  // of the action under way
   bool broken_ = false;
 };
 

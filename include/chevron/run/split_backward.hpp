@@ -90,7 +90,7 @@ class stage_graph {
     clear();
     seen_by_stage.clear();
     for (at::Tensor const& input : inputs) {
-      at::Tensor seen = input.detach();
+      at::Tensor seen = input.defined() ? input.detach() : input;
       if (differentiable && carries_gradient(seen)) {
         if (!entry_) entry_ = std::make_shared<detail::graph_entry>();
         torch::autograd::create_gradient_edge(seen, entry_);

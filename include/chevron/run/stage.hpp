@@ -16,6 +16,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/error.hpp>
+#include <chevron/run/random.hpp>
 
 /// \file
 /// A stage: a piece of the model, whatever it is made of.
@@ -28,6 +29,27 @@ using tensors = std::vector<at::Tensor>;
 struct parameter {
   std::string name;
   at::Tensor value;
+  std::string tied_as = {};  ///< parameters of several stages with the same word here are one; empty: tied to none
+};
+
+/// A tensor of the batch that stages ask for by name, whichever rank they are on: masks, positions. It does not go through the
+/// pipeline and gets no gradient.
+struct extra {
+  std::string name;
+  at::Tensor value;
+  bool whole = false;  ///< each microbatch gets all of it; else its samples, cut along dimension 0
+};
+
+/// What a stage gets besides the tensors that go through the pipeline.
+struct surroundings {
+  std::span<extra const> extras = {};
+  std::optional<random_place> draws = std::nullopt;  ///< where random numbers come from; nullopt: ATen's default generator
+};
+
+/// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
+struct skip_marks {
+  std::vector<bool> arriving;   ///< by tensor that arrives: it ends here (else it passes by)
+  std::vector<bool> departing;  ///< by tensor that departs: it begins here (else it passes by)
 };
 
 namespace detail {
@@ -41,7 +63,8 @@ struct is_tuple<std::tuple<T...>> : std::true_type {};
 template <class A, class B>
 struct is_tuple<std::pair<A, B>> : std::true_type {};
 
-/// Appends the tensors of a result, depth first: a tensor, an optional, a tuple or a range of such.
+/// Appends the tensors of a result, depth first: a tensor, an optional, a tuple or a range of such. An empty optional is an
+/// undefined tensor, so that what comes after it keeps its place.
 template <class Value>
 void flatten(tensors& out, Value&& value) {
   using plain = std::remove_cvref_t<Value>;
@@ -50,7 +73,11 @@ void flatten(tensors& out, Value&& value) {
   } else if constexpr (is_tuple<plain>::value) {
     std::apply([&](auto&&... each) { (flatten(out, std::forward<decltype(each)>(each)), ...); }, std::forward<Value>(value));
   } else if constexpr (requires { value.has_value(); *value; }) {
-    if (value.has_value()) flatten(out, *value);
+    if (value.has_value()) {
+      flatten(out, *value);
+    } else {
+      out.emplace_back();
+    }
   } else if constexpr (requires { value.begin(); value.end(); }) {
     for (auto&& each : value) flatten(out, each);
   } else {
@@ -105,6 +132,14 @@ void call_with(Function& function, tensors& arguments, tensors& results, std::st
   }
 }
 
+/// Something to be called, with what it takes from the batch.
+struct stage_part {
+  std::function<void(tensors&, tensors&)> forward;
+  std::function<void(bool)> set_training;
+  std::vector<std::string> takes;
+  bool recompute = false;
+};
+
 }  // namespace detail
 
 /// A `torch::nn` module, as a holder (`torch::nn::Linear`) or as a shared pointer to its implementation.
@@ -120,7 +155,8 @@ concept module_pointer = requires(Module& module) {
 /// - any callable of that form, with the parameters it uses.
 ///
 /// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage
-/// what its predecessor gives; all tensors cross, and every floating-point one gets a gradient back.
+/// what its predecessor gives; all tensors cross, undefined ones too, and every floating-point one gets a gradient back. An
+/// optional that is empty arrives as an undefined tensor.
 class stage {
  public:
   stage() = default;
@@ -130,31 +166,105 @@ class stage {
   stage(Module module) {  // NOLINT: a module is a stage
     for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
     for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
-    forward_ = [module](tensors& inputs, tensors& outputs) mutable {
+    detail::stage_part& only = parts_.emplace_back();
+    only.forward = [module](tensors& inputs, tensors& outputs) mutable {
       auto run = [&module](auto&... each) -> decltype(module->forward(each...)) { return module->forward(each...); };
       static_assert(detail::takes_any_count<decltype(run)>() || detail::takes_a_span<decltype(run)>(),
                     "the module's forward takes something other than tensors: wrap it in a callable that takes tensors");
       detail::call_with(run, inputs, outputs, "the module's forward");
     };
-    set_training_ = [module](bool training) mutable { module->train(training); };
+    only.set_training = [module](bool training) mutable { module->train(training); };
   }
 
   template <class Callable>
     requires(!module_pointer<Callable> && !std::same_as<std::remove_cvref_t<Callable>, stage> &&
              (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
   stage(Callable forward, std::vector<parameter> parameters = {}) : parameters_(std::move(parameters)) {  // NOLINT
-    forward_ = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
+    parts_.emplace_back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
       detail::call_with(forward, inputs, outputs, "the stage's callable");
     };
   }
 
-  explicit operator bool() const { return static_cast<bool>(forward_); }
+  /// Several in a row, each taking what the one before gives. Parameters get the number of their part before their name:
+  /// `1.weight`. Parts differ in what `recompute` and `takes` say of them.
+  friend stage in_sequence(std::vector<stage> parts) {
+    stage whole;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i]) throw usage_error("part " + std::to_string(i) + " of a stage is empty");
+      for (parameter& p : parts[i].parameters_) {
+        p.name = std::to_string(i) + "." + p.name;
+        whole.parameters_.push_back(std::move(p));
+      }
+      for (parameter& b : parts[i].buffers_) {
+        b.name = std::to_string(i) + "." + b.name;
+        whole.buffers_.push_back(std::move(b));
+      }
+      for (detail::stage_part& p : parts[i].parts_) whole.parts_.push_back(std::move(p));
+    }
+    return whole;
+  }
+
+  /// Activation checkpointing: F keeps nothing but the stage's inputs, and the B or I runs the forward again, once. Of a stage
+  /// made `in_sequence` each part keeps its inputs, and is run again when its turn comes: then only one part's activations
+  /// are there at a time, besides what I keeps for W.
+  ///
+  /// The forward must do the same both times. Random numbers are the same (random.hpp), unless drawn from a generator of your own;
+  /// buffers of modules (BatchNorm's running mean) count the first time only. Inputs must not be changed in place.
+  stage& recompute(bool on = true) {
+    for (detail::stage_part& part : parts_) part.recompute = on;
+    return *this;
+  }
+
+  /// Tensors of the batch that follow its inputs, by name, in this order; of a stage in parts: those of its first.
+  stage& takes(std::vector<std::string> names) {
+    if (!parts_.empty()) parts_.front().takes = std::move(names);
+    return *this;
+  }
+
+  /// Says that this parameter and those that other stages call by the same `word` are one parameter (tied.hpp).
+  stage& tie(std::string const& parameter_name, std::string word) {
+    std::string known;
+    for (parameter& p : parameters_) {
+      if (p.name == parameter_name) {
+        p.tied_as = std::move(word);
+        return *this;
+      }
+      known += (known.empty() ? "" : ", ") + p.name;
+    }
+    throw usage_error("a stage has no parameter `" + parameter_name + "` to be tied as `" + word + "`; it has " +
+                      (known.empty() ? "none" : known));
+  }
+
+  explicit operator bool() const { return !parts_.empty(); }
 
   /// Runs it. `inputs` are handed over: the callable may take them as references and assign to them.
-  void forward(tensors& inputs, tensors& outputs) {
-    outputs.clear();
-    forward_(inputs, outputs);
+  void forward(tensors& inputs, tensors& outputs, surroundings const& around = {}) {
+    outputs = std::move(inputs);
+    forward_parts(0, parts_.size(), outputs, around);
   }
+
+  /// The same for the parts [first, last), in place.
+  void forward_parts(std::size_t first, std::size_t last, tensors& values, surroundings const& around) {
+    for (std::size_t p = first; p < last; ++p) {
+      for (std::string const& name : parts_[p].takes) values.push_back(find(name, around.extras));
+      std::optional<random_scope> scope;
+      if (around.draws) {
+        random_place place = *around.draws;
+        place.part = static_cast<int>(p);
+        scope.emplace(place, values);
+      }
+      results_.clear();
+      parts_[p].forward(values, results_);
+      std::swap(values, results_);
+    }
+    results_.clear();
+  }
+
+  skip_marks const& skips() const { return skips_; }
+  void skips(skip_marks marks) { skips_ = std::move(marks); }
+
+  std::size_t parts() const { return parts_.size(); }
+  bool recomputes(std::size_t part) const { return parts_[part].recompute; }
 
   /// All parameters, in the order of registration, those that need no gradient included.
   std::vector<parameter> const& parameters() const { return parameters_; }
@@ -164,15 +274,30 @@ class stage {
 
   /// Switches what behaves differently in training (dropout …). Nothing for a callable.
   void training(bool on) {
-    if (set_training_) set_training_(on);
+    for (detail::stage_part& part : parts_) {
+      if (part.set_training) part.set_training(on);
+    }
   }
 
  private:
-  std::function<void(tensors&, tensors&)> forward_;
-  std::function<void(bool)> set_training_;
+  static at::Tensor const& find(std::string const& name, std::span<extra const> extras) {
+    std::string known;
+    for (extra const& e : extras) {
+      if (e.name == name) return e.value;
+      known += (known.empty() ? "" : ", ") + e.name;
+    }
+    throw usage_error("it takes `" + name + "` from the batch, which has " + (known.empty() ? "no such tensors" : "only " + known) +
+                      ": give it to step() as an extra");
+  }
+
+  std::vector<detail::stage_part> parts_;
   std::vector<parameter> parameters_;
   std::vector<parameter> buffers_;
+  skip_marks skips_;
+  tensors results_;  // kept for its memory
 };
+
+stage in_sequence(std::vector<stage> parts);
 
 /// Adds the parameters of a module used inside a callable stage.
 template <module_pointer Module>

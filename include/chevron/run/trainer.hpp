@@ -53,6 +53,7 @@ struct trainer_options {
   not_finite when_not_finite = not_finite::stop;
   std::function<double(long step)> learning_rate = {};   ///< by step, from 0; empty: as the optimizer has it
   std::size_t bucket_bytes = std::size_t{25} << 20;      ///< gradients are summed over replicas in pieces of this size
+  std::uint64_t seed = 0;                                ///< of what stages draw at random: dropout … (random.hpp)
   /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the last
   /// bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
@@ -114,7 +115,7 @@ class trainer {
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_ = std::make_unique<executor>(
         p, line, stages_, loss_,
-        executor_hooks{[this](int s) { gradients_[static_cast<std::size_t>(s)]->start_sum(*line_); }, [this] { finish_step(); }});
+        executor_hooks{[this](int s) { gradients_[static_cast<std::size_t>(s)]->start_sum(*line_); }, [this] { finish_step(); }, options.seed});
   }
 
   trainer(trainer const&) = delete;
@@ -123,12 +124,12 @@ class trainer {
   /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
   /// \param all_samples of this step over all replicas; 0: every replica has as many as this one
   /// \returns its report; with `post_validation` that of the step before, since this one's is not known yet
-  step_report step(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
+  step_report step(batch const& whole, std::int64_t all_samples = 0) {
     std::int64_t const begin = now_ns();
-    std::int64_t const samples = micro_batches::samples_in(inputs, targets);
+    std::int64_t const samples = split_batch::samples_in(whole);
     all_samples_ = all_samples > 0 ? all_samples : samples * line_->where().replicas;
-    batch_.split(inputs, targets, program_.view().plan.size.micro_batches, all_samples_);
-    take_turn(*executor_, inputs, targets);
+    batch_.split(whole, program_.view().plan.size.micro_batches, all_samples_);
+    take_turn(*executor_, whole);
     if (update_->pending()) {
       buffers_before_.take();
       executor_->run(batch_, step_, [this] { return last_step_stands(); });
@@ -158,6 +159,11 @@ class trainer {
     return report_;
   }
 
+  /// The same without extras.
+  step_report step(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
+    return step(batch{inputs, targets}, all_samples);
+  }
+
   /// The stages by number; those of other ranks are empty.
   std::vector<stage>& stages() { return stages_; }
   /// This rank's optimizer; null if its stages have nothing to train.
@@ -173,15 +179,17 @@ class trainer {
   void next_step(long step) { step_ = step; }
 
   /// Tells the transport whose slots come next, and that messages may have new shapes, when either changed.
-  void take_turn(executor& next, tensors const& inputs, tensors const& targets) {
+  void take_turn(executor& next, batch const& whole) {
     shapes_.clear();
-    for (tensors const* all : {&inputs, &targets}) {
-      for (at::Tensor const& t : *all) {
-        shapes_.push_back(static_cast<std::int64_t>(t.scalar_type()));
-        shapes_.push_back(t.dim());
-        shapes_.insert(shapes_.end(), t.sizes().begin(), t.sizes().end());
-      }
-    }
+    auto const add = [&](at::Tensor const& t) {
+      shapes_.push_back(static_cast<std::int64_t>(t.scalar_type()));
+      if (!t.defined()) return;
+      shapes_.push_back(t.dim());
+      shapes_.insert(shapes_.end(), t.sizes().begin(), t.sizes().end());
+    };
+    for (at::Tensor const& t : whole.inputs) add(t);
+    for (at::Tensor const& t : whole.targets) add(t);
+    for (extra const& e : whole.extras) add(e.value);
     if (turn_ != &next || shapes_ != shapes_of_turn_) next.open();
     turn_ = &next;
     std::swap(shapes_, shapes_of_turn_);
@@ -229,6 +237,7 @@ class trainer {
     out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");
     out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
     out.add("bucket bytes", std::to_string(options.bucket_bytes));
+    out.add("seed", std::to_string(options.seed));
     out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (stages_[s]) out.add(static_cast<int>(s), stages_[s]);
@@ -279,7 +288,7 @@ class trainer {
   std::unique_ptr<executor> executor_;
   executor const* turn_ = nullptr;
   std::vector<std::int64_t> shapes_of_turn_, shapes_;
-  micro_batches batch_;
+  split_batch batch_;
   std::vector<double> weighted_losses_;
   std::int64_t all_samples_ = 0;
   std::optional<update_result> result_;  // of the last step, if it was known at its end

@@ -1,0 +1,219 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <chevron/run/error.hpp>
+#include <chevron/run/loss.hpp>
+#include <chevron/run/random.hpp>
+#include <chevron/run/skip.hpp>
+#include <chevron/run/split_backward.hpp>
+#include <chevron/run/stage.hpp>
+
+/// \file
+/// One stage's work on one microbatch, from its F to its B or W.
+
+namespace chevron {
+
+/// What a chunk is about. The same for its F and its backward, which may have to run the forward again.
+struct chunk_task {
+  stage* owner = nullptr;
+  surroundings around = {};
+  bool training = false;                ///< a backward will follow
+  bool differentiable = false;          ///< somebody wants the gradients of its inputs: not on stage 0
+  loss_function* loss = nullptr;        ///< the last stage's, or null
+  tensors const* targets = nullptr;     ///< of the loss
+};
+
+/// A stage's parts that are computed and differentiated together make a *section*, with a graph of its own: each part that
+/// recomputes, and each run of parts that do not. Between sections gradients are handed on as they are between stages.
+///
+/// What it keeps from F on: the graphs of sections that do not recompute; the inputs of those that do. A section that recomputes
+/// gets its graph in B or I and is from then on like any other, so I and W together run the forward again once. Where
+/// nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
+///
+/// Tensors that only pass by on their way to a later stage (skip.hpp) are in no graph: F hands them on, and B or I their
+/// gradients.
+class chunk {
+ public:
+  /// F. Takes `inputs`; gives the outputs, not followed by autograd, or where there is a loss that and no outputs.
+  at::Tensor forward(chunk_task const& task, tensors& inputs, tensors& outputs) {
+    lay_out(task);
+    passing_.arrive(task.owner->skips(), inputs);
+    tensors& values = outputs;
+    values.clear();
+    std::swap(values, inputs);
+    at::Tensor loss;
+    for (section& s : sections_) {
+      if (s.recomputes) {
+        keep_inputs(s, values);
+        at::AutoGradMode const without(false);
+        loss = run(task, s, values);
+        check_inputs(s);
+      } else {
+        loss = compute(task, s, values);
+      }
+    }
+    if (task.loss != nullptr) {
+      values.clear();
+      return loss.detach();
+    }
+    for (at::Tensor& t : values) {
+      if (t.defined()) t = t.detach();
+    }
+    passing_.depart(task.owner->skips(), values);
+    return loss;
+  }
+
+  /// B. Takes the gradients of the outputs, one for each floating-point one, or the loss's; gives those of the inputs.
+  void backward(chunk_task const& task, tensors& output_gradients, tensors& input_gradients) {
+    through(output_gradients, input_gradients, [&](section& s) {
+      compute_again(task, s);
+      s.graph.backward(output_gradients, input_gradients);
+    });
+  }
+
+  /// I.
+  void backward_input(chunk_task const& task, tensors& output_gradients, tensors& input_gradients) {
+    through(output_gradients, input_gradients, [&](section& s) {
+      if (s.recomputes && !s.differentiable) {
+        s.postponed = output_gradients;
+        input_gradients.clear();
+      } else {
+        compute_again(task, s);
+        s.graph.backward_input(output_gradients, input_gradients);
+      }
+    });
+  }
+
+  /// W.
+  void backward_weight(chunk_task const& task) {
+    for (std::size_t i = sections_.size(); i-- > 0;) {
+      section& s = sections_[i];
+      if (s.recomputes && !s.differentiable) {
+        compute_again(task, s);
+        s.graph.backward(s.postponed, scratch_);
+        s.postponed.clear();
+      } else {
+        s.graph.backward_weight();
+      }
+    }
+  }
+
+ private:
+  struct section {
+    std::size_t first = 0, last = 0;  // parts
+    bool recomputes = false;
+    bool differentiable = false;
+    stage_graph graph;
+    tensors inputs;                      // where it recomputes: from F until the graph is built
+    std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
+    tensors postponed;                   // output gradients, from I to W
+  };
+
+  void lay_out(chunk_task const& task) {
+    std::size_t count = 0;
+    for (std::size_t p = 0; p < task.owner->parts(); ++p) {
+      bool const recomputes = task.training && task.owner->recomputes(p);
+      if (count > 0 && !recomputes && !sections_[count - 1].recomputes) {
+        sections_[count - 1].last = p + 1;
+        continue;
+      }
+      if (sections_.size() == count) sections_.emplace_back();
+      section& s = sections_[count++];
+      s.first = p;
+      s.last = p + 1;
+      s.recomputes = recomputes;
+      s.differentiable = task.training && (p > 0 || task.differentiable);
+    }
+    sections_.resize(count);
+  }
+
+  /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
+  at::Tensor run(chunk_task const& task, section const& s, tensors& values) {
+    task.owner->forward_parts(s.first, s.last, values, task.around);
+    if (task.loss == nullptr || &s != &sections_.back()) return {};
+    std::optional<random_scope> scope;
+    if (task.around.draws) {
+      random_place place = *task.around.draws;
+      place.part = static_cast<int>(s.last);
+      scope.emplace(place, values);
+    }
+    return (*task.loss)(values, *task.targets);
+  }
+
+  /// Runs a section, in place, and in training follows it by autograd.
+  at::Tensor compute(chunk_task const& task, section& s, tensors& values) {
+    at::AutoGradMode const follow(task.training);
+    s.graph.enter(values, s.differentiable, scratch_);
+    values.clear();
+    std::swap(values, scratch_);
+    at::Tensor loss = run(task, s, values);
+    if (loss.defined() && task.training) {
+      if (!loss.requires_grad()) throw usage_error("the loss depends on no parameter: nothing would be learned");
+      s.graph.leave(std::span(&loss, 1));
+      values.clear();
+    } else if (task.training) {
+      s.graph.leave(values);
+    }
+    return loss;
+  }
+
+  /// Builds the graph that F did not. Loss and outputs are known; buffers have had their change.
+  void compute_again(chunk_task const& task, section& s) {
+    if (!s.recomputes) return;
+    std::vector<std::pair<at::Tensor, at::Tensor>> before;
+    for (parameter const& b : task.owner->buffers()) {
+      // variable_data: for autograd, which may have saved the buffer, nothing happens to it.
+      if (b.value.defined()) before.emplace_back(b.value.variable_data(), b.value.detach().clone());
+    }
+    compute(task, s, s.inputs);
+    s.inputs.clear();
+    for (auto& [buffer, value] : before) buffer.copy_(value);
+  }
+
+  static void keep_inputs(section& s, tensors& values) {
+    s.inputs.clear();
+    s.changes.clear();
+    for (at::Tensor& value : values) {
+      if (value.defined()) value = value.detach();
+      s.inputs.push_back(value);
+      s.changes.push_back(value.defined() ? static_cast<std::uint32_t>(value._version()) : 0);
+    }
+  }
+
+  static void check_inputs(section const& s) {
+    for (std::size_t i = 0; i < s.inputs.size(); ++i) {
+      if (s.inputs[i].defined() && static_cast<std::uint32_t>(s.inputs[i]._version()) != s.changes[i]) {
+        throw usage_error("it changes its input " + std::to_string(i) +
+                          " in place, and so cannot be computed again from it: clone it first, or do without recompute()");
+      }
+    }
+  }
+
+  /// From the last section to the first, the gradients of one's inputs being those of the other's outputs.
+  template <class Step>
+  void through(tensors& output_gradients, tensors& input_gradients, Step step) {
+    passing_.take(output_gradients);
+    for (std::size_t i = sections_.size(); i-- > 0;) {
+      step(sections_[i]);
+      output_gradients.clear();
+      if (i > 0) std::swap(output_gradients, input_gradients);
+    }
+    passing_.give(input_gradients);
+  }
+
+  std::vector<section> sections_;
+  passing_tensors passing_;
+  tensors scratch_;
+};
+
+}  // namespace chevron

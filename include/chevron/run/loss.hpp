@@ -1,0 +1,56 @@
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/error.hpp>
+#include <chevron/run/stage.hpp>
+
+/// \file
+/// What the last stage's outputs are measured by.
+
+namespace chevron {
+
+/// A loss: the last stage's outputs, then the targets, to one number, the mean over the microbatch's samples. Made of any
+/// callable that takes these tensors.
+class loss_function {
+ public:
+  loss_function() = default;
+
+  template <class Callable>
+    requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function> &&
+             (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
+  loss_function(Callable call) {  // NOLINT: a callable is a loss
+    call_ = [call = std::move(call)](tensors& arguments, tensors& results) mutable {
+      detail::call_with(call, arguments, results, "the loss function");
+    };
+  }
+
+  explicit operator bool() const { return static_cast<bool>(call_); }
+
+  at::Tensor operator()(tensors const& outputs, tensors const& targets) {
+    arguments_ = outputs;
+    arguments_.insert(arguments_.end(), targets.begin(), targets.end());
+    results_.clear();
+    call_(arguments_, results_);
+    arguments_.clear();
+    if (results_.size() != 1 || results_[0].numel() != 1) {
+      throw usage_error("the loss function must give one number, the mean over the microbatch; it gave " +
+                        (results_.size() == 1 ? "a tensor of " + std::to_string(results_[0].numel()) + " elements"
+                                              : std::to_string(results_.size()) + " tensors"));
+    }
+    return std::move(results_[0]);
+  }
+
+ private:
+  std::function<void(tensors&, tensors&)> call_;
+  tensors arguments_;
+  tensors results_;
+};
+
+}  // namespace chevron
