@@ -175,7 +175,7 @@ void train_on_rank(job const& what, transport& line) {
   bool const speaks = here.global_rank == 0;
 
   trainer train(what.programs.training, line,
-                [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)); }, next_byte_loss,
+                [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)).recompute(o.recompute); }, next_byte_loss,
                 optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
                 {.clip_grad_norm = o.clip_grad_norm,
                  .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); }});
