@@ -165,6 +165,10 @@ options read_options(int argc, char** argv) {
   if (!catalogue::contains(o.schedule)) {
     throw usage_error("--schedule " + o.schedule + " is not in the catalogue. Remedy: one of " + schedule_names());
   }
+  if (!catalogue::trains(o.schedule)) {
+    throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: one of " +
+                      schedule_names());
+  }
   if (o.model.width % o.model.heads != 0) {
     throw usage_error("--width " + std::to_string(o.model.width) + " cannot be shared by --heads " +
                       std::to_string(o.model.heads) + ". Remedy: a width that is a multiple of the number of heads");

@@ -1,5 +1,5 @@
 // A V gives every rank exactly two chunks.
-// expect: invalid_schedule<chevron::law::shape, -1, -1, .*"this placement does not exist with that many chunks per rank; the shape asks for 3"
+// expect: invalid_schedule<chevron::law::shape, -1, -1, .*"with this placement chunks can be 2, not 3"
 // expect: static assertion failed.*this schedule breaks a law
 // expect-clang: invalid_schedule<chevron::law::shape, -1, -1, .*"this placement does not exist
 // expect-clang: static assertion failed.*this schedule breaks a law

@@ -7,7 +7,10 @@
 #include <boost/hana/tuple.hpp>
 
 #include <chevron/catalogue/dual_pipe_v.hpp>
+#include <chevron/catalogue/eager_1f1b.hpp>
+#include <chevron/catalogue/forward_only.hpp>
 #include <chevron/catalogue/gpipe.hpp>
+#include <chevron/catalogue/hanayo.hpp>
 #include <chevron/catalogue/interleaved_1f1b.hpp>
 #include <chevron/catalogue/interleaved_zero_bubble.hpp>
 #include <chevron/catalogue/looped_bfs.hpp>
@@ -21,12 +24,14 @@
 
 namespace chevron::catalogue {
 
-/// All schedules, in the order in which tables list them.
-inline constexpr auto all =
-    hana::make_tuple(&gpipe, &one_f_one_b, &looped_bfs, &interleaved_1f1b, &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v,
-                     &dual_pipe_v);
+/// All schedules that train, in the order in which tables list them.
+inline constexpr auto all = hana::make_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo,
+                                             &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v, &dual_pipe_v);
 
-/// Calls `visit(description)` for each schedule; `description.name` is its name.
+/// Schedules that evaluate: forwards alone. They go by name like the others, but nobody can train with them.
+inline constexpr auto evaluation = hana::make_tuple(&forward_only);
+
+/// Calls `visit(description)` for each schedule that trains; `description.name` is its name.
 template <class Visit>
 constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
@@ -41,10 +46,17 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
   return true;
 }
 
-/// Whether there is a schedule of that name.
-constexpr bool contains(std::string_view name) {
+/// Whether there is a schedule of that name that trains.
+constexpr bool trains(std::string_view name) {
   bool found = false;
   for_each([&](auto const& one) { found = found || same_name(one.name, name); });
+  return found;
+}
+
+/// Whether there is a schedule of that name, for training or for evaluation.
+constexpr bool contains(std::string_view name) {
+  bool found = trains(name);
+  hana::for_each(evaluation, [&](auto const* one) { found = found || same_name(one->name, name); });
   return found;
 }
 
@@ -53,11 +65,13 @@ constexpr plan make_plan(std::string_view name, shape size) {
   finding unknown;
   unknown.broken = law::description;
   unknown.words = "no schedule of the catalogue has that name; it holds ";
-  unknown.number = static_cast<int>(decltype(hana::size(all))::value);
+  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(evaluation))::value);
   plan made = detail::refused(size, "", unknown);
-  for_each([&](auto const& one) {
-    if (same_name(one.name, name)) made = expand(one, size);
-  });
+  auto const work_out = [&](auto const* one) {
+    if (same_name(one->name, name)) made = expand(*one, size);
+  };
+  hana::for_each(all, work_out);
+  hana::for_each(evaluation, work_out);
   return made;
 }
 

@@ -140,7 +140,7 @@ constexpr program lower(plan const& source) {
   for (int cell = 0; cell < cells; ++cell) {
     int const stage = cell / micro_batches;
     int const rank = plan.rank_of[stage];
-    int at = release_at[cell];
+    int at = plan.forward_only ? 0 : release_at[cell];
     if (plan.forward_only) {
       if (stage == last_stage) continue;  // outputs stay for the caller
       at = plan.rank_of[stage + 1] == rank ? forward_at[cell + micro_batches] : forward_at[cell];
