@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <vector>
@@ -189,6 +190,13 @@ inline plan lawful_plan(dice& d, bool pairs) {
   plan out = d.below(10) < 6 ? random_order(d, pairs) : d.one_in(2) ? from_catalogue(d) : from_list(d);
   if (!out.forward_only && d.one_in(12)) out = forward_part(out);
   if (!out.forward_only && d.one_in(4)) out.in_flight_limit = peak_in_flight(out) + d.below(2);
+  if (!out.forward_only && d.one_in(4)) {
+    out.byte_limit = 0;
+    out.stage_bytes = buffer<std::int64_t>(out.stages);
+    for (int stage = 0; stage < out.stages; ++stage) out.stage_bytes.data[stage] = d.below(5);
+    out.byte_limit = std::max<std::int64_t>(1, peak_bytes(out, size_view{out.stage_bytes.data, nullptr, 1})) + d.below(2);
+  }
+  if (d.one_in(4)) out.message_limit = std::max(1, messages(out) + d.below(2));
   return out;
 }
 
@@ -260,6 +268,8 @@ inline plan mutant(dice& d, plan const& of, bool pairs) {
     });
   }
   if (out.in_flight_limit > 1 && d.one_in(4)) --out.in_flight_limit;
+  if (out.byte_limit > 1 && d.one_in(4)) --out.byte_limit;
+  if (out.message_limit > 1 && d.one_in(4)) --out.message_limit;
   if (d.one_in(20)) out.rank_of.data[d.below(out.stages)] = static_cast<std::int16_t>(d.below(out.size.ranks));
   fill(order, out.actions, out.begin);
   return out;
@@ -348,7 +358,8 @@ inline program mutant(dice& d, program const& of, bool pairs) {
 
 inline std::string written(plan_view const& p) {
   std::string out = "P=" + std::to_string(p.size.ranks) + " M=" + std::to_string(p.size.micro_batches) + " limit " +
-                    std::to_string(p.in_flight_limit) + (p.forward_only ? " forward only" : "") + ", stages on ranks";
+                    std::to_string(p.in_flight_limit) + " chunks, " + std::to_string(p.byte_limit) + " bytes, " +
+                    std::to_string(p.message_limit) + " messages" + (p.forward_only ? " forward only" : "") + ", stages on ranks";
   for (int s = 0; s < p.stages; ++s) out += " " + std::to_string(p.rank_of[s]);
   for (int r = 0; r < p.size.ranks; ++r) {
     out += "\n  rank " + std::to_string(r) + ":";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
@@ -70,19 +71,38 @@ inline unsigned broken_laws(plan_view const& plan) {
       if (w > 0 && i == 0 && b == 0) broken |= bit(law::complete);
     }
   }
-  for (int r = 0; r < ranks && plan.in_flight_limit > 0 && !plan.forward_only; ++r) {
+  for (int r = 0; r < ranks && !plan.forward_only; ++r) {
     std::multiset<std::pair<int, int>> in_flight;
     for (int i = 0; i < plan.length(r); ++i) {
       action const a = plan.at(r, i);
       std::pair<int, int> const chunk{static_cast<int>(a.stage), static_cast<int>(a.micro_batch)};
       if (a.what == kind::forward) in_flight.insert(chunk);
       if (a.what == kind::backward || a.what == kind::backward_weight) in_flight.erase(chunk);
-      if (static_cast<int>(in_flight.size()) > plan.in_flight_limit) broken |= bit(law::in_flight);
+      if (plan.in_flight_limit > 0 && static_cast<int>(in_flight.size()) > plan.in_flight_limit) broken |= bit(law::in_flight);
+      std::int64_t bytes = 0;
+      for (auto const& [stage, m] : in_flight) bytes += plan.byte_limit > 0 && stage < stages ? plan.stage_bytes[stage] : 0;
+      if (bytes > plan.byte_limit) broken |= bit(law::bytes);
     }
   }
-  if ((broken & ~bit(law::in_flight)) != 0) return broken;
+  int crossings = 0;
+  for (int s = 1; s < stages; ++s) crossings += plan.rank_of_stage(s) == plan.rank_of_stage(s - 1) ? 0 : 1;
+  int const messages = crossings * micro_batches + (plan.forward_only ? 0 : crossings * micro_batches);
+  if (plan.message_limit > 0 && messages > plan.message_limit) broken |= bit(law::messages);
+  // A pair: an F, and right behind it the B or I of another chunk.
+  for (int r = 0; r < ranks; ++r) {
+    for (int i = 0; i < plan.length(r); ++i) {
+      action const a = plan.at(r, i);
+      if (a.fused == 0) continue;
+      bool const last = i + 1 == plan.length(r);
+      action const b = last ? action{} : plan.at(r, i + 1);
+      bool const halves = a.what == kind::forward && (b.what == kind::backward || b.what == kind::backward_input);
+      if (last || !halves || (a.stage == b.stage && a.micro_batch == b.micro_batch)) broken |= bit(law::fused_pair);
+    }
+  }
+  if ((broken & ~(bit(law::in_flight) | bit(law::bytes) | bit(law::messages))) != 0) return broken;
 
-  // A graph: each node needs its predecessor in the list and what it computes with. Passes, until one changes nothing.
+  // A graph: each node, an action or a fused pair, needs its predecessor in the list and what it computes with. Passes, until
+  // one changes nothing.
   std::set<piece> made;
   std::vector<int> reached(static_cast<std::size_t>(ranks));
   auto const is_made = [&](kind k, int s, int m) { return made.count({k, s, m}) > 0; };
@@ -91,15 +111,18 @@ inline unsigned broken_laws(plan_view const& plan) {
     for (int r = ranks - 1; r >= 0; --r) {
       int& at = reached[static_cast<std::size_t>(r)];
       if (at == plan.length(r)) continue;
-      action const a = plan.at(r, at);
-      int const s = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
+      std::vector<action> node{plan.at(r, at)};
+      if (node[0].fused != 0) node.push_back(plan.at(r, at + 1));
       bool ready = true;
-      if (a.what == kind::forward) ready = s == 0 || is_made(kind::forward, s - 1, m);
-      if (a.what == kind::backward || a.what == kind::backward_input)
-        ready = s == stages - 1 || is_made(kind::backward, s + 1, m) || is_made(kind::backward_input, s + 1, m);
+      for (action const a : node) {
+        int const s = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
+        if (a.what == kind::forward) ready = ready && (s == 0 || is_made(kind::forward, s - 1, m));
+        if (a.what == kind::backward || a.what == kind::backward_input)
+          ready = ready && (s == stages - 1 || is_made(kind::backward, s + 1, m) || is_made(kind::backward_input, s + 1, m));
+      }
       if (!ready) continue;
-      made.insert({a.what, s, m});
-      ++at;
+      for (action const a : node) made.insert({a.what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)});
+      at += static_cast<int>(node.size());
       moved = true;
     }
   }

@@ -87,12 +87,12 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
         }
         if (forward_only) --unfinished;
       } else if (a.what == kind::backward_weight) {
-        if (now != input_done) return false;
+        if (now != input_done || a.fused != 0) return false;
         state[cell] = gradient_done;
         --unfinished;
       } else {
         if (a.what != kind::backward && a.what != kind::backward_input) return false;
-        if ((now & progress_bits) != forward_done || forward_only) return false;
+        if ((now & progress_bits) != forward_done || forward_only || a.fused != 0) return false;
         if (stage < last_stage && !paired && (state[cell + micro_batches] & progress_bits) < input_done) {
           state[cell + micro_batches] = static_cast<std::uint8_t>(state[cell + micro_batches] | gradient_awaited);
           break;
