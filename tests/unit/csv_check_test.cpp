@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <string>
 #include <string_view>
@@ -43,17 +44,24 @@ std::string deferred(plan const& p) {
       }
       put_off = kept;
     };
+    auto const post_what_is_used_by = [&](action a) {
+      if (a.what == kind::backward_weight) return;
+      kind const needed = a.what == kind::forward ? kind::receive_forward : kind::receive_backward;
+      action const wanted = make_action(needed, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
+      post([&](instruction const& receive) { return receive.what == wanted; });
+    };
     for (int i = 0; i < file.length(r); ++i) {
       instruction const& one = file.at(r, i);
       if (detail::is_receive(one.what.what)) {
         put_off.push_back(one);
         continue;
       }
-      if (is_compute(one.what.what) && one.what.what != kind::backward_weight) {
-        kind const needed = one.what.what == kind::forward ? kind::receive_forward : kind::receive_backward;
-        post([&](instruction const& receive) {
-          return receive.what == make_action(needed, static_cast<int>(one.what.stage), static_cast<int>(one.what.micro_batch));
-        });
+      if (is_compute(one.what.what)) post_what_is_used_by(one.what);
+      if (one.what.fused != 0) {
+        action const other = file.at(r, ++i).what;
+        post_what_is_used_by(other);
+        row.push_back(to_text(fused_pair{one.what, other}).str());
+        continue;
       }
       if (detail::is_send(one.what.what) && one.peer > r)
         post([&](instruction const& receive) { return receive.peer == one.peer; });
@@ -96,25 +104,56 @@ TEST_SUITE("csv check") {
   }
 
   TEST_CASE("receives put off until they are used, as PyTorch 2.15 can be asked to: refused where an edge's order changes") {
-    for (shape size : {shape{2, 3, 0}, shape{2, 4, 0}, shape{2, 6, 0}, shape{2, 8, 0}, shape{4, 8, 0}}) {
-      std::string const csv = deferred(catalogue::make_plan("ZBVZeroBubble", size));
+    // The orders that were seen to end in wrong gradients.
+    struct order {
+      char const* name;
+      shape size;
+    };
+    for (order const& one : {order{"ZBVZeroBubble", {2, 3, 0}},
+                             {"ZBVZeroBubble", {2, 4, 0}},
+                             {"ZBVZeroBubble", {2, 6, 0}},
+                             {"ZBVZeroBubble", {2, 8, 0}},
+                             {"ZBVZeroBubble", {4, 8, 0}},
+                             {"DualPipeV", {4, 8, 0}},
+                             {"InterleavedZeroBubble", {2, 3, 2}},
+                             {"InterleavedZeroBubble", {2, 4, 2}}}) {
+      CAPTURE(std::string(one.name));
+      std::string const csv = deferred(catalogue::make_plan(one.name, one.size));
       csv_schedule const read = read_csv(csv);
       CHECK(!check(read.plan.view()));  // nothing is wrong with the computations
       finding const f = check(read, csv);
       CHECK(f.broken == law::matched);
       CHECK(f.what.what != f.other.what);  // an activation in a gradient's place, or the other way round
+      // Both are named, and where they stand.
+      std::string const sentence = describe(f, read, csv);
+      CAPTURE(sentence);
+      CHECK(sentence.find(to_text(f.what).str() + " is posted where this edge delivers " + to_text(f.other).str()) !=
+            std::string::npos);
+      CHECK(sentence.find("; " + to_text(f.other).str() + " is at line ") != std::string::npos);
     }
-    std::string const csv = deferred(catalogue::make_plan("ZBVZeroBubble", {2, 4, 0}));
-    CAPTURE(csv);
-    std::string const sentence = said(csv);
-    CHECK(sentence ==
+    CHECK(said(deferred(catalogue::make_plan("ZBVZeroBubble", {2, 4, 0}))) ==
           "line 2, column 53: rank 1, step 8: 2RECV_B0 is posted where this edge delivers 1RECV_F2; 1RECV_F2 is at line 2, "
           "column 70");
-    // Where it changes nothing that matters, it is fine.
-    for (char const* name : {"LoopedBFS", "Interleaved1F1B", "GPipe", "1F1B"}) {
-      for (shape size : {shape{2, 4, 0}, shape{4, 8, 0}})
-        CHECK(said(deferred(catalogue::make_plan(name, size))) == "all laws hold");
+    // It does not happen to the shapes of these that PyTorch has; to most of the others' it does.
+    int refused = 0, seen = 0;
+    for (int ranks = 2; ranks <= 4; ++ranks) {
+      for (int micro_batches = 2; micro_batches <= 12; ++micro_batches) {
+        shape const size{ranks, micro_batches, 0};
+        for (char const* name : {"LoopedBFS", "Interleaved1F1B", "GPipe", "1F1B", "ZB-H1", "ZB-H2"}) {
+          if (micro_batches % std::max(1, micro_batches / ranks) != 0) continue;  // PyTorch's interleaving has no such shape
+          CAPTURE(std::string(name) + " P=" + std::to_string(ranks) + " M=" + std::to_string(micro_batches));
+          CHECK(said(deferred(catalogue::make_plan(name, size))) == "all laws hold");
+        }
+        for (char const* name : {"ZBVZeroBubble", "DualPipeV", "InterleavedZeroBubble"}) {
+          law const found = broken(deferred(catalogue::make_plan(name, size)));
+          CHECK((found == law::none || found == law::matched));
+          refused += found == law::matched ? 1 : 0;
+          ++seen;
+        }
+      }
     }
+    MESSAGE(refused << " of " << seen << " orders refused");
+    CHECK(refused > seen / 2);
   }
 
   TEST_CASE("what can be wrong with messages") {
