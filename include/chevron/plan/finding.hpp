@@ -80,6 +80,12 @@ constexpr void append_quoted(text& out, std::string_view there) {
   out.append('\'');
 }
 
+/// What a rank has next: an action, or the pair that begins with it.
+constexpr void append_head(text& out, action a) {
+  if (a.fused != 0) out.append("the pair of ");
+  append(out, a);
+}
+
 }  // namespace detail
 
 /// The sentence for a finding: rank, step, action, what it collides with, and the remedy where there is one.
@@ -138,25 +144,24 @@ constexpr text describe(finding const& f) {
       if (f.links > 0) append(out, f.other);
       break;
     case law::deadlock:
-      append(out, f.what);
+      detail::append_head(out, f.what);
       out.append(" waits for ");
       append(out, f.other);
       out.append(", which is queued on rank ").append(f.other_rank).append(" behind ");
-      append(out, f.behind);
+      detail::append_head(out, f.behind);
       if (f.links == 1) break;
       out.append("; ");
-      append(out, f.behind);
+      detail::append_head(out, f.behind);
       out.append(" waits for ");
       append(out, f.then);
       if (f.links == 2) {
         out.append(", which is queued behind ");
-        append(out, f.what);
       } else {
         out.append(", and so on round ").append(f.links).append(" ranks to ");
         append(out, f.last_behind);
         out.append(", queued behind ");
-        append(out, f.what);
       }
+      detail::append_head(out, f.what);
       break;
     case law::in_flight:
       append(out, f.what);
