@@ -55,4 +55,8 @@ for schedule in $schedules; do
     same $reference this "$schedule on 2 ranks x 2 replicas, $backend," "two replicas of the model in one piece"
   done
 done
+for schedule in 1F1B ZBVZeroBubble; do
+  run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend gloo --recompute
+  same replicated this "$schedule, recomputed," "the same with all activations kept"
+done
 echo "equal: $(echo $schedules)"
