@@ -215,4 +215,48 @@ TEST_SUITE("csv check") {
     CHECK(said("0F0,1F0,1B0,0B0,1REDUCE_GRAD,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD")
               .starts_with("line 1, column 30: a second reduction before the first is waited for"));
   }
+
+  TEST_CASE("fused pairs: both halves have all that they need, on their own rank") {
+    CHECK(said("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1") == "all laws hold");
+    CHECK(said("0F0,(0F1;0I0)OVERLAP_F_B,0W0,0B1\n1F0,1B0,1F1,1B1") == "all laws hold");
+    CHECK(said("0F0,1F0,(0F1;1B0)OVERLAP_F_B,(1F1;0B0)OVERLAP_F_B,1B1,0B1") == "all laws hold");
+    // A half on another rank.
+    CHECK(
+        said("0F0,0F1,0B0,0B1\n1F0,(1F1;0B0)OVERLAP_F_B,1B0,1B1") ==
+        "line 2, column 10: rank 1, step 2: 0B0 is on the wrong rank: its stage lives on rank 0; stage 0 is at line 1, column 1");
+    CHECK(
+        said("0F0,(1F1;0B0)OVERLAP_F_B,0F1,0B1\n1F0,1B0,1B1") ==
+        "line 2, column 1: rank 1, step 0: 1F0 is on the wrong rank: its stage lives on rank 0; stage 1 is at line 1, column 6");
+    // Twice, in a pair and outside.
+    CHECK(said("0F0,(0F1;0B0)OVERLAP_F_B,0B1,0B0") ==
+          "line 1, column 30: rank 0, step 4: 0B0 was already done at step 2; the first is at line 1, column 10");
+    // One half needs the other.
+    CHECK(said("0F0,0B0,(0F1;0B1)OVERLAP_F_B") ==
+          "line 1, column 10: rank 0, step 2: 0F1 is fused with its own backward, which needs it: 0B1; 0B1 is at line 1, column "
+          "14");
+    // Each alone could go on; fused, each waits for what the other pair makes.
+    CHECK(said("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1") == "all laws hold");
+    CHECK(
+        said("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1") ==
+        "line 1, column 6: rank 0, step 1: the pair of 0F1 waits for 1B0, which is queued on rank 1 behind the pair of 1F1; the "
+        "pair of 1F1 waits for 0F1, which is queued behind the pair of 0F1; 1B0 is at line 2, column 10");
+  }
+
+  TEST_CASE("fused pairs and messages") {
+    std::string const second = "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0SEND_F1,0RECV_B1,0B1\n" + second) == "all laws hold");
+    CHECK(said("0F0,0SEND_F0,(0F1;0B0)OVERLAP_F_B,0RECV_B0,0SEND_F1,0RECV_B1,0B1\n" + second) ==
+          "line 1, column 19: rank 0, step 3: 0B0 comes before 0RECV_B0, which it needs; 0RECV_B0 is at line 1, column 35");
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,0SEND_F1,(0F1;0B0)OVERLAP_F_B,0RECV_B1,0B1\n" + second) ==
+          "line 1, column 23: rank 0, step 3: 0SEND_F1 comes before 0F1, which it needs; 0F1 is at line 1, column 33");
+    CHECK(said("0F0,0SEND_F0,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0RECV_B1,0B1\n" + second) ==
+          "line 1, column 24: rank 0, step 3: 0F1 makes a message that this rank never sends: there is no 0SEND_F1");
+    // Halves of different stages, with messages in both directions around them.
+    std::string const four =
+        "0F0,0F1,0SEND_F0,0SEND_F1,3RECV_F0,3F0,3RECV_F1,(3F1;3B0)OVERLAP_F_B,3SEND_B0,0RECV_B0,0B0,3B1,"
+        "3SEND_B1,0RECV_B1,0B1\n";
+    CHECK(said(four +
+               "1RECV_F0,1RECV_F1,1F0,2F0,2SEND_F0,1F1,2F1,2SEND_F1,2RECV_B0,2B0,2RECV_B1,1B0,1SEND_B0,2B1,1B1,1SEND_B1\n") ==
+          "all laws hold");
+  }
 }

@@ -260,7 +260,8 @@ inline std::string describe(finding const& f, csv_schedule const& read, std::str
       return rank == f.other_rank && cell.computes() && cell.stage == static_cast<int>(f.what.stage);
     });
     name = "stage " + std::to_string(f.what.stage);
-  } else if (f.broken == law::order || f.broken == law::deadlock || (f.broken == law::matched && !(f.other == f.what))) {
+  } else if (f.broken == law::order || f.broken == law::deadlock || (f.broken == law::fused_pair && f.links > 0) ||
+             (f.broken == law::matched && !(f.other == f.what))) {
     second = find_csv_cell(text, [&](csv_cell const& cell, int) { return cell.is_instruction() && cell.as_action() == f.other; });
     name = to_text(f.other).str();
   }
