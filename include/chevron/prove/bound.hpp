@@ -1,0 +1,205 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// What no order of the actions can beat: bounds from where stages live, what they cost and how many chunks may be in flight.
+
+namespace chevron {
+
+/// No plan is shorter, in the costs' unit.
+struct lower_bounds {
+  double makespan = 0;
+  double span = 0;
+};
+
+/// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch comes out at the end, it
+/// has left one chunk with each stage.
+constexpr int least_in_flight(plan_view const& plan) {
+  if (plan.forward_only) return 0;
+  int most = 0;
+  for (int s = 0; s < plan.stages; ++s) {
+    int same = 0;
+    for (int t = 0; t < plan.stages; ++t) same += plan.rank_of[t] == plan.rank_of[s] ? 1 : 0;
+    most = same > most ? same : most;
+  }
+  return most;
+}
+
+namespace detail {
+
+/// The sum of the `count` largest (or smallest) of values of which each occurs `times` times.
+constexpr double sum_of_most(double const* values, int kinds, int times, int count, bool largest) {
+  double sum = 0;
+  double last = 0;
+  bool first = true;
+  while (count > 0) {
+    // The next value in that order, and how many entries have it.
+    double next = 0;
+    int same = 0;
+    for (int i = 0; i < kinds; ++i) {
+      bool const later = first || (largest ? values[i] < last : values[i] > last);
+      if (!later) continue;
+      if (same == 0 || (largest ? values[i] > next : values[i] < next)) {
+        next = values[i];
+        same = 1;
+      } else if (values[i] == next) {
+        ++same;
+      }
+    }
+    if (same == 0) return sum;
+    int const taken = count < same * times ? count : same * times;
+    sum += taken * next;
+    count -= taken;
+    last = next;
+    first = false;
+  }
+  return sum;
+}
+
+/// The way of one microbatch through all stages if nothing else were there, in both directions.
+struct unhindered {
+  buffer<double> forward_start;   ///< by stage: from the step's start to the start of F
+  buffer<double> backward_start;  ///< to the start of I (or B)
+  buffer<double> after;           ///< from the end of I to the end of everything that it leads to
+
+  constexpr unhindered(plan_view const& plan, cost_view const& costs)
+      : forward_start(plan.stages), backward_start(plan.stages), after(plan.stages) {
+    int const stages = plan.stages;
+    auto const message = [&](int boundary) {
+      return plan.rank_of[boundary] != plan.rank_of[boundary + 1] ? costs.of_message(boundary) : 0.0;
+    };
+    double now = 0;
+    for (int s = 0; s < stages; ++s) {
+      if (s > 0) now += message(s - 1);
+      forward_start.data[s] = now;
+      now += costs.of(kind::forward, s);
+    }
+    for (int s = stages - 1; s >= 0; --s) {
+      backward_start.data[s] = now;
+      now += costs.of(kind::backward_input, s);
+      if (s > 0) now += message(s - 1);
+    }
+    for (int s = 0; s < stages; ++s) {
+      double const own = costs.of(kind::backward_weight, s);
+      double const on = s > 0 ? message(s - 1) + costs.of(kind::backward_input, s - 1) + after.data[s - 1] : 0;
+      after.data[s] = own > on ? own : on;
+    }
+  }
+};
+
+}  // namespace detail
+
+/// How much a rank may hold, counted in chunks whose backward has not begun. Between I and W a chunk holds a share of
+/// that: 1 in the model of `peak_in_flight`, less where I lets go of what only it needs (arXiv 2401.10241, table 1).
+struct activation_limit {
+  double most = 0;             ///< 0: no limit
+  double kept_for_weight = 1;  ///< above 0, at most 1
+};
+
+/// Bounds for every plan of this size with these stages on these ranks that keeps the limit; the actions themselves are not
+/// looked at. For each rank:
+///   - it does all its work, after the first microbatch has come to it;
+///   - before the first gradient is back it can only run forwards, and no more of them than memory allows;
+///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
+///     memory leaves no choice;
+///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
+///   - each chunk is held at least once round and back, and only so many are at a time.
+/// A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as delays
+/// only.
+constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
+  int const stages = plan.stages;
+  int const ranks = plan.size.ranks;
+  int const micro_batches = plan.size.micro_batches;
+  lower_bounds best;
+  auto const raise = [](double& bound, double value) { bound = value > bound ? value : bound; };
+  detail::unhindered const way(plan, costs);
+  double const* const forward_start = way.forward_start.data;
+  double const* const backward_start = way.backward_start.data;
+  buffer<double> forward(stages), weight(stages);  // of one rank's chunks
+  for (int r = 0; r < ranks; ++r) {
+    int chunks = 0;
+    int first = -1;
+    int last = -1;
+    double sum_forward = 0;
+    double sum_input = 0;
+    double sum_weight = 0;
+    double held = 0;     // by one microbatch: amount times time
+    double densest = 0;  // the most work that is left for a unit of what is held
+    for (int s = 0; s < stages; ++s) {
+      if (plan.rank_of[s] != r) continue;
+      first = first < 0 ? s : first;
+      last = s;
+      double const f = costs.of(kind::forward, s);
+      double const i = costs.of(kind::backward_input, s);
+      double const w = costs.of(kind::backward_weight, s);
+      forward.data[chunks] = f;
+      weight.data[chunks] = w;
+      ++chunks;
+      sum_forward += f;
+      sum_input += i;
+      sum_weight += w;
+      held += backward_start[s] + i - forward_start[s] + memory.kept_for_weight * w;
+      raise(densest, i + w);
+      raise(densest, w / memory.kept_for_weight);
+    }
+    if (chunks == 0) continue;
+    double const enters = forward_start[first];
+    if (plan.forward_only) {
+      double const work = micro_batches * sum_forward;
+      double const out =
+          forward_start[stages - 1] + costs.of(kind::forward, stages - 1) - forward_start[last] - costs.of(kind::forward, last);
+      raise(best.span, work);
+      raise(best.makespan, enters + work + out);
+      continue;
+    }
+    double const input_end = backward_start[last] + costs.of(kind::backward_input, last);
+    double leaves = 0;  // from the end of the last chunk's I to the end of what it leads to on this rank
+    for (int s = 0; s < stages; ++s) {
+      if (plan.rank_of[s] != r) continue;
+      raise(leaves, backward_start[s] + costs.of(kind::backward_input, s) + costs.of(kind::backward_weight, s) - input_end);
+    }
+
+    double const hideable = sum_forward < sum_input + sum_weight ? sum_forward : sum_input + sum_weight;
+    double const hidden = micro_batches * costs.hidden * hideable;
+    double const work = micro_batches * (sum_forward + sum_input + sum_weight) - hidden;
+    int const all = micro_batches * chunks;
+    bool const limited = memory.most > 0 && memory.most < all;
+    int const ahead = limited ? static_cast<int>(memory.most) : all;
+    double const pending = limited ? memory.most / memory.kept_for_weight : all;
+    // Before the first I only so many forwards can run: from the rank's first start on it waits at least so long.
+    double const wait = backward_start[last] - enters - detail::sum_of_most(forward.data, chunks, micro_batches, ahead, true);
+    double const late = wait > 0 ? wait : 0;
+    // Work done when the last I ends, and when the last F does.
+    double const by_last_input =
+        micro_batches * (sum_forward + sum_input) - hidden +
+        (pending < all ? detail::sum_of_most(weight.data, chunks, micro_batches, all - static_cast<int>(pending), false) : 0);
+    double const left_over = limited ? memory.most * densest : micro_batches * (sum_input + sum_weight);
+    double const by_last_forward = work - left_over + (limited ? late : 0);
+    // From the end of the last F to its I's end.
+    double const round = input_end - forward_start[last] - costs.of(kind::forward, last);
+
+    double span = work + late;
+    raise(span, by_last_input + late + costs.of(kind::backward_weight, first));
+    raise(span, by_last_forward + round + leaves);
+    raise(span, micro_batches * held / (limited ? memory.most : all));
+    raise(span, input_end - enters + leaves);
+    raise(best.span, span);
+    raise(best.makespan, enters + span);
+    raise(best.makespan, enters + by_last_input + late + way.after.data[first]);
+    raise(best.makespan, enters + by_last_forward + round + way.after.data[last]);
+    raise(best.makespan, input_end + way.after.data[last]);
+  }
+  return best;
+}
+
+/// The same with the plan's own declared limit of chunks in flight, if it has one.
+constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs) {
+  return bounds(plan, costs, {static_cast<double>(plan.in_flight_limit), 1});
+}
+
+}  // namespace chevron
