@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/show/format.hpp>
 
@@ -80,7 +81,7 @@ std::string step_records::text() const {
   return out.str();
 }
 
-comparison compared(program_view const& program, std::vector<std::string> const& texts) {
+comparison compared(program_view const& program, std::vector<std::string> const& texts, bool steps_overlap) {
   plan_view const& plan = program.plan;
   auto const stages = static_cast<std::size_t>(plan.stages);
   std::vector<std::vector<read_step>> all;
@@ -114,6 +115,7 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   timeline const when = simulate(plan, costs);
   out.predicted_pipeline = makespan(plan, when);
   out.predicted_bubble = bubble(plan, costs, out.predicted_pipeline);
+  if (steps_overlap) out.predicted_step = steady_step_time(plan, costs).most;
   for (int r = 0; r < plan.size.ranks; ++r) out.predicted_peak.push_back(peak_in_flight(plan, r));
   out.predicted = show::scaled(show::picture_of(plan, when, "predicted from measured costs"), 1e3, "ms");
   out.predicted.microseconds = 1e3;
@@ -205,7 +207,8 @@ std::string table_of(comparison const& c, std::string const& shared_cores) {
     row((r == 0 ? "peak in flight, rank " : "                rank ") + who, std::to_string(c.predicted_peak[r]),
         std::to_string(most), r == 0 ? "chunks" : "");
   }
-  row("whole step", "-", duration(c.measured_step), "with gradient sums and optimizer");
+  row("whole step", c.predicted_step > 0 ? duration(c.predicted_step) : "-", duration(c.measured_step),
+      c.predicted_step > 0 ? "back to back: the next begins before all ranks are done" : "with gradient sums and optimizer");
 
   out += "\n  Measured: the median of the last " + std::to_string(c.steps) + (c.steps == 1 ? " step" : " steps") +
          ". Predicted: the schedule, simulated with the\n  median time of each action in these steps:\n";

@@ -42,11 +42,13 @@ struct comparison {
   double predicted_pipeline = 0, measured_pipeline = 0;  ///< first F to last B or W over all ranks; measured: median
   double predicted_bubble = 0, measured_bubble = 0;      ///< share of ranks × that time without compute
   std::vector<int> predicted_peak, measured_peak;  ///< chunks in flight; predicted by pipeline rank, measured by global rank
-  double measured_step = 0;                        ///< all of the step, with gradient sums and optimizer: median
+  double measured_step = 0;   ///< all of the step, with gradient sums and optimizer: median
+  double predicted_step = 0;  ///< where steps overlap, what each of many adds; else 0
 };
 
 /// \param texts every rank's records, by global rank
-comparison compared(program_view const& program, std::vector<std::string> const& texts);
+/// \param steps_overlap ranks go on with the next step without waiting for each other
+comparison compared(program_view const& program, std::vector<std::string> const& texts, bool steps_overlap);
 
 /// The table for people. `shared_cores`: how many ranks of this machine share how few cores; empty if each has its own.
 std::string table_of(comparison const& c, std::string const& shared_cores);

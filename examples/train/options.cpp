@@ -136,6 +136,8 @@ options read_options(int argc, char** argv) {
       ->group("Training");
   app.add_flag("--recompute", o.recompute, "keep only each stage's input until its backward, and compute the rest again")
       ->group("Training");
+  app.add_flag("--post-validation", o.post_validation, "step without waiting for the whole norm, and put it right if need be")
+      ->group("Training");
   app.add_option("--seed", o.seed, "of weights, batches and sample")->check(whole(0, 9e15))->type_name("N")->group("Training");
 
   app.add_option("--metrics", o.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("")->group("Files");

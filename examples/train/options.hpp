@@ -31,6 +31,7 @@ struct options {
   std::uint64_t seed = 1;
   double learning_rate = 3e-3;
   double clip_grad_norm = 1;
+  bool post_validation = false;
   bool recompute = false;
   std::vector<std::string> data;
 

@@ -174,11 +174,14 @@ void train_on_rank(job const& what, transport& line) {
   layout const& here = line.where();
   bool const speaks = here.global_rank == 0;
 
-  trainer train(what.programs.training, line,
-                [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)).recompute(o.recompute); }, next_byte_loss,
-                optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
-                {.clip_grad_norm = o.clip_grad_norm,
-                 .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); }});
+  trainer train(
+      what.programs.training, line,
+      [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)).recompute(o.recompute); },
+      next_byte_loss,
+      optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
+      {.clip_grad_norm = o.clip_grad_norm,
+       .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); },
+       .post_validation = o.post_validation});
   train.next_step(1);
 
   if (speaks) print_header(what);
@@ -193,23 +196,28 @@ void train_on_rank(job const& what, transport& line) {
   auto const bytes_in_step = static_cast<double>(mine) * o.replicas * o.model.context;
   step_records records;
   double first_loss = 0, last_loss = 0;
+  // With post-validation a step is known only when the next has begun.
+  auto const told = [&](step_report const& report) {
+    if (report.step < 1) return;
+    if (report.step == 1) first_loss = report.loss;
+    last_loss = report.loss;
+    if (!speaks) return;
+    told_step const line_of{report.step,          report.loss,    report.grad_norm,
+                            report.learning_rate, report.seconds, bytes_in_step / report.seconds,
+                            report.bubble};
+    lines->show(line_of);
+    metrics->write(line_of);
+  };
   std::int64_t const begin = now_ns();
   for (long step = 1; step <= o.steps; ++step) {
     auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
     windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
-    step_report const report = train.step({batch.bytes}, {batch.following});
+    std::int64_t const step_begin = now_ns();
+    told(train.step({batch.bytes}, {batch.following}));
     if (step > o.steps - static_cast<long>(step_records::kept) && (step > 1 || o.steps == 1))
-      records.keep(train.last_record(), report.seconds);
-    if (step == 1) first_loss = report.loss;
-    last_loss = report.loss;
-    if (speaks) {
-      told_step const told{
-          step,         report.loss, report.grad_norm, report.learning_rate, report.seconds, bytes_in_step / report.seconds,
-          report.bubble};
-      lines->show(told);
-      metrics->write(told);
-    }
+      records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
   }
+  if (o.post_validation) told(train.settle());
   double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
   if (speaks && lines->plain()) std::printf("\n");
   lines.reset();
@@ -222,7 +230,7 @@ void train_on_rank(job const& what, transport& line) {
     print_facts({{"trained", some(o.steps, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " +
                                  show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
                                  " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
-    comparison const outcome = compared(what.programs.training, texts);
+    comparison const outcome = compared(what.programs.training, texts, o.post_validation);
     std::printf("\n%s\n", table_of(outcome, shared_cores(here.world())).c_str());
     write_pictures(o, outcome);
     std::fflush(stdout);
