@@ -7,6 +7,7 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/expand.hpp>
 #include <chevron/describe/list.hpp>
+#include <chevron/describe/table.hpp>
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>

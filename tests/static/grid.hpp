@@ -69,6 +69,16 @@ constexpr bool peaks_are(plan_view const& plan, Expected expected) {
   return true;
 }
 
+/// Whether a rank's list reads so: `reads(plan, 0, "0F0 0B0")`.
+constexpr bool reads(plan_view const& plan, int rank, std::string_view expected) {
+  text got;
+  for (int i = 0; i < plan.length(rank); ++i) {
+    if (i > 0) got.append(' ');
+    append(got, plan.at(rank, i));
+  }
+  return got.view() == expected;
+}
+
 constexpr int smaller_of(int a, int b) { return a < b ? a : b; }
 constexpr double larger_of(double a, double b) { return a > b ? a : b; }
 

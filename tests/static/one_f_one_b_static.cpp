@@ -24,13 +24,5 @@ static_assert(peak_in_flight(reference, 0) == 4 && peak_in_flight(reference, 1) 
 
 // The order at two ranks and four microbatches, rank by rank.
 constexpr auto const& small = checked<one_f_one_b, shape{.ranks = 2, .micro_batches = 4}>;
-constexpr bool reads(plan_view const& plan, int rank, std::string_view expected) {
-  text got;
-  for (int i = 0; i < plan.length(rank); ++i) {
-    if (i > 0) got.append(' ');
-    append(got, plan.at(rank, i));
-  }
-  return got.view() == expected;
-}
 static_assert(reads(small, 0, "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"));
 static_assert(reads(small, 1, "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"));

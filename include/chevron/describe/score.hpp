@@ -22,6 +22,8 @@ struct played_token {
   int cell = 0;    // chunk × microbatches, for streams of one chunk
   int stage = -1;  // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
   bool pairs = false;  // the first half of a fused pair with the next token
+  int ends = 0;        // how many tokens a repeated sequence has that ends here and stands beside other items,
+  int rounds = 1;      // and how often it runs
 };
 /// The count of a phase that has none: it repeats while there is work. No count that a schedule writes can be this one, so a
 /// count that comes out below zero, -1 included, is seen for what it is.
@@ -96,7 +98,13 @@ constexpr void play(repeated<Count, Tokens...> const& item, situation const& s, 
   hana::for_each(item.tokens, [&](auto t) { play(t, s, out, used, count, false); });
   count = times;
   if (!alone) {
-    for (int i = before; i < used; ++i) out[i].times = times;
+    // A token draws so often; a sequence starts anew so often.
+    bool const sequence = used - before > 1;
+    for (int i = before; i < used; ++i) out[i].times = sequence && times > 0 ? 1 : times;
+    if (sequence) {
+      out[used - 1].ends = used - before;
+      out[used - 1].rounds = times;
+    }
   }
 }
 
@@ -182,7 +190,7 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
     phase.deciding = phase.has_forward ? phase.tokens : 1;
     phase.regular = true;
     for (int t = phase.first; t < phase.first + phase.tokens; ++t) {
-      phase.regular = phase.regular && score.token[t].times == 1;
+      phase.regular = phase.regular && score.token[t].times == 1 && score.token[t].ends == 0;
       for (int u = phase.first; u < t; ++u) phase.regular = phase.regular && score.token[u].stream != score.token[t].stream;
     }
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <stdexcept>
+
 #include <boost/hana/concat.hpp>
 #include <boost/hana/tuple.hpp>
 
@@ -16,13 +18,47 @@ namespace hana = boost::hana;
 
 inline constexpr int any_chunk = -1;
 
+/// Not constexpr: a compiler that works out an action with other numbers stops here and prints this name.
+[[noreturn]] inline void an_action_has_stage_0_to_2047_and_microbatch_0_to_65534() {
+  throw std::out_of_range("an action has a stage from 0 to 2047 and a microbatch from 0 to 65534");
+}
+
+template <kind What, class Slot>
+struct placed;
+
 /// One letter. Without a chunk it draws its (chunk, microbatch) from the schedule's order; `F(1)` names the chunk, counted
 /// on its rank from the input side, and draws only the microbatch.
 template <kind What>
 struct token {
   int chunk = any_chunk;
   constexpr token operator()(int which_chunk) const { return {which_chunk}; }
+  template <class Other>
+  requires(!std::integral<Other>) constexpr token operator()(Other const&) const {
+    static_assert(std::integral<Other>, "a chunk is an int, the same on every rank: F(1); a count is written with *, as in F * rank");
+    return {};
+  }
+  /// The action itself, for a `table`: `F(2, 0)` is 2F0, stage 2's forward of microbatch 0.
+  constexpr action operator()(int stage, int micro_batch) const {
+    if (stage < 0 || stage >= max_stages || micro_batch < 0 || micro_batch >= max_micro_batches)
+      an_action_has_stage_0_to_2047_and_microbatch_0_to_65534();
+    return make_action(What, stage, micro_batch);
+  }
+  /// In a building block: the slot in which it starts.
+  template <expression::operand Slot>
+  constexpr placed<What, expression::node_of<Slot>> at(Slot slot) const;
 };
+
+/// A token in a slot of a building block: `F(0).at(2 * rank)`.
+template <kind What, class Slot>
+struct placed {
+  token<What> what;
+  Slot slot;
+};
+template <kind What>
+template <expression::operand Slot>
+constexpr placed<What, expression::node_of<Slot>> token<What>::at(Slot slot) const {
+  return {*this, expression::as_node(slot)};
+}
 
 template <class Item>
 inline constexpr bool is_token = false;
@@ -82,6 +118,17 @@ constexpr hana::tuple<fused<ForwardHalf, BackwardHalf>> tokens_of(fused<ForwardH
 template <class... Tokens>
 constexpr hana::tuple<Tokens...> tokens_of(sequence<Tokens...> s) {
   return s.tokens;
+}
+/// A repeated item has no tokens to add to others.
+template <class Count, class... Tokens>
+struct adding_to_a_repeated_item {
+  static_assert(sizeof...(Tokens) == 0,
+                "a repeated item stands by itself: write warmup(F * 2, I) or warmup((F + F + I) * 3), not F * 2 + I");
+};
+template <class Count, class... Tokens>
+constexpr hana::tuple<Tokens...> tokens_of(repeated<Count, Tokens...> r) {
+  (void)sizeof(adding_to_a_repeated_item<Count, Tokens...>);
+  return r.tokens;
 }
 template <class... Tokens>
 constexpr sequence<Tokens...> sequence_of(hana::tuple<Tokens...> tokens) {

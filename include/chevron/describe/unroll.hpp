@@ -102,6 +102,8 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
       }
       bool took = false;
       int open_pair = -1;  // the forward half whose backward half comes next
+      int repeats = 0;     // of the sequence that this token stands in
+      bool drew = false;   // anything, in this repeat of it
       for (int t = 0; t < phase.tokens; ++t) {
         played_token const token = tokens[t];
         bool const queued = queues && token.what == kind::backward_weight;
@@ -116,7 +118,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
           }
           if (at >= length) break;
           s.next_of[token.stream] = at + 1;
-          took = true;
+          took = drew = true;
           int const chunk = token.stage >= 0 ? token.cell / s.played : order[at].chunk;
           int const micro_batch = token.stage >= 0 ? at : order[at].micro_batch;
           if (skips && token.what == kind::backward) s.whole[chunk * s.played + micro_batch] = 1;
@@ -126,6 +128,13 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
           open_pair = token.pairs ? filled : -1;
           out[filled++] = make_action(token.what, s.stages[chunk], micro_batch);
         }
+        if (token.ends == 0) continue;
+        bool const again = drew && ++repeats < token.rounds;
+        drew = false;
+        if (again)
+          t -= token.ends;
+        else
+          repeats = 0;
       }
       if (!took) break;
     }

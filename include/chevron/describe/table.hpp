@@ -1,0 +1,181 @@
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include <chevron/describe/token.hpp>
+#include <chevron/plan/finding.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// A schedule written out action by action: a table with a row for each rank. For text see `from_csv` in show/csv_read.hpp.
+
+namespace chevron {
+
+/// A fused pair in a row of a table.
+struct action_pair {
+  action forward_half;
+  action backward_half;
+};
+
+/// `overlap(F(0, 7), B(7, 3))`: two actions as one in time.
+constexpr action_pair overlap(action forward_half, action backward_half) {
+  forward_half.fused = 1;
+  return {forward_half, backward_half};
+}
+
+template <class Item>
+concept table_item = std::same_as<Item, action> || std::same_as<Item, action_pair>;
+
+/// One rank's actions in order.
+template <std::size_t Actions>
+using table_row = std::array<action, Actions>;
+
+/// `row(F(0, 0), F(0, 1), B(0, 0), B(0, 1))`: one rank's actions, pairs among them.
+template <table_item... Items>
+constexpr auto row(Items... items) {
+  constexpr std::size_t count = (std::size_t{0} + ... + (std::same_as<Items, action_pair> ? 2 : 1));
+  table_row<count> out{};
+  std::size_t filled = 0;
+  auto const put = [&](auto item) {
+    if constexpr (std::same_as<decltype(item), action>) {
+      out[filled++] = item;
+    } else {
+      out[filled++] = item.forward_half;
+      out[filled++] = item.backward_half;
+    }
+  };
+  (put(items), ...);
+  return out;
+}
+
+/// The plan of actions that somebody lists: rank r's are [begin[r], begin[r + 1]). Stages and microbatches are the largest number
+/// plus one; a stage lives on the first rank that names it. Not yet checked: the laws find everything else.
+constexpr plan plan_of_actions(action const* actions, int const* begin, int ranks, char const* name = "") {
+  plan made;
+  made.size.ranks = ranks;
+  made.name = name;
+  made.forward_only = true;
+  int const total = begin[ranks];
+  for (int i = 0; i < total; ++i) {
+    action const a = actions[i];
+    if (static_cast<int>(a.stage) >= made.stages) made.stages = static_cast<int>(a.stage) + 1;
+    if (static_cast<int>(a.micro_batch) >= made.size.micro_batches) made.size.micro_batches = static_cast<int>(a.micro_batch) + 1;
+    made.forward_only = made.forward_only && a.what == kind::forward;
+  }
+  made.actions = buffer<action>(total);
+  made.begin = buffer<int>(ranks + 1);
+  made.rank_of = buffer<std::int16_t>(made.stages);
+  for (int i = 0; i < total; ++i) made.actions.data[i] = actions[i];
+  for (int r = 0; r <= ranks; ++r) made.begin.data[r] = begin[r];
+  for (int s = 0; s < made.stages; ++s) made.rank_of.data[s] = -1;
+  for (int r = 0; r < ranks; ++r) {
+    for (int i = begin[r]; i < begin[r + 1]; ++i) {
+      std::int16_t& home = made.rank_of.data[actions[i].stage];
+      if (home < 0) home = static_cast<std::int16_t>(r);
+    }
+  }
+  // A stage that nobody names is missed by the laws; it is looked for beside the one before it.
+  buffer<int> held(ranks, zeroed);
+  for (int s = 0; s < made.stages; ++s) {
+    if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
+    int const now = ++held.data[made.rank_of.data[s]];
+    made.size.chunks = now > made.size.chunks ? now : made.size.chunks;
+  }
+  return made;
+}
+
+/// The same from anything with rows: a vector of vectors, an array of arrays.
+template <class Rows>
+constexpr plan plan_of_rows(Rows const& rows, char const* name = "") {
+  int ranks = 0;
+  int total = 0;
+  for (auto const& one : rows) {
+    ++ranks;
+    total += static_cast<int>(one.size());
+  }
+  buffer<action> actions(total);
+  buffer<int> begin(ranks + 1);
+  int filled = 0;
+  int r = 0;
+  for (auto const& one : rows) {
+    begin.data[r++] = filled;
+    for (action const a : one) actions.data[filled++] = a;
+  }
+  begin.data[ranks] = filled;
+  return plan_of_actions(actions.data, begin.data, ranks, name);
+}
+
+/// A schedule as a table, for the gate. Make one with `table`. What a law finds at `rank r, step k` stands in row r, column k,
+/// both counted from 0.
+template <int Ranks, int Actions>
+struct schedule_table {
+  action actions[Actions > 0 ? Actions : 1]{};
+  int begin[Ranks + 1]{};
+  char const* name = "";
+
+  constexpr schedule_table named(char const* as) const {
+    schedule_table out = *this;
+    out.name = as;
+    return out;
+  }
+
+  /// The plan; `size` must be the table's own. The gate asks this.
+  constexpr plan operator()(shape size) const {
+    plan made = plan_of_actions(actions, begin, Ranks, name);
+    finding f;
+    auto const differs = [&](char const* words, int has, int asked) {
+      f.broken = law::shape;
+      f.words = words;
+      f.number = has;
+      f.limit = asked;
+    };
+    if (size.ranks != Ranks)
+      differs("a table has a row for each rank: with this one ranks can be ", Ranks, size.ranks);
+    else if (size.micro_batches != made.size.micro_batches)
+      differs("with this table micro_batches can be ", made.size.micro_batches, size.micro_batches);
+    else if (size.chunks != 0 && size.chunks != made.size.chunks)
+      differs("with this table chunks can be ", made.size.chunks, size.chunks);
+    made.problem = f;
+    return made;
+  }
+  /// The only shape that the table has.
+  constexpr shape size() const { return plan_of_actions(actions, begin, Ranks, name).size; }
+};
+
+/// A schedule written out: a row of actions for each rank, rank 0 first. Rows are `row(…)` or arrays of `action`.
+///
+/// ```cpp
+/// using namespace chevron::letters;
+/// inline constexpr auto mine = chevron::table(chevron::row(F(0, 0), F(0, 1), B(0, 0), B(0, 1)),
+///                                             chevron::row(F(1, 0), B(1, 0), F(1, 1), B(1, 1)));
+/// constexpr auto const& plan = chevron::checked<mine, mine.size()>;
+/// ```
+template <std::size_t... Actions>
+constexpr auto table(std::array<action, Actions> const&... rows) {
+  schedule_table<static_cast<int>(sizeof...(Actions)), static_cast<int>((std::size_t{0} + ... + Actions))> out{};
+  int filled = 0;
+  int r = 0;
+  auto const put = [&](auto const& one) {
+    for (action const a : one) out.actions[filled++] = a;
+    out.begin[++r] = filled;
+  };
+  (put(rows), ...);
+  return out;
+}
+/// The same from rows of one length.
+template <std::size_t Ranks, std::size_t Actions>
+constexpr auto table(std::array<std::array<action, Actions>, Ranks> const& rows) {
+  schedule_table<static_cast<int>(Ranks), static_cast<int>(Ranks * Actions)> out{};
+  int filled = 0;
+  int r = 0;
+  for (auto const& one : rows) {
+    for (action const a : one) out.actions[filled++] = a;
+    out.begin[++r] = filled;
+  }
+  return out;
+}
+
+}  // namespace chevron
