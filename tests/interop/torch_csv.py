@@ -164,16 +164,44 @@ def expected_steps():
 
 
 def refused():
-    """What torch takes and chevron-plan does not."""
-    for text, code in [("0F0x junk,0B0\n1F0,1B0\n", 2), ("0F0,0F0,0B0\n1F0,1B0\n", 5), ("0F0,0BW0\n1F0,1B0\n", 2),
-                       ("0F0,(0F1;0B0)F,0B1\n1F0,1B0,1F1,1B1\n", 2), ("0F0,(0SEND_F0;0B0)OVERLAP_F_B\n1F0,1B0\n", 2),
-                       ("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", 2), ("0F0,(0B0)OVERLAP_F_B\n1F0,1B0\n", 2)]:
+    """What torch's reader and validation take, and chevron-plan does not: its exit code, and what it says."""
+    other = "1RECV_F0,1F0,1B0,1SEND_B0\n"
+    cases = [
+        # Text that torch reads as something else.
+        ("0F0x junk,0B0\n1F0,1B0\n", 2, "goes on after its microbatch"),
+        ("0F0SEND_F1,0B0\n1F0,1B0\n", 2, "goes on after its microbatch"),
+        ("0F0, 0B0\n1F0,1B0\n", 2, "has blanks around it"),
+        ("(0F0;0B0)F\n", 2, "wanted is OVERLAP_F_B right after the bracket"),
+        ("0F0,(0SEND_F0;0B0)OVERLAP_F_B\n1F0,1B0\n", 2, "the first half of a fused pair must be an F"),
+        ("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", 2, "the first half of a fused pair must be an F"),
+        ("0F0,(0B0)OVERLAP_F_B\n1F0,1B0\n", 2, "has not two halves"),
+        # Computations.
+        ("0F0,0F0,0B0\n1F0,1B0\n", 5, "0F0 was already done at step 0"),
+        ("0F7,0B7\n1F7,1B7\n", 5, "more stages times microbatches than the file has computations"),
+        ("0F0,0F1,0B0,0I0,0W0\n1F0,1F1,1B0,1B1\n", 5, "would add these gradients twice"),
+        ("0F0,0B0,0F1,0B1\n1F1,1F0,1B1,1B0\n", 5, "0B0 waits for 1B0, which is queued on rank 1 behind 1F1; 1F1 waits for 0F1"),
+        ("(0F0;0B0)OVERLAP_F_B\n1F0,1B0\n", 5, "0F0 is fused with its own backward"),
+        # Messages.
+        ("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n", 5, "1F0 reads a message that this rank never receives"),
+        ("0F0,0RECV_B0,0B0\n" + other, 5, "0F0 makes a message that this rank never sends"),
+        ("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1RECV_F0,1F0,1B0,1SEND_B0\n", 5, "1RECV_F0 comes a second time"),
+        ("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n", 5, "1F0 comes before 1RECV_F0, which it needs"),
+        ("0SEND_F0,0F0,0RECV_B0,0B0\n" + other, 5, "0SEND_F0 comes before 0F0, which it needs"),
+        ("0F0,0SEND_F0,0RECV_B0,0REDUCE_GRAD,0B0\n" + other, 5, "0REDUCE_GRAD comes before 0B0, which it needs"),
+        ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n", 5,
+         "1RECV_F1 is posted where this edge delivers 1RECV_F0"),
+    ]
+    for text, code, words_of_ours in cases:
         file = os.path.join(folder.name, "refused.csv")
         with open(file, "w") as out:
             out.write(text)
-        rows = [[torch_schedules._Action.from_str(cell) for cell in line.split(",")] for line in text.splitlines()]
-        assert all(a is not None for row in rows for a in row)
-        chevron("check", file, expect=code)
+        actions = parsed(file)
+        micro_batches = len({a.microbatch_index for row in actions.values() for action in row for a in action.sub_actions or (action,)
+                             if a.computation_type is torch_schedules.F})
+        torch_schedules._validate_schedule(actions, len(actions), len(actions), micro_batches)
+        done = subprocess.run([plan_program, "check", file], capture_output=True, text=True, timeout=20)
+        assert done.returncode == code and words_of_ours in done.stdout + done.stderr, f"{text!r}: {done}"
+    return len(cases)
 
 
 shapes = [(1, 1), (1, 4), (2, 4), (2, 6), (3, 7), (4, 8), (4, 12), (8, 16)]
@@ -197,9 +225,9 @@ def outcome(job):
 
 with concurrent.futures.ThreadPoolExecutor(2) as pool:
     problems = [p for p in pool.map(outcome, [(ours_in_torch, p) for p in ours] + [(torchs_here, p) for p in theirs]) if p]
-refused()
+faults = refused()
 expected_steps()
-print(f"{len(ours)} of ours in torch, {len(theirs)} of torch's here, {len(problems)} problems")
+print(f"{len(ours)} of ours in torch, {len(theirs)} of torch's here, {faults} faults that torch takes, {len(problems)} problems")
 for line in problems[:20]:
     print(line[:2000])
 sys.exit(1 if problems else 0)
