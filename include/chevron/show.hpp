@@ -3,6 +3,7 @@
 /// \file
 /// Every way to show a schedule or what was measured of it: text, SVG, HTML, CSV, JSON, Chrome trace. No LibTorch.
 
+#include <chevron/show/analysis_text.hpp>
 #include <chevron/show/chrome_trace.hpp>
 #include <chevron/show/csv.hpp>
 #include <chevron/show/html.hpp>

@@ -5,7 +5,7 @@ using namespace chevron;
 using namespace chevron::tests;
 
 // 1F1B on two ranks with every steady forward and backward fused. In time, with F=1 and B=2 and nothing hidden:
-//   rank 0   F0 F1 . . . (F2 B0) . . . (F3 B1) . . . B2 . B3
+//   rank 0   F0 F1 . . . (F2 B0) . . . (F3 B1) . . . B2 B3
 //   rank 1   . F0 (F1 B0) . . . (F2 B1) . . . (F3 B2) B3
 constexpr plan fused_pairs() {
   return by_hand({"0F0 0F1 (0F2;0B0) (0F3;0B1) 0B2 0B3", "1F0 (1F1;1B0) (1F2;1B1) (1F3;1B2) 1B3"}, {0, 1}, 4);

@@ -124,6 +124,91 @@ TEST_SUITE("show picture") {
 }
 
 TEST_SUITE("show svg") {
+  TEST_CASE("a pair is one box in two colours, each half with its number") {
+    plan const p = plan_from({"0F0 0F1 (0F2;0B0) (0F3;0B1) 0B2 0B3", "1F0 (1F1;1B0) (1F2;1B1) (1F3;1B2) 1B3"}, {0, 1}, 4);
+    show::picture const drawn = show::picture_of(p, costs{.hidden = 0.5});
+    CHECK(figures_of(drawn).busy == std::vector<double>{10 + 1, 10.5});
+    CHECK(figures_of(drawn).makespan == makespan(p, costs{.hidden = 0.5}));
+    std::string error;
+    std::vector<element> const all = show_test::read_xml(show::svg(drawn), error);
+    CHECK(error == "");
+    std::vector<element> boxes;
+    for (element const& e : all) {
+      if (e["class"] == "compute") boxes.push_back(e);
+    }
+    REQUIRE(boxes.size() == 16);
+    element const& whole = boxes[0];
+    element const& upper = boxes[2];
+    element const& lower = boxes[3];
+    CHECK(upper["x"] == lower["x"]);
+    CHECK(upper["width"] == lower["width"]);
+    CHECK(upper["fill"] == whole["fill"]);
+    CHECK(lower["fill"] != upper["fill"]);
+    CHECK(attribute(upper, "y") == attribute(whole, "y"));
+    CHECK(attribute(upper, "y") + attribute(upper, "height") == attribute(lower, "y"));
+    CHECK(attribute(upper, "height") + attribute(lower, "height") == attribute(whole, "height"));
+    CHECK(show::svg(drawn).find("a pair, run as one") != std::string::npos);
+  }
+
+  TEST_CASE("the critical path is one line, from the first start to the last end, where it is asked for") {
+    show_test::for_each_plan([](plan const& p) {
+      costs const cost{1, 1.5, 0.5, 0.25};
+      CHECK(show::svg(p, cost).find("polyline") == std::string::npos);
+      std::string error;
+      std::vector<element> const all = show_test::read_xml(show::svg(p, cost, {.critical_path = true}), error);
+      CHECK(error == "");
+      int lines = 0;
+      double const right = 1000 - 24;
+      for (element const& e : all) {
+        if (e.name != "polyline") continue;
+        ++lines;
+        std::vector<double> x;
+        for (std::string const& point : show_test::split(e["points"], ' ')) x.push_back(std::stod(point));
+        CHECK(x.size() == 2 * show::picture_of(p, cost).critical_path.size());
+        CHECK(std::is_sorted(x.begin(), x.end()));
+        CHECK(x.front() == doctest::Approx(72));
+        CHECK(x.back() == doctest::Approx(right));
+      }
+      CHECK(lines == 1);
+    });
+  }
+
+  TEST_CASE("steps back to back: microbatches from 0 in each, a mark where a rank begins the next") {
+    plan const p = expand(catalogue::zb_h2, shape{4, 8, 0});
+    show::picture const three = show::picture_of_steps(p, costs{}, 3);
+    CHECK(figures_of(three).makespan == 27 + 24 + 24);
+    CHECK(three.boxes.size() == static_cast<std::size_t>(3 * p.actions.count));
+    CHECK(messages_of(three).size() == static_cast<std::size_t>(3 * messages(p)));
+    for (show::box const& b : three.boxes) CHECK(b.what.micro_batch < 8);
+    std::string error;
+    std::vector<element> const all = show_test::read_xml(show::svg(three), error);
+    CHECK(error == "");
+    CHECK(count_of(all, "line", "step") == 2 * 4);
+  }
+
+  TEST_CASE("transfers that occupy ranks are drawn below them, as long as they take, never during a computation") {
+    show_test::for_each_plan([](plan const& p) {
+      if (p.size.ranks == 1) return;
+      for (occupies const who : {occupies::sender, occupies::receiver, occupies::both}) {
+        show::picture const drawn = show::picture_of(p, costs{.communication = 0.25, .communication_occupies = who});
+        std::vector<std::vector<std::pair<double, double>>> rows(static_cast<std::size_t>(p.size.ranks));
+        int transfers = 0;
+        for (show::box const& b : drawn.boxes) {
+          transfers += is_compute(b.what.what) ? 0 : 1;
+          if (!is_compute(b.what.what)) CHECK(b.end - b.start == doctest::Approx(0.25));
+          if (b.of_pair != show::half::second) rows[static_cast<std::size_t>(b.rank)].push_back({b.start, b.end});
+        }
+        CHECK(transfers == messages(p) * (who == occupies::both ? 2 : 1));
+        bool apart = true;
+        for (auto& row : rows) {
+          std::sort(row.begin(), row.end());
+          for (std::size_t i = 1; i < row.size(); ++i) apart = apart && row[i].first >= row[i - 1].second - 1e-9;
+        }
+        CHECK(apart);
+      }
+    });
+  }
+
   TEST_CASE("well-formed, a rectangle an action, inside the sheet, and none over another") {
     show_test::for_each_plan([](plan const& p) {
       CAPTURE(p.name);
@@ -220,12 +305,18 @@ TEST_SUITE("show html") {
       std::string const page = show::html(p, costs{});
       CHECK(page.starts_with("<!doctype html>"));
       CHECK(page.find("<svg ") != std::string::npos);
+      CHECK(page.find("Chunks in flight") != std::string::npos);
+      CHECK(page.find("id=\"critical\"") != std::string::npos);
+      CHECK(page.find("class=\"critical\"") != std::string::npos);
       for (char const* outside : {"src=", "href=", "url(", "@import", "<link", "<script"})
         CHECK(page.find(outside) == std::string::npos);
       plan_view const view = p;
       for (int r = 0; r < view.size.ranks; ++r) {
         std::string list = "rank " + std::to_string(r) + ":";
-        for (int i = 0; i < view.length(r); ++i) list += " " + to_text(view.at(r, i)).str();
+        for (int i = view.begin[r]; i < view.begin[r + 1]; ++i) {
+          std::string const one = show_test::spelled(view, r, i);
+          if (!one.empty()) list += " " + one;
+        }
         CHECK(page.find(list + "\n") != std::string::npos);
       }
     });

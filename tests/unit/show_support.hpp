@@ -13,7 +13,7 @@
 
 namespace show_test {
 
-/// A plan from rows of actions such as `{"0F0 0B0", "1F0 1B0"}`; where stages live is given apart.
+/// A plan from rows of actions such as `{"0F0 0B0", "1F0 1B0"}`, pairs as `(0F1;0B0)`; where stages live is given apart.
 inline chevron::plan plan_from(std::vector<std::string> const& rows, std::vector<int> const& rank_of_stage, int micro_batches,
                                char const* name = "by hand") {
   using namespace chevron;
@@ -29,10 +29,11 @@ inline chevron::plan plan_from(std::vector<std::string> const& rows, std::vector
       return value;
     };
     while (i < row.size()) {
-      if (row[i] == ' ') {
+      if (std::isdigit(static_cast<unsigned char>(row[i])) == 0) {
         ++i;
         continue;
       }
+      bool const fused = i > 0 && row[i - 1] == '(';
       int const stage = digits();
       kind const what = std::string_view("FBIW").find(row[i]) == 0   ? kind::forward
                         : std::string_view("FBIW").find(row[i]) == 1 ? kind::backward
@@ -40,6 +41,7 @@ inline chevron::plan plan_from(std::vector<std::string> const& rows, std::vector
                                                                      : kind::backward_weight;
       ++i;
       list.push_back(make_action(what, stage, digits()));
+      list.back().fused = fused ? 1 : 0;
     }
     total += static_cast<int>(list.size());
     lists.push_back(list);
@@ -71,6 +73,13 @@ void for_each_plan(Visit visit) {
       visit(p);
     });
   }
+}
+
+/// What a plan's files call what begins at an action: `3F0`, or a pair `(0F7;7B3)OVERLAP_F_B`. Empty for a pair's second half.
+inline std::string spelled(chevron::plan_view const& plan, int rank, int i) {
+  if (i > plan.begin[rank] && plan.actions[i - 1].fused != 0) return "";
+  std::string const one = to_text(plan.actions[i]).str();
+  return plan.actions[i].fused == 0 ? one : "(" + one + ";" + to_text(plan.actions[i + 1]).str() + ")OVERLAP_F_B";
 }
 
 inline std::vector<std::string> split(std::string_view text, char at) {

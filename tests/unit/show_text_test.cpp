@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <chevron/prove/check.hpp>
+#include <chevron/show/analysis_text.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/text.hpp>
 
@@ -104,6 +105,45 @@ TEST_SUITE("show text") {
     CHECK(row.find("F0") != std::string::npos);
     CHECK(row.find('I') == std::string::npos);
     CHECK(row.find("W0") != std::string::npos);
+  }
+
+  TEST_CASE("a pair is one box with both labels") {
+    plan const p = plan_from({"0F0 0F1 (0F2;0B0) (0F3;0B1) 0B2 0B3", "1F0 (1F1;1B0) (1F2;1B1) (1F3;1B2) 1B3"}, {0, 1}, 4);
+    std::string const text = show::rows_text(show::picture_of(p, costs{}), {80, false, false});
+    CHECK(text ==
+          "rank 0              5              10             15             20\n"
+          "   0 F0 F1 .........F2--+B0- .........F3--+B1- .........B2--- B3---\n"
+          "   1 ...F0 F1--+B0- .........F2--+B1- .........F3--+B2- B3--- ......\n"
+          "\n"
+          "F forward   B backward   F3: microbatch 3   F3+B1: a pair, run as one   . idle\n");
+    CHECK(show::steps_text(p).find("Step 02: 0F2+   1B0") != std::string::npos);
+  }
+
+  TEST_CASE("below the timeline: each rank's time, and the path with what stays on a rank in short") {
+    plan const p = plan_from({"0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"}, {0, 1}, 2, "1F1B");
+    show::figures const f = show::figures_of(p, costs{}, sizes{1536, 1 << 20});
+    CHECK(show::header_text(show::picture_of(p, costs{}), f, {80, false, false}) ==
+          "1F1B   2 ranks, 2 microbatches\n"
+          "makespan 9   bubble 33.3 %   first start to last end over all ranks\n"
+          "span     9   bubble 33.3 %   the longest single rank\n"
+          "steady   9   bubble 33.3 %   each of many steps without a barrier between\n"
+          "in flight, peak chunks: 2 1   messages: 4, 4 MiB\n");
+    CHECK(show::ranks_text(f, {80, false, false}) ==
+          "rank   computes   idle: filling   steady   draining   peak in flight   peak bytes\n"
+          "   0          6               2        0          1                2        3 KiB\n"
+          "   1          6               1        0          2                1      1.5 KiB\n"
+          "filling: before the first backward   draining: after the last forward\n");
+    CHECK(show::critical_path_text(p, costs{}, {80, false, false}) ==
+          "critical path, 6 actions:\n"
+          "  0F0 > 1F0 .. 1B1 (4 on rank 1) > 0B1\n");
+    CHECK(show::critical_path_text(p, costs{.communication = 0.5}, {80, false, false})
+              .starts_with("critical path, 6 actions and 1 for messages:\n"));
+    plan const long_one = expand(catalogue::interleaved_1f1b, shape{8, 64, 4});
+    for (int const width : {60, 100}) {
+      std::string const text = show::critical_path_text(long_one, costs{.communication = 3}, {width, false, true});
+      CHECK(text.find(" more stretches") != std::string::npos);
+      for (std::string const& line : split(text, '\n')) CHECK(show::columns_of(line) <= width);
+    }
   }
 
   TEST_CASE("a long plan becomes an overview that still fits") {

@@ -12,6 +12,11 @@ namespace chevron {
 /// its receiver. Of a fused pair, the forward half's transfer goes first. With `nobody`, transfers run beside the computations.
 enum class occupies : std::uint8_t { nobody, sender, receiver, both };
 
+constexpr char const* name_of(occupies which) {
+  constexpr char const* names[] = {"nobody", "sender", "receiver", "both"};
+  return names[static_cast<int>(which)];
+}
+
 inline constexpr double no_time = 0;
 
 /// Costs seen by the analyses: one entry a stage, or one for all (`stride` 0).

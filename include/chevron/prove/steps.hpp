@@ -17,6 +17,8 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
   made.stages = one.stages;
   made.forward_only = one.forward_only;
   made.in_flight_limit = one.in_flight_limit;
+  made.message_limit = one.message_limit * steps;
+  made.byte_limit = one.byte_limit;
   made.name = one.name;
   made.problem = one.problem;
   if (steps < 1 || steps > max_micro_batches / micro_batches) {
@@ -31,6 +33,7 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
   made.actions = buffer<action>(one.total() * steps);
   made.begin = buffer<int>(one.size.ranks + 1);
   made.rank_of = buffer<std::int16_t>(one.stages);
+  if (one.stage_bytes != nullptr) made.stage_bytes = buffer<std::int64_t>(one.stages);
   int filled = 0;
   for (int r = 0; r < one.size.ranks; ++r) {
     made.begin.data[r] = filled;
@@ -43,7 +46,10 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
     }
   }
   made.begin.data[one.size.ranks] = filled;
-  for (int s = 0; s < one.stages; ++s) made.rank_of.data[s] = one.rank_of[s];
+  for (int s = 0; s < one.stages; ++s) {
+    made.rank_of.data[s] = one.rank_of[s];
+    if (one.stage_bytes != nullptr) made.stage_bytes.data[s] = one.stage_bytes[s];
+  }
   return made;
 }
 

@@ -50,6 +50,10 @@ inline std::vector<int> lanes_of(picture const& p) {
   std::vector<int> lane(p.boxes.size());
   for (int i : order) {
     box const& b = p.boxes[static_cast<std::size_t>(i)];
+    if (b.of_pair == half::second) {
+      lane[static_cast<std::size_t>(i)] = lane[static_cast<std::size_t>(i - 1)];
+      continue;
+    }
     auto& lanes = busy_until[static_cast<std::size_t>(b.rank * stream_count + stream_of(b.what.what))];
     std::size_t free = 0;
     while (free < lanes.size() && lanes[free] > b.start) ++free;
@@ -63,9 +67,9 @@ inline std::vector<int> lanes_of(picture const& p) {
 }  // namespace detail
 
 /// One or more pictures as one trace: a process a rank (the second picture's ranks after the first's), a track a stream. Slices
-/// are named as PyTorch's profiler names its ranges, `PP:3F0`; their category and their process say which picture they belong to.
-/// A message is a flow from where it leaves to where it arrives, chunks in flight are a counter. Timestamps are microseconds,
-/// `picture::microseconds` a unit.
+/// are named as PyTorch's profiler names its ranges, `PP:3F0`, a fused pair being one slice `PP:(0F7;7B3)OVERLAP_F_B`; their
+/// category and their process say which picture they belong to. A message is a flow from where it leaves to where it arrives,
+/// chunks in flight are a counter. Timestamps are microseconds, `picture::microseconds` a unit.
 inline std::string chrome_trace(std::span<picture const> pictures) {
   std::string out = "{\"displayTimeUnit\": \"ms\",\n\"otherData\": {";
   if (!pictures.empty()) {
@@ -117,12 +121,21 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     }
     for (std::size_t i = 0; i < p.boxes.size(); ++i) {
       box const& b = p.boxes[i];
+      if (b.of_pair == half::second) continue;  // part of the slice before
       std::string args;
       if (b.what.what != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.what.stage) + ", ";
       if (b.what.what != kind::optimizer_step && b.what.what != kind::reduce_gradients) {
         args += "\"micro_batch\": " + std::to_string(b.what.micro_batch) + ", \"chunk\": " + std::to_string(b.chunk) + ", ";
       }
-      event("\"name\": " + json_string("PP:" + to_text(b.what).str()) + ", \"cat\": " + category + ", \"ph\": \"X\", \"ts\": " +
+      std::string name = to_text(b.what).str();
+      if (b.of_pair == half::first) {
+        box const& other = p.boxes[i + 1];
+        name = to_text(fused_pair{b.what, other.what}).str();
+        args += "\"backward_stage\": " + std::to_string(other.what.stage) +
+                ", \"backward_micro_batch\": " + std::to_string(other.what.micro_batch) +
+                ", \"backward_chunk\": " + std::to_string(other.chunk) + ", ";
+      }
+      event("\"name\": " + json_string("PP:" + name) + ", \"cat\": " + category + ", \"ph\": \"X\", \"ts\": " +
             exact(b.start * us) + ", \"dur\": " + exact((b.end - b.start) * us) + ", \"pid\": " + process(b.rank) +
             ", \"tid\": " + track(i) + ", \"args\": {" + args + "\"step\": " + std::to_string(b.step) + "}");
     }

@@ -31,6 +31,15 @@ inline std::string fixed(double value, int decimals) {
 /// A share as `5.9 %`.
 inline std::string percent(double share) { return fixed(share * 100, 1) + " %"; }
 
+/// A number of bytes for people: `640 B`, `1.5 GiB`.
+inline std::string bytes(std::int64_t value) {
+  static constexpr char const* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double size = static_cast<double>(value);
+  int unit = 0;
+  for (; std::abs(size) >= 1024 && unit < 6; ++unit) size /= 1024;
+  return number(size, size < 1000 ? 3 : 4) + " " + units[unit];
+}
+
 /// A number for programs: the shortest text that reads back as the same double. JSON has no infinity and no NaN: `null`.
 inline std::string exact(double value) {
   if (!std::isfinite(value)) return "null";

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <chevron/prove/critical_path.hpp>
+#include <chevron/prove/steps.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 
@@ -13,21 +15,39 @@ namespace chevron::show {
 
 namespace detail {
 template <class Values, class Spell>
-std::string json_list(Values const& values, Spell spell) {
+std::string json_list(Values const& values, Spell spell, char const* between = ", ") {
   std::string out = "[";
-  for (auto const& value : values) out += (out.size() > 1 ? ", " : "") + spell(value);
+  for (auto const& value : values) out += (out.size() > 1 ? between : "") + spell(value);
   return out + "]";
 }
 }  // namespace detail
 
-/// The keys are a promise: `schedule ranks chunks micro_batches makespan span bubble_makespan bubble_span peak_in_flight
-/// messages stages busy costs actions`. Times are in the costs' unit, bubbles are shares from 0 to 1, `peak_in_flight` (chunks)
-/// and `busy` have one entry a rank, `actions` one list of strings such as `"3F0"` a rank, `costs` one entry a stage.
-inline std::string json(plan_view const& plan, cost_view const& costs) {
-  figures const f = figures_of(plan, costs);
+/// The keys are a promise. Times are in the costs' unit, bubbles are shares from 0 to 1, what says nothing else has one entry a
+/// rank:
+///
+/// - `schedule ranks chunks stages micro_batches`;
+/// - `makespan span steady_step_time`, `bubble_makespan bubble_span bubble_steady`: of one step, the third of each of many back
+/// to
+///   back; `steps`, and `makespan_of_steps` of that many without a barrier between;
+/// - `busy`, `idle` as objects of `fill steady drain communicating`;
+/// - `peak_in_flight` in chunks, `in_flight_over_time` as lists of `[time, chunks from then on]`, `peak_bytes`; `messages` and
+///   `message_bytes` in a step; bytes are null where stages declare no sizes;
+/// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
+/// - `costs` with one entry a stage and `communication` with one a boundary; `actions` as strings such as `"3F0"`, a fused pair
+///   being one, `"(0F7;7B3)OVERLAP_F_B"`.
+inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
+  figures const f = figures_of(plan, costs, sizes);
+  timeline const when = simulate(plan, costs);
   std::vector<int> each(static_cast<std::size_t>(plan.stages));
   for (int s = 0; s < plan.stages; ++s) each[static_cast<std::size_t>(s)] = s;
+  std::vector<int> boundaries = each;
+  if (!boundaries.empty()) boundaries.pop_back();
   auto const cost_list = [&](kind what) { return detail::json_list(each, [&](int s) { return exact(costs.of(what, s)); }); };
+  auto const spell = [&](int i) {
+    action const a = plan.actions[i];
+    text const words = a.fused != 0 ? to_text(fused_pair{a, plan.actions[i + 1]}) : to_text(a);
+    return json_string(words.view());
+  };
   std::string out = "{\n";
   auto const entry = [&](char const* key, std::string const& value) {
     out += std::string(out.size() > 2 ? ",\n" : "") + "  \"" + key + "\": " + value;
@@ -39,18 +59,46 @@ inline std::string json(plan_view const& plan, cost_view const& costs) {
   entry("micro_batches", std::to_string(plan.size.micro_batches));
   entry("makespan", exact(f.makespan));
   entry("span", exact(f.span));
+  entry("steady_step_time", exact(f.steady));
   entry("bubble_makespan", exact(f.bubble_makespan));
   entry("bubble_span", exact(f.bubble_span));
+  entry("bubble_steady", exact(f.bubble_steady));
+  entry("steps", std::to_string(steps));
+  entry("makespan_of_steps", exact(steps == 1 ? f.makespan : makespan(back_to_back(plan, steps), costs)));
   entry("peak_in_flight", detail::json_list(f.peak_in_flight, [](int n) { return std::to_string(n); }));
+  entry("peak_bytes",
+        sizes.activation == nullptr ? "null" : detail::json_list(f.peak_bytes, [](std::int64_t n) { return std::to_string(n); }));
   entry("messages", std::to_string(f.messages));
+  entry("message_bytes", sizes.message == nullptr ? "null" : std::to_string(f.message_bytes));
   entry("busy", detail::json_list(f.busy, [](double t) { return exact(t); }));
+  entry("idle", detail::json_list(f.idle, [](idle_time const& t) {
+          return "{\"fill\": " + exact(t.fill) + ", \"steady\": " + exact(t.steady) + ", \"drain\": " + exact(t.drain) +
+                 ", \"communicating\": " + exact(t.communicating) + "}";
+        }));
+  auto const path_entry = [&](path_step const& step) {
+    return "\n    {\"action\": " + spell(step.action) + ", \"rank\": " + std::to_string(step.rank) +
+           ", \"start\": " + exact(when.start.data[step.action]) + ", \"end\": " + exact(when.end.data[step.action]) +
+           ", \"communicating\": " + exact(step.communicating) + "}";
+  };
+  entry("critical_path", detail::json_list(critical_path_of(plan, costs, when), path_entry, ","));
   entry("costs", "{\"forward\": " + cost_list(kind::forward) + ", \"backward_input\": " + cost_list(kind::backward_input) +
                      ", \"backward_weight\": " + cost_list(kind::backward_weight) +
-                     ", \"communication\": " + exact(costs.of_message(0)) + "}");
+                     ", \"communication\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_message(s)); }) +
+                     ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
+                     "\", \"hidden\": " + exact(costs.hidden) + "}");
+  std::vector<std::string> over_time(static_cast<std::size_t>(plan.size.ranks));
+  for (in_flight_point const& now : in_flight_over_time(picture_of(plan, when))) {
+    std::string& list = over_time[static_cast<std::size_t>(now.rank)];
+    list += std::string(list.empty() ? "" : ", ") + "[" + exact(now.time) + ", " + std::to_string(now.chunks) + "]";
+  }
+  entry("in_flight_over_time", detail::json_list(
+                                   over_time, [](std::string const& list) { return "\n    [" + list + "]"; }, ","));
   std::string lists;
   for (int r = 0; r < plan.size.ranks; ++r) {
     lists += std::string(r > 0 ? "," : "") + "\n    [";
-    for (int i = 0; i < plan.length(r); ++i) lists += (i > 0 ? ", " : "") + json_string(to_text(plan.at(r, i)).view());
+    int const stop = plan.begin[r + 1];
+    for (int i = plan.begin[r]; i < stop; i = last_of_pair(plan.actions, i, stop) + 1)
+      lists += (i > plan.begin[r] ? ", " : "") + spell(i);
     lists += "]";
   }
   entry("actions", "[" + lists + "\n  ]");

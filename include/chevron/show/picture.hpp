@@ -8,7 +8,10 @@
 #include <vector>
 
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/critical_path.hpp>
+#include <chevron/prove/idle.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file
@@ -16,6 +19,9 @@
 /// that every drawing treats "predicted" and "measured" alike.
 
 namespace chevron::show {
+
+/// Which part of a fused pair a box is. The two halves of a pair are neighbours among the boxes, with the same start and end.
+enum class half : unsigned char { none, first, second };
 
 /// One action in time.
 struct box {
@@ -25,6 +31,7 @@ struct box {
   action what{};  ///< any kind: compute, messages, gradient sums, optimizer
   int chunk = 0;  ///< which of its rank's stages, from the input side
   int step = 0;   ///< training step, where a picture holds several
+  half of_pair = half::none;
 };
 
 /// Boxes and what is needed to label them.
@@ -38,6 +45,7 @@ struct picture {
   std::string unit;            ///< of time: `s`, `ms` …; empty: the costs' own unit
   double microseconds = 1000;  ///< one unit of time in a trace; without a unit of its own, a cost of 1 is drawn as 1 ms
   std::vector<box> boxes;
+  std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty where it is not known
 };
 
 /// The numbers that go with a picture. Times are in the picture's unit.
@@ -49,7 +57,24 @@ struct figures {
   std::vector<int> peak_in_flight;  ///< per row: most chunks between the start of F and the end of B or W
   std::vector<double> busy;         ///< per row: time computing
   int messages = 0;                 ///< activations and gradients that cross between ranks
+  // Of plans only:
+  double steady = 0;                     ///< each of many steps back to back; 0: not known
+  double bubble_steady = 0;              ///< share of rows × steady without compute
+  std::vector<idle_time> idle;           ///< per row: when it does not compute
+  std::vector<std::int64_t> peak_bytes;  ///< per row: most bytes of activations; empty where stages declare no sizes
+  std::int64_t message_bytes = -1;       ///< of all messages; -1 where stages declare no sizes
 };
+
+/// Makes pairs of neighbouring boxes that are an F marked as fused and, at the same time on the same row, its other half.
+inline void mark_pairs(picture& p) {
+  for (std::size_t i = 0; i + 1 < p.boxes.size(); ++i) {
+    box& f = p.boxes[i];
+    box& b = p.boxes[i + 1];
+    if (f.what.fused == 0 || f.rank != b.rank || f.start != b.start || f.end != b.end || !is_compute(b.what.what)) continue;
+    f.of_pair = half::first;
+    b.of_pair = half::second;
+  }
+}
 
 /// A plan's picture under a simulated timeline. Actions that never ran (a deadlock) are left out.
 inline picture picture_of(plan_view const& plan, timeline const& when, std::string title = "predicted") {
@@ -72,14 +97,62 @@ inline picture picture_of(plan_view const& plan, timeline const& when, std::stri
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
       if (!when.complete && !(when.end.data[i] > 0)) continue;
       action const a = plan.actions[i];
-      out.boxes.push_back({r, when.start.data[i], when.end.data[i], a, chunk[a.stage], 0});
+      out.boxes.push_back({r, when.start.data[i], when.end.data[i], a, chunk[a.stage]});
+    }
+  }
+  mark_pairs(out);
+  return out;
+}
+
+/// A plan's picture under its costs, with its critical path and, where they occupy a rank, with its transfers: a send right after
+/// its action, a receive right before it.
+inline picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
+  timeline const when = simulate(plan, costs);
+  picture out = picture_of(plan, when, std::move(title));
+  if (!when.complete) return out;
+  for (path_step const& step : critical_path_of(plan, costs, when)) out.critical_path.push_back(step.action);
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    for (int i = plan.begin[r]; i < plan.begin[r + 1];) {
+      int const last = last_of_pair(plan.actions, i, plan.begin[r + 1]);
+      double sent = when.end.data[i];
+      for (int h = i; h <= last; ++h) {
+        action const a = plan.actions[h];
+        int const boundary = boundary_sent(plan, a);
+        if (!costs.occupies_sender() || boundary < 0) continue;
+        kind const what = a.what == kind::forward ? kind::send_forward : kind::send_backward;
+        double const from = sent;
+        sent += costs.of_message(boundary);
+        out.boxes.push_back({r, from, sent, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
+                             out.boxes[static_cast<std::size_t>(h)].chunk});
+      }
+      double received = when.start.data[i];
+      for (int h = last; h >= i; --h) {
+        action const a = plan.actions[h];
+        int const boundary = boundary_received(plan, a);
+        if (!costs.occupies_receiver() || boundary < 0) continue;
+        kind const what = a.what == kind::forward ? kind::receive_forward : kind::receive_backward;
+        double const to = received;
+        received -= costs.of_message(boundary);
+        out.boxes.push_back({r, received, to, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
+                             out.boxes[static_cast<std::size_t>(h)].chunk});
+      }
+      i = last + 1;
     }
   }
   return out;
 }
 
-inline picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
-  return picture_of(plan, simulate(plan, costs), std::move(title));
+/// Several steps back to back, without a barrier between them; every step counts its microbatches from 0.
+inline picture picture_of_steps(plan_view const& plan, cost_view const& costs, int steps, std::string title = "predicted") {
+  chevron::plan const all = back_to_back(plan, steps);
+  picture out = picture_of(all, costs, std::move(title));
+  out.size.micro_batches = plan.size.micro_batches;
+  for (box& b : out.boxes) {
+    int const micro_batch = static_cast<int>(b.what.micro_batch);
+    b.step = micro_batch / plan.size.micro_batches;
+    b.what.micro_batch = static_cast<std::uint32_t>(micro_batch % plan.size.micro_batches) & 0xffffu;
+  }
+  return out;
 }
 
 /// First start of any compute box.
@@ -98,6 +171,7 @@ inline double first_start(picture const& p) {
 inline picture only_step(picture const& all, int step) {
   picture out = all;
   out.boxes.clear();
+  out.critical_path.clear();
   for (box const& b : all.boxes) {
     if (b.step == step) out.boxes.push_back(b);
   }
@@ -199,6 +273,7 @@ inline figures figures_of(picture const& p) {
     last[r] = any[r] ? std::max(last[r], b.end) : b.end;
     any[r] = true;
     end = std::max(end, b.end);
+    if (b.of_pair == half::second) continue;
     out.busy[r] += b.end - b.start;
     total += b.end - b.start;
   }
@@ -214,19 +289,25 @@ inline figures figures_of(picture const& p) {
   return out;
 }
 
-/// The numbers of a plan, from the analyses themselves.
-inline figures figures_of(plan_view const& plan, cost_view const& costs) {
+/// The numbers of a plan, from the analyses themselves; in bytes as well as far as `sizes` declares any.
+inline figures figures_of(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}) {
   timeline const when = simulate(plan, costs);
   figures out;
   out.makespan = makespan(plan, when);
   out.span = span(plan, when);
+  out.steady = steady_step_time(plan, costs).most;
   out.bubble_makespan = bubble(plan, costs, out.makespan);
   out.bubble_span = bubble(plan, costs, out.span);
+  out.bubble_steady = bubble(plan, costs, out.steady);
+  buffer<idle_time> const idle = idle_times(plan, costs, when);
   for (int r = 0; r < plan.size.ranks; ++r) {
+    out.idle.push_back(idle.data[r]);
     out.peak_in_flight.push_back(peak_in_flight(plan, r));
+    if (sizes.activation != nullptr) out.peak_bytes.push_back(peak_bytes(plan, sizes, r));
     out.busy.push_back(busy(plan, costs, r));
   }
   out.messages = messages(plan);
+  if (sizes.message != nullptr) out.message_bytes = message_bytes(plan, sizes);
   return out;
 }
 

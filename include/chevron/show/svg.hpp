@@ -15,8 +15,9 @@
 namespace chevron::show {
 
 struct svg_style {
-  int width = 1000;        ///< in pixels at normal size
-  bool standalone = true;  ///< with a size, a heading and a white sheet behind it; a page that embeds it has its own
+  int width = 1000;            ///< in pixels at normal size
+  bool standalone = true;      ///< with a size, a heading and a white sheet behind it; a page that embeds it has its own
+  bool critical_path = false;  ///< a line along the boxes on which the makespan hangs, where a picture knows them
 };
 
 namespace detail {
@@ -88,6 +89,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   std::vector<figures> numbers;
   double longest = 0;
   bool present[program_kinds] = {};
+  bool pairs = false;
   int chunks = 1;
   int most_rows = 0;
   std::size_t boxes = 0;
@@ -97,6 +99,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     for (box const& b : p.boxes) {
       longest = std::max(longest, b.end - zero);
       present[static_cast<int>(b.what.what)] = true;
+      pairs = pairs || b.of_pair != half::none;
     }
     chunks = std::max(chunks, p.size.chunks);
     most_rows = std::max(most_rows, p.rows);
@@ -150,7 +153,10 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     char const* fill;
   };
   std::vector<label> labels;
+  std::vector<label> pair_labels;
   std::vector<label> row_names;
+  bool any_steps = false;
+  drawing path;
   drawing shapes;
   drawing guides;
   for (std::size_t which = 0; which < pictures.size(); ++which) {
@@ -186,17 +192,49 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
       }
       if (s < 0) {
         detail::ink const ink = detail::ink_of(b.what.what, b.chunk, chunks);
-        shapes.rect(x, top + b.rank * pitch, width - gap, row,
-                    std::string("class=\"compute\"") + (width > 6 ? " rx=\"2\"" : "") + " fill=\"" + ink.fill + "\"", hint);
+        // A pair is one box in two colours: the forward above its backward.
+        double const height = b.of_pair == half::none ? row : row / 2;
+        double const box_top = top + b.rank * pitch + (b.of_pair == half::second ? height : 0);
+        shapes.rect(x, box_top, width - gap, height,
+                    std::string("class=\"compute\"") + (width > 6 && b.of_pair == half::none ? " rx=\"2\"" : "") + " fill=\"" +
+                        ink.fill + "\"",
+                    hint);
         std::string const words = std::to_string(b.what.micro_batch);
-        if (detail::text_width(words, 11) + 2 <= width - gap) {
-          labels.push_back({x + (width - gap) / 2, top + b.rank * pitch + row / 2 + 4, words, ink.text});
+        double const size = b.of_pair == half::none ? 11 : 9.5;
+        if (detail::text_width(words, size) + 2 <= width - gap && height >= 11) {
+          (b.of_pair == half::none ? labels : pair_labels)
+              .push_back({x + (width - gap) / 2, box_top + height / 2 + (b.of_pair == half::none ? 4 : 3.4), words, ink.text});
         }
       } else {
         double const below = top + b.rank * pitch + row + 1.5 + (s == 1 && strips[0] ? strip + 1.5 : 0);
         shapes.rect(x, below, width - gap, strip, std::string("class=\"other\" fill=\"") + detail::grey_of(b.what.what) + "\"",
                     hint);
       }
+    }
+    // Where ranks go from one step to the next.
+    std::vector<int> step_of(static_cast<std::size_t>(std::max(p.rows, 0)), -1);
+    for (box const& b : p.boxes) {
+      int& now = step_of[static_cast<std::size_t>(b.rank)];
+      if (!is_compute(b.what.what) || b.step <= now) continue;
+      bool const begins = now < 0;
+      now = b.step;
+      if (begins) continue;
+      any_steps = true;
+      double const x = left + (b.start - zero) * per_unit - 0.5;
+      guides.line(x, top + b.rank * pitch - row_gap / 2, x, top + b.rank * pitch + row + row_gap / 2,
+                  "class=\"step\" stroke=\"#1f2630\" stroke-width=\"2\"");
+    }
+    std::string points;
+    for (int i : style.critical_path ? p.critical_path : std::vector<int>{}) {
+      box const& b = p.boxes[static_cast<std::size_t>(i)];
+      double const at = top + b.rank * pitch + row - 1;
+      for (double time : {b.start, b.end}) {
+        points += (points.empty() ? "" : " ") + drawing::at(left + (time - zero) * per_unit) + "," + drawing::at(at);
+      }
+    }
+    if (!points.empty()) {
+      path.out += "<polyline points=\"" + points + "\" fill=\"none\" stroke=\"#c0182b\" stroke-width=\"2\" " +
+                  "stroke-linejoin=\"round\"/>\n";
     }
     y = top + p.rows * pitch - row_gap;
     // Where the picture ends, so that two of them can be compared at a glance.
@@ -219,13 +257,16 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   for (auto const& l : row_names) d.text(l.x, l.y, l.words);
   d.out +=
       "</g>\n<g font-size=\"11\" fill=\"#5b6472\" text-anchor=\"middle\">\n" + marks.out + "</g>\n" + shapes.out + guides.out;
-  for (char const* colour : {"#10233f", "#40250a", "#0b3331", "#1d3310", "#ffffff"}) {
-    drawing words;
-    for (auto const& l : labels) {
-      if (std::string_view(l.fill) == colour) words.text(l.x, l.y, l.words);
-    }
-    if (!words.out.empty()) {
-      d.out += std::string("<g font-size=\"11\" text-anchor=\"middle\" fill=\"") + colour + "\">\n" + words.out + "</g>\n";
+  if (!path.out.empty()) d.out += "<g class=\"critical\">\n" + path.out + "</g>\n";
+  for (auto const* list : {&labels, &pair_labels}) {
+    for (char const* colour : {"#10233f", "#40250a", "#0b3331", "#1d3310", "#ffffff"}) {
+      drawing words;
+      for (auto const& l : *list) {
+        if (std::string_view(l.fill) == colour) words.text(l.x, l.y, l.words);
+      }
+      if (words.out.empty()) continue;
+      d.out += std::string("<g font-size=\"") + (list == &labels ? "11" : "9.5") + "\" text-anchor=\"middle\" fill=\"" + colour +
+               "\">\n" + words.out + "</g>\n";
     }
   }
 
@@ -261,6 +302,9 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     entry({detail::grey_of(kind::wait_send_forward)}, 5, "wait for send");
   if (has(kind::reduce_gradients, kind::reduce_gradients)) entry({detail::grey_of(kind::reduce_gradients)}, 5, "gradient sum");
   if (has(kind::optimizer_step, kind::optimizer_step)) entry({detail::grey_of(kind::optimizer_step)}, 5, "optimizer");
+  if (pairs) entry({}, 12, "two colours in one box: a pair, run as one");
+  if (any_steps) entry({}, 12, "dark line: the rank's next step");
+  if (!path.out.empty() && style.standalone) entry({"#c0182b"}, 2.5, "critical path");
   entry({"#eaedf2"}, 12,
         std::string("idle") + (chunks > 1 ? "; darker: later chunk" : "") + (labels.empty() ? "" : "; numbers: microbatches"));
   d.out += "</g>\n";

@@ -50,6 +50,14 @@ inline std::string label_of(box const& b, int chunks) {
   return out + letter + std::to_string(b.what.micro_batch);
 }
 
+/// Where in the columns [begin, end) of a pair its second half begins: each half has its label and its share of what the labels
+/// leave, and where a band ends within the pair, the halves part there if their labels fit.
+inline int middle_of_pair(int begin, int end, int first_label, int second_label, int band) {
+  int const cut = (begin / band + 1) * band;
+  if (cut - begin > first_label && end - cut >= second_label) return cut;
+  return std::min(end, begin + first_label + 1 + std::max(end - begin - first_label - 1 - second_label, 0) / 2);
+}
+
 struct cell {
   std::string glyph = " ";
   int background = 0;  ///< 0: idle
@@ -95,10 +103,14 @@ inline scale scale_for(picture const& p, double zero, double makespan, int room)
   // Columns per unit at which every label fits; boxes far shorter than the others do without.
   double tight = 0;
   double loose = 0;
+  int first_half = 0;
   for (box const& b : p.boxes) {
     double const length = b.end - b.start;
     if (!is_compute(b.what.what) || length < 0.3 * typical) continue;
-    int const label = columns_of(label_of(b, p.size.chunks));
+    int label = columns_of(label_of(b, p.size.chunks));
+    if (b.of_pair == half::second) label += 1 + first_half;
+    first_half = label;
+    if (b.of_pair == half::first) continue;
     tight = std::max(tight, label / length);
     loose = std::max(loose, (label + 1) / length);
   }
@@ -219,14 +231,17 @@ inline std::string rows_text(picture const& p, text_style const& style = {}) {
     for (auto& c : row) c.glyph = style.colour ? " " : dot;
   }
   bool present[compute_kinds] = {};
-  for (box const& b : p.boxes) {
+  bool pairs = false;
+  for (std::size_t index = 0; index < p.boxes.size(); ++index) {
+    box const& b = p.boxes[index];
     if (!is_compute(b.what.what)) continue;
     present[static_cast<int>(b.what.what)] = true;
     auto& row = rows[static_cast<std::size_t>(b.rank)];
-    double const left = (b.start - zero) * scale.columns_per_unit;
-    double const right = (b.end - zero) * scale.columns_per_unit;
+    double left = (b.start - zero) * scale.columns_per_unit;
+    double right = (b.end - zero) * scale.columns_per_unit;
     int const background = style.colour ? detail::background_of(b.what.what, b.chunk, p.size.chunks) : 1;
     if (scale.overview) {
+      if (b.of_pair != half::none) (b.of_pair == half::first ? right : left) = (left + right) / 2;
       for (int i = static_cast<int>(left); i < scale.columns && i < right; ++i) {
         std::size_t const at = static_cast<std::size_t>(b.rank * scale.columns + i) * sorts;
         covered[at + static_cast<std::size_t>(static_cast<int>(b.what.what) * chunks + std::min(b.chunk, chunks - 1))] +=
@@ -234,10 +249,18 @@ inline std::string rows_text(picture const& p, text_style const& style = {}) {
       }
       continue;
     }
-    int const begin = static_cast<int>(std::lround(left));
-    int const end = std::min(static_cast<int>(std::lround(right)), scale.columns);
+    int begin = static_cast<int>(std::lround(left));
+    int end = std::min(static_cast<int>(std::lround(right)), scale.columns);
     std::string const label = detail::label_of(b, p.size.chunks);
     int const length = static_cast<int>(label.size());
+    if (b.of_pair != half::none) {
+      pairs = true;
+      std::size_t const other = b.of_pair == half::first ? index + 1 : index - 1;
+      int const others = static_cast<int>(detail::label_of(p.boxes[other], p.size.chunks).size());
+      bool const first = b.of_pair == half::first;
+      int const middle = detail::middle_of_pair(begin, end, first ? length : others, first ? others : length, scale.band);
+      (first ? end : begin) = middle;
+    }
     // A box cut by the end of a band carries its label where there is more room.
     int const cut = (begin / scale.band + 1) * scale.band;
     int const label_at = cut < end && cut - begin < length && end - cut > cut - begin ? cut : begin;
@@ -245,9 +268,11 @@ inline std::string rows_text(picture const& p, text_style const& style = {}) {
       int const in_label = i - label_at;
       bool const last = i == end - 1 && end - begin > length;
       auto& c = row[static_cast<std::size_t>(i)];
-      c.edge = last && style.colour;
+      c.edge = last && style.colour && b.of_pair != half::first;
       if (in_label >= 0 && in_label < length)
         c.glyph = label[static_cast<std::size_t>(in_label)];
+      else if (last && b.of_pair == half::first)
+        c.glyph = style.colour ? " " : "+";
       else if (last)
         c.glyph = style.colour ? edge : " ";
       else
@@ -304,6 +329,7 @@ inline std::string rows_text(picture const& p, text_style const& style = {}) {
     legend.push_back(p.size.chunks > 2 ? "5F3: stage 5, microbatch 3" : "F3: microbatch 3");
   }
   if (p.size.chunks == 2) legend.push_back("lower case: second chunk");
+  if (pairs) legend.push_back(style.colour ? "two colours: a pair, run as one" : "F3+B1: a pair, run as one");
   if (!style.colour) legend.push_back(std::string(dot) + " idle");
   // Escape sequences take no columns: break the lines by the plain words.
   std::string line;
@@ -329,7 +355,8 @@ inline std::string header_text(picture const& p, figures const& f, text_style co
                     size_words(p, style.unicode ? "\xc3\x97" : "x") + "\n";
   std::string const makespan = number(f.makespan) + unit;
   std::string const span = number(f.span) + unit;
-  int const width = std::max(columns_of(makespan), columns_of(span));
+  std::string const steady = f.steady > 0 ? number(f.steady) + unit : "";
+  int const width = std::max({columns_of(makespan), columns_of(span), columns_of(steady)});
   auto const line = [&](char const* name, std::string const& length, double bubble, char const* meaning) {
     std::string const share = percent(bubble);
     std::string const words = std::string(name) + detail::spaces(width - columns_of(length)) + length + "   bubble" +
@@ -339,8 +366,10 @@ inline std::string header_text(picture const& p, figures const& f, text_style co
   };
   out += line("makespan ", makespan, f.bubble_makespan, "first start to last end over all ranks");
   out += line("span     ", span, f.bubble_span, "the longest single rank");
-  out += detail::wrapped({"in flight, peak chunks: " + per_rank(f.peak_in_flight), "messages: " + std::to_string(f.messages)},
-                         style.width);
+  if (f.steady > 0) out += line("steady   ", steady, f.bubble_steady, "each of many steps without a barrier between");
+  std::string const sent = f.message_bytes >= 0 ? ", " + bytes(f.message_bytes) : "";
+  out += detail::wrapped(
+      {"in flight, peak chunks: " + per_rank(f.peak_in_flight), "messages: " + std::to_string(f.messages) + sent}, style.width);
   return out;
 }
 
@@ -354,16 +383,17 @@ inline std::string timeline_text(plan_view const& plan, cost_view const& costs, 
 }
 
 /// Each rank's list, position by position, as a table: a column a rank. The row of a finding is marked `<-- ` with its
-/// sentence. Nothing is simulated, so a broken plan prints as well as a sound one.
+/// sentence; a `+` joins a pair. Nothing is simulated, so a broken plan prints as well as a sound one.
 inline std::string steps_text(plan_view const& plan, finding const& mark = {}) {
   int longest = 0;
   for (int r = 0; r < plan.size.ranks; ++r) longest = std::max(longest, plan.length(r));
   int const digits = std::max(2, static_cast<int>(std::to_string(std::max(longest - 1, 0)).size()));
   std::vector<int> width(static_cast<std::size_t>(plan.size.ranks));
+  auto const spelled = [](action a) { return to_text(a).str() + (a.fused != 0 ? "+" : ""); };
   for (int r = 0; r < plan.size.ranks; ++r) {
     int& w = width[static_cast<std::size_t>(r)];
     w = columns_of("Rank " + std::to_string(r));
-    for (int i = 0; i < plan.length(r); ++i) w = std::max(w, to_text(plan.at(r, i)).length);
+    for (int i = 0; i < plan.length(r); ++i) w = std::max(w, columns_of(spelled(plan.at(r, i))));
   }
   auto const padded = [](std::string s, int w) { return s + detail::spaces(w - columns_of(s)); };
   std::string out = padded("", 6 + digits) + " ";
@@ -378,7 +408,7 @@ inline std::string steps_text(plan_view const& plan, finding const& mark = {}) {
     std::string name = std::to_string(i);
     std::string line = "Step " + std::string(static_cast<std::size_t>(digits) - name.size(), '0') + name + ": ";
     for (int r = 0; r < plan.size.ranks; ++r) {
-      line += padded(i < plan.length(r) ? to_text(plan.at(r, i)).str() : "", width[static_cast<std::size_t>(r)]) + " ";
+      line += padded(i < plan.length(r) ? spelled(plan.at(r, i)) : "", width[static_cast<std::size_t>(r)]) + " ";
     }
     if (mark && mark.position == i) line += "<-- " + describe(mark).str();
     finish(line);
