@@ -18,5 +18,6 @@
 #include <chevron/run/split_backward.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/threads.hpp>
+#include <chevron/run/tied.hpp>
 #include <chevron/run/trainer.hpp>
 #include <chevron/run/transport.hpp>

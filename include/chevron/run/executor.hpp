@@ -35,6 +35,7 @@ namespace chevron {
 struct executor_hooks {
   std::function<void(int stage)> reduce_gradients;  ///< the stage's gradients of this step are complete
   std::function<void()> optimizer_step;             ///< all of this rank's are
+  std::function<void(int stage)> before_gradients;  ///< a B or W is about to add to the stage's gradients
   std::uint64_t seed = 0;                           ///< of what stages draw (random.hpp)
 };
 
@@ -69,7 +70,12 @@ class executor {
   }
 
   /// Tells the transport how many slots this program uses: once, and again after another program used it.
-  void open() { line_->open(program_.slots[rank_]); }
+  /// \param more slots for what the caller sends besides; they stand behind the program's
+  void open(slot_counts more = {}) {
+    slot_counts const own = slots();
+    line_->open({own.activation, own.receive + more.receive, own.send + more.send});
+  }
+  slot_counts slots() const { return program_.slots[rank_]; }
 
   /// Runs the program once over these microbatches.
   /// \param verdict if given, the parameters may yet be taken back: asked once, at the end of what may run before that is known
@@ -159,6 +165,7 @@ class executor {
       case kind::forward: return forward(i, batch, r);
       case kind::backward:
         take_output_gradients(i, batch, r);
+        if (hooks_.before_gradients) hooks_.before_gradients(static_cast<int>(i.what.stage));
         slots_[i.slot].work.backward(task_of(i, batch), gradients_, slots_[i.slot].input_gradients);
         record_.chunk_ends();
         break;
@@ -167,6 +174,7 @@ class executor {
         slots_[i.slot].work.backward_input(task_of(i, batch), gradients_, slots_[i.slot].input_gradients);
         break;
       case kind::backward_weight:
+        if (hooks_.before_gradients) hooks_.before_gradients(static_cast<int>(i.what.stage));
         slots_[i.slot].work.backward_weight(task_of(i, batch));
         record_.chunk_ends();
         break;

@@ -59,6 +59,20 @@ class stage_gradients {
     }
   }
 
+  /// This parameter is the same tensor as another stage's on this rank: then `attach` is called before each of this stage's W or B, so
+  /// that they add into this stage's gradient.
+  void shares(std::size_t i) {
+    if (std::find(shared_.begin(), shared_.end(), i) == shared_.end()) shared_.push_back(i);
+  }
+  bool shares() const { return !shared_.empty(); }
+  void attach() {
+    for (std::size_t const i : shared_) trained_[i].value.mutable_grad() = views_[i];
+  }
+
+  /// Another stage's copy of this parameter stands for it in the norm.
+  void counts_elsewhere(std::size_t i) { elsewhere_.push_back(i); }
+  bool counts_here(std::size_t i) const { return std::find(elsewhere_.begin(), elsewhere_.end(), i) == elsewhere_.end(); }
+
   void scale(double factor) {
     for (flat& f : flats_) f.memory.mul_(factor);
   }
@@ -101,6 +115,8 @@ class stage_gradients {
   std::vector<home> homes_;
   tensors views_;
   tensors buckets_;
+  std::vector<std::size_t> shared_;     // see shares()
+  std::vector<std::size_t> elsewhere_;  // see counts_elsewhere()
 };
 
 }  // namespace chevron

@@ -109,15 +109,19 @@ class global_update {
  public:
   /// Collective: ranks tell each other their parameters' names.
   /// \param gradients of this rank's stages, by stage number; null for the others. Must outlive this.
-  global_update(plan_view plan, transport& line, std::vector<stage_gradients*> gradients, optimizer_factory const& make, update_options options)
-      : plan_(plan), line_(&line), gradients_(std::move(gradients)), options_(std::move(options)), names_(gradients_.size()) {
+  /// \param sum_tied called when the replicas' sums are there: adds up the gradients of tied parameters
+  global_update(plan_view plan, transport& line, std::vector<stage_gradients*> gradients, std::function<void()> sum_tied,
+                optimizer_factory const& make, update_options options)
+      : plan_(plan), line_(&line), gradients_(std::move(gradients)), sum_tied_(std::move(sum_tied)), options_(std::move(options)), names_(gradients_.size()) {
     std::string mine;
     std::vector<at::Tensor> parameters;
     for (std::size_t s = 0; s < gradients_.size(); ++s) {
       if (gradients_[s] == nullptr) continue;
       for (parameter const& p : gradients_[s]->trained()) {
         mine += std::to_string(s) + " " + p.name + "\n";
-        parameters.push_back(p.value);
+        // Two stages of this rank may share it: it is stepped once.
+        bool const known = std::any_of(parameters.begin(), parameters.end(), [&](at::Tensor const& q) { return q.is_same(p.value); });
+        if (!known) parameters.push_back(p.value);
       }
     }
     std::vector<std::string> const all = line.gather_text(mine);
@@ -192,9 +196,14 @@ class global_update {
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
     std::size_t at = first_norm();
     for (stage_gradients* g : gradients_) {
+      if (g != nullptr) g->wait_sum(*line_);
+    }
+    sum_tied_();
+    for (stage_gradients* g : gradients_) {
       if (g == nullptr) continue;
-      g->wait_sum(*line_);
-      for (at::Tensor const& view : g->views()) mine_[at++] = sum_of_squares(view);
+      for (std::size_t i = 0; i < g->views().size(); ++i, ++at) {
+        if (g->counts_here(i)) mine_[at] = sum_of_squares(g->views()[i]);
+      }
     }
   }
 
@@ -335,6 +344,7 @@ class global_update {
   plan_view plan_;
   transport* line_;
   std::vector<stage_gradients*> gradients_;
+  std::function<void()> sum_tied_;
   update_options options_;
   std::vector<std::vector<std::string>> names_;  // of all trained parameters, by stage
   std::unique_ptr<torch::optim::Optimizer> optimizer_;

@@ -69,6 +69,7 @@ class preflight_lines {
       value += " [";
       for (std::int64_t i = 0; i < p.value.dim(); ++i) value += (i == 0 ? "" : ", ") + std::to_string(p.value.size(i));
       value += p.value.requires_grad() ? "]" : "] frozen";
+      if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
       add(prefix + " " + p.name, value);
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include <chevron/run/optimizer_step.hpp>
 #include <chevron/run/preflight.hpp>
 #include <chevron/run/stage.hpp>
+#include <chevron/run/tied.hpp>
 #include <chevron/run/transport.hpp>
 
 /// \file
@@ -109,13 +111,18 @@ class trainer {
       views[s] = gradients_[s].get();
     }
     buffers_before_ = buffer_snapshot(stages_);
-    update_ = std::make_unique<global_update>(p.plan, line, std::move(views), make,
+    tied_ = tied_parameters(p.plan, line, views);
+    update_ = std::make_unique<global_update>(p.plan, line, std::move(views), [this] { tied_.sum(*line_, executor_->slots()); }, make,
                                               update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate,
                                                              options.post_validation, options.calm_steps});
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
-    executor_ = std::make_unique<executor>(
-        p, line, stages_, loss_,
-        executor_hooks{[this](int s) { gradients_[static_cast<std::size_t>(s)]->start_sum(*line_); }, [this] { finish_step(); }, options.seed});
+    executor_hooks hooks;
+    hooks.reduce_gradients = [this](int s) { gradients_[static_cast<std::size_t>(s)]->start_sum(*line_); };
+    hooks.optimizer_step = [this] { finish_step(); };
+    bool const shared = std::any_of(gradients_.begin(), gradients_.end(), [](auto const& g) { return g && g->shares(); });
+    if (shared) hooks.before_gradients = [this](int s) { gradients_[static_cast<std::size_t>(s)]->attach(); };
+    hooks.seed = options.seed;
+    executor_ = std::make_unique<executor>(p, line, stages_, loss_, std::move(hooks));
   }
 
   trainer(trainer const&) = delete;
@@ -190,7 +197,7 @@ class trainer {
     for (at::Tensor const& t : whole.inputs) add(t);
     for (at::Tensor const& t : whole.targets) add(t);
     for (extra const& e : whole.extras) add(e.value);
-    if (turn_ != &next || shapes_ != shapes_of_turn_) next.open();
+    if (turn_ != &next || shapes_ != shapes_of_turn_) next.open(tied_.slots());
     turn_ = &next;
     std::swap(shapes_, shapes_of_turn_);
   }
@@ -222,9 +229,9 @@ class trainer {
   void check_apart(std::size_t a, std::size_t b) const {
     for (parameter const& p : stages_[a].parameters()) {
       for (parameter const& q : stages_[b].parameters()) {
-        if (p.value.is_same(q.value) && p.value.requires_grad()) {
+        if (p.value.is_same(q.value) && p.value.requires_grad() && (p.tied_as.empty() || p.tied_as != q.tied_as)) {
           throw usage_error("stages " + std::to_string(a) + " (" + p.name + ") and " + std::to_string(b) + " (" + q.name +
-                            ") share a parameter: each trained parameter belongs to one stage");
+                            ") share a parameter: say so on both, as on any other layout, by stage.tie(\"" + p.name + "\", \"a word for it\")");
         }
       }
     }
@@ -284,6 +291,7 @@ class trainer {
   bool post_validation_;
   std::vector<stage> stages_;
   std::vector<std::unique_ptr<stage_gradients>> gradients_;  // by stage; null on other ranks
+  tied_parameters tied_;
   std::unique_ptr<global_update> update_;
   std::unique_ptr<executor> executor_;
   executor const* turn_ = nullptr;
