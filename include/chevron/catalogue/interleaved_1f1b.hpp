@@ -6,14 +6,29 @@ namespace chevron::catalogue {
 namespace spelled_interleaved {
 using namespace letters;
 
+/// The phases, for rounds that an order makes, the first of them (the largest) with `round` microbatches.
+template <class Order, class Round>
+constexpr auto in_rounds(Order order, Round round) {
+  return schedule(placement::loop, order,
+                  warmup(F * ((chunks - 1) * round + 2 * (ranks - 1 - rank))) | steady(F, B) | cooldown(B))
+      .named("Interleaved1F1B");
+}
+
 /// Interleaved 1F1B (Narayanan et al., arXiv 2104.04473 §2.2.2): V chunks on each rank, microbatches in rounds of P, so that the
 /// bubble shrinks by V. Where P divides M the makespan is M(T_F+T_B) + (P-1)(T_F+T_B)/V. The published rule wants M to fill
 /// whole rounds; here any M will do: rounds are filled evenly and never hold fewer than min(M, P) microbatches.
-inline constexpr auto interleaved_1f1b =
-    schedule(placement::loop, depth_first(ranks),
-             warmup(F * ((chunks - 1) * round_of(ranks) + 2 * (ranks - 1 - rank))) | steady(F, B) | cooldown(B))
-        .named("Interleaved1F1B");
+inline constexpr auto interleaved_1f1b = in_rounds(depth_first(ranks), round_of(ranks));
+
+/// The same with rounds of N microbatches in place of P (Megatron-LM's microbatch_group_size_per_vp_stage): for any M ≥ P the
+/// same makespan, with min(MV, (V-1)·N + 2(P-1-r) + 1) chunks in flight on rank r. Larger groups keep more in memory and give
+/// transfers between a rank's chunks more time. N is a number or a rank expression, at least min(M, P). Microbatches that fill no
+/// group, and are fewer than P, go with the first one, whose size then stands for N.
+template <expression::operand Group>
+constexpr auto interleaved_1f1b_with(Group group) {
+  return in_rounds(in_groups_of(group), first_group_of(group));
+}
 
 }  // namespace spelled_interleaved
 using spelled_interleaved::interleaved_1f1b;
+using spelled_interleaved::interleaved_1f1b_with;
 }  // namespace chevron::catalogue

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chevron/describe/expression.hpp>
+#include <chevron/plan/finding.hpp>
 
 /// \file
 /// Orders: how plain tokens draw their next (chunk, microbatch). The backward order mirrors the forward one.
@@ -40,6 +41,48 @@ struct depth_first_t {
   }
 };
 
+/// Microbatches in groups, a group chunk after chunk (Megatron's microbatch_group_size_per_vp_stage). Every group has as many
+/// microbatches as `group` says, the last one what is left; where that is fewer than there are ranks, which Megatron refuses,
+/// it goes with the first group instead. Backward: the last chunk first, microbatches in the same order.
+template <class Group>
+struct in_groups_of_t {
+  Group group;
+
+  /// How many microbatches the first (largest) group has.
+  constexpr int first_group(situation const& s) const {
+    int const asked = group(s);
+    int const size = asked < 1 ? 1 : asked < s.micro_batches ? asked : s.micro_batches;
+    int const rest = s.micro_batches % size;
+    return rest > 0 && rest < s.ranks ? size + rest : size;
+  }
+  constexpr void fill(situation const& s, drawn* forward, drawn* backward) const {
+    int const size = group(s) < 1 ? 1 : group(s);
+    int next = 0;
+    for (int first = 0, last = first_group(s); first < s.micro_batches; first = last, last += size) {
+      if (last > s.micro_batches) last = s.micro_batches;
+      for (int chunk = 0; chunk < s.chunks; ++chunk) {
+        for (int m = first; m < last; ++m) {
+          forward[next] = {chunk, m};
+          backward[next] = {s.chunks - 1 - chunk, m};
+          ++next;
+        }
+      }
+    }
+  }
+  /// A group must keep all ranks busy while it goes from chunk to chunk.
+  constexpr finding problem(situation const& s) const {
+    int const least = s.ranks < s.micro_batches ? s.ranks : s.micro_batches;
+    int const asked = group(s);
+    finding f;
+    if (asked >= least) return f;
+    f.broken = law::description;
+    f.words = "a group must have a microbatch for each rank, at least ";
+    f.number = least;
+    f.limit = asked;
+    return f;
+  }
+};
+
 /// All microbatches of a chunk before the next chunk; backward: chunks and microbatches reversed (arXiv 2211.05953).
 struct breadth_first_t {
   constexpr void fill(situation const& s, drawn* forward, drawn* backward) const {
@@ -56,6 +99,10 @@ struct breadth_first_t {
 
 template <expression::operand Group>
 constexpr depth_first_t<expression::node_of<Group>> depth_first(Group group) {
+  return {expression::as_node(group)};
+}
+template <expression::operand Group>
+constexpr in_groups_of_t<expression::node_of<Group>> in_groups_of(Group group) {
   return {expression::as_node(group)};
 }
 inline constexpr breadth_first_t breadth_first{};
@@ -81,6 +128,22 @@ constexpr expression::round_t<expression::node_of<Group>> round_of(Group group) 
   return expression::round_t<expression::node_of<Group>>(expression::as_node(group));
 }
 
+namespace expression {
+template <class Group>
+struct first_group_t : node {
+  in_groups_of_t<Group> order;
+  constexpr explicit first_group_t(Group g) : order{g} {}
+  constexpr int operator()(situation const& s) const { return order.first_group(s); }
+};
+}  // namespace expression
+
+/// The size of the first group of `in_groups_of(group)`, for warm-up counts.
+template <expression::operand Group>
+constexpr expression::first_group_t<expression::node_of<Group>> first_group_of(Group group) {
+  return expression::first_group_t<expression::node_of<Group>>(expression::as_node(group));
+}
+
+/// An order may have a `finding problem(situation)`, for sizes at which it does not exist.
 template <class Order>
 concept forward_order = requires(Order const& o, situation const& s, drawn* d) {
   o.fill(s, d, d);
