@@ -46,6 +46,9 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   for (int r = 0; r < ranks; ++r) most_held = held[r] > most_held ? held[r] : most_held;
 
   situation const anywhere{0, ranks, size.micro_batches, size.chunks};
+  if constexpr (requires { what.order.problem(anywhere); }) {
+    if (finding const f = what.order.problem(anywhere)) return f;
+  }
   int const wanted = what.at_least(anywhere);
   int const played = wanted > size.micro_batches ? wanted : size.micro_batches;
   int const most_cells = most_held * played;
