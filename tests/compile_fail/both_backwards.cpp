@@ -1,8 +1,6 @@
 // A microbatch whose weight gradients would be added twice, by its B and by a W.
 // expect: invalid_schedule<chevron::law::no_duplicate, 3, 3, .*"rank 3, step 3: 3W0 would add these gradients twice: this microbatch already has a B"
 // expect: static assertion failed.*this schedule breaks a law
-// expect-clang: invalid_schedule<chevron::law::no_duplicate, 3, 3, .*"rank 3, step 3: 3W0 would add
-// expect-clang: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>
 
 using namespace chevron;

@@ -1,8 +1,6 @@
 // The warm-up grows with the rank instead of shrinking: everybody waits for everybody.
 // expect: invalid_schedule<chevron::law::deadlock, 0, 1, .*"rank 0, step 1: 0B0 waits for 1B0, which is queued on rank 1 behind 1F1; 1F1 waits for 0F1, which is queued behind 0B0"
 // expect: static assertion failed.*this schedule breaks a law
-// expect-clang: invalid_schedule<chevron::law::deadlock, 0, 1, .*"rank 0, step 1: 0B0 waits for 1B0
-// expect-clang: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>
 
 using namespace chevron;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include <chevron/describe/misuse.hpp>
 #include <chevron/describe/schedule.hpp>
 #include <chevron/describe/score.hpp>
 #include <chevron/describe/sized.hpp>

@@ -23,9 +23,12 @@ struct node {};
 template <class Node>
 concept rank_expression = std::derived_from<std::remove_cvref_t<Node>, node>;
 
+// The name that a compiler prints where a count or a limit is neither.
 template <class Value>
-concept operand = rank_expression<Value> || std::same_as < std::remove_cvref_t<Value>,
-int > ;
+concept int_or_rank_expression = rank_expression<Value> || std::same_as<std::remove_cvref_t<Value>, int>;
+
+template <class Value>
+concept operand = int_or_rank_expression<Value>;
 
 struct number : node {
   int value;
@@ -76,6 +79,15 @@ struct over : binary<Left, Right> {
     return divisor == 0 ? 0 : this->left(s) / divisor;
   }
 };
+/// What is left over by `over`; 0 when divided by 0.
+template <class Left, class Right>
+struct remainder : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const {
+    int const divisor = this->right(s);
+    return divisor == 0 ? 0 : this->left(s) % divisor;
+  }
+};
 template <class Left, class Right>
 struct larger : binary<Left, Right> {
   using binary<Left, Right>::binary;
@@ -118,6 +130,10 @@ requires(rank_expression<L> || rank_expression<R>) constexpr times<node_of<L>, n
 }
 template <operand L, operand R>
 requires(rank_expression<L> || rank_expression<R>) constexpr over<node_of<L>, node_of<R>> operator/(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+template <operand L, operand R>
+requires(rank_expression<L> || rank_expression<R>) constexpr remainder<node_of<L>, node_of<R>> operator%(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 /// The larger of two.

@@ -4,6 +4,7 @@
 
 #include <chevron/describe/expression.hpp>
 #include <chevron/describe/limits.hpp>
+#include <chevron/describe/misuse.hpp>
 #include <chevron/describe/sized.hpp>
 #include <chevron/describe/token.hpp>
 #include <chevron/plan/costs.hpp>
@@ -46,11 +47,18 @@ struct listing {
   /// The order in which a rank takes what is ready: `prefer(I, F, W)`.
   template <kind... Kinds>
   constexpr listing prefer(token<Kinds>...) const {
+    static_assert((0 + ... + (1 << static_cast<int>(Kinds))) == (0 | ... | (1 << static_cast<int>(Kinds))),
+                  "prefer names each kind once, what goes first to what goes last: prefer(I, F, W)");
     listing out = *this;
     for (int& place_in_order : out.rank_of_kind) place_in_order = compute_kinds;
     int place_in_order = 0;
     ((out.rank_of_kind[static_cast<int>(Kinds)] = place_in_order++), ...);
     return out;
+  }
+  template <class... Others>
+  constexpr listing prefer(Others const&...) const {
+    static_assert(misuse::right<Others...>, "prefer takes kinds, what goes first to what goes last: prefer(I, F, W)");
+    return *this;
   }
   /// The most chunks in flight on any rank; also declared to the gate. At least as many as a rank has chunks.
   template <expression::operand Count>

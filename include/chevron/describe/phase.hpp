@@ -17,6 +17,7 @@ enum class stage_of_step : int { warmup, steady, cooldown };
 /// streams has work or, holding no forward, while the first stream has.
 template <stage_of_step Role, class... Items>
 struct phase {
+  static_assert(sizeof...(Items) > 0, "a phase needs at least one token, as in steady(F, B)");
   hana::tuple<Items...> items;
 };
 

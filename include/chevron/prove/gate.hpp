@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <type_traits>
 
 #include <chevron/plan/text.hpp>
 #include <chevron/prove/check.hpp>
@@ -10,9 +11,9 @@
 
 namespace chevron {
 
-/// What the compiler names when a law is broken. The sentence is there for people; law, rank and step as plain arguments
-/// too, since some compilers print text as numbers.
-template <law Broken, int Rank, int Step, fixed_string Sentence>
+/// What the compiler names when a law is broken. The sentence is there for people, in pieces where the compiler would cut it
+/// short; law, rank and step as plain arguments too, since some compilers print text as numbers.
+template <law Broken, int Rank, int Step, fixed_string... Sentence>
 struct invalid_schedule {
   static_assert(Broken == law::none,
                 "this schedule breaks a law: invalid_schedule<law, rank, step, sentence> above says which, where and why");
@@ -43,6 +44,31 @@ constexpr int stages_of(Source const& make, shape size) {
 namespace detail {
 
 constexpr int at_least_none(int count) { return count > 0 ? count : 0; }
+
+/// How much of a sentence goes into one template argument: all of it, or what clang prints of a text before it cuts it off.
+#ifdef __clang__
+inline constexpr int longest_piece = 32;
+#else
+inline constexpr int longest_piece = text::capacity;
+#endif
+
+/// Where the piece of a sentence that begins at `first` ends: behind a space, if one is in reach.
+constexpr int piece_end(text const& said, int first) {
+  int const reach = first + longest_piece;
+  if (reach >= said.length) return said.length;
+  for (int end = reach; end > first; --end) {
+    if (said.characters[end - 1] == ' ') return end;
+  }
+  return reach;
+}
+
+template <int Length>
+constexpr fixed_string<Length> piece_of(text const& said, int first) {
+  fixed_string<Length> piece;
+  for (int i = 0; i < Length; ++i) piece.characters[i] = said.characters[first + i];
+  piece.characters[Length] = 0;  // clang prints numbers unless each character was written
+  return piece;
+}
 
 /// Runs once per schedule and shape: works the plan out, proves it, keeps it.
 template <auto const& Source, shape Size>
@@ -80,14 +106,19 @@ struct gate {
   }
   static constexpr finding found = prove();
   static constexpr text said = describe(found);
-  static constexpr fixed_string<found.broken == law::none ? 0 : said.length> sentence() {
-    fixed_string<found.broken == law::none ? 0 : said.length> s;
-    if (found.broken != law::none) {
-      for (int i = 0; i < said.length; ++i) s.characters[i] = said.characters[i];
+
+  // Names the verdict without asking it, so that the compiler's error is about the verdict alone.
+  template <int First, fixed_string... Before>
+  static constexpr auto verdict_from() {
+    if constexpr (found.broken == law::none || First == said.length) {
+      return static_cast<invalid_schedule<found.broken, found.rank, found.position, Before...>*>(nullptr);
+    } else {
+      constexpr int end = piece_end(said, First);
+      return verdict_from<end, Before..., piece_of<end - First>(said, First)>();
     }
-    return s;
   }
-  static constexpr bool holds = invalid_schedule<found.broken, found.rank, found.position, sentence()>::holds;
+  using verdict = std::remove_pointer_t<decltype(verdict_from<0>())>;
+  static constexpr bool holds = verdict::holds;
 
   /// The plan, once `holds` has been asked for.
   static constexpr plan_type const& passed() {
@@ -95,6 +126,18 @@ struct gate {
     return result;
   }
 };
+
+template <auto const& Source, shape Size>
+constexpr auto const& through_the_gate() {
+  if constexpr (requires { expand(Source, Size); }) {
+    return gate<Source, Size>::passed();
+  } else {
+    static_assert(requires { expand(Source, Size); },
+                  "checked takes a schedule: a description, a list schedule, a building block, from_csv, or a constexpr function "
+                  "plan(shape)");
+    return Source;
+  }
+}
 
 }  // namespace detail
 
@@ -106,6 +149,6 @@ struct gate {
 /// static_assert(peak_in_flight(plan, 0) == 8);
 /// ```
 template <auto const& Source, shape Size>
-inline constexpr auto const& checked = detail::gate<Source, Size>::passed();
+inline constexpr auto const& checked = detail::through_the_gate<Source, Size>();
 
 }  // namespace chevron

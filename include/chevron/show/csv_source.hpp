@@ -62,5 +62,11 @@ template <std::size_t N>
 constexpr csv_source from_csv(char const (&literal)[N]) {
   return {{literal, N - 1}};
 }
+template <class Text>
+constexpr csv_source from_csv(Text const&) {
+  static_assert(sizeof(Text) == 0,
+                "from_csv takes a literal, as in from_csv(\"0F0,0B0\"); text that is known only at run time is for read_csv");
+  return {};
+}
 
 }  // namespace chevron
