@@ -112,6 +112,7 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   std::int16_t* const rank_of = result.rank_of.data;
   if (finding const f = detail::expand_into(what, size, actions, begin, rank_of)) return detail::refused(size, what.name, f);
   result.actions.count = begin[size.ranks];
+  result.size.chunks = detail::most_on_a_rank(result);
   return result;
 }
 
@@ -135,6 +136,7 @@ constexpr void expand(description<Placement, Order, Phases, Limit, AtLeast> cons
     result.problem = why;
     return;
   }
+  result.size.chunks = detail::most_on_a_rank(result);
   for (int i = result.begin[Ranks]; i < Actions; ++i) result.actions[i] = action{};
 }
 

@@ -309,6 +309,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     double const planned = tries.at(consumer);
     if (planned < 0 || (wakes < planned && planned > free_at.data[consumer])) tries.set(consumer, wakes);
   }
+  result.size.chunks = detail::most_on_a_rank(result);
   return result;
 }
 

@@ -46,25 +46,37 @@ constexpr int nearest_chunks(Placement const& where, int asked) {
 
 }  // namespace detail
 
-/// The most stages that any rank has under a placement, at a shape at which it exists.
+/// The chunks of a shape at which the placement exists, filled in: those per rank, or the most that any rank has.
 template <placement_policy Placement>
 constexpr int chunks_of(Placement const& where, shape size) {
   if constexpr (even_placement<Placement>) {
-    if (size.chunks == 0) size.chunks = where.default_chunks;
+    return size.chunks != 0 ? size.chunks : where.default_chunks;
+  } else {
+    buffer<int> held(size.ranks, zeroed);
+    int most = 0;
+    int const stages = stages_in(where, size);
+    for (int s = 0; s < stages; ++s) {
+      int const rank = where.rank_of(s, size);
+      if (rank < 0 || rank >= size.ranks) continue;
+      int const now = ++held.data[rank];
+      most = now > most ? now : most;
+    }
+    return most;
   }
-  buffer<int> held(size.ranks, zeroed);
+}
+
+namespace detail {
+
+/// The most stages on a rank, counted: a map of the user's own may be lopsided though it speaks of chunks per rank.
+constexpr int most_on_a_rank(plan_view const& plan) {
+  buffer<int> held(plan.size.ranks, zeroed);
   int most = 0;
-  int const stages = stages_in(where, size);
-  for (int s = 0; s < stages; ++s) {
-    int const rank = where.rank_of(s, size);
-    if (rank < 0 || rank >= size.ranks) continue;
-    int const now = ++held.data[rank];
+  for (int s = 0; s < plan.stages; ++s) {
+    int const now = ++held.data[plan.rank_of[s]];
     most = now > most ? now : most;
   }
   return most;
 }
-
-namespace detail {
 
 /// Whether a placement exists at this shape.
 template <placement_policy Placement>
