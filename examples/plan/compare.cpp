@@ -20,22 +20,50 @@ struct entry {
   std::string name;
   int chunks = 0;
   chevron::show::figures numbers;
-  int peak = 0;  ///< chunks, on the rank that has most
+  int peak = 0;                 ///< chunks, on the rank that has most
+  std::int64_t peak_bytes = 0;  ///< on the rank that has most
   std::string reason;
 };
 
-/// One cost for all: a list a stage would mean different things to schedules that cut the model differently.
-double single_cost(std::string const& typed, std::string const& flag) {
+/// What all schedules are given: costs and sizes of a rank's whole share of the model, and of a message.
+struct conditions {
+  chevron::costs whole;
+  std::int64_t activation_bytes = -1;  ///< -1: not declared
+  std::int64_t message_bytes = -1;
+  int limit = 0;
+};
+
+/// One value for all: a list a stage would mean different things to schedules that cut the model differently.
+std::string const& single(std::string const& typed, std::string const& flag, char const* of = "a rank's whole share") {
   if (typed.find(',') != std::string::npos) {
     throw usage(flag + " '" + typed +
-                "' is a list, but schedules cut the model into different numbers of stages: give one "
-                "number, the cost of a rank's whole share");
+                "' is a list, but schedules cut the model into different numbers of stages: give one number, that of " + of);
   }
-  return cost_number(typed, flag);
+  return typed;
+}
+
+conditions conditions_of(request const& asked) {
+  conditions out;
+  out.whole.forward = cost_number(single(asked.forward, "--forward"), "--forward");
+  out.whole.backward_input = cost_number(single(asked.backward_input, "--backward-input"), "--backward-input");
+  out.whole.backward_weight = cost_number(single(asked.backward_weight, "--backward-weight"), "--backward-weight");
+  out.whole.communication = cost_number(single(asked.communication, "--communication", "a message"), "--communication");
+  out.whole.hidden = share_number(asked.hidden, "--hidden");
+  out.whole.communication_occupies = occupies_of(asked);
+  out.whole.first_input_gradient = !asked.no_first_input_gradient;
+  if (!(out.whole.forward + out.whole.backward_input + out.whole.backward_weight > 0)) {
+    throw usage("--forward, --backward-input and --backward-weight are all 0: give at least one cost above 0");
+  }
+  if (!asked.activation_bytes.empty())
+    out.activation_bytes = byte_number(single(asked.activation_bytes, "--activation-bytes"), "--activation-bytes");
+  if (!asked.message_bytes.empty())
+    out.message_bytes = byte_number(single(asked.message_bytes, "--message-bytes", "a message"), "--message-bytes");
+  if (!asked.memory_limit.empty()) out.limit = whole_number(asked.memory_limit, "--memory-limit", 1, 1000000);
+  return out;
 }
 
 /// The numbers of one plan, or why it has none.
-entry look_at(std::string const& name, chevron::plan plan, chevron::costs whole, int limit) {
+entry look_at(std::string const& name, chevron::plan plan, conditions const& given) {
   entry out;
   out.name = name;
   if (plan.problem) {
@@ -48,28 +76,29 @@ entry look_at(std::string const& name, chevron::plan plan, chevron::costs whole,
     out.reason = describe(broken).str();
     return out;
   }
-  chevron::costs const each{whole.forward / out.chunks, whole.backward_input / out.chunks, whole.backward_weight / out.chunks,
-                            whole.communication};
+  chevron::costs each = given.whole;
+  for (double* cost : {&each.forward, &each.backward_input, &each.backward_weight}) *cost /= out.chunks;
   out.numbers = chevron::show::figures_of(plan, each);
   out.peak = *std::max_element(out.numbers.peak_in_flight.begin(), out.numbers.peak_in_flight.end());
-  if (limit > 0 && out.peak > limit * out.chunks) {
+  out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
+  if (given.limit > 0 && out.peak > given.limit * out.chunks) {
     out.reason = "peak " + number(static_cast<double>(out.peak) / out.chunks);
     if (out.chunks > 1) out.reason += " (" + std::to_string(out.peak) + " chunks of 1/" + std::to_string(out.chunks) + ")";
-    out.reason += " is above the limit of " + std::to_string(limit);
+    out.reason += " is above the limit of " + std::to_string(given.limit);
   }
   return out;
 }
 
 /// A schedule of the catalogue.
-entry look_at(std::string const& name, chevron::shape size, chevron::costs whole, int limit) {
+entry look_at(std::string const& name, chevron::shape size, conditions const& given) {
   chevron::plan plan = plan_named(name, size);
   // A schedule whose number of chunks is fixed takes part with its own.
   if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
-  return look_at(name, std::move(plan), whole, limit);
+  return look_at(name, std::move(plan), given);
 }
 
 /// A schedule from a file, which must cut the model evenly: the costs are of a rank's whole share.
-entry look_at(request const& asked, foreign const& from, chevron::costs whole, int limit) {
+entry look_at(request const& asked, foreign const& from, conditions const& given) {
   entry out;
   out.name = asked.schedule;
   chevron::plan const& plan = from.read.plan;
@@ -78,7 +107,7 @@ entry look_at(request const& asked, foreign const& from, chevron::costs whole, i
   } else if (plan.stages != plan.size.ranks * plan.size.chunks) {
     out.reason = "its ranks have different numbers of stages; a rank's whole share then means different things";
   } else {
-    return look_at(asked.schedule, plan, whole, limit);
+    return look_at(asked.schedule, plan, given);
   }
   return out;
 }
@@ -129,22 +158,16 @@ int run_compare(request const& asked) {
     }
     size = {from.read.plan.size.ranks, from.read.plan.size.micro_batches, 0};
   }
-  chevron::costs const whole{single_cost(asked.forward, "--forward"), single_cost(asked.backward_input, "--backward-input"),
-                             single_cost(asked.backward_weight, "--backward-weight"),
-                             cost_number(asked.communication, "--communication")};
-  if (!(whole.forward + whole.backward_input + whole.backward_weight > 0)) {
-    throw usage("--forward, --backward-input and --backward-weight are all 0: give at least one cost above 0");
-  }
-  int const limit = asked.memory_limit.empty() ? 0 : whole_number(asked.memory_limit, "--memory-limit", 1, 1000000);
+  conditions const given = conditions_of(asked);
   chevron::show::text_style const style = style_of(asked);
 
   std::vector<entry> fit, unfit;
   for (std::string const& name : schedule_names()) {
-    entry one = look_at(name, size, whole, limit);
+    entry one = look_at(name, size, given);
     (one.reason.empty() ? fit : unfit).push_back(std::move(one));
   }
   if (!asked.schedule.empty()) {
-    entry one = look_at(asked, from, whole, limit);
+    entry one = look_at(asked, from, given);
     (one.reason.empty() ? fit : unfit).push_back(std::move(one));
   }
   std::stable_sort(fit.begin(), fit.end(), [](entry const& a, entry const& b) {
@@ -154,6 +177,9 @@ int run_compare(request const& asked) {
   });
 
   auto const share = [](entry const& e) { return static_cast<double>(e.peak) / e.chunks; };
+  bool const held = given.activation_bytes >= 0;
+  bool const sent = given.message_bytes >= 0;
+  auto const sent_bytes = [&](entry const& e) { return given.message_bytes * e.numbers.messages; };
   std::string out;
   if (format == "json") {
     out = "[";
@@ -163,8 +189,11 @@ int run_compare(request const& asked) {
         if (e.reason.empty()) {
           out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"makespan\": " + exact(e.numbers.makespan) +
                  ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) +
-                 ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
-                 ", \"peak_share\": " + exact(share(e)) + ", \"messages\": " + std::to_string(e.numbers.messages) + "}";
+                 ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"steady_step_time\": " + exact(e.numbers.steady) +
+                 ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
+                 ", \"peak_share\": " + exact(share(e)) + ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
+                 ", \"messages\": " + std::to_string(e.numbers.messages) +
+                 ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null") + "}";
         } else {
           out += ", \"reason\": " + json_string(e.reason) + "}";
         }
@@ -172,31 +201,54 @@ int run_compare(request const& asked) {
     }
     out += "\n]\n";
   } else if (format == "csv") {
-    out = "schedule,chunks,makespan,bubble_makespan,span,bubble_span,peak_in_flight,peak_share,messages,reason\n";
+    out =
+        "schedule,chunks,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_share,"
+        "peak_bytes,messages,message_bytes,reason\n";
+    auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
     for (entry const& e : fit) {
-      out += (is_file(e.name) ? field(e.name) : e.name) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," +
-             exact(e.numbers.bubble_makespan) + "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," +
-             std::to_string(e.peak) + "," + exact(share(e)) + "," + std::to_string(e.numbers.messages) + ",\n";
+      out += name(e) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
+             "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + exact(e.numbers.steady) + "," +
+             exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," + exact(share(e)) + "," +
+             (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
+             (sent ? std::to_string(sent_bytes(e)) : "") + ",\n";
     }
-    for (entry const& e : unfit) out += (is_file(e.name) ? field(e.name) : e.name) + ",,,,,,,,," + field(e.reason) + "\n";
+    for (entry const& e : unfit) out += name(e) + ",,,,,,,,,,,,," + field(e.reason) + "\n";
   } else {
-    out = std::to_string(size.ranks) + (size.ranks == 1 ? " rank, " : " ranks, ") + std::to_string(size.micro_batches) +
-          (size.micro_batches == 1 ? " microbatch" : " microbatches") + ". A rank's share of the model costs F=" + asked.forward +
-          " I=" + asked.backward_input + " W=" + asked.backward_weight +
-          (whole.communication > 0 ? ", a message " + asked.communication : "") + ".\n\n";
+    auto const some = [](int n, char const* one, char const* ending) {
+      return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
+    };
+    out = some(size.ranks, "rank", "s") + ", " + some(size.micro_batches, "microbatch", "es") +
+          ". A rank's share of the model costs F=" + asked.forward + " I=" + asked.backward_input + " W=" + asked.backward_weight;
+    if (given.whole.communication > 0) {
+      out += ", a message " + asked.communication;
+      if (given.whole.communication_occupies != chevron::occupies::nobody) {
+        bool const both = given.whole.communication_occupies == chevron::occupies::both;
+        out += std::string(", during which ") +
+               (both ? "both its ends compute" : "its " + asked.communication_occupies + " computes") + " nothing";
+      }
+    }
+    out += ".\n";
+    if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
+    if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
+    out += "\n";
     if (!fit.empty()) {
-      table rows{{"schedule", "chunks", "makespan", "slower", "bubble", "span", "bubble", "peak", "messages"}};
+      table rows{{"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
+      if (held) rows.front().push_back("peak bytes");
+      if (sent) rows.front().push_back("bytes sent");
       double const best = fit.front().numbers.makespan;
       for (entry const& e : fit) {
         double const more = e.numbers.makespan / best - 1;
         rows.push_back({e.name, std::to_string(e.chunks), number(e.numbers.makespan), more > 1e-9 ? percent(more) : "-",
-                        percent(e.numbers.bubble_makespan), number(e.numbers.span), percent(e.numbers.bubble_span),
-                        number(share(e)), std::to_string(e.numbers.messages)});
+                        percent(e.numbers.bubble_makespan), number(e.numbers.span), number(e.numbers.steady),
+                        percent(e.numbers.bubble_steady), number(share(e)), std::to_string(e.numbers.messages)});
+        if (held) rows.back().push_back(chevron::show::bytes(e.peak_bytes));
+        if (sent) rows.back().push_back(chevron::show::bytes(sent_bytes(e)));
       }
       std::string lines = aligned(rows);
       if (style.colour) lines = "\x1b[1m" + lines.substr(0, lines.find('\n')) + "\x1b[0m" + lines.substr(lines.find('\n'));
       out += lines +
              "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
+             "steady: each of many steps without a barrier between\n"
              "peak: activations on the fullest rank, in microbatches of a rank's whole share\n";
     }
     if (!unfit.empty()) {

@@ -2,7 +2,8 @@
 //
 //   chevron-plan show --schedule ZBVZeroBubble --ranks 4 --microbatches 8
 //   chevron-plan show --schedule 1F1B --format svg -o timeline.svg
-//   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8
+//   chevron-plan show --schedule ZB-H2 --steps 3 --critical-path -o steps.svg
+//   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8 --message-bytes 32MiB
 //   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
 //   chevron-plan check mine.csv
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
@@ -23,7 +24,7 @@ void add_shape(CLI::App& command, request& asked) {
   command.add_option("--microbatches", asked.micro_batches, "microbatches of a step")->type_name("M")->capture_default_str();
 }
 
-void add_costs(CLI::App& command, request& asked, char const* of) {
+void add_costs(CLI::App& command, request& asked, char const* of, char const* of_messages) {
   command.add_option("--forward", asked.forward, std::string("cost of F ") + of)->type_name("COST")->capture_default_str();
   command.add_option("--backward-input", asked.backward_input, std::string("cost of I ") + of)
       ->type_name("COST")
@@ -31,9 +32,24 @@ void add_costs(CLI::App& command, request& asked, char const* of) {
   command.add_option("--backward-weight", asked.backward_weight, std::string("cost of W ") + of + "; B costs I and W together")
       ->type_name("COST")
       ->capture_default_str();
-  command.add_option("--communication", asked.communication, "delay of a message between ranks")
+  command.add_option("--communication", asked.communication, std::string("time of a message between ranks") + of_messages)
       ->type_name("COST")
       ->capture_default_str();
+  command
+      .add_option("--communication-occupies", asked.communication_occupies,
+                  "whom a message keeps from computing: nobody, sender, receiver or both")
+      ->type_name("WHO")
+      ->capture_default_str();
+  command
+      .add_option("--hidden", asked.hidden, "of a fused pair's shorter half, the share that the longer half hides, from 0 to 1")
+      ->type_name("SHARE")
+      ->capture_default_str();
+  command.add_flag("--no-first-input-gradient", asked.no_first_input_gradient,
+                   "stage 0 has none, as in a real model: its I is free, its W is the whole backward");
+  command.add_option("--activation-bytes", asked.activation_bytes, std::string("what a microbatch keeps in memory ") + of)
+      ->type_name("BYTES");
+  command.add_option("--message-bytes", asked.message_bytes, std::string("size of a message between ranks") + of_messages)
+      ->type_name("BYTES");
 }
 
 void add_output(CLI::App& command, request& asked, std::string const& formats) {
@@ -63,7 +79,7 @@ int main(int argc, char** argv) {
     return one;
   };
   std::string names;
-  for (std::string const& name : schedule_names()) names += (names.empty() ? "" : " ") + name;
+  for (std::string const& name : all_names()) names += (names.empty() ? "" : " ") + name;
   auto const add_schedule = [&](CLI::App& one) {
     one.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation, or one of: " + names)
         ->type_name("NAME|FILE.csv");
@@ -73,7 +89,12 @@ int main(int argc, char** argv) {
 
   CLI::App& show = *add("show", "Draw a schedule's timeline and give its numbers", run_show);
   add_schedule(show);
-  add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)");
+  add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)",
+            " (one number, or one for each boundary between stages)");
+  show.add_option("--steps", asked.steps, "draw so many steps back to back, without a barrier between them")
+      ->type_name("K")
+      ->capture_default_str();
+  show.add_flag("--critical-path", asked.critical_path, "draw a line along it (svg)");
   show.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("CHUNKS");
   add_output(show, asked, "text, svg, html, csv, csv-steps (with an empty cell where a rank waits), trace, json or steps");
 
@@ -81,7 +102,7 @@ int main(int argc, char** argv) {
   compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
       ->type_name("FILE.csv");
   add_shape(compare, asked);
-  add_costs(compare, asked, "(of a rank's whole share of the model: a chunk costs its part of it)");
+  add_costs(compare, asked, "(of a rank's whole share of the model: a chunk costs its part of it)", "");
   compare
       .add_option("--memory-limit", asked.memory_limit,
                   "most activations held on any rank, in microbatches of a rank's whole share")

@@ -64,23 +64,28 @@ std::string nearest(std::string const& typed, std::vector<std::string> const& na
   return best;
 }
 
-std::vector<double> cost_list(std::string const& typed, std::string const& flag, int stages) {
-  std::vector<double> out;
+/// One value for all `count` things, or one for each with commas between.
+template <class Read>
+auto value_list(std::string const& typed, std::string const& flag, int count, char const* things, Read read) {
+  std::vector<decltype(read(typed, flag))> out;
   std::size_t from = 0;
   while (true) {
     std::size_t const comma = typed.find(',', from);
-    out.push_back(cost_number(typed.substr(from, comma - from), flag));
+    out.push_back(read(typed.substr(from, comma - from), flag));
     if (comma == std::string::npos) break;
     from = comma + 1;
   }
-  if (out.size() == 1) out.resize(static_cast<std::size_t>(stages), out.front());
-  if (out.size() != static_cast<std::size_t>(stages)) {
-    throw usage(flag + " " + quoted(typed) + " has " + std::to_string(out.size()) + " costs, but the schedule has " +
-                std::to_string(stages) + " stages: give one number for all, or " + std::to_string(stages) +
+  std::size_t const wanted = static_cast<std::size_t>(count);
+  if (out.size() == 1) out.resize(std::max<std::size_t>(wanted, 1), out.front());
+  if (out.size() != std::max<std::size_t>(wanted, 1)) {
+    throw usage(flag + " " + quoted(typed) + " has " + std::to_string(out.size()) + " values, but the schedule has " +
+                std::to_string(count) + " " + things + ": give one for all, or " + std::to_string(count) +
                 " separated by commas");
   }
   return out;
 }
+
+constexpr char const* between_stages = "boundaries between stages";
 
 }  // namespace
 
@@ -101,6 +106,44 @@ double cost_number(std::string const& value, std::string const& flag) {
     throw usage(flag + " " + quoted(value) + " is not a cost: give a number from 0 up, such as 1 or 0.5");
   }
   return number;
+}
+
+double share_number(std::string const& value, std::string const& flag) {
+  double number = -1;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || !(number >= 0) || number > 1) {
+    throw usage(flag + " " + quoted(value) + " is not a share: give a number from 0 to 1, such as 0.5");
+  }
+  return number;
+}
+
+std::int64_t byte_number(std::string const& value, std::string const& flag) {
+  constexpr double most = 16.0 * 1024 * 1024 * 1024;
+  double number = -1;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  std::string unit = lower_case(std::string(end, value.data() + value.size()));
+  if (unit.ends_with("b")) unit.pop_back();
+  bool const binary = unit.ends_with("i");
+  if (binary) unit.pop_back();
+  std::string const prefixes = "kmg";
+  std::size_t const power = unit.empty() ? 0 : prefixes.find(unit) + 1;
+  bool const known = unit.size() <= 1 && (unit.empty() ? !binary : power != 0);
+  for (std::size_t i = 0; i < power && known; ++i) number *= binary ? 1024 : 1000;
+  if (error != std::errc{} || !known || !(number >= 0) || number > most) {
+    throw usage(flag + " " + quoted(value) + " is not a size: give bytes up to 16GiB, such as 65536, 64KiB or 1.5GB");
+  }
+  return static_cast<std::int64_t>(std::llround(number));
+}
+
+chevron::occupies occupies_of(request const& asked) {
+  std::vector<std::string> names;
+  for (auto const which :
+       {chevron::occupies::nobody, chevron::occupies::sender, chevron::occupies::receiver, chevron::occupies::both}) {
+    names.emplace_back(name_of(which));
+    if (names.back() == lower_case(asked.communication_occupies)) return which;
+  }
+  throw usage("--communication-occupies " + quoted(asked.communication_occupies) + " is not known: choose one of " +
+              joined(names));
 }
 
 chevron::shape shape_of(request const& asked) {
@@ -188,7 +231,7 @@ chevron::plan plan_of(request const& asked) {
     if (!asked.memory_limit.empty()) made.in_flight_limit = whole_number(asked.memory_limit, "--memory-limit", 1, 1000000);
     return made;
   }
-  std::vector<std::string> const names = schedule_names();
+  std::vector<std::string> const names = all_names();
   if (asked.schedule.empty())
     throw usage("no schedule given: add --schedule FILE.csv or --schedule NAME, one of " + joined(names));
   bool known = false;
@@ -217,10 +260,13 @@ chevron::plan plan_of(request const& asked) {
 
 owned_costs costs_of(request const& asked, int stages) {
   owned_costs out;
-  out.forward = cost_list(asked.forward, "--forward", stages);
-  out.backward_input = cost_list(asked.backward_input, "--backward-input", stages);
-  out.backward_weight = cost_list(asked.backward_weight, "--backward-weight", stages);
-  out.communication = cost_number(asked.communication, "--communication");
+  out.forward = value_list(asked.forward, "--forward", stages, "stages", cost_number);
+  out.backward_input = value_list(asked.backward_input, "--backward-input", stages, "stages", cost_number);
+  out.backward_weight = value_list(asked.backward_weight, "--backward-weight", stages, "stages", cost_number);
+  out.communication = value_list(asked.communication, "--communication", stages - 1, between_stages, cost_number);
+  out.hidden = share_number(asked.hidden, "--hidden");
+  out.communication_occupies = occupies_of(asked);
+  out.first_input_gradient = !asked.no_first_input_gradient;
   double sum = 0;
   for (auto const* list : {&out.forward, &out.backward_input, &out.backward_weight}) {
     for (double cost : *list) sum += cost;
@@ -229,9 +275,20 @@ owned_costs costs_of(request const& asked, int stages) {
   return out;
 }
 
-std::string costs_words(request const& asked) {
-  return "F=" + asked.forward + " I=" + asked.backward_input + " W=" + asked.backward_weight + ", communication " +
-         asked.communication;
+owned_sizes sizes_of(request const& asked, int stages) {
+  owned_sizes out;
+  if (!asked.activation_bytes.empty())
+    out.activation = value_list(asked.activation_bytes, "--activation-bytes", stages, "stages", byte_number);
+  if (!asked.message_bytes.empty())
+    out.message = value_list(asked.message_bytes, "--message-bytes", stages - 1, between_stages, byte_number);
+  return out;
+}
+
+int steps_of(request const& asked, chevron::plan_view const& plan) {
+  // Drawings of more are of no use to anybody.
+  constexpr int most_actions = 4'000'000;
+  int const most = std::min(chevron::max_micro_batches / plan.size.micro_batches, most_actions / std::max(plan.total(), 1));
+  return whole_number(asked.steps, "--steps", 1, std::max(most, 1));
 }
 
 std::string format_of(request const& asked, std::vector<std::string> const& possible) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -7,6 +8,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/sizes.hpp>
 #include <chevron/show/csv_check.hpp>
 #include <chevron/show/text.hpp>
 
@@ -34,6 +36,13 @@ struct request {
   std::string backward_input = "1";
   std::string backward_weight = "1";
   std::string communication = "0";
+  std::string communication_occupies = "nobody";
+  std::string hidden = "0";
+  bool no_first_input_gradient = false;
+  std::string activation_bytes;
+  std::string message_bytes;
+  std::string steps = "1";
+  bool critical_path = false;
   std::string memory_limit;
   std::string format;
   std::string output;
@@ -51,11 +60,24 @@ struct foreign {
   chevron::finding broken;  ///< the first law that it breaks, its messages included
 };
 
-/// Costs that own their memory: one entry a stage.
+/// Costs that own their memory: one entry a stage, and one a boundary between stages.
 struct owned_costs {
-  std::vector<double> forward, backward_input, backward_weight;
-  double communication = 0;
-  chevron::cost_view view() const { return {forward.data(), backward_input.data(), backward_weight.data(), 1, &communication}; }
+  std::vector<double> forward, backward_input, backward_weight, communication;
+  double hidden = 0;
+  chevron::occupies communication_occupies = chevron::occupies::nobody;
+  bool first_input_gradient = true;
+  chevron::cost_view view() const {
+    return {forward.data(), backward_input.data(),  backward_weight.data(), 1, communication.data(), 1,
+            hidden,         communication_occupies, first_input_gradient};
+  }
+};
+
+/// Sizes that own their memory, as far as any were given.
+struct owned_sizes {
+  std::vector<std::int64_t> activation, message;
+  chevron::size_view view() const {
+    return {activation.empty() ? nullptr : activation.data(), message.empty() ? nullptr : message.data(), 1};
+  }
 };
 
 /// A whole number from `lowest` up to `highest`.
@@ -63,8 +85,17 @@ int whole_number(std::string const& value, std::string const& flag, int lowest, 
 /// A number that is not negative.
 double cost_number(std::string const& value, std::string const& flag);
 
-/// Names of the catalogue's schedules, in its order.
+/// A share from 0 to 1.
+double share_number(std::string const& value, std::string const& flag);
+/// Bytes, such as `65536`, `64KiB` or `1.5GB`.
+std::int64_t byte_number(std::string const& value, std::string const& flag);
+/// Whom transfers occupy, as `--communication-occupies` says.
+chevron::occupies occupies_of(request const& asked);
+
+/// Names of the catalogue's schedules that train, in its order.
 std::vector<std::string> schedule_names();
+/// Those, and the schedules that evaluate.
+std::vector<std::string> all_names();
 /// The shape that `--ranks --chunks --microbatches` ask for.
 chevron::shape shape_of(request const& asked);
 /// Whether `--schedule` names a file: it ends in `.csv` or holds a `/`.
@@ -79,10 +110,12 @@ std::string law_words(request const& asked, chevron::finding const& broken);
 chevron::plan plan_of(request const& asked);
 /// The same for one name and shape, without a complaint: look at `problem`.
 chevron::plan plan_named(std::string const& name, chevron::shape size);
-/// Costs from the flags, for this many stages: a number for all, or one a stage.
+/// Costs from the flags, for this many stages: a number for all, or one a stage; of messages, one a boundary.
 owned_costs costs_of(request const& asked, int stages);
-/// `F=1 I=1 W=1, communication 0`, the costs as they were typed.
-std::string costs_words(request const& asked);
+/// Sizes from the flags, for this many stages.
+owned_sizes sizes_of(request const& asked, int stages);
+/// How many steps `--steps` asks for; they must fit into one plan.
+int steps_of(request const& asked, chevron::plan_view const& plan);
 
 /// The format asked for, from `--format`, else from the ending of `-o`'s file, else the first of those possible.
 std::string format_of(request const& asked, std::vector<std::string> const& possible);

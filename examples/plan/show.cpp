@@ -1,6 +1,8 @@
 #include <iostream>
 
 #include <chevron/prove/check.hpp>
+#include <chevron/prove/steps.hpp>
+#include <chevron/show/analysis_text.hpp>
 #include <chevron/show/chrome_trace.hpp>
 #include <chevron/show/csv.hpp>
 #include <chevron/show/html.hpp>
@@ -11,6 +13,23 @@
 #include "request.hpp"
 
 namespace plan_program {
+namespace {
+
+/// Numbers, timeline, each rank's time and the critical path, one below the other.
+std::string as_text(chevron::plan_view const& plan, chevron::cost_view const& costs, chevron::size_view const& sizes, int steps,
+                    chevron::show::text_style const& style, chevron::show::picture const& drawn) {
+  chevron::show::figures const numbers = chevron::show::figures_of(plan, costs, sizes);
+  std::string out = header_text(drawn, numbers, style);
+  if (steps > 1) {
+    double const all = makespan(back_to_back(plan, steps), costs);
+    out += std::to_string(steps) + " steps back to back: " + chevron::show::number(all) + ", or " +
+           chevron::show::number(all / steps) + " each; they are drawn, all else is about one step\n";
+  }
+  return out + "\n" + rows_text(drawn, style) + "\n" + ranks_text(numbers, style, plan.forward_only) + "\n" +
+         chevron::show::critical_path_text(plan, costs, style);
+}
+
+}  // namespace
 
 int run_show(request const& asked) {
   std::string const format = format_of(asked, {"text", "svg", "html", "csv", "csv-steps", "trace", "json", "steps"});
@@ -24,8 +43,21 @@ int run_show(request const& asked) {
   chevron::plan plan = plan_of(asked);
   if (*plan.name == 0) plan.name = asked.schedule.c_str();
   owned_costs const costs = costs_of(asked, plan.stages);
+  owned_sizes const sizes = sizes_of(asked, plan.stages);
+  int const steps = steps_of(asked, plan);
+  if (steps > 1 && (format.starts_with("csv") || format == "steps")) {
+    throw usage("--steps " + asked.steps + " does not go with --format " + format +
+                ": it is for text, svg, html, trace and json");
+  }
+  if (asked.critical_path && format != "svg") {
+    throw usage("--critical-path does not go with --format " + format +
+                ": it is for svg; html has it always, text and json name it");
+  }
   chevron::show::text_style const style = style_of(asked);
   chevron::finding const broken = check(plan);
+  auto const drawn = [&] {
+    return steps > 1 ? chevron::show::picture_of_steps(plan, costs.view(), steps) : chevron::show::picture_of(plan, costs.view());
+  };
   if (format == "steps")
     write(asked, chevron::show::steps_text(plan, broken));
   else if (format == "csv")
@@ -33,15 +65,15 @@ int run_show(request const& asked) {
   else if (format == "csv-steps")
     write(asked, chevron::show::csv(plan, chevron::show::idle_cells::written));
   else if (format == "json")
-    write(asked, chevron::show::json(plan, costs.view()));
+    write(asked, chevron::show::json(plan, costs.view(), sizes.view(), steps));
   else if (format == "svg")
-    write(asked, chevron::show::svg(plan, costs.view()));
+    write(asked, chevron::show::svg(drawn(), {.critical_path = asked.critical_path}));
   else if (format == "html")
-    write(asked, chevron::show::html(plan, costs.view()));
+    write(asked, chevron::show::html(plan, costs.view(), sizes.view(), steps));
   else if (format == "trace")
-    write(asked, chevron::show::chrome_trace(plan, costs.view()));
+    write(asked, chevron::show::chrome_trace(drawn()));
   else
-    write(asked, chevron::show::timeline_text(plan, costs.view(), style));
+    write(asked, as_text(plan, costs.view(), sizes.view(), steps, style, drawn()));
   if (!broken) return exit_ok;
   std::cerr << law_words(asked, broken) << "\n";
   return exit_broken_law;

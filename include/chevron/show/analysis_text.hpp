@@ -35,7 +35,7 @@ inline std::string right_aligned(std::vector<std::vector<std::string>> const& ro
 }  // namespace detail
 
 /// A line a rank: time that it computes, waits and, where transfers occupy it, communicates; its peak in flight.
-inline std::string ranks_text(figures const& f, text_style const& style = {}) {
+inline std::string ranks_text(figures const& f, text_style const& style = {}, bool forward_only = false) {
   bool const communicates = std::any_of(f.idle.begin(), f.idle.end(), [](idle_time const& t) { return t.communicating > 0; });
   std::vector<std::vector<std::string>> rows{{"rank", "computes"}};
   if (communicates) rows.front().push_back("communicates");
@@ -50,7 +50,9 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}) {
     if (!f.peak_bytes.empty()) row.push_back(bytes(f.peak_bytes[r]));
     rows.push_back(row);
   }
-  return detail::right_aligned(rows, style.colour) + "filling: before the first backward   draining: after the last forward\n";
+  return detail::right_aligned(rows, style.colour) +
+         (forward_only ? "filling: before the first forward" : "filling: before the first backward") +
+         "   draining: after the last forward\n";
 }
 
 /// The critical path, with what stays on one rank drawn together: `0F0 > 1F0 … 1B7 (12 actions) > 0B7`.
