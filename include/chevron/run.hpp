@@ -11,6 +11,7 @@
 #include <chevron/run/loss.hpp>
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/optimizer_step.hpp>
+#include <chevron/run/partition.hpp>
 #include <chevron/run/preflight.hpp>
 #include <chevron/run/random.hpp>
 #include <chevron/run/record.hpp>

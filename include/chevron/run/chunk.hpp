@@ -47,6 +47,9 @@ class chunk {
   /// F. Takes `inputs`; gives the outputs, not followed by autograd, or where there is a loss that and no outputs.
   at::Tensor forward(chunk_task const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
+    if (task.loss != nullptr && !task.owner->skips().departing.empty()) {
+      throw usage_error("a skip connection leads past it, but it is the last stage");
+    }
     passing_.arrive(task.owner->skips(), inputs);
     tensors& values = outputs;
     values.clear();

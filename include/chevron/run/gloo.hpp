@@ -337,6 +337,10 @@ class gloo_transport final : public transport {
       at::IntArrayRef const sizes(shapes.data() + at + 2, static_cast<std::size_t>(shapes[at + 1]));
       at += 2 + sizes.size();
       auto& value = slot.values[i];
+      if (type == at::ScalarType::Undefined) {
+        value = {};
+        continue;
+      }
       // Memory that the caller still holds (a graph does) is not written again.
       bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
                             value.scalar_type() == type && value.sizes() == sizes;

@@ -51,11 +51,12 @@ inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
   return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 7)));
 }
 
-/// Dense, contiguous, in main memory; the caller's own memory whenever it is so already.
+/// Dense, contiguous, in main memory; the caller's own memory whenever it is so already. An undefined tensor stays one.
 inline at::Tensor sendable(at::Tensor const& value, awaited const& mine) {
-  if (!value.defined() || !value.device().is_cpu() || value.layout() != at::kStrided) {
+  if (!value.defined()) return value;
+  if (!value.device().is_cpu() || value.layout() != at::kStrided) {
     throw usage_error(mine.action_text() + ": Gloo sends dense tensors in main memory, not " +
-                      (!value.defined() ? "an undefined one" : "one on " + value.device().str()) +
+                      (value.device().is_cpu() ? "a sparse one" : "one on " + value.device().str()) +
                       ". Remedy: .cpu(), or another transport");
   }
   if (!value.requires_grad() && value.is_contiguous()) return value;
@@ -65,9 +66,9 @@ inline at::Tensor sendable(at::Tensor const& value, awaited const& mine) {
 inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   message_shapes out{0, static_cast<std::int64_t>(values.size())};
   for (auto const& value : values) {
-    out.push_back(static_cast<std::int64_t>(value.scalar_type()));
-    out.push_back(value.dim());
-    out.insert(out.end(), value.sizes().begin(), value.sizes().end());
+    out.push_back(static_cast<std::int64_t>(value.scalar_type()));  // Undefined is one, too
+    out.push_back(value.defined() ? value.dim() : 0);
+    if (value.defined()) out.insert(out.end(), value.sizes().begin(), value.sizes().end());
   }
   out[0] = static_cast<std::int64_t>(out.size());
   return out;
@@ -77,8 +78,10 @@ inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& sh
   if (shapes[1] != static_cast<std::int64_t>(values.size())) return false;
   std::size_t at = 2;
   for (auto const& value : values) {
-    if (shapes[at] != static_cast<std::int64_t>(value.scalar_type()) || shapes[at + 1] != value.dim()) return false;
+    if (shapes[at] != static_cast<std::int64_t>(value.scalar_type())) return false;
+    if (shapes[at + 1] != (value.defined() ? value.dim() : 0)) return false;
     at += 2;
+    if (!value.defined()) continue;
     if (!std::equal(value.sizes().begin(), value.sizes().end(), shapes.begin() + static_cast<std::ptrdiff_t>(at))) return false;
     at += value.sizes().size();
   }

@@ -100,11 +100,11 @@ class passing_tensors {
   }
 
   /// Takes their gradients out of those that came back.
-  void take(tensors& output_gradients) { 
+  void take(tensors& output_gradients) {
     if (outputs_.empty()) return;
     std::size_t kept = 0;
     for (std::size_t i = 0; i < output_gradients.size(); ++i) {
-      if (outputs_[i]) {
+      if (i < outputs_.size() && outputs_[i]) {
         held_.push_back(std::move(output_gradients[i]));
       } else if (kept++ != i) {
         output_gradients[kept - 1] = std::move(output_gradients[i]);

@@ -185,21 +185,22 @@ class stage {
     };
   }
 
-  /// Several in a row, each taking what the one before gives. Parameters get the number of their part before their name:
-  /// `1.weight`. Parts differ in what `recompute` and `takes` say of them.
+  /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each gets
+  /// the number of its part before it: `1.weight`. Parts differ in what `recompute` and `takes` say of them.
   friend stage in_sequence(std::vector<stage> parts) {
     stage whole;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i]) throw usage_error("part " + std::to_string(i) + " of a stage is empty");
-      for (parameter& p : parts[i].parameters_) {
-        p.name = std::to_string(i) + "." + p.name;
-        whole.parameters_.push_back(std::move(p));
+      for (auto const list : {&stage::parameters_, &stage::buffers_}) {
+        for (parameter& p : parts[i].*list) {
+          bool used_twice = false;
+          for (std::size_t other = 0; other < parts.size(); ++other) used_twice = used_twice || (other != i && parts[other].names(p.name));
+          (whole.*list).push_back({(used_twice ? std::to_string(i) + "." : "") + p.name, p.value, p.tied_as});
+        }
       }
-      for (parameter& b : parts[i].buffers_) {
-        b.name = std::to_string(i) + "." + b.name;
-        whole.buffers_.push_back(std::move(b));
-      }
-      for (detail::stage_part& p : parts[i].parts_) whole.parts_.push_back(std::move(p));
+    }
+    for (stage& part : parts) {
+      for (detail::stage_part& p : part.parts_) whole.parts_.push_back(std::move(p));
     }
     return whole;
   }
@@ -280,6 +281,15 @@ class stage {
   }
 
  private:
+  bool names(std::string const& parameter_or_buffer) const {
+    for (auto const list : {&stage::parameters_, &stage::buffers_}) {
+      for (parameter const& p : this->*list) {
+        if (p.name == parameter_or_buffer) return true;
+      }
+    }
+    return false;
+  }
+
   static at::Tensor const& find(std::string const& name, std::span<extra const> extras) {
     std::string known;
     for (extra const& e : extras) {
