@@ -68,9 +68,9 @@ inline std::vector<int> known_placement(dice& d, int ranks) {
 }
 
 /// A lawful plan: a random placement, each chunk's backward whole or split at random, and a random order of all the work in
-/// which everything comes after what it needs, cut into the ranks' lists. With `pairs`, neighbours that were ready together are
-/// fused here and there.
-inline plan random_order(dice& d, bool pairs) {
+/// which everything comes after what it needs, cut into the ranks' lists. In half of them neighbours that were ready
+/// together are fused here and there.
+inline plan random_order(dice& d) {
   int const ranks = 1 + d.below(5), micro_batches = 1 + d.below(6);
   std::vector<int> const rank_of = d.one_in(3) ? any_placement(d, ranks) : known_placement(d, ranks);
   int const stages = static_cast<int>(rank_of.size());
@@ -85,6 +85,7 @@ inline plan random_order(dice& d, bool pairs) {
 
   // What is ready, and how often each kind is drawn: a plan's temper.
   int const temper[compute_kinds] = {1 + d.below(8), 1 + d.below(8), 1 + d.below(8), 1 + d.below(8)};
+  bool const pairs = d.one_in(2);
   int const splits = d.below(3);  // 0: none, 1: all, 2: some
   std::vector<action> ready;
   auto const becomes_ready = [&](action a) { ready.push_back(a); };
@@ -186,8 +187,8 @@ inline plan from_list(dice& d) {
 }
 
 /// A lawful plan of any kind, sometimes with the least limit that it keeps, or forwards alone.
-inline plan lawful_plan(dice& d, bool pairs) {
-  plan out = d.below(10) < 6 ? random_order(d, pairs) : d.one_in(2) ? from_catalogue(d) : from_list(d);
+inline plan lawful_plan(dice& d) {
+  plan out = d.below(10) < 6 ? random_order(d) : d.one_in(2) ? from_catalogue(d) : from_list(d);
   if (!out.forward_only && d.one_in(12)) out = forward_part(out);
   if (!out.forward_only && d.one_in(4)) out.in_flight_limit = peak_in_flight(out) + d.below(2);
   if (!out.forward_only && d.one_in(4)) {
@@ -242,8 +243,8 @@ void mutate(dice& d, lists<Entry>& of, Change change) {
 }
 
 /// Renumbers or re-stages an action, changes its kind, or makes and breaks pairs.
-inline void renumber(dice& d, action& a, int stages, int micro_batches, int kinds, bool pairs) {
-  switch (d.below(pairs ? 4 : 3)) {
+inline void renumber(dice& d, action& a, int stages, int micro_batches, int kinds) {
+  switch (d.below(4)) {
     case 0:
       a.micro_batch = static_cast<std::uint32_t>(d.below(micro_batches + 1)) & 0xffffu;
       break;
@@ -259,13 +260,12 @@ inline void renumber(dice& d, action& a, int stages, int micro_batches, int kind
   }
 }
 
-inline plan mutant(dice& d, plan const& of, bool pairs) {
+inline plan mutant(dice& d, plan const& of) {
   plan out = of;
   lists<action> order = lists_of(out.view());
   for (int changes = 1 + d.below(2); changes > 0; --changes) {
-    mutate(d, order, [&](action& a) {
-      renumber(d, a, out.stages, out.size.micro_batches, d.one_in(6) ? program_kinds : compute_kinds, pairs);
-    });
+    mutate(d, order,
+           [&](action& a) { renumber(d, a, out.stages, out.size.micro_batches, d.one_in(6) ? program_kinds : compute_kinds); });
   }
   if (out.in_flight_limit > 1 && d.one_in(4)) --out.in_flight_limit;
   if (out.byte_limit > 1 && d.one_in(4)) --out.byte_limit;
@@ -314,7 +314,7 @@ inline void deferred_receives(lists<instruction>& of, int on_rank) {
   }
 }
 
-inline program mutant(dice& d, program const& of, bool pairs) {
+inline program mutant(dice& d, program const& of) {
   program out = of;
   int const ranks = out.source.size.ranks;
   lists<instruction> order = lists_of(out.view());
@@ -342,7 +342,7 @@ inline program mutant(dice& d, program const& of, bool pairs) {
           one.local = any_slot(most);
           break;
         default:
-          renumber(d, one.what, out.source.stages, out.source.size.micro_batches, program_kinds, pairs);
+          renumber(d, one.what, out.source.stages, out.source.size.micro_batches, program_kinds);
           break;
       }
     });

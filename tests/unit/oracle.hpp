@@ -166,7 +166,8 @@ class machine {
         continue;
       }
       instruction const& one = program_.at(r, mine.at);
-      outcome const result = step(r, mine, one);
+      int taken = 1;
+      outcome const result = one.what.fused != 0 ? pair(r, mine, taken) : step(r, mine, one);
       if (!result.fault.empty())
         return "rank " + std::to_string(r) + ", step " + std::to_string(mine.at) + ", " + to_text(one.what).str() + ": " +
                result.fault;
@@ -175,7 +176,7 @@ class machine {
         asleep.push_back(r);
         continue;
       }
-      ++mine.at;
+      mine.at += taken;
       running.insert(running.end(), asleep.begin(), asleep.end());
       asleep.clear();
     }
@@ -286,6 +287,20 @@ class machine {
         return {};
     }
     return wrong("no instruction");
+  }
+
+  /// A fused pair: one action in time, so both halves must be able to start.
+  outcome pair(int r, rank& mine, int& taken) {
+    instruction const& first = program_.at(r, mine.at);
+    if (first.what.what != kind::forward || mine.at + 1 == program_.length(r)) return wrong("half a pair");
+    instruction const& second = program_.at(r, mine.at + 1);
+    if (second.what.what != kind::backward && second.what.what != kind::backward_input) return wrong("half a pair");
+    for (instruction const* half : {&first, &second}) {
+      if (half->source < mine.buffers.size() && mine.buffers[half->source].pending) return {true};
+    }
+    taken = 2;
+    outcome const result = compute(r, mine, first);
+    return result.blocked || !result.fault.empty() ? result : compute(r, mine, second);
   }
 
   outcome compute(int r, rank& mine, instruction const& one) {

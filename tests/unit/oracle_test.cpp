@@ -1,6 +1,5 @@
 #include "oracle.hpp"
 
-#include <algorithm>
 #include <string>
 
 #include "mutants.hpp"
@@ -11,10 +10,6 @@ using namespace chevron;
 using namespace chevron::tests;
 
 namespace {
-
-// Fused pairs in plans; and in the programs made of them.
-constexpr bool with_pairs = true;
-constexpr bool pairs_in_programs = false;
 
 bool breaks(unsigned broken, law l) { return (broken & (1u << static_cast<int>(l))) != 0; }
 
@@ -43,16 +38,11 @@ TEST_SUITE("oracle") {
     int instructions = 0, reached = 0;
     for (unsigned seed = 0; seed < 10000; ++seed) {
       dice d{std::mt19937(seed)};
-      plan const p = lawful_plan(d, with_pairs);
+      plan const p = lawful_plan(d);
       unsigned const broken = broken_laws(p);
       finding const f = check(p);
       if (broken != 0 || f) {
         DOCTEST_FAIL_CHECK("seed ", seed, ": the oracle says ", broken, ", check says ", describe(f).str(), "\n", written(p));
-        continue;
-      }
-      if (!pairs_in_programs &&
-          std::any_of(p.actions.begin(), p.actions.begin() + p.view().total(), [](action a) { return a.fused != 0; })) {
-        ++reached;
         continue;
       }
       program const lowered = lower(p);
@@ -74,7 +64,7 @@ TEST_SUITE("oracle") {
     tally t;
     for (unsigned seed = 100000; seed < 110000; ++seed) {
       dice d{std::mt19937(seed)};
-      plan const p = mutant(d, lawful_plan(d, with_pairs), with_pairs);
+      plan const p = mutant(d, lawful_plan(d));
       unsigned const broken = broken_laws(p);
       finding const f = check(p);
       t.count(f);
@@ -94,7 +84,7 @@ TEST_SUITE("oracle") {
     tally t;
     for (unsigned seed = 200000; seed < 210000; ++seed) {
       dice d{std::mt19937(seed)};
-      program const p = mutant(d, lower(lawful_plan(d, pairs_in_programs)), pairs_in_programs);
+      program const p = mutant(d, lower(lawful_plan(d)));
       std::string const why = machine(p).run(d.random);
       finding const f = check(p.view());
       t.count(f);
@@ -104,7 +94,7 @@ TEST_SUITE("oracle") {
     }
     DOCTEST_CHECK(t.seen == 10000);
     DOCTEST_CHECK(t.lawful > 1000);
-    for (law l : {law::ids_in_range, law::no_duplicate, law::complete, law::order, law::deadlock, law::matched, law::slots})
+    for (law l : {law::ids_in_range, law::no_duplicate, law::complete, law::order, law::fused_pair, law::deadlock, law::matched, law::slots})
       DOCTEST_CHECK_MESSAGE(t.by_law[static_cast<int>(l)] >= 20, std::string(name_of(l)), " ", t.by_law[static_cast<int>(l)]);
   }
 }

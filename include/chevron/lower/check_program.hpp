@@ -133,6 +133,8 @@ constexpr finding check_computations(program_view const& program) {
     for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
       action const a = program.instructions[i].what;
       int const at = i - program.begin[r];
+      if (a.fused != 0 && !is_compute(a.what))
+        return program_finding(law::fused_pair, r, at, a, " is marked as half of a fused pair, but only computations are paired");
       if (is_compute(a.what)) {
         if (next == plan.begin[r + 1])
           return program_finding(law::no_duplicate, r, at, a, " comes after everything that the plan has for this rank");
@@ -140,6 +142,13 @@ constexpr finding check_computations(program_view const& program) {
         if (!(a == planned) || a.fused != planned.fused)
           return program_finding(law::complete, r, at, planned, "the plan has it here, the program something else");
         ++next;
+        if (a.fused != 0 && i + 1 < program.begin[r + 1] && !is_compute(program.instructions[i + 1].what.what)) {
+          finding f =
+              program_finding(law::fused_pair, r, at, a, " is the first half of a fused pair, but before the second comes ",
+                              program.instructions[i + 1].what);
+          f.links = 1;
+          return f;
+        }
         if (a.what == kind::backward || a.what == kind::backward_weight) --left.data[static_cast<int>(a.stage)];
       } else if (a.what == kind::reduce_gradients || a.what == kind::optimizer_step) {
         if (plan.forward_only) return program_finding(law::no_duplicate, r, at, a, " has no place in a forward-only program");
