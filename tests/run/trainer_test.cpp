@@ -86,7 +86,7 @@ TEST_CASE("replicas with batches of different sizes") {
     return loss;
   };
   CHECK(train_with(8) == whole.loss);
-  CHECK_THROWS_WITH_AS(train_with(0), doctest::Contains("the replicas' batches hold 5, 3 samples"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(train_with(0), doctest::Contains("the replicas' batches count 5, 3 samples"), chevron::usage_error);
 }
 
 TEST_CASE("batches may change their size from step to step") {
@@ -114,12 +114,13 @@ TEST_CASE("batches may change their size from step to step") {
 TEST_CASE("a batch that cannot be cut says why") {
   chevron::split_batch parts;
   tensors const three{at::zeros({3, 2})}, four{at::zeros({4, 2})}, number{at::zeros({})};
-  CHECK_THROWS_WITH_AS(parts.split({three, three}, 4, 3), doctest::Contains("a batch of 3 samples cannot be cut into 4 microbatches"),
+  CHECK_THROWS_WITH_AS(parts.split({three, three}, 4), doctest::Contains("a batch of 3 samples cannot be cut into 4 microbatches"),
                        chevron::usage_error);
-  CHECK_THROWS_WITH_AS(parts.split({three, four}, 2, 3), "target 0 has 4 samples (dimension 0) but input 0 has 3", chevron::usage_error);
-  CHECK_THROWS_AS(parts.split({number, {}}, 1, 1), chevron::usage_error);
-  CHECK_THROWS_AS(parts.split({}, 1, 1), chevron::usage_error);
-  parts.split({four, {}}, 3, 8);
+  CHECK_THROWS_WITH_AS(parts.split({three, four}, 2), "target 0 has 4 samples (dimension 0) but input 0 has 3", chevron::usage_error);
+  CHECK_THROWS_AS(parts.split({number, {}}, 1), chevron::usage_error);
+  CHECK_THROWS_AS(parts.split({}, 1), chevron::usage_error);
+  parts.split({four, {}}, 3);
+  parts.share(8);
   CHECK(parts.inputs(0)[0].size(0) == 2);
   CHECK(parts.inputs(1)[0].size(0) == 1);
   CHECK(parts.weight(0) == 0.25);

@@ -35,30 +35,27 @@ class evaluator {
     compare(owner.line(), lines);
   }
 
-  /// The mean loss over all samples of all replicas, on every rank.
-  /// \param all_samples over all replicas; 0: every replica has as many as this one
-  double loss(batch const& whole, std::int64_t all_samples = 0) {
-    run(with_loss_, whole, all_samples);
-    double mine = 0;
-    for (int m = 0; m < batch_.count(); ++m) {
-      at::Tensor const& loss = with_loss_.losses()[static_cast<std::size_t>(m)];
-      if (loss.defined()) mine += loss.item<double>() * batch_.weight(m);
-    }
-    std::vector<double> all(static_cast<std::size_t>(owner_->line().where().world()));
-    owner_->line().gather(std::span(&mine, 1), all);
-    double sum = 0;
-    for (double const part : all) sum += part;
-    return sum;
+  /// The mean loss over all samples of all replicas, or over what the trainer's `weigh` counts, on every rank.
+  /// \param all what is counted over all replicas; 0: every replica has as much as this one
+  double loss(batch const& whole, double all = 0) {
+    owner_->settle();
+    batch_.split(whole, program_.view().plan.size.micro_batches);
+    return loss_of_batch(all);
   }
-
+  /// The same of microbatches that the caller has cut.
+  double loss(std::vector<batch> const& micro_batches, double all = 0) {
+    owner_->settle();
+    batch_.take(micro_batches, program_.view().plan.size.micro_batches);
+    return loss_of_batch(all);
+  }
   /// The same without extras.
-  double loss(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
-    return loss(batch{inputs, targets}, all_samples);
-  }
+  double loss(tensors const& inputs, tensors const& targets, double all = 0) { return loss(batch{inputs, targets}, all); }
 
   /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others.
   tensors outputs(batch const& whole_batch) {
-    run(without_loss_, whole_batch, 0);
+    owner_->settle();
+    batch_.split(whole_batch, program_.view().plan.size.micro_batches);
+    run(without_loss_);
     tensors whole;
     std::vector<tensors>& parts = without_loss_.outputs();
     for (std::size_t i = 0; i < parts.front().size(); ++i) {
@@ -74,6 +71,21 @@ class evaluator {
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
 
  private:
+  double loss_of_batch(double all_counted) {
+    owner_->weigh(batch_, all_counted);
+    run(with_loss_);
+    double mine = 0;
+    for (int m = 0; m < batch_.count(); ++m) {
+      at::Tensor const& loss = with_loss_.losses()[static_cast<std::size_t>(m)];
+      if (loss.defined()) mine += loss.item<double>() * batch_.weight(m);
+    }
+    std::vector<double> all(static_cast<std::size_t>(owner_->line().where().world()));
+    owner_->line().gather(std::span(&mine, 1), all);
+    double sum = 0;
+    for (double const part : all) sum += part;
+    return sum;
+  }
+
   static program_view checked(program_view p, trainer& owner) {
     if (!p.plan.forward_only) throw usage_error("evaluation needs a program that only runs forward");
     if (p.plan.size.ranks != owner.program().plan.size.ranks || p.plan.stages != owner.program().plan.stages) {
@@ -87,13 +99,9 @@ class evaluator {
     return p;
   }
 
-  void run(executor& with, batch const& whole, std::int64_t all_samples) {
-    std::int64_t const samples = split_batch::samples_in(whole);
-    owner_->settle();
-    batch_.split(whole, program_.view().plan.size.micro_batches,
-                 all_samples > 0 ? all_samples : samples * owner_->line().where().replicas);
+  void run(executor& with) {
     for (stage& s : owner_->stages()) s.training(false);
-    owner_->take_turn(with, whole);
+    owner_->take_turn(with, batch_);
     with.run(batch_, owner_->next_step());
     for (stage& s : owner_->stages()) s.training(true);
   }

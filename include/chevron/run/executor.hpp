@@ -237,7 +237,7 @@ class executor {
                                              .step = record_.step(),
                                              .replica = line_->where().replica(),
                                              .stage = stage_number,
-                                             .micro_batch = m}},
+                                             .micro_batch = batch.number(m)}},
             .training = !program_.plan.forward_only,
             .differentiable = stage_number > 0,
             .loss = with_loss ? &loss_ : nullptr,

@@ -104,6 +104,7 @@ class gloo_transport final : public transport {
   void open(slot_counts const& slots) override {
     finish_first_sends();
     agreed_.clear();
+    ++turn_;
     sends_.clear();
     receives_.clear();
     sends_.resize(static_cast<std::size_t>(slots.send));
@@ -124,7 +125,7 @@ class gloo_transport final : public transport {
     slot.works.clear();
     slot.values.clear();
     for (auto const& value : values) slot.values.push_back(detail::sendable(value, mine));
-    auto const tag = detail::tag_of(what);
+    auto const tag = detail::tag_in_turn(detail::tag_of(what), turn_);
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
     if (first) {
@@ -147,7 +148,7 @@ class gloo_transport final : public transport {
     watch_->throw_if_failed(mine);
     auto& slot = receives_.at(receive_slot);
     slot.about = mine;
-    slot.tag = detail::tag_of(what);
+    slot.tag = detail::tag_in_turn(detail::tag_of(what), turn_);
     slot.works.clear();
     auto const known = agreed_.find(slot.tag);
     slot.header_comes = known == agreed_.end();
@@ -527,6 +528,7 @@ class gloo_transport final : public transport {
   at::Tensor to_gather_, gathered_;
   at::Tensor early_mine_, early_all_;  // of `start_gather`
   work_ptr early_work_;
+  unsigned turn_ = 0;                                                 // how often `open` was called
   bool broken_ = false;
   bool closed_ = false;
 };

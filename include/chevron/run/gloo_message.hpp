@@ -24,7 +24,7 @@ using message_shapes = std::vector<std::int64_t>;
 inline constexpr int never_sent = 0x7fffffff;
 
 /// One number a message of this pair of ranks, equal on both sides: direction, producing stage, microbatch; the three low bits
-/// are for the tensors.
+/// are for the turn and the tensors.
 inline std::uint32_t tag_of(action what) {
   auto stage = static_cast<std::uint32_t>(what.stage);
   std::uint32_t direction = 0;
@@ -46,9 +46,13 @@ inline std::uint32_t tag_of(action what) {
   return (direction << 30) | ((stage & 0x7ffu) << 19) | (static_cast<std::uint32_t>(what.micro_batch) << 3);
 }
 
-// 0 is the header, 1 to 6 the first tensors; Gloo keeps the order of what shares a tag, here the seventh and all after it.
+/// How often shapes were agreed anew, odd or even: a rank that missed it (it was given another batch) waits for a message that does not
+/// come, and never takes tensors of other shapes for its own.
+inline std::uint32_t tag_in_turn(std::uint32_t tag, unsigned turn) { return tag | (turn & 1u) << 2; }
+
+// 0 is the header, 1 and 2 the first tensors; Gloo keeps the order of what shares a tag, here the third and all after it.
 inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
-  return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 7)));
+  return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
 }
 
 /// Dense, contiguous, in main memory; the caller's own memory whenever it is so already. An undefined tensor stays one.

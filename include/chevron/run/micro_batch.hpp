@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,20 +34,23 @@ constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int m
 
 /// One step's data, of one replica. Dimension 0 of inputs and targets is that of samples.
 struct batch {
-  tensors inputs;               ///< of stage 0
-  tensors targets;              ///< of the loss
+  tensors inputs;                  ///< of stage 0
+  tensors targets;                 ///< of the loss
   std::vector<extra> extras = {};  ///< for stages that ask for them by name (`stage::takes`)
 };
 
-/// A batch (of one replica) in M parts along dimension 0. The parts are views: nothing is copied.
+/// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these.
+using weigher = std::function<double(batch const& micro_batch)>;
+
+/// A batch (of one replica) in M parts: cut along dimension 0 (views, nothing is copied), or as the user cut it.
 ///
-/// Each microbatch weighs its share of the samples of *all* replicas. The mean loss of a microbatch times its weight, added up,
-/// is the mean loss over all samples, and gradients of it need no scaling afterwards, whatever the sizes.
+/// Each microbatch weighs its share of all microbatches of *all* replicas. The mean loss of a microbatch times its weight, added
+/// up, is the mean loss over all samples (or tokens), and gradients of it need no scaling afterwards, whatever the sizes.
 class split_batch {
  public:
-  /// \param all_samples samples of this step over all replicas
+  /// Cuts a batch; each part counts as many as it has samples.
   /// \throws usage_error when the tensors disagree about the number of samples, or there are fewer samples than microbatches
-  void split(batch const& whole, int count, std::int64_t all_samples) {
+  void split(batch const& whole, int count) {
     samples_ = samples_in(whole);
     if (samples_ < count) {
       throw usage_error("a batch of " + std::to_string(samples_) + " samples cannot be cut into " + std::to_string(count) +
@@ -54,12 +60,61 @@ class split_batch {
     for (int m = 0; m < count; ++m) {
       sample_range const range = samples_of(samples_, count, m);
       part& p = parts_[static_cast<std::size_t>(m)];
-      cut(whole.inputs, range, p.inputs);
-      cut(whole.targets, range, p.targets);
-      p.extras.clear();
-      for (extra const& e : whole.extras) p.extras.push_back({e.name, e.whole ? e.value : e.value.narrow(0, range.first, range.count), true});
-      p.weight = static_cast<double>(range.count) / static_cast<double>(all_samples);
+      cut(whole.inputs, range, p.data.inputs);
+      cut(whole.targets, range, p.data.targets);
+      p.data.extras.clear();
+      for (extra const& e : whole.extras) {
+        p.data.extras.push_back({e.name, e.whole ? e.value : e.value.narrow(0, range.first, range.count), true});
+      }
+      p.counts = static_cast<double>(range.count);
     }
+  }
+
+  /// Takes microbatches as they are; each counts as many as it has samples.
+  /// \throws usage_error when there are not `count` of them, or the tensors of one disagree about the number of samples
+  void take(std::span<batch const> micro_batches, int count) {
+    if (micro_batches.size() != static_cast<std::size_t>(count)) {
+      throw usage_error("the program runs " + std::to_string(count) + " microbatches a step, " +
+                        std::to_string(micro_batches.size()) + " were given");
+    }
+    samples_ = 0;
+    parts_.resize(static_cast<std::size_t>(count));
+    for (std::size_t m = 0; m < parts_.size(); ++m) {
+      std::int64_t samples = 0;
+      try {
+        samples = samples_in(micro_batches[m]);
+      } catch (usage_error const& e) {
+        throw usage_error("microbatch " + std::to_string(m) + ": " + e.what());
+      }
+      samples_ += samples;
+      parts_[m].data = micro_batches[m];
+      parts_[m].counts = static_cast<double>(samples);
+    }
+  }
+
+  /// Lets `weigh` say what each microbatch counts, instead of its samples.
+  /// \throws usage_error for what is no weight
+  void weigh(weigher const& weigh) {
+    for (std::size_t m = 0; m < parts_.size(); ++m) {
+      parts_[m].counts = weigh(parts_[m].data);
+      if (!std::isfinite(parts_[m].counts) || parts_[m].counts < 0) {
+        throw usage_error("microbatch " + std::to_string(m) + " was weighed as " + std::to_string(parts_[m].counts) +
+                          ": a weight is a number from 0");
+      }
+    }
+  }
+
+  /// What all microbatches together count.
+  double counts() const {
+    double sum = 0;
+    for (part const& p : parts_) sum += p.counts;
+    return sum;
+  }
+
+  /// Sets each microbatch's weight to its share.
+  /// \param all what all microbatches of this step count, over all replicas
+  void share(double all) {
+    for (part& p : parts_) p.weight = p.counts / all;
   }
 
   /// How many samples these tensors hold, the same in each.
@@ -73,7 +128,8 @@ class split_batch {
         samples = t.size(0);
         first = name;
       } else if (t.size(0) != samples) {
-        throw usage_error(name + " has " + std::to_string(t.size(0)) + " samples (dimension 0) but " + first + " has " + std::to_string(samples));
+        throw usage_error(name + " has " + std::to_string(t.size(0)) + " samples (dimension 0) but " + first + " has " +
+                          std::to_string(samples));
       }
     };
     for (std::size_t i = 0; i < whole.inputs.size(); ++i) look(whole.inputs[i], "input " + std::to_string(i));
@@ -86,18 +142,38 @@ class split_batch {
 
   int count() const { return static_cast<int>(parts_.size()); }
   std::int64_t samples() const { return samples_; }
-  tensors const& inputs(int m) const { return parts_[static_cast<std::size_t>(m)].inputs; }
-  tensors const& targets(int m) const { return parts_[static_cast<std::size_t>(m)].targets; }
-  std::span<extra const> extras(int m) const { return parts_[static_cast<std::size_t>(m)].extras; }
-  double weight(int m) const { return parts_[static_cast<std::size_t>(m)].weight; }
+  tensors const& inputs(int m) const { return of(m).data.inputs; }
+  tensors const& targets(int m) const { return of(m).data.targets; }
+  std::span<extra const> extras(int m) const { return of(m).data.extras; }
+  double weight(int m) const { return of(m).weight; }
+
+  /// Microbatches are numbered over the whole optimizer step, which may accumulate several batches; these begin here.
+  void number_from(int first) { first_ = first; }
+  int number(int m) const { return first_ + m; }
+
+  /// Dtypes and sizes of everything: where these are the same, so are those of the messages between stages.
+  void append_shapes(std::vector<std::int64_t>& out) const {
+    auto const add = [&](at::Tensor const& t) {
+      out.push_back(t.defined() ? static_cast<std::int64_t>(t.scalar_type()) : -1);
+      if (!t.defined()) return;
+      out.push_back(t.dim());
+      out.insert(out.end(), t.sizes().begin(), t.sizes().end());
+    };
+    for (part const& p : parts_) {
+      for (at::Tensor const& t : p.data.inputs) add(t);
+      for (at::Tensor const& t : p.data.targets) add(t);
+      for (extra const& e : p.data.extras) add(e.value);
+    }
+  }
 
  private:
   struct part {
-    tensors inputs;
-    tensors targets;
-    std::vector<extra> extras;
+    batch data;
+    double counts = 0;
     double weight = 0;
   };
+
+  part const& of(int m) const { return parts_[static_cast<std::size_t>(m)]; }
 
   static void cut(std::span<at::Tensor const> all, sample_range range, tensors& out) {
     out.clear();
@@ -106,6 +182,7 @@ class split_batch {
 
   std::vector<part> parts_;
   std::int64_t samples_ = 0;
+  int first_ = 0;
 };
 
 }  // namespace chevron

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -53,19 +54,21 @@ struct update_options {
 
 /// What every rank knows at the end of a step.
 struct update_result {
-  double loss = 0;       ///< mean over all samples of all replicas
+  double loss = 0;       ///< mean over all samples, or what else microbatches count, of all replicas
   double grad_norm = 0;  ///< over all parameters, before clipping
   bool skipped = false;  ///< something was not finite, nothing was changed
   bool clipped = false;  ///< the norm was above the limit, gradients were scaled down
   double bubble = 0;     ///< share of ranks × longest rank's time in which ranks did not compute
   double learning_rate = 0;
+  std::int64_t samples = 0;  ///< over all replicas
 };
 
 /// What a rank contributes to it.
 struct update_input {
   std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
+  double counts = 0;                        ///< what this replica's microbatches count
+  double all_counts = 0;                    ///< the same over all replicas, as used for the weights
   std::int64_t samples = 0;                 ///< of this replica
-  std::int64_t all_samples = 0;             ///< of all replicas, as used for the weights
   double busy_seconds = 0;
   double span_seconds = 0;
 };
@@ -82,6 +85,13 @@ double sum_of_squares(Scalar const* values, std::int64_t count) {
   }
   for (int lane = 0; i < count; ++i, ++lane) lanes[lane] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
   return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/// A number for people: `16`, `0.25`.
+inline std::string plain(double value) {
+  std::string text(32, '\0');
+  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.10g", value)));
+  return text;
 }
 
 }  // namespace detail
@@ -140,7 +150,7 @@ class global_update {
   /// is `pending`, and `verdict` is to be called before the gradients are written to again.
   std::optional<update_result> run(long step, update_input const& input) {
     step_ = step;
-    all_samples_ = input.all_samples;
+    all_counts_ = input.all_counts;
     contribute(input);
     if (!options_.post_validation || calm_ < options_.calm_steps) {
       line_->gather(mine_, all_);
@@ -186,13 +196,14 @@ class global_update {
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
  private:
-  static constexpr int header = 3;
+  static constexpr int header = 4;
 
   void contribute(update_input const& input) {
     std::fill(mine_.begin(), mine_.end(), 0.0);
-    mine_[0] = static_cast<double>(input.samples);
+    mine_[0] = input.counts;
     mine_[1] = input.busy_seconds;
     mine_[2] = input.span_seconds;
+    mine_[3] = static_cast<double>(input.samples);
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
     std::size_t at = first_norm();
     for (stage_gradients* g : gradients_) {
@@ -209,12 +220,15 @@ class global_update {
 
   /// What all ranks' numbers say, the same on all of them.
   update_result judge() {
-    check_samples();
+    check_counts();
     update_result result;
     std::string culprit;
     add_losses(result, culprit);
     add_norms(result, culprit);
     add_times(result);
+    for (int replica = 0; replica < line_->where().replicas; ++replica) {
+      result.samples += static_cast<std::int64_t>(of_rank(replica * plan_.size.ranks)[3]);
+    }
     result.learning_rate = learning_rate();
     result.skipped = !culprit.empty();
     result.clipped = !result.skipped && options_.clip_grad_norm > 0 && result.grad_norm > options_.clip_grad_norm;
@@ -278,27 +292,26 @@ class global_update {
 
   double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
 
-  void check_samples() const {
+  void check_counts() const {
     int const ranks = plan_.size.ranks;
     double sum = 0;
     std::string each;
     for (int replica = 0; replica < line_->where().replicas; ++replica) {
-      double const given = of_rank(replica * ranks)[0];
-      sum += given;
-      each += (replica == 0 ? "" : ", ") + std::to_string(static_cast<std::int64_t>(given));
+      double const counts = of_rank(replica * ranks)[0];
+      sum += counts;
+      each += (replica == 0 ? "" : ", ") + detail::plain(counts);
       for (int p = 1; p < ranks; ++p) {
-        if (of_rank(replica * ranks + p)[0] != given) {
-          throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) + " were given batches of " +
-                                std::to_string(static_cast<std::int64_t>(given)) + " and " +
-                                std::to_string(static_cast<std::int64_t>(of_rank(replica * ranks + p)[0])) +
-                                " samples: all ranks of a pipeline take the same batch",
-                            here());
-        }
+        double const other = of_rank(replica * ranks + p)[0];
+        if (other == counts) continue;
+        throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) +
+                              " were given batches that count " + detail::plain(counts) + " and " + detail::plain(other) +
+                              " samples (or what else is weighed): all ranks of a pipeline take the same batch",
+                          here());
       }
     }
-    if (sum != static_cast<double>(all_samples_)) {
-      throw usage_error("the replicas' batches hold " + each + " samples, but each was weighed as a share of " + std::to_string(all_samples_) +
-                            ": give step() the number of samples over all replicas",
+    if (std::abs(sum - all_counts_) > 1e-9 * all_counts_) {
+      throw usage_error("the replicas' batches count " + each + " samples (or what else is weighed), but each was taken for a share of " +
+                            detail::plain(all_counts_) + ": give step() what they count over all replicas, accumulated batches included",
                         here());
     }
   }
@@ -352,7 +365,7 @@ class global_update {
   std::vector<double> mine_, all_;
 
   long step_ = -1;
-  std::int64_t all_samples_ = 0;
+  double all_counts_ = 0;
   int calm_ = 0;          // steps in a row that were neither skipped nor clipped
   bool pending_ = false;  // the gather is under way
   bool stepped_ = false;  // the optimizer stepped without waiting for it

@@ -56,6 +56,7 @@ struct trainer_options {
   std::function<double(long step)> learning_rate = {};   ///< by step, from 0; empty: as the optimizer has it
   std::size_t bucket_bytes = std::size_t{25} << 20;      ///< gradients are summed over replicas in pieces of this size
   std::uint64_t seed = 0;                                ///< of what stages draw at random: dropout … (random.hpp)
+  weigher weigh = {};                                    ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the last
   /// bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
@@ -93,7 +94,7 @@ class trainer {
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   trainer(runnable steps, transport& line, stage_builder const& build, loss_function loss, optimizer_factory const& make,
           trainer_options options = {})
-      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)), post_validation_(options.post_validation) {
+      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)), post_validation_(options.post_validation), weigh_(options.weigh) {
     program_view const p = program_.view();
     check_layout(p);
     if (p.plan.forward_only) throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
@@ -117,8 +118,10 @@ class trainer {
                                                              options.post_validation, options.calm_steps});
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_hooks hooks;
-    hooks.reduce_gradients = [this](int s) { gradients_[static_cast<std::size_t>(s)]->start_sum(*line_); };
-    hooks.optimizer_step = [this] { finish_step(); };
+    hooks.reduce_gradients = [this](int s) {
+      if (last_pass_) gradients_[static_cast<std::size_t>(s)]->start_sum(*line_);
+    };
+    hooks.optimizer_step = [this] { finish_batch(); };
     bool const shared = std::any_of(gradients_.begin(), gradients_.end(), [](auto const& g) { return g && g->shares(); });
     if (shared) hooks.before_gradients = [this](int s) { gradients_[static_cast<std::size_t>(s)]->attach(); };
     hooks.seed = options.seed;
@@ -129,31 +132,34 @@ class trainer {
   trainer& operator=(trainer const&) = delete;
 
   /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
-  /// \param all_samples of this step over all replicas; 0: every replica has as many as this one
+  /// \param all what all microbatches of this step count over all replicas, those accumulated before included: samples, if the
+  /// options have no `weigh`. 0: every replica has as much as this one
   /// \returns its report; with `post_validation` that of the step before, since this one's is not known yet
-  step_report step(batch const& whole, std::int64_t all_samples = 0) {
+  step_report step(batch const& whole, double all = 0) {
     std::int64_t const begin = now_ns();
-    std::int64_t const samples = split_batch::samples_in(whole);
-    all_samples_ = all_samples > 0 ? all_samples : samples * line_->where().replicas;
-    batch_.split(whole, program_.view().plan.size.micro_batches, all_samples_);
-    take_turn(*executor_, whole);
-    if (update_->pending()) {
-      buffers_before_.take();
-      executor_->run(batch_, step_, [this] { return last_step_stands(); });
-    } else {
-      zero_gradients();
-      executor_->run(batch_, step_);
-    }
-
-    step_report const before = std::exchange(report_, {});
-    report_.step = step_++;
-    report_.samples = all_samples_;
-    report_.seconds = static_cast<double>(now_ns() - begin) * 1e-9;
-    report_.samples_per_second = static_cast<double>(all_samples_) / report_.seconds;
-    report_.peak_in_flight = executor_->last_record().peak_in_flight();
-    if (result_) fill_in(*result_);
-    return post_validation_ ? before : report_;
+    batch_.split(whole, program_.view().plan.size.micro_batches);
+    return step_of_batch(begin, all);
   }
+  /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
+  step_report step(std::vector<batch> const& micro_batches, double all = 0) {
+    std::int64_t const begin = now_ns();
+    batch_.take(micro_batches, program_.view().plan.size.micro_batches);
+    return step_of_batch(begin, all);
+  }
+  /// The same without extras.
+  step_report step(tensors const& inputs, tensors const& targets, double all = 0) { return step(batch{inputs, targets}, all); }
+
+  /// Computes gradients and adds them to those of the next `step`, which must be given the same `all`: a batch too large for one
+  /// run of the program is trained on by some calls of `accumulate` and then one of `step`.
+  void accumulate(batch const& whole, double all) {
+    batch_.split(whole, program_.view().plan.size.micro_batches);
+    accumulate_batch(all);
+  }
+  void accumulate(std::vector<batch> const& micro_batches, double all) {
+    batch_.take(micro_batches, program_.view().plan.size.micro_batches);
+    accumulate_batch(all);
+  }
+  void accumulate(tensors const& inputs, tensors const& targets, double all) { accumulate(batch{inputs, targets}, all); }
 
   /// With `post_validation`: waits until the last step stands. To be called before parameters or the optimizer are looked at, and
   /// at the end; evaluation does so itself. Collective.
@@ -164,11 +170,6 @@ class trainer {
       fill_in(update_->verdict(stands));
     }
     return report_;
-  }
-
-  /// The same without extras.
-  step_report step(tensors const& inputs, tensors const& targets, std::int64_t all_samples = 0) {
-    return step(batch{inputs, targets}, all_samples);
   }
 
   /// The stages by number; those of other ranks are empty.
@@ -185,18 +186,20 @@ class trainer {
   long next_step() const { return step_; }
   void next_step(long step) { step_ = step; }
 
+  /// Gives each microbatch its share of the loss.
+  /// \param all what microbatches count over all replicas; 0: every replica has as much as this one
+  double weigh(split_batch& cut, double all) const {
+    if (weigh_) cut.weigh(weigh_);
+    if (!(all > 0)) all = cut.counts() * line_->where().replicas;
+    if (!(all > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
+    cut.share(all);
+    return all;
+  }
+
   /// Tells the transport whose slots come next, and that messages may have new shapes, when either changed.
-  void take_turn(executor& next, batch const& whole) {
+  void take_turn(executor& next, split_batch const& cut) {
     shapes_.clear();
-    auto const add = [&](at::Tensor const& t) {
-      shapes_.push_back(static_cast<std::int64_t>(t.scalar_type()));
-      if (!t.defined()) return;
-      shapes_.push_back(t.dim());
-      shapes_.insert(shapes_.end(), t.sizes().begin(), t.sizes().end());
-    };
-    for (at::Tensor const& t : whole.inputs) add(t);
-    for (at::Tensor const& t : whole.targets) add(t);
-    for (extra const& e : whole.extras) add(e.value);
+    cut.append_shapes(shapes_);
     if (turn_ != &next || shapes_ != shapes_of_turn_) next.open(tied_.slots());
     turn_ = &next;
     std::swap(shapes_, shapes_of_turn_);
@@ -245,6 +248,7 @@ class trainer {
     out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
     out.add("bucket bytes", std::to_string(options.bucket_bytes));
     out.add("seed", std::to_string(options.seed));
+    out.add("microbatches count", options.weigh ? "what the caller weighs" : "their samples");
     out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (stages_[s]) out.add(static_cast<int>(s), stages_[s]);
@@ -252,13 +256,71 @@ class trainer {
     return out;
   }
 
-  void finish_step() {
+  step_report step_of_batch(std::int64_t begin, double all) {
+    if (passes_ > 0 && all != all_) refuse_other_total(all);
+    all_ = weigh(batch_, all);
+    run_batch(true);
+
+    step_report const before = std::exchange(report_, {});
+    report_.step = step_++;
+    report_.seconds = static_cast<double>(now_ns() - begin + accumulating_ns_) * 1e-9;
+    report_.peak_in_flight = peak_in_flight_;
+    if (result_) fill_in(*result_);
+    passes_ = 0;
+    accumulating_ns_ = 0;
+    return post_validation_ ? before : report_;
+  }
+
+  void accumulate_batch(double all) {
+    std::int64_t const begin = now_ns();
+    if (!(all > 0)) throw usage_error("accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
+    if (passes_ > 0 && all != all_) refuse_other_total(all);
+    all_ = weigh(batch_, all);
+    run_batch(false);
+    ++passes_;
+    accumulating_ns_ += now_ns() - begin;
+  }
+
+  [[noreturn]] void refuse_other_total(double all) const {
+    throw usage_error("the batches of one step were weighed as shares of " + detail::plain(all_) + " and of " + detail::plain(all) +
+                      ": give accumulate() and step() the same total");
+  }
+
+  /// Runs the program once; the last time in a step with sums over the replicas and the optimizer.
+  void run_batch(bool last) {
+    last_pass_ = last;
+    batch_.number_from(passes_ * batch_.count());
+    take_turn(*executor_, batch_);
+    if (passes_ == 0) {
+      std::fill(weighted_losses_.begin(), weighted_losses_.end(), 0.0);
+      input_ = {};
+      peak_in_flight_ = 0;
+    }
+    if (update_->pending()) {
+      buffers_before_.take();
+      executor_->run(batch_, step_, [this] { return last_step_stands(); });
+    } else {
+      if (passes_ == 0) zero_gradients();
+      executor_->run(batch_, step_);
+    }
+    peak_in_flight_ = std::max(peak_in_flight_, executor_->last_record().peak_in_flight());
+  }
+
+  /// All gradients of one run of the program are there.
+  void finish_batch() {
     for (std::size_t m = 0; m < weighted_losses_.size(); ++m) {
       at::Tensor const& loss = executor_->losses()[m];
-      weighted_losses_[m] = loss.defined() ? loss.item<double>() * batch_.weight(static_cast<int>(m)) : 0;
+      if (loss.defined()) weighted_losses_[m] += loss.item<double>() * batch_.weight(static_cast<int>(m));
     }
     record const& r = executor_->last_record();
-    result_ = update_->run(step_, {weighted_losses_, batch_.samples(), all_samples_, r.busy_seconds(), r.span_seconds()});
+    input_.counts += batch_.counts();
+    input_.samples += batch_.samples();
+    input_.busy_seconds += r.busy_seconds();
+    input_.span_seconds += r.span_seconds();
+    if (!last_pass_) return;
+    input_.weighted_losses = weighted_losses_;
+    input_.all_counts = all_;
+    result_ = update_->run(step_, input_);
   }
 
   void zero_gradients() {
@@ -283,6 +345,8 @@ class trainer {
     report_.clipped = result.clipped;
     report_.learning_rate = result.learning_rate;
     report_.bubble = result.bubble;
+    report_.samples = result.samples;
+    report_.samples_per_second = static_cast<double>(result.samples) / report_.seconds;
   }
 
   runnable program_;
@@ -296,9 +360,15 @@ class trainer {
   std::unique_ptr<executor> executor_;
   executor const* turn_ = nullptr;
   std::vector<std::int64_t> shapes_of_turn_, shapes_;
+  weigher weigh_;
   split_batch batch_;
+  double all_ = 0;                // what this step counts over all replicas
+  int passes_ = 0;                // runs of the program in this step so far
+  bool last_pass_ = true;
+  std::int64_t accumulating_ns_ = 0;
+  int peak_in_flight_ = 0;
   std::vector<double> weighted_losses_;
-  std::int64_t all_samples_ = 0;
+  update_input input_;
   std::optional<update_result> result_;  // of the last step, if it was known at its end
   buffer_snapshot buffers_before_;
   step_report report_;                   // of the last step
