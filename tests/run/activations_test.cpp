@@ -17,7 +17,8 @@ struct census {
   std::atomic<int> live = 0, peak = 0;
   void born() {
     int const now = ++live;
-    for (int most = peak; now > most && !peak.compare_exchange_weak(most, now);) {}
+    for (int most = peak; now > most && !peak.compare_exchange_weak(most, now);) {
+    }
   }
 };
 
@@ -26,10 +27,13 @@ struct counted : torch::autograd::Function<counted> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x, census* in) {
     auto* const memory = new at::Tensor(x.detach().clone());
     in->born();
-    return at::from_blob(memory->data_ptr(), memory->sizes(), [memory, in](void*) {
-      delete memory;
-      --in->live;
-    }, memory->options());
+    return at::from_blob(
+        memory->data_ptr(), memory->sizes(),
+        [memory, in](void*) {
+          delete memory;
+          --in->live;
+        },
+        memory->options());
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list arriving) {
     return {arriving[0], at::Tensor()};
@@ -74,7 +78,8 @@ TEST_CASE("activations alive on a rank: the most at a time is what the plan says
             train.step({data.input}, {data.target});
           });
           bool split = false;
-          for (int i = 0; i < plan.view().total(); ++i) split = split || plan.actions.data[i].what == chevron::kind::backward_weight;
+          for (int i = 0; i < plan.view().total(); ++i)
+            split = split || plan.actions.data[i].what == chevron::kind::backward_weight;
           for (int r = 0; r < ranks; ++r) {
             census const& c = saved[static_cast<std::size_t>(r)];
             CAPTURE(name);
@@ -113,7 +118,9 @@ TEST_CASE("outputs are let go once the next stage has used them") {
         std::vector<chevron::parameter> parameters;
         chevron::append_parameters(parameters, "", layer);
         if (s == 0) {
-          return {[layer, &mine, &outputs](at::Tensor x) mutable { return counted::apply(on_backward::apply(layer(x), &mine), &outputs); },
+          return {[layer, &mine, &outputs](at::Tensor x) mutable {
+                    return counted::apply(on_backward::apply(layer(x), &mine), &outputs);
+                  },
                   parameters};
         }
         return {[layer](at::Tensor x) mutable { return layer(x.clone()); }, parameters};

@@ -65,7 +65,8 @@ TEST_CASE("balanced: no other cut has a cheaper costliest stage") {
   }
   CHECK(chevron::balanced({1, 1, 1, 1, 1}, 2) == std::vector<int>{3, 2});
   CHECK(chevron::balanced({5, 1, 1, 1, 1, 1}, 2) == std::vector<int>{1, 5});
-  CHECK_THROWS_WITH_AS(chevron::balanced({1, 1}, 3), "2 layers cannot be cut into 3 stages of at least one layer", chevron::usage_error);
+  CHECK_THROWS_WITH_AS(chevron::balanced({1, 1}, 3), "2 layers cannot be cut into 3 stages of at least one layer",
+                       chevron::usage_error);
 }
 
 TEST_CASE("a model trains the same wherever it is cut, and its parameters keep their names") {
@@ -98,7 +99,8 @@ TEST_CASE("a model trains the same wherever it is cut, and its parameters keep t
       }
     });
     std::sort(names.begin(), names.end());
-    CHECK(names == std::vector<std::string>{"0.bias", "0.weight", "3.bias", "3.weight", "6.bias", "6.weight", "9.bias", "9.weight"});
+    CHECK(names ==
+          std::vector<std::string>{"0.bias", "0.weight", "3.bias", "3.weight", "6.bias", "6.weight", "9.bias", "9.weight"});
   }
   CHECK(losses[0] == losses[1]);
   CHECK(losses[0] == losses[2]);
@@ -106,8 +108,10 @@ TEST_CASE("a model trains the same wherever it is cut, and its parameters keep t
 }
 
 TEST_CASE("numbers that do not add up are refused") {
-  CHECK_THROWS_WITH_AS(chevron::cut(make_model(), {5, 4}), "a model of 10 layers cannot be cut into 5 + 4: each stage takes one layer or more, and together all of them",
-                       chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      chevron::cut(make_model(), {5, 4}),
+      "a model of 10 layers cannot be cut into 5 + 4: each stage takes one layer or more, and together all of them",
+      chevron::usage_error);
   CHECK_THROWS_AS(chevron::cut(make_model(), {10, 0}), chevron::usage_error);
   CHECK_THROWS_AS(chevron::cut(make_model(), {}), chevron::usage_error);
 }
@@ -115,11 +119,12 @@ TEST_CASE("numbers that do not add up are refused") {
 TEST_CASE("measured costs find the slow layer and leave everything as it was") {
   auto const busy = [](at::Tensor const& x) {
     auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-    while (std::chrono::steady_clock::now() < until) {}
+    while (std::chrono::steady_clock::now() < until) {
+    }
     return x.tanh();
   };
-  torch::nn::Sequential whole(torch::nn::Linear(width, width), torch::nn::Dropout(0.5), torch::nn::BatchNorm1d(width), torch::nn::Functional(busy),
-                              torch::nn::Linear(width, width), torch::nn::Linear(width, width));
+  torch::nn::Sequential whole(torch::nn::Linear(width, width), torch::nn::Dropout(0.5), torch::nn::BatchNorm1d(width),
+                              torch::nn::Functional(busy), torch::nn::Linear(width, width), torch::nn::Linear(width, width));
   auto const before = [&] {
     std::vector<at::Tensor> all;
     for (auto& p : whole->parameters()) all.push_back(p.detach().clone());

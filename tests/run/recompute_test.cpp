@@ -30,7 +30,8 @@ class counting_allocator final : public c10::Allocator {
     auto* const block = static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
     std::memcpy(block, &bytes, sizeof bytes);
     std::int64_t const now = live += static_cast<std::int64_t>(bytes);
-    for (std::int64_t most = peak; now > most && !peak.compare_exchange_weak(most, now);) {}
+    for (std::int64_t most = peak; now > most && !peak.compare_exchange_weak(most, now);) {
+    }
     return {block + 64, block + 64, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -125,8 +126,12 @@ TEST_CASE("dropout differs by seed, step, replica, stage and microbatch, and nev
   auto const next_by_default = at::rand({4});
   at::manual_seed(7);
   CHECK(at::equal(draw(here), draw(here)));
-  for (chevron::random_place const other : {chevron::random_place{0, 2, 3, 4, 5, 6}, {1, 0, 3, 4, 5, 6}, {1, 2, 0, 4, 5, 6}, {1, 2, 3, 0, 5, 6},
-                                            {1, 2, 3, 4, 0, 6}, {1, 2, 3, 4, 5, 0}}) {
+  for (chevron::random_place const other : {chevron::random_place{0, 2, 3, 4, 5, 6},
+                                            {1, 0, 3, 4, 5, 6},
+                                            {1, 2, 0, 4, 5, 6},
+                                            {1, 2, 3, 0, 5, 6},
+                                            {1, 2, 3, 4, 0, 6},
+                                            {1, 2, 3, 4, 5, 0}}) {
     CHECK_FALSE(at::equal(draw(here), draw(other)));
   }
   {
@@ -154,10 +159,12 @@ TEST_CASE("the forward of a recomputed stage runs twice, also where I and W are 
           std::vector<chevron::parameter> parameters;
           torch::nn::Linear layer(width, width);
           chevron::append_parameters(parameters, "", layer);
-          chevron::stage made([&calls, layer, s](at::Tensor x) mutable {
-            ++calls[static_cast<std::size_t>(s)];
-            return layer(x);
-          }, parameters);
+          chevron::stage made(
+              [&calls, layer, s](at::Tensor x) mutable {
+                ++calls[static_cast<std::size_t>(s)];
+                return layer(x);
+              },
+              parameters);
           made.recompute(on);
           return made;
         };
@@ -170,15 +177,14 @@ TEST_CASE("the forward of a recomputed stage runs twice, also where I and W are 
 }
 
 TEST_CASE("a recomputed chunk keeps its input and nothing else between F and B") {
-  auto const builder_of = [](bool recompute) {
-    return [recompute](int s) { return widening_part(s).recompute(recompute); };
-  };
+  auto const builder_of = [](bool recompute) { return [recompute](int s) { return widening_part(s).recompute(recompute); }; };
   // One rank, two stages, all forwards before all backwards: the growth by microbatch is what a chunk of either stage keeps.
   auto const growth = [&](bool recompute) {
     return (peak_of_step("LoopedBFS", 8, builder_of(recompute)) - peak_of_step("LoopedBFS", 4, builder_of(recompute))) / 4;
   };
   std::int64_t const input = samples * wide * 4, saved = 2 * 8 * input;
-  // Without: what the two stages save, and the second one's input and output (the loss saves that). Stage 0's inputs are the batch.
+  // Without: what the two stages save, and the second one's input and output (the loss saves that). Stage 0's inputs are the
+  // batch.
   CHECK(growth(false) >= 2 * saved + 2 * input);
   CHECK(growth(false) < 2 * saved + 2 * input + 1024);
   // With: the second stage's input. Losses are a few bytes.
@@ -192,14 +198,16 @@ TEST_CASE("a stage recomputed part by part has one part's activations at a time"
       std::vector<chevron::stage> made;
       for (int p = 0; p < parts; ++p) made.push_back(widening_part(p));
       if (pieces == parts) return chevron::in_sequence(made).recompute();
-      chevron::stage whole([made](at::Tensor x) mutable {
-        for (auto& each : made) {
-          tensors in{x}, out;
-          each.forward(in, out);
-          x = out[0];
-        }
-        return x;
-      }, chevron::in_sequence(made).parameters());
+      chevron::stage whole(
+          [made](at::Tensor x) mutable {
+            for (auto& each : made) {
+              tensors in{x}, out;
+              each.forward(in, out);
+              x = out[0];
+            }
+            return x;
+          },
+          chevron::in_sequence(made).parameters());
       return whole.recompute();
     };
   };
@@ -217,15 +225,16 @@ TEST_CASE("BatchNorm's running mean counts each microbatch once") {
   for (bool const on : {false, true}) {
     std::vector<torch::nn::BatchNorm1d> norms{torch::nn::BatchNorm1d(width), torch::nn::BatchNorm1d(width)};
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
-      chevron::trainer train(chevron::lower(plan), line, [&](int s) {
-        return chevron::stage(norms[static_cast<std::size_t>(s)]).recompute(on);
-      }, mean_square, sgd);
+      chevron::trainer train(
+          chevron::lower(plan), line, [&](int s) { return chevron::stage(norms[static_cast<std::size_t>(s)]).recompute(on); },
+          mean_square, sgd);
       train.step({data.input}, {data.target});
       train.step({data.input}, {data.target});
     });
     found.emplace_back();
     for (auto& n : norms) {
-      for (auto& t : {n->running_mean, n->running_var, n->num_batches_tracked, n->weight, n->bias}) found.back().push_back(t.detach().clone());
+      for (auto& t : {n->running_mean, n->running_var, n->num_batches_tracked, n->weight, n->bias})
+        found.back().push_back(t.detach().clone());
     }
   }
   for (std::size_t i = 0; i < found[0].size(); ++i) CHECK(at::equal(found[0][i], found[1][i]));
@@ -248,5 +257,6 @@ TEST_CASE("a stage that changes its input in place is refused, with the remedy")
     });
   };
   run(false);
-  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: it changes its input 0 in place"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: it changes its input 0 in place"),
+                       chevron::usage_error);
 }

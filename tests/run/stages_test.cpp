@@ -98,7 +98,9 @@ TEST_CASE("skip connections past other stages, crossing and nested, for every sc
     };
     auto const third = [](torch::nn::Linear& l, at::Tensor x, at::Tensor from_0) { return l(x).tanh() + from_0; };
     auto const middle = [](torch::nn::Linear& l, at::Tensor x) { return l(x).tanh(); };
-    auto const last = [](torch::nn::Linear& l, at::Tensor x, at::Tensor from_0, at::Tensor from_1) { return l(x) * from_0 + from_1; };
+    auto const last = [](torch::nn::Linear& l, at::Tensor x, at::Tensor from_0, at::Tensor from_1) {
+      return l(x) * from_0 + from_1;
+    };
     auto const expected = plain_gradients(all, plan, 7, [&](std::int64_t at, std::int64_t count) {
       auto const [a, a2, aw] = first(all[0], data.input.narrow(0, at, count));
       auto const [b, bw] = second(all[1], a);
@@ -107,17 +109,20 @@ TEST_CASE("skip connections past other stages, crossing and nested, for every sc
       return mean_square(last(all.back(), x, aw, bw), data.target.narrow(0, at, count));
     });
     for (bool const recompute : {false, true}) {
-      auto const build = chevron::with_skips([&](int s) {
-        auto l = all[static_cast<std::size_t>(s)];
-        chevron::stage made = [&]() -> chevron::stage {
-          if (s == 0) return with_layer(l, [=](at::Tensor x) mutable { return first(l, x); });
-          if (s == 1) return with_layer(l, [=](at::Tensor x) mutable { return second(l, x); });
-          if (s == 2) return with_layer(l, [=](at::Tensor x, at::Tensor y) mutable { return third(l, x, y); });
-          if (s == stages - 1) return with_layer(l, [=](at::Tensor x, at::Tensor y, at::Tensor z) mutable { return last(l, x, y, z); });
-          return with_layer(l, [=](at::Tensor x) mutable { return middle(l, x); });
-        }();
-        return made.recompute(recompute);
-      }, connections);
+      auto const build = chevron::with_skips(
+          [&](int s) {
+            auto l = all[static_cast<std::size_t>(s)];
+            chevron::stage made = [&]() -> chevron::stage {
+              if (s == 0) return with_layer(l, [=](at::Tensor x) mutable { return first(l, x); });
+              if (s == 1) return with_layer(l, [=](at::Tensor x) mutable { return second(l, x); });
+              if (s == 2) return with_layer(l, [=](at::Tensor x, at::Tensor y) mutable { return third(l, x, y); });
+              if (s == stages - 1)
+                return with_layer(l, [=](at::Tensor x, at::Tensor y, at::Tensor z) mutable { return last(l, x, y, z); });
+              return with_layer(l, [=](at::Tensor x) mutable { return middle(l, x); });
+            }();
+            return made.recompute(recompute);
+          },
+          connections);
       compare_gradients(plan, build, {{data.input}, {data.target}}, all, expected);
     }
   }
@@ -131,9 +136,8 @@ TEST_CASE("integers and undefined tensors travel along skip connections, and in 
   auto const model = [&](int s) {
     auto l = all[static_cast<std::size_t>(s)];
     if (s == 0) {
-      return with_layer(l, [l](at::Tensor x, at::Tensor id) mutable {
-        return std::make_tuple(l(x), id, std::optional<at::Tensor>());
-      });
+      return with_layer(
+          l, [l](at::Tensor x, at::Tensor id) mutable { return std::make_tuple(l(x), id, std::optional<at::Tensor>()); });
     }
     if (s == 1) return with_layer(l, [l](at::Tensor x) mutable { return l(x).tanh(); });
     return with_layer(l, [l](at::Tensor x, at::Tensor id, at::Tensor nothing) mutable {
@@ -161,19 +165,27 @@ TEST_CASE("skip connections that cannot be say why") {
   auto const run = [](std::vector<chevron::skip> connections, int given) {
     auto const data = make_batch(4, 2);
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
-      auto const build = chevron::with_skips([&](int) -> chevron::stage {
-        torch::nn::Linear l(width, width);
-        return with_layer(l, [l, given](at::Tensor x) mutable { return std::vector<at::Tensor>(static_cast<std::size_t>(given), l(x)); });
-      }, connections);
+      auto const build = chevron::with_skips(
+          [&](int) -> chevron::stage {
+            torch::nn::Linear l(width, width);
+            return with_layer(
+                l, [l, given](at::Tensor x) mutable { return std::vector<at::Tensor>(static_cast<std::size_t>(given), l(x)); });
+          },
+          connections);
       chevron::trainer train(chevron::lower(plan_of("1F1B", 2, 2)), line, build, mean_square, standing);
       train.step({data.input}, {data.target});
     });
   };
-  CHECK_THROWS_WITH_AS(run({{1, 1}}, 1), "a skip connection from stage 1 to stage 1: it has to lead from a stage to a later one", chevron::usage_error);
-  CHECK_THROWS_WITH_AS(run({{0, 1}, {0, 1}}, 1), doctest::Contains("rank 0, step 0, 0F0: stage 0 threw: it gave 1 tensors, but 2 skip connections begin here"),
+  CHECK_THROWS_WITH_AS(run({{1, 1}}, 1), "a skip connection from stage 1 to stage 1: it has to lead from a stage to a later one",
                        chevron::usage_error);
-  CHECK_THROWS_WITH_AS(run({{0, 2}}, 2), doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: a skip connection leads past it, but it is the last stage"),
-                       chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      run({{0, 1}, {0, 1}}, 1),
+      doctest::Contains("rank 0, step 0, 0F0: stage 0 threw: it gave 1 tensors, but 2 skip connections begin here"),
+      chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      run({{0, 2}}, 2),
+      doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: a skip connection leads past it, but it is the last stage"),
+      chevron::usage_error);
 }
 
 TEST_CASE("masks and positions come to any stage from the batch, by name") {
@@ -183,7 +195,9 @@ TEST_CASE("masks and positions come to any stage from the batch, by name") {
   for (char const* name : schedules) {
     auto const plan = plan_of(name, 2, 3);
     auto all = make_layers(plan.stages, 7);
-    auto const step = [](torch::nn::Linear& l, at::Tensor x, at::Tensor m, at::Tensor p) { return (l(x) + p).masked_fill(m, 0.5).tanh(); };
+    auto const step = [](torch::nn::Linear& l, at::Tensor x, at::Tensor m, at::Tensor p) {
+      return (l(x) + p).masked_fill(m, 0.5).tanh();
+    };
     auto const expected = plain_gradients(all, plan, 7, [&](std::int64_t at, std::int64_t count) {
       at::Tensor x = data.input.narrow(0, at, count);
       for (auto& l : all) x = step(l, x, mask.narrow(0, at, count), positions);
@@ -215,11 +229,12 @@ TEST_CASE("masks and positions come to any stage from the batch, by name") {
     });
   };
   run({{"mask", mask}});
-  CHECK_THROWS_WITH_AS(run({{"masks", mask}}),
-                       doctest::Contains("stage 0 threw: it takes `mask` from the batch, which has only masks: give it to step() as an extra"),
-                       chevron::usage_error);
-  CHECK_THROWS_WITH_AS(run({{"mask", mask.narrow(0, 0, 6)}}), doctest::Contains("extra `mask` has 6 samples (dimension 0) but input 0 has 7"),
-                       chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      run({{"masks", mask}}),
+      doctest::Contains("stage 0 threw: it takes `mask` from the batch, which has only masks: give it to step() as an extra"),
+      chevron::usage_error);
+  CHECK_THROWS_WITH_AS(run({{"mask", mask.narrow(0, 0, 6)}}),
+                       doctest::Contains("extra `mask` has 6 samples (dimension 0) but input 0 has 7"), chevron::usage_error);
 }
 
 TEST_CASE("several tensors, undefined ones, integers, and a stage without parameters in the middle, for every schedule") {
@@ -235,7 +250,8 @@ TEST_CASE("several tensors, undefined ones, integers, and a stage without parame
     auto const nothing_to_train = [](at::Tensor h, at::Tensor id, at::Tensor none, at::Tensor s, at::Tensor c, at::Tensor m) {
       return std::make_tuple(h.masked_fill(m, 0.25) + s, id + 1, none, at::Tensor(), c, at::Tensor(m));
     };
-    auto const middle = [](torch::nn::Linear& l, at::Tensor h, at::Tensor id, at::Tensor none, at::Tensor none_2, at::Tensor c, at::Tensor m) {
+    auto const middle = [](torch::nn::Linear& l, at::Tensor h, at::Tensor id, at::Tensor none, at::Tensor none_2, at::Tensor c,
+                           at::Tensor m) {
       if (none.defined() || none_2.defined()) throw std::runtime_error("undefined tensors must stay so");
       return std::make_tuple(l(h) * id, id, none, none_2, c, m);
     };
@@ -265,7 +281,9 @@ TEST_CASE("several tensors, undefined ones, integers, and a stage without parame
       chevron::run_threads({.pipeline_ranks = 4, .rendezvous = true}, [&](transport& line) {
         auto const build = [&](int s) -> chevron::stage {
           auto l = all[static_cast<std::size_t>(s)];
-          auto const call = [=](std::span<at::Tensor const> in) mutable { return run_stage(l, s, tensors(in.begin(), in.end())); };
+          auto const call = [=](std::span<at::Tensor const> in) mutable {
+            return run_stage(l, s, tensors(in.begin(), in.end()));
+          };
           chevron::stage made = s == 1 ? chevron::stage(call) : with_layer(l, call);
           return made.recompute(recompute);
         };

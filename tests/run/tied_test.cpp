@@ -122,8 +122,9 @@ TEST_CASE("twenty steps of AdamW with clipping: the copies stay equal, replicas 
       auto const program = chevron::lower(plan);
       auto const forward = chevron::lower(chevron::forward_part(plan_of(name, 2, 4)));
       chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
-        chevron::trainer train(program, line, tied_builder(shared, true), mean_square, adamw,
-                               {.clip_grad_norm = curve::clip, .learning_rate = curve::rate, .post_validation = later, .calm_steps = 1});
+        chevron::trainer train(
+            program, line, tied_builder(shared, true), mean_square, adamw,
+            {.clip_grad_norm = curve::clip, .learning_rate = curve::rate, .post_validation = later, .calm_steps = 1});
         chevron::evaluator evaluate(forward, train);
         auto const& mine = data[static_cast<std::size_t>(line.where().replica())];
         for (std::size_t step = 0; step < losses.size(); ++step) {
@@ -135,7 +136,9 @@ TEST_CASE("twenty steps of AdamW with clipping: the copies stay equal, replicas 
         }
         std::lock_guard const hold(mutex);
         for (std::size_t s : {std::size_t{0}, static_cast<std::size_t>(plan.stages - 1)}) {
-          if (train.stages()[s]) ends[100 * line.where().replica() + static_cast<int>(s)] = train.stages()[s].parameters()[weight].value.detach().clone();
+          if (train.stages()[s])
+            ends[100 * line.where().replica() + static_cast<int>(s)] =
+                train.stages()[s].parameters()[weight].value.detach().clone();
         }
       });
       for (auto const& w : wrong.all) FAIL_CHECK(name << ": " << w);
@@ -182,22 +185,31 @@ TEST_CASE("ties that make no sense are refused on all ranks alike") {
     for (auto const& each : said) CHECK(each == said.front());
     return said.empty() ? std::string() : said.front();
   };
-  CHECK(run("1F1B", [](int s) { return s == 0 ? build_stage(s).tie(weight_name, "table") : build_stage(s); })
-            .find("nothing but stage 0's 1.weight is tied as `table`") != std::string::npos);
   CHECK(run("1F1B", [](int s) {
-          return chevron::stage(torch::nn::Linear(width, width + s)).tie("weight", "table");
-        }).find("stage 0's weight (Float 6 6) and stage 1's weight (Float 7 6) are tied as `table`, but differ") != std::string::npos);
+          return s == 0 ? build_stage(s).tie(weight_name, "table") : build_stage(s);
+        }).find("nothing but stage 0's 1.weight is tied as `table`") != std::string::npos);
+  CHECK(run("1F1B", [](int s) { return chevron::stage(torch::nn::Linear(width, width + s)).tie("weight", "table"); })
+            .find("stage 0's weight (Float 6 6) and stage 1's weight (Float 7 6) are tied as `table`, but differ") !=
+        std::string::npos);
   CHECK(run("1F1B", [](int s) {
-          return chevron::in_sequence({torch::nn::Linear(width, width), torch::nn::Linear(width, width)}).tie("0.weight", "t").tie("1.weight", s == 0 ? "t" : "u");
+          return chevron::in_sequence({torch::nn::Linear(width, width), torch::nn::Linear(width, width)})
+              .tie("0.weight", "t")
+              .tie("1.weight", s == 0 ? "t" : "u");
         }).find("stage 0's 1.weight and 0.weight are both tied as `t`") != std::string::npos);
   // One tensor on two ranks that are threads: tied or not, both would write to it.
   torch::nn::Linear shared(width, width);
-  CHECK(run("1F1B", [&](int) { return shared; }).find("stage 1's weight on rank 1 and stage 0's weight on rank 0 are one tensor") != std::string::npos);
-  CHECK(run("1F1B", [&](int) { return chevron::stage(shared).tie("weight", "t").tie("bias", "u"); })
-            .find("Remedy: build it anew on each rank, and tie the two") != std::string::npos);
-  CHECK(run("1F1B", [&](int s) { return s == 0 ? chevron::stage(shared) : build_stage(s); }, 2)
-            .find("stage 0's weight on rank 2 and stage 0's weight on rank 0 are one tensor: ranks that are threads would both write to it. "
+  CHECK(run("1F1B", [&](int) {
+          return shared;
+        }).find("stage 1's weight on rank 1 and stage 0's weight on rank 0 are one tensor") != std::string::npos);
+  CHECK(run("1F1B", [&](int) {
+          return chevron::stage(shared).tie("weight", "t").tie("bias", "u");
+        }).find("Remedy: build it anew on each rank, and tie the two") != std::string::npos);
+  CHECK(run(
+            "1F1B", [&](int s) { return s == 0 ? chevron::stage(shared) : build_stage(s); }, 2)
+            .find("stage 0's weight on rank 2 and stage 0's weight on rank 0 are one tensor: ranks that are threads would both "
+                  "write to it. "
                   "Remedy: build it anew on each rank") != std::string::npos);
-  CHECK_THROWS_WITH_AS(build_stage(0).tie("wait", "t"), "a stage has no parameter `wait` to be tied as `t`; it has 0.weight, 0.bias, 1.weight, 1.bias",
+  CHECK_THROWS_WITH_AS(build_stage(0).tie("wait", "t"),
+                       "a stage has no parameter `wait` to be tied as `t`; it has 0.weight, 0.bias, 1.weight, 1.bias",
                        chevron::usage_error);
 }

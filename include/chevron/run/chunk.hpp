@@ -27,10 +27,10 @@ namespace chevron {
 struct chunk_task {
   stage* owner = nullptr;
   surroundings around = {};
-  bool training = false;                ///< a backward will follow
-  bool differentiable = false;          ///< somebody wants the gradients of its inputs: not on stage 0
-  loss_function* loss = nullptr;        ///< the last stage's, or null
-  tensors const* targets = nullptr;     ///< of the loss
+  bool training = false;             ///< a backward will follow
+  bool differentiable = false;       ///< somebody wants the gradients of its inputs: not on stage 0
+  loss_function* loss = nullptr;     ///< the last stage's, or null
+  tensors const* targets = nullptr;  ///< of the loss
 };
 
 /// A stage's parts that are computed and differentiated together make a *section*, with a graph of its own: each part that

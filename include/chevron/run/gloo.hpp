@@ -339,7 +339,7 @@ class gloo_transport final : public transport {
       at += 2 + sizes.size();
       auto& value = slot.values[i];
       if (type == at::ScalarType::Undefined) {
-        value = {};
+        value = at::Tensor();
         continue;
       }
       // Memory that the caller still holds (a graph does) is not written again.

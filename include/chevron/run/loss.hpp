@@ -23,9 +23,9 @@ class loss_function {
   loss_function() = default;
 
   template <class Callable>
-    requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function> &&
-             (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
-  loss_function(Callable call) {  // NOLINT: a callable is a loss
+  requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function> &&
+           (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
+      loss_function(Callable call) {  // NOLINT: a callable is a loss
     call_ = [call = std::move(call)](tensors& arguments, tensors& results) mutable {
       detail::call_with(call, arguments, results, "the loss function");
     };

@@ -23,14 +23,14 @@
 
 namespace chevron {
 
-/// How many layers each stage gets when consecutive layers with these costs are shared out so that the costliest stage costs as little
-/// as possible; each stage gets one at least. Of several ways, the one that leaves the later stages less, since those hold fewer
-/// microbatches.
-/// \throws usage_error for fewer layers than stages
+/// How many layers each stage gets when consecutive layers with these costs are shared out so that the costliest stage costs as
+/// little as possible; each stage gets one at least. Of several ways, the one that leaves the later stages less, since those hold
+/// fewer microbatches. \throws usage_error for fewer layers than stages
 inline std::vector<int> balanced(std::vector<double> const& costs, int stages) {
   auto const layers = static_cast<int>(costs.size());
   if (stages < 1 || layers < stages) {
-    throw usage_error(std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) + " stages of at least one layer");
+    throw usage_error(std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
+                      " stages of at least one layer");
   }
   std::vector<double> before(costs.size() + 1, 0.0);
   std::partial_sum(costs.begin(), costs.end(), before.begin() + 1);
@@ -74,8 +74,8 @@ inline std::vector<stage> cut(torch::nn::Sequential const& whole, std::vector<in
   if (sum != static_cast<int>(whole->size()) || empty) {
     std::string text;
     for (int const n : layers) text += (text.empty() ? "" : " + ") + std::to_string(n);
-    throw usage_error("a model of " + std::to_string(whole->size()) + " layers cannot be cut into " + (text.empty() ? "nothing" : text) +
-                      ": each stage takes one layer or more, and together all of them");
+    throw usage_error("a model of " + std::to_string(whole->size()) + " layers cannot be cut into " +
+                      (text.empty() ? "nothing" : text) + ": each stage takes one layer or more, and together all of them");
   }
   auto const names = whole->named_children();
   std::vector<stage> made;
@@ -112,7 +112,8 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
     std::vector<at::Tensor> buffers;
     for (parameter const& b : layer.buffers()) buffers.push_back(b.value.defined() ? b.value.detach().clone() : at::Tensor());
 
-    chunk_task const task{.owner = &layer, .around = {.draws = random_place{}}, .training = true, .differentiable = !costs.empty()};
+    chunk_task const task{
+        .owner = &layer, .around = {.draws = random_place{}}, .training = true, .differentiable = !costs.empty()};
     std::vector<double> seconds;
     tensors outputs;
     for (int run = 0; run <= times; ++run) {

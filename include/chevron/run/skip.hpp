@@ -85,7 +85,8 @@ class passing_tensors {
       throw usage_error("it gave " + std::to_string(departing.size()) + " tensors, but " + std::to_string(begun) +
                         " skip connections begin here: give one more for each, after the others");
     }
-    tensors own(std::make_move_iterator(departing.end() - static_cast<std::ptrdiff_t>(begun)), std::make_move_iterator(departing.end()));
+    tensors own(std::make_move_iterator(departing.end() - static_cast<std::ptrdiff_t>(begun)),
+                std::make_move_iterator(departing.end()));
     departing.resize(departing.size() - begun);
     for (at::Tensor const& t : departing) {
       if (carries_gradient(t)) outputs_.push_back(false);

@@ -72,13 +72,19 @@ void flatten(tensors& out, Value&& value) {
     out.push_back(std::forward<Value>(value));
   } else if constexpr (is_tuple<plain>::value) {
     std::apply([&](auto&&... each) { (flatten(out, std::forward<decltype(each)>(each)), ...); }, std::forward<Value>(value));
-  } else if constexpr (requires { value.has_value(); *value; }) {
+  } else if constexpr (requires {
+                         value.has_value();
+                         *value;
+                       }) {
     if (value.has_value()) {
       flatten(out, *value);
     } else {
       out.emplace_back();
     }
-  } else if constexpr (requires { value.begin(); value.end(); }) {
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                       }) {
     for (auto&& each : value) flatten(out, each);
   } else {
     static_assert(is_tuple<plain>::value, "a stage gives a tensor, or tuples, optionals or vectors of tensors");
@@ -122,9 +128,8 @@ void call_with(Function& function, tensors& arguments, tensors& results, std::st
   } else {
     if constexpr (takes<Function>(std::make_index_sequence<Count>{})) {
       if (arguments.size() == Count) {
-        [&]<std::size_t... I>(std::index_sequence<I...>) {
-          flatten(results, function(arguments[I]...));
-        }(std::make_index_sequence<Count>{});
+        [&]<std::size_t... I>(std::index_sequence<I...>) { flatten(results, function(arguments[I]...)); }
+        (std::make_index_sequence<Count>{});
         return;
       }
     }
@@ -162,8 +167,7 @@ class stage {
   stage() = default;
 
   template <class Module>
-    requires module_pointer<Module>
-  stage(Module module) {  // NOLINT: a module is a stage
+  requires module_pointer<Module> stage(Module module) {  // NOLINT: a module is a stage
     for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
     for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
     detail::stage_part& only = parts_.emplace_back();
@@ -177,16 +181,17 @@ class stage {
   }
 
   template <class Callable>
-    requires(!module_pointer<Callable> && !std::same_as<std::remove_cvref_t<Callable>, stage> &&
-             (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
-  stage(Callable forward, std::vector<parameter> parameters = {}) : parameters_(std::move(parameters)) {  // NOLINT
+  requires(!module_pointer<Callable> && !std::same_as<std::remove_cvref_t<Callable>, stage> &&
+           (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
+      stage(Callable forward, std::vector<parameter> parameters = {})
+      : parameters_(std::move(parameters)) {  // NOLINT
     parts_.emplace_back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
       detail::call_with(forward, inputs, outputs, "the stage's callable");
     };
   }
 
-  /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each gets
-  /// the number of its part before it: `1.weight`. Parts differ in what `recompute` and `takes` say of them.
+  /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each
+  /// gets the number of its part before it: `1.weight`. Parts differ in what `recompute` and `takes` say of them.
   friend stage in_sequence(std::vector<stage> parts) {
     stage whole;
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -194,7 +199,8 @@ class stage {
       for (auto const list : {&stage::parameters_, &stage::buffers_}) {
         for (parameter& p : parts[i].*list) {
           bool used_twice = false;
-          for (std::size_t other = 0; other < parts.size(); ++other) used_twice = used_twice || (other != i && parts[other].names(p.name));
+          for (std::size_t other = 0; other < parts.size(); ++other)
+            used_twice = used_twice || (other != i && parts[other].names(p.name));
           (whole.*list).push_back({(used_twice ? std::to_string(i) + "." : "") + p.name, p.value, p.tied_as});
         }
       }
@@ -209,8 +215,8 @@ class stage {
   /// made `in_sequence` each part keeps its inputs, and is run again when its turn comes: then only one part's activations
   /// are there at a time, besides what I keeps for W.
   ///
-  /// The forward must do the same both times. Random numbers are the same (random.hpp), unless drawn from a generator of your own;
-  /// buffers of modules (BatchNorm's running mean) count the first time only. Inputs must not be changed in place.
+  /// The forward must do the same both times. Random numbers are the same (random.hpp), unless drawn from a generator of your
+  /// own; buffers of modules (BatchNorm's running mean) count the first time only. Inputs must not be changed in place.
   stage& recompute(bool on = true) {
     for (detail::stage_part& part : parts_) part.recompute = on;
     return *this;
@@ -296,8 +302,8 @@ class stage {
       if (e.name == name) return e.value;
       known += (known.empty() ? "" : ", ") + e.name;
     }
-    throw usage_error("it takes `" + name + "` from the batch, which has " + (known.empty() ? "no such tensors" : "only " + known) +
-                      ": give it to step() as an extra");
+    throw usage_error("it takes `" + name + "` from the batch, which has " +
+                      (known.empty() ? "no such tensors" : "only " + known) + ": give it to step() as an extra");
   }
 
   std::vector<detail::stage_part> parts_;

@@ -25,10 +25,10 @@
 
 namespace chevron {
 
-/// The tied parameters of one rank, those that stages call by one word with `stage::tie`. Each stage has one of its own, on whatever
-/// rank it is (on one rank they may be one tensor): all begin with the value of the lowest stage's, and in each step all get the
-/// sum of their gradients, added in the order of stages. So they stay equal to the last bit, and a layout with
-/// both stages on one rank computes what any other layout computes. In the norm they count once.
+/// The tied parameters of one rank, those that stages call by one word with `stage::tie`. Each stage has one of its own, on
+/// whatever rank it is (on one rank they may be one tensor): all begin with the value of the lowest stage's, and in each step all
+/// get the sum of their gradients, added in the order of stages. So they stay equal to the last bit, and a layout with both
+/// stages on one rank computes what any other layout computes. In the norm they count once.
 ///
 /// Between ranks the gradients go once a step, at its end, in one message for each pair of ranks and direction.
 class tied_parameters {
@@ -120,13 +120,16 @@ class tied_parameters {
   static std::string line_of(std::size_t s, std::size_t index, parameter const& p) {
     std::string shape(c10::toString(p.value.scalar_type()));
     for (std::int64_t const size : p.value.sizes()) shape += " " + std::to_string(size);
-    std::string const memory = std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl()));
+    std::string const memory =
+        std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl()));
     std::string out;
-    for (std::string const& field : {std::to_string(s), std::to_string(index), memory, p.name, shape, p.tied_as}) out += field + "\t";
+    for (std::string const& field : {std::to_string(s), std::to_string(index), memory, p.name, shape, p.tied_as})
+      out += field + "\t";
     return out + "\n";
   }
 
-  void read(std::string const& text, int global_rank, layout const& where, std::map<std::string, std::vector<std::string>>& seen_at) {
+  void read(std::string const& text, int global_rank, layout const& where,
+            std::map<std::string, std::vector<std::string>>& seen_at) {
     for (std::size_t at = 0; at < text.size(); ++at) {
       std::string field[6];
       for (std::string& f : field) {
@@ -137,7 +140,8 @@ class tied_parameters {
       std::string const who = "stage " + field[0] + "'s " + field[3] + " on rank " + std::to_string(global_rank);
       auto& owners = seen_at[field[2]];
       if (!owners.empty() && owners[0] != std::to_string(global_rank)) {
-        throw usage_error(who + " and " + owners[1] + " are one tensor: ranks that are threads would both write to it. "
+        throw usage_error(who + " and " + owners[1] +
+                          " are one tensor: ranks that are threads would both write to it. "
                           "Remedy: build it anew on each rank" +
                           (owners[2] == field[0] ? "" : ", and tie the two: stage.tie(\"" + field[3] + "\", \"a word for it\")"));
       }
@@ -145,7 +149,8 @@ class tied_parameters {
       if (field[5].empty() || global_rank / where.pipeline_ranks != where.replica()) continue;
       auto found = std::find_if(words_.begin(), words_.end(), [&](word const& w) { return w.text == field[5]; });
       if (found == words_.end()) found = words_.insert(words_.end(), {field[5], {}});
-      found->members.push_back({std::stoul(field[0]), std::stoul(field[1]), global_rank % where.pipeline_ranks, field[3], field[4]});
+      found->members.push_back(
+          {std::stoul(field[0]), std::stoul(field[1]), global_rank % where.pipeline_ranks, field[3], field[4]});
     }
   }
 
@@ -155,7 +160,8 @@ class tied_parameters {
       auto const called = [](member const& m) { return "stage " + std::to_string(m.stage) + "'s " + m.name; };
       std::sort(w.members.begin(), w.members.end(), [](member const& a, member const& b) { return a.stage < b.stage; });
       if (w.members.size() == 1) {
-        throw usage_error("nothing but " + called(w.members[0]) + " is tied as `" + w.text + "`: say so of the other stage's parameter, too");
+        throw usage_error("nothing but " + called(w.members[0]) + " is tied as `" + w.text +
+                          "`: say so of the other stage's parameter, too");
       }
       for (std::size_t k = 1; k < w.members.size(); ++k) {
         member const &a = w.members[0], &b = w.members[k];
@@ -178,7 +184,8 @@ class tied_parameters {
   void find_peers(layout const& where) {
     for (int r = 0; r < where.pipeline_ranks; ++r) {
       if (r == where.pipeline_rank()) continue;
-      bool const shares = std::any_of(words_.begin(), words_.end(), [&](word const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
+      bool const shares =
+          std::any_of(words_.begin(), words_.end(), [&](word const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
       if (shares) peers_.push_back(r);
     }
   }
@@ -218,7 +225,8 @@ class tied_parameters {
   }
 
   at::Tensor const& came(member const& m) const {
-    return std::find_if(came_.begin(), came_.end(), [&](arrived const& a) { return a.stage == m.stage && a.index == m.index; })->value;
+    return std::find_if(came_.begin(), came_.end(), [&](arrived const& a) { return a.stage == m.stage && a.index == m.index; })
+        ->value;
   }
 
   void begin_equal(int me) {
@@ -235,9 +243,9 @@ class tied_parameters {
 
   plan_view plan_;
   std::vector<stage_gradients*> gradients_;
-  std::vector<word> words_;     // by text
-  std::vector<int> peers_;      // pipeline ranks that share a word with this one
-  std::vector<arrived> came_;   // during an exchange
+  std::vector<word> words_;    // by text
+  std::vector<int> peers_;     // pipeline ranks that share a word with this one
+  std::vector<arrived> came_;  // during an exchange
 };
 
 }  // namespace chevron
