@@ -64,4 +64,9 @@ struct numerical_error : error {
   numerical_error(std::string const& sentence, place where) : error(exit_code::numerical, sentence, std::move(where)) {}
 };
 
+/// A checkpoint that cannot be written, or is not what was expected: names the file, the tensor and the remedy.
+struct checkpoint_error : error {
+  explicit checkpoint_error(std::string const& sentence, place where = {}) : error(exit_code::checkpoint, sentence, std::move(where)) {}
+};
+
 }  // namespace chevron

@@ -7,40 +7,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
-#include <chevron/run/error.hpp>
+#include <chevron/run/optimizer_state.hpp>
 
 /// \file
 /// What an optimizer step changes, kept so that the step can be undone to the last bit.
 
 namespace chevron {
-
-/// The tensors of an optimizer's state for one parameter, undefined ones included. LibTorch gives states no common way to
-/// be asked.
-/// \throws usage_error for a state that none of LibTorch's optimizers has
-inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState const& state) {
-  namespace optim = torch::optim;
-  if (auto const* s = dynamic_cast<optim::SGDParamState const*>(&state)) return {s->momentum_buffer()};
-  if (auto const* s = dynamic_cast<optim::AdamWParamState const*>(&state)) {
-    return {s->exp_avg(), s->exp_avg_sq(), s->max_exp_avg_sq()};
-  }
-  if (auto const* s = dynamic_cast<optim::AdamParamState const*>(&state)) {
-    return {s->exp_avg(), s->exp_avg_sq(), s->max_exp_avg_sq()};
-  }
-  if (auto const* s = dynamic_cast<optim::RMSpropParamState const*>(&state)) {
-    return {s->square_avg(), s->momentum_buffer(), s->grad_avg()};
-  }
-  if (auto const* s = dynamic_cast<optim::AdagradParamState const*>(&state)) return {s->sum()};
-  throw usage_error(
-      "what this optimizer keeps for each parameter is not known here, so its step cannot be undone. Remedy: SGD, Adam, AdamW, "
-      "RMSprop or Adagrad of torch::optim, or no post_validation");
-}
 
 /// Parameters, optimizer state and learning rates of one rank before a step. Memory is set aside by the first `take`.
 class optimizer_snapshot {
