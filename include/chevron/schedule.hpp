@@ -14,6 +14,7 @@
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/gate.hpp>
 #include <chevron/prove/idle.hpp>
+#include <chevron/prove/in_flight.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>

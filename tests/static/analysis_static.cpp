@@ -1,3 +1,5 @@
+#include <chevron/prove/in_flight.hpp>
+
 #include "analysis_claims.hpp"
 #include "by_hand.hpp"
 
@@ -86,3 +88,19 @@ static_assert(peak_bytes(by_hand({"0F0 0F1 3F0 3B0 0B0 3F1 3B1 0B1", "1F0 1F1 2F
                          0) == 240);
 static_assert(peak_bytes(expand(one_f_one_b, shape{4, 8}), sizes{.activation = 3}) == 12 &&
               message_bytes(expand(one_f_one_b, shape{4, 8}), sizes{.message = std::int64_t{1} << 40}) == std::int64_t{48} << 40);
+
+// In flight over time, by hand: chunks enter at the start of their F, leave at the end of their W. The peak is the largest entry.
+constexpr bool in_flight_is(int rank, std::initializer_list<in_flight_from> wanted) {
+  plan const made = by_hand({"0F0 0F1 0I0 0I1 0W0 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"}, {0, 1}, 2);
+  buffer<in_flight_from> const found = in_flight_over_time(made, simulate(made, costs{}), rank);
+  int i = 0;
+  int most = 0;
+  for (in_flight_from const& one : wanted) {
+    if (i == found.count || found.data[i].time != one.time || found.data[i].chunks != one.chunks) return false;
+    most = one.chunks > most ? one.chunks : most;
+    ++i;
+  }
+  return i == found.count && most == peak_in_flight(made, rank);
+}
+static_assert(in_flight_is(0, {{0, 1}, {1, 2}, {7, 1}, {8, 0}}));
+static_assert(in_flight_is(1, {{1, 1}, {3, 2}, {6, 1}, {7, 0}}));

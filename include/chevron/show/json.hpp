@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <chevron/prove/critical_path.hpp>
+#include <chevron/prove/in_flight.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
@@ -86,13 +87,12 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
                      ", \"communication\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_message(s)); }) +
                      ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
                      "\", \"hidden\": " + exact(costs.hidden) + "}");
-  std::vector<std::string> over_time(static_cast<std::size_t>(plan.size.ranks));
-  for (in_flight_point const& now : in_flight_over_time(picture_of(plan, when))) {
-    std::string& list = over_time[static_cast<std::size_t>(now.rank)];
-    list += std::string(list.empty() ? "" : ", ") + "[" + exact(now.time) + ", " + std::to_string(now.chunks) + "]";
+  std::string over_time;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    auto const point = [](in_flight_from const& now) { return "[" + exact(now.time) + ", " + std::to_string(now.chunks) + "]"; };
+    over_time += std::string(r > 0 ? "," : "") + "\n    " + detail::json_list(in_flight_over_time(plan, when, r), point);
   }
-  entry("in_flight_over_time", detail::json_list(
-                                   over_time, [](std::string const& list) { return "\n    [" + list + "]"; }, ","));
+  entry("in_flight_over_time", "[" + over_time + "\n  ]");
   std::string lists;
   for (int r = 0; r < plan.size.ranks; ++r) {
     lists += std::string(r > 0 ? "," : "") + "\n    [";
