@@ -22,6 +22,7 @@ struct part {
   int last_ranks = 8;
   int first_chunks = 1;
   int last_chunks = 3;
+  int last_micro_batches = 32;
 };
 
 /// Every P ≤ 8, M ≤ 32 and V ≤ 3 the placement allows, or a part of them.
@@ -31,7 +32,7 @@ constexpr grid_result over_grid(Description const& schedule, Claim claim, part o
   for (int chunks = of.first_chunks; chunks <= of.last_chunks; ++chunks) {
     if (!schedule.where.allows(chunks)) continue;
     for (int ranks = of.first_ranks; ranks <= of.last_ranks; ++ranks) {
-      for (int micro_batches = 1; micro_batches <= 32; ++micro_batches) {
+      for (int micro_batches = 1; micro_batches <= of.last_micro_batches; ++micro_batches) {
         plan const made = expand(schedule, shape{ranks, micro_batches, chunks});
         ++result.points;
         if (!claim(made.view())) return {result.points, ranks, micro_batches, chunks};

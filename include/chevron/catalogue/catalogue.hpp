@@ -15,6 +15,8 @@
 #include <chevron/catalogue/interleaved_zero_bubble.hpp>
 #include <chevron/catalogue/looped_bfs.hpp>
 #include <chevron/catalogue/one_f_one_b.hpp>
+#include <chevron/catalogue/v_half.hpp>
+#include <chevron/catalogue/v_min.hpp>
 #include <chevron/catalogue/zb_h1.hpp>
 #include <chevron/catalogue/zb_h2.hpp>
 #include <chevron/catalogue/zb_v.hpp>
@@ -26,7 +28,7 @@ namespace chevron::catalogue {
 
 /// All schedules that train, in the order in which tables list them.
 inline constexpr auto all = hana::make_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo,
-                                             &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v, &dual_pipe_v);
+                                             &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v, &v_half, &v_min, &dual_pipe_v);
 
 /// Schedules that evaluate: forwards alone. They go by name like the others, but nobody can train with them.
 inline constexpr auto evaluation = hana::make_tuple(&forward_only);

@@ -108,6 +108,12 @@ constexpr text describe(finding const& f) {
       if (f.limit != 0) out.append(", not ").append(f.limit);
       break;
     case law::description:
+      if (f.links == 2) {  // two actions of the description that do not go together
+        append(out, f.what);
+        out.append(f.words);
+        append(out, f.other);
+        break;
+      }
       out.append(f.words).append(f.number);
       if (f.limit != 0) out.append(", not ").append(f.limit);
       break;

@@ -1,0 +1,257 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <boost/hana/for_each.hpp>
+#include <boost/hana/tuple.hpp>
+
+#include <chevron/describe/limits.hpp>
+#include <chevron/describe/sized.hpp>
+#include <chevron/describe/squeeze.hpp>
+#include <chevron/describe/token.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// Building blocks: say when, on each rank, the actions of one microbatch run. The block is repeated for every microbatch and
+/// what it leaves idle is squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362).
+
+namespace chevron {
+
+/// How many slots after a microbatch's block the next one's starts. Make one with `every`.
+template <class Interval>
+struct repeat_interval {
+  Interval slots;
+};
+template <expression::operand Interval>
+constexpr repeat_interval<expression::node_of<Interval>> every(Interval slots) {
+  return {expression::as_node(slots)};
+}
+
+template <class Item>
+inline constexpr bool is_block_item = false;
+template <kind What, class Slot>
+inline constexpr bool is_block_item<placed<What, Slot>> = true;
+template <kind What>
+inline constexpr bool is_block_item<token<What>> = true;
+
+template <class Item>
+inline constexpr bool lacks_slot = false;
+template <kind What>
+inline constexpr bool lacks_slot<token<What>> = What != kind::backward_weight;
+
+template <class Item>
+inline constexpr bool is_placed = false;
+template <kind What, class Slot>
+inline constexpr bool is_placed<placed<What, Slot>> = true;
+template <class Item>
+inline constexpr bool is_forward = false;
+template <class Slot>
+inline constexpr bool is_forward<placed<kind::forward, Slot>> = true;
+template <class Item>
+inline constexpr bool is_weight = false;
+template <>
+inline constexpr bool is_weight<token<kind::backward_weight>> = true;
+template <class Slot>
+inline constexpr bool is_weight<placed<kind::backward_weight, Slot>> = true;
+
+/// A block and how it repeats. Make one with `building_block`.
+template <class Placement, class Interval, class Items, class Limits = declared_limits<>>
+struct repeated_block {
+  Placement where;
+  Interval interval;
+  Items items;
+  Limits limits;
+  char const* name;
+
+  constexpr repeated_block named(char const* as) const { return {where, interval, items, limits, as}; }
+  /// The most chunks in flight on any rank, declared to the gate. Above what the block needs when all microbatches run, the
+  /// squeeze uses it: forwards then run ahead further.
+  template <expression::operand Count>
+  constexpr auto at_most_in_flight(Count most) const {
+    return limited(limits.with_in_flight(expression::as_node(most)));
+  }
+  /// Declares the most messages a step may send, over all ranks.
+  template <expression::operand Count>
+  constexpr auto at_most_messages(Count most) const {
+    return limited(limits.with_messages(expression::as_node(most)));
+  }
+  /// Declares the most bytes in flight any rank may have, where stages keep what `of` says for each microbatch in flight.
+  template <declarable_sizes Sizes>
+  constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
+    return limited(limits.with_bytes(most, of));
+  }
+
+  template <class NewLimits>
+  constexpr repeated_block<Placement, Interval, Items, NewLimits> limited(NewLimits const& to) const {
+    return {where, interval, items, to, name};
+  }
+};
+
+/// Describes a schedule by one microbatch's pattern, in slots: F, I and W take one slot, B takes two.
+///
+/// ```cpp
+/// using namespace chevron::letters;
+/// inline constexpr auto v_min = chevron::building_block(chevron::placement::vee, chevron::every(6),
+///     F(0).at(rank), F(1).at(2 * ranks - 1 - rank), I(1).at(2 * ranks + rank), I(0).at(4 * ranks - 1 - rank), W(1), W(0));
+/// ```
+///
+/// Rules. Every stage has F, and B or I and W, each in a slot after the end of what it needs. A W without a slot runs where its
+/// rank would idle; of several that wait, the one named first. A chunk may be left out where a rank has one stage only. The
+/// blocks of two microbatches never meet in a slot. (Slots decide the order alone: a plan has no times.)
+///
+/// The squeeze (`detail::squeeze`) then runs everything as early as it can. In between, when all microbatches run, each rank
+/// keeps to the block's order; while the pipeline fills and drains it may deviate, but never has more chunks in flight than
+/// the block itself needs, or than `at_most_in_flight` allows where that is more.
+template <placement_policy Placement, class Interval, class... Items>
+constexpr auto building_block(Placement where, repeat_interval<Interval> interval, Items... items) {
+  static_assert((true && ... && is_block_item<Items>),
+                "a building block consists of tokens in their slots, F(0).at(2 * rank), and of W's to run in idle slots, W(0)");
+  static_assert(!(false || ... || lacks_slot<Items>), "only a W can do without a slot: write F(0).at(slot), and so for B and I");
+  return repeated_block<Placement, Interval, hana::tuple<Items...>>{
+      where, interval.slots, hana::tuple<Items...>{items...}, {}, ""};
+}
+
+template <class... Parts>
+constexpr int stages_of(repeated_block<Parts...> const& what, shape size) {
+  return stages_in(what.where, size);
+}
+
+namespace detail {
+
+/// In what order the squeeze wants the items of a block: forwards, then others with a slot, then those without.
+template <class Items>
+struct item_order;
+template <class... Items>
+struct item_order<hana::tuple<Items...>> {
+  static constexpr int count = sizeof...(Items);
+  static constexpr int forwards = (0 + ... + (is_forward<Items> ? 1 : 0));
+  static constexpr int placed = (0 + ... + (is_placed<Items> ? 1 : 0));
+  static constexpr bool splits = (false || ... || is_weight<Items>);
+
+  int position[count]{};
+  constexpr item_order() {
+    int next[3] = {0, forwards, placed};
+    int k = 0;
+    ((position[k++] = next[is_forward<Items> ? 0 : is_placed<Items> ? 1 : 2]++), ...);
+  }
+};
+
+template <kind What, class Slot>
+constexpr block_action worked_out(placed<What, Slot> const& item, situation const& s) {
+  return {What, item.what.chunk, item.slot(s), false, -1};
+}
+template <kind What>
+constexpr block_action worked_out(token<What> const& item, situation const&) {
+  return {What, item.chunk, 0, true, -1};
+}
+
+}  // namespace detail
+
+template <class Placement, class Interval, class Items, class Limits>
+constexpr int actions_at_most(repeated_block<Placement, Interval, Items, Limits> const& what, shape size) {
+  return (detail::item_order<Items>::splits ? 3 : 2) * stages_in(what.where, size) * size.micro_batches;
+}
+
+namespace detail {
+
+/// Works a block out into arrays that are long enough; `size.chunks` is filled in.
+template <class Block, class Actions, class Begin, class RankOf>
+constexpr finding expand_into(Block const& what, shape size, int declared, Actions& actions, Begin& begin, RankOf& rank_of) {
+  if (finding const f = place_stages(what.where, size, rank_of)) return f;
+  using order = item_order<std::remove_cvref_t<decltype(what.items)>>;
+  constexpr order ordered{};
+  constexpr int items = order::count;
+  int const ranks = size.ranks;
+  int const stages = stages_of(what, size);
+
+  buffer<block_action> at(ranks * items);
+  buffer<int> held_memory(ranks, zeroed);
+  int* const held = held_memory.data;
+  for (int s = 0; s < stages; ++s) ++held[rank_of[s]];
+  int most_held = 0;
+  for (int r = 0; r < ranks; ++r) most_held = held[r] > most_held ? held[r] : most_held;
+  finding f;
+  f.broken = law::description;
+  for (int r = 0; r < ranks; ++r) {
+    situation const here{r, ranks, size.micro_batches, held[r]};
+    int const* to = ordered.position;
+    hana::for_each(what.items, [&](auto const& item) { at.data[r * items + *to++] = worked_out(item, here); });
+    for (int k = r * items; k < (r + 1) * items; ++k) {
+      block_action& a = at.data[k];
+      if (a.chunk == any_chunk && most_held > 1) {
+        f.words = "a token of a block names its chunk, as in F(0), where a rank has several; here a rank has ";
+        f.number = most_held;
+        return f;
+      }
+      if (a.chunk >= most_held) {
+        f.words = "a token names a chunk no rank has, chunk ";
+        f.number = a.chunk;
+        return f;
+      }
+      if (a.chunk < 0) a.chunk = 0;
+    }
+  }
+  // Which stage each action is of. `held` now counts, from the input side.
+  for (int r = 0; r < ranks; ++r) held[r] = 0;
+  for (int s = 0; s < stages; ++s) {
+    int const r = rank_of[s];
+    int const chunk = held[r]++;
+    for (int k = r * items; k < (r + 1) * items; ++k) {
+      if (at.data[k].chunk == chunk) at.data[k].stage = s;
+    }
+  }
+  // A W without a slot follows an I of its chunk.
+  bool leaves_weight[items]{};
+  int gradient_of[items]{};
+  for (int w = 0; w < items; ++w) {
+    gradient_of[w] = -1;
+    for (int k = 0; k < items && at.data[w].when_idle; ++k) {
+      if (at.data[k].what != kind::backward_input || at.data[k].chunk != at.data[w].chunk) continue;
+      leaves_weight[k] = true;
+      gradient_of[w] = k;
+    }
+  }
+
+  situation const anywhere{0, ranks, size.micro_batches, size.chunks};
+  block_layout const block{ranks, stages,  size.micro_batches, what.interval(anywhere), order::forwards, order::placed,
+                           items, at.data, &rank_of[0]};
+  if (finding const missing = check_block(block)) return missing;
+  buffer<int> table(ranks * (block.interval > 0 && block.interval <= longest_interval ? block.interval : 1));
+  if (finding const meeting = fill_slots(block, table.data)) return meeting;
+  begin[0] = 0;
+  for (int r = 0; r < ranks; ++r) {
+    begin[r + 1] = begin[r];
+    for (int k = r * items; k < (r + 1) * items; ++k) begin[r + 1] += at.data[k].stage >= 0 ? size.micro_batches : 0;
+  }
+  int const needed = steady_peak(block, table.data, leaves_weight);
+  squeeze(block, table.data, leaves_weight, gradient_of, declared > needed ? declared : needed).play(actions, begin);
+  return {};
+}
+
+}  // namespace detail
+
+/// Works a block out. What cannot be worked out comes back as an empty plan with `problem` set; `check` reports it.
+template <class Placement, class Interval, class Items, class Limits>
+constexpr plan expand(repeated_block<Placement, Interval, Items, Limits> const& what, shape size) {
+  if (finding const f = detail::check_shape(what.where, size)) return detail::refused(size, what.name, f);
+  size.chunks = chunks_of(what.where, size);
+  plan result;
+  result.size = size;
+  result.stages = stages_of(what, size);
+  result.name = what.name;
+  if (finding const f = what.limits.declare(result, situation{0, size.ranks, size.micro_batches, size.chunks}))
+    return detail::refused(size, what.name, f);
+  result.rank_of = buffer<std::int16_t>(result.stages);
+  result.begin = buffer<int>(size.ranks + 1);
+  result.actions = buffer<action>(actions_at_most(what, size));
+  int* const begin = result.begin.data;
+  action* const actions = result.actions.data;
+  std::int16_t* const rank_of = result.rank_of.data;
+  if (finding const f = detail::expand_into(what, size, result.in_flight_limit, actions, begin, rank_of))
+    return detail::refused(size, what.name, f);
+  result.actions.count = begin[size.ranks];
+  return result;
+}
+
+}  // namespace chevron
