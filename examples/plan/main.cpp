@@ -5,6 +5,7 @@
 //   chevron-plan show --schedule ZB-H2 --steps 3 --critical-path -o steps.svg
 //   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8 --message-bytes 32MiB
 //   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
+//   chevron-plan search --ranks 8 --microbatches 32 --forward 3 --backward-input 2 --memory-limit 8 -o mine.csv
 //   chevron-plan check mine.csv
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
@@ -124,12 +125,35 @@ int main(int argc, char** argv) {
       ->type_name("FORMAT");
   lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
+  CLI::App& search = *add("search", "Look for the shortest schedule with given costs and memory", run_search);
+  add_shape(search, asked);
+  add_costs(search, asked, "(a chunk's; one number, or one a stage with commas between)",
+            " (one number, or one for each boundary between stages)");
+  search.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("CHUNKS");
+  search
+      .add_option("--kept-for-weight", asked.search.kept_for_weight,
+                  "share of a chunk's activations that its W still needs after its I, as the limit counts it")
+      ->type_name("SHARE")
+      ->capture_default_str();
+  search.add_option("--objective", asked.search.objective, "makespan, or span: where steps overlap")
+      ->type_name("LENGTH")
+      ->capture_default_str();
+  search
+      .add_option("--placement", asked.search.placement,
+                  "linear, loop, vee or wave; without it, every one that has so many chunks on each rank")
+      ->type_name("NAME");
+  search.add_flag("--full-backward", asked.search.full_backward, "keep B whole, for stages whose backward cannot be split");
+  search.add_option("--trials", asked.search.trials, "changes to try; without it, as many as take a second or so")
+      ->type_name("COUNT");
+  search.add_option("--seed", asked.search.seed, "another one tries other changes")->type_name("NUMBER")->capture_default_str();
+  add_output(search, asked, "text, svg, html, csv, trace or json");
+
   try {
     app.parse(argc, argv);
     if (command == nullptr) {
       auto const unknown = app.remaining();
       throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
-                  ": choose one of show, compare, check, lower; chevron-plan --help-all explains them");
+                  ": choose one of show, compare, check, lower, search; chevron-plan --help-all explains them");
     }
     return command(asked);
   } catch (CLI::ParseError const& stop) {

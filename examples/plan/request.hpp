@@ -26,8 +26,19 @@ struct usage : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The flags of `search` alone.
+struct search_request {
+  std::string placement;  ///< empty: every one with so many chunks
+  std::string objective = "makespan";
+  std::string kept_for_weight = "1";
+  std::string trials;
+  std::string seed = "1";
+  bool full_backward = false;
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
+  search_request search;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;
@@ -128,5 +139,6 @@ int run_show(request const& asked);
 int run_compare(request const& asked);
 int run_check(request const& asked);
 int run_lower(request const& asked);
+int run_search(request const& asked);
 
 }  // namespace plan_program

@@ -1,0 +1,7 @@
+#pragma once
+
+/// \file
+/// Schedules made for given costs and memory: the zero-bubble paper's orders, and a search on any placement. No LibTorch.
+
+#include <chevron/search/find.hpp>
+#include <chevron/search/zero_bubble.hpp>
