@@ -177,6 +177,7 @@ TEST_SUITE("show svg") {
     plan const p = expand(catalogue::zb_h2, shape{4, 8, 0});
     show::picture const three = show::picture_of_steps(p, costs{}, 3);
     CHECK(figures_of(three).makespan == 27 + 24 + 24);
+    CHECK(size_words(three) == "4 ranks, 8 microbatches, 3 steps");
     CHECK(three.boxes.size() == static_cast<std::size_t>(3 * p.actions.count));
     CHECK(messages_of(three).size() == static_cast<std::size_t>(3 * messages(p)));
     for (show::box const& b : three.boxes) CHECK(b.what.micro_batch < 8);

@@ -45,6 +45,7 @@ struct picture {
   std::string unit;            ///< of time: `s`, `ms` …; empty: the costs' own unit
   double microseconds = 1000;  ///< one unit of time in a trace; without a unit of its own, a cost of 1 is drawn as 1 ms
   std::vector<box> boxes;
+  int steps = 1;                   ///< training steps drawn
   std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty where it is not known
 };
 
@@ -147,6 +148,7 @@ inline picture picture_of_steps(plan_view const& plan, cost_view const& costs, i
   chevron::plan const all = back_to_back(plan, steps);
   picture out = picture_of(all, costs, std::move(title));
   out.size.micro_batches = plan.size.micro_batches;
+  out.steps = steps;
   for (box& b : out.boxes) {
     int const micro_batch = static_cast<int>(b.what.micro_batch);
     b.step = micro_batch / plan.size.micro_batches;
@@ -321,7 +323,8 @@ inline std::string size_words(picture const& p, char const* times = "\xc3\x97") 
     out = some(p.rows / p.size.ranks, "replica") + " " + times + " " + out;
   }
   if (p.size.chunks > 1) out += std::string(" ") + times + " " + some(p.size.chunks, "chunk");
-  return out + ", " + some(p.size.micro_batches, "microbatch", "es");
+  out += ", " + some(p.size.micro_batches, "microbatch", "es");
+  return p.steps > 1 ? out + ", " + some(p.steps, "step") : out;
 }
 
 }  // namespace chevron::show
