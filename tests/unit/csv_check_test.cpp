@@ -9,6 +9,7 @@
 #include <chevron/lower/lower.hpp>
 #include <chevron/show/csv.hpp>
 #include <chevron/show/csv_check.hpp>
+#include <chevron/show/program_text.hpp>
 
 #include "show_support.hpp"
 
@@ -251,6 +252,11 @@ TEST_SUITE("csv check") {
           "line 1, column 23: rank 0, step 3: 0SEND_F1 comes before 0F1, which it needs; 0F1 is at line 1, column 33");
     CHECK(said("0F0,0SEND_F0,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0RECV_B1,0B1\n" + second) ==
           "line 1, column 24: rank 0, step 3: 0F1 makes a message that this rank never sends: there is no 0SEND_F1");
+    // To read, each half has its own line and names the other.
+    std::string const program = show::program_text(lower(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n").plan));
+    CAPTURE(program);
+    CHECK(program.find("  0F1            slot 1  fused with 0B0\n") != std::string::npos);
+    CHECK(program.find("  0B0            slot 0  gradient from receive 0  fused with 0F1\n") != std::string::npos);
     // Halves of different stages, with messages in both directions around them.
     std::string const four =
         "0F0,0F1,0SEND_F0,0SEND_F1,3RECV_F0,3F0,3RECV_F1,(3F1;3B0)OVERLAP_F_B,3SEND_B0,0RECV_B0,0B0,3B1,"
