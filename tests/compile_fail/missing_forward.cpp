@@ -1,17 +1,14 @@
-// A microbatch that never goes forward on one stage.
-// expect: invalid_schedule<chevron::law::complete, 1, -1, .*"rank 1: 1F2 is missing: every stage runs every microbatch forward"
+// More backwards than forwards: the warm-up stops after as many microbatches as there are ranks.
+// expect: invalid_schedule<chevron::law::complete, 0, -1, .*"rank 0: 0F4 is missing: every stage runs every microbatch forward"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>
 
 using namespace chevron;
 using namespace chevron::letters;
 
-// A plan by hand: 1F1B with a change.
-constexpr plan mine(shape size) {
-  plan made = expand(catalogue::one_f_one_b, size);
-#ifndef LEGAL
-  made.actions.data[made.begin.data[1] + 2] = make_action(kind::backward_input, 1, 7);
+#ifdef LEGAL
+inline constexpr auto mine = schedule(placement::linear, warmup(F * micro_batches) | cooldown(B));
+#else
+inline constexpr auto mine = schedule(placement::linear, warmup(F * ranks) | cooldown(B));
 #endif
-  return made;
-}
 constexpr auto const& plan_of_mine = checked<mine, shape{.ranks = 4, .micro_batches = 8}>;

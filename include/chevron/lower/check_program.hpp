@@ -154,18 +154,25 @@ constexpr finding check_computations(program_view const& program) {
         if (plan.forward_only) return program_finding(law::no_duplicate, r, at, a, " has no place in a forward-only program");
         bool const again = a.what == kind::optimizer_step ? stepped : left.data[static_cast<int>(a.stage)] < 0;
         if (again) return program_finding(law::no_duplicate, r, at, a, " comes a second time");
+        // What it needs may come too late, or never.
+        auto const early = [&](action needed, char const* why) {
+          for (int j = i + 1; j < program.begin[r + 1]; ++j) {
+            if (program.instructions[j].what == needed) return program_finding(law::order, r, at, a, "", needed);
+          }
+          return program_finding(law::complete, r, -1, needed, why);
+        };
         if (a.what == kind::reduce_gradients) {
           int& gradients = left.data[static_cast<int>(a.stage)];
           for (int j = next; j < plan.begin[r + 1] && gradients > 0; ++j) {
             action const later = plan.actions[j];
             bool const completes = later.what == kind::backward || later.what == kind::backward_weight;
-            if (completes && later.stage == a.stage) return program_finding(law::order, r, at, a, "", later);
+            if (completes && later.stage == a.stage) return early(later, "the plan has it, the program does not");
           }
           gradients = -1;
         } else {
           for (int s = 0; s < plan.stages; ++s) {
             if (plan.rank_of[s] == r && left.data[s] >= 0)
-              return program_finding(law::order, r, at, a, "", make_action(kind::reduce_gradients, s, 0));
+              return early(make_action(kind::reduce_gradients, s, 0), "every stage's gradients are summed once");
           }
           stepped = true;
         }
