@@ -255,8 +255,8 @@ TEST_SUITE("csv check") {
     // To read, each half has its own line and names the other.
     std::string const program = show::program_text(lower(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n").plan));
     CAPTURE(program);
-    CHECK(program.find("  0F1            slot 1  fused with 0B0\n") != std::string::npos);
-    CHECK(program.find("  0B0            slot 0  gradient from receive 0  fused with 0F1\n") != std::string::npos);
+    CHECK(program.find("  0F1             slot 1  fused with 0B0\n") != std::string::npos);
+    CHECK(program.find("  0B0             slot 0  gradient from receive 0  fused with 0F1\n") != std::string::npos);
     // Halves of different stages, with messages in both directions around them.
     std::string const four =
         "0F0,0F1,0SEND_F0,0SEND_F1,3RECV_F0,3F0,3RECV_F1,(3F1;3B0)OVERLAP_F_B,3SEND_B0,0RECV_B0,0B0,3B1,"
