@@ -131,7 +131,9 @@ class gloo_transport final : public transport {
     if (first) {
       // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
       // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
-      for (auto& value : slot.values) value = value.clone();
+      for (auto& value : slot.values) {
+        if (value.defined()) value = value.clone();
+      }
       send_header(slot, agreed_.emplace(tag, detail::shapes_of(slot.values)).first->second, tag);
     } else if (!detail::fits(slot.values, known->second)) {
       refuse(mine, known->second, detail::shapes_of(slot.values));
@@ -319,7 +321,7 @@ class gloo_transport final : public transport {
   }
 
   void send(outgoing& slot, at::Tensor& value, std::uint32_t tag, std::size_t index) {
-    if (value.numel() == 0) return;
+    if (!value.defined() || value.numel() == 0) return;
     std::vector<at::Tensor> list{value};
     slot.works.push_back(
         posting(slot.about, [&] { return world_->send(list, slot.about.peer, detail::tag_of_tensor(tag, index)); }));
