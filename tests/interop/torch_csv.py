@@ -206,8 +206,9 @@ def refused():
 
 shapes = [(1, 1), (1, 4), (2, 4), (2, 6), (3, 7), (4, 8), (4, 12), (8, 16)]
 ours = [(s, p, v, m) for p, m in shapes for s, v in [
-    ("GPipe", 1), ("1F1B", 1), ("LoopedBFS", 2), ("LoopedBFS", 3), ("Interleaved1F1B", 2), ("InterleavedZeroBubble", 2),
-    ("InterleavedZeroBubble", 3), ("ZB-H1", 1), ("ZB-H2", 1), ("ZBVZeroBubble", 2), ("DualPipeV", 2)] if s != "DualPipeV" or m >= 2 * p]
+    ("GPipe", 1), ("1F1B", 1), ("Eager1F1B", 1), ("LoopedBFS", 2), ("LoopedBFS", 3), ("Interleaved1F1B", 2), ("Hanayo", 2),
+    ("InterleavedZeroBubble", 2), ("InterleavedZeroBubble", 3), ("ZB-H1", 1), ("ZB-H2", 1), ("ZBVZeroBubble", 2), ("V-Half", 2),
+    ("V-Min", 2), ("DualPipeV", 2)]]
 theirs = [(c, p, v, m) for p, m in shapes if m % max(1, m // p) == 0 for c, v in [
     (torch_schedules.ScheduleLoopedBFS, 2), (torch_schedules.ScheduleInterleaved1F1B, 2), (torch_schedules.ScheduleInterleaved1F1B, 3),
     (torch_schedules.ScheduleInterleavedZeroBubble, 2), (torch_schedules.ScheduleZBVZeroBubble, 2),
