@@ -108,7 +108,8 @@ struct activation_limit {
 ///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
 ///     memory leaves no choice;
 ///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
-///   - each chunk is held at least once round and back, and only so many are at a time.
+///   - each chunk is held at least once round and back, and only so many are at a time;
+///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
 /// A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as delays
 /// only.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
@@ -121,6 +122,8 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
   double const* const forward_start = way.forward_start.data;
   double const* const backward_start = way.backward_start.data;
   buffer<double> forward(stages), weight(stages);  // of one rank's chunks
+  buffer<int> first_stage(ranks), last_stage(ranks);
+  buffer<double> to_last_input(ranks), to_last_round(ranks);  // from a rank's first start on: its last I's end; its last F's I's
   for (int r = 0; r < ranks; ++r) {
     int chunks = 0;
     int first = -1;
@@ -147,6 +150,8 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
       raise(densest, i + w);
       raise(densest, w / memory.kept_for_weight);
     }
+    first_stage.data[r] = first;
+    last_stage.data[r] = last;
     if (chunks == 0) continue;
     double const enters = forward_start[first];
     if (plan.forward_only) {
@@ -193,6 +198,23 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
     raise(best.makespan, enters + by_last_input + late + way.after.data[first]);
     raise(best.makespan, enters + by_last_forward + round + way.after.data[last]);
     raise(best.makespan, input_end + way.after.data[last]);
+    to_last_input.data[r] = by_last_input + late;
+    to_last_round.data[r] = by_last_forward + round;
+  }
+  // A rank begins before the ranks that its first stage feeds, and ends after them.
+  auto const until_out = [&](int from, int to) {
+    return backward_start[to] + costs.of(kind::backward_input, to) - backward_start[from] - costs.of(kind::backward_input, from) +
+           costs.of(kind::backward_weight, to);
+  };
+  for (int q = 0; q < ranks && !plan.forward_only; ++q) {
+    int const to = first_stage.data[q];
+    for (int r = 0; r < ranks && to >= 0; ++r) {
+      int const first = first_stage.data[r];
+      if (first < to) continue;
+      double const lead = forward_start[first] - forward_start[to];
+      raise(best.span, lead + to_last_input.data[r] + until_out(first, to));
+      raise(best.span, lead + to_last_round.data[r] + until_out(last_stage.data[r], to));
+    }
   }
   return best;
 }

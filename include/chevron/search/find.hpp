@@ -18,7 +18,7 @@ namespace chevron::search {
 
 /// How hard to try. The same effort gives the same schedule everywhere.
 struct effort {
-  int trials = 0;  ///< changes tried; 0: as many as play about 100 million actions, from 200 to 100000
+  int trials = 0;  ///< changes tried; 0: as many as play about 60 million actions, from 200 to 60000
   std::uint64_t seed = 1;
 };
 
@@ -99,6 +99,11 @@ class starting_point {
     return true;
   }
   constexpr double length_of(plan_view const& made) const { return search::length_of(goal_, made, costs_); }
+  /// Whether a plan is shorter than another, or as short with fewer chunks in flight.
+  static constexpr bool better(plan_view const& made, double length, plan_view const& best, double best_length) {
+    if (length < best_length * (1 - 1e-12)) return true;
+    return length <= best_length * (1 + 1e-12) && peak_in_flight(made) < peak_in_flight(best);
+  }
   constexpr bool exists() const { return shortest_length >= 0; }
 
   plan shortest;  ///< as it came
@@ -109,7 +114,7 @@ class starting_point {
  private:
   constexpr void take_if_shorter(plan& best, double& best_length, plan_view const& made, char const* name) const {
     double const length = length_of(made);
-    if (best_length >= 0 && length >= best_length * (1 - 1e-12)) return;
+    if (best_length >= 0 && !better(made, length, best, best_length)) return;
     best = copy_of(made);
     best.name = name;
     best_length = length;
@@ -137,6 +142,28 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
   if (crossings > 0) out.communication /= crossings;
   return out;
 }
+
+/// Costs where a B is never split: as an I that takes as long and leaves nothing for its W.
+struct unsplit_costs {
+  buffer<double> forward, backward, nothing;
+
+  constexpr unsplit_costs(plan_view const& where, cost_view const& of)
+      : forward(where.stages), backward(where.stages), nothing(where.stages, zeroed) {
+    for (int s = 0; s < where.stages; ++s) {
+      forward.data[s] = of.of(kind::forward, s);
+      backward.data[s] = of.of(kind::backward, s);
+    }
+  }
+  constexpr cost_view view(cost_view const& of) const {
+    cost_view out = of;
+    out.forward = forward.data;
+    out.backward_input = backward.data;
+    out.backward_weight = nothing.data;
+    out.stride = 1;
+    out.first_input_gradient = true;  // what a B costs without it is counted already
+    return out;
+  }
+};
 
 /// List schedules with every order of preference and with limits up to the one that is given.
 template <class Placement>
@@ -210,7 +237,7 @@ constexpr found find(Placement const& where, shape size, cost_view const& costs,
     plan made = expand(one, placed.size);
     if (!start.consider(made, one.name)) return;
     double const length = start.length_of(made);
-    if (result.published_length > 0 && length >= result.published_length) return;
+    if (result.published_length > 0 && !start.better(made, length, result.published, result.published_length)) return;
     result.published_length = length;
     result.published = static_cast<plan&&>(made);
   });
@@ -228,14 +255,15 @@ constexpr found find(Placement const& where, shape size, cost_view const& costs,
     return result;
   }
 
-  lower_bounds const least = bounds(placed, costs, memory);
+  detail::unsplit_costs const whole(placed, costs);
+  lower_bounds const least = bounds(placed, split ? costs : whole.view(costs), memory);
   result.bound = goal == objective::makespan ? least.makespan : least.span;
   result.best = static_cast<plan&&>(start.shortest);
   result.length = start.shortest_length;
   result.start = result.best.name;
   if (!result.optimal()) {
-    int const by_size = 100'000'000 / start.apart.view().total();
-    int const trials = how_hard.trials > 0 ? how_hard.trials : by_size < 200 ? 200 : by_size > 100'000 ? 100'000 : by_size;
+    int const by_size = 60'000'000 / start.apart.view().total();
+    int const trials = how_hard.trials > 0 ? how_hard.trials : by_size < 200 ? 200 : by_size > 60'000 ? 60'000 : by_size;
     detail::annealing improve(start.apart, costs, memory, goal, how_hard.seed);
     result.trials = improve.run(trials, result.bound);
     if (improve.best_length() < result.length) {
