@@ -8,6 +8,7 @@
 #include <chevron/run/evaluator.hpp>
 #include <chevron/run/executor.hpp>
 #include <chevron/run/gradients.hpp>
+#include <chevron/run/learning_rate.hpp>
 #include <chevron/run/loss.hpp>
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/optimizer_step.hpp>

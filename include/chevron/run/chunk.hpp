@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
+#include <chevron/run/autocast.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/loss.hpp>
 #include <chevron/run/random.hpp>
@@ -30,6 +31,7 @@ struct chunk_task {
   bool training = false;             ///< a backward will follow
   bool differentiable = false;       ///< somebody wants the gradients of its inputs: not on stage 0
   loss_function* loss = nullptr;     ///< the last stage's, or null
+  std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
 };
 
@@ -142,6 +144,7 @@ class chunk {
 
   /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
   at::Tensor run(chunk_task const& task, section const& s, tensors& values) {
+    autocast_scope const cast(task.autocast, values);
     task.owner->forward_parts(s.first, s.last, values, task.around);
     if (task.loss == nullptr || &s != &sections_.back()) return {};
     std::optional<random_scope> scope;

@@ -28,8 +28,8 @@ namespace chevron {
 class evaluator {
  public:
   evaluator(runnable steps, trainer& owner)
-      : program_(std::move(steps)), owner_(&owner), with_loss_(checked(program_.view(), owner), owner.line(), owner.stages(), owner.loss(), {}),
-        without_loss_(program_.view(), owner.line(), owner.stages(), {}, {}) {
+      : program_(std::move(steps)), owner_(&owner), with_loss_(checked(program_.view(), owner), owner.line(), owner.stages(), owner.loss(), hooks(owner)),
+        without_loss_(program_.view(), owner.line(), owner.stages(), {}, hooks(owner)) {
     preflight_lines lines = common_lines(owner.line());
     lines.add(program_.view());
     compare(owner.line(), lines);
@@ -84,6 +84,12 @@ class evaluator {
     double sum = 0;
     for (double const part : all) sum += part;
     return sum;
+  }
+
+  static executor_hooks hooks(trainer& owner) {
+    executor_hooks out;
+    out.autocast = owner.autocast();
+    return out;
   }
 
   static program_view checked(program_view p, trainer& owner) {

@@ -37,6 +37,7 @@ struct executor_hooks {
   std::function<void()> optimizer_step;             ///< all of this rank's are
   std::function<void(int stage)> before_gradients;  ///< a B or W is about to add to the stage's gradients
   std::uint64_t seed = 0;                           ///< of what stages draw (random.hpp)
+  std::optional<at::ScalarType> autocast = {};      ///< stages and loss run under autocast to this
 };
 
 /// One rank's interpreter of a program: a loop over its instructions.
@@ -241,6 +242,7 @@ class executor {
             .training = !program_.plan.forward_only,
             .differentiable = stage_number > 0,
             .loss = with_loss ? &loss_ : nullptr,
+            .autocast = hooks_.autocast,
             .targets = with_loss ? &batch.targets(m) : nullptr};
   }
 
@@ -248,7 +250,7 @@ class executor {
   void take_output_gradients(instruction const& i, split_batch const& batch, recorded& r) {
     if (static_cast<int>(i.what.stage) == program_.plan.stages - 1) {
       at::Tensor const& loss = losses_[i.what.micro_batch];
-      gradients_.push_back(at::full(loss.sizes(), batch.weight(static_cast<int>(i.what.micro_batch)), loss.options()));
+      gradients_.push_back(at::full(loss.sizes(), batch.gradient_weight(static_cast<int>(i.what.micro_batch)), loss.options()));
     } else if (i.local != no_slot) {
       gradients_ = std::move(slots_[i.local].input_gradients);
       slots_[i.local].input_gradients.clear();

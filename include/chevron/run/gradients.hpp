@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <chevron/run/stage.hpp>
 #include <chevron/run/transport.hpp>
@@ -18,9 +22,11 @@
 namespace chevron {
 
 /// The gradients of one stage's parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling and
-/// summing over replicas handle few large pieces. Parameters that need no gradient have none here.
+/// summing over replicas handle few large pieces. Parameters that need no gradient have none here. Gradients of half-precision
+/// parameters are added up, and summed over replicas, in single precision.
 ///
-/// The buffers are made once. W and B add into them through the parameters' `.grad`; `start_sum` hands them to the transport in
+/// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as soon
+/// as it is there, and `.grad` is left empty); `start_sum` hands them to the transport in
 /// buckets, once the stage's last W or B is done, and nobody writes to them until `wait_sum` returned.
 class stage_gradients {
  public:
@@ -45,6 +51,13 @@ class stage_gradients {
     }
     zero();
   }
+  ~stage_gradients() {
+    for (parameter const& p : trained_) {
+      if (hook_of(p.value) != nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p.value, nullptr);
+    }
+  }
+  stage_gradients(stage_gradients const&) = delete;
+  stage_gradients& operator=(stage_gradients const&) = delete;
 
   /// The parameters trained, in the order of registration; a parameter registered twice appears once.
   std::vector<parameter> const& trained() const { return trained_; }
@@ -54,8 +67,15 @@ class stage_gradients {
   /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
   void zero() {
     for (flat& f : flats_) f.memory.zero_();
+    for (std::size_t i = 0; i < trained_.size(); ++i) attach(i);
+  }
+
+  /// Gives half-precision parameters their gradients, rounded, for the optimizer: until the next `zero`.
+  void round() {
+    at::NoGradGuard const off;
     for (std::size_t i = 0; i < trained_.size(); ++i) {
-      if (!trained_[i].value.grad().is_same(views_[i])) trained_[i].value.mutable_grad() = views_[i];
+      at::Tensor const& p = trained_[i].value;
+      if (in_float(p)) p.mutable_grad() = views_[i].to(p.scalar_type());
     }
   }
 
@@ -66,7 +86,7 @@ class stage_gradients {
   }
   bool shares() const { return !shared_.empty(); }
   void attach() {
-    for (std::size_t const i : shared_) trained_[i].value.mutable_grad() = views_[i];
+    for (std::size_t const i : shared_) attach(i);
   }
 
   /// Another stage's copy of this parameter stands for it in the norm.
@@ -87,6 +107,33 @@ class stage_gradients {
   }
 
  private:
+  /// Adds a gradient in single precision and lets go of it.
+  struct add_in_float final : torch::autograd::PostAccumulateGradHook {
+    at::Tensor into;
+    void operator()(at::Tensor const& p) override {
+      at::NoGradGuard const off;
+      into.add_(p.grad());
+      p.mutable_grad().reset();
+    }
+  };
+
+  static bool in_float(at::Tensor const& p) { return p.scalar_type() == at::kHalf || p.scalar_type() == at::kBFloat16; }
+
+  static add_in_float* hook_of(at::Tensor const& p) {
+    return dynamic_cast<add_in_float*>(torch::autograd::impl::post_acc_grad_hooks(p).get());
+  }
+
+  void attach(std::size_t i) {
+    at::Tensor const& p = trained_[i].value;
+    if (!in_float(p)) {
+      if (!p.grad().is_same(views_[i])) p.mutable_grad() = views_[i];
+      return;
+    }
+    p.mutable_grad().reset();
+    if (hook_of(p) == nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<add_in_float>());
+    hook_of(p)->into = views_[i];
+  }
+
   struct flat {
     at::TensorOptions options;
     std::int64_t elements = 0;
@@ -102,10 +149,11 @@ class stage_gradients {
   }
 
   flat& flat_for(at::Tensor const& p) {
+    auto const options = at::TensorOptions().dtype(in_float(p) ? at::kFloat : p.scalar_type()).device(p.device());
     for (flat& f : flats_) {
-      if (f.options.dtype() == p.dtype() && f.options.device() == p.device()) return f;
+      if (f.options.dtype() == options.dtype() && f.options.device() == options.device()) return f;
     }
-    flats_.push_back({at::TensorOptions().dtype(p.dtype()).device(p.device()), 0, {}});
+    flats_.push_back({options, 0, {}});
     return flats_.back();
   }
 

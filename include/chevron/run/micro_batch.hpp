@@ -146,6 +146,9 @@ class split_batch {
   tensors const& targets(int m) const { return of(m).data.targets; }
   std::span<extra const> extras(int m) const { return of(m).data.extras; }
   double weight(int m) const { return of(m).weight; }
+  /// What the backward of a microbatch's loss begins with: its weight, scaled.
+  double gradient_weight(int m) const { return of(m).weight * scale_; }
+  void scale_gradients(double factor) { scale_ = factor; }
 
   /// Microbatches are numbered over the whole optimizer step, which may accumulate several batches; these begin here.
   void number_from(int first) { first_ = first; }
@@ -183,6 +186,7 @@ class split_batch {
   std::vector<part> parts_;
   std::int64_t samples_ = 0;
   int first_ = 0;
+  double scale_ = 1;
 };
 
 }  // namespace chevron

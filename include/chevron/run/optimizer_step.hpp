@@ -21,6 +21,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/gradients.hpp>
+#include <chevron/run/loss_scale.hpp>
 #include <chevron/run/optimizer_snapshot.hpp>
 #include <chevron/run/transport.hpp>
 
@@ -50,6 +51,7 @@ struct update_options {
   std::function<double(long step)> learning_rate;  ///< empty: as the optimizer has it
   bool post_validation = false;                    ///< step before all ranks have been heard, and put it right afterwards
   int calm_steps = 10;                             ///< but only after so many steps in a row that nothing had to be put right in
+  std::optional<loss_scaling> scaling = {};        ///< gradients come multiplied by `loss_factor`
 };
 
 /// What every rank knows at the end of a step.
@@ -57,6 +59,7 @@ struct update_result {
   double loss = 0;       ///< mean over all samples, or what else microbatches count, of all replicas
   double grad_norm = 0;  ///< over all parameters, before clipping
   bool skipped = false;  ///< something was not finite, nothing was changed
+  double loss_factor = 1;  ///< of loss scaling
   bool clipped = false;  ///< the norm was above the limit, gradients were scaled down
   double bubble = 0;     ///< share of ranks × longest rank's time in which ranks did not compute
   double learning_rate = 0;
@@ -123,6 +126,7 @@ class global_update {
   global_update(plan_view plan, transport& line, std::vector<stage_gradients*> gradients, std::function<void()> sum_tied,
                 optimizer_factory const& make, update_options options)
       : plan_(plan), line_(&line), gradients_(std::move(gradients)), sum_tied_(std::move(sum_tied)), options_(std::move(options)), names_(gradients_.size()) {
+    if (options_.scaling) scale_ = loss_scale(*options_.scaling);
     std::string mine;
     std::vector<at::Tensor> parameters;
     for (std::size_t s = 0; s < gradients_.size(); ++s) {
@@ -192,6 +196,11 @@ class global_update {
     return result;
   }
 
+  /// What the next loss is to be multiplied by before its backward.
+  double loss_factor() const { return scale_.factor(); }
+  /// For checkpoints.
+  loss_scale& scaling() { return scale_; }
+
   /// Null on a rank without trained parameters.
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
@@ -210,6 +219,11 @@ class global_update {
       if (g != nullptr) g->wait_sum(*line_);
     }
     sum_tied_();
+    if (scale_.factor() != 1) {
+      for (stage_gradients* g : gradients_) {
+        if (g != nullptr) g->scale(1 / scale_.factor());
+      }
+    }
     for (stage_gradients* g : gradients_) {
       if (g == nullptr) continue;
       for (std::size_t i = 0; i < g->views().size(); ++i, ++at) {
@@ -224,8 +238,12 @@ class global_update {
     update_result result;
     std::string culprit;
     add_losses(result, culprit);
+    bool const loss_is_finite = culprit.empty();
     add_norms(result, culprit);
     add_times(result);
+    result.loss_factor = scale_.factor();
+    bool const overflow = loss_is_finite && !culprit.empty() && scale_.can_back_off();
+    scale_.step(!culprit.empty());
     for (int replica = 0; replica < line_->where().replicas; ++replica) {
       result.samples += static_cast<std::int64_t>(of_rank(replica * plan_.size.ranks)[3]);
     }
@@ -233,7 +251,7 @@ class global_update {
     result.skipped = !culprit.empty();
     result.clipped = !result.skipped && options_.clip_grad_norm > 0 && result.grad_norm > options_.clip_grad_norm;
     calm_ = result.skipped || result.clipped ? 0 : calm_ + 1;
-    if (result.skipped && options_.when_not_finite == not_finite::stop) {
+    if (result.skipped && !overflow && options_.when_not_finite == not_finite::stop) {
       throw numerical_error(culprit + " is not finite; no parameter was changed", here());
     }
     return result;
@@ -253,6 +271,9 @@ class global_update {
   void change(double rate) {
     if (options_.learning_rate) {
       for (auto& group : optimizer_->param_groups()) group.options().set_lr(rate);
+    }
+    for (stage_gradients* g : gradients_) {
+      if (g != nullptr) g->round();
     }
     optimizer_->step();
   }
@@ -366,6 +387,7 @@ class global_update {
 
   long step_ = -1;
   double all_counts_ = 0;
+  loss_scale scale_;
   int calm_ = 0;          // steps in a row that were neither skipped nor clipped
   bool pending_ = false;  // the gather is under way
   bool stepped_ = false;  // the optimizer stepped without waiting for it

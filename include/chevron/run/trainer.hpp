@@ -56,6 +56,8 @@ struct trainer_options {
   std::function<double(long step)> learning_rate = {};   ///< by step, from 0; empty: as the optimizer has it
   std::size_t bucket_bytes = std::size_t{25} << 20;      ///< gradients are summed over replicas in pieces of this size
   std::uint64_t seed = 0;                                ///< of what stages draw at random: dropout … (random.hpp)
+  std::optional<at::ScalarType> autocast = {};           ///< run stages and loss under autocast to this: at::kBFloat16
+  std::optional<loss_scaling> scaling = {};              ///< multiply the loss before its backward: for half precision
   weigher weigh = {};                                    ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the last
@@ -72,6 +74,7 @@ struct step_report {
   double grad_norm = 0;           ///< over all parameters of the model, before clipping
   bool skipped = false;           ///< loss or gradient was not finite, nothing was changed
   bool clipped = false;           ///< gradients were scaled down to `clip_grad_norm`
+  double loss_factor = 1;         ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
   double learning_rate = 0;       ///< 0 on a rank without parameters if no schedule was given
   double seconds = 0;             ///< as this rank saw it
   std::int64_t samples = 0;       ///< over all replicas
@@ -115,7 +118,7 @@ class trainer {
     tied_ = tied_parameters(p.plan, line, views);
     update_ = std::make_unique<global_update>(p.plan, line, std::move(views), [this] { tied_.sum(*line_, executor_->slots()); }, make,
                                               update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate,
-                                                             options.post_validation, options.calm_steps});
+                                                             options.post_validation, options.calm_steps, options.scaling});
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_hooks hooks;
     hooks.reduce_gradients = [this](int s) {
@@ -125,6 +128,7 @@ class trainer {
     bool const shared = std::any_of(gradients_.begin(), gradients_.end(), [](auto const& g) { return g && g->shares(); });
     if (shared) hooks.before_gradients = [this](int s) { gradients_[static_cast<std::size_t>(s)]->attach(); };
     hooks.seed = options.seed;
+    hooks.autocast = autocast_ = options.autocast;
     executor_ = std::make_unique<executor>(p, line, stages_, loss_, std::move(hooks));
   }
 
@@ -179,6 +183,9 @@ class trainer {
   transport& line() { return *line_; }
   program_view program() const { return program_.view(); }
   loss_function const& loss() const { return loss_; }
+  std::optional<at::ScalarType> autocast() const { return autocast_; }
+  /// The factor of loss scaling: part of what a checkpoint keeps.
+  loss_scale& scaling() { return update_->scaling(); }
   /// What this rank did in its last step, and when.
   record const& last_record() const { return executor_->last_record(); }
 
@@ -248,6 +255,8 @@ class trainer {
     out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
     out.add("bucket bytes", std::to_string(options.bucket_bytes));
     out.add("seed", std::to_string(options.seed));
+    out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
+    out.add("loss scaling", options.scaling ? "from " + detail::plain(options.scaling->initial) : "no");
     out.add("microbatches count", options.weigh ? "what the caller weighs" : "their samples");
     out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
     for (std::size_t s = 0; s < stages_.size(); ++s) {
@@ -301,6 +310,7 @@ class trainer {
       executor_->run(batch_, step_, [this] { return last_step_stands(); });
     } else {
       if (passes_ == 0) zero_gradients();
+      batch_.scale_gradients(update_->loss_factor());
       executor_->run(batch_, step_);
     }
     peak_in_flight_ = std::max(peak_in_flight_, executor_->last_record().peak_in_flight());
@@ -335,6 +345,7 @@ class trainer {
     fill_in(update_->verdict(stands));
     if (!stands) buffers_before_.put_back();
     zero_gradients();
+    batch_.scale_gradients(update_->loss_factor());
     return stands;
   }
 
@@ -343,6 +354,7 @@ class trainer {
     report_.grad_norm = result.grad_norm;
     report_.skipped = result.skipped;
     report_.clipped = result.clipped;
+    report_.loss_factor = result.loss_factor;
     report_.learning_rate = result.learning_rate;
     report_.bubble = result.bubble;
     report_.samples = result.samples;
@@ -361,6 +373,7 @@ class trainer {
   executor const* turn_ = nullptr;
   std::vector<std::int64_t> shapes_of_turn_, shapes_;
   weigher weigh_;
+  std::optional<at::ScalarType> autocast_;
   split_batch batch_;
   double all_ = 0;                // what this step counts over all replicas
   int passes_ = 0;                // runs of the program in this step so far

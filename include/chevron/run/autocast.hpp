@@ -1,0 +1,49 @@
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+
+/// \file
+/// Mixed precision as PyTorch's autocast has it: parameters stay as they are, and operations that bear it run in half precision.
+
+namespace chevron {
+
+/// While it lives, operations of this thread run under autocast to `dtype`, on the device of the first of these tensors. Casts
+/// of parameters are not kept for reuse: each microbatch has a graph of its own. Does nothing without a dtype.
+class autocast_scope {
+ public:
+  autocast_scope(std::optional<at::ScalarType> dtype, std::span<at::Tensor const> near) {
+    if (!dtype) return;
+    on_ = true;
+    for (at::Tensor const& t : near) {
+      if (!t.defined()) continue;
+      device_ = t.device().type();
+      break;
+    }
+    enabled_ = at::autocast::is_autocast_enabled(device_);
+    dtype_ = at::autocast::get_autocast_dtype(device_);
+    cache_ = at::autocast::is_autocast_cache_enabled();
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::set_autocast_dtype(device_, *dtype);
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~autocast_scope() {
+    if (!on_) return;
+    at::autocast::set_autocast_enabled(device_, enabled_);
+    at::autocast::set_autocast_dtype(device_, dtype_);
+    at::autocast::set_autocast_cache_enabled(cache_);
+  }
+  autocast_scope(autocast_scope const&) = delete;
+  autocast_scope& operator=(autocast_scope const&) = delete;
+
+ private:
+  bool on_ = false;
+  at::DeviceType device_ = at::kCPU;
+  bool enabled_ = false, cache_ = false;
+  at::ScalarType dtype_ = at::kFloat;
+};
+
+}  // namespace chevron
