@@ -266,8 +266,11 @@ class squeeze {
   template <class Actions, class Begin>
   constexpr void play(Actions& actions, Begin const& begin) {
     int const ranks = block_.ranks;
-    for (int r = 0; r < ranks; ++r) lines_[r].filled = begin[r];
-    int running = ranks;
+    int running = 0;
+    for (int r = 0; r < ranks; ++r) {
+      lines_[r].filled = begin[r];
+      running += lines_[r].left > 0 ? 1 : 0;
+    }
     int until_look = 0;  // slots until the next look whether everything repeats itself
     for (int now = 0; running > 0; ++now) {
       if (in_order_ == ranks && --until_look <= 0) {
