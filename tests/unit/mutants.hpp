@@ -314,11 +314,57 @@ inline void deferred_receives(lists<instruction>& of, int on_rank) {
   }
 }
 
+/// Gives one tensor another slot, wherever it is named: right only if nobody else is in there.
+inline void move_tensor(dice& d, std::vector<instruction>& of, slot_counts const& there) {
+  if (of.empty()) return;
+  instruction const one = of[static_cast<std::size_t>(d.below(static_cast<int>(of.size())))];
+  auto const any_of = [&](int count) { return static_cast<std::uint16_t>(d.below(count > 0 ? count : 1)); };
+  bool const forward = one.what.what == kind::send_forward || one.what.what == kind::receive_forward;
+  auto const same_chunk = [&](action a) { return a.stage == one.what.stage && a.micro_batch == one.what.micro_batch; };
+  switch (one.what.what) {
+    case kind::receive_forward:
+    case kind::receive_backward: {
+      std::uint16_t const slot = any_of(there.receive);
+      for (instruction& i : of) {
+        bool const reads = is_compute(i.what.what) && i.source != no_slot && (i.what.what == kind::forward) == forward;
+        if (same_chunk(i.what) && (i.what.what == one.what.what || reads)) i.source = slot;
+      }
+      break;
+    }
+    case kind::send_forward:
+    case kind::send_backward: {
+      std::uint16_t const slot = any_of(there.send);
+      kind const wait = forward ? kind::wait_send_forward : kind::wait_send_backward;
+      for (instruction& i : of) {
+        if (same_chunk(i.what) && (i.what.what == one.what.what || i.what.what == wait)) i.source = slot;
+      }
+      break;
+    }
+    case kind::forward: {
+      std::uint16_t const slot = any_of(there.activation);
+      for (instruction& i : of) {
+        if (same_chunk(i.what) && i.slot != no_slot) i.slot = slot;
+        bool const next = i.what.what == kind::forward && i.what.stage == one.what.stage + 1;
+        bool const previous =
+            (i.what.what == kind::backward || i.what.what == kind::backward_input) && i.what.stage + 1 == one.what.stage;
+        if (i.local != no_slot && i.what.micro_batch == one.what.micro_batch && (next || previous)) i.local = slot;
+      }
+      break;
+    }
+    default:
+      break;
+  }
+}
+
 inline program mutant(dice& d, program const& of) {
   program out = of;
   int const ranks = out.source.size.ranks;
   lists<instruction> order = lists_of(out.view());
   auto const any_slot = [&](int there) { return d.one_in(8) ? no_slot : static_cast<std::uint16_t>(d.below(there + 1)); };
+  for (int moves = d.one_in(3) ? 1 + d.below(3) : 0; moves > 0; --moves) {
+    int const rank = d.below(ranks);
+    move_tensor(d, order[static_cast<std::size_t>(rank)], out.slots.data[rank]);
+  }
   if (d.one_in(8)) synchronous_sends(order, d.one_in(2) ? -1 : d.below(ranks));
   if (d.one_in(8)) deferred_receives(order, d.one_in(2) ? -1 : d.below(ranks));
   int most = 0;
