@@ -167,9 +167,9 @@ void step_lines::draw(told_step const& r) {
   drawn_ = true;
 }
 
-metrics_file::metrics_file(std::string const& path) {
+metrics_file::metrics_file(std::string const& path, bool go_on) {
   if (path.empty()) return;
-  file_ = std::fopen(path.c_str(), "w");
+  file_ = std::fopen(path.c_str(), go_on ? "a" : "w");
   if (file_ == nullptr) {
     throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) +
                       ". Remedy: a file in an existing folder that is writable");

@@ -68,10 +68,10 @@ class step_lines {
   clock::time_point begin_, last_drawn_;
 };
 
-/// One JSON object a step.
+/// One JSON object a step; a run that goes on writes behind what is there.
 class metrics_file {
  public:
-  explicit metrics_file(std::string const& path);
+  metrics_file(std::string const& path, bool go_on);
   ~metrics_file();
   metrics_file(metrics_file const&) = delete;
   metrics_file& operator=(metrics_file const&) = delete;

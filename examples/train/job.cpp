@@ -3,6 +3,7 @@
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/show/csv_read.hpp>
 
 namespace chevron::train {
 namespace {
@@ -24,6 +25,14 @@ plan proved(std::string const& name, shape size) {
   return made;
 }
 
+/// A schedule whose file was read, and found lawful, with the options.
+plan read_from_file(options const& o) {
+  static std::string const name = o.schedule;  // a plan points to its name
+  plan made = read_csv(o.schedule_text).plan;
+  made.name = name.c_str();
+  return made;
+}
+
 program lowered_and_checked(plan const& from) {
   program made = lower(from);
   if (finding const found = check(made.view())) {
@@ -41,7 +50,7 @@ programs make_programs(options const& o) {
   if (size.chunks == 0 && catalogue::same_name(o.schedule, catalogue::interleaved_1f1b.name)) size.chunks = 2;
 
   programs out;
-  plan const training = proved(o.schedule, size);
+  plan const training = o.schedule_text.empty() ? proved(o.schedule, size) : read_from_file(o);
   for (int s = 0; s < training.stages; ++s) (void)cut_of(o.model.layers, training.stages, s);  // throws if there are too many
   bool const is_default = catalogue::same_name(o.schedule, catalogue::one_f_one_b.name) && size == default_shape;
   if (is_default) {
@@ -52,8 +61,7 @@ programs make_programs(options const& o) {
     out.training = out.made->view();
   }
   out.evaluation = lowered_and_checked(forward_part(training));
-  size.micro_batches = 1;
-  out.sampling = lowered_and_checked(forward_part(proved(o.schedule, size)));
+  out.sampling = lowered_and_checked(forward_part(training, 1));
   return out;
 }
 

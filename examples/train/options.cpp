@@ -1,7 +1,11 @@
 #include "options.hpp"
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -11,6 +15,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/show/csv_check.hpp>
 
 namespace chevron::train {
 namespace {
@@ -63,6 +68,36 @@ CLI::Validator one_of(std::vector<std::string> words) {
       "");
 }
 
+struct plan_size {
+  int ranks, micro_batches;
+};
+
+/// Reads `o.schedule` as a file, into `o.schedule_text`.
+plan_size read_schedule_file(options& o) {
+  std::ifstream in(o.schedule, std::ios::binary);
+  o.schedule_text.assign(std::istreambuf_iterator<char>(in), {});
+  if (!in) {
+    throw usage_error("--schedule " + o.schedule + " cannot be read: " + std::strerror(errno) +
+                      ". Remedy: a file that chevron-plan or PyTorch wrote, or one of " + schedule_names());
+  }
+  csv_schedule const read = read_csv(o.schedule_text);
+  if (finding const found = check(read, o.schedule_text)) {
+    throw usage_error("--schedule " + o.schedule + ": " + describe(found, read, o.schedule_text) +
+                      ". Remedy: chevron-plan check " + o.schedule);
+  }
+  if (read.plan.forward_only) throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train");
+  return {read.plan.size.ranks, read.plan.size.micro_batches};
+}
+
+/// The file says how many; a flag may only say the same.
+void take_size(char const* flag, bool given, int of_file, int& value) {
+  if (given && value != of_file) {
+    throw usage_error(std::string(flag) + " " + std::to_string(value) + " is not what the schedule's file has, " +
+                      std::to_string(of_file) + ". Remedy: leave the flag out");
+  }
+  value = of_file;
+}
+
 }  // namespace
 
 options read_options(int argc, char** argv) {
@@ -71,18 +106,18 @@ options read_options(int argc, char** argv) {
                "chevron-train");
   app.footer(
       "With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, a minute or two.\n"
-      "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite.");
+      "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint.");
   app.get_formatter()->column_width(34);
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::string backend_name = "threads";
 
-  app.add_option("--schedule", o.schedule, "one of " + schedule_names())->type_name("NAME")->group("Pipeline");
-  app.add_option("--ranks", o.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
-  app.add_option("--chunks", o.chunks, "stages on a rank; 0: as the schedule has")
+  app.add_option("--schedule", o.schedule, "a FILE.csv, or one of " + schedule_names())->type_name("NAME")->group("Pipeline");
+  auto* const ranks = app.add_option("--ranks", o.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
+  auto* const chunks = app.add_option("--chunks", o.chunks, "stages on a rank; 0: as the schedule has")
       ->check(whole(0, 64))
       ->type_name("V")
       ->group("Pipeline");
-  app.add_option("--microbatches", o.micro_batches, "microbatches in a step, for each replica")
+  auto* const micro_batches = app.add_option("--microbatches", o.micro_batches, "microbatches in a step, for each replica")
       ->check(whole(1, 4096))
       ->type_name("M")
       ->group("Pipeline");
@@ -140,6 +175,18 @@ options read_options(int argc, char** argv) {
       ->group("Training");
   app.add_option("--seed", o.seed, "of weights, batches and sample")->check(whole(0, 9e15))->type_name("N")->group("Training");
 
+  auto* const checkpoint = app.add_option("--checkpoint", o.checkpoint, "save what training needs to go on, in a folder for each time")
+                               ->type_name("DIR")
+                               ->default_str("")
+                               ->group("Files");
+  app.add_option("--save-every", o.save_every, "steps between checkpoints; 0: one after the last step")
+      ->check(whole(0, 1e9))
+      ->type_name("K")
+      ->needs(checkpoint)
+      ->group("Files");
+  app.add_flag("--resume", o.resume, "go on from the last checkpoint in DIR, saved under any layout or schedule")
+      ->needs(checkpoint)
+      ->group("Files");
   app.add_option("--metrics", o.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("")->group("Files");
   auto* const trace = app.add_option("--trace", o.trace, "a late step for Perfetto or chrome://tracing; none: no file")
                           ->type_name("FILE.json")
@@ -164,10 +211,15 @@ options read_options(int argc, char** argv) {
   }
   o.backend_given = backend->count() > 0;
   o.backend = backend_name == "gloo" ? train::backend::gloo : train::backend::threads;
-  if (!catalogue::contains(o.schedule)) {
-    throw usage_error("--schedule " + o.schedule + " is not in the catalogue. Remedy: one of " + schedule_names());
-  }
-  if (!catalogue::trains(o.schedule)) {
+  if (o.schedule.ends_with(".csv") || o.schedule.find('/') != std::string::npos) {
+    plan_size const size = read_schedule_file(o);
+    take_size("--ranks", ranks->count() > 0, size.ranks, o.ranks);
+    take_size("--microbatches", micro_batches->count() > 0, size.micro_batches, o.micro_batches);
+    if (chunks->count() > 0 && o.chunks != 0) throw usage_error("--chunks cannot be chosen: --schedule " + o.schedule + " places its stages itself");
+  } else if (!catalogue::contains(o.schedule)) {
+    throw usage_error("--schedule " + o.schedule + " is not in the catalogue. Remedy: a file's name that ends in .csv, or one of " +
+                      schedule_names());
+  } else if (!catalogue::trains(o.schedule)) {
     throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: one of " +
                       schedule_names());
   }

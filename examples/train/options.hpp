@@ -15,6 +15,7 @@ enum class backend { threads, gloo };
 
 struct options {
   std::string schedule = "1F1B";
+  std::string schedule_text;  ///< of a schedule that comes from a file
   int ranks = 2;
   int chunks = 0;  ///< stages on a rank; 0: what the schedule's placement has, or 2 where that is open
   int micro_batches = 4;
@@ -34,6 +35,10 @@ struct options {
   bool post_validation = false;
   bool recompute = false;
   std::vector<std::string> data;
+
+  std::string checkpoint;  ///< folder; empty: none is kept
+  long save_every = 0;     ///< steps; 0: after the last one only
+  bool resume = false;
 
   std::string metrics;
   std::string trace;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <numbers>
 #include <random>
@@ -16,6 +17,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/run/checkpoint.hpp>
 #include <chevron/run/evaluator.hpp>
 #include <chevron/run/trainer.hpp>
 #include <chevron/show/format.hpp>
@@ -166,6 +168,27 @@ std::string prompt_from(std::string const& text, std::uint64_t seed, int context
   return text.substr(at, length);
 }
 
+/// What must be the same for a resumed run to be the run that was interrupted.
+std::map<std::string, std::string> words_of(options const& o) {
+  return {{"seed", std::to_string(o.seed)},
+          {"samples_per_step", std::to_string(o.micro_batches * o.micro_batch_size * o.replicas)},
+          {"context", std::to_string(o.model.context)}};
+}
+
+void go_on_from_checkpoint(options const& o, trainer& train) {
+  checkpoint_note const note = load_checkpoint(train, o.checkpoint);
+  for (auto const& [name, value] : words_of(o)) {
+    auto const saved = note.words.find(name);
+    if (saved == note.words.end() || saved->second == value) continue;
+    throw checkpoint_error("the checkpoint was saved by a run with " + name + " " + saved->second + ", this one has " + value +
+                           ": it would see other data. Remedy: the same " + name + ", or a new run without --resume");
+  }
+  if (note.next_step > o.steps) {
+    throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note.next_step - 1) + ", and --steps is " +
+                           std::to_string(o.steps) + ": nothing is left to train. Remedy: more --steps");
+  }
+}
+
 }  // namespace
 
 void train_on_rank(job const& what, transport& line) {
@@ -183,13 +206,16 @@ void train_on_rank(job const& what, transport& line) {
        .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); },
        .post_validation = o.post_validation});
   train.next_step(1);
+  if (o.resume) go_on_from_checkpoint(o, train);
+  long const first_step = train.next_step();
 
   if (speaks) print_header(what);
+  if (speaks && o.resume) print_facts({{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint + "\n"}});
   std::unique_ptr<step_lines> lines;
   std::unique_ptr<metrics_file> metrics;
   if (speaks) {
     lines = std::make_unique<step_lines>(o.steps);
-    metrics = std::make_unique<metrics_file>(o.metrics);
+    metrics = std::make_unique<metrics_file>(o.metrics, o.resume);
   }
 
   int const mine = o.micro_batches * o.micro_batch_size;
@@ -199,7 +225,7 @@ void train_on_rank(job const& what, transport& line) {
   // With post-validation a step is known only when the next has begun.
   auto const told = [&](step_report const& report) {
     if (report.step < 1) return;
-    if (report.step == 1) first_loss = report.loss;
+    if (report.step == first_step) first_loss = report.loss;
     last_loss = report.loss;
     if (!speaks) return;
     told_step const line_of{report.step,          report.loss,    report.grad_norm,
@@ -209,13 +235,15 @@ void train_on_rank(job const& what, transport& line) {
     metrics->write(line_of);
   };
   std::int64_t const begin = now_ns();
-  for (long step = 1; step <= o.steps; ++step) {
+  for (long step = first_step; step <= o.steps; ++step) {
     auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
     windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
     std::int64_t const step_begin = now_ns();
     told(train.step({batch.bytes}, {batch.following}));
-    if (step > o.steps - static_cast<long>(step_records::kept) && (step > 1 || o.steps == 1))
+    if (step > o.steps - static_cast<long>(step_records::kept) && (step > first_step || o.steps == first_step))
       records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
+    bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
+    if (!o.checkpoint.empty() && due) save_checkpoint(train, o.checkpoint, words_of(o));
   }
   if (o.post_validation) told(train.settle());
   double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
@@ -227,7 +255,7 @@ void train_on_rank(job const& what, transport& line) {
   auto const texts = line.gather_text(records.text());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
-    print_facts({{"trained", some(o.steps, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " +
+    print_facts({{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " +
                                  show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
                                  " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     comparison const outcome = compared(what.programs.training, texts, o.post_validation);

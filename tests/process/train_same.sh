@@ -60,3 +60,9 @@ for schedule in 1F1B ZBVZeroBubble; do
   same replicated this "$schedule, recomputed," "the same with all activations kept"
 done
 echo "equal: $(echo $schedules)"
+
+# A schedule from a file is the schedule: this one as PyTorch could have written it.
+"${CHEVRON_BUILD}/bin/chevron-plan" show ZBVZeroBubble --ranks 2 --microbatches 5 --format csv -o from_file.csv
+run named --ranks 2 --replicas 1 --microbatches 5 --schedule ZBVZeroBubble
+run file --replicas 1 --schedule from_file.csv
+same named file "the schedule of a file" "the schedule of that name"
