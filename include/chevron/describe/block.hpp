@@ -184,7 +184,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
         f.number = most_held;
         return f;
       }
-      if (a.chunk >= most_held) {
+      if (a.chunk >= most_held || (a.chunk < 0 && a.chunk != any_chunk)) {
         f.words = "a token names a chunk no rank has, chunk ";
         f.number = a.chunk;
         return f;

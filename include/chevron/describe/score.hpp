@@ -161,7 +161,7 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
     for (int t = phase.first; t < phase.first + phase.tokens; ++t) {
       auto& token = score.token[t];
       int const family = family_of(token.what);
-      if (token.chunk >= held) {
+      if (token.chunk >= held || (token.chunk < 0 && token.chunk != any_chunk)) {
         f.words = "a token names a chunk this rank does not have, chunk ";
         f.number = token.chunk;
         return f;

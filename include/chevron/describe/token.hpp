@@ -16,7 +16,8 @@ namespace chevron {
 
 namespace hana = boost::hana;
 
-inline constexpr int any_chunk = -1;
+/// Stands where a token names no chunk; no number that anybody would write.
+inline constexpr int any_chunk = -2147483647 - 1;
 
 /// Not constexpr: a compiler that works out an action with other numbers stops here and prints this name.
 [[noreturn]] inline void an_action_has_stage_0_to_2047_and_microbatch_0_to_65534() {
