@@ -1,7 +1,12 @@
 // timeout: 90
 #include "run/trained.hpp"
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <limits>
+
+#include <chevron/run/checkpoint.hpp>
 
 #include <doctest/doctest.h>
 
@@ -211,6 +216,31 @@ TEST_CASE("the factor of the loss goes down by itself until gradients fit, and u
     }
   }
   CHECK(grown > 1);
+}
+
+TEST_CASE("a resumed run goes on with the factor it had") {
+  auto const program = chevron::lower(plan_of("1F1B", 2, 2));
+  auto const data = make_batch(4, 1);
+  auto const folder = std::filesystem::temp_directory_path() / ("chevron-scale-" + std::to_string(::getpid()));
+  std::vector<double> factors[2];
+  for (bool const resumed : {false, true}) {
+    for (int part = 0; part < 2; ++part) {
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+        chevron::trainer train(program, line, [](int s) { return build_half(s, at::kHalf); }, mean_square_in_float, sgd,
+                               {.scaling = chevron::loss_scaling{.initial = 1 << 20, .growth_interval = 4}});
+        if (resumed && part == 1) chevron::load_checkpoint(train, folder);
+        for (int step = 0; step < (resumed ? 9 : part * 18); ++step) {
+          auto const report = train.step({data.input.to(at::kHalf)}, {data.target});
+          if (line.where().global_rank == 0) factors[resumed].push_back(report.loss_factor);
+        }
+        if (resumed && part == 0) chevron::save_checkpoint(train, folder);
+      });
+    }
+  }
+  std::filesystem::remove_all(folder);
+  REQUIRE(factors[0].size() == 18);
+  CHECK(factors[0] == factors[1]);
+  CHECK(factors[0][8] != factors[0][17]);
 }
 
 TEST_CASE("a loss that is not finite is not the factor's fault, nor is an overflow at the least factor") {

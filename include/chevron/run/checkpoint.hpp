@@ -213,6 +213,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
                                {"tensors", 0u},
                                {"optimizer", ""},
                                {"learning_rate", 0},
+                               {"loss_scale", {{"factor", train.scaling().get().factor}, {"steps", train.scaling().get().steps}}},
                                {"words", words}};
     for (std::string const& text : known) {
       auto const one = nlohmann::json::parse(text);
@@ -329,6 +330,9 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
       for (auto& group : train.optimizer()->param_groups()) group.options().set_lr(manifest.value("learning_rate", group.options().get_lr()));
     }
   });
+  if (auto const scale = manifest.find("loss_scale"); scale != manifest.end()) {
+    train.scaling().set({scale->value("factor", 1.0), scale->value("steps", 0)});
+  }
   train.next_step(manifest["next_step"].get<long>());
   checkpoint_note note{train.next_step(), {}};
   if (manifest.contains("words")) note.words = manifest["words"].get<std::map<std::string, std::string>>();

@@ -44,7 +44,10 @@ class loss_scale {
   }
 
   state const& get() const { return now_; }
-  void set(state const& from) { now_ = from; }
+  /// Goes on from there; without scaling nothing changes.
+  void set(state const& from) {
+    if (on_) now_ = from;
+  }
 
  private:
   loss_scaling how_;
