@@ -53,6 +53,32 @@ TEST_SUITE("check") {
     DOCTEST_CHECK(describe(check(limited)).view() == "rank 0, step 3: 0F3 makes 4 chunks in flight, the declared limit is 3");
   }
 
+  TEST_CASE("declared bytes and messages, and halves that make no pair, have their sentences") {
+    plan heavy = one_f_one_b_plan();
+    DOCTEST_CHECK(!declare_bytes(heavy, 400, sizes{.activation = 100}));
+    DOCTEST_CHECK(check(heavy).broken == law::none);
+    DOCTEST_CHECK(!declare_bytes(heavy, 399, sizes{.activation = 100}));
+    DOCTEST_CHECK(describe(check(heavy)).view() == "rank 0, step 3: 0F3 makes 400 bytes in flight, the declared limit is 399");
+    plan talkative = one_f_one_b_plan();
+    talkative.message_limit = 47;
+    DOCTEST_CHECK(describe(check(talkative)).view() == "a step sends 48 messages, the declared limit is 47");
+
+    auto const fused = [](int rank, int position) {
+      plan p = one_f_one_b_plan();
+      p.actions.data[p.begin.data[rank] + position].fused = 1;
+      return describe(check(p)).str();
+    };
+    DOCTEST_CHECK(fused(0, 5) == "all laws hold");  // 0F4 and 0B1
+    DOCTEST_CHECK(
+        fused(0, 0) ==
+        "rank 0, step 0: 0F0 is marked as half of a fused pair, which is an F and then a B or I, but after it comes 0F1");
+    DOCTEST_CHECK(
+        fused(0, 4) ==
+        "rank 0, step 4: 0B0 is marked as half of a fused pair, which is an F and then a B or I, but after it comes 0F4");
+    DOCTEST_CHECK(fused(3, 0) == "rank 3, step 0: 3F0 is fused with its own backward, which needs it: 3B0");
+    DOCTEST_CHECK(fused(3, 15) == "rank 3, step 15: 3B7 is marked as half of a fused pair, but is the last action of its rank");
+  }
+
   TEST_CASE("a deadlock names its cycle, not the first rank that got stuck") {
     // Rank 3 lags: it wants microbatch 1 forward before it gives rank 2 the gradient of microbatch 0. Ranks 0 to 2 all get
     // stuck, but only 2 and 3 wait for each other.
