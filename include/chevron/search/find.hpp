@@ -166,10 +166,11 @@ struct unsplit_costs {
 };
 
 /// List schedules with every order of preference and with limits up to the one that is given.
-template <class Placement>
-constexpr void add_list_schedules(starting_point& to, Placement const& where, plan_view const& placed, cost_view const& costs,
-                                  activation_limit memory, bool split) {
+constexpr void add_list_schedules(starting_point& to, plan_view const& placed, cost_view const& costs, activation_limit memory,
+                                  bool split) {
   using namespace letters;
+  auto const where = placement::mapped([stages = placed.stages](shape) { return stages; },
+                                       [rank_of = placed.rank_of](int stage, shape) -> int { return rank_of[stage]; });
   auto const base =
       schedule_of(split ? work_graph::split_backward : work_graph::full_backward).place(where).assuming(average(placed, costs));
   int const all = placed.size.micro_batches * placed.size.chunks;
@@ -196,27 +197,13 @@ constexpr void add_list_schedules(starting_point& to, Placement const& where, pl
   }
 }
 
-}  // namespace detail
-
-/// Looks for the shortest schedule of this shape on this placement: from the catalogue's schedules, the zero-bubble paper's
-/// orders (with one stage a rank) and list schedules, the best is improved by local search, trial by trial. So the result is
-/// never longer than the best of the catalogue that lives on this placement and keeps the limit.
-///
-/// `memory.most` is in chunks on a rank; the smallest that can be kept is the number of stages on a rank. `work` says whether
-/// backwards are split into I and W. The plan is proved and declares its limit of chunks in flight.
-template <placement_policy Placement>
-constexpr found find(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
-                     objective goal = objective::makespan, effort how_hard = {}, work_graph work = work_graph::split_backward) {
+/// The search itself, for a plan without actions that says where the stages are.
+constexpr found find(plan const& placed, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
+                     work_graph work) {
   bool const split = work == work_graph::split_backward;
   char const* const name = "searched";
   found result;
-  auto const refuse = [&](finding const& f) { result.best = chevron::detail::refused(size, name, f); };
-  // Any plan on this placement tells where the stages are; this one always exists.
-  plan const placed = expand(schedule_of(work).place(where), size);
-  if (placed.problem) {
-    refuse(placed.problem);
-    return result;
-  }
+  auto const refuse = [&](finding const& f) { result.best = chevron::detail::refused(placed.size, name, f); };
   finding f;
   f.broken = law::description;
   if (int const least = least_in_flight(placed); memory.most > 0 && memory.most < least) {
@@ -232,7 +219,7 @@ constexpr found find(Placement const& where, shape size, cost_view const& costs,
     return result;
   }
 
-  detail::starting_point start(placed, costs, memory, goal, split);
+  starting_point start(placed, costs, memory, goal, split);
   catalogue::for_each([&](auto const& one) {
     plan made = expand(one, placed.size);
     if (!start.consider(made, one.name)) return;
@@ -247,15 +234,15 @@ constexpr found find(Placement const& where, shape size, cost_view const& costs,
     memory_model const model{1, memory.kept_for_weight - 1, -memory.kept_for_weight, memory.most};
     start.consider(zero_bubble(costs, model, placed.size, goal), "zero-bubble rule");
   }
-  detail::add_list_schedules(start, where, placed, costs, memory, split);
+  add_list_schedules(start, placed, costs, memory, split);
   if (!start.exists()) {
     f.words = "no order was found that keeps the memory limit; microbatches: ";
-    f.number = size.micro_batches;
+    f.number = placed.size.micro_batches;
     refuse(f);
     return result;
   }
 
-  detail::unsplit_costs const whole(placed, costs);
+  unsplit_costs const whole(placed, costs);
   lower_bounds const least = bounds(placed, split ? costs : whole.view(costs), memory);
   result.bound = goal == objective::makespan ? least.makespan : least.span;
   result.best = static_cast<plan&&>(start.shortest);
@@ -264,7 +251,7 @@ constexpr found find(Placement const& where, shape size, cost_view const& costs,
   if (!result.optimal()) {
     int const by_size = 60'000'000 / start.apart.view().total();
     int const trials = how_hard.trials > 0 ? how_hard.trials : by_size < 200 ? 200 : by_size > 60'000 ? 60'000 : by_size;
-    detail::annealing improve(start.apart, costs, memory, goal, how_hard.seed);
+    annealing improve(start.apart, costs, memory, goal, how_hard.seed);
     result.trials = improve.run(trials, result.bound);
     if (improve.best_length() < result.length) {
       result.start = start.apart.name;
@@ -277,6 +264,33 @@ constexpr found find(Placement const& where, shape size, cost_view const& costs,
   bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
   result.best.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(result.best);
   return result;
+}
+
+}  // namespace detail
+
+/// Looks for the shortest schedule of this shape on this placement: from the catalogue's schedules, the zero-bubble paper's
+/// orders (with one stage a rank) and list schedules, the best is improved by local search, trial by trial. So the result is
+/// never longer than the best of the catalogue that lives on this placement and keeps the limit.
+///
+/// `memory.most` is in chunks on a rank; the smallest that can be kept is the number of stages on a rank. `work` says whether
+/// backwards are split into I and W. The plan is proved and declares its limit of chunks in flight.
+template <placement_policy Placement>
+constexpr found find(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
+                     objective goal = objective::makespan, effort how_hard = {}, work_graph work = work_graph::split_backward) {
+  plan placed;
+  finding f = chevron::detail::check_shape(where, size);
+  if (!f) {
+    placed.size = {size.ranks, size.micro_batches, chunks_of(where, size)};
+    placed.stages = stages_in(where, placed.size);
+    placed.rank_of = buffer<std::int16_t>(placed.stages);
+    placed.begin = buffer<int>(size.ranks + 1, zeroed);
+    f = chevron::detail::place_stages(where, placed.size, placed.rank_of.data);
+  }
+  if (!f) f = chevron::detail::check_placement(placed);
+  if (!f) return detail::find(placed, costs, memory, goal, how_hard, work);
+  found nothing;
+  nothing.best = chevron::detail::refused(size, "searched", f);
+  return nothing;
 }
 
 }  // namespace chevron::search

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/timeline.hpp>
+
+/// \file
+/// Costs of all sorts, and the best of all orders of a small pipeline.
+
+namespace chevron::test {
+
+inline constexpr int most_stages = 64;
+
+/// Costs of all sorts: the same for all stages or not, with and without messages, pairs that hide, no first input gradient.
+inline stage_costs<most_stages> some_costs(std::mt19937& random) {
+  auto const up_to = [&](double top) { return top * static_cast<double>(random()) / 4294967296.0; };
+  stage_costs<most_stages> out;
+  bool const even = random() % 2 == 0;
+  double const alike[3] = {up_to(3), up_to(3), up_to(3)};
+  double const top = random() % 3 == 0 ? 1 : 0;
+  for (int s = 0; s < most_stages; ++s) {
+    out.forward[s] = even ? alike[0] : up_to(3);
+    out.backward_input[s] = even ? alike[1] : up_to(3);
+    out.backward_weight[s] = even ? alike[2] : up_to(3);
+    if (s + 1 < most_stages) out.communication[s] = up_to(top);
+  }
+  out.hidden = random() % 2 == 0 ? 0 : up_to(1);
+  out.communication_occupies = static_cast<occupies>(random() % 4);
+  out.first_input_gradient = random() % 4 != 0;
+  return out;
+}
+
+/// All orders of one rank with one stage: F, I and W of each microbatch in that order, microbatches in their order.
+inline void all_orders(int stage, int micro_batches, int limit, int (&done)[3], std::vector<action>& so_far,
+                       std::vector<std::vector<action>>& out) {
+  if (done[2] == micro_batches) return out.push_back(so_far);
+  constexpr kind kinds[] = {kind::forward, kind::backward_input, kind::backward_weight};
+  for (int k = 0; k < 3; ++k) {
+    if (done[k] == (k == 0 ? micro_batches : done[k - 1])) continue;
+    if (k == 0 && limit > 0 && done[0] - done[2] == limit) continue;
+    so_far.push_back(make_action(kinds[k], stage, done[k]++));
+    all_orders(stage, micro_batches, limit, done, so_far, out);
+    so_far.pop_back();
+    --done[k];
+  }
+}
+
+/// The shortest of all plans with one stage a rank, by makespan and by span.
+inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view const& costs) {
+  std::vector<std::vector<std::vector<action>>> orders(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    int done[3] = {};
+    std::vector<action> so_far;
+    all_orders(r, micro_batches, limit, done, so_far, orders[static_cast<std::size_t>(r)]);
+  }
+  plan p;
+  p.size = {ranks, micro_batches, 1};
+  p.stages = ranks;
+  p.rank_of = buffer<std::int16_t>(ranks);
+  p.begin = buffer<int>(ranks + 1);
+  p.actions = buffer<action>(3 * ranks * micro_batches);
+  for (int r = 0; r <= ranks; ++r) p.begin.data[r] = 3 * micro_batches * r;
+  for (int r = 0; r < ranks; ++r) p.rank_of.data[r] = static_cast<std::int16_t>(r);
+  std::vector<std::size_t> choice(static_cast<std::size_t>(ranks), 0);
+  lower_bounds best{1e300, 1e300};
+  while (true) {
+    for (int r = 0; r < ranks; ++r) {
+      auto const& order = orders[static_cast<std::size_t>(r)][choice[static_cast<std::size_t>(r)]];
+      std::copy(order.begin(), order.end(), p.actions.data + p.begin.data[r]);
+    }
+    if (timeline const when = simulate(p, costs); when.complete) {
+      best.makespan = std::min(best.makespan, makespan(p, when));
+      best.span = std::min(best.span, span(p, when));
+    }
+    std::size_t r = 0;
+    while (r < choice.size() && ++choice[r] == orders[r].size()) choice[r++] = 0;
+    if (r == choice.size()) return best;
+  }
+}
+
+}  // namespace chevron::test

@@ -1,0 +1,217 @@
+// Search: lawful, within its memory, never longer than what is published, never shorter than the bound, and as short as can be
+// where that can be known.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <random>
+#include <string>
+#include <utility>
+
+#include <chevron/search.hpp>
+#include <chevron/show/csv.hpp>
+
+#include "bound_support.hpp"
+
+using namespace chevron;
+using namespace chevron::test;
+using search::find;
+using search::found;
+using search::objective;
+
+namespace {
+
+/// What a plan holds at most, in chunks whose backward has not begun.
+double peak_held(plan_view const& p, double kept_for_weight) {
+  double most = 0;
+  for (int r = 0; r < p.size.ranks; ++r) {
+    double held = 0;
+    for (int i = 0; i < p.length(r); ++i) {
+      kind const what = p.at(r, i).what;
+      held += what == kind::forward          ? 1
+              : what == kind::backward       ? -1
+              : what == kind::backward_input ? kept_for_weight - 1
+                                             : -kept_for_weight;
+      most = held > most ? held : most;
+    }
+  }
+  return most;
+}
+
+/// Whether two plans have the same stages on the same ranks.
+bool same_places(plan_view const& a, plan_view const& b) {
+  if (a.stages != b.stages) return false;
+  for (int s = 0; s < a.stages; ++s) {
+    if (a.rank_of[s] != b.rank_of[s]) return false;
+  }
+  return true;
+}
+
+/// Everything that must hold of whatever was found.
+void hold(found const& got, cost_view const& costs, activation_limit memory, objective goal) {
+  REQUIRE_FALSE(check(got.best));
+  CHECK(got.length == search::length_of(goal, got.best, costs));
+  CHECK(got.bound <= got.length * (1 + 1e-12));
+  if (memory.most > 0) CHECK(peak_held(got.best, memory.kept_for_weight) <= memory.most + 1e-9);
+  if (memory.most > 0 && memory.kept_for_weight == 1) CHECK(got.best.in_flight_limit == memory.most);
+  CHECK(peak_in_flight(got.best) <= got.best.in_flight_limit);
+  double published = 0;
+  catalogue::for_each([&](auto const& one) {
+    plan const p = expand(one, got.best.size);
+    if (check(p) || !same_places(p, got.best)) return;
+    if (memory.most > 0 && peak_held(p, memory.kept_for_weight) > memory.most + 1e-9) return;
+    double const length = search::length_of(goal, p, costs);
+    published = published == 0 || length < published ? length : published;
+  });
+  CHECK(got.published_length == doctest::Approx(published).epsilon(1e-11));
+  if (published > 0) CHECK(got.length <= published);
+  if (published > 0) CHECK(search::length_of(goal, got.published, costs) == got.published_length);
+}
+
+}  // namespace
+
+TEST_CASE("on every placement, with every limit: lawful, within memory, between the bound and what is published") {
+  std::mt19937 random(5);
+  int better = 0;
+  int optimal = 0;
+  int searched = 0;
+  for (int ranks : {1, 2, 3, 4, 6}) {
+    for (int micro_batches : {1, 3, 8, 13}) {
+      for (int chunks = 1; chunks <= 4; ++chunks) {
+        auto const on = [&](auto const& where) {
+          stage_costs<most_stages> costs = some_costs(random);
+          int const limits[] = {0, chunks, chunks * ranks, chunks * ranks + 1 + static_cast<int>(random() % 7)};
+          activation_limit const memory{static_cast<double>(limits[random() % 4]), random() % 2 == 0 ? 1 : .4};
+          objective const goal = random() % 2 == 0 ? objective::makespan : objective::span;
+          CAPTURE(ranks);
+          CAPTURE(micro_batches);
+          CAPTURE(chunks);
+          CAPTURE(memory.most);
+          found const got = find(where, {ranks, micro_batches, chunks}, costs, memory, goal, {.trials = 300});
+          hold(got, costs, memory, goal);
+          better += got.length < got.published_length * (1 - 1e-9) ? 1 : 0;
+          optimal += got.optimal() ? 1 : 0;
+          ++searched;
+        };
+        on(placement::loop);
+        if (chunks == 1) on(placement::linear);
+        if (chunks == 2) on(placement::vee);
+        if (chunks % 2 == 0) on(placement::waves);
+      }
+    }
+  }
+  CHECK(searched == 160);
+  CHECK(better > searched / 4);
+  CHECK(optimal > searched / 4);
+}
+
+TEST_CASE("as short as the best of all orders, where all can be tried") {
+  std::mt19937 random(6);
+  int searched = 0;
+  int shortest_of_all = 0;
+  for (auto const& [ranks, micro_batches, draws] :
+       {std::array{1, 4, 3}, std::array{2, 3, 20}, std::array{3, 2, 20}, std::array{2, 4, 2}, std::array{3, 3, 2}}) {
+    for (int draw = 0; draw < draws; ++draw) {
+      stage_costs<most_stages> costs = some_costs(random);
+      costs.communication_occupies = occupies::nobody;
+      costs.hidden = 0;
+      for (int limit : {0, 1, 2}) {
+        lower_bounds const least = shortest(ranks, micro_batches, limit, costs);
+        activation_limit const memory{static_cast<double>(limit), 1};
+        for (objective goal : {objective::makespan, objective::span}) {
+          CAPTURE(ranks);
+          CAPTURE(micro_batches);
+          CAPTURE(limit);
+          double const wanted = goal == objective::makespan ? least.makespan : least.span;
+          found const got = find(placement::linear, {ranks, micro_batches}, costs, memory, goal, {.trials = 3000});
+          CHECK(got.length >= wanted * (1 - 1e-12));
+          CHECK(got.length <= wanted * 1.03);
+          if (got.optimal()) CHECK(got.length <= wanted * (1 + 1e-11));
+          shortest_of_all += got.length <= wanted * (1 + 1e-11) ? 1 : 0;
+          ++searched;
+        }
+      }
+    }
+  }
+  CHECK(shortest_of_all >= searched * 95 / 100);
+}
+
+TEST_CASE("the same effort gives the same schedule, and never one longer than what is published") {
+  // The last stage also has the head of the model.
+  stage_costs<8> uneven{{10, 10, 10, 10, 10, 10, 10, 16}, {11, 11, 11, 11, 11, 11, 11, 17}, {9, 9, 9, 9, 9, 9, 9, 13}};
+  for (double& message : uneven.communication) message = .5;
+  shape const size{4, 12, 2};
+  activation_limit const memory{8, 1};
+  auto const with = [&](search::effort how_hard) {
+    return find(placement::vee, size, uneven, memory, objective::makespan, how_hard);
+  };
+  found const once = with({.trials = 2000});
+  found const again = with({.trials = 2000});
+  CHECK(show::csv(once.best) == show::csv(again.best));
+  CHECK(once.length == again.length);
+  found const other = with({.trials = 2000, .seed = 2});
+  CHECK(show::csv(once.best) != show::csv(other.best));
+  CHECK(with({.trials = 1}).length <= once.published_length);
+  CHECK(once.length < once.published_length);
+  CHECK(other.length < once.published_length);
+}
+
+TEST_CASE("ZB-2p, too, is the best there is for its shortest published step") {
+  costs const times{18522, 18086, 9337, 601};
+  double const kept = 32 * 2304. / (34 * 2304. + 5 * 24 * 1024.);
+  found const got = find(placement::linear, {8, 24}, times, {16, kept}, objective::span);
+  CHECK(got.optimal());
+  CHECK(got.trials == 0);  // nothing is left to do
+  CHECK(std::string(got.start) == "zero-bubble rule");
+  CHECK(got.published_length > got.length);
+}
+
+TEST_CASE("backwards that stay whole") {
+  for (int limit : {0, 2, 4}) {
+    found const got = find(placement::linear, {4, 8}, costs{}, {static_cast<double>(limit), 1}, objective::makespan,
+                           {.trials = 500}, work_graph::full_backward);
+    REQUIRE_FALSE(check(got.best));
+    for (int i = 0; i < got.best.view().total(); ++i) {
+      kind const what = got.best.actions.data[i].what;
+      CHECK((what == kind::forward || what == kind::backward));
+    }
+    if (limit != 2) CHECK(got.length == 33);  // 1F1B, which nothing beats
+    if (limit != 2) CHECK(got.optimal());
+    if (limit == 2) CHECK(got.length > 33);
+  }
+  // A first stage without an input gradient spends the same on its B.
+  costs first{.forward = 2, .backward_input = 1, .backward_weight = 3, .first_input_gradient = false};
+  found const got = find(placement::vee, {3, 9}, first, {}, objective::makespan, {.trials = 500}, work_graph::full_backward);
+  REQUIRE_FALSE(check(got.best));
+  CHECK(got.bound <= got.length);
+}
+
+TEST_CASE("fused pairs that hide much are not given up") {
+  costs const each{.forward = 1, .backward_input = 1, .backward_weight = 1, .communication = .25, .hidden = 1};
+  plan const pairs = catalogue::make_plan("DualPipeV", {4, 12});
+  REQUIRE_FALSE(check(pairs));
+  found const got = find(placement::vee, {4, 12}, each, {}, objective::makespan, {.trials = 500});
+  CHECK(got.length <= makespan(pairs, each));
+  CHECK(got.bound <= got.length);
+  CHECK_FALSE(check(got.best));
+}
+
+TEST_CASE("what cannot be searched for says why") {
+  auto const says = [](found const& got) { return describe(check(got.best)).str(); };
+  CHECK(says(find(placement::vee, {4, 8}, costs{}, {1, 1})) ==
+        "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least 2");
+  CHECK(says(find(placement::vee, {4, 8}, costs{}, {8, 0})).find("share above 0") != std::string::npos);
+  CHECK(says(find(placement::vee, {4, 8, 3}, costs{})).find("not 3") != std::string::npos);
+  CHECK(says(find(placement::linear, {0, 8}, costs{})) == "ranks must be at least 1, not 0");
+  // The smallest limit is enough, whatever the placement.
+  for (int chunks = 1; chunks <= 4; ++chunks) {
+    found const got =
+        find(placement::loop, {3, 5, chunks}, costs{}, {static_cast<double>(chunks), 1}, objective::makespan, {.trials = 50});
+    CHECK(says(got) == "all laws hold");
+    CHECK(peak_in_flight(got.best) == chunks);
+  }
+  // Ranks with different numbers of stages.
+  auto const uneven = placement::of({0, 0, 0, 1, 1});
+  found const got = find(uneven, {2, 6}, costs{}, {3, 1}, objective::makespan, {.trials = 500});
+  CHECK(says(got) == "all laws hold");
+  CHECK(says(find(uneven, {2, 6}, costs{}, {2, 1})).find("at least 3") != std::string::npos);
+}
