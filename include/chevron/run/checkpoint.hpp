@@ -189,10 +189,10 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     for (std::size_t s = 0; s < train.stages().size(); ++s) {
       stage const& one = train.stages()[s];
       if (!one || line.where().replica() != 0) continue;
-      named_tensors tensors;
-      for (parameter const& p : detail::kept_of(one)) tensors.emplace_back(p.name, p.value);
-      mine += tensors.size();
-      write_safetensors(detail::stage_file(target, "model", static_cast<int>(s)), tensors);
+      named_tensors kept;
+      for (parameter const& p : detail::kept_of(one)) kept.emplace_back(p.name, p.value);
+      mine += kept.size();
+      write_safetensors(detail::stage_file(target, "model", static_cast<int>(s)), kept);
       if (train.optimizer() != nullptr) {
         write_safetensors(detail::stage_file(target, "optimizer", static_cast<int>(s)), detail::optimizer_tensors(*train.optimizer(), one));
       }

@@ -66,10 +66,10 @@ void write_whole(std::filesystem::path const& file, Write&& write) {
 
 /// Writes tensors, of any device and layout, as one file. It is there whole or not at all.
 /// \throws checkpoint_error for a dtype the format has no name for, for a name given twice, and where the disk refuses
-inline void write_safetensors(std::filesystem::path const& file, named_tensors const& tensors) {
+inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
   nlohmann::json header = nlohmann::json::object();
   std::uint64_t offset = 0;
-  for (auto const& [name, value] : tensors) {
+  for (auto const& [name, value] : all) {
     char const* dtype = nullptr;
     for (auto const& known : detail::stored_dtypes) dtype = known.type == value.scalar_type() ? known.name : dtype;
     if (dtype == nullptr) detail::refuse_file(file, name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(value.scalar_type())));
@@ -85,7 +85,7 @@ inline void write_safetensors(std::filesystem::path const& file, named_tensors c
     for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> (8 * i));
     out.write(reinterpret_cast<char const*>(length), 8);
     out.write(text.data(), static_cast<std::streamsize>(text.size()));
-    for (auto const& [name, value] : tensors) {
+    for (auto const& [name, value] : all) {
       at::Tensor const plain = value.detach().cpu().contiguous();
       out.write(static_cast<char const*>(plain.const_data_ptr()), static_cast<std::streamsize>(plain.nbytes()));
     }
