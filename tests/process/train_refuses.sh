@@ -30,6 +30,7 @@ printf 'a short text\n' > short.txt
 head -c 4000 /dev/zero > zeros.bin
 mkdir empty
 refuses 2 "Remedy: one of GPipe, 1F1B" --schedule Foo
+refuses 2 "ForwardOnly runs forwards alone: it evaluates and cannot train. Remedy: one of GPipe" --schedule ForwardOnly
 refuses 2 "--ranks: 0 is not a whole number from 1" --ranks 0
 refuses 2 "--microbatches: 2.5 is not a whole number" --microbatches 2.5
 refuses 2 "--steps: x is not a whole number" --steps x
