@@ -5,6 +5,7 @@
 /// <chevron/show.hpp>.
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/describe/block.hpp>
 #include <chevron/describe/expand.hpp>
 #include <chevron/describe/list.hpp>
 #include <chevron/describe/table.hpp>
