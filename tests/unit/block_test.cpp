@@ -318,6 +318,8 @@ TEST_SUITE("block") {
                   "rank 0: a slot of a block must be at most 262144, not 300000");
     DOCTEST_CHECK(says(building_block(placement::linear, every(3), F.at(rank)), 3) ==
                   "rank 0: 0B0 is missing: the block must say in which slot, or give an I and a W");
+    DOCTEST_CHECK(says(building_block(placement::linear, every(3)), 3) ==
+                  "rank 0: 0F0 is missing: the block must say in which slot");
     DOCTEST_CHECK(says(building_block(placement::linear, every(3), B.at(rank)), 3) ==
                   "rank 0: 0F0 is missing: the block must say in which slot");
     DOCTEST_CHECK(says(building_block(placement::linear, every(3), F.at(rank), I.at(3 * ranks - 2 - 2 * rank)), 3) ==

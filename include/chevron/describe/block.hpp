@@ -95,6 +95,7 @@ struct repeated_block {
 /// inline constexpr auto v_min = chevron::building_block(chevron::placement::vee, chevron::every(6),
 ///     F(0).at(rank), F(1).at(2 * ranks - 1 - rank), I(1).at(2 * ranks + rank), I(0).at(4 * ranks - 1 - rank), W(1), W(0));
 /// ```
+/// (V-Min, for any number of ranks that 3 does not divide.)
 ///
 /// Rules. Every stage has F, and B or I and W, each in a slot after the end of what it needs. A W without a slot runs where its
 /// rank would idle; of several that wait, the one named first. A chunk may be left out where a rank has one stage only. The
@@ -110,6 +111,14 @@ constexpr auto building_block(Placement where, repeat_interval<Interval> interva
   static_assert(!(false || ... || lacks_slot<Items>), "only a W can do without a slot: write F(0).at(slot), and so for B and I");
   return repeated_block<Placement, Interval, hana::tuple<Items...>>{
       where, interval.slots, hana::tuple<Items...>{items...}, {}, ""};
+}
+template <class... Parts>
+constexpr auto building_block(Parts const&...) {
+  static_assert(
+      (false && ... && placement_policy<Parts>),
+      "a building block begins with its placement and its interval, as in building_block(placement::vee, every(6), F(0).at(0))");
+  return repeated_block<placement::linear_t, expression::number, hana::tuple<>>{
+      placement::linear, expression::number(1), {}, {}, ""};
 }
 
 template <class... Parts>
@@ -129,7 +138,7 @@ struct item_order<hana::tuple<Items...>> {
   static constexpr int placed = (0 + ... + (is_placed<Items> ? 1 : 0));
   static constexpr bool splits = (false || ... || is_weight<Items>);
 
-  int position[count]{};
+  int position[count > 0 ? count : 1]{};
   constexpr item_order() {
     int next[3] = {0, forwards, placed};
     int k = 0;
@@ -202,8 +211,8 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
     }
   }
   // A W without a slot follows an I of its chunk.
-  bool leaves_weight[items]{};
-  int gradient_of[items]{};
+  bool leaves_weight[items > 0 ? items : 1]{};
+  int gradient_of[items > 0 ? items : 1]{};
   for (int w = 0; w < items; ++w) {
     gradient_of[w] = -1;
     for (int k = 0; k < items && at.data[w].when_idle; ++k) {
