@@ -2,7 +2,7 @@
 // expect: static assertion failed.*a phase is made of tokens \(F, B, I, W\), sequences \(F \+ B\), fused pairs \(overlap\(F, B\)\) and repeated ones \(F \* rank\)
 // expect: static assertion failed.*a phase needs at least one token, as in steady\(F, B\)
 // expect: static assertion failed.*a phase holds no phases: join them with \|, as in warmup\(F\) \| steady\(F, B\)
-// expect: static assertion failed.*\| joins phases, not tokens: write steady\(F, B\) \| cooldown\(B\); in a phase, items are separated by commas
+// expect: static assertion failed.*\| joins phases and nothing else, as in steady\(F, B\) \| cooldown\(B\); in a phase, items are separated by commas
 // expect: static assertion failed.*phases are joined with \|, as in warmup\(F\) \| steady\(F, B\) \| cooldown\(B\)
 #include <chevron/schedule.hpp>
 

@@ -127,7 +127,7 @@ template <class Left, class Right>
 requires(misuse::a_phase<Left> != misuse::a_phase<Right> || (phase_item<Left> && phase_item<Right>)) constexpr misuse::some_phase
 operator|(Left, Right) {
   static_assert(misuse::right<Left, Right>,
-                "| joins phases, not tokens: write steady(F, B) | cooldown(B); in a phase, items are separated by commas");
+                "| joins phases and nothing else, as in steady(F, B) | cooldown(B); in a phase, items are separated by commas");
   return {};
 }
 

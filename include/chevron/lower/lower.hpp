@@ -234,8 +234,8 @@ constexpr program lower(plan const& source) {
           bool const goes_forward = done.what.what == kind::forward;
           int const message = goes_forward ? done.cell : cells + done.cell;
           send_slot[message] = send_pool.take();
-          out[filled++] = {make_action(goes_forward ? kind::send_forward : kind::send_backward,
-                                       static_cast<int>(done.what.stage), static_cast<int>(done.what.micro_batch)),
+          out[filled++] = {make_action(goes_forward ? kind::send_forward : kind::send_backward, static_cast<int>(done.what.stage),
+                                       static_cast<int>(done.what.micro_batch)),
                            static_cast<std::int16_t>(receiver), activation[done.cell], send_slot[message], no_slot};
           pending_next[message] = 0;
           if (pending_last[receiver] != 0)
@@ -293,6 +293,13 @@ constexpr program lower(plan const& source) {
     result.slots.data[r] = {activation_pool.made, receive_slots, send_pool.made};
   }
   return result;
+}
+
+template <plan_source Source>
+constexpr program lower(Source const&) {
+  static_assert(!plan_source<Source>,
+                "a schedule is lowered at a shape: lower(expand(schedule, shape{.ranks = 4, .micro_batches = 8}))");
+  return {};
 }
 
 namespace detail {

@@ -41,6 +41,20 @@ constexpr int stages_of(Source const& make, shape size) {
   return make(size).stages;
 }
 
+/// Anything that makes a plan once it is told a shape.
+template <class Source>
+concept plan_source = requires(Source const& source, shape size) {
+  expand(source, size);
+};
+
+/// What only a plan can be asked.
+template <plan_source Source>
+constexpr finding check(Source const&) {
+  static_assert(!plan_source<Source>,
+                "a schedule is checked at a shape: check(expand(schedule, shape{.ranks = 4, .micro_batches = 8}))");
+  return {};
+}
+
 namespace detail {
 
 constexpr int at_least_none(int count) { return count > 0 ? count : 0; }
@@ -132,9 +146,10 @@ constexpr auto const& through_the_gate() {
   if constexpr (requires { expand(Source, Size); }) {
     return gate<Source, Size>::passed();
   } else {
-    static_assert(requires { expand(Source, Size); },
-                  "checked takes a schedule: a description, a list schedule, a building block, from_csv, or a constexpr function "
-                  "plan(shape)");
+    static_assert(
+        requires { expand(Source, Size); },
+        "checked takes a schedule: a description, a list schedule, a building block, from_csv, or a constexpr function "
+        "plan(shape)");
     return Source;
   }
 }
