@@ -2,7 +2,7 @@
 
 /// \file
 /// Everything about schedules: describe, prove, lower, and show on a terminal. No LibTorch. Pictures and files come with
-/// <chevron/show.hpp>.
+/// <chevron/show.hpp>, made-to-measure schedules with <chevron/search.hpp>.
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/block.hpp>
@@ -11,6 +11,7 @@
 #include <chevron/describe/table.hpp>
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
+#include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/gate.hpp>

@@ -114,7 +114,7 @@ class starting_point {
  private:
   constexpr void take_if_shorter(plan& best, double& best_length, plan_view const& made, char const* name) const {
     double const length = length_of(made);
-    if (best_length >= 0 && !better(made, length, best, best_length)) return;
+    if (best_length >= 0 && better(best, best_length, made, length)) return;
     best = copy_of(made);
     best.name = name;
     best_length = length;
@@ -220,21 +220,22 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   }
 
   starting_point start(placed, costs, memory, goal, split);
-  catalogue::for_each([&](auto const& one) {
-    plan made = expand(one, placed.size);
-    if (!start.consider(made, one.name)) return;
-    double const length = start.length_of(made);
-    if (result.published_length > 0 && !start.better(made, length, result.published, result.published_length)) return;
-    result.published_length = length;
-    result.published = static_cast<plan&&>(made);
-  });
+  // Of equals the last one stays: best a schedule that has a name.
+  add_list_schedules(start, placed, costs, memory, split);
   bool in_line = split && placed.stages == placed.size.ranks;
   for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
   if (in_line) {
     memory_model const model{1, memory.kept_for_weight - 1, -memory.kept_for_weight, memory.most};
     start.consider(zero_bubble(costs, model, placed.size, goal), "zero-bubble rule");
   }
-  add_list_schedules(start, placed, costs, memory, split);
+  catalogue::for_each([&](auto const& one) {
+    plan made = expand(one, placed.size);
+    if (!start.consider(made, one.name)) return;
+    double const length = start.length_of(made);
+    if (result.published_length > 0 && start.better(result.published, result.published_length, made, length)) return;
+    result.published_length = length;
+    result.published = static_cast<plan&&>(made);
+  });
   if (!start.exists()) {
     f.words = "no order was found that keeps the memory limit; microbatches: ";
     f.number = placed.size.micro_batches;
