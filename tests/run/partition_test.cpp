@@ -145,3 +145,13 @@ TEST_CASE("measured costs find the slow layer and leave everything as it was") {
   for (std::size_t i = 0; i < was.size(); ++i) CHECK(at::equal(was[i], is[i]));
   for (auto& p : whole->parameters()) CHECK_FALSE(p.grad().defined());
 }
+
+TEST_CASE("ranks that measured for themselves agree on the mean") {
+  complaints wrong;
+  chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
+    auto const costs = chevron::agreed_costs(line, {1.0 * line.where().global_rank, 2});
+    wrong.require(costs == std::vector<double>{1.5, 2}, "costs");
+  });
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+  CHECK(wrong.all.empty());
+}

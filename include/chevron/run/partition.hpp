@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -17,6 +18,7 @@
 #include <chevron/run/random.hpp>
 #include <chevron/run/record.hpp>
 #include <chevron/run/stage.hpp>
+#include <chevron/run/transport.hpp>
 
 /// \file
 /// Cutting a row of layers into stages.
@@ -101,8 +103,7 @@ inline std::vector<double> parameter_counts(torch::nn::Sequential const& whole) 
 }
 
 /// By layer, for `balanced`: seconds of forward and backward for this input, the median of `times` runs after a first one. Leaves
-/// parameters, their gradients, buffers and the default random generator as they were. Ranks that cut for themselves must use one
-/// rank's numbers: let one measure and tell the others.
+/// parameters, their gradients, buffers and the default random generator as they were.
 inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, tensors const& input, int times = 5) {
   std::vector<double> costs;
   tensors values = input;
@@ -139,6 +140,15 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
     }
   }
   return costs;
+}
+
+/// The mean of all ranks' costs, the same on each of them: two ranks never measure the same, but have to cut alike. Collective.
+inline std::vector<double> agreed_costs(transport& line, std::vector<double> const& mine) {
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(line.where().world()));
+  line.gather(mine, all);
+  std::vector<double> mean(mine.size());
+  for (std::size_t i = 0; i < all.size(); ++i) mean[i % mine.size()] += all[i] / static_cast<double>(line.where().world());
+  return mean;
 }
 
 }  // namespace chevron

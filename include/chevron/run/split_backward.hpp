@@ -70,7 +70,7 @@ struct keep_gradients final : torch::autograd::FunctionPreHook {
 /// How the split works. Nodes of the graph that lead to the stage's inputs are *path* nodes; the others lead only to
 /// parameters. I runs the engine from the outputs to the inputs: exactly the path nodes, each computing only its path
 /// gradients. Where a path node also has a branch to parameters, a hook keeps the gradients that arrive. Afterwards all edges
-/// between path nodes are cut, so path nodes without such a branch are freed at once, and the kept ones compute only
+/// between path nodes are cut; path nodes without such a branch let go of what they saved, and the kept ones compute only
 /// their parameter gradients when W runs the engine once more, from all of them together. Each product is computed once, in
 /// the order a full backward would, so the gradients are the same to the last bit.
 ///
@@ -147,7 +147,7 @@ class stage_graph {
 
     detail::variable_list captured;
     if (!path_roots.empty()) {
-      std::vector<std::shared_ptr<detail::Node>> path;
+      std::vector<path_node> path;
       walked.collect_path(path_roots, path, kept_);
       for (std::size_t k = 0; k < kept_.size(); ++k) {
         kept_[k].node->add_pre_hook(std::make_unique<detail::keep_gradients>(&kept_, k));
@@ -199,6 +199,12 @@ class stage_graph {
     bool parameter = false;
   };
 
+  /// A node that leads to the stage's inputs; `kept` if to parameters by a branch of its own, too.
+  struct path_node {
+    std::shared_ptr<detail::Node> node;
+    bool kept = false;
+  };
+
   /// One depth-first walk over the graph below some edges.
   class walk {
    public:
@@ -209,29 +215,31 @@ class stage_graph {
     reach of(detail::Node* node) const { return found_.at(node); }
 
     /// Lists the path nodes below the roots, and those of them that have a branch to parameters.
-    void collect_path(detail::edge_list const& roots, std::vector<std::shared_ptr<detail::Node>>& path,
-                      std::vector<detail::kept_node>& kept) {
+    void collect_path(detail::edge_list const& roots, std::vector<path_node>& path, std::vector<detail::kept_node>& kept) {
       std::unordered_map<detail::Node*, bool> listed;
       auto add = [&](std::shared_ptr<detail::Node> const& node) {
-        if (found_.at(node.get()).input && listed.emplace(node.get(), true).second) path.push_back(node);
+        if (found_.at(node.get()).input && listed.emplace(node.get(), true).second) path.push_back({node});
       };
       for (detail::Edge const& root : roots) add(root.function);
       for (std::size_t i = 0; i < path.size(); ++i) {
         bool branch = false;
-        std::shared_ptr<detail::Node> const node = path[i];
+        std::shared_ptr<detail::Node> const node = path[i].node;
         for (detail::Edge const& edge : node->next_edges()) {
           if (!edge.is_valid()) continue;
           add(edge.function);
           reach const r = found_.at(edge.function.get());
           branch = branch || (r.parameter && !r.input);
         }
+        path[i].kept = branch;
         if (branch) kept.push_back({node, {}});
       }
     }
 
-    /// Removes every edge between path nodes.
-    void cut(std::vector<std::shared_ptr<detail::Node>> const& path) const {
-      for (std::shared_ptr<detail::Node> const& node : path) {
+    /// Removes every edge between path nodes. Those not kept may live on, as the origin of a tensor that a kept one saved; what
+    /// they saved themselves goes now.
+    void cut(std::vector<path_node> const& path) const {
+      for (auto const& [node, kept] : path) {
+        if (!kept) node->release_variables();
         // An in-place change of a view holds its own operation inside, whose edges mirror the outer ones.
         auto* const slices = dynamic_cast<torch::autograd::CopySlices*>(node.get());
         for (std::size_t i = 0; i < node->next_edges().size(); ++i) {
@@ -313,10 +321,10 @@ class stage_graph {
     }
   }
 
-  std::shared_ptr<detail::graph_entry> entry_;    // of the inputs; null without a differentiable one
-  detail::edge_list ends_;                        // of the floating-point outputs; invalid where no gradient is needed
-  std::vector<detail::kept_node> kept_;           // between I and W
-  detail::edge_list weight_roots_;                // outputs that lead to parameters only
+  std::shared_ptr<detail::graph_entry> entry_;  // of the inputs; null without a differentiable one
+  detail::edge_list ends_;                      // of the floating-point outputs; invalid where no gradient is needed
+  std::vector<detail::kept_node> kept_;         // between I and W
+  detail::edge_list weight_roots_;              // outputs that lead to parameters only
   detail::variable_list weight_gradients_;
 };
 
