@@ -17,7 +17,6 @@ namespace {
 std::string title_of(request const& asked, chevron::plan const& plan) {
   chevron::show::picture sizes;
   sizes.size = plan.size;
-  sizes.size.chunks = plan.stages / plan.size.ranks;
   sizes.rows = plan.size.ranks;
   std::string const name = *plan.name != 0 ? std::string(plan.name) : asked.schedule;
   return name + ", " + size_words(sizes, style_of(asked).unicode ? "\xc3\x97" : "x");

@@ -70,7 +70,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     out.reason = describe(plan.problem).str();
     return out;
   }
-  out.chunks = plan.stages / plan.size.ranks;
+  out.chunks = plan.size.chunks;
   plan.in_flight_limit = 0;
   if (chevron::finding const broken = check(plan)) {
     out.reason = describe(broken).str();

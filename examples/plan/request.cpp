@@ -247,7 +247,8 @@ chevron::plan plan_of(request const& asked) {
     chevron::plan const without = plan_named(asked.schedule, {size.ranks, size.micro_batches, 0});
     if (!without.problem) {
       throw usage("--chunks " + asked.chunks + " does not go with " + without.name + ", which has " +
-                  std::to_string(without.stages / without.size.ranks) + " per rank: leave --chunks out");
+                  std::to_string(without.size.chunks) + " per rank by itself (" + describe(made.problem).str() +
+                  "): leave --chunks out");
     }
   }
   if (made.problem) {
