@@ -69,38 +69,46 @@ class csv_scanner {
       line_start_ = at_;
       row_ended_ = false;
     }
+    // Compilers run this too, so the inner loop works on plain pointers and each character is looked at once.
+    char const* const all = text_.data();
+    std::size_t const size = text_.size();
     std::size_t const from = at_;
-    while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n' &&
-           at_ - line_start_ < static_cast<std::size_t>(max_csv_line))
-      ++at_;
+    std::size_t const longest = line_start_ + static_cast<std::size_t>(max_csv_line);
+    std::size_t const stop = size < longest ? size : longest;
+    std::size_t i = from;
+    while (i < stop && all[i] != ',' && all[i] != '\n') ++i;
     csv_cell cell;
     cell.column = static_cast<int>(from - line_start_) + 1;
-    std::string_view there = text_.substr(from, at_ - from);
-    if (at_ < text_.size() && text_[at_] != '\n' && at_ - line_start_ >= static_cast<std::size_t>(max_csv_line)) {
+    at_ = size;
+    after_comma_ = false;
+    if (i == longest && i < size && all[i] != '\n') {
       fail(max_csv_line + 1, {}, "this line has more than 67108864 characters: no schedule has; is this a schedule?");
-      at_ = text_.size();
-      after_comma_ = false;
       return cell;
     }
-    if (at_ == text_.size() || text_[at_] == '\n') {
-      row_ended_ = true;
-      if (at_ < text_.size() && there.ends_with('\r')) there.remove_suffix(1);
+    std::size_t length = i - from;
+    if (i < size) {
+      after_comma_ = all[i] == ',';
+      at_ = i + 1;
     }
-    after_comma_ = at_ < text_.size() && text_[at_] == ',';
-    if (at_ < text_.size()) ++at_;
-    if (there.empty()) return cell;
-    if (there.front() == '(')
-      read_pair(cell, there);
+    if (!after_comma_) {
+      row_ended_ = true;
+      if (i < size && length > 0 && all[i - 1] == '\r') --length;
+    }
+    if (length == 0) return cell;
+    if (all[from] == '(')
+      read_pair(cell, text_.substr(from, length));
     else
-      read(cell, there);
+      read(cell, text_.substr(from, length), false);
     return cell;
   }
 
  private:
   struct spelling {
     char const* letters;
+    int length;
     kind what;
     csv_extra extra;
+    bool has_micro_batch;
   };
 
   constexpr void fail(int column, std::string_view there, char const* words) {
@@ -111,18 +119,29 @@ class csv_scanner {
     problem_.words = words;
   }
 
-  /// The number at the front of `rest`, taken off; -1: none, -2: a leading zero, -3: above `highest`.
-  static constexpr int take_number(std::string_view& rest, int highest) {
-    std::size_t count = 0;
-    int value = 0;
-    bool large = false;
-    for (; count < rest.size() && rest[count] >= '0' && rest[count] <= '9'; ++count) {
-      if (!large) value = value * 10 + (rest[count] - '0');
-      large = large || value > highest;
+  /// What kept a cell from being read; what explains it better goes first.
+  constexpr void fail_cell(csv_cell const& cell, std::string_view there, bool half, char const* words) {
+    char const first = there.front(), last = there.back();
+    if (first == ' ' || last == ' ' || first == '\t' || last == '\t') {
+      words = half ? " has blanks around it: a fused pair has none, such as (0F7;7B3)OVERLAP_F_B"
+                   : " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1";
     }
-    bool const padded = count > 1 && rest[0] == '0';
-    rest.remove_prefix(count);
-    return count == 0 ? -1 : padded ? -2 : large ? -3 : value;
+    for (char c : there) {
+      if (c == 0) words = " holds a NUL byte: a schedule is plain text, such as 0F0,0F1,0B0";
+    }
+    fail(cell.column, there, words);
+  }
+
+  /// The number at `at`, which moves behind it; -1: none, -2: a leading zero, -3: above `highest`.
+  static constexpr int take_number(char const* there, int& at, int length, int highest) {
+    int const first = at;
+    int value = 0;
+    int i = first;
+    for (; i < length && there[i] >= '0' && there[i] <= '9'; ++i) {
+      if (value <= highest) value = value * 10 + (there[i] - '0');
+    }
+    at = i;
+    return i == first ? -1 : i > first + 1 && there[first] == '0' ? -2 : value > highest ? -3 : value;
   }
 
   /// `(0F7;7B3)OVERLAP_F_B`: the F becomes `cell`, the other half is kept for the next call.
@@ -165,67 +184,68 @@ class csv_scanner {
   }
 
   /// One action, on its own or as half of a pair.
-  constexpr void read(csv_cell& cell, std::string_view there, bool half = false) {
-    int const column = cell.column;
-    for (char c : there) {
-      if (c == 0) return fail(column, there, " holds a NUL byte: a schedule is plain text, such as 0F0,0F1,0B0");
+  constexpr void read(csv_cell& cell, std::string_view whole, bool half) {
+    char const* const there = whole.data();
+    int const length = static_cast<int>(whole.size());
+    int i = 0;
+    auto const wrong = [&](char const* words) { fail_cell(cell, whole, half, words); };
+    cell.stage = take_number(there, i, length, max_stages - 1);
+    if (cell.stage < 0) {
+      return wrong(cell.stage == -1   ? " does not start with a stage: an action is stage, type, microbatch, such as 2F0"
+                   : cell.stage == -2 ? " has a stage with leading zeros: write 2F0, not 02F0"
+                                      : " names a stage above 2047, the highest there can be");
     }
-    if (there.front() == ' ' || there.back() == ' ' || there.front() == '\t' || there.back() == '\t') {
-      return fail(column, there,
-                  half ? " has blanks around it: a fused pair has none, such as (0F7;7B3)OVERLAP_F_B"
-                       : " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1");
+    int const word = i;
+    while (i < length && ((there[i] >= 'A' && there[i] <= 'Z') || there[i] == '_')) ++i;
+    spelling const* const found = spelled(there + word, i - word);
+    if (found == nullptr) {
+      return wrong(whole.substr(static_cast<std::size_t>(word), static_cast<std::size_t>(i - word)) == "BW"
+                       ? ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight "
+                         "gradient W"
+                       : " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
     }
-    std::string_view rest = there;
-    cell.stage = take_number(rest, max_stages - 1);
-    if (cell.stage == -1)
-      return fail(column, there, " does not start with a stage: an action is stage, type, microbatch, such as 2F0");
-    if (cell.stage == -2) return fail(column, there, " has a stage with leading zeros: write 2F0, not 02F0");
-    if (cell.stage < 0) return fail(column, there, " names a stage above 2047, the highest there can be");
-
-    std::size_t letters = 0;
-    while (letters < rest.size() && ((rest[letters] >= 'A' && rest[letters] <= 'Z') || rest[letters] == '_')) ++letters;
-    std::string_view const word = rest.substr(0, letters);
-    rest.remove_prefix(letters);
-    constexpr spelling spellings[] = {{"F", kind::forward, csv_extra::none},
-                                      {"B", kind::backward, csv_extra::none},
-                                      {"I", kind::backward_input, csv_extra::none},
-                                      {"W", kind::backward_weight, csv_extra::none},
-                                      {"SEND_F", kind::send_forward, csv_extra::none},
-                                      {"RECV_F", kind::receive_forward, csv_extra::none},
-                                      {"SEND_B", kind::send_backward, csv_extra::none},
-                                      {"RECV_B", kind::receive_backward, csv_extra::none},
-                                      {"WAIT_SEND_F", kind::wait_send_forward, csv_extra::none},
-                                      {"WAIT_SEND_B", kind::wait_send_backward, csv_extra::none},
-                                      {"REDUCE_GRAD", kind::reduce_gradients, csv_extra::none},
-                                      {"WAIT_REDUCE_GRAD", kind::optimizer_step, csv_extra::wait_reduce_gradients},
-                                      {"UNSHARD", kind::optimizer_step, csv_extra::unshard},
-                                      {"RESHARD", kind::optimizer_step, csv_extra::reshard}};
-    spelling const* found = nullptr;
-    for (spelling const& one : spellings) {
-      if (word == one.letters) found = &one;
-    }
-    if (word == "BW")
-      return fail(
-          column, there,
-          ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight gradient W");
-    if (found == nullptr)
-      return fail(column, there, " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
     cell.what = found->what;
     cell.extra = found->extra;
-    bool const has_micro_batch = cell.extra == csv_extra::none && cell.what != kind::reduce_gradients;
-    if (has_micro_batch) {
-      cell.micro_batch = take_number(rest, max_micro_batches - 1);
-      if (cell.micro_batch == -1) return fail(column, there, " has no microbatch: an action ends in its microbatch, such as 2F0");
-      if (cell.micro_batch == -2) return fail(column, there, " has a microbatch with leading zeros: write 2F1, not 2F01");
-      if (cell.micro_batch < 0) return fail(column, there, " names a microbatch above 65534, the highest there can be");
+    if (found->has_micro_batch) {
+      cell.micro_batch = take_number(there, i, length, max_micro_batches - 1);
+      if (cell.micro_batch < 0) {
+        return wrong(cell.micro_batch == -1   ? " has no microbatch: an action ends in its microbatch, such as 2F0"
+                     : cell.micro_batch == -2 ? " has a microbatch with leading zeros: write 2F1, not 2F01"
+                                              : " names a microbatch above 65534, the highest there can be");
+      }
     }
-    if (!rest.empty()) {
-      if (half) return fail(column, there, " goes on after its end: each half of a fused pair is one action, such as 0F7");
-      return fail(column, there,
-                  has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
-                                  : " goes on after its type: this type has no microbatch");
+    if (i < length) {
+      return wrong(half                     ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
+                   : found->has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
+                                            : " goes on after its type: this type has no microbatch");
     }
     cell.empty = false;
+  }
+
+  static constexpr spelling spellings[] = {
+      {"F", 1, kind::forward, csv_extra::none, true},
+      {"B", 1, kind::backward, csv_extra::none, true},
+      {"I", 1, kind::backward_input, csv_extra::none, true},
+      {"W", 1, kind::backward_weight, csv_extra::none, true},
+      {"SEND_F", 6, kind::send_forward, csv_extra::none, true},
+      {"RECV_F", 6, kind::receive_forward, csv_extra::none, true},
+      {"SEND_B", 6, kind::send_backward, csv_extra::none, true},
+      {"RECV_B", 6, kind::receive_backward, csv_extra::none, true},
+      {"WAIT_SEND_F", 11, kind::wait_send_forward, csv_extra::none, true},
+      {"WAIT_SEND_B", 11, kind::wait_send_backward, csv_extra::none, true},
+      {"REDUCE_GRAD", 11, kind::reduce_gradients, csv_extra::none, false},
+      {"WAIT_REDUCE_GRAD", 16, kind::optimizer_step, csv_extra::wait_reduce_gradients, false},
+      {"UNSHARD", 7, kind::optimizer_step, csv_extra::unshard, false},
+      {"RESHARD", 7, kind::optimizer_step, csv_extra::reshard, false}};
+
+  static constexpr spelling const* spelled(char const* word, int length) {
+    for (spelling const& one : spellings) {
+      if (one.length != length) continue;
+      int same = 0;
+      while (same < length && one.letters[same] == word[same]) ++same;
+      if (same == length) return &one;
+    }
+    return nullptr;
   }
 
   std::string_view text_;

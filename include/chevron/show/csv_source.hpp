@@ -57,6 +57,30 @@ struct csv_source {
   }
 };
 
+// For the gate, which has to know the sizes before it asks for the plan: no less than what is read, without reading it.
+constexpr int actions_at_most(csv_source const& source, shape) {
+  int cells = 1;
+  for (char c : source.text) cells += c == ',' || c == ';' || c == '\n' ? 1 : 0;
+  return cells;
+}
+constexpr int stages_of(csv_source const& source, shape) {
+  int stages = 0;
+  int number = 0;
+  bool in_number = false, at_front = true;  // of an action
+  for (char c : source.text) {
+    if (at_front && c >= '0' && c <= '9') {
+      number = number < max_stages ? number * 10 + (c - '0') : number;
+      in_number = true;
+      continue;
+    }
+    if (in_number && number < max_stages && number >= stages) stages = number + 1;
+    number = 0;
+    in_number = false;
+    at_front = c == ',' || c == ';' || c == '\n' || c == '(';
+  }
+  return stages;
+}
+
 /// Takes a literal: the text must outlive everything made from it.
 template <std::size_t N>
 constexpr csv_source from_csv(char const (&literal)[N]) {
