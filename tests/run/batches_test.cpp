@@ -244,6 +244,50 @@ TEST_CASE("weighed by tokens, the loss is the mean over tokens") {
   });
 }
 
+TEST_CASE("the replicas' gradients are summed instead of averaged, on request") {
+  auto const plan = plan_of("ZB-H1", 2, 3);
+  auto const data = various(1, 2, 2, 3, true)[0];
+  std::vector<chevron::stage> whole;
+  for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
+  auto const samples = [](chevron::batch const& b) { return static_cast<double>(b.inputs[0].size(0)); };
+  plain_step const first(whole, plan, {data[0]}, mean_square, samples), second(whole, plan, {data[1]}, mean_square, samples);
+  complaints wrong;
+  chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
+    chevron::trainer train(chevron::lower(plan), line, build_stage, mean_square, sgd, {.sums = chevron::over_replicas::sum});
+    auto const& mine = data[static_cast<std::size_t>(line.where().replica())];
+    double all = 0;
+    for (auto const& pass : mine) {
+      for (auto const& b : pass) all += samples(b);
+    }
+    train.accumulate(mine[0], all);
+    auto const report = train.step(mine[1], all);
+    wrong.require(report.loss == first.loss + second.loss || std::abs(report.loss - first.loss - second.loss) < 1e-12, "loss");
+    for (std::size_t s = 0; s < train.stages().size(); ++s) {
+      auto const& ours = train.stages()[s].parameters();
+      for (std::size_t q = 0; q < ours.size(); ++q) {
+        wrong.require(at::equal(ours[q].value.grad(), first.gradients[s][q] + second.gradients[s][q]), "gradient of stage " + std::to_string(s));
+      }
+    }
+  });
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
+TEST_CASE("replicas that begin with other weights are told apart before the first step") {
+  auto const program = chevron::lower(plan_of("1F1B", 2, 2));
+  auto const run = [&] {
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
+      auto const build = [&](int s) {
+        chevron::stage made = build_stage(s);
+        at::NoGradGuard const off;
+        if (line.where().global_rank == 3) made.parameters()[2].value.select(0, 5).select(0, 5).add_(1e-6);
+        return made;
+      };
+      chevron::trainer(program, line, build, mean_square, sgd);
+    });
+  };
+  CHECK_THROWS_WITH_AS(run(), doctest::Contains("rank 3 has `values of stage 1 1.weight: "), chevron::preflight_error);
+}
+
 TEST_CASE("each accumulated batch draws its own random numbers") {
   auto const plan = plan_of("ZB-H1", 2, 2);
   chevron::batch const half{{at::ones({2, width})}, {at::zeros({2, width})}};

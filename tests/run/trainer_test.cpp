@@ -182,6 +182,7 @@ TEST_CASE("ranks that do not agree are told apart before the first step") {
                        doctest::Contains("rank 1 has `microbatches: 5` where rank 0 has `microbatches: 4`"), chevron::preflight_error);
   CHECK_THROWS_WITH_AS(start(2, [&](transport& line) {
                          auto const build = [&](int s) -> chevron::stage {
+                           at::manual_seed(100 + s);
                            return torch::nn::Sequential(torch::nn::Linear(width, s == 1 && line.where().replica() == 1 ? 7 : width));
                          };
                          chevron::trainer(one, line, build, mean_square, sgd);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,12 @@ enum class not_finite {
   skip   ///< leave parameters and optimizer as they are and go on
 };
 
+/// What becomes of the gradients of several replicas.
+enum class over_replicas {
+  mean,  ///< the gradient of the mean loss over all samples of all replicas
+  sum    ///< each replica has the mean over its own samples, and these are added
+};
+
 struct update_options {
   double clip_grad_norm = 0;                       ///< scale gradients so that their global norm is at most this; 0: never
   not_finite when_not_finite = not_finite::stop;
@@ -52,6 +59,7 @@ struct update_options {
   bool post_validation = false;                    ///< step before all ranks have been heard, and put it right afterwards
   int calm_steps = 10;                             ///< but only after so many steps in a row that nothing had to be put right in
   std::optional<loss_scaling> scaling = {};        ///< gradients come multiplied by `loss_factor`
+  over_replicas sums = over_replicas::mean;
 };
 
 /// What every rank knows at the end of a step.
@@ -175,6 +183,9 @@ class global_update {
 
   bool pending() const { return pending_; }
 
+  /// Seconds that the last step waited for the replicas' sums.
+  double sum_wait() const { return sum_wait_; }
+
   /// What came of the pending step, now put right. Collective.
   /// \param stands false: parameters are now others than they were since `run`, on this rank or on others
   update_result verdict(bool& stands) {
@@ -215,9 +226,11 @@ class global_update {
     mine_[3] = static_cast<double>(input.samples);
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
     std::size_t at = first_norm();
+    auto const waits_from = std::chrono::steady_clock::now();
     for (stage_gradients* g : gradients_) {
       if (g != nullptr) g->wait_sum(*line_);
     }
+    sum_wait_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - waits_from).count();
     sum_tied_();
     if (scale_.factor() != 1) {
       for (stage_gradients* g : gradients_) {
@@ -330,9 +343,12 @@ class global_update {
                           here());
       }
     }
+    bool const together = options_.sums == over_replicas::mean;
+    if (!together) sum = of_rank(line_->where().replica() * ranks)[0];
     if (std::abs(sum - all_counts_) > 1e-9 * all_counts_) {
-      throw usage_error("the replicas' batches count " + each + " samples (or what else is weighed), but each was taken for a share of " +
-                            detail::plain(all_counts_) + ": give step() what they count over all replicas, accumulated batches included",
+      throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + detail::plain(sum)) +
+                            " samples (or what else is weighed), but each was taken for a share of " + detail::plain(all_counts_) +
+                            ": give step() what they count" + (together ? " over all replicas" : "") + ", accumulated batches included",
                         here());
     }
   }
@@ -389,6 +405,7 @@ class global_update {
   double all_counts_ = 0;
   loss_scale scale_;
   int calm_ = 0;          // steps in a row that were neither skipped nor clipped
+  double sum_wait_ = 0;
   bool pending_ = false;  // the gather is under way
   bool stepped_ = false;  // the optimizer stepped without waiting for it
   optimizer_snapshot before_;

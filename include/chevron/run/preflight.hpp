@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,11 +40,31 @@ inline std::uint64_t fingerprint(program_view const& program) {
     mix(static_cast<std::uint64_t>(program.length(r)));
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& x = program.at(r, i);
-      mix(static_cast<std::uint64_t>(x.what.what) | static_cast<std::uint64_t>(x.what.stage) << 8 |
+      mix(static_cast<std::uint64_t>(x.what.what) | static_cast<std::uint64_t>(x.what.fused) << 7 | static_cast<std::uint64_t>(x.what.stage) << 8 |
           static_cast<std::uint64_t>(x.what.micro_batch) << 24 | static_cast<std::uint64_t>(static_cast<std::uint16_t>(x.peer)) << 40);
       mix(static_cast<std::uint64_t>(x.slot) | static_cast<std::uint64_t>(x.source) << 16 | static_cast<std::uint64_t>(x.local) << 32);
     }
   }
+  return hash;
+}
+
+/// A number that stands for a tensor's values, bit for bit.
+inline std::uint64_t fingerprint(at::Tensor const& t) {
+  at::Tensor const dense = t.detach().cpu().contiguous();
+  auto const* const bytes = static_cast<unsigned char const*>(dense.const_data_ptr());
+  std::size_t const size = dense.nbytes();
+  std::uint64_t hash = 14695981039346656037u;
+  auto const mix = [&hash](std::uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 29;
+  };
+  std::size_t at = 0;
+  for (; at + 8 <= size; at += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + at, 8);
+    mix(word);
+  }
+  for (; at < size; ++at) mix(bytes[at]);
   return hash;
 }
 
@@ -61,7 +82,8 @@ class preflight_lines {
     add("program", std::to_string(fingerprint(program)));
   }
 
-  void add(int stage_number, stage const& s) {
+  /// \param values with the values of its parameters, since copies of a stage have to begin as one
+  void add(int stage_number, stage const& s, bool values) {
     std::string const prefix = "stage " + std::to_string(stage_number);
     add(prefix + " parameters", std::to_string(s.parameters().size()));
     for (parameter const& p : s.parameters()) {
@@ -71,6 +93,7 @@ class preflight_lines {
       value += p.value.requires_grad() ? "]" : "] frozen";
       if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
       add(prefix + " " + p.name, value);
+      if (values) add("values of " + prefix + " " + p.name, std::to_string(fingerprint(p.value)));
     }
   }
 

@@ -58,6 +58,7 @@ struct trainer_options {
   std::uint64_t seed = 0;                                ///< of what stages draw at random: dropout … (random.hpp)
   std::optional<at::ScalarType> autocast = {};           ///< run stages and loss under autocast to this: at::kBFloat16
   std::optional<loss_scaling> scaling = {};              ///< multiply the loss before its backward: for half precision
+  over_replicas sums = over_replicas::mean;              ///< what becomes of the replicas' gradients
   weigher weigh = {};                                    ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the last
@@ -97,7 +98,7 @@ class trainer {
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   trainer(runnable steps, transport& line, stage_builder const& build, loss_function loss, optimizer_factory const& make,
           trainer_options options = {})
-      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)), post_validation_(options.post_validation), weigh_(options.weigh) {
+      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)), post_validation_(options.post_validation), sums_(options.sums), weigh_(options.weigh) {
     program_view const p = program_.view();
     check_layout(p);
     if (p.plan.forward_only) throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
@@ -118,7 +119,7 @@ class trainer {
     tied_ = tied_parameters(p.plan, line, views);
     update_ = std::make_unique<global_update>(p.plan, line, std::move(views), [this] { tied_.sum(*line_, executor_->slots()); }, make,
                                               update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate,
-                                                             options.post_validation, options.calm_steps, options.scaling});
+                                                             options.post_validation, options.calm_steps, options.scaling, options.sums});
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_hooks hooks;
     hooks.reduce_gradients = [this](int s) {
@@ -137,7 +138,7 @@ class trainer {
 
   /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
   /// \param all what all microbatches of this step count over all replicas, those accumulated before included: samples, if the
-  /// options have no `weigh`. 0: every replica has as much as this one
+  /// options have no `weigh`. 0: every replica has as much as this one. With `over_replicas::sum`, over this replica only
   /// \returns its report; with `post_validation` that of the step before, since this one's is not known yet
   step_report step(batch const& whole, double all = 0) {
     std::int64_t const begin = now_ns();
@@ -188,6 +189,8 @@ class trainer {
   loss_scale& scaling() { return update_->scaling(); }
   /// What this rank did in its last step, and when.
   record const& last_record() const { return executor_->last_record(); }
+  /// Seconds that this rank waited for the replicas' sums after the last gradients of its last step: what computation did not hide.
+  double last_sum_wait() const { return update_->sum_wait(); }
 
   /// The number of the next step: also to be set when training goes on from a checkpoint.
   long next_step() const { return step_; }
@@ -197,7 +200,7 @@ class trainer {
   /// \param all what microbatches count over all replicas; 0: every replica has as much as this one
   double weigh(split_batch& cut, double all) const {
     if (weigh_) cut.weigh(weigh_);
-    if (!(all > 0)) all = cut.counts() * line_->where().replicas;
+    if (!(all > 0)) all = cut.counts() * (sums_ == over_replicas::mean ? line_->where().replicas : 1);
     if (!(all > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
     cut.share(all);
     return all;
@@ -257,10 +260,11 @@ class trainer {
     out.add("seed", std::to_string(options.seed));
     out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
     out.add("loss scaling", options.scaling ? "from " + detail::plain(options.scaling->initial) : "no");
+    out.add("gradients over replicas", options.sums == over_replicas::mean ? "mean" : "sum");
     out.add("microbatches count", options.weigh ? "what the caller weighs" : "their samples");
     out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
     for (std::size_t s = 0; s < stages_.size(); ++s) {
-      if (stages_[s]) out.add(static_cast<int>(s), stages_[s]);
+      if (stages_[s]) out.add(static_cast<int>(s), stages_[s], line_->where().replicas > 1);
     }
     return out;
   }
@@ -372,6 +376,7 @@ class trainer {
   std::unique_ptr<executor> executor_;
   executor const* turn_ = nullptr;
   std::vector<std::int64_t> shapes_of_turn_, shapes_;
+  over_replicas sums_;
   weigher weigh_;
   std::optional<at::ScalarType> autocast_;
   split_batch batch_;
