@@ -106,11 +106,18 @@ struct repeated_block {
 /// the block itself needs, or than `at_most_in_flight` allows where that is more.
 template <placement_policy Placement, class Interval, class... Items>
 constexpr auto building_block(Placement where, repeat_interval<Interval> interval, Items... items) {
-  static_assert((true && ... && is_block_item<Items>),
+  constexpr bool items_are_right = (true && ... && is_block_item<Items>);
+  constexpr bool slots_are_there = !(false || ... || lacks_slot<Items>);
+  static_assert(items_are_right,
                 "a building block consists of tokens in their slots, F(0).at(2 * rank), and of W's to run in idle slots, W(0)");
-  static_assert(!(false || ... || lacks_slot<Items>), "only a W can do without a slot: write F(0).at(slot), and so for B and I");
-  return repeated_block<Placement, Interval, hana::tuple<Items...>>{
-      where, interval.slots, hana::tuple<Items...>{items...}, {}, ""};
+  static_assert(slots_are_there, "only a W can do without a slot: write F(0).at(slot), and so for B and I");
+  if constexpr (items_are_right && slots_are_there) {
+    return repeated_block<Placement, Interval, hana::tuple<Items...>>{
+        where, interval.slots, hana::tuple<Items...>{items...}, {}, ""};
+  } else {
+    return repeated_block<Placement, Interval, hana::tuple<>>{
+        where, interval.slots, {}, {}, ""};
+  }
 }
 template <class... Parts>
 constexpr auto building_block(Parts const&...) {
