@@ -50,6 +50,8 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
   int const last_stage = plan.stages - 1;
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();
+  double const* const delay = costs.communication;
+  int const delays = costs.communication_stride;
 
   // When a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by the stage that needs them:
   // where that takes a message, when it arrives; if the receiver is occupied by it, when it can begin. Negative: not yet.
@@ -78,72 +80,75 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
     int const stop = plan.begin[rank + 1];
     int i = next[rank];
     double now = clock[rank];
-    bool stuck = false;
-    while (i < stop) {
-      int const last = last_of_pair(actions, i, stop);
-      double earliest = now;
-      for (int half = i; half <= last; ++half) {
-        action const a = actions[half];
-        int const stage = static_cast<int>(a.stage);
-        int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
-        int needed = -1;  // from the neighbouring stage
-        int boundary = stage;
-        int producer = rank;
+    double earliest = now;  // when what is looked at could start
+    double finish = now;
+    bool joins = false;  // a pair's second half joins what its first half waited for
+    int halves = 0;      // of a pair whose time is known: still to be written down
+    for (; i < stop; ++i) {
+      action const a = actions[i];
+      int const stage = static_cast<int>(a.stage);
+      int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+      if (halves == 0) {
+        int needed = -1;
         if (a.what == kind::forward) {
-          if (stage == 0) continue;
-          needed = cell - micro_batches;
-          boundary = stage - 1;
-          producer = rank_of[stage - 1];
-        } else {
-          // What the rank has to have done itself.
-          int const own = a.what == kind::backward_weight ? cells + cell : cell;
-          if (made[own] < 0) {
-            waits_for[rank] = own;
-            stuck = true;
+          if (stage > 0) needed = cell - micro_batches;
+        } else if (a.what == kind::backward_weight) {
+          if (made[cells + cell] < 0) needed = cells + cell;
+        } else if (made[cell] < 0) {
+          needed = cell;
+        } else if (stage < last_stage) {
+          needed = cells + cell + micro_batches;
+        }
+        if (needed >= 0) {
+          double const there = made[needed];
+          if (there < 0) {
+            waits_for[rank] = needed;
+            i -= joins ? 1 : 0;
             break;
           }
-          if (a.what == kind::backward_weight || stage == last_stage) continue;
-          needed = cells + cell + micro_batches;
-          producer = rank_of[stage + 1];
+          if (there > earliest) earliest = there;
+          if (receiver) {
+            int const boundary = boundary_received(plan, a);
+            if (boundary >= 0) earliest += delay[boundary * delays];
+          }
         }
-        double const there = made[needed];
-        if (there < 0) {
-          waits_for[rank] = needed;
-          stuck = true;
-          break;
+        if (a.fused != 0 && !joins && i + 1 < stop) {
+          joins = true;
+          continue;
         }
-        if (there > earliest) earliest = there;
-        if (receiver && producer != rank) earliest += costs.of_message(boundary);
+        if (joins) {
+          now = finish = earliest + costs.of_pair(actions[i - 1], a);
+          joins = false;
+          halves = 2;
+          i -= 2;  // back to the first half
+          continue;
+        }
+        now = finish = earliest + costs.of(a.what, stage);
       }
-      if (stuck) break;
-      double const finish = earliest + (last > i ? costs.of_pair(actions[i], actions[last])
-                                                 : costs.of(actions[i].what, static_cast<int>(actions[i].stage)));
-      now = finish;
-      for (; i <= last; ++i) {
-        start[i] = earliest;
-        end[i] = finish;
-        ++done;
-        action const a = actions[i];
-        if (a.what == kind::backward_weight) continue;
-        int const stage = static_cast<int>(a.stage);
-        int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+      start[i] = earliest;
+      end[i] = finish;
+      if (a.what != kind::backward_weight) {
         int const result = a.what == kind::forward ? cell : cells + cell;
         int const to = a.what == kind::forward ? stage + 1 : stage - 1;
         made[result] = finish;
-        if (to < 0 || to > last_stage) continue;
-        int const consumer = rank_of[to];
-        if (consumer == rank) continue;
-        double const takes = costs.of_message(a.what == kind::forward ? stage : to);
-        double const leaves = sender ? now : finish;
-        if (sender) now += takes;
-        made[result] = receiver ? leaves : leaves + takes;
-        // Whoever waits for exactly this may go on.
-        if (waits_for[consumer] == result) {
-          waits_for[consumer] = -1;
-          ready[ready_count++] = consumer;
+        if (to >= 0 && to <= last_stage) {
+          int const consumer = rank_of[to];
+          if (consumer != rank) {
+            double const takes = delay[(to < stage ? to : stage) * delays];
+            made[result] = (sender ? now : finish) + (receiver ? 0 : takes);
+            if (sender) now += takes;
+            // Whoever waits for exactly this may go on.
+            if (waits_for[consumer] == result) {
+              waits_for[consumer] = -1;
+              ready[ready_count++] = consumer;
+            }
+          }
         }
       }
+      if (halves > 0) --halves;
+      if (halves == 0) earliest = now;
     }
+    done += i - next[rank];
     next[rank] = i;
     clock[rank] = now;
   }
