@@ -115,8 +115,7 @@ constexpr auto building_block(Placement where, repeat_interval<Interval> interva
     return repeated_block<Placement, Interval, hana::tuple<Items...>>{
         where, interval.slots, hana::tuple<Items...>{items...}, {}, ""};
   } else {
-    return repeated_block<Placement, Interval, hana::tuple<>>{
-        where, interval.slots, {}, {}, ""};
+    return repeated_block<Placement, Interval, hana::tuple<>>{where, interval.slots, {}, {}, ""};
   }
 }
 template <class... Parts>
