@@ -192,6 +192,29 @@ TEST_CASE("a recomputed chunk keeps its input and nothing else between F and B")
   CHECK(growth(true) < input + 1024);
 }
 
+TEST_CASE("between I and W a chunk keeps what W needs, and nothing that only I needed") {
+  auto& count = counting_allocator::installed();
+  chevron::stage part = widening_part(1);
+  for (auto const& p : part.parameters()) p.value.mutable_grad() = at::zeros_like(p.value);
+  at::Tensor const x = at::ones({samples, wide});
+  std::int64_t const input = samples * wide * 4;
+  chevron::chunk_task const task{.owner = &part, .training = true, .differentiable = true};
+  chevron::chunk work;
+  tensors in{x}, out, of_out, of_in;
+  std::int64_t const before = count.live;
+  work.forward(task, in, out);
+  of_out = {at::ones_like(out[0])};
+  out.clear();
+  CHECK(count.live - before <= 17 * input + 1024);  // the input of GELU, its output, and the gradient we made
+  work.backward_input(task, of_out, of_in);
+  of_in.clear();
+  // For the two weights: GELU's output and the gradients that arrive. GELU's own input is gone.
+  CHECK(count.live - before <= 17 * input + 1024);
+  CHECK(count.live - before >= 17 * input);
+  work.backward_weight(task);
+  CHECK(count.live - before <= 1024);
+}
+
 TEST_CASE("a stage recomputed part by part has one part's activations at a time") {
   auto const builder_of = [](int parts, int pieces) {
     return [=](int) {
