@@ -70,7 +70,7 @@ struct vee_t {
 };
 
 /// Across the ranks and back again, turning at both ends: each wave puts two stages on every rank, and no turn needs
-/// communication (Hanayo, arXiv 2308.15762 §3). Any whole number of waves.
+/// communication (Hanayo, arXiv 2308.15762). Any whole number of waves.
 struct waves_t {
   int default_chunks = 2;
   constexpr bool allows(int chunks) const { return chunks >= 2 && chunks % 2 == 0; }
