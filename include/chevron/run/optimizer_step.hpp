@@ -194,6 +194,10 @@ class global_update {
     update_result const result = [&] {
       try {
         return judge();
+      } catch (numerical_error const&) {
+        undo();
+        wait_for_all();
+        throw;
       } catch (...) {
         undo();
         throw;
@@ -289,6 +293,15 @@ class global_update {
       if (g != nullptr) g->round();
     }
     optimizer_->step();
+  }
+
+  /// All ranks find the same, but not at the same time: whoever left before the others had, they would take for lost.
+  void wait_for_all() {
+    try {
+      line_->gather(mine_, all_);
+    } catch (error const&) {
+      // Then there is nobody to wait for.
+    }
   }
 
   void undo() {
