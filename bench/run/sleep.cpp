@@ -3,8 +3,9 @@
 // transport's. With a synchronous optimizer a step is predicted to take the plan's makespan, with a post-validated one the time
 // that each of many steps back to back adds.
 //
-//   bench-sleep                       all schedules, threads and Gloo, both optimizers: one line each, exit 1 if any is above
-//   --limit bench-sleep --schedule NAME --backend threads|gloo
+//   bench-sleep       all schedules, threads and Gloo, both optimizers: one line each, exit 1 if any is above --limit
+//   bench-sleep --schedule NAME --backend threads|gloo
+//   bench-sleep --backend gloo --replicas 2 --parameters 4000000    and how much of the replicas' sums hides behind computation
 #include <time.h>
 
 #include <algorithm>
@@ -66,6 +67,8 @@ struct options {
   std::string optimizer;
   int ranks = 4;
   int micro_batches = 8;
+  int replicas = 1;
+  long parameters = 1;  ///< of a stage
   int steps = 7;
   double milliseconds = 20;
   double limit = 0;
@@ -75,6 +78,8 @@ struct options {
 /// one ended.
 struct measured {
   std::vector<double> forward, backward_input, backward_weight, starts, ends;
+  double sum_wait = 0;   ///< that a step waits for the replicas' sums, on the rank that waits longest: median
+  double sum_alone = 0;  ///< that they take when nothing is computed meanwhile
 };
 
 double median(std::vector<double> values) {
@@ -87,7 +92,7 @@ measured run(options const& wanted, bool post_validation, chevron::program const
   chevron::plan_view const plan = program.source.view();
   double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
   auto const build = [&](int) {
-    at::Tensor weight = at::ones({1});
+    at::Tensor weight = at::ones({wanted.parameters});
     weight.requires_grad_(true);
     return chevron::stage([weight, seconds](at::Tensor x) { return sleeping::apply(x, weight, seconds); }, {{"weight", weight}});
   };
@@ -96,9 +101,11 @@ measured run(options const& wanted, bool post_validation, chevron::program const
                          {.post_validation = post_validation, .calm_steps = 0});
   at::Tensor const batch = at::ones({wanted.micro_batches, 4});
 
+  std::vector<at::Tensor> sums;
+  for (int chunk = 0; chunk < plan.size.chunks; ++chunk) sums.push_back(at::zeros({wanted.parameters}));
   auto const stages = static_cast<std::size_t>(plan.stages);
   std::vector<std::vector<double>> of_kind(stages * chevron::compute_kinds);
-  std::vector<double> starts, ends;
+  std::vector<double> starts, ends, waits;
   for (int step = 0; step < wanted.steps; ++step) {
     train.step({batch}, {batch});
     if (step == 0) continue;  // shapes are learned and memory is set aside in the first step
@@ -113,13 +120,26 @@ measured run(options const& wanted, bool post_validation, chevron::program const
       of_kind[r.what.stage * chevron::compute_kinds + static_cast<std::size_t>(r.what.what)].push_back(
           static_cast<double>(r.end - r.start) * 1e-9);
     }
+    waits.push_back(train.last_sum_wait());
     starts.push_back(static_cast<double>(record.begin()) * 1e-9);
     ends.push_back(starts.back() + record.span_seconds());
   }
   train.settle();
+  std::vector<double> alone;
+  for (int i = 0; i < 5 && wanted.replicas > 1; ++i) {
+    double const nothing = 0;
+    std::vector<double> together(static_cast<std::size_t>(line.where().world()));
+    line.gather({&nothing, 1}, together);
+    auto const from = chevron::now_ns();
+    for (int chunk = 0; chunk < plan.size.chunks; ++chunk) line.start_sum(chunk, sums[static_cast<std::size_t>(chunk)]);
+    for (int chunk = 0; chunk < plan.size.chunks; ++chunk) line.wait_sum(chunk);
+    alone.push_back(static_cast<double>(chevron::now_ns() - from) * 1e-9);
+  }
 
   std::vector<double> mine;
   for (auto const& values : of_kind) mine.push_back(median(values));
+  mine.push_back(median(waits));
+  mine.push_back(median(alone));
   mine.insert(mine.end(), starts.begin(), starts.end());
   mine.insert(mine.end(), ends.begin(), ends.end());
   std::vector<double> all(mine.size() * static_cast<std::size_t>(line.where().world()));
@@ -139,11 +159,16 @@ measured run(options const& wanted, bool post_validation, chevron::program const
     out.backward_input[s] = cost(chevron::kind::backward) + cost(chevron::kind::backward_input);  // one of them is 0
     out.backward_weight[s] = cost(chevron::kind::backward_weight);
   }
+  for (int r = 0; r < line.where().world(); ++r) {
+    out.sum_wait = std::max(out.sum_wait, entry(r, of_kind.size()));
+    out.sum_alone = std::max(out.sum_alone, entry(r, of_kind.size() + 1));
+  }
   for (std::size_t step = 0; step < starts.size(); ++step) {
-    double first = entry(0, of_kind.size() + step), last = 0;
+    std::size_t const at = of_kind.size() + 2 + step;
+    double first = entry(0, at), last = 0;
     for (int r = 0; r < line.where().world(); ++r) {
-      first = std::min(first, entry(r, of_kind.size() + step));
-      last = std::max(last, entry(r, of_kind.size() + starts.size() + step));
+      first = std::min(first, entry(r, at));
+      last = std::max(last, entry(r, at + starts.size()));
     }
     out.starts.push_back(first);
     out.ends.push_back(last);
@@ -164,6 +189,11 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
   double const ratio = taken / predicted;
   std::printf("%-22s %-8s %-15s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(),
               post_validation ? "post-validated" : "synchronous", predicted * 1e3, taken * 1e3, ratio);
+  if (wanted.replicas > 1) {
+    std::printf("%22s sums of %.1f MB a rank take %.1f ms alone; a step waits %.1f ms for them: %.0f %% hidden\n", "",
+                static_cast<double>(wanted.parameters * plan.size.chunks) * 4e-6, got.sum_alone * 1e3, got.sum_wait * 1e3,
+                100 * (1 - got.sum_wait / got.sum_alone));
+  }
   std::fflush(stdout);
   return wanted.limit <= 0 || ratio <= wanted.limit;
 }
@@ -183,10 +213,10 @@ int one(options const& wanted) {
     }
   };
   if (wanted.backend == "threads") {
-    chevron::run_threads({.pipeline_ranks = wanted.ranks}, rank);
+    chevron::run_threads({.pipeline_ranks = wanted.ranks, .replicas = wanted.replicas}, rank);
   } else {
-    auto const job = chevron::launch({.nproc = wanted.ranks});
-    chevron::gloo_transport line(job.place(wanted.ranks), job);
+    auto const job = chevron::launch({.nproc = wanted.ranks * wanted.replicas});
+    chevron::gloo_transport line(job.place(wanted.ranks, wanted.replicas), job);
     rank(line);
   }
   return good ? 0 : 1;
@@ -204,6 +234,8 @@ int main(int argc, char** argv) {
         ->check(CLI::IsMember({"synchronous", "post-validated"}));
     app.add_option("--ranks", wanted.ranks)->capture_default_str();
     app.add_option("--microbatches", wanted.micro_batches)->capture_default_str();
+    app.add_option("--replicas", wanted.replicas)->capture_default_str();
+    app.add_option("--parameters", wanted.parameters, "of each stage, float32")->capture_default_str();
     app.add_option("--steps", wanted.steps, "the first is not counted")->capture_default_str();
     app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
     app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
@@ -226,7 +258,8 @@ int main(int argc, char** argv) {
         if (!wanted.backend.empty() && backend != wanted.backend) continue;
         std::string const command =
             std::string(values[0]) + " --schedule " + schedule.name + " --backend " + backend + " --ranks " +
-            std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) + " --steps " +
+            std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) + " --replicas " + std::to_string(wanted.replicas) +
+            " --parameters " + std::to_string(wanted.parameters) + " --steps " +
             std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
             std::to_string(wanted.limit) + (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
         failures += std::system(command.c_str()) != 0 ? 1 : 0;

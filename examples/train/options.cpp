@@ -85,7 +85,8 @@ plan_size read_schedule_file(options& o) {
     throw usage_error("--schedule " + o.schedule + ": " + describe(found, read, o.schedule_text) +
                       ". Remedy: chevron-plan check " + o.schedule);
   }
-  if (read.plan.forward_only) throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train");
+  if (read.plan.forward_only)
+    throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train");
   return {read.plan.size.ranks, read.plan.size.micro_batches};
 }
 
@@ -110,17 +111,19 @@ options read_options(int argc, char** argv) {
   app.get_formatter()->column_width(34);
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::string backend_name = "threads";
+  std::string precision_name = "float32";
 
   app.add_option("--schedule", o.schedule, "a FILE.csv, or one of " + schedule_names())->type_name("NAME")->group("Pipeline");
-  auto* const ranks = app.add_option("--ranks", o.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
+  auto* const ranks =
+      app.add_option("--ranks", o.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
   auto* const chunks = app.add_option("--chunks", o.chunks, "stages on a rank; 0: as the schedule has")
-      ->check(whole(0, 64))
-      ->type_name("V")
-      ->group("Pipeline");
+                           ->check(whole(0, 64))
+                           ->type_name("V")
+                           ->group("Pipeline");
   auto* const micro_batches = app.add_option("--microbatches", o.micro_batches, "microbatches in a step, for each replica")
-      ->check(whole(1, 4096))
-      ->type_name("M")
-      ->group("Pipeline");
+                                  ->check(whole(1, 4096))
+                                  ->type_name("M")
+                                  ->group("Pipeline");
   app.add_option("--replicas", o.replicas, "copies of the pipeline, each on its own data")
       ->check(whole(1, 1024))
       ->type_name("R")
@@ -171,14 +174,19 @@ options read_options(int argc, char** argv) {
       ->group("Training");
   app.add_flag("--recompute", o.recompute, "keep only each stage's input until its backward, and compute the rest again")
       ->group("Training");
+  app.add_option("--dtype", precision_name, "of parameters and activations; autocast: parameters float32, products bfloat16")
+      ->check(one_of({"float32", "bfloat16", "autocast"}))
+      ->type_name("float32|bfloat16|autocast")
+      ->group("Training");
   app.add_flag("--post-validation", o.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
   app.add_option("--seed", o.seed, "of weights, batches and sample")->check(whole(0, 9e15))->type_name("N")->group("Training");
 
-  auto* const checkpoint = app.add_option("--checkpoint", o.checkpoint, "save what training needs to go on, in a folder for each time")
-                               ->type_name("DIR")
-                               ->default_str("")
-                               ->group("Files");
+  auto* const checkpoint =
+      app.add_option("--checkpoint", o.checkpoint, "save what training needs to go on, in a folder for each time")
+          ->type_name("DIR")
+          ->default_str("")
+          ->group("Files");
   app.add_option("--save-every", o.save_every, "steps between checkpoints; 0: one after the last step")
       ->check(whole(0, 1e9))
       ->type_name("K")
@@ -211,14 +219,17 @@ options read_options(int argc, char** argv) {
   }
   o.backend_given = backend->count() > 0;
   o.backend = backend_name == "gloo" ? train::backend::gloo : train::backend::threads;
+  if (precision_name == "bfloat16") o.precision = precision::bfloat16;
+  if (precision_name == "autocast") o.precision = precision::autocast;
   if (o.schedule.ends_with(".csv") || o.schedule.find('/') != std::string::npos) {
     plan_size const size = read_schedule_file(o);
     take_size("--ranks", ranks->count() > 0, size.ranks, o.ranks);
     take_size("--microbatches", micro_batches->count() > 0, size.micro_batches, o.micro_batches);
-    if (chunks->count() > 0 && o.chunks != 0) throw usage_error("--chunks cannot be chosen: --schedule " + o.schedule + " places its stages itself");
+    if (chunks->count() > 0 && o.chunks != 0)
+      throw usage_error("--chunks cannot be chosen: --schedule " + o.schedule + " places its stages itself");
   } else if (!catalogue::contains(o.schedule)) {
-    throw usage_error("--schedule " + o.schedule + " is not in the catalogue. Remedy: a file's name that ends in .csv, or one of " +
-                      schedule_names());
+    throw usage_error("--schedule " + o.schedule +
+                      " is not in the catalogue. Remedy: a file's name that ends in .csv, or one of " + schedule_names());
   } else if (!catalogue::trains(o.schedule)) {
     throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: one of " +
                       schedule_names());

@@ -12,6 +12,7 @@
 namespace chevron::train {
 
 enum class backend { threads, gloo };
+enum class precision { float32, bfloat16, autocast };
 
 struct options {
   std::string schedule = "1F1B";
@@ -34,6 +35,7 @@ struct options {
   double clip_grad_norm = 1;
   bool post_validation = false;
   bool recompute = false;
+  train::precision precision = train::precision::float32;
   std::vector<std::string> data;
 
   std::string checkpoint;  ///< folder; empty: none is kept

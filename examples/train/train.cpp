@@ -1,10 +1,10 @@
 #include "train.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <numbers>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -19,6 +19,7 @@
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/checkpoint.hpp>
 #include <chevron/run/evaluator.hpp>
+#include <chevron/run/learning_rate.hpp>
 #include <chevron/run/trainer.hpp>
 #include <chevron/show/format.hpp>
 
@@ -50,15 +51,13 @@ struct windows {
 };
 
 at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following) {
-  return at::cross_entropy_loss(logits.flatten(0, 1), following.flatten());
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), following.flatten());
 }
 
-/// Up in a twentieth of the steps, then down half a cosine to a tenth. Steps count from 1.
-double learning_rate_at(double highest, long step, long steps) {
-  double const warm_up = std::max(1.0, static_cast<double>(steps) / 20);
-  if (static_cast<double>(step) <= warm_up) return highest * static_cast<double>(step) / warm_up;
-  double const way = (static_cast<double>(step) - warm_up) / std::max(1.0, static_cast<double>(steps) - warm_up);
-  return highest * (0.1 + 0.45 * (1 + std::cos(std::numbers::pi * way)));
+stage make_stage(options const& o, int stages, int number) {
+  gpt_stage made(o.model, cut_of(o.model.layers, stages, number), o.seed);
+  if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
+  return stage(made).recompute(o.recompute);
 }
 
 std::string some(std::int64_t count, std::string const& one) { return grouped(count) + " " + one + (count == 1 ? "" : "s"); }
@@ -144,7 +143,8 @@ std::string sample_text(job const& what, trainer& train, std::string const& prom
     double drawn = 0;
     if (!logits.empty()) {
       at::Tensor const share =
-          at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1) / temperature, 0).contiguous();
+          at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1).to(at::kFloat) / temperature, 0)
+              .contiguous();
       double left = std::uniform_real_distribution<double>(0, 1)(random);
       int byte = 0;
       for (; byte < vocabulary - 1; ++byte) {
@@ -197,14 +197,15 @@ void train_on_rank(job const& what, transport& line) {
   layout const& here = line.where();
   bool const speaks = here.global_rank == 0;
 
-  trainer train(
-      what.programs.training, line,
-      [&](int s) { return stage(gpt_stage(o.model, cut_of(o.model.layers, plan.stages, s), o.seed)).recompute(o.recompute); },
-      next_byte_loss,
-      optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
-      {.clip_grad_norm = o.clip_grad_norm,
-       .learning_rate = [&](long step) { return learning_rate_at(o.learning_rate, step, o.steps); },
-       .post_validation = o.post_validation});
+  // Steps count from 1 here.
+  auto const steps = static_cast<double>(o.steps);
+  warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
+  trainer train(what.programs.training, line, [&](int s) { return make_stage(o, plan.stages, s); }, next_byte_loss,
+                optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
+                {.clip_grad_norm = o.clip_grad_norm,
+                 .learning_rate = [rate](long step) { return rate(step - 1); },
+                 .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
+                 .post_validation = o.post_validation});
   train.next_step(1);
   if (o.resume) go_on_from_checkpoint(o, train);
   long const first_step = train.next_step();
@@ -255,9 +256,10 @@ void train_on_rank(job const& what, transport& line) {
   auto const texts = line.gather_text(records.text());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
-    print_facts({{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) + " → " +
-                                 show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
-                                 " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
+    print_facts(
+        {{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) +
+                         " → " + show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
+                         " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     comparison const outcome = compared(what.programs.training, texts, o.post_validation);
     std::printf("\n%s\n", table_of(outcome, shared_cores(here.world())).c_str());
     write_pictures(o, outcome);
