@@ -2,9 +2,6 @@
 
 #include <cstdint>
 
-#include <range/v3/algorithm/find.hpp>
-#include <range/v3/algorithm/find_if.hpp>
-
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
@@ -39,19 +36,22 @@ constexpr int position_of(plan_view const& plan, int rank, action wanted) {
 }
 
 constexpr finding check_placement(plan_view const& plan) {
-  std::int16_t const* const first = plan.rank_of;
-  std::int16_t const* const last = first + plan.stages;
+  int const ranks = plan.size.ranks;
   finding f;
   f.broken = law::placement;
-  f.limit = plan.size.ranks;
-  auto const lost = ranges::find_if(first, last, [&](int rank) { return rank < 0 || rank >= plan.size.ranks; });
-  if (lost != last) {
-    f.words = "a stage lives on a rank that does not exist, stage ";
-    f.number = static_cast<int>(lost - first);
-    return f;
+  f.limit = ranks;
+  buffer<int> held(ranks, zeroed);
+  for (int s = 0; s < plan.stages; ++s) {
+    int const rank = plan.rank_of[s];
+    if (rank < 0 || rank >= ranks) {
+      f.words = "a stage lives on a rank that does not exist, stage ";
+      f.number = s;
+      return f;
+    }
+    ++held.data[rank];
   }
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    if (ranges::find(first, last, r) != last) continue;
+  for (int r = 0; r < ranks; ++r) {
+    if (held.data[r] > 0) continue;
     f.words = "a rank has no stage, rank ";
     f.number = r;
     f.limit = 0;

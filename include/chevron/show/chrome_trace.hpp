@@ -6,6 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include <range/v3/algorithm/stable_sort.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/iota.hpp>
+
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 
@@ -41,11 +45,8 @@ inline int stream_of(kind what) {
 /// A track for each box. Slices of one track must not overlap in part, so what runs at once on one stream (two sends under way)
 /// goes to further tracks: `lane` 0, 1, 2 … of the stream.
 inline std::vector<int> lanes_of(picture const& p) {
-  std::vector<int> order(p.boxes.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return p.boxes[static_cast<std::size_t>(a)].start < p.boxes[static_cast<std::size_t>(b)].start;
-  });
+  auto order = ranges::views::iota(0, static_cast<int>(p.boxes.size())) | ranges::to<std::vector>();
+  ranges::stable_sort(order, ranges::less{}, [&](int i) { return p.boxes[static_cast<std::size_t>(i)].start; });
   std::vector<std::vector<double>> busy_until(static_cast<std::size_t>(std::max(p.rows, 0) * stream_count));
   std::vector<int> lane(p.boxes.size());
   for (int i : order) {
