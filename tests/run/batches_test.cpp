@@ -3,8 +3,8 @@
 
 #include <thread>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/nn/modules/dropout.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/run/gloo.hpp>
 
@@ -22,8 +22,8 @@ struct plain_step {
   double loss = 0;
   std::vector<tensors> gradients;  // by stage
 
-  plain_step(std::vector<chevron::stage>& stages, chevron::plan const& plan, step_data const& data, chevron::loss_function loss_of,
-             chevron::weigher const& weigh) {
+  plain_step(std::vector<chevron::stage>& stages, chevron::plan const& plan, step_data const& data,
+             chevron::loss_function loss_of, chevron::weigher const& weigh) {
     double all = 0;
     for (auto const& replica : data) {
       for (auto const& pass : replica) {
@@ -85,8 +85,9 @@ struct plain_step {
 };
 
 /// Trains over these steps and compares each with plain autograd.
-void compare_steps(transport& line, chevron::plan const& plan, std::vector<step_data> const& steps, chevron::loss_function const& loss,
-                   chevron::weigher const& weigh, chevron::trainer_options options, complaints& wrong) {
+void compare_steps(transport& line, chevron::plan const& plan, std::vector<step_data> const& steps,
+                   chevron::loss_function const& loss, chevron::weigher const& weigh, chevron::trainer_options options,
+                   complaints& wrong) {
   options.weigh = weigh;
   auto const by = weigh ? weigh : [](chevron::batch const& b) { return static_cast<double>(b.inputs[0].size(0)); };
   chevron::trainer train(chevron::lower(plan), line, build_stage, loss, sgd, options);
@@ -103,7 +104,8 @@ void compare_steps(transport& line, chevron::plan const& plan, std::vector<step_
   auto const optimizer = sgd(parameters);
   auto const replica = static_cast<std::size_t>(line.where().replica());
   for (std::size_t k = 0; k < steps.size(); ++k) {
-    std::string const where = std::string(plan.name) + ", rank " + std::to_string(line.where().global_rank) + ", step " + std::to_string(k) + ": ";
+    std::string const where =
+        std::string(plan.name) + ", rank " + std::to_string(line.where().global_rank) + ", step " + std::to_string(k) + ": ";
     plain_step const expected(whole, plan, steps[k], loss, by);
     double all = 0;
     std::int64_t samples = 0;
@@ -119,7 +121,8 @@ void compare_steps(transport& line, chevron::plan const& plan, std::vector<step_
     for (std::size_t pass = 0; pass + 1 < mine.size(); ++pass) train.accumulate(mine[pass], all);
     train.step(mine.back(), all);
     auto const report = train.settle();
-    wrong.require(report.loss == expected.loss, where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(expected.loss));
+    wrong.require(report.loss == expected.loss,
+                  where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(expected.loss));
     wrong.require(report.samples == samples, where + std::to_string(report.samples) + " samples");
     std::size_t i = 0;
     for (std::size_t s = 0; s < whole.size(); ++s) {
@@ -127,14 +130,16 @@ void compare_steps(transport& line, chevron::plan const& plan, std::vector<step_
       for (std::size_t q = 0; q < whole[s].parameters().size(); ++q, ++i) {
         whole[s].parameters()[q].value.mutable_grad() = expected.gradients[s][q];
         if (ours.empty()) continue;
-        wrong.require(at::equal(ours[q].value.grad(), expected.gradients[s][q]), where + "gradient of stage " + std::to_string(s) + " " + ours[q].name);
+        wrong.require(at::equal(ours[q].value.grad(), expected.gradients[s][q]),
+                      where + "gradient of stage " + std::to_string(s) + " " + ours[q].name);
       }
     }
     optimizer->step();
     for (std::size_t s = 0; s < whole.size(); ++s) {
       auto const& ours = train.stages()[s].parameters();
       for (std::size_t q = 0; q < ours.size(); ++q) {
-        wrong.require(at::equal(ours[q].value, whole[s].parameters()[q].value), where + "parameter of stage " + std::to_string(s));
+        wrong.require(at::equal(ours[q].value, whole[s].parameters()[q].value),
+                      where + "parameter of stage " + std::to_string(s));
       }
     }
   }
@@ -240,7 +245,8 @@ TEST_CASE("weighed by tokens, the loss is the mean over tokens") {
     chevron::evaluator evaluate(chevron::lower(chevron::forward_part(plan)), train);
     double const evaluated = evaluate.loss(parts);
     double const trained = train.step(parts).loss;
-    if (std::abs(trained - sum / 17) > 1e-6 || std::abs(evaluated - sum / 17) > 1e-6) throw std::runtime_error("not the mean over tokens");
+    if (std::abs(trained - sum / 17) > 1e-6 || std::abs(evaluated - sum / 17) > 1e-6)
+      throw std::runtime_error("not the mean over tokens");
   });
 }
 
@@ -265,7 +271,8 @@ TEST_CASE("the replicas' gradients are summed instead of averaged, on request") 
     for (std::size_t s = 0; s < train.stages().size(); ++s) {
       auto const& ours = train.stages()[s].parameters();
       for (std::size_t q = 0; q < ours.size(); ++q) {
-        wrong.require(at::equal(ours[q].value.grad(), first.gradients[s][q] + second.gradients[s][q]), "gradient of stage " + std::to_string(s));
+        wrong.require(at::equal(ours[q].value.grad(), first.gradients[s][q] + second.gradients[s][q]),
+                      "gradient of stage " + std::to_string(s));
       }
     }
   });
@@ -332,20 +339,24 @@ TEST_CASE("what cannot be weighed or cut says why") {
   using chevron::usage_error;
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(std::vector<chevron::batch>{one}); }),
                        doctest::Contains("the program runs 2 microbatches a step, 1 were given"), usage_error);
-  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(std::vector<chevron::batch>{one, {other.inputs, one.targets}}); }),
+  CHECK_THROWS_WITH_AS(run([&](auto& train) {
+                         train.step(std::vector<chevron::batch>{one, {other.inputs, one.targets}});
+                       }),
                        doctest::Contains("microbatch 1: target 0 has 2 samples (dimension 0) but input 0 has 1"), usage_error);
-  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.accumulate(one, 0); }), doctest::Contains("accumulate() needs to know"), usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.accumulate(one, 0); }), doctest::Contains("accumulate() needs to know"),
+                       usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
                          train.accumulate(one, 4);
                          train.step(one, 3);
                        }),
                        doctest::Contains("weighed as shares of 4 and of 3"), usage_error);
-  CHECK_THROWS_WITH_AS(run([&](auto& train) {
-                         train.accumulate(one, 5);
-                         train.step(one, 5);
-                       }),
-                       doctest::Contains("the replicas' batches count 4 samples (or what else is weighed), but each was taken for a share of 5"),
-                       usage_error);
+  CHECK_THROWS_WITH_AS(
+      run([&](auto& train) {
+        train.accumulate(one, 5);
+        train.step(one, 5);
+      }),
+      doctest::Contains("the replicas' batches count 4 samples (or what else is weighed), but each was taken for a share of 5"),
+      usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(one); }, [](chevron::batch const&) { return -1.0; }),
                        doctest::Contains("microbatch 0 was weighed as -1"), usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(one); }, [](chevron::batch const&) { return 0.0; }),

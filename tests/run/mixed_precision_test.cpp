@@ -17,12 +17,15 @@ namespace {
 /// A stage in half precision, or with half-precision parts.
 chevron::stage build_half(int number, at::ScalarType dtype) {
   at::manual_seed(100 + number);
-  torch::nn::Sequential inner(torch::nn::Linear(width, width), torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
+  torch::nn::Sequential inner(torch::nn::Linear(width, width),
+                              torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
   for (auto& p : inner->parameters()) p.set_data(p.to(dtype));
   return inner;
 }
 
-at::Tensor mean_square_in_float(at::Tensor output, at::Tensor target) { return at::mse_loss(output.to(at::kFloat), target.to(at::kFloat)); }
+at::Tensor mean_square_in_float(at::Tensor output, at::Tensor target) {
+  return at::mse_loss(output.to(at::kFloat), target.to(at::kFloat));
+}
 
 /// Steps of plain autograd: each microbatch's gradient times `factor` in half precision, added up in single precision.
 struct half_reference {
@@ -118,20 +121,24 @@ TEST_CASE("half-precision parameters: gradients are added in single precision, b
           chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
             chevron::trainer_options options{.post_validation = early, .calm_steps = 0};
             if (factor != 1) options.scaling = chevron::loss_scaling{.initial = factor};
-            chevron::trainer train(chevron::lower(plan), line, [&](int s) { return build_half(s, dtype); }, mean_square_in_float, make, options);
+            chevron::trainer train(
+                chevron::lower(plan), line, [&](int s) { return build_half(s, dtype); }, mean_square_in_float, make, options);
             for (std::size_t i = 0; i < data.size(); ++i) {
               train.step({data[i].input}, {data[i].target});
               auto const report = train.settle();
               std::string const where = std::string(name) + ", step " + std::to_string(i) + ": ";
-              wrong.require(report.loss == losses[i], where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(losses[i]));
+              wrong.require(report.loss == losses[i],
+                            where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(losses[i]));
               wrong.require(report.grad_norm == norms[i], where + "norm");
               wrong.require(report.loss_factor == factor, where + "factor");
             }
             for (std::size_t s = 0; s < train.stages().size(); ++s) {
               auto const& mine = train.stages()[s].parameters();
               for (std::size_t q = 0; q < mine.size(); ++q) {
-                wrong.require(at::equal(mine[q].value, whole.stages[s].parameters()[q].value), std::string(name) + ": parameter " + mine[q].name);
-                wrong.require(at::equal(mine[q].value.grad(), whole.stages[s].parameters()[q].value.grad()), std::string(name) + ": gradient");
+                wrong.require(at::equal(mine[q].value, whole.stages[s].parameters()[q].value),
+                              std::string(name) + ": parameter " + mine[q].name);
+                wrong.require(at::equal(mine[q].value.grad(), whole.stages[s].parameters()[q].value.grad()),
+                              std::string(name) + ": gradient");
               }
             }
           });
@@ -183,7 +190,8 @@ TEST_CASE("the factor of the loss goes down by itself until gradients fit, and u
     chevron::run_threads({.pipeline_ranks = 2, .rendezvous = true}, [&](transport& line) {
       chevron::trainer_options options{.post_validation = early, .calm_steps = 0};
       options.scaling = chevron::loss_scaling{.initial = 1ull << 24, .growth_interval = 5};
-      chevron::trainer train(program, line, [](int s) { return build_half(s, at::kHalf); }, mean_square_in_float, sgd, options);
+      chevron::trainer train(
+          program, line, [](int s) { return build_half(s, at::kHalf); }, mean_square_in_float, sgd, options);
       for (int step = 0; step < 40; ++step) {
         train.step({data.input.to(at::kHalf)}, {data.target});
         auto const report = train.settle();
@@ -250,13 +258,17 @@ TEST_CASE("a loss that is not finite is not the factor's fault, nor is an overfl
       auto data = make_batch(4, 1);
       if (bad_loss) data.target[0][0] = std::numeric_limits<float>::infinity();
       // A gradient that no factor helps.
-      auto const loss = [&](at::Tensor a, at::Tensor b) { return mean_square(a, b) + (bad_loss ? 0.0 : 1.0) * (a.detach() - a).sum().sqrt(); };
+      auto const loss = [&](at::Tensor a, at::Tensor b) {
+        return mean_square(a, b) + (bad_loss ? 0.0 : 1.0) * (a.detach() - a).sum().sqrt();
+      };
       chevron::trainer train(program, line, build_stage, loss, sgd, {.scaling = chevron::loss_scaling{.initial = 4}});
       for (int step = 0; step < 6; ++step) train.step({data.input}, {data.target});
     });
   };
-  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("step 0, OPTIMIZER_STEP: the loss of microbatch 0 is not finite"), chevron::numerical_error);
-  CHECK_THROWS_WITH_AS(run(false), doctest::Contains("step 2, OPTIMIZER_STEP: the gradient of stage 0's"), chevron::numerical_error);
+  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("step 0, OPTIMIZER_STEP: the loss of microbatch 0 is not finite"),
+                       chevron::numerical_error);
+  CHECK_THROWS_WITH_AS(run(false), doctest::Contains("step 2, OPTIMIZER_STEP: the gradient of stage 0's"),
+                       chevron::numerical_error);
 }
 
 TEST_CASE("learning rates go up, and down again") {

@@ -410,36 +410,44 @@ TEST_CASE("with tied weights, dropout, recomputed stages and gradients accumulat
       auto const plan = plan_of(name, 2, 4);
       auto const run = [&](bool early) {
         std::vector<outcome> all(static_cast<std::size_t>(2 * replicas));
-        chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas, .rendezvous = true, .deadline = std::chrono::seconds(30)}, [&](transport& line) {
-          auto& out = all[static_cast<std::size_t>(line.where().global_rank)];
-          auto const build = [&](int s) {
-            at::manual_seed(300 + s);
-            torch::nn::Linear layer(width, width);
-            std::vector<chevron::parameter> parameters;
-            chevron::append_parameters(parameters, "", layer);
-            chevron::stage made([layer, forwards = &out.forwards](at::Tensor x) mutable {
-              ++*forwards;
-              return at::dropout(layer(x).tanh(), 0.2, true);
-            }, parameters);
-            if (s == 0 || s + 1 == plan.stages) made.tie("weight", "shared");
-            return made.recompute(s % 2 == 1);
-          };
-          chevron::trainer train(chevron::lower(plan), line, build, mean_square, adamw,
-                                 {.clip_grad_norm = 1, .when_not_finite = chevron::not_finite::skip, .seed = 5, .post_validation = early, .calm_steps = 0});
-          for (int step = 0; step < 8; ++step) {
-            auto data = make_batch(9, 10 * step + line.where().replica());
-            data.target *= step % 3 == 1 ? 100 : 0.1;
-            if (step == 5) data.target[0][0] = std::numeric_limits<float>::quiet_NaN();
-            train.accumulate({data.input}, {data.target}, 18 * replicas);
-            auto const report = train.step({data.target.nan_to_num(0)}, {data.input}, 18 * replicas);
-            if (report.step >= 0) out.reports.push_back(report);
-          }
-          auto const last = train.settle();
-          if (early) out.reports.push_back(last);
-          for (auto& s : train.stages()) {
-            for (auto& p : s.parameters()) out.left.push_back(p.value.detach().clone());
-          }
-        });
+        chevron::run_threads(
+            {.pipeline_ranks = 2, .replicas = replicas, .rendezvous = true, .deadline = std::chrono::seconds(30)},
+            [&](transport& line) {
+              auto& out = all[static_cast<std::size_t>(line.where().global_rank)];
+              auto const build = [&](int s) {
+                at::manual_seed(300 + s);
+                torch::nn::Linear layer(width, width);
+                std::vector<chevron::parameter> parameters;
+                chevron::append_parameters(parameters, "", layer);
+                chevron::stage made(
+                    [layer, forwards = &out.forwards](at::Tensor x) mutable {
+                      ++*forwards;
+                      return at::dropout(layer(x).tanh(), 0.2, true);
+                    },
+                    parameters);
+                if (s == 0 || s + 1 == plan.stages) made.tie("weight", "shared");
+                return made.recompute(s % 2 == 1);
+              };
+              chevron::trainer train(chevron::lower(plan), line, build, mean_square, adamw,
+                                     {.clip_grad_norm = 1,
+                                      .when_not_finite = chevron::not_finite::skip,
+                                      .seed = 5,
+                                      .post_validation = early,
+                                      .calm_steps = 0});
+              for (int step = 0; step < 8; ++step) {
+                auto data = make_batch(9, 10 * step + line.where().replica());
+                data.target *= step % 3 == 1 ? 100 : 0.1;
+                if (step == 5) data.target[0][0] = std::numeric_limits<float>::quiet_NaN();
+                train.accumulate({data.input}, {data.target}, 18 * replicas);
+                auto const report = train.step({data.target.nan_to_num(0)}, {data.input}, 18 * replicas);
+                if (report.step >= 0) out.reports.push_back(report);
+              }
+              auto const last = train.settle();
+              if (early) out.reports.push_back(last);
+              for (auto& s : train.stages()) {
+                for (auto& p : s.parameters()) out.left.push_back(p.value.detach().clone());
+              }
+            });
         return all;
       };
       auto const expected = run(false), got = run(true);

@@ -28,7 +28,9 @@ namespace chevron {
 class evaluator {
  public:
   evaluator(runnable steps, trainer& owner)
-      : program_(std::move(steps)), owner_(&owner), with_loss_(checked(program_.view(), owner), owner.line(), owner.stages(), owner.loss(), hooks(owner)),
+      : program_(std::move(steps)),
+        owner_(&owner),
+        with_loss_(checked(program_.view(), owner), owner.line(), owner.stages(), owner.loss(), hooks(owner)),
         without_loss_(program_.view(), owner.line(), owner.stages(), {}, hooks(owner)) {
     preflight_lines lines = common_lines(owner.line());
     lines.add(program_.view());

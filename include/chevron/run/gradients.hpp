@@ -25,9 +25,9 @@ namespace chevron {
 /// summing over replicas handle few large pieces. Parameters that need no gradient have none here. Gradients of half-precision
 /// parameters are added up, and summed over replicas, in single precision.
 ///
-/// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as soon
-/// as it is there, and `.grad` is left empty); `start_sum` hands them to the transport in
-/// buckets, once the stage's last W or B is done, and nobody writes to them until `wait_sum` returned.
+/// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as
+/// soon as it is there, and `.grad` is left empty); `start_sum` hands them to the transport in buckets, once the stage's last W
+/// or B is done, and nobody writes to them until `wait_sum` returned.
 class stage_gradients {
  public:
   /// \param first_bucket buckets are numbered over the whole rank; this stage's begin here
@@ -43,7 +43,8 @@ class stage_gradients {
     for (flat& f : flats_) {
       f.memory = at::zeros({f.elements}, f.options);
       auto const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes / f.memory.element_size()));
-      for (std::int64_t at = 0; at < f.elements; at += most) buckets_.push_back(f.memory.narrow(0, at, std::min(most, f.elements - at)));
+      for (std::int64_t at = 0; at < f.elements; at += most)
+        buckets_.push_back(f.memory.narrow(0, at, std::min(most, f.elements - at)));
     }
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       at::Tensor const& p = trained_[i].value;
@@ -79,8 +80,8 @@ class stage_gradients {
     }
   }
 
-  /// This parameter is the same tensor as another stage's on this rank: then `attach` is called before each of this stage's W or B, so
-  /// that they add into this stage's gradient.
+  /// This parameter is the same tensor as another stage's on this rank: then `attach` is called before each of this stage's W or
+  /// B, so that they add into this stage's gradient.
   void shares(std::size_t i) {
     if (std::find(shared_.begin(), shared_.end(), i) == shared_.end()) shared_.push_back(i);
   }

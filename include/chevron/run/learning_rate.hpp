@@ -9,7 +9,8 @@
 
 namespace chevron {
 
-/// Up in a straight line over `warm_up` steps (the last of them has `highest`; none is as one), then down a half cosine from `highest` to `lowest` in the last of `steps`.
+/// Up in a straight line over `warm_up` steps (the last of them has `highest`; none is as one), then down a half cosine from
+/// `highest` to `lowest` in the last of `steps`.
 struct warm_up_cosine {
   double highest = 1e-3;
   double warm_up = 0;

@@ -53,7 +53,7 @@ enum class over_replicas {
 };
 
 struct update_options {
-  double clip_grad_norm = 0;                       ///< scale gradients so that their global norm is at most this; 0: never
+  double clip_grad_norm = 0;  ///< scale gradients so that their global norm is at most this; 0: never
   not_finite when_not_finite = not_finite::stop;
   std::function<double(long step)> learning_rate;  ///< empty: as the optimizer has it
   bool post_validation = false;                    ///< step before all ranks have been heard, and put it right afterwards
@@ -64,12 +64,12 @@ struct update_options {
 
 /// What every rank knows at the end of a step.
 struct update_result {
-  double loss = 0;       ///< mean over all samples, or what else microbatches count, of all replicas
-  double grad_norm = 0;  ///< over all parameters, before clipping
-  bool skipped = false;  ///< something was not finite, nothing was changed
+  double loss = 0;         ///< mean over all samples, or what else microbatches count, of all replicas
+  double grad_norm = 0;    ///< over all parameters, before clipping
+  bool skipped = false;    ///< something was not finite, nothing was changed
   double loss_factor = 1;  ///< of loss scaling
-  bool clipped = false;  ///< the norm was above the limit, gradients were scaled down
-  double bubble = 0;     ///< share of ranks × longest rank's time in which ranks did not compute
+  bool clipped = false;    ///< the norm was above the limit, gradients were scaled down
+  double bubble = 0;       ///< share of ranks × longest rank's time in which ranks did not compute
   double learning_rate = 0;
   std::int64_t samples = 0;  ///< over all replicas
 };
@@ -92,7 +92,8 @@ double sum_of_squares(Scalar const* values, std::int64_t count) {
   double lanes[8] = {};
   std::int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
-    for (int lane = 0; lane < 8; ++lane) lanes[lane] += static_cast<double>(values[i + lane]) * static_cast<double>(values[i + lane]);
+    for (int lane = 0; lane < 8; ++lane)
+      lanes[lane] += static_cast<double>(values[i + lane]) * static_cast<double>(values[i + lane]);
   }
   for (int lane = 0; i < count; ++i, ++lane) lanes[lane] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
   return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
@@ -119,8 +120,8 @@ inline double sum_of_squares(at::Tensor const& gradient) {
 /// The optimizer of one rank, with everything about a step that takes all ranks to decide.
 ///
 /// One gather per step carries losses, squared norms per parameter and times. Every rank adds them up in the same
-/// order (losses by replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the same
-/// as a model that is not cut at all; and all clip, skip or stop alike.
+/// order (losses by replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the
+/// same as a model that is not cut at all; and all clip, skip or stop alike.
 ///
 /// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank does not wait for the others: it
 /// starts the gather, steps as if all gradients were finite and none to be clipped, and goes on with the next step. There it
@@ -133,7 +134,12 @@ class global_update {
   /// \param sum_tied called when the replicas' sums are there: adds up the gradients of tied parameters
   global_update(plan_view plan, transport& line, std::vector<stage_gradients*> gradients, std::function<void()> sum_tied,
                 optimizer_factory const& make, update_options options)
-      : plan_(plan), line_(&line), gradients_(std::move(gradients)), sum_tied_(std::move(sum_tied)), options_(std::move(options)), names_(gradients_.size()) {
+      : plan_(plan),
+        line_(&line),
+        gradients_(std::move(gradients)),
+        sum_tied_(std::move(sum_tied)),
+        options_(std::move(options)),
+        names_(gradients_.size()) {
     if (options_.scaling) scale_ = loss_scale(*options_.scaling);
     std::string mine;
     std::vector<at::Tensor> parameters;
@@ -142,7 +148,8 @@ class global_update {
       for (parameter const& p : gradients_[s]->trained()) {
         mine += std::to_string(s) + " " + p.name + "\n";
         // Two stages of this rank may share it: it is stepped once.
-        bool const known = std::any_of(parameters.begin(), parameters.end(), [&](at::Tensor const& q) { return q.is_same(p.value); });
+        bool const known =
+            std::any_of(parameters.begin(), parameters.end(), [&](at::Tensor const& q) { return q.is_same(p.value); });
         if (!known) parameters.push_back(p.value);
       }
     }
@@ -309,7 +316,8 @@ class global_update {
     stepped_ = false;
   }
 
-  /// Do this rank's numbers alone make all of them not finite, or too large? Sums in another order differ by less than the margin.
+  /// Do this rank's numbers alone make all of them not finite, or too large? Sums in another order differ by less than the
+  /// margin.
   bool certainly_wrong() const {
     double sum = 0;
     for (std::size_t i = header; i < mine_.size(); ++i) {
@@ -359,10 +367,11 @@ class global_update {
     bool const together = options_.sums == over_replicas::mean;
     if (!together) sum = of_rank(line_->where().replica() * ranks)[0];
     if (std::abs(sum - all_counts_) > 1e-9 * all_counts_) {
-      throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + detail::plain(sum)) +
-                            " samples (or what else is weighed), but each was taken for a share of " + detail::plain(all_counts_) +
-                            ": give step() what they count" + (together ? " over all replicas" : "") + ", accumulated batches included",
-                        here());
+      throw usage_error(
+          (together ? "the replicas' batches count " + each : "this replica's batches count " + detail::plain(sum)) +
+              " samples (or what else is weighed), but each was taken for a share of " + detail::plain(all_counts_) +
+              ": give step() what they count" + (together ? " over all replicas" : "") + ", accumulated batches included",
+          here());
     }
   }
 
@@ -417,7 +426,7 @@ class global_update {
   long step_ = -1;
   double all_counts_ = 0;
   loss_scale scale_;
-  int calm_ = 0;          // steps in a row that were neither skipped nor clipped
+  int calm_ = 0;  // steps in a row that were neither skipped nor clipped
   double sum_wait_ = 0;
   bool pending_ = false;  // the gather is under way
   bool stepped_ = false;  // the optimizer stepped without waiting for it

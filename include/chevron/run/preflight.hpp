@@ -40,9 +40,11 @@ inline std::uint64_t fingerprint(program_view const& program) {
     mix(static_cast<std::uint64_t>(program.length(r)));
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& x = program.at(r, i);
-      mix(static_cast<std::uint64_t>(x.what.what) | static_cast<std::uint64_t>(x.what.fused) << 7 | static_cast<std::uint64_t>(x.what.stage) << 8 |
-          static_cast<std::uint64_t>(x.what.micro_batch) << 24 | static_cast<std::uint64_t>(static_cast<std::uint16_t>(x.peer)) << 40);
-      mix(static_cast<std::uint64_t>(x.slot) | static_cast<std::uint64_t>(x.source) << 16 | static_cast<std::uint64_t>(x.local) << 32);
+      mix(static_cast<std::uint64_t>(x.what.what) | static_cast<std::uint64_t>(x.what.fused) << 7 |
+          static_cast<std::uint64_t>(x.what.stage) << 8 | static_cast<std::uint64_t>(x.what.micro_batch) << 24 |
+          static_cast<std::uint64_t>(static_cast<std::uint16_t>(x.peer)) << 40);
+      mix(static_cast<std::uint64_t>(x.slot) | static_cast<std::uint64_t>(x.source) << 16 |
+          static_cast<std::uint64_t>(x.local) << 32);
     }
   }
   return hash;
@@ -128,8 +130,9 @@ inline void compare(transport& line, preflight_lines const& mine) {
       if (found == known.size()) {
         known.push_back({name, value, r});
       } else if (known[found].value != value) {
-        throw preflight_error("rank " + std::to_string(r) + " has `" + row + "` where rank " + std::to_string(known[found].rank) + " has `" +
-                                  known[found].name + ": " + known[found].value + "`: start all ranks with the same program and options",
+        throw preflight_error("rank " + std::to_string(r) + " has `" + row + "` where rank " + std::to_string(known[found].rank) +
+                                  " has `" + known[found].name + ": " + known[found].value +
+                                  "`: start all ranks with the same program and options",
                               {line.where().global_rank, static_cast<int>(r), -1, "preflight"});
       }
       hint = found + 1;

@@ -40,8 +40,8 @@ class runnable {
  public:
   runnable(program owned) : kept_(std::make_shared<program const>(std::move(owned))), view_(kept_->view()) {}  // NOLINT
   template <class Program>
-    requires(std::convertible_to<Program const&, program_view> && !std::same_as<Program, program>)
-  runnable(Program const& outlives) : view_(outlives) {}  // NOLINT
+  requires(std::convertible_to<Program const&, program_view> && !std::same_as<Program, program>) runnable(Program const& outlives)
+      : view_(outlives) {}  // NOLINT
 
   program_view view() const { return view_; }
 
@@ -51,18 +51,18 @@ class runnable {
 };
 
 struct trainer_options {
-  double clip_grad_norm = 0;                             ///< largest global gradient norm; 0: no clipping
+  double clip_grad_norm = 0;  ///< largest global gradient norm; 0: no clipping
   not_finite when_not_finite = not_finite::stop;
-  std::function<double(long step)> learning_rate = {};   ///< by step, from 0; empty: as the optimizer has it
-  std::size_t bucket_bytes = std::size_t{25} << 20;      ///< gradients are summed over replicas in pieces of this size
-  std::uint64_t seed = 0;                                ///< of what stages draw at random: dropout … (random.hpp)
-  std::optional<at::ScalarType> autocast = {};           ///< run stages and loss under autocast to this: at::kBFloat16
-  std::optional<loss_scaling> scaling = {};              ///< multiply the loss before its backward: for half precision
-  over_replicas sums = over_replicas::mean;              ///< what becomes of the replicas' gradients
-  weigher weigh = {};                                    ///< what a microbatch counts (its tokens, say); empty: its samples
+  std::function<double(long step)> learning_rate = {};  ///< by step, from 0; empty: as the optimizer has it
+  std::size_t bucket_bytes = std::size_t{25} << 20;     ///< gradients are summed over replicas in pieces of this size
+  std::uint64_t seed = 0;                               ///< of what stages draw at random: dropout … (random.hpp)
+  std::optional<at::ScalarType> autocast = {};          ///< run stages and loss under autocast to this: at::kBFloat16
+  std::optional<loss_scaling> scaling = {};             ///< multiply the loss before its backward: for half precision
+  over_replicas sums = over_replicas::mean;             ///< what becomes of the replicas' gradients
+  weigher weigh = {};                                   ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
-  /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the last
-  /// bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
+  /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
+  /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
   bool post_validation = false;
   /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
   int calm_steps = 10;
@@ -70,18 +70,18 @@ struct trainer_options {
 
 /// One step, the same on every rank except for `seconds` and `peak_in_flight`.
 struct step_report {
-  long step = -1;                 ///< from 0; -1: none yet
-  double loss = 0;                ///< mean over all samples of all replicas
-  double grad_norm = 0;           ///< over all parameters of the model, before clipping
-  bool skipped = false;           ///< loss or gradient was not finite, nothing was changed
-  bool clipped = false;           ///< gradients were scaled down to `clip_grad_norm`
-  double loss_factor = 1;         ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
-  double learning_rate = 0;       ///< 0 on a rank without parameters if no schedule was given
-  double seconds = 0;             ///< as this rank saw it
-  std::int64_t samples = 0;       ///< over all replicas
+  long step = -1;          ///< from 0; -1: none yet
+  double loss = 0;         ///< mean over all samples of all replicas
+  double grad_norm = 0;    ///< over all parameters of the model, before clipping
+  bool skipped = false;    ///< loss or gradient was not finite, nothing was changed
+  bool clipped = false;    ///< gradients were scaled down to `clip_grad_norm`
+  double loss_factor = 1;  ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
+  double learning_rate = 0;  ///< 0 on a rank without parameters if no schedule was given
+  double seconds = 0;        ///< as this rank saw it
+  std::int64_t samples = 0;  ///< over all replicas
   double samples_per_second = 0;
-  double bubble = 0;              ///< measured: share of ranks × longest rank's time in which ranks did not compute
-  int peak_in_flight = 0;         ///< chunks, on this rank
+  double bubble = 0;       ///< measured: share of ranks × longest rank's time in which ranks did not compute
+  int peak_in_flight = 0;  ///< chunks, on this rank
 };
 
 /// One rank's trainer. The same code drives threads and processes: build it on every rank with the same program, loss, optimizer
@@ -90,18 +90,24 @@ struct step_report {
 ///     chevron::trainer train(program, line, build_stage, loss, chevron::optimizer<torch::optim::AdamW>(3e-4));
 ///     auto report = train.step({tokens}, {next_tokens});
 ///
-/// All ranks of a pipeline take the same batch (each uses what its stages need), replicas take different ones. Errors are the typed
-/// ones of error.hpp; after one that is no `usage_error` of the call's arguments the trainer is of no further use.
+/// All ranks of a pipeline take the same batch (each uses what its stages need), replicas take different ones. Errors are the
+/// typed ones of error.hpp; after one that is no `usage_error` of the call's arguments the trainer is of no further use.
 class trainer {
  public:
   /// Collective: compares program, options and parameters over the ranks.
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   trainer(runnable steps, transport& line, stage_builder const& build, loss_function loss, optimizer_factory const& make,
           trainer_options options = {})
-      : program_(std::move(steps)), line_(&line), loss_(std::move(loss)), post_validation_(options.post_validation), sums_(options.sums), weigh_(options.weigh) {
+      : program_(std::move(steps)),
+        line_(&line),
+        loss_(std::move(loss)),
+        post_validation_(options.post_validation),
+        sums_(options.sums),
+        weigh_(options.weigh) {
     program_view const p = program_.view();
     check_layout(p);
-    if (p.plan.forward_only) throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
+    if (p.plan.forward_only)
+      throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
     if (!loss_) throw usage_error("a trainer needs a loss function");
     build_stages(p, build);
     compare(line, lines(p, options));
@@ -117,9 +123,10 @@ class trainer {
     }
     buffers_before_ = buffer_snapshot(stages_);
     tied_ = tied_parameters(p.plan, line, views);
-    update_ = std::make_unique<global_update>(p.plan, line, std::move(views), [this] { tied_.sum(*line_, executor_->slots()); }, make,
-                                              update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate,
-                                                             options.post_validation, options.calm_steps, options.scaling, options.sums});
+    update_ = std::make_unique<global_update>(
+        p.plan, line, std::move(views), [this] { tied_.sum(*line_, executor_->slots()); }, make,
+        update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate, options.post_validation,
+                       options.calm_steps, options.scaling, options.sums});
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_hooks hooks;
     hooks.reduce_gradients = [this](int s) {
@@ -189,7 +196,8 @@ class trainer {
   loss_scale& scaling() { return update_->scaling(); }
   /// What this rank did in its last step, and when.
   record const& last_record() const { return executor_->last_record(); }
-  /// Seconds that this rank waited for the replicas' sums after the last gradients of its last step: what computation did not hide.
+  /// Seconds that this rank waited for the replicas' sums after the last gradients of its last step: what computation did not
+  /// hide.
   double last_sum_wait() const { return update_->sum_wait(); }
 
   /// The number of the next step: also to be set when training goes on from a checkpoint.
@@ -244,7 +252,8 @@ class trainer {
       for (parameter const& q : stages_[b].parameters()) {
         if (p.value.is_same(q.value) && p.value.requires_grad() && (p.tied_as.empty() || p.tied_as != q.tied_as)) {
           throw usage_error("stages " + std::to_string(a) + " (" + p.name + ") and " + std::to_string(b) + " (" + q.name +
-                            ") share a parameter: say so on both, as on any other layout, by stage.tie(\"" + p.name + "\", \"a word for it\")");
+                            ") share a parameter: say so on both, as on any other layout, by stage.tie(\"" + p.name +
+                            "\", \"a word for it\")");
         }
       }
     }
@@ -286,7 +295,9 @@ class trainer {
 
   void accumulate_batch(double all) {
     std::int64_t const begin = now_ns();
-    if (!(all > 0)) throw usage_error("accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
+    if (!(all > 0))
+      throw usage_error(
+          "accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
     if (passes_ > 0 && all != all_) refuse_other_total(all);
     all_ = weigh(batch_, all);
     run_batch(false);
@@ -295,8 +306,8 @@ class trainer {
   }
 
   [[noreturn]] void refuse_other_total(double all) const {
-    throw usage_error("the batches of one step were weighed as shares of " + detail::plain(all_) + " and of " + detail::plain(all) +
-                      ": give accumulate() and step() the same total");
+    throw usage_error("the batches of one step were weighed as shares of " + detail::plain(all_) + " and of " +
+                      detail::plain(all) + ": give accumulate() and step() the same total");
   }
 
   /// Runs the program once; the last time in a step with sums over the replicas and the optimizer.
@@ -380,8 +391,8 @@ class trainer {
   weigher weigh_;
   std::optional<at::ScalarType> autocast_;
   split_batch batch_;
-  double all_ = 0;                // what this step counts over all replicas
-  int passes_ = 0;                // runs of the program in this step so far
+  double all_ = 0;  // what this step counts over all replicas
+  int passes_ = 0;  // runs of the program in this step so far
   bool last_pass_ = true;
   std::int64_t accumulating_ns_ = 0;
   int peak_in_flight_ = 0;
@@ -389,7 +400,7 @@ class trainer {
   update_input input_;
   std::optional<update_result> result_;  // of the last step, if it was known at its end
   buffer_snapshot buffers_before_;
-  step_report report_;                   // of the last step
+  step_report report_;  // of the last step
   long step_ = 0;
 };
 
