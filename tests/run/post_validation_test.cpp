@@ -85,7 +85,7 @@ outcome train_on(transport& line, setting const& what) {
         if (t.defined()) out.left.push_back(t.detach().clone());
       }
       if (auto const* s = dynamic_cast<torch::optim::AdamWParamState const*>(found->second.get())) {
-        out.left.push_back(at::full({}, s->step(), at::kLong));
+        out.left.push_back(at::full({}, state->step(), at::kLong));
       }
     }
   }
