@@ -84,8 +84,8 @@ outcome train_on(transport& line, setting const& what) {
       for (auto& t : chevron::tensors_of(*found->second)) {
         if (t.defined()) out.left.push_back(t.detach().clone());
       }
-      if (auto const* s = dynamic_cast<torch::optim::AdamWParamState const*>(found->second.get())) {
-        out.left.push_back(at::full({}, state->step(), at::kLong));
+      if (auto const* adamw_state = dynamic_cast<torch::optim::AdamWParamState const*>(found->second.get())) {
+        out.left.push_back(at::full({}, adamw_state->step(), at::kLong));
       }
     }
   }
