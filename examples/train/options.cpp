@@ -86,7 +86,7 @@ plan_size read_schedule_file(options& o) {
                       ". Remedy: chevron-plan check " + o.schedule);
   }
   if (read.plan.forward_only)
-    throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train");
+    throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: a schedule with backwards");
   return {read.plan.size.ranks, read.plan.size.micro_batches};
 }
 
@@ -226,7 +226,7 @@ options read_options(int argc, char** argv) {
     take_size("--ranks", ranks->count() > 0, size.ranks, o.ranks);
     take_size("--microbatches", micro_batches->count() > 0, size.micro_batches, o.micro_batches);
     if (chunks->count() > 0 && o.chunks != 0)
-      throw usage_error("--chunks cannot be chosen: --schedule " + o.schedule + " places its stages itself");
+      throw usage_error("--chunks cannot be chosen: --schedule " + o.schedule + " places its stages itself. Remedy: leave the flag out");
   } else if (!catalogue::contains(o.schedule)) {
     throw usage_error("--schedule " + o.schedule +
                       " is not in the catalogue. Remedy: a file's name that ends in .csv, or one of " + schedule_names());
