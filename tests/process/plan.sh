@@ -1,30 +1,7 @@
 # chevron-plan as a user meets it: formats, exit codes, and one line that names value, flag and remedy for what cannot be used.
 # timeout: 60
-set -eu
-plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-failed=0
-
-# expect <code> <what standard output and errors together must hold> <arguments…>
-expect() {
-  expected=$1
-  words=$2
-  shift 2
-  code=0
-  timeout 10 "$plan" "$@" > output 2> errors || code=$?
-  if [ $code -ne "$expected" ] || ! cat output errors | grep -q -e "$words"; then
-    echo "chevron-plan $*: exit code $code, not $expected, or no \`$words\` in:"
-    cat output errors
-    failed=1
-  fi
-  if [ "$expected" -eq 2 ] && { [ "$(wc -l < errors)" -ne 1 ] || [ -s output ]; }; then
-    echo "chevron-plan $*: not just one line:"
-    cat output errors
-    failed=1
-  fi
-}
+seconds=10
+. "$(dirname "$0")/shared/expect_plan.sh"
 
 expect 0 'makespan 51   bubble  5.9 %' show --schedule zbvzerobubble --ranks 4 --microbatches 8
 expect 0 'span     48   bubble  0.0 %' show ZBVZeroBubble

@@ -1,30 +1,7 @@
 # chevron-plan search as a user meets it: what it finds is a schedule like any other, and what it cannot find it says why.
 # timeout: 60
-set -eu
-plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-failed=0
-
-# expect <code> <what standard output and errors together must hold> <arguments…>
-expect() {
-  expected=$1
-  words=$2
-  shift 2
-  code=0
-  timeout 20 "$plan" "$@" > output 2> errors || code=$?
-  if [ $code -ne "$expected" ] || ! cat output errors | grep -q -e "$words"; then
-    echo "chevron-plan $*: exit code $code, not $expected, or no \`$words\` in:"
-    cat output errors
-    failed=1
-  fi
-  if [ "$expected" -eq 2 ] && { [ "$(wc -l < errors)" -ne 1 ] || [ -s output ]; }; then
-    echo "chevron-plan $*: not just one line:"
-    cat output errors
-    failed=1
-  fi
-}
+seconds=20
+. "$(dirname "$0")/shared/expect_plan.sh"
 
 # Where a published schedule is the best there is, that is said; where it is not, a shorter one is found.
 expect 0 '^linear  *27  *optimal  *27  *27  ZB-H1$' search --memory-limit 4

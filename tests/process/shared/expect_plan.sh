@@ -1,0 +1,26 @@
+# What the tests of chevron-plan share: an empty folder to work in, and `expect`. `seconds`: what each call may take.
+set -eu
+plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+failed=0
+
+# expect <code> <what standard output and errors together must hold> <arguments…>
+expect() {
+  expected=$1
+  words=$2
+  shift 2
+  code=0
+  timeout "$seconds" "$plan" "$@" > output 2> errors || code=$?
+  if [ $code -ne "$expected" ] || ! cat output errors | grep -q -e "$words"; then
+    echo "chevron-plan $*: exit code $code, not $expected, or no \`$words\` in:"
+    cat output errors
+    failed=1
+  fi
+  if [ "$expected" -eq 2 ] && { [ "$(wc -l < errors)" -ne 1 ] || [ -s output ]; }; then
+    echo "chevron-plan $*: not just one line:"
+    cat output errors
+    failed=1
+  fi
+}
