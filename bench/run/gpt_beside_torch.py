@@ -5,7 +5,6 @@ in one run, alternating: 8 pre-norm blocks, width 256, 8 heads, context 128, byt
 """
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -14,23 +13,15 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 import torch.nn.functional as nn
-from torch.distributed import pipelining
+
+from beside_torch import TorchPipeline, on_torch_ranks, torch_classes
 
 ranks, layers, width, heads, context, vocabulary = 2, 8, 256, 8, 128, 256
 micro_batches, micro_batch_size, steps, warm_up = 8, 4, 5, 1
 build = sys.argv[1] if len(sys.argv) > 1 else "build"
 rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 program = os.path.join(build, "bin", "chevron-train")
-torch_classes = {
-    "GPipe": (pipelining.ScheduleGPipe, None),
-    "1F1B": (pipelining.Schedule1F1B, None),
-    "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, "loop"),
-    "InterleavedZeroBubble": (pipelining.ScheduleInterleavedZeroBubble, "loop"),
-    "ZBVZeroBubble": (pipelining.ScheduleZBVZeroBubble, "v"),
-    "DualPipeV": (pipelining.ScheduleDualPipeV, "v"),
-}
 tokens = micro_batches * micro_batch_size * context
 
 
@@ -88,8 +79,7 @@ def data():
     return (torch.randint(vocabulary, (micro_batches * micro_batch_size, context)) for _ in range(2))
 
 
-def torch_alone(_, out):
-    torch.set_num_threads(1)
+def torch_alone():
     model = Stage(0, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     inputs, targets = data()
@@ -101,57 +91,29 @@ def torch_alone(_, out):
         optimizer.step()
         optimizer.zero_grad()
 
-    out.put(timed(step))
+    return timed(step)
 
 
-def torch_rank(rank, name, port, out):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    # 2.11 sends itself a message at start-up where neighbouring stages share a rank, which Gloo refuses.
-    pipelining.PipelineStage._get_init_p2p_neighbors_ops = lambda self: []
-    make, layout = torch_classes[name]
-    count = ranks if layout is None else 2 * ranks
-    mine = {None: [rank], "loop": [rank, rank + ranks], "v": [rank, 2 * ranks - 1 - rank]}[layout]
-    modules = [Stage(s, count) for s in mine]
-    optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()])
-    stages = [pipelining.PipelineStage(m, s, count, torch.device("cpu")) for m, s in zip(modules, mine)]
-    for stage in stages:
-        stage.stage_index_to_group_rank = {
-            s: (s if s < ranks else 2 * ranks - 1 - s) if layout == "v" else s % ranks for s in range(count)}
-    schedule = make(stages[0] if layout is None else stages, micro_batches, loss_fn=loss_of)
+def torch_pipelined(name):
+    pipeline = TorchPipeline(name, micro_batches, Stage, loss_of)
+    optimizer = torch.optim.AdamW(pipeline.parameters())
     inputs, targets = data()
-    arguments = (inputs,) if 0 in mine else ()
-    options = {"target": targets} if count - 1 in mine else {}
 
     def step():
-        schedule.step(*arguments, **options)
+        pipeline.step(inputs, targets)
         # The norm of the whole gradient, as a trainer needs it.
-        norms = torch._foreach_norm([p.grad for m in modules for p in m.parameters()])
-        total = torch.stack(norms).square().sum()
+        gradients = [p.grad for p in pipeline.parameters()]
+        total = torch.stack(torch._foreach_norm(gradients)).square().sum()
         dist.all_reduce(total)
-        torch._foreach_mul_([p.grad for m in modules for p in m.parameters()], (1.0 / (total.sqrt() + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(gradients, (1.0 / (total.sqrt() + 1e-6)).clamp(max=1.0))
         optimizer.step()
         optimizer.zero_grad()
 
-    seconds = timed(step)
-    if rank == 0:
-        out.put(seconds)
-    dist.barrier()
-    dist.destroy_process_group()
+    return timed(step)
 
 
 def torch_rate(name):
-    context_of = processes.get_context("spawn")
-    out = context_of.SimpleQueue()
-    if name == "alone":
-        processes.spawn(torch_alone, args=(out,), nprocs=1, join=True)
-    else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        processes.spawn(torch_rank, args=(name, port, out), nprocs=ranks, join=True)
-    return tokens / out.get()
+    return tokens / (on_torch_ranks(1, torch_alone) if name == "alone" else on_torch_ranks(ranks, torch_pipelined, name))
 
 
 def our_rate(name, text):

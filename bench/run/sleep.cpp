@@ -23,10 +23,10 @@
 
 #include <chevron/prove/steps.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/gloo.hpp>
-#include <chevron/run/launch.hpp>
 #include <chevron/run/main.hpp>
 #include <chevron/schedule.hpp>
+
+#include "job.hpp"
 
 namespace {
 
@@ -82,12 +82,6 @@ struct measured {
   double sum_alone = 0;  ///< that they take when nothing is computed meanwhile
 };
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 measured run(options const& wanted, bool post_validation, chevron::program const& program, chevron::transport& line) {
   chevron::plan_view const plan = program.source.view();
   double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
@@ -137,9 +131,9 @@ measured run(options const& wanted, bool post_validation, chevron::program const
   }
 
   std::vector<double> mine;
-  for (auto const& values : of_kind) mine.push_back(median(values));
-  mine.push_back(median(waits));
-  mine.push_back(median(alone));
+  for (auto const& values : of_kind) mine.push_back(bench::median(values));
+  mine.push_back(bench::median(waits));
+  mine.push_back(bench::median(alone));
   mine.insert(mine.end(), starts.begin(), starts.end());
   mine.insert(mine.end(), ends.begin(), ends.end());
   std::vector<double> all(mine.size() * static_cast<std::size_t>(line.where().world()));
@@ -185,7 +179,7 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
   for (std::size_t i = post_validation ? 1 : 0; i < got.ends.size(); ++i) {
     steps.push_back(got.ends[i] - (post_validation ? got.ends[i - 1] : got.starts[i]));
   }
-  double const taken = median(steps);
+  double const taken = bench::median(steps);
   double const ratio = taken / predicted;
   std::printf("%-22s %-8s %-15s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(),
               post_validation ? "post-validated" : "synchronous", predicted * 1e3, taken * 1e3, ratio);
@@ -199,26 +193,15 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
 }
 
 int one(options const& wanted) {
-  chevron::plan made =
-      chevron::catalogue::make_plan(wanted.schedule, {.ranks = wanted.ranks, .micro_batches = wanted.micro_batches});
-  if (auto const broken = chevron::check(made))
-    throw chevron::usage_error(wanted.schedule + ": " + chevron::describe(broken).str());
-  chevron::program const program = chevron::lower(made);
+  chevron::program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
   bool good = true;
-  auto const rank = [&](chevron::transport& line) {
+  bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas, [&](chevron::transport& line) {
     for (bool const post_validation : {false, true}) {
       if (!wanted.optimizer.empty() && post_validation != (wanted.optimizer == "post-validated")) continue;
       measured const got = run(wanted, post_validation, program, line);
-      if (line.where().global_rank == 0) good = report(wanted, post_validation, made, got) && good;
+      if (line.where().global_rank == 0) good = report(wanted, post_validation, program.source, got) && good;
     }
-  };
-  if (wanted.backend == "threads") {
-    chevron::run_threads({.pipeline_ranks = wanted.ranks, .replicas = wanted.replicas}, rank);
-  } else {
-    auto const job = chevron::launch({.nproc = wanted.ranks * wanted.replicas});
-    chevron::gloo_transport line(job.place(wanted.ranks, wanted.replicas), job);
-    rank(line);
-  }
+  });
   return good ? 0 : 1;
 }
 
@@ -239,12 +222,8 @@ int main(int argc, char** argv) {
     app.add_option("--steps", wanted.steps, "the first is not counted")->capture_default_str();
     app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
     app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
-    try {
-      app.parse(count, values);
-    } catch (CLI::ParseError const& problem) {
-      int const code = app.exit(problem);
-      return code == 0 ? 0 : 2;
-    }
+    int code = 0;
+    if (!bench::parsed(app, count, values, code)) return code;
     if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
 
     // Each run in a program of its own: Gloo's ranks are forked before LibTorch has threads.

@@ -3,7 +3,6 @@
 //
 //   bench-step_overhead --schedule NAME --backend threads|gloo     one line of JSON: the median step
 //   bench-step_overhead … --actions                                 where the time goes, by instruction, on rank 0
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -19,10 +18,10 @@
 #include <CLI/CLI.hpp>
 
 #include <chevron/run.hpp>
-#include <chevron/run/gloo.hpp>
-#include <chevron/run/launch.hpp>
 #include <chevron/run/main.hpp>
 #include <chevron/schedule.hpp>
+
+#include "job.hpp"
 
 namespace {
 
@@ -37,11 +36,6 @@ struct options {
 };
 
 using clock = std::chrono::steady_clock;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 /// Where the time of a rank's steps went: by kind of instruction, how often, and in all in or before it, in seconds.
 struct spent {
@@ -76,7 +70,7 @@ void rank_main(options const& wanted, chevron::program const& program, chevron::
   }
   if (line.where().global_rank != 0) return;
   std::printf(R"({"schedule": "%s", "backend": "%s", "step_ms": %.4f})" "\n", wanted.schedule.c_str(), wanted.backend.c_str(),
-              median(seconds) * 1e3);
+              bench::median(seconds) * 1e3);
   if (wanted.actions) {
     std::printf("%-14s %8s %12s %12s\n", "instruction", "a step", "us in it", "us before it");
     for (std::size_t k = 0; k < where.count.size(); ++k) {
@@ -91,19 +85,8 @@ void rank_main(options const& wanted, chevron::program const& program, chevron::
 
 int one(options const& wanted) {
   at::set_num_threads(1);
-  chevron::plan const made =
-      chevron::catalogue::make_plan(wanted.schedule, {.ranks = wanted.ranks, .micro_batches = wanted.micro_batches});
-  if (auto const broken = chevron::check(made))
-    throw chevron::usage_error(wanted.schedule + ": " + chevron::describe(broken).str());
-  chevron::program const program = chevron::lower(made);
-  auto const rank = [&](chevron::transport& line) { rank_main(wanted, program, line); };
-  if (wanted.backend == "threads") {
-    chevron::run_threads({.pipeline_ranks = wanted.ranks}, rank);
-  } else {
-    auto const job = chevron::launch({.nproc = wanted.ranks});
-    chevron::gloo_transport line(job.place(wanted.ranks), job);
-    rank(line);
-  }
+  chevron::program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
+  bench::on_ranks(wanted.backend, wanted.ranks, 1, [&](chevron::transport& line) { rank_main(wanted, program, line); });
   return 0;
 }
 
@@ -120,12 +103,8 @@ int main(int argc, char** argv) {
     app.add_option("--steps", wanted.steps, "after three that are not counted")->capture_default_str();
     app.add_option("--width", wanted.width, "of the layer; four samples a microbatch")->capture_default_str();
     app.add_flag("--actions", wanted.actions, "also print where the time goes, by instruction, on rank 0");
-    try {
-      app.parse(count, values);
-    } catch (CLI::ParseError const& problem) {
-      int const code = app.exit(problem);
-      return code == 0 ? 0 : 2;
-    }
+    int code = 0;
+    if (!bench::parsed(app, count, values, code)) return code;
     return one(wanted);
   });
 }

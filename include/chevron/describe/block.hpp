@@ -146,7 +146,7 @@ struct item_order<hana::tuple<Items...>> {
 
   int position[count > 0 ? count : 1]{};
   constexpr item_order() {
-    int next[3] = {0, forwards, placed};
+    [[maybe_unused]] int next[3] = {0, forwards, placed};
     int k = 0;
     ((position[k++] = next[is_forward<Items> ? 0 : is_placed<Items> ? 1 : 2]++), ...);
   }
@@ -170,10 +170,9 @@ constexpr int actions_at_most(repeated_block<Placement, Interval, Items, Limits>
 
 namespace detail {
 
-/// Works a block out into arrays that are long enough; `size.chunks` is filled in.
+/// Works a block out into arrays that are long enough; `size.chunks` is filled in and the stages are placed.
 template <class Block, class Actions, class Begin, class RankOf>
-constexpr finding expand_into(Block const& what, shape size, int declared, Actions& actions, Begin& begin, RankOf& rank_of) {
-  if (finding const f = place_stages(what.where, size, rank_of)) return f;
+constexpr finding expand_into(Block const& what, shape size, int declared, Actions& actions, Begin& begin, RankOf const& rank_of) {
   using order = item_order<std::remove_cvref_t<decltype(what.items)>>;
   constexpr order ordered{};
   constexpr int items = order::count;
@@ -181,15 +180,12 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   int const stages = stages_of(what, size);
 
   buffer<block_action> at(ranks * items);
-  buffer<int> held_memory(ranks, zeroed);
-  int* const held = held_memory.data;
-  for (int s = 0; s < stages; ++s) ++held[rank_of[s]];
-  int most_held = 0;
-  for (int r = 0; r < ranks; ++r) most_held = held[r] > most_held ? held[r] : most_held;
+  stages_by_rank const placed_here(ranks, stages, rank_of);
+  int const most_held = placed_here.most;
   finding f;
   f.broken = law::description;
   for (int r = 0; r < ranks; ++r) {
-    situation const here{r, ranks, size.micro_batches, held[r]};
+    situation const here{r, ranks, size.micro_batches, placed_here.held(r)};
     int const* to = ordered.position;
     hana::for_each(what.items, [&](auto const& item) { at.data[r * items + *to++] = worked_out(item, here); });
     for (int k = r * items; k < (r + 1) * items; ++k) {
@@ -207,13 +203,9 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
       if (a.chunk < 0) a.chunk = 0;
     }
   }
-  // Which stage each action is of. `held` now counts, from the input side.
-  for (int r = 0; r < ranks; ++r) held[r] = 0;
-  for (int s = 0; s < stages; ++s) {
-    int const r = rank_of[s];
-    int const chunk = held[r]++;
+  for (int r = 0; r < ranks; ++r) {
     for (int k = r * items; k < (r + 1) * items; ++k) {
-      if (at.data[k].chunk == chunk) at.data[k].stage = s;
+      if (at.data[k].chunk < placed_here.held(r)) at.data[k].stage = placed_here.stage.data[placed_here.first.data[r] + at.data[k].chunk];
     }
   }
   // A W without a slot follows an I of its chunk.
@@ -249,21 +241,13 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
 /// Works a block out. What cannot be worked out comes back as an empty plan with `problem` set; `check` reports it.
 template <class Placement, class Interval, class Items, class Limits>
 constexpr plan expand(repeated_block<Placement, Interval, Items, Limits> const& what, shape size) {
-  if (finding const f = detail::check_shape(what.where, size)) return detail::refused(size, what.name, f);
-  size.chunks = chunks_of(what.where, size);
   plan result;
-  result.size = size;
-  result.stages = stages_of(what, size);
-  result.name = what.name;
-  if (finding const f = what.limits.declare(result, situation{0, size.ranks, size.micro_batches, size.chunks}))
-    return detail::refused(size, what.name, f);
-  result.rank_of = buffer<std::int16_t>(result.stages);
+  if (finding const f = detail::begin_plan_of(what, size, result)) return detail::refused(size, what.name, f);
   result.begin = buffer<int>(size.ranks + 1);
   result.actions = buffer<action>(actions_at_most(what, size));
   int* const begin = result.begin.data;
   action* const actions = result.actions.data;
-  std::int16_t* const rank_of = result.rank_of.data;
-  if (finding const f = detail::expand_into(what, size, result.in_flight_limit, actions, begin, rank_of))
+  if (finding const f = detail::expand_into(what, size, result.in_flight_limit, actions, begin, result.rank_of.data))
     return detail::refused(size, what.name, f);
   result.actions.count = begin[size.ranks];
   return result;

@@ -28,23 +28,13 @@ constexpr int stages_of(description<Parts...> const& what, shape size) {
 
 namespace detail {
 
-/// Works a description out into arrays that are long enough; `size.chunks` is filled in.
+/// Works a description out into arrays that are long enough; `size.chunks` is filled in and the stages are placed.
 template <class Description, class Actions, class Begin, class RankOf>
-constexpr finding expand_into(Description const& what, shape size, Actions& actions, Begin& begin, RankOf& rank_of) {
+constexpr finding expand_into(Description const& what, shape size, Actions& actions, Begin& begin, RankOf const& rank_of) {
   int const ranks = size.ranks;
   int const stages = stages_of(what, size);
-  if (finding const f = place_stages(what.where, size, rank_of)) return f;
-  // Each rank's stages, from the input side.
-  buffer<int> stage_memory(ranks * stages);
-  buffer<int> held_memory(ranks, zeroed);
-  int* const held = held_memory.data;
-  int* const stage_of = stage_memory.data;
-  for (int s = 0; s < stages; ++s) {
-    int const rank = rank_of[s];
-    stage_of[rank * stages + held[rank]++] = s;
-  }
-  int most_held = 0;
-  for (int r = 0; r < ranks; ++r) most_held = held[r] > most_held ? held[r] : most_held;
+  stages_by_rank const placed(ranks, stages, rank_of);
+  int const most_held = placed.most;
 
   situation const anywhere{0, ranks, size.micro_batches, size.chunks};
   if constexpr (requires { what.order.problem(anywhere); }) {
@@ -62,7 +52,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   begin[0] = 0;
   int filled = 0;
   for (int r = 0; r < ranks; ++r) {
-    int const held_here = held[r];
+    int const held_here = placed.held(r);
     situation const here{r, ranks, played, held_here};
     int const cells = held_here * played;
     if (held_here != ordered_for) {
@@ -79,7 +69,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
       next_of.data[stream] = 0;
     }
     auto score = score_of(what.how, here);
-    int const* const stages_here = stage_of + r * stages;
+    int const* const stages_here = placed.stage.data + placed.first.data[r];
     if (finding const f = ready(score, r, held_here, played, stages_here, in_sequence)) return f;
     filled = unroll(score,
                     streams{size.micro_batches, played, held_here, length_of.data, next_of.data, forward_order.data,
@@ -95,24 +85,15 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
 /// Works a description out. What cannot be worked out comes back as an empty plan with `problem` set; `check` reports it.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
-  if (finding const f = detail::check_shape(what.where, size)) return detail::refused(size, what.name, f);
-  size.chunks = chunks_of(what.where, size);
   plan result;
-  result.size = size;
-  result.stages = stages_of(what, size);
+  if (finding const f = detail::begin_plan_of(what, size, result)) return detail::refused(size, what.name, f);
   result.forward_only = what.forward_only;
-  result.name = what.name;
-  if (finding const f = what.limits.declare(result, situation{0, size.ranks, size.micro_batches, size.chunks}))
-    return detail::refused(size, what.name, f);
-  result.rank_of = buffer<std::int16_t>(result.stages);
   result.begin = buffer<int>(size.ranks + 1);
   result.actions = buffer<action>(actions_at_most(what, size));
   action* const actions = result.actions.data;
   int* const begin = result.begin.data;
-  std::int16_t* const rank_of = result.rank_of.data;
-  if (finding const f = detail::expand_into(what, size, actions, begin, rank_of)) return detail::refused(size, what.name, f);
+  if (finding const f = detail::expand_into(what, size, actions, begin, result.rank_of.data)) return detail::refused(size, what.name, f);
   result.actions.count = begin[size.ranks];
-  result.size.chunks = detail::most_on_a_rank(result);
   return result;
 }
 
@@ -120,23 +101,14 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
 template <class Placement, class Order, class Phases, class Limit, class AtLeast, int Ranks, int Stages, int Actions>
 constexpr void expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size,
                       static_plan<Ranks, Stages, Actions>& result) {
-  result.problem = detail::check_shape(what.where, size);
-  if (!result.problem) {
-    size.chunks = chunks_of(what.where, size);
-    result.size = size;
-    result.forward_only = what.forward_only;
-    result.name = what.name;
-    result.problem = what.limits.declare(result, situation{0, size.ranks, size.micro_batches, size.chunks});
-    if (!result.problem)
-      result.problem = detail::expand_into(what, size, result.actions, result.begin, result.rank_of);
-  }
-  if (result.problem) {
-    finding const why = result.problem;
+  finding why = detail::begin_plan_of(what, size, result);
+  if (!why) why = detail::expand_into(what, size, result.actions, result.begin, result.rank_of);
+  if (why) {
     result = {};
     result.problem = why;
     return;
   }
-  result.size.chunks = detail::most_on_a_rank(result);
+  result.forward_only = what.forward_only;
   for (int i = result.begin[Ranks]; i < Actions; ++i) result.actions[i] = action{};
 }
 

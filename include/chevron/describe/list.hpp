@@ -179,35 +179,24 @@ struct listed_state {
 /// Plays a list schedule. One that gets stuck on its own limit comes back with `problem` set.
 template <class Placement, class Limits>
 constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
-  if (finding const f = detail::check_shape(what.where, size)) return detail::refused(size, what.name, f);
-  size.chunks = chunks_of(what.where, size);
-  int const stages = stages_in(what.where, size);
+  plan result;
+  if (finding const f = detail::begin_plan_of(what, size, result)) return detail::refused(size, what.name, f);
+  std::int16_t const* const rank_of = result.rank_of.data;
+  int const stages = result.stages;
   int const ranks = size.ranks;
   int const micro_batches = size.micro_batches;
   int const cells = stages * micro_batches;
   bool const split = what.work == work_graph::split_backward;
-
-  plan result;
-  result.size = size;
-  result.stages = stages;
-  result.name = what.name;
-  result.rank_of = buffer<std::int16_t>(stages);
-  std::int16_t* const rank_of = result.rank_of.data;
-  if (finding const f = detail::place_stages(what.where, size, rank_of)) return detail::refused(size, what.name, f);
-  if (finding const f = what.limits.declare(result, situation{0, ranks, micro_batches, size.chunks}))
-    return detail::refused(size, what.name, f);
   int const limit = result.in_flight_limit;
   std::int64_t const byte_limit = result.byte_limit;
   std::int64_t const* const bytes = byte_limit > 0 ? result.stage_bytes.data : nullptr;
 
   // Each rank's stages, from the input side; what the later ones of its rank will need while a stage's forward is in flight.
-  buffer<int> first_of(ranks + 1, zeroed), stage_memory(stages), filled_of(ranks, zeroed), later(stages, zeroed);
+  detail::stages_by_rank const placed(ranks, stages, rank_of);
+  int const* const first = placed.first.data;
+  int const* const stage_of = placed.stage.data;
+  buffer<int> later(stages, zeroed);
   buffer<std::int64_t> later_bytes(stages, zeroed), bytes_now(ranks, zeroed);
-  for (int s = 0; s < stages; ++s) ++first_of.data[rank_of[s] + 1];
-  for (int r = 0; r < ranks; ++r) first_of.data[r + 1] += first_of.data[r];
-  int const* const first = first_of.data;
-  int* const stage_of = stage_memory.data;
-  for (int s = 0; s < stages; ++s) stage_of[first[rank_of[s]] + filled_of.data[rank_of[s]]++] = s;
   for (int r = 0; r < ranks; ++r) {
     for (int i = first[r + 1] - 2; i >= first[r]; --i) {
       later.data[stage_of[i]] = first[r + 1] - 1 - i;
@@ -309,7 +298,6 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     double const planned = tries.at(consumer);
     if (planned < 0 || (wakes < planned && planned > free_at.data[consumer])) tries.set(consumer, wakes);
   }
-  result.size.chunks = detail::most_on_a_rank(result);
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include <chevron/describe/expression.hpp>
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/placement.hpp>
 #include <chevron/plan/plan.hpp>
@@ -67,16 +68,28 @@ constexpr int chunks_of(Placement const& where, shape size) {
 
 namespace detail {
 
-/// The most stages on a rank, counted: a map of the user's own may be lopsided though it speaks of chunks per rank.
-constexpr int most_on_a_rank(plan_view const& plan) {
-  buffer<int> held(plan.size.ranks, zeroed);
-  int most = 0;
-  for (int s = 0; s < plan.stages; ++s) {
-    int const now = ++held.data[plan.rank_of[s]];
-    most = now > most ? now : most;
+/// Each rank's stages, from the input side: rank r's are stage[first[r]], …, stage[first[r + 1] - 1].
+struct stages_by_rank {
+  buffer<int> first;
+  buffer<int> stage;
+  int most = 0;  ///< on one rank
+
+  template <class RankOf>
+  constexpr stages_by_rank(int ranks, int stages, RankOf const& rank_of) : first(ranks + 1, zeroed), stage(stages) {
+    for (int s = 0; s < stages; ++s) ++first.data[rank_of[s] + 1];
+    buffer<int> next(ranks);
+    for (int r = 0; r < ranks; ++r) {
+      most = first.data[r + 1] > most ? first.data[r + 1] : most;
+      next.data[r] = first.data[r];
+      first.data[r + 1] += first.data[r];
+    }
+    for (int s = 0; s < stages; ++s) stage.data[next.data[rank_of[s]]++] = s;
   }
-  return most;
-}
+  constexpr int held(int rank) const { return first.data[rank + 1] - first.data[rank]; }
+};
+
+/// The most stages on a rank, counted: a map of the user's own may be lopsided though it speaks of chunks per rank.
+constexpr int most_on_a_rank(plan_view const& plan) { return stages_by_rank(plan.size.ranks, plan.stages, plan.rank_of).most; }
 
 /// Whether a placement exists at this shape.
 template <placement_policy Placement>
@@ -106,8 +119,8 @@ constexpr finding check_shape(Placement const& where, shape size) {
 }
 
 /// Fills in each stage's rank; `size.chunks` is already known.
-template <placement_policy Placement, class RankOf>
-constexpr finding place_stages(Placement const& where, shape size, RankOf& rank_of) {
+template <placement_policy Placement>
+constexpr finding place_stages(Placement const& where, shape size, std::int16_t* rank_of) {
   int const stages = stages_in(where, size);
   for (int s = 0; s < stages; ++s) {
     int const rank = where.rank_of(s, size);
@@ -123,6 +136,37 @@ constexpr finding place_stages(Placement const& where, shape size, RankOf& rank_
     rank_of[s] = static_cast<std::int16_t>(rank);
   }
   return {};
+}
+
+/// Gives a plan its stages and the room for their ranks, which is returned; one of fixed size has both.
+constexpr std::int16_t* room_for_stages(plan& p, int stages) {
+  p.stages = stages;
+  p.rank_of = buffer<std::int16_t>(stages);
+  return p.rank_of.data;
+}
+template <int Ranks, int Stages, int Actions>
+constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, int) {
+  return p.rank_of;
+}
+
+/// What every generator begins with: looks at the shape and fills its chunks in; the plan gets its size and a rank for each stage.
+template <placement_policy Placement, class Plan>
+constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
+  if (finding const f = check_shape(where, size)) return f;
+  size.chunks = chunks_of(where, size);
+  to.size = size;
+  std::int16_t* const rank_of = room_for_stages(to, stages_in(where, size));
+  if (finding const f = place_stages(where, size, rank_of)) return f;
+  to.size.chunks = most_on_a_rank(to);
+  return {};
+}
+
+/// The same for a source with a name and limits, which the plan gets too.
+template <class Source, class Plan>
+constexpr finding begin_plan_of(Source const& what, shape& size, Plan& to) {
+  to.name = what.name;
+  if (finding const f = begin_plan(what.where, size, to)) return f;
+  return what.limits.declare(to, situation{0, size.ranks, size.micro_batches, size.chunks});
 }
 
 }  // namespace detail

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <chevron/describe/sized.hpp>
 #include <chevron/describe/token.hpp>
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
@@ -39,7 +40,7 @@ constexpr auto row(Items... items) {
   constexpr std::size_t count = (std::size_t{0} + ... + (std::same_as<Items, action_pair> ? 2 : 1));
   table_row<count> out{};
   std::size_t filled = 0;
-  auto const put = [&](auto item) {
+  [[maybe_unused]] auto const put = [&](auto item) {
     if constexpr (std::same_as<decltype(item), action>) {
       out[filled++] = item;
     } else {
@@ -78,12 +79,10 @@ constexpr plan plan_of_actions(action const* actions, int const* begin, int rank
     }
   }
   // A stage that nobody names is missed by the laws; it is looked for beside the one before it.
-  buffer<int> held(ranks, zeroed);
   for (int s = 0; s < made.stages; ++s) {
     if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
-    int const now = ++held.data[made.rank_of.data[s]];
-    made.size.chunks = now > made.size.chunks ? now : made.size.chunks;
   }
+  made.size.chunks = detail::most_on_a_rank(made);
   return made;
 }
 

@@ -26,7 +26,7 @@ constexpr action send_of(action receive) {
              : make_action(kind::send_backward, static_cast<int>(receive.stage) + 1, static_cast<int>(receive.micro_batch));
 }
 /// The send that a wait is for.
-constexpr action awaited(action wait) {
+constexpr action send_of_wait(action wait) {
   return make_action(wait.what == kind::wait_send_forward ? kind::send_forward : kind::send_backward,
                      static_cast<int>(wait.stage), static_cast<int>(wait.micro_batch));
 }
@@ -284,8 +284,8 @@ constexpr finding check_slots(program_view const& program) {
         send.data[one.source] = a;
         send_live[one.source] = 1;
       } else if (is_wait(a.what)) {
-        if (send_live[one.source] == 0 || !(send.data[one.source] == awaited(a)))
-          return program_finding(law::slots, r, at, a, " waits for a send slot that does not hold ", awaited(a));
+        if (send_live[one.source] == 0 || !(send.data[one.source] == send_of_wait(a)))
+          return program_finding(law::slots, r, at, a, " waits for a send slot that does not hold ", send_of_wait(a));
         send_live[one.source] = 0;
       } else if (is_compute(a.what)) {
         bool const forward = a.what == kind::forward;
@@ -350,7 +350,7 @@ constexpr finding check_slots(program_view const& program) {
 
 /// What a blocked instruction needs of another rank: a compute its send, a wait its receive.
 constexpr action needed_of_peer(plan_view const& plan, action a) {
-  if (is_wait(a.what)) return receive_of(awaited(a));
+  if (is_wait(a.what)) return receive_of(send_of_wait(a));
   return make_action(a.what == kind::forward ? kind::send_forward : kind::send_backward, input_stage(plan, a),
                      static_cast<int>(a.micro_batch));
 }

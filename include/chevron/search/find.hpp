@@ -279,14 +279,8 @@ template <placement_policy Placement>
 constexpr found find(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
                      objective goal = objective::makespan, effort how_hard = {}, work_graph work = work_graph::split_backward) {
   plan placed;
-  finding f = chevron::detail::check_shape(where, size);
-  if (!f) {
-    placed.size = {size.ranks, size.micro_batches, chunks_of(where, size)};
-    placed.stages = stages_in(where, placed.size);
-    placed.rank_of = buffer<std::int16_t>(placed.stages);
-    placed.begin = buffer<int>(size.ranks + 1, zeroed);
-    f = chevron::detail::place_stages(where, placed.size, placed.rank_of.data);
-  }
+  finding f = chevron::detail::begin_plan(where, size, placed);
+  placed.begin = buffer<int>(size.ranks + 1, zeroed);
   if (!f) f = chevron::detail::check_placement(placed);
   if (!f) return detail::find(placed, costs, memory, goal, how_hard, work);
   found nothing;
