@@ -16,6 +16,7 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
+#include <chevron/lower/edges.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/run/chunk.hpp>
 #include <chevron/run/error.hpp>
@@ -55,6 +56,7 @@ struct executor_hooks {
 /// other ranks are told by whoever owns the transport.
 class executor {
  public:
+  /// Collective.
   /// \param stages all stages of the model by number; those not on this rank may be empty
   /// \param steps by program: its memory must outlive this
   executor(program_view steps, transport& line, std::vector<stage>& stages, loss_function loss, executor_hooks hooks)
@@ -68,6 +70,7 @@ class executor {
         losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)),
         outputs_(steps.plan.forward_only ? static_cast<std::size_t>(steps.plan.size.micro_batches) : 0) {
     record_.reserve(static_cast<std::size_t>(steps.length(rank_)));
+    line.connect(edges_of(steps));
   }
 
   /// Tells the transport how many slots this program uses: once, and again after another program used it.

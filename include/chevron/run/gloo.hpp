@@ -35,6 +35,7 @@
 #include <chevron/run/error.hpp>
 #include <chevron/run/gloo_message.hpp>
 #include <chevron/run/launch.hpp>
+#include <chevron/run/shared_memory.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/run/watch.hpp>
 
@@ -45,12 +46,18 @@
 /// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with its shapes
 /// and dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag
 /// of its own, so one can never be taken for another.
+///
+/// Between ranks of one machine Gloo still costs what it costs between machines: three writes and four threads woken for a message.
+/// So there, from the second step on, messages of up to 1 MiB are handed over in shared memory (shared_memory.hpp), as are
+/// gathers if all ranks are on one machine. The header says where. Larger messages stay with Gloo, whose threads move them while
+/// the ranks compute; sums over replicas and connections, by which a lost rank is noticed, are always Gloo's.
 
 namespace chevron {
 
 struct gloo_options {
   std::string address = "127.0.0.1";      ///< of this machine; where the others connect to
   std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
+  bool shared_memory = true;              ///< between ranks of one machine that can open each other's
 };
 
 class gloo_transport final : public transport {
@@ -103,6 +110,7 @@ class gloo_transport final : public transport {
   /// Also forgets the shapes of earlier programs: all ranks open together.
   void open(slot_counts const& slots) override {
     finish_first_sends();
+    forget_messages();
     agreed_.clear();
     ++turn_;
     sends_.clear();
@@ -128,15 +136,20 @@ class gloo_transport final : public transport {
     auto const tag = detail::tag_in_turn(detail::tag_of(what), turn_);
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
+    if (!first && !detail::fits(slot.values, known->second.shapes)) {
+      refuse(mine, known->second.shapes, detail::shapes_of(slot.values));
+    }
+    if (!first && known->second.shared != nullptr) {
+      hand_over(slot, known->second);
+      return;
+    }
     if (first) {
       // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
       // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
       for (auto& value : slot.values) {
         if (value.defined()) value = value.clone();
       }
-      send_header(slot, agreed_.emplace(tag, detail::shapes_of(slot.values)).first->second, tag);
-    } else if (!detail::fits(slot.values, known->second)) {
-      refuse(mine, known->second, detail::shapes_of(slot.values));
+      send_header(slot, agreed_.emplace(tag, agree(slot)).first->second, tag);
     }
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
     if (first) {
@@ -152,13 +165,17 @@ class gloo_transport final : public transport {
     slot.about = mine;
     slot.tag = detail::tag_in_turn(detail::tag_of(what), turn_);
     slot.works.clear();
+    slot.comes = nullptr;
     auto const known = agreed_.find(slot.tag);
     slot.header_comes = known == agreed_.end();
     if (slot.header_comes) {
-      slot.header = at::empty({header_words}, at::kLong);
+      slot.header = at::empty({header_words + 1}, at::kLong);
       slot.header_work = post_one(slot.about, slot.header, slot.tag, 0);
+    } else if (known->second.shared != nullptr) {
+      slot.comes = &known->second;
+      slot.number = ++known->second.count;
     } else {
-      post_values(slot, known->second);
+      post_values(slot, known->second.shapes);
     }
   }
 
@@ -173,10 +190,15 @@ class gloo_transport final : public transport {
         wait(*post_one(slot.about, rest, slot.tag, 0), slot.about);
         shapes.insert(shapes.end(), rest.data_ptr<std::int64_t>(), rest.data_ptr<std::int64_t>() + rest.numel());
       }
+      std::int64_t const place = words[header_words];
       slot.header_comes = false;
       slot.header_work.reset();
       post_values(slot, shapes);
-      agreed_.emplace(slot.tag, std::move(shapes));
+      agreed_.emplace(slot.tag, agree(slot, std::move(shapes), place));
+    }
+    if (slot.comes != nullptr) {
+      until(slot.about, [&] { return has_come(slot); });
+      take(slot);
     }
     for (auto& work : slot.works) wait(*work, slot.about);
     slot.works.clear();
@@ -224,8 +246,11 @@ class gloo_transport final : public transport {
       early_all_ = at::empty({where().world() * early_mine_.numel()}, at::kDouble);
     }
     std::copy(mine.begin(), mine.end(), early_mine_.data_ptr<double>());
+    early_shown_ = on_boards(mine.size_bytes());
     if (where().world() == 1) {
       early_all_.copy_(early_mine_);
+    } else if (early_shown_) {
+      memory_->show(detail::shared_memory::board::early_gather, mine.data(), mine.size_bytes());
     } else if (!mine.empty()) {
       early_work_ = posting({.words = early, .step = step()}, [&] { return world_->_allgather_base(early_all_, early_mine_); });
     }
@@ -233,6 +258,9 @@ class gloo_transport final : public transport {
 
   void finish_gather(std::span<double> all) override {
     if (auto work = std::exchange(early_work_, {})) collective(std::move(work), early);
+    if (std::exchange(early_shown_, false)) {
+      read_boards(detail::shared_memory::board::early_gather, early_mine_.nbytes(), early_all_.data_ptr(), early);
+    }
     std::copy_n(early_all_.data_ptr<double>(), std::min<std::size_t>(all.size(), early_all_.nbytes() / sizeof(double)), all.begin());
   }
 
@@ -263,6 +291,13 @@ class gloo_transport final : public transport {
   // hangs (its store does not answer).
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
 
+  /// What both sides know of a message that comes again.
+  struct agreement {
+    detail::message_shapes shapes;
+    std::size_t bytes = 0;
+    detail::shared_message* shared = nullptr;  // null: Gloo carries it
+    std::uint64_t count = 0;                   // how often it went, or was to come, in shared memory
+  };
   struct outgoing {
     awaited about;
     std::vector<work_ptr> works;
@@ -275,14 +310,19 @@ class gloo_transport final : public transport {
     bool header_comes = false;
     at::Tensor header;
     work_ptr header_work;
+    agreement const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
+    std::uint64_t number = 0;
     std::vector<work_ptr> works;
     std::vector<at::Tensor> values;
   };
 
   awaited message(int peer, action what) const { return {.peer = where().global_of(peer), .what = what, .step = step()}; }
 
-  void send_header(outgoing& slot, detail::message_shapes const& shapes, std::uint32_t tag) {
-    auto first_part = at::zeros({header_words}, at::kLong);
+  void send_header(outgoing& slot, agreement const& agreed, std::uint32_t tag) {
+    auto const& shapes = agreed.shapes;
+    auto first_part = at::zeros({header_words + 1}, at::kLong);
+    first_part.data_ptr<std::int64_t>()[header_words] =
+        agreed.shared == nullptr ? 0 : memory_->offset_of(*agreed.shared);
     auto const first_count = std::min<std::int64_t>(shapes[0], header_words);
     std::copy_n(shapes.begin(), first_count, first_part.data_ptr<std::int64_t>());
     slot.headers = {first_part};
@@ -295,19 +335,8 @@ class gloo_transport final : public transport {
   }
 
   [[noreturn]] void refuse(awaited const& mine, detail::message_shapes const& agreed, detail::message_shapes const& actual) {
-    std::string const sentence = detail::text_of(actual) + " to rank " + std::to_string(mine.peer) +
-                                 ", but the first step agreed on " + detail::text_of(agreed) +
-                                 ". Remedy: keep the shapes of each microbatch, or open the executor anew";
     broken_ = true;
-    auto const first = watch_->report(
-        {.code = static_cast<int>(exit_code::preflight),
-         .rank = where().global_rank,
-         .step = step(),
-         .action = mine.action_text(),
-         .reason = "rank " + std::to_string(where().global_rank) + " would send in " + mine.action_text() + ": " + sentence});
-    if (first.rank != where().global_rank) throw_failure(first, mine, where().global_rank);
-    throw preflight_error("would send " + sentence,
-                          {.rank = where().global_rank, .peer = mine.peer, .step = step(), .action = mine.action_text()});
+    detail::refuse_shapes(*watch_, mine, where().global_rank, agreed, actual);
   }
 
   /// Runs something that starts a transfer: Gloo throws at once if the connection is already broken.
@@ -332,7 +361,9 @@ class gloo_transport final : public transport {
     return posting(about, [&] { return world_->recv(list, about.peer, detail::tag_of_tensor(tag, index)); });
   }
 
-  void post_values(incoming& slot, detail::message_shapes const& shapes) {
+  /// Memory for what comes, then `each(tensor, index)` for those that hold anything.
+  template <class Each>
+  static void make_values(incoming& slot, detail::message_shapes const& shapes, Each const& each) {
     slot.values.resize(static_cast<std::size_t>(shapes[1]));
     std::size_t at = 2;
     for (std::size_t i = 0; i < slot.values.size(); ++i) {
@@ -348,8 +379,140 @@ class gloo_transport final : public transport {
       bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
                             value.scalar_type() == type && value.sizes() == sizes;
       if (!reusable) value = at::empty(sizes, at::TensorOptions().dtype(type));
-      if (value.numel() > 0) slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
+      if (value.numel() > 0) each(value, i);
     }
+  }
+
+  void post_values(incoming& slot, detail::message_shapes const& shapes) {
+    make_values(slot, shapes, [&](at::Tensor& value, std::size_t i) {
+      slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
+    });
+  }
+
+  // ---- In shared memory
+
+  /// As the sender: decides how this message goes from its second time on.
+  agreement agree(outgoing const& slot) {
+    agreement out{.shapes = detail::shapes_of(slot.values)};
+    for (auto const& value : slot.values) out.bytes += value.defined() ? value.nbytes() : 0;
+    if (memory_ == nullptr || !memory_->is_near(slot.about.peer)) return out;
+    if (out.bytes > detail::shared_memory::largest_message) return out;
+    out.shared = memory_->new_message();
+    return out;
+  }
+  /// As the receiver: what the header says.
+  agreement agree(incoming const& slot, detail::message_shapes shapes, std::int64_t place) {
+    agreement out{.shapes = std::move(shapes)};
+    for (auto const& value : slot.values) out.bytes += value.defined() ? value.nbytes() : 0;
+    if (place != 0) out.shared = memory_->message_of(slot.about.peer, static_cast<std::uint64_t>(place));
+    return out;
+  }
+
+  void hand_over(outgoing& slot, agreement& agreed) {
+    detail::shared_message& message = *agreed.shared;
+    auto const number = ++agreed.count;
+    detail::shared_memory::block* room = nullptr;
+    // There is room, unless the receiver is two whole steps behind, or 256 MiB of messages wait to be taken.
+    until(slot.about, [&] {
+      take_what_came();
+      return detail::read(message.taken) + 2 >= number && (room = memory_->free_block(agreed.bytes)) != nullptr;
+    });
+    std::byte* to = memory_->at(where().global_rank, room->offset);
+    for (auto const& value : slot.values) {
+      if (!value.defined() || value.numel() == 0) continue;
+      std::memcpy(to, value.const_data_ptr(), value.nbytes());
+      to += value.nbytes();
+    }
+    room->message = &message;
+    room->number = number;
+    message.offset[number % 2] = room->offset;
+    detail::publish(message.sent, number);
+    memory_->ring(slot.about.peer);
+    slot.values.clear();
+  }
+
+  static bool has_come(incoming const& slot) { return detail::read(slot.comes->shared->sent) >= slot.number; }
+
+  void take(incoming& slot) {
+    auto const& agreed = *std::exchange(slot.comes, nullptr);
+    std::byte const* from = memory_->at(slot.about.peer, agreed.shared->offset[slot.number % 2]);
+    make_values(slot, agreed.shapes, [&](at::Tensor& value, std::size_t) {
+      std::memcpy(value.mutable_data_ptr(), from, value.nbytes());
+      from += value.nbytes();
+    });
+    detail::publish(agreed.shared->taken, slot.number);
+    memory_->ring(slot.about.peer);
+  }
+  /// While this rank waits for room: another may wait for the same, from us.
+  void take_what_came() {
+    for (auto& slot : receives_) {
+      if (slot.comes != nullptr && has_come(slot)) take(slot);
+    }
+  }
+
+  /// Before other messages get the memory of these: all have been taken.
+  void forget_messages() {
+    if (memory_ == nullptr) return;
+    until({.words = "the others to take what was sent", .step = step()}, [&] { return memory_->all_taken(); });
+    memory_->start_anew();
+  }
+
+  bool on_boards(std::size_t bytes) const {
+    return memory_ != nullptr && memory_->all_near() && bytes <= detail::shared_memory::largest_gather;
+  }
+
+  void read_boards(detail::shared_memory::board which, std::size_t bytes, void* all, char const* words) {
+    awaited const mine{.words = words, .step = step()};
+    until(mine, [&] { return memory_->all_shown(which); });
+    auto* to = static_cast<std::byte*>(all);
+    for (int r = 0; r < where().world(); ++r, to += bytes) {
+      auto const [from, count] = memory_->shown_by(r, which);
+      if (count != bytes) {
+        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(count) + " bytes where rank " +
+                                  std::to_string(where().global_rank) + " gathers " + std::to_string(bytes),
+                              {.rank = where().global_rank, .peer = r, .step = step(), .action = words});
+      }
+      std::memcpy(to, from, bytes);
+    }
+  }
+
+  /// Waits for something in shared memory.
+  template <class Came>
+  void until(awaited const& mine, Came const& came) {
+    if (detail::shared_memory::soon(came)) return;
+    auto const last = clock::now() + deadline();
+    watch_->begin_wait(mine, deadline());
+    bool late = false;
+    // Short naps: the watch, which knows of failures, does not ring.
+    while (!came() && !watch_->failed() && !late) {
+      auto const left = last - clock::now();
+      memory_->sleep(came, std::clamp<clock::duration>(left, std::chrono::milliseconds(0), std::chrono::milliseconds(20)));
+      late = left <= clock::duration::zero();
+    }
+    auto const ended = watch_->end_wait(late);
+    if (!came()) fail(mine, ended, "");
+  }
+
+  /// Maps the memory of all ranks that can be mapped from here, and from which ours can. Collective.
+  void share_memory(gloo_options const& options) {
+    auto const rank = where().global_rank;
+    auto const world = static_cast<std::size_t>(where().world());
+    auto memory = options.shared_memory ? detail::shared_memory::make(rank, where().world()) : nullptr;
+    auto const addresses = gather_text(memory == nullptr ? "" : memory->address());
+    std::vector<double> mapped(world), all(world * world);
+    for (std::size_t r = 0; r < world; ++r) {
+      mapped[r] = memory != nullptr && memory->map(static_cast<int>(r), addresses[r]) ? 1 : 0;
+    }
+    gather(mapped, all);
+    if (memory == nullptr) return;
+    memory->close();
+    bool every = true;
+    for (std::size_t r = 0; r < world; ++r) {
+      if (all[r * world + static_cast<std::size_t>(rank)] == 0) memory->forget(static_cast<int>(r));
+    }
+    for (double const each : all) every = every && each != 0;
+    memory->boards(every);
+    memory_ = std::move(memory);
   }
 
   /// Waits for a send or a receive.
@@ -408,13 +571,18 @@ class gloo_transport final : public transport {
   }
 
   void gather_bytes(void const* mine, std::size_t bytes, void* all, char const* words) {
+    if (bytes == 0) return;
+    if (on_boards(bytes)) {
+      memory_->show(detail::shared_memory::board::gather, mine, bytes);
+      read_boards(detail::shared_memory::board::gather, bytes, all, words);
+      return;
+    }
     auto const size = static_cast<std::int64_t>(bytes);
     auto const world = where().world();
     if (!gathered_.defined() || gathered_.size(1) != size) {
       to_gather_ = at::empty({size}, at::kByte);
       gathered_ = at::empty({world, size}, at::kByte);
     }
-    if (bytes == 0) return;
     std::memcpy(to_gather_.data_ptr(), mine, bytes);
     // A view, since the shapes must match; the memory is the same.
     auto flat = gathered_.view({-1});
@@ -470,6 +638,7 @@ class gloo_transport final : public transport {
       fail(mine, failure_watch::interruption::none, detail::message_of(e));
     }
     check_connections();
+    share_memory(options);
     for (int peer = 0; peer < where().world(); ++peer) {
       if (peer == rank) continue;
       std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
@@ -522,7 +691,9 @@ class gloo_transport final : public transport {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> world_;     // messages and gathers
   c10::intrusive_ptr<c10d::ProcessGroupGloo> replicas_;  // this stage's copies; null if there is one only
 
-  std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // by tag: the header of every message seen
+  std::unique_ptr<detail::shared_memory> memory_;        // null: everything goes by Gloo
+
+  std::unordered_map<std::uint32_t, agreement> agreed_;  // by tag: every message seen
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;
   std::vector<outgoing> first_sends_;
@@ -530,6 +701,7 @@ class gloo_transport final : public transport {
   at::Tensor to_gather_, gathered_;
   at::Tensor early_mine_, early_all_;  // of `start_gather`
   work_ptr early_work_;
+  bool early_shown_ = false;
   unsigned turn_ = 0;                                                 // how often `open` was called
   bool broken_ = false;
   bool closed_ = false;

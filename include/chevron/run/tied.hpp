@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
+#include <chevron/lower/edges.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/gradients.hpp>
@@ -52,6 +53,7 @@ class tied_parameters {
     check();
     find_peers(line.where());
     if (!words_.empty()) {
+      line.connect(edges());
       line.open(slots());
       exchange(line, {0, 0, 0}, [&](member const& m) { return parameter_of(m).value.detach(); });
     }
@@ -73,6 +75,18 @@ class tied_parameters {
 
   /// Slots that the exchange needs besides a program's.
   slot_counts slots() const { return {0, static_cast<int>(peers_.size()), static_cast<int>(peers_.size())}; }
+
+  /// Between whom it goes, over all ranks.
+  std::vector<edge> edges() const {
+    std::vector<edge> out;
+    for (int a = 0; a < plan_.size.ranks; ++a) {
+      for (int b = 0; b < plan_.size.ranks; ++b) {
+        bool const share = a != b && std::any_of(words_.begin(), words_.end(), [&](word const& w) { return held(w, a) && held(w, b); });
+        if (share) out.push_back({a, b});
+      }
+    }
+    return out;
+  }
 
   /// Adds up the gradients. Collective, when the replicas' sums are there, with nothing else under way.
   /// \param program the slots of the program, after which those of the exchange stand

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chevron/lower/edges.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/run/error.hpp>
 
@@ -52,6 +53,9 @@ class transport {
 
   layout const& where() const { return layout_; }
 
+  /// Called by all ranks alike, in one order, before messages go along these edges (sorted; some may be known already): what needs
+  /// connections of its own makes them here.
+  virtual void connect(std::span<edge const>) {}
   /// Called before the first step with this rank's slot counts, so that nothing is allocated later; and again, by all ranks alike
   /// and with nothing under way, when another program (evaluation) takes its turn: counts and shapes may then differ.
   virtual void open(slot_counts const& slots) = 0;

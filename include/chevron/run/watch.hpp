@@ -69,11 +69,12 @@ class failure_watch {
     // Published before this wait began: the next poll would be up to 100 ms later.
     if (verdict_ && work_ != nullptr) work_->abort();
   }
-  /// Ends it, and says whether the watch had to.
-  interruption end_wait() {
+  /// Ends it, and says whether the watch had to; `late` if the rank saw the deadline pass itself.
+  interruption end_wait(bool late = false) {
     std::lock_guard lock(mutex_);
     waiting_ = false;
     work_ = nullptr;
+    expired_ = expired_ || late;
     return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
   }
 
@@ -318,7 +319,7 @@ class failure_watch {
       if (field.size() != 4) break;
       int const next = static_cast<int>(detail::number_of(field[1]));
       chain += (chain.empty() ? "rank " : ", rank ") + std::to_string(at) + " waits for " + field[3] +
-               (next >= 0 ? " from rank " + field[1] : "");
+               (next < 0 ? "" : (field[3].find("SEND") != std::string::npos ? " to rank " : " from rank ") + field[1]);
       at = next;
     }
     if (at >= 0 && !waits(at)) {

@@ -1,0 +1,413 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chevron/lower/edges.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/message.hpp>
+#include <chevron/run/store_room.hpp>
+#include <chevron/run/stream_watch.hpp>
+#include <chevron/run/transport.hpp>
+#include <chevron/run/watch.hpp>
+
+/// \file
+/// The transport over streams: every directed edge has a channel and a stream of its own at both ends.
+
+namespace chevron {
+
+/// Between ranks that compute on a stream: NCCL between GPUs (nccl.hpp), worker threads in tests. `Streams` makes streams, events
+/// and channels; `host_streams` shows what it has to have.
+///
+/// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
+///   is one for each directed edge of the pipeline, one for the sums over replicas and one for gathers; each has a stream.
+/// - `post_send` and `post_receive` put the transfer on the stream of its edge, behind what the rank was asked to compute so far;
+///   `receive`, `wait_send` and `wait_sum` put what the rank computes next behind the transfer. The host waits for the end of a
+///   gather only: it needs the numbers.
+/// - A receive slot keeps its memory from step to step. A receive into it comes after all that the rank was asked to compute
+///   before it was posted, and so after the last use of what it held. Where the caller kept a tensor the slot gets new memory.
+/// - Channels know nothing of shapes. The first time a message goes its way the sender tells shapes and dtypes through the
+///   store; both sides keep them, and a sender whose later tensors differ stops before anything is sent.
+/// - The streams are watched (stream_watch.hpp): what does not end within the deadline, a channel's own fault, and a failure
+///   that another rank published end all that is under way on this rank; its next call throws.
+template <class Streams>
+class stream_transport final : public transport {
+ public:
+  /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
+  /// \param join how long ranks wait for each other at the start
+  /// \param arguments of the streams
+  template <class... Arguments>
+  stream_transport(layout const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch,
+                   std::chrono::milliseconds join, Arguments&&... arguments)
+      : transport(where),
+        room_(std::move(store), watch, where),
+        failures_(std::move(watch)),
+        streams_(std::forward<Arguments>(arguments)...),
+        watch_(streams_, *failures_) {
+    room_.meet(join);
+    if (where.world() == 1) return;
+    watch_.deadline(join);
+    numbers_ = make_line("world", where.global_rank, where.world());
+    for (auto* g : {&now_, &early_}) g->done = std::make_unique<point>(watch_);
+    gather({}, {});
+    if (where.replicas > 1) {
+      sums_ = make_line("replicas of rank " + std::to_string(where.pipeline_rank()), where.replica(), where.replicas);
+      at::Tensor const once = at::zeros({1}, streams_.device());
+      start_sum(0, once);
+      wait_sum(0);
+    }
+    watch_.deadline(deadline());
+  }
+
+  ~stream_transport() override {
+    if (!failures_->failed() && std::uncaught_exceptions() == 0) {
+      try {
+        close();
+      } catch (std::exception const&) {
+        // Reported by those who wait; here there is nobody to tell.
+      }
+    }
+    if (!closed_) streams_.abort();
+  }
+
+  /// The normal end: waits until every rank has come this far and all transfers are done. Implied by the destructor, which
+  /// however cannot report.
+  void close() {
+    if (closed_) return;
+    if (where().world() > 1) {
+      start_gather_in(now_, {}, end_of_job);
+      finish_gather_in(now_, {}, end_of_job);
+      while (!watch_.idle()) {
+        check({.words = end_of_job, .step = step()});
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    closed_ = true;
+  }
+
+  at::Device device() const { return streams_.device(); }
+
+  void connect(std::span<edge const> edges) override {
+    int const me = where().pipeline_rank();
+    for (edge const& e : edges) {
+      if (e.from != me && e.to != me) continue;
+      bool const sends = e.from == me;
+      int const peer = sends ? e.to : e.from;
+      auto& mine = sends ? outgoing_ : incoming_;
+      if (mine.contains(peer)) continue;
+      line made = make_line("edge from " + std::to_string(where().global_of(e.from)) + " to " + std::to_string(where().global_of(e.to)),
+                            sends ? 0 : 1, 2);
+      at::Tensor const once[] = {at::zeros({1}, streams_.device())};
+      point done(watch_);
+      sends ? streams_.send(made->way, made->on, once) : streams_.receive(made->way, made->on, once);
+      done.record(made->on, {.peer = where().global_of(peer), .words = "the first use of their channel"});
+      wait_on_host(done);
+      mine.emplace(peer, std::move(made));
+    }
+  }
+
+  void open(slot_counts const& slots) override {
+    first_sends_.clear();
+    agreed_.clear();
+    late_.clear();
+    ++turn_;
+    sends_.clear();
+    receives_.clear();
+    for (int i = 0; i < slots.send; ++i) sends_.emplace_back().done = std::make_unique<point>(watch_);
+    for (int i = 0; i < slots.receive; ++i) receives_.emplace_back().arrived = std::make_unique<point>(watch_);
+  }
+
+  void begin_step(long step) override {
+    transport::begin_step(step);
+    watch_.deadline(deadline());
+    for (outgoing& first : first_sends_) wait(*first.done);
+    first_sends_.clear();
+    check({.words = "the start of the step", .step = step});
+  }
+
+  void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
+    awaited const mine = message(peer, what);
+    check(mine);
+    outgoing& slot = sends_.at(send_slot);
+    slot.values.clear();
+    for (at::Tensor const& value : values) slot.values.push_back(sendable(value, mine));
+    auto const tag = detail::tag_in_turn(detail::tag_of(what), turn_);
+    auto const known = agreed_.find(tag);
+    bool const first = known == agreed_.end();
+    if (first) {
+      // The receiver posts only when it needs this message, later than the program says: nothing here may wait for that.
+      for (at::Tensor& value : slot.values) {
+        if (value.defined()) value = value.clone();
+      }
+      auto const& shapes = agreed_.emplace(tag, detail::shapes_of(slot.values)).first->second;
+      room_.tell(shapes_key(where().pipeline_rank(), peer, tag), text_of_words(shapes));
+    } else if (!detail::fits(slot.values, known->second)) {
+      refuse(mine, known->second, detail::shapes_of(slot.values));
+    }
+    line const& to = outgoing_.at(peer);
+    behind_computation(*to);
+    streams_.send(to->way, to->on, sent_of(slot.values));
+    slot.done->record(to->on, mine);
+    if (first) {
+      first_sends_.push_back(std::move(slot));
+      slot.values.clear();
+      slot.done = std::make_unique<point>(watch_);
+    }
+  }
+
+  void post_receive(int peer, action what, std::uint16_t receive_slot) override {
+    awaited const mine = message(peer, what);
+    check(mine);
+    incoming& slot = receives_.at(receive_slot);
+    slot.about = mine;
+    slot.peer = peer;
+    slot.tag = detail::tag_in_turn(detail::tag_of(what), turn_);
+    auto& queue = late_[peer];
+    auto const known = agreed_.find(slot.tag);
+    slot.late = known == agreed_.end() || !queue.empty();
+    slot.late ? queue.push_back(receive_slot) : post(slot, known->second);
+  }
+
+  std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
+    incoming& slot = receives_.at(receive_slot);
+    // Messages of an edge come in order: what was posted before this one is received before it.
+    while (slot.late) {
+      auto& queue = late_.at(slot.peer);
+      incoming& next = receives_.at(queue.front());
+      auto known = agreed_.find(next.tag);
+      if (known == agreed_.end()) {
+        auto const told = room_.hear(shapes_key(next.peer, where().pipeline_rank(), next.tag), next.about, deadline());
+        known = agreed_.emplace(next.tag, words_of_text(told)).first;
+      }
+      queue.pop_front();
+      next.late = false;
+      post(next, known->second);
+    }
+    wait(*slot.arrived);
+    slot.given = slot.values;
+    return slot.given;
+  }
+
+  void wait_send(std::uint16_t send_slot) override {
+    outgoing& slot = sends_.at(send_slot);
+    if (slot.values.empty()) return;  // a first one: waited for before the next step
+    wait(*slot.done);
+    slot.values.clear();
+  }
+
+  void start_sum(int bucket, at::Tensor values) override {
+    if (where().replicas == 1) return;
+    awaited const mine{.words = sum_words, .step = step()};
+    check(mine);
+    if (!values.is_contiguous()) {
+      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) +
+                        " needs a contiguous tensor. Remedy: .contiguous()");
+    }
+    auto const b = static_cast<std::size_t>(bucket);
+    while (summed_.size() <= b) summed_.push_back(std::make_unique<point>(watch_));
+    behind_computation(*sums_);
+    streams_.sum(sums_->way, sums_->on, values);
+    summed_[b]->record(sums_->on, mine);
+  }
+  void wait_sum(int bucket) override {
+    if (where().replicas > 1) wait(*summed_.at(static_cast<std::size_t>(bucket)));
+  }
+
+  void gather(std::span<double const> mine, std::span<double> all) override {
+    start_gather_in(now_, mine, "gather");
+    finish_gather_in(now_, all, "gather");
+  }
+  void start_gather(std::span<double const> mine) override { start_gather_in(early_, mine, early_words); }
+  void finish_gather(std::span<double> all) override { finish_gather_in(early_, all, early_words); }
+  std::vector<std::string> gather_text(std::string const& mine) override { return room_.gather(mine, step(), deadline()); }
+
+ private:
+  using stream = typename Streams::stream;
+  using event = typename Streams::event;
+  using channel = typename Streams::channel;
+  using point = typename stream_watch<Streams>::point;
+
+  static constexpr char const* sum_words = "sum of gradients";
+  static constexpr char const* early_words = "gather of what decides the last step";
+  static constexpr char const* end_of_job = "the end of the job";
+
+  /// A channel, with its stream at this end.
+  struct line_end {
+    stream on;
+    event computed;  ///< up to where the rank had computed when the last transfer was asked for
+    channel way;
+  };
+  using line = std::unique_ptr<line_end>;
+  struct outgoing {
+    std::vector<at::Tensor> values;
+    std::unique_ptr<point> done;
+  };
+  struct incoming {
+    awaited about{};
+    std::uint32_t tag = 0;
+    int peer = -1;
+    bool late = false;  ///< its shapes are not known yet, or those of one before it
+    std::vector<at::Tensor> values, given;
+    std::unique_ptr<point> arrived;
+  };
+  struct gathering {
+    at::Tensor mine, all;
+    std::unique_ptr<point> done;
+  };
+
+  line make_line(std::string const& name, int rank, int size) {
+    awaited const mine{.words = "the other end of a channel"};
+    std::string const key = "channel/" + name;
+    if (rank == 0) room_.tell(key, Streams::make_id());
+    auto made = std::make_unique<line_end>(line_end{streams_.make_stream(), streams_.make_event(), {}});
+    made->way = streams_.connect(room_.hear(key, mine, deadline()), rank, size);
+    return made;
+  }
+
+  awaited message(int peer, action what) const { return {.peer = where().global_of(peer), .what = what, .step = step()}; }
+
+  void check(awaited const& mine) { failures_->throw_if_failed(mine); }
+
+  /// What the rank computes next comes after this.
+  void wait(point const& p) {
+    if (!streams_.wait(p.at(), [this] { return failures_->failed(); })) lost(p.about());
+    check(p.about());
+  }
+  /// What the host does next comes after this.
+  void wait_on_host(point const& p) {
+    if (!streams_.wait_on_host(p.at(), [this] { return failures_->failed(); })) lost(p.about());
+    check(p.about());
+  }
+  /// The streams have ended before their work was done: the failure that ended them is published, or about to be.
+  [[noreturn]] void lost(awaited const& mine) {
+    throw_failure(failures_->report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = "the streams were ended"}),
+                  mine, where().global_rank);
+  }
+
+  void behind_computation(line_end& to) {
+    streams_.record(to.computed);
+    streams_.wait(to.on, to.computed);
+  }
+
+  void post(incoming& slot, detail::message_shapes const& shapes) {
+    slot.given.clear();
+    slot.values.resize(static_cast<std::size_t>(shapes[1]));
+    std::size_t at = 2;
+    for (at::Tensor& value : slot.values) {
+      auto const type = static_cast<at::ScalarType>(shapes[at]);
+      at::IntArrayRef const sizes(shapes.data() + at + 2, static_cast<std::size_t>(shapes[at + 1]));
+      at += 2 + sizes.size();
+      if (type == at::ScalarType::Undefined) {
+        value = at::Tensor();
+        continue;
+      }
+      bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
+                            value.scalar_type() == type && value.sizes() == sizes;
+      if (!reusable) value = at::empty(sizes, at::TensorOptions().dtype(type).device(streams_.device()));
+    }
+    line const& from = incoming_.at(slot.peer);
+    behind_computation(*from);
+    streams_.receive(from->way, from->on, sent_of(slot.values));
+    slot.arrived->record(from->on, slot.about);
+  }
+
+  /// Those of a message's tensors that have anything to be sent.
+  std::span<at::Tensor const> sent_of(std::vector<at::Tensor> const& values) {
+    scratch_.clear();
+    for (at::Tensor const& value : values) {
+      if (value.defined() && value.numel() > 0) scratch_.push_back(value);
+    }
+    return scratch_;
+  }
+
+  at::Tensor sendable(at::Tensor const& value, awaited const& mine) const {
+    if (!value.defined()) return value;
+    if (value.device() != streams_.device() || value.layout() != at::kStrided) {
+      throw usage_error(mine.action_text() + ": this rank sends dense tensors on " + streams_.device().str() + ", not " +
+                        (value.layout() == at::kStrided ? "one on " + value.device().str() : "a sparse one") +
+                        ". Remedy: .to() that device, or another transport");
+    }
+    return value.requires_grad() || !value.is_contiguous() ? value.detach().contiguous() : value;
+  }
+
+  std::string shapes_key(int from, int to, std::uint32_t tag) const {
+    return "shapes" + std::to_string(turn_) + "/" + std::to_string(where().global_of(from)) + "/" + std::to_string(where().global_of(to)) +
+           "/" + std::to_string(tag);
+  }
+  static std::string text_of_words(detail::message_shapes const& words) {
+    std::string out(words.size() * sizeof(std::int64_t), '\0');
+    std::memcpy(out.data(), words.data(), out.size());
+    return out;
+  }
+  static detail::message_shapes words_of_text(std::string const& text) {
+    detail::message_shapes out(text.size() / sizeof(std::int64_t));
+    std::memcpy(out.data(), text.data(), out.size() * sizeof(std::int64_t));
+    return out;
+  }
+
+  [[noreturn]] void refuse(awaited const& mine, detail::message_shapes const& agreed, detail::message_shapes const& actual) {
+    detail::refuse_shapes(*failures_, mine, where().global_rank, agreed, actual);
+  }
+
+  void start_gather_in(gathering& g, std::span<double const> mine, char const* words) {
+    // A gather of nothing is still one that waits for all.
+    auto const width = static_cast<std::int64_t>(std::max<std::size_t>(mine.size(), 1));
+    if (!g.mine.defined() || g.mine.numel() != width) {
+      g.mine = streams_.numbers(width);
+      g.all = streams_.numbers(width * where().world());
+    }
+    std::copy(mine.begin(), mine.end(), g.mine.template data_ptr<double>());
+    if (where().world() == 1) {
+      g.all.copy_(g.mine);
+      return;
+    }
+    awaited const about{.words = words, .step = step()};
+    check(about);
+    streams_.gather(numbers_->way, numbers_->on, g.mine, g.all);
+    g.done->record(numbers_->on, about);
+  }
+  void finish_gather_in(gathering& g, std::span<double> all, char const* words) {
+    if (where().world() > 1) wait_on_host(*g.done);
+    if (all.size() > static_cast<std::size_t>(g.all.numel())) {
+      throw usage_error(std::string(words) + " has " + std::to_string(g.all.numel()) + " numbers, not " + std::to_string(all.size()));
+    }
+    std::copy_n(g.all.template data_ptr<double>(), all.size(), all.begin());
+  }
+
+  store_room room_;
+  std::shared_ptr<failure_watch> failures_;
+  Streams streams_;
+  stream_watch<Streams> watch_;
+  line numbers_, sums_;                // null in a world of one; with one replica
+  std::map<int, line> outgoing_, incoming_;  // by peer
+  std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // by tag
+  std::map<int, std::deque<std::uint16_t>> late_;                     // by peer: receives that are to be posted, in order
+  std::vector<outgoing> sends_;
+  std::vector<incoming> receives_;
+  std::vector<outgoing> first_sends_;
+  std::vector<std::unique_ptr<point>> summed_;  // by bucket
+  gathering now_, early_;
+  std::vector<at::Tensor> scratch_;
+  unsigned turn_ = 0;  // how often `open` was called
+  bool closed_ = false;
+};
+
+}  // namespace chevron

@@ -1,0 +1,130 @@
+#pragma once
+
+// A small training job on any transport that joins ranks through a store, beside the same job on threads: every schedule, batches
+// that leave a remainder, replicas.
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/run.hpp>
+#include <chevron/run/watch.hpp>
+
+#include <doctest/doctest.h>
+
+namespace same_as_threads {
+
+inline constexpr int width = 6;
+
+inline chevron::stage build_stage(int number) {
+  at::manual_seed(100 + number);
+  return torch::nn::Sequential(torch::nn::Linear(width, width),
+                               torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
+}
+
+inline at::Tensor mean_square(at::Tensor output, at::Tensor target) { return at::mse_loss(output, target); }
+
+inline std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<at::Tensor> parameters) {
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.05));
+}
+
+struct outcome {
+  std::vector<double> losses;                       // by step
+  std::vector<std::vector<at::Tensor>> parameters;  // by stage of replica 0, at the end
+};
+
+/// Four steps with two batch sizes, so that shapes change for good in between.
+inline void train_on(chevron::transport& line, chevron::program const& program, outcome& out, std::mutex& mutex) {
+  chevron::trainer train(program, line, build_stage, mean_square, adamw);
+  at::Tensor const all = at::arange(40 * width, at::kFloat).view({40, width}).sin();
+  for (int step = 0; step < 4; ++step) {
+    int const samples = step < 2 ? 7 : 5;  // 7 leaves a remainder
+    int const from = 10 * line.where().replica() + step;
+    auto const report = train.step({all.narrow(0, from, samples)}, {all.narrow(0, from + 20 - step, samples).cos()});
+    std::lock_guard const hold(mutex);
+    if (line.where().global_rank == 0) out.losses.push_back(report.loss);
+  }
+  if (line.where().replica() != 0) return;
+  std::lock_guard const hold(mutex);
+  out.parameters.resize(static_cast<std::size_t>(program.view().plan.stages));
+  std::size_t i = 0;
+  for (int s = 0; s < program.view().plan.stages; ++s) {
+    if (program.view().plan.rank_of_stage(s) != line.where().pipeline_rank()) continue;
+    for (auto& p : train.stages()[static_cast<std::size_t>(s)].parameters())
+      out.parameters[static_cast<std::size_t>(s)].push_back(p.value.detach().clone());
+    ++i;
+  }
+  CHECK(i > 0);
+}
+
+
+/// Runs a body on every rank, each a thread with a store and a watch in common, as processes have them.
+/// \param rank rank(where, store, watch)
+template <class Rank>
+std::vector<std::string> on_ranks(int ranks, int replicas, Rank const& rank) {
+  auto const store = c10::make_intrusive<c10d::HashStore>();
+  int const world = ranks * replicas;
+  std::vector<std::string> said(static_cast<std::size_t>(world));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      at::set_num_threads(1);
+      try {
+        auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
+        rank(chevron::layout{.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
+      } catch (std::exception const& e) {
+        said[static_cast<std::size_t>(r)] = e.what();
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
+  return said;
+}
+
+/// \param make make(where, store, watch) gives a transport with `close()`
+template <class Make>
+void compare(Make const& make) {
+  struct size {
+    int ranks, replicas, micro_batches;
+  };
+  std::vector<char const*> schedules;
+  chevron::catalogue::for_each([&](auto const& one) { schedules.push_back(one.name); });
+  for (char const* const name : schedules) {
+    for (auto const& [ranks, replicas, micro_batches] : {size{2, 2, 3}, size{4, 1, 5}, size{2, 1, 1}}) {
+      INFO(name << " on " << ranks << " × " << replicas << " ranks, " << micro_batches << " microbatches");
+      auto const program = chevron::lower(chevron::catalogue::make_plan(name, {.ranks = ranks, .micro_batches = micro_batches}));
+      std::mutex mutex;
+      outcome by_threads, by_other;
+      chevron::run_threads({.pipeline_ranks = ranks, .replicas = replicas},
+                           [&](chevron::transport& line) { train_on(line, program, by_threads, mutex); });
+      auto const said = on_ranks(ranks, replicas, [&](chevron::layout const& where, auto const& store, auto const& watch) {
+        auto const line = make(where, store, watch);
+        line->deadline(std::chrono::seconds(20));
+        train_on(*line, program, by_other, mutex);
+        line->close();
+      });
+      for (auto const& each : said) CHECK(each == "");
+      REQUIRE(by_threads.losses.size() == 4);
+      CHECK(by_other.losses == by_threads.losses);
+      REQUIRE(by_other.parameters.size() == by_threads.parameters.size());
+      for (std::size_t s = 0; s < by_threads.parameters.size(); ++s) {
+        REQUIRE(by_threads.parameters[s].size() == 2);
+        REQUIRE(by_other.parameters[s].size() == 2);
+        for (std::size_t i = 0; i < 2; ++i) CHECK(at::equal(by_other.parameters[s][i], by_threads.parameters[s][i]));
+      }
+    }
+  }
+}
+
+}  // namespace same_as_threads
