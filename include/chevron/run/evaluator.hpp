@@ -41,13 +41,15 @@ class evaluator {
   /// \param all what is counted over all replicas; 0: every replica has as much as this one
   double loss(batch const& whole, double all = 0) {
     owner_->settle();
-    batch_.split(whole, program_.view().plan.size.micro_batches);
+    lanes::scope const here(*owner_->on());
+    batch_.split(owner_->on_device(whole), program_.view().plan.size.micro_batches);
     return loss_of_batch(all);
   }
   /// The same of microbatches that the caller has cut.
   double loss(std::vector<batch> const& micro_batches, double all = 0) {
     owner_->settle();
-    batch_.take(micro_batches, program_.view().plan.size.micro_batches);
+    lanes::scope const here(*owner_->on());
+    batch_.take(owner_->on_device(micro_batches), program_.view().plan.size.micro_batches);
     return loss_of_batch(all);
   }
   /// The same without extras.
@@ -56,7 +58,8 @@ class evaluator {
   /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others.
   tensors outputs(batch const& whole_batch) {
     owner_->settle();
-    batch_.split(whole_batch, program_.view().plan.size.micro_batches);
+    lanes::scope const here(*owner_->on());
+    batch_.split(owner_->on_device(whole_batch), program_.view().plan.size.micro_batches);
     run(without_loss_);
     tensors whole;
     std::vector<tensors>& parts = without_loss_.outputs();
@@ -91,6 +94,7 @@ class evaluator {
   static executor_hooks hooks(trainer& owner) {
     executor_hooks out;
     out.autocast = owner.autocast();
+    out.on = owner.on();
     return out;
   }
 

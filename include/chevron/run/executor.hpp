@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,7 +20,9 @@
 #include <chevron/lower/edges.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/run/chunk.hpp>
+#include <chevron/run/device_clock.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/lanes.hpp>
 #include <chevron/run/loss.hpp>
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/record.hpp>
@@ -39,6 +42,7 @@ struct executor_hooks {
   std::function<void(int stage)> before_gradients;  ///< a B or W is about to add to the stage's gradients
   std::uint64_t seed = 0;                           ///< of what stages draw (random.hpp)
   std::optional<at::ScalarType> autocast = {};      ///< stages and loss run under autocast to this
+  std::shared_ptr<lanes> on = {};                   ///< what to compute on; empty: the CPU, one thing after the other
 };
 
 /// One rank's interpreter of a program: a loop over its instructions.
@@ -50,6 +54,10 @@ struct executor_hooks {
 /// they are sent or taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where the
 /// graph saved them. From I on it holds the gradients that W needs; the graph between is gone. A received tensor is moved
 /// into the graph. A sent tensor is the transport's from `post_send` to `wait_send`. Stages are the caller's.
+///
+/// Who waits on whom. What is computed, is computed on lane 0 of the rank's lanes (lanes.hpp); of a fused pair the halves run beside
+/// each other where there are two, F on the lane that the other half's microbatch did not have in its F: autograd runs a backward
+/// where its forward ran. The transport is driven from here alone: what a pair needs is received before it, and sent after.
 ///
 /// Failure. A transport's error passes through; whatever a stage or the loss throws becomes a `usage_error` with rank, step
 /// and action. After any of them the step is lost and the executor refuses to run again: parameters' gradients are half added up,
@@ -67,6 +75,8 @@ class executor {
         hooks_(std::move(hooks)),
         rank_(line.where().pipeline_rank()),
         slots_(static_cast<std::size_t>(steps.slots[line.where().pipeline_rank()].activation)),
+        on_(hooks_.on ? hooks_.on : std::make_shared<lanes>(at::kCPU, false)),
+        clock_(on_->where()),
         losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)),
         outputs_(steps.plan.forward_only ? static_cast<std::size_t>(steps.plan.size.micro_batches) : 0) {
     record_.reserve(static_cast<std::size_t>(steps.length(rank_)));
@@ -88,7 +98,9 @@ class executor {
   void run(split_batch const& batch, long step, std::function<bool()> const& verdict = {}) {
     if (broken_) throw usage_error("an earlier step failed on this rank: nothing can be run after it", at_action({}, step));
     broken_ = true;
+    lanes::scope const here(*on_);
     record_.begin_step(step);
+    clock_.begin_step();
     line_->begin_step(step);
     int const length = program_.length(rank_);
     int next = 0;
@@ -111,6 +123,11 @@ class executor {
 
   program_view program() const { return program_; }
   record const& last_record() const { return record_; }
+  /// The same with the times of an accelerator, which it waits for.
+  record const& settle_record() {
+    clock_.settle(record_);
+    return record_;
+  }
   /// The mean loss of each microbatch; undefined tensors on ranks without the last stage, and where there is no loss.
   tensors const& losses() const { return losses_; }
   /// Of a program that only runs forward, without a loss: the last stage's outputs by microbatch, on its rank.
@@ -119,6 +136,8 @@ class executor {
  private:
   struct activation {
     chunk work;
+    int lane = 0;     // that its F ran on
+    at::Tensor loss;  // of the last stage's F, until it is noted
     tensors outputs;
     tensors input_gradients;
   };
@@ -126,9 +145,40 @@ class executor {
   /// Runs the instruction at this position, and gives the position of the next.
   int one(int position, split_batch const& batch, long step) {
     instruction const& i = program_.at(rank_, position);
-    recorded& r = record_.add(i.what);
+    if (i.what.fused != 0 && on_->two()) return pair(position, batch, step);
+    std::size_t const entry = record_.add(i.what);
+    guarded(i, step, [&] { carry_out(i, batch, entry); });
+    if (!is_compute(i.what.what)) record_.ends(entry);
+    return position + 1;
+  }
+
+  /// Runs the two halves of a fused pair beside each other.
+  int pair(int position, split_batch const& batch, long step) {
+    instruction const& f = program_.at(rank_, position);
+    instruction const& b = program_.at(rank_, position + 1);
+    std::size_t const of_f = record_.add(f.what);
+    guarded(f, step, [&] { bring_inputs(f, batch); });
+    std::size_t const of_b = record_.add(b.what);
+    guarded(b, step, [&] {
+      bring_output_gradients(b, batch);
+      if (b.what.what == kind::backward && hooks_.before_gradients) hooks_.before_gradients(static_cast<int>(b.what.stage));
+    });
+    int const lane = 1 - slots_[b.slot].lane;
+    slots_[f.slot].lane = lane;
+    // The other lane must not get their memory while F still reads it.
+    tensors const inputs_of_f = inputs_;
+    on_->both(
+        lane, [&] { guarded(f, step, [&] { compute(f, batch, of_f); }); },
+        [&] { guarded(b, step, [&] { compute(b, batch, of_b); }); });
+    note(f);
+    note(b);
+    return position + 2;
+  }
+
+  template <class Work>
+  void guarded(instruction const& i, long step, Work const& work) const {
     try {
-      carry_out(i, batch, r);
+      work();
     } catch (usage_error const& e) {
       if (e.where().rank >= 0) throw;
       throw usage_error(thrower(i) + e.what(), at_action(i, step));
@@ -139,8 +189,6 @@ class executor {
     } catch (std::exception const& e) {
       throw usage_error(thrower(i) + e.what(), at_action(i, step));
     }
-    r.end = now_ns();
-    return position + 1;
   }
 
   /// Lets go of all that was computed, and takes what others sent meanwhile off the channels: a message is received before
@@ -154,6 +202,7 @@ class executor {
     for (int const position : what.sending) line_->wait_send(program_.at(rank_, position).source);
     for (activation& slot : slots_) slot = {};
     record_.start_over();
+    clock_.start_over();
   }
 
   place at_action(instruction const& i, long step) const {
@@ -164,38 +213,73 @@ class executor {
     return is_compute(i.what.what) ? "stage " + std::to_string(i.what.stage) + " threw: " : std::string();
   }
 
-  void carry_out(instruction const& i, split_batch const& batch, recorded& r) {
+  void carry_out(instruction const& i, split_batch const& batch, std::size_t entry) {
     switch (i.what.what) {
-      case kind::forward: return forward(i, batch, r);
+      case kind::forward:
+        bring_inputs(i, batch);
+        slots_[i.slot].lane = 0;
+        return carry_out_computation(i, batch, entry);
       case kind::backward:
-        take_output_gradients(i, batch, r);
-        if (hooks_.before_gradients) hooks_.before_gradients(static_cast<int>(i.what.stage));
-        slots_[i.slot].work.backward(task_of(i, batch), gradients_, slots_[i.slot].input_gradients);
-        record_.chunk_ends();
-        break;
       case kind::backward_input:
-        take_output_gradients(i, batch, r);
-        slots_[i.slot].work.backward_input(task_of(i, batch), gradients_, slots_[i.slot].input_gradients);
-        break;
+        bring_output_gradients(i, batch);
+        if (i.what.what == kind::backward && hooks_.before_gradients) hooks_.before_gradients(static_cast<int>(i.what.stage));
+        return carry_out_computation(i, batch, entry);
       case kind::backward_weight:
         if (hooks_.before_gradients) hooks_.before_gradients(static_cast<int>(i.what.stage));
-        slots_[i.slot].work.backward_weight(task_of(i, batch));
-        record_.chunk_ends();
-        break;
-      case kind::send_forward: send(i, slots_[i.slot].outputs); break;
-      case kind::send_backward: send(i, slots_[i.slot].input_gradients); break;
+        return carry_out_computation(i, batch, entry);
+      case kind::send_forward: return send(i, slots_[i.slot].outputs);
+      case kind::send_backward: return send(i, slots_[i.slot].input_gradients);
       case kind::receive_forward:
-      case kind::receive_backward: line_->post_receive(i.peer, i.what, i.source); break;
+      case kind::receive_backward: return line_->post_receive(i.peer, i.what, i.source);
       case kind::wait_send_forward:
-      case kind::wait_send_backward: line_->wait_send(i.source); break;
+      case kind::wait_send_backward: return line_->wait_send(i.source);
       case kind::reduce_gradients:
         if (hooks_.reduce_gradients) hooks_.reduce_gradients(static_cast<int>(i.what.stage));
-        break;
+        return;
       case kind::optimizer_step:
         if (hooks_.optimizer_step) hooks_.optimizer_step();
-        break;
+        return;
     }
-    gradients_.clear();
+  }
+
+  void carry_out_computation(instruction const& i, split_batch const& batch, std::size_t entry) {
+    compute(i, batch, entry);
+    note(i);
+  }
+
+  /// F, B, I or W alone: what it needs has been brought. Of a pair, one of these runs in another thread.
+  void compute(instruction const& i, split_batch const& batch, std::size_t entry) {
+    record_.starts(entry);
+    clock_.starts(entry);
+    activation& slot = slots_[i.slot];
+    chunk_task const task = task_of(i, batch);
+    switch (i.what.what) {
+      case kind::forward: slot.loss = slot.work.forward(task, inputs_, slot.outputs); break;
+      case kind::backward: slot.work.backward(task, gradients_, slot.input_gradients); break;
+      case kind::backward_input: slot.work.backward_input(task, gradients_, slot.input_gradients); break;
+      default: slot.work.backward_weight(task);
+    }
+    if (i.what.what != kind::forward) gradients_.clear();
+    clock_.ends(entry);
+    record_.ends(entry);
+  }
+
+  /// What a computation that is done means for others.
+  void note(instruction const& i) {
+    bool const training = !program_.plan.forward_only;
+    if (i.what.what != kind::forward) {
+      if (i.what.what != kind::backward_input) record_.chunk_ends();
+      return;
+    }
+    activation& slot = slots_[i.slot];
+    if (training) record_.chunk_starts();
+    if (static_cast<int>(i.what.stage) < program_.plan.stages - 1) return;
+    losses_[i.what.micro_batch] = std::move(slot.loss);
+    slot.loss = at::Tensor();
+    if (!training && !loss_) {
+      outputs_[i.what.micro_batch] = std::move(slot.outputs);
+      slot.outputs.clear();
+    }
   }
 
   void send(instruction const& i, tensors& values) {
@@ -203,31 +287,15 @@ class executor {
     values.clear();
   }
 
-  void forward(instruction const& i, split_batch const& batch, recorded& r) {
-    int const stage_number = static_cast<int>(i.what.stage);
-    int const m = static_cast<int>(i.what.micro_batch);
-    bool const training = !program_.plan.forward_only;
-    activation& slot = slots_[i.slot];
-
-    if (stage_number == 0) {
-      inputs_ = batch.inputs(m);
+  /// Brings a stage's inputs: from the batch, from the neighbour on this rank, or from afar.
+  void bring_inputs(instruction const& i, split_batch const& batch) {
+    if (i.what.stage == 0) {
+      inputs_ = batch.inputs(static_cast<int>(i.what.micro_batch));
     } else if (i.local != no_slot) {
       inputs_ = std::move(slots_[i.local].outputs);
       slots_[i.local].outputs.clear();
     } else {
       receive_into(inputs_, i.source);
-    }
-    r.start = now_ns();
-
-    at::Tensor const loss = slot.work.forward(task_of(i, batch), inputs_, slot.outputs);
-    if (training) record_.chunk_starts();
-
-    if (stage_number == program_.plan.stages - 1) {
-      losses_[i.what.micro_batch] = loss;
-      if (!training && !loss_) {
-        outputs_[i.what.micro_batch] = std::move(slot.outputs);
-        slot.outputs.clear();
-      }
     }
   }
 
@@ -250,7 +318,7 @@ class executor {
   }
 
   /// Brings the gradients of a stage's outputs: from the loss, from the neighbour on this rank, or from afar.
-  void take_output_gradients(instruction const& i, split_batch const& batch, recorded& r) {
+  void bring_output_gradients(instruction const& i, split_batch const& batch) {
     if (static_cast<int>(i.what.stage) == program_.plan.stages - 1) {
       at::Tensor const& loss = losses_[i.what.micro_batch];
       gradients_.push_back(at::full(loss.sizes(), batch.gradient_weight(static_cast<int>(i.what.micro_batch)), loss.options()));
@@ -260,7 +328,6 @@ class executor {
     } else {
       receive_into(gradients_, i.source);
     }
-    r.start = now_ns();
   }
 
   void receive_into(tensors& out, std::uint16_t receive_slot) {
@@ -276,6 +343,8 @@ class executor {
   executor_hooks hooks_;
   int rank_;
   std::vector<activation> slots_;
+  std::shared_ptr<lanes> on_;
+  device_clock clock_;
   tensors losses_;
   std::vector<tensors> outputs_;
   record record_;

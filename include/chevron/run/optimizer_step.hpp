@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/square.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <torch/optim/optimizer.h>
 
@@ -167,9 +168,13 @@ class global_update {
 
   /// Waits for the replicas' sums, then decides and steps. Collective. With post-validation it may give nothing: then the step
   /// is `pending`, and `verdict` is to be called before the gradients are written to again.
-  std::optional<update_result> run(long step, update_input const& input) {
+  /// \param settle called when the gradients are there, also where they were only asked for before: completes the input
+  template <class Settle>
+  std::optional<update_result> run(long step, update_input const& input, Settle const& settle) {
     step_ = step;
     all_counts_ = input.all_counts;
+    add_own_norms();
+    settle();
     contribute(input);
     if (!options_.post_validation || calm_ < options_.calm_steps) {
       line_->gather(mine_, all_);
@@ -230,13 +235,15 @@ class global_update {
   static constexpr int header = 4;
 
   void contribute(update_input const& input) {
-    std::fill(mine_.begin(), mine_.end(), 0.0);
     mine_[0] = input.counts;
     mine_[1] = input.busy_seconds;
     mine_[2] = input.span_seconds;
     mine_[3] = static_cast<double>(input.samples);
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
-    std::size_t at = first_norm();
+  }
+
+  void add_own_norms() {
+    std::fill(mine_.begin(), mine_.end(), 0.0);
     auto const waits_from = std::chrono::steady_clock::now();
     for (stage_gradients* g : gradients_) {
       if (g != nullptr) g->wait_sum(*line_);
@@ -248,12 +255,25 @@ class global_update {
         if (g != nullptr) g->scale(1 / scale_.factor());
       }
     }
+    std::size_t at = first_norm();
+    std::vector<at::Tensor> elsewhere;  // on an accelerator: all are asked for, then the host waits once
+    std::vector<std::size_t> places;
     for (stage_gradients* g : gradients_) {
       if (g == nullptr) continue;
       for (std::size_t i = 0; i < g->views().size(); ++i, ++at) {
-        if (g->counts_here(i)) mine_[at] = sum_of_squares(g->views()[i]);
+        at::Tensor const& gradient = g->views()[i];
+        if (!g->counts_here(i)) continue;
+        if (gradient.is_cpu()) {
+          mine_[at] = sum_of_squares(gradient);
+        } else {
+          elsewhere.push_back(at::sum(at::square(gradient.to(at::kDouble))));
+          places.push_back(at);
+        }
       }
     }
+    if (elsewhere.empty()) return;
+    at::Tensor const here = at::stack(elsewhere).cpu();
+    for (std::size_t k = 0; k < places.size(); ++k) mine_[places[k]] = here.const_data_ptr<double>()[k];
   }
 
   /// What all ranks' numbers say, the same on all of them.

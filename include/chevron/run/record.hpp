@@ -46,10 +46,18 @@ class record {
     peak_in_flight_ = 0;
   }
 
-  recorded& add(action what) {
+  /// Gives the new entry's number. It ends when it is reached until it is said to end.
+  std::size_t add(action what) {
     std::int64_t const now = now_ns();
     entries_.push_back({what, now, now, now});
-    return entries_.back();
+    return entries_.size() - 1;
+  }
+  void starts(std::size_t entry) { entries_[entry].start = now_ns(); }
+  void ends(std::size_t entry) { entries_[entry].end = now_ns(); }
+  /// An accelerator computed it then, not when its host asked for it.
+  void computed(std::size_t entry, std::int64_t start, std::int64_t end) {
+    entries_[entry].start = start;
+    entries_[entry].end = end;
   }
 
   void chunk_starts() { peak_in_flight_ = ++in_flight_ > peak_in_flight_ ? in_flight_ : peak_in_flight_; }

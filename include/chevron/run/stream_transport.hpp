@@ -49,7 +49,7 @@ namespace chevron {
 /// - The streams are watched (stream_watch.hpp): what does not end within the deadline, a channel's own fault, and a failure
 ///   that another rank published end all that is under way on this rank; its next call throws.
 template <class Streams>
-class stream_transport final : public transport {
+class stream_transport : public transport {
  public:
   /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
   /// \param join how long ranks wait for each other at the start
@@ -278,7 +278,8 @@ class stream_transport final : public transport {
     std::string const key = "channel/" + name;
     if (rank == 0) room_.tell(key, Streams::make_id());
     auto made = std::make_unique<line_end>(line_end{streams_.make_stream(), streams_.make_event(), {}});
-    made->way = streams_.connect(room_.hear(key, mine, deadline()), rank, size);
+    made->way = streams_.connect(room_.hear(key, mine, deadline()), rank, size, [this] { return failures_->failed(); });
+    if (std::string const fault = streams_.fault(); !fault.empty()) lost(mine, fault);
     return made;
   }
 
@@ -297,9 +298,9 @@ class stream_transport final : public transport {
     check(p.about());
   }
   /// The streams have ended before their work was done: the failure that ended them is published, or about to be.
-  [[noreturn]] void lost(awaited const& mine) {
-    throw_failure(failures_->report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = "the streams were ended"}),
-                  mine, where().global_rank);
+  [[noreturn]] void lost(awaited const& mine, std::string const& why = "the streams were ended") {
+    throw_failure(failures_->report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}), mine,
+                  where().global_rank);
   }
 
   void behind_computation(line_end& to) {

@@ -18,7 +18,7 @@
 #include <chevron/run/transport.hpp>
 
 /// \file
-/// Ranks as threads of one process: no launcher, no sockets, no copies.
+/// Ranks as threads of one process: no launcher, no sockets, and copies only from device to device.
 
 namespace chevron {
 
@@ -51,7 +51,9 @@ class threads_transport final : public transport {
     int const to = where().global_of(peer);
     auto& s = mine().sends.at(slot);
     s = {state::posted, to, what, {}};
-    hub_->edge_between(rank(), to).sent.push({tensors(values.begin(), values.end()), what, slot});
+    handover given;
+    given.give(values);
+    hub_->edge_between(rank(), to).sent.push({tensors(values.begin(), values.end()), std::move(given), what, slot});
     hub_->meet(rank(), to);
   }
 
@@ -77,6 +79,7 @@ class threads_transport final : public transport {
       return r.arrives <= now;
     });
     r.where = state::idle;
+    r.given.take(r.values);
     return r.values;
   }
 
@@ -99,6 +102,7 @@ class threads_transport final : public transport {
     if (started_.size() <= b) started_.resize(b + 1);
     ++started_[b];
     std::vector<at::Tensor> parts;
+    std::vector<handover> given;
     {
       std::lock_guard const hold(hub_->mutex);
       check_running("sum of gradients");
@@ -106,9 +110,12 @@ class threads_transport final : public transport {
       if (all.size() <= b) all.resize(b + 1);
       auto& sum = all[b];
       sum.arrived.resize(static_cast<std::size_t>(replicas));
+      sum.given.resize(static_cast<std::size_t>(replicas));
+      sum.given[static_cast<std::size_t>(where().replica())].give(std::span(&values, 1));
       sum.arrived[static_cast<std::size_t>(where().replica())] = std::move(values);
       if (++sum.count < replicas) return;
       parts = std::move(sum.arrived);
+      given = std::move(sum.given);
       sum.count = 0;
     }
     // The last to come adds for all, outside the lock: until `done` counts up nobody touches the tensors.
@@ -117,10 +124,15 @@ class threads_transport final : public transport {
         throw preflight_error("replicas 0 and " + std::to_string(r) + " sum gradients of different shapes in bucket " + std::to_string(bucket),
                               here(-1, "sum of gradients"));
       }
-      parts[0].add_(parts[r]);
+      given[r].wait_for();
+      if (r == 1) given[0].wait_for();
+      parts[0].add_(parts[r].to(parts[0].device()));
     }
     for (std::size_t r = 1; r < parts.size(); ++r) parts[r].copy_(parts[0]);
+    handover sum;
+    sum.give(parts);
     std::lock_guard const hold(hub_->mutex);
+    hub_->sums[static_cast<std::size_t>(where().pipeline_rank())][b].sum = std::move(sum);
     ++hub_->sums[static_cast<std::size_t>(where().pipeline_rank())][b].done;
     hub_->wake_all();
   }
@@ -136,6 +148,7 @@ class threads_transport final : public transport {
     };
     wait(hold, absent, -1, [] { return std::string("sum of gradients"); },
          [&](clock::time_point, clock::time_point&) { return all[b].done >= started_.at(b); });
+    all[b].sum.wait_for();
   }
 
   void gather(std::span<double const> mine, std::span<double> all) override {

@@ -16,6 +16,7 @@
 
 #include <chevron/plan/text.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/handover.hpp>
 #include <chevron/run/stage.hpp>
 
 /// \file
@@ -59,6 +60,7 @@ class threads_hub {
 
   struct message {
     tensors values;
+    handover given;
     action what{};
     std::uint16_t send_slot = 0;
   };
@@ -95,6 +97,7 @@ class threads_hub {
     action what{};
     clock::time_point arrives{};
     tensors values;
+    handover given;
   };
   struct rank_state {
     std::condition_variable woken;
@@ -105,6 +108,8 @@ class threads_hub {
   };
   struct sum {
     std::vector<at::Tensor> arrived;
+    std::vector<handover> given;  // by replica
+    handover sum;
     int count = 0;
     long done = 0;  // how many times this bucket has been summed
   };
@@ -137,6 +142,7 @@ class threads_hub {
       }
       auto const when = clock::now() + delay();
       r.values = std::move(m.values);
+      r.given = std::move(m.given);
       r.arrives = when;
       r.where = state::met;
       send_slot& s = of(from).sends[m.send_slot];

@@ -13,12 +13,14 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/buffer_snapshot.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/executor.hpp>
 #include <chevron/run/gradients.hpp>
+#include <chevron/run/lanes.hpp>
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/optimizer_step.hpp>
 #include <chevron/run/preflight.hpp>
@@ -64,6 +66,11 @@ struct trainer_options {
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
   /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
   bool post_validation = false;
+  /// Where this rank's stages are, and its batches go (parameters must be there already). Ranks of one process may share a device.
+  at::Device device = at::kCPU;
+  /// Whether the two halves of a fused pair (DualPipeV) run beside each other: always on an accelerator, on its two streams; on the
+  /// CPU in two threads, which pays where a rank has two cores.
+  bool overlap_pairs = false;
   /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
   int calm_steps = 10;
 };
@@ -102,9 +109,11 @@ class trainer {
         line_(&line),
         loss_(std::move(loss)),
         post_validation_(options.post_validation),
+        on_(std::make_shared<lanes>(options.device, options.overlap_pairs || !options.device.is_cpu())),
         sums_(options.sums),
         weigh_(options.weigh) {
     program_view const p = program_.view();
+    lanes::scope const here(*on_);
     check_layout(p);
     if (p.plan.forward_only)
       throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
@@ -137,6 +146,7 @@ class trainer {
     if (shared) hooks.before_gradients = [this](int s) { gradients_[static_cast<std::size_t>(s)]->attach(); };
     hooks.seed = options.seed;
     hooks.autocast = autocast_ = options.autocast;
+    hooks.on = on_;
     executor_ = std::make_unique<executor>(p, line, stages_, loss_, std::move(hooks));
   }
 
@@ -149,13 +159,15 @@ class trainer {
   /// \returns its report; with `post_validation` that of the step before, since this one's is not known yet
   step_report step(batch const& whole, double all = 0) {
     std::int64_t const begin = now_ns();
-    batch_.split(whole, program_.view().plan.size.micro_batches);
+    lanes::scope const here(*on_);
+    batch_.split(on_device(whole), program_.view().plan.size.micro_batches);
     return step_of_batch(begin, all);
   }
   /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
   step_report step(std::vector<batch> const& micro_batches, double all = 0) {
     std::int64_t const begin = now_ns();
-    batch_.take(micro_batches, program_.view().plan.size.micro_batches);
+    lanes::scope const here(*on_);
+    batch_.take(on_device(micro_batches), program_.view().plan.size.micro_batches);
     return step_of_batch(begin, all);
   }
   /// The same without extras.
@@ -164,11 +176,13 @@ class trainer {
   /// Computes gradients and adds them to those of the next `step`, which must be given the same `all`: a batch too large for one
   /// run of the program is trained on by some calls of `accumulate` and then one of `step`.
   void accumulate(batch const& whole, double all) {
-    batch_.split(whole, program_.view().plan.size.micro_batches);
+    lanes::scope const here(*on_);
+    batch_.split(on_device(whole), program_.view().plan.size.micro_batches);
     accumulate_batch(all);
   }
   void accumulate(std::vector<batch> const& micro_batches, double all) {
-    batch_.take(micro_batches, program_.view().plan.size.micro_batches);
+    lanes::scope const here(*on_);
+    batch_.take(on_device(micro_batches), program_.view().plan.size.micro_batches);
     accumulate_batch(all);
   }
   void accumulate(tensors const& inputs, tensors const& targets, double all) { accumulate(batch{inputs, targets}, all); }
@@ -178,6 +192,7 @@ class trainer {
   /// \returns the report of the last step
   step_report settle() {
     if (update_->pending()) {
+      lanes::scope const here(*on_);
       bool stands = true;
       fill_in(update_->verdict(stands));
     }
@@ -203,6 +218,27 @@ class trainer {
   /// The number of the next step: also to be set when training goes on from a checkpoint.
   long next_step() const { return step_; }
   void next_step(long step) { step_ = step; }
+
+  /// What this rank computes on.
+  std::shared_ptr<lanes> const& on() const { return on_; }
+
+  /// A batch with what this rank needs of it on its device. From pinned memory it is copied in the background: leave it alone
+  /// until the step is over.
+  batch on_device(batch const& whole) const {
+    if (!on_->on_accelerator()) return whole;
+    auto const brought = [&](at::Tensor const& t) { return t.defined() ? t.to(on_->where(), /*non_blocking=*/true) : t; };
+    batch out = whole;
+    if (stages_.front()) std::transform(out.inputs.begin(), out.inputs.end(), out.inputs.begin(), brought);
+    if (stages_.back()) std::transform(out.targets.begin(), out.targets.end(), out.targets.begin(), brought);
+    for (extra& e : out.extras) e.value = brought(e.value);
+    return out;
+  }
+  std::vector<batch> on_device(std::vector<batch> const& micro_batches) const {
+    if (!on_->on_accelerator()) return micro_batches;
+    std::vector<batch> out;
+    for (batch const& one : micro_batches) out.push_back(on_device(one));
+    return out;
+  }
 
   /// Gives each microbatch its share of the loss.
   /// \param all what microbatches count over all replicas; 0: every replica has as much as this one
@@ -241,6 +277,13 @@ class trainer {
       made = build(s);
       if (!made) throw usage_error("stage " + std::to_string(s) + " was built empty", {line_->where().global_rank, -1, -1, ""});
       made.training(true);
+      for (parameter const& q : made.parameters()) {
+        if (q.value.device() == on_->where()) continue;
+        throw usage_error("stage " + std::to_string(s) + "'s " + q.name + " is on " + q.value.device().str() +
+                              ", but the trainer's options say this rank computes on " + on_->where().str() +
+                              ": build the stage there (module->to(device)), or change trainer_options::device",
+                          {line_->where().global_rank, -1, -1, ""});
+      }
     }
     for (std::size_t a = 0; a < stages_.size(); ++a) {
       for (std::size_t b = a + 1; b < stages_.size(); ++b) check_apart(a, b);
@@ -331,21 +374,31 @@ class trainer {
     peak_in_flight_ = std::max(peak_in_flight_, executor_->last_record().peak_in_flight());
   }
 
-  /// All gradients of one run of the program are there.
+  /// All gradients of one run of the program are there, or asked for.
   void finish_batch() {
-    for (std::size_t m = 0; m < weighted_losses_.size(); ++m) {
-      at::Tensor const& loss = executor_->losses()[m];
-      if (loss.defined()) weighted_losses_[m] += loss.item<double>() * batch_.weight(static_cast<int>(m));
-    }
-    record const& r = executor_->last_record();
     input_.counts += batch_.counts();
     input_.samples += batch_.samples();
-    input_.busy_seconds += r.busy_seconds();
-    input_.span_seconds += r.span_seconds();
-    if (!last_pass_) return;
+    if (!last_pass_) return read_batch();
     input_.weighted_losses = weighted_losses_;
     input_.all_counts = all_;
-    result_ = update_->run(step_, input_);
+    result_ = update_->run(step_, input_, [this] { read_batch(); });
+  }
+
+  /// What the host has to know of it: waits for an accelerator, once.
+  void read_batch() {
+    tensors losses;
+    for (at::Tensor const& loss : executor_->losses()) {
+      if (loss.defined()) losses.push_back(loss.reshape({}));  // one number, or an error
+    }
+    if (!losses.empty()) {
+      at::Tensor const here = at::stack(losses).to(at::TensorOptions(at::kCPU).dtype(at::kDouble));
+      for (std::size_t m = 0; m < losses.size(); ++m) {
+        weighted_losses_[m] += here.const_data_ptr<double>()[m] * batch_.weight(static_cast<int>(m));
+      }
+    }
+    record const& r = executor_->settle_record();
+    input_.busy_seconds += r.busy_seconds();
+    input_.span_seconds += r.span_seconds();
   }
 
   void zero_gradients() {
@@ -380,6 +433,7 @@ class trainer {
   transport* line_;
   loss_function loss_;
   bool post_validation_;
+  std::shared_ptr<lanes> on_;
   std::vector<stage> stages_;
   std::vector<std::unique_ptr<stage_gradients>> gradients_;  // by stage; null on other ranks
   tied_parameters tied_;
