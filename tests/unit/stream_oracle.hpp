@@ -1,0 +1,332 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/lower/stream_order.hpp>
+
+/// \file
+/// What streams do, told a second time and as plainly as possible: the judge of check_streams.hpp, without anything of it. A
+/// machine does the operations of all streams one by one, in any order that it likes and streams allow; memory holds values, and
+/// who reads looks at what is there, when it begins and when it ends.
+
+namespace chevron::tests {
+
+using stream_lists = std::vector<std::vector<stream_operation>>;
+
+inline stream_lists stream_lists_of(program_view const& program) {
+  stream_lists out;
+  for (int r = 0; r < program.plan.size.ranks; ++r) {
+    buffer<stream_operation> const list = stream_order(program, r);
+    out.emplace_back(list.begin(), list.end());
+  }
+  return out;
+}
+
+class stream_machine {
+ public:
+  stream_machine(plan_view const& plan, stream_lists const& lists)
+      : plan_(plan), ranks_(lists.size()), slots_(static_cast<std::size_t>(2 * plan.stages * plan.size.micro_batches), -1) {
+    for (std::size_t r = 0; r < lists.size() && host_fault_.empty(); ++r) issue(static_cast<int>(r), lists[r]);
+  }
+
+  /// Why the lists are wrong; empty: nobody found anything. Each work in turn is put off as long as anything else can go on, once
+  /// before it begins and once before it ends; between all others chance decides. Whatever can go wrong between two works goes
+  /// wrong when one of them is late.
+  std::string fault(std::mt19937& random) {
+    if (!host_fault_.empty()) return host_fault_;
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      if (all_[i].what.does != stream_task::work) continue;
+      for (bool const begun : {false, true}) {
+        if (std::string const why = run(random, static_cast<int>(i), begun); !why.empty()) return why;
+      }
+    }
+    return {};
+  }
+  /// Whether it comes to its end, whatever the memory says. That does not depend on the order.
+  bool hangs(std::mt19937& random) {
+    blind_ = true;
+    bool const out = run(random, -1, false) == "hangs";
+    blind_ = false;
+    return out;
+  }
+
+ private:
+  struct operation {
+    stream_operation what{};
+    int rank = 0;
+    int position = 0;
+    int record = -1;                   // of a wait
+    int turn = 0;                      // of an addition to gradients: how many came before, in the order of the host
+    int channel = -1;                  // of a message
+    int memory = -1;                   // of a receive: its slot
+    bool first = false, last = false;  // the step before, and the step's own end: on the compute stream
+    std::vector<int> lost{};           // results whose memory this one may have been given
+  };
+  enum class state : char { queued, begun, ended };
+
+  bool local(int stage, int rank) const { return plan_.rank_of[stage] == rank; }
+  int result(bool gradient, int stage, int m) const {
+    return ((gradient ? plan_.stages : 0) + stage) * plan_.size.micro_batches + m;
+  }
+  int sent_by(action a) const {
+    return result(a.what == kind::send_backward, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
+  }
+  int received_by(action a) const {
+    bool const gradient = a.what == kind::receive_backward;
+    return result(gradient, static_cast<int>(a.stage) + (gradient ? 1 : -1), static_cast<int>(a.micro_batch));
+  }
+  static bool computes(kind k) {
+    return k == kind::forward || k == kind::backward || k == kind::backward_input || k == kind::backward_weight;
+  }
+  static bool adds(kind k) { return k == kind::backward || k == kind::backward_weight; }
+  static bool sends(kind k) { return k == kind::send_forward || k == kind::send_backward; }
+  static bool receives(kind k) { return k == kind::receive_forward || k == kind::receive_backward; }
+
+  /// The host's part: it hands handles about in its own order, and what it does not have it cannot hand on.
+  void issue(int rank, std::vector<stream_operation> const& list) {
+    std::map<std::pair<event_kind, int>, int> recorded;
+    std::map<int, int> in_send, in_receive;  // results by slot
+    std::map<std::pair<kind, int>, int> issued;
+    std::vector<int> lost;
+    std::map<int, int> additions, uses_left;  // by stage; by result received
+    std::vector<int> sums(static_cast<std::size_t>(plan_.stages));
+    auto const stream_of = [&](stream_name s) -> std::vector<int>& {
+      return streams_[{rank, {static_cast<int>(s.what), static_cast<int>(s.peer)}}];
+    };
+    auto const queue = [&](operation one) {
+      stream_of(one.what.on).push_back(static_cast<int>(all_.size()));
+      all_.push_back(std::move(one));
+    };
+    auto const wrong = [&](char const* why) {
+      if (host_fault_.empty()) host_fault_ = "rank " + std::to_string(rank) + "'s host: " + why;
+    };
+    first_.push_back(static_cast<int>(all_.size()));
+    queue({.what = recording({event_kind::computed}, {stream_kind::compute}), .rank = rank, .first = true});
+    all_.back().what.does = stream_task::work;
+    for (std::size_t at = 0; at < list.size(); ++at) {
+      operation one{.what = list[at], .rank = rank, .position = static_cast<int>(at)};
+      stream_operation const& o = one.what;
+      action const a = o.what;
+      int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
+      if (o.does == stream_task::let_go) {
+        if (in_send.count(o.slot) == 0) return wrong("lets go of nothing");
+        lost.push_back(in_send[o.slot]);
+        in_send.erase(o.slot);
+        continue;
+      }
+      auto const event = std::pair(o.event.what, static_cast<int>(o.event.number));
+      if (o.does == stream_task::record) recorded[event] = static_cast<int>(all_.size());
+      if (o.does == stream_task::wait) {
+        if (recorded.count(event) == 0) return wrong("waits for an event that was not recorded");
+        one.record = recorded[event];
+      }
+      if (o.does == stream_task::work) {
+        auto const has = [&](kind k, int s) { return issued.count({k, result(false, s, m)}) > 0; };
+        auto const has_gradient = [&](int s) { return has(kind::backward, s) || has(kind::backward_input, s); };
+        if (sends(a.what) || receives(a.what)) {
+          auto const ends = sends(a.what) ? std::pair(rank, static_cast<int>(o.peer)) : std::pair(static_cast<int>(o.peer), rank);
+          one.channel = static_cast<int>(channels_.try_emplace(ends, channels_.size()).first->second);
+        }
+        if (computes(a.what)) {
+          bool const weights = a.what == kind::backward_weight, forward = a.what == kind::forward;
+          if (has(a.what, stage)) return wrong("computes twice");
+          if (!forward && !weights && has_gradient(stage)) return wrong("computes a gradient twice");
+          if (weights && (!has(kind::backward_input, stage) || has(kind::backward, stage))) return wrong("W without I");
+          if (!forward && !weights && !has(kind::forward, stage)) return wrong("no graph to go back");
+          int const from = weights ? -1 : forward ? stage - 1 : stage + 1;
+          if (from >= 0 && from < plan_.stages) {
+            if (local(from, rank) ? !(forward ? has(kind::forward, from) : has_gradient(from))
+                                  : in_receive.count(o.slot) == 0 || in_receive[o.slot] != result(!forward, from, m))
+              return wrong("its input is not there");
+          }
+          if (plan_.forward_only ? forward : adds(a.what)) {
+            for (int const done :
+                 {stage > 0 ? result(false, stage - 1, m) : -1, stage + 1 < plan_.stages ? result(true, stage + 1, m) : -1})
+              uses_left[done] = 0;
+          }
+          if (adds(a.what)) {
+            if (sums[a.stage] != 0) return wrong("adds to a sum");
+            one.turn = additions[stage]++;
+          }
+          issued[{a.what, result(false, stage, m)}] = 1;
+          one.lost = lost;
+        } else if (sends(a.what)) {
+          if (a.what == kind::send_forward ? !has(kind::forward, stage) : !has_gradient(stage)) return wrong("nothing to send");
+          if (in_send.count(o.slot) > 0) return wrong("a send in its slot");
+          in_send[o.slot] = sent_by(a);
+        } else if (receives(a.what)) {
+          if (in_receive.count(o.slot) > 0 && uses_left[in_receive[o.slot]] != 0) return wrong("receives over what is needed");
+          in_receive[o.slot] = received_by(a);
+          uses_left[received_by(a)] = 1;
+          one.memory = static_cast<int>(memories_.try_emplace({rank, o.slot}, memories_.size()).first->second);
+          slots_[static_cast<std::size_t>(received_by(a))] = one.memory;
+        } else if (a.what == kind::reduce_gradients) {
+          if (sums[a.stage]++ != 0 || additions[stage] != plan_.size.micro_batches) return wrong("sums too early, or twice");
+        } else {
+          for (int s = 0; s < plan_.stages; ++s) {
+            if (local(s, rank) && sums[static_cast<std::size_t>(s)] == 0) return wrong("steps without a sum");
+          }
+          one.lost = lost;
+        }
+      }
+      queue(std::move(one));
+    }
+    if (!in_send.empty()) wrong("keeps what was sent for ever");
+    queue({.what = recording({event_kind::computed}, {stream_kind::compute}), .rank = rank, .last = true});
+    all_.back().what.does = stream_task::work;
+  }
+
+  std::string run(std::mt19937& random, int late, bool begun) {
+    state_.assign(all_.size(), state::queued);
+    made_.assign(static_cast<std::size_t>(2 * plan_.stages * plan_.size.micro_batches), 0);
+    graph_ = made_;
+    additions_.assign(static_cast<std::size_t>(plan_.stages), 0);
+    summing_ = summed_ = additions_;
+    content_.assign(memories_.size(), -1);
+    turn_.assign(all_.size(), 0);
+    sends_.assign(channels_.size(), {});
+    receives_ = sends_;
+    working_.assign(ranks_, 0);
+    for (operation const& o : all_) working_[static_cast<std::size_t>(o.rank)] += o.what.does == stream_task::work && !o.last;
+    std::vector<std::pair<std::vector<int> const*, std::size_t>> heads;
+    for (auto const& [name, of] : streams_) heads.emplace_back(&of, 0);
+    std::vector<std::size_t> can;
+    for (std::size_t left = all_.size(); left > 0;) {
+      can.clear();
+      bool late_can = false;
+      std::size_t late_head = 0;
+      for (std::size_t h = 0; h < heads.size(); ++h) {
+        auto const& [of, at] = heads[h];
+        if (at == of->size() || !can_move((*of)[at])) continue;
+        int const i = (*of)[at];
+        if (i == late && (state_[static_cast<std::size_t>(i)] == state::begun) == begun) {
+          late_can = true;
+          late_head = h;
+        } else {
+          can.push_back(h);
+        }
+      }
+      if (can.empty() && !late_can) return "hangs";
+      auto& [of, at] = heads[can.empty() ? late_head : can[random() % can.size()]];
+      int const i = (*of)[at];
+      if (std::string const why = move(i); !why.empty() && !blind_) {
+        operation const& o = all_[static_cast<std::size_t>(i)];
+        return "rank " + std::to_string(o.rank) + ", operation " + std::to_string(o.position) + ", " + to_text(o.what).str() +
+               ": " + why;
+      }
+      if (state_[static_cast<std::size_t>(i)] == state::ended) ++at, --left;
+    }
+    return {};
+  }
+
+  bool can_move(int i) const {
+    operation const& o = all_[static_cast<std::size_t>(i)];
+    if (o.record >= 0) return state_[static_cast<std::size_t>(o.record)] == state::ended;
+    if (o.what.does != stream_task::work || state_[static_cast<std::size_t>(i)] == state::queued) return true;
+    if (o.channel < 0) return true;
+    // A rendezvous: as many must have begun at the other end.
+    auto const& there = sends(o.what.what.what) ? receives_ : sends_;
+    return there[static_cast<std::size_t>(o.channel)].size() > turn_[static_cast<std::size_t>(i)];
+  }
+
+  /// Begins or ends an operation.
+  std::string move(int i) {
+    operation const& o = all_[static_cast<std::size_t>(i)];
+    state& now = state_[static_cast<std::size_t>(i)];
+    bool const begins = now == state::queued;
+    if (o.what.does != stream_task::work) {
+      now = state::ended;
+      return {};
+    }
+    now = begins ? state::begun : state::ended;
+    int& working = working_[static_cast<std::size_t>(o.rank)];
+    if (o.first) {
+      if (!begins) --working;
+      return {};
+    }
+    if (o.last) return working > 0 ? "something outlasts the step" : "";
+    if (state_[static_cast<std::size_t>(first_[static_cast<std::size_t>(o.rank)])] != state::ended)
+      return "begins before the step";
+    if (!begins) --working;
+    for (int const lost : begins ? o.lost : std::vector<int>{}) made_[static_cast<std::size_t>(lost)] = 0;
+    action const a = o.what.what;
+    if (computes(a.what)) return compute(o, begins);
+    auto const meets = [&](auto& of) {
+      turn_[static_cast<std::size_t>(i)] = of[static_cast<std::size_t>(o.channel)].size();
+      of[static_cast<std::size_t>(o.channel)].push_back(i);
+    };
+    if (sends(a.what)) {
+      if (begins) meets(sends_);
+      return made_[static_cast<std::size_t>(sent_by(a))] != 0 ? "" : "what it sends is not there";
+    }
+    if (receives(a.what)) {
+      int& into = content_[static_cast<std::size_t>(o.memory)];
+      if (begins) {
+        into = -1;
+        meets(receives_);
+        return {};
+      }
+      int const from = sends_[static_cast<std::size_t>(o.channel)][turn_[static_cast<std::size_t>(i)]];
+      into = sent_by(all_[static_cast<std::size_t>(from)].what.what);
+      return into == received_by(a) ? "" : "another message arrives";
+    }
+    if (a.what == kind::reduce_gradients) {
+      (begins ? summing_ : summed_)[a.stage] = 1;
+      return additions_[a.stage] == plan_.size.micro_batches ? "" : "sums what is not complete";
+    }
+    for (int s = 0; s < plan_.stages; ++s) {
+      if (local(s, o.rank) && summed_[static_cast<std::size_t>(s)] == 0) return "steps before the sums are there";
+    }
+    return {};
+  }
+
+  std::string compute(operation const& o, bool begins) {
+    action const a = o.what.what;
+    int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
+    auto const there = [&](bool gradient, int from) {
+      int const wanted = result(gradient, from, m);
+      if (local(from, o.rank)) return made_[static_cast<std::size_t>(wanted)] != 0;
+      int const memory = slots_[static_cast<std::size_t>(wanted)];
+      return memory >= 0 && content_[static_cast<std::size_t>(memory)] == wanted;
+    };
+    bool const forward = a.what == kind::forward, weights = a.what == kind::backward_weight;
+    // What a W reads of its neighbours on this rank went into its graph.
+    if (stage > 0 && (forward || !local(stage - 1, o.rank)) && !there(false, stage - 1)) return "its input is not there";
+    if (!forward && stage + 1 < plan_.stages && (!weights || !local(stage + 1, o.rank)) && !there(true, stage + 1))
+      return "its gradient is not there";
+    int& graph = graph_[static_cast<std::size_t>(result(false, stage, m))];
+    if (graph != (forward ? 0 : weights ? 2 : 1)) return "its graph is not there";
+    if (adds(a.what)) {
+      if (summing_[a.stage] != 0) return "adds to what is being summed";
+      if (additions_[a.stage] != o.turn) return "adds out of turn";
+    }
+    if (begins) return {};
+    if (forward) graph = 1, made_[static_cast<std::size_t>(result(false, stage, m))] = 1;
+    if (!forward && !weights) graph = 2, made_[static_cast<std::size_t>(result(true, stage, m))] = 1;
+    if (adds(a.what)) ++additions_[a.stage];
+    return {};
+  }
+
+  plan_view plan_;
+  std::size_t ranks_;
+  std::string host_fault_;
+  std::vector<operation> all_;
+  std::map<std::pair<int, std::pair<int, int>>, std::vector<int>> streams_;  // by rank and name
+  std::vector<int> first_;                                                   // by rank
+  std::map<std::pair<int, int>, std::size_t> channels_, memories_;           // by ranks; by rank and receive slot
+  std::vector<int> slots_;                                                   // by result: the memory it is received into
+  bool blind_ = false;
+  // Of a run.
+  std::vector<state> state_;
+  std::vector<std::size_t> turn_;  // of a message that has begun: how many of its channel began before it
+  std::vector<int> made_, graph_, additions_, summing_, summed_, working_, content_;
+  std::vector<std::vector<int>> sends_, receives_;  // by channel, as they began
+};
+
+}  // namespace chevron::tests
