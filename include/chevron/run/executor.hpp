@@ -25,6 +25,7 @@
 #include <chevron/run/lanes.hpp>
 #include <chevron/run/loss.hpp>
 #include <chevron/run/micro_batch.hpp>
+#include <chevron/run/profiler_label.hpp>
 #include <chevron/run/record.hpp>
 #include <chevron/run/speculation.hpp>
 #include <chevron/run/stage.hpp>
@@ -249,6 +250,7 @@ class executor {
 
   /// F, B, I or W alone: what it needs has been brought. Of a pair, one of these runs in another thread.
   void compute(instruction const& i, split_batch const& batch, std::size_t entry) {
+    profiler_label const label(i.what);
     record_.starts(entry);
     clock_.starts(entry);
     activation& slot = slots_[i.slot];
