@@ -139,7 +139,7 @@ if(NOT LibTorchCUDA_REASON)
       set(_cuda_others " (not used, since LibTorch is built for CUDA ${_cuda_major}: ${_cuda_others})")
     endif()
     set(LibTorchCUDA_REASON "there is a LibTorch for CUDA ${_cuda_major}, but not ${_cuda_missing}${_cuda_others}. "
-      "Remedy: 'pip install \"cuda-toolkit[crt,cccl]\"' beside torch, or CHEVRON_CUDA_DIR=<folder that holds include/>")
+      "Remedy: pip install 'cuda-toolkit[crt,cccl]' beside torch, or CHEVRON_CUDA_DIR=<folder that holds include/>")
     string(JOIN "" LibTorchCUDA_REASON ${LibTorchCUDA_REASON})
   endif()
 endif()

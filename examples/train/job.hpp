@@ -3,6 +3,8 @@
 #include <optional>
 #include <string>
 
+#include <c10/core/Device.h>
+
 #include <chevron/lower/program.hpp>
 
 #include "corpus.hpp"
@@ -30,7 +32,8 @@ struct job {
   train::options options;
   train::corpus text;
   train::programs programs;
-  std::string launcher;  ///< for people: who started the ranks
+  std::string launcher;            ///< for people: who started the ranks
+  c10::Device device = c10::kCPU;  ///< where this rank computes
 };
 
 }  // namespace chevron::train

@@ -1,86 +1,9 @@
 // chevron-train: a byte-level GPT on any text, on one or several ranks, under a schedule that was proved first.
 
-#include <chrono>
-#include <cstdio>
-#include <string>
-#include <thread>
-
-#include <chevron/run/gloo.hpp>
-#include <chevron/run/launch.hpp>
 #include <chevron/run/main.hpp>
-#include <chevron/run/threads.hpp>
 
-#include "job.hpp"
-#include "pictures.hpp"
-#include "train.hpp"
+#include "start.hpp"
 
-namespace {
-
-using namespace chevron;
-using namespace chevron::train;
-
-std::chrono::milliseconds milliseconds(double seconds) { return std::chrono::milliseconds(static_cast<long>(seconds * 1000)); }
-
-/// How many threads an operation of one rank may use: its share of the cores, unless OMP_NUM_THREADS says otherwise. The same for
-/// both backends, since results depend on it in the last bits.
-int share_of_cores(int world) {
-  if (process_environment("OMP_NUM_THREADS")) return at::get_num_threads();
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world);
+int main(int argc, char** argv) {
+  return chevron::run_main(argc, argv, [](int count, char** words) { return chevron::train::start(count, words, nullptr); });
 }
-
-void run_as_threads(job& what) {
-  options const& o = what.options;
-  what.launcher = "threads of this process";
-  run_threads({.pipeline_ranks = o.ranks,
-               .replicas = o.replicas,
-               .deadline = milliseconds(o.timeout),
-               .intra_op_threads = share_of_cores(o.world())},
-              [&](transport& line) { train_on_rank(what, line); });
-}
-
-void run_as_processes(job& what, bool launched_already) {
-  options const& o = what.options;
-  // Everything that can be refused has been: from here on there are several processes.
-  launched const rank = launch({.nproc = launched_already ? 0 : o.world(), .join = milliseconds(o.timeout)});
-  what.launcher = "a process each, Gloo, " + (launched_already ? "started by " + rank.launcher : "forked here");
-  rank.watch->end_process_after(std::chrono::milliseconds(1500));
-  gloo_transport line(rank.place(o.ranks, o.replicas), rank);
-  line.deadline(milliseconds(o.timeout));
-  train_on_rank(what, line);
-  line.close();
-}
-
-int body(int argc, char** argv) {
-  job what;
-  what.options = read_options(argc, argv);
-  options& o = what.options;
-  launch_place const told = read_environment();
-  bool const launched_already = told.world > 1;
-  if (launched_already && o.nproc > 0) {
-    throw usage_error("--nproc " + std::to_string(o.nproc) + " starts processes, but " + told.launcher +
-                      " has already done so. Remedy: leave --nproc away");
-  }
-  if (launched_already && !o.backend_given) o.backend = backend::gloo;
-  if (launched_already && o.backend == backend::threads) {
-    throw usage_error("--backend threads runs all ranks in one process, but " + told.launcher + " has started " +
-                      std::to_string(told.world) + ". Remedy: --backend gloo, or start one process");
-  }
-  if (launched_already && told.world != o.world()) {
-    throw usage_error("--ranks " + std::to_string(o.ranks) + " × --replicas " + std::to_string(o.replicas) + " need " +
-                      std::to_string(o.world()) + " processes, but " + told.launcher + " has started " +
-                      std::to_string(told.world) + ". Remedy: make them equal");
-  }
-  what.programs = make_programs(o);
-  if (told.rank == 0) check_files(o);
-  what.text = read_corpus({.paths = o.data, .least = o.model.context + 1});
-
-  if (o.backend == backend::gloo)
-    run_as_processes(what, launched_already);
-  else
-    run_as_threads(what);
-  return 0;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) { return chevron::run_main(argc, argv, body); }

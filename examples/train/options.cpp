@@ -129,14 +129,15 @@ options read_options(int argc, char** argv) {
       ->type_name("R")
       ->group("Pipeline");
 
-  auto* const backend = app.add_option("--backend", backend_name, "threads: all ranks in this process; gloo: a process each")
+  auto* const backend = app.add_option("--backend", backend_name, "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each")
                             ->check(one_of({"threads", "gloo", "nccl"}))
-                            ->type_name("threads|gloo")
+                            ->type_name("threads|gloo|nccl")
                             ->group("Ranks");
-  app.add_option("--nproc", o.nproc, "with gloo: processes to start here; 0: P x R, or a launcher has started them")
+  app.add_option("--nproc", o.nproc, "with gloo and nccl: processes to start here; 0: P x R, or a launcher has started them")
       ->check(whole(0, 1024))
       ->type_name("N")
       ->group("Ranks");
+  app.add_flag("--share-gpus", o.share_gpus, "with nccl: more ranks than GPUs, which is slow, to try things out")->group("Ranks");
   app.add_option("--timeout", o.timeout, "longest wait for another rank")
       ->check(positive(false))
       ->type_name("SECONDS")
@@ -213,12 +214,11 @@ options read_options(int argc, char** argv) {
     throw usage_error(std::string(wrong.what()) + ". Remedy: chevron-train --help lists every flag");
   }
 
-  if (backend_name == "nccl") {
-    throw usage_error(
-        "--backend nccl comes with GPU support, which this version does not have. Remedy: --backend threads or --backend gloo");
-  }
   o.backend_given = backend->count() > 0;
-  o.backend = backend_name == "gloo" ? train::backend::gloo : train::backend::threads;
+  if (backend_name == "gloo") o.backend = train::backend::gloo;
+  if (backend_name == "nccl") o.backend = train::backend::nccl;
+  if (o.share_gpus && o.backend != train::backend::nccl)
+    throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (precision_name == "bfloat16") o.precision = precision::bfloat16;
   if (precision_name == "autocast") o.precision = precision::autocast;
   if (o.schedule.ends_with(".csv") || o.schedule.find('/') != std::string::npos) {
@@ -243,7 +243,7 @@ options read_options(int argc, char** argv) {
       throw usage_error(
           "--nproc starts processes, but --backend threads has none. Remedy: --backend gloo, or leave --nproc away");
     }
-    o.backend = train::backend::gloo;
+    if (!o.backend_given) o.backend = train::backend::gloo;
     if (o.nproc != o.world()) {
       throw usage_error("--nproc " + std::to_string(o.nproc) + " is not --ranks " + std::to_string(o.ranks) + " × --replicas " +
                         std::to_string(o.replicas) + ". Remedy: --nproc " + std::to_string(o.world()) + ", or leave it away");

@@ -11,7 +11,7 @@
 
 namespace chevron::train {
 
-enum class backend { threads, gloo };
+enum class backend { threads, gloo, nccl };
 enum class precision { float32, bfloat16, autocast };
 
 struct options {
@@ -24,7 +24,8 @@ struct options {
 
   train::backend backend = train::backend::threads;
   bool backend_given = false;
-  int nproc = 0;  ///< 0: not given
+  int nproc = 0;            ///< 0: not given
+  bool share_gpus = false;  ///< more ranks than GPUs
   double timeout = 300;
 
   gpt_size model;

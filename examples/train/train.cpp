@@ -35,7 +35,8 @@ namespace {
 struct windows {
   at::Tensor bytes, following;
 
-  windows(std::string const& text, int count, int context, std::uint64_t seed, std::uint64_t step, std::uint64_t first_sample)
+  windows(std::string const& text, int count, int context, std::uint64_t seed, std::uint64_t step, std::uint64_t first_sample,
+          at::Device device)
       : bytes(at::empty({count, context}, at::kLong)), following(at::empty({count, context}, at::kLong)) {
     auto* x = bytes.data_ptr<std::int64_t>();
     auto* y = following.data_ptr<std::int64_t>();
@@ -47,6 +48,8 @@ struct windows {
         *y++ = static_cast<unsigned char>(at[j + 1]);
       }
     }
+    bytes = bytes.to(device);
+    following = following.to(device);
   }
 };
 
@@ -54,9 +57,11 @@ at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following)
   return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), following.flatten());
 }
 
-stage make_stage(options const& o, int stages, int number) {
+stage make_stage(job const& what, int stages, int number) {
+  options const& o = what.options;
   gpt_stage made(o.model, cut_of(o.model.layers, stages, number), o.seed);
   if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
+  made->to(what.device);
   return stage(made).recompute(o.recompute);
 }
 
@@ -114,7 +119,7 @@ double held_out_loss(job const& what, trainer& train) {
   for (int b = 0; b < batches; ++b) {
     auto const first = static_cast<std::uint64_t>(train.line().where().replica()) * static_cast<std::uint64_t>(mine);
     // Steps of training count from 1, so that these places are others.
-    windows const batch(what.text.held_out, mine, o.model.context, o.seed + 1, static_cast<std::uint64_t>(b), first);
+    windows const batch(what.text.held_out, mine, o.model.context, o.seed + 1, static_cast<std::uint64_t>(b), first, what.device);
     sum += evaluate.loss({batch.bytes}, {batch.following});
   }
   return sum / batches;
@@ -139,11 +144,12 @@ std::string sample_text(job const& what, trainer& train, std::string const& prom
     at::Tensor window = at::full({1, o.model.context}, 0, at::kLong);
     for (std::size_t j = 0; j < seen; ++j)
       window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
-    tensors const logits = forward.outputs({window});
+    tensors const logits = forward.outputs({window.to(what.device)});
     double drawn = 0;
     if (!logits.empty()) {
       at::Tensor const share =
           at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1).to(at::kFloat) / temperature, 0)
+              .cpu()
               .contiguous();
       double left = std::uniform_real_distribution<double>(0, 1)(random);
       int byte = 0;
@@ -200,7 +206,7 @@ void train_on_rank(job const& what, transport& line) {
   // Steps count from 1 here.
   auto const steps = static_cast<double>(o.steps);
   warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
-  trainer train(what.programs.training, line, [&](int s) { return make_stage(o, plan.stages, s); }, next_byte_loss,
+  trainer train(what.programs.training, line, [&](int s) { return make_stage(what, plan.stages, s); }, next_byte_loss,
                 optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
                 {.clip_grad_norm = o.clip_grad_norm,
                  .learning_rate = [rate](long step) { return rate(step - 1); },
@@ -238,7 +244,7 @@ void train_on_rank(job const& what, transport& line) {
   std::int64_t const begin = now_ns();
   for (long step = first_step; step <= o.steps; ++step) {
     auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
-    windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
+    windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first, what.device);
     std::int64_t const step_begin = now_ns();
     told(train.step({batch.bytes}, {batch.following}));
     if (step > o.steps - static_cast<long>(step_records::kept) && (step > first_step || o.steps == first_step))
@@ -261,7 +267,7 @@ void train_on_rank(job const& what, transport& line) {
                          " → " + show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
                          " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     comparison const outcome = compared(what.programs.training, texts, o.post_validation);
-    std::printf("\n%s\n", table_of(outcome, shared_cores(here.world())).c_str());
+    std::printf("\n%s\n", table_of(outcome, what.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_pictures(o, outcome);
     std::fflush(stdout);
   }

@@ -43,7 +43,6 @@ refuses 2 "--steps: x is not a whole number" --steps x
 refuses 2 "--learning-rate: -1 is not a number above 0" --learning-rate=-1
 refuses 2 "--bogus" --bogus
 refuses 2 "Remedy: a width that is a multiple" --heads 5
-refuses 2 "--backend nccl comes with GPU support" --backend nccl
 refuses 2 "Remedy: --nproc 4" --nproc 3
 refuses 2 "Remedy: --backend gloo" --backend threads --nproc 4
 refuses 2 "Remedy: --layers 2 or more" --layers 1 --ranks 4

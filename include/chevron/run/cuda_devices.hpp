@@ -97,15 +97,20 @@ inline std::string why_no_cuda_device(cuda_devices const& found) {
          "). Remedy: see whether nvidia-smi lists them without an error";
 }
 
-/// The GPU of a rank, by its number on its machine: the one of the same number; the only one, where the launcher lets each process
-/// see just its own; or, where ranks are to share GPUs, each in turn. A `usage_error` where there is none for it.
-inline int cuda_device_of(int local_rank, cuda_devices const& found, bool shared = false) {
+/// What is known of the ranks of a machine.
+struct cuda_sharing {
+  bool own_view = false;  ///< their launcher may let each process see a GPU of its own and no other, as srun --gpus-per-task=1 does
+  bool share = false;     ///< more ranks than GPUs are wanted
+};
+
+/// The GPU of a rank, by its number on its machine. A `usage_error` where there is none for it.
+inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
   auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
   if (auto const why = why_no_cuda_device(found); !why.empty()) throw usage_error(rank + why);
   if (local_rank < found.count) return local_rank;
-  if (shared) return local_rank % found.count;
+  if (how.share) return local_rank % found.count;
   auto const visible = detail::with_visible_devices();
-  if (found.count == 1 && !visible.empty()) return 0;
+  if (how.own_view && found.count == 1 && !visible.empty()) return 0;
   throw usage_error(rank + "there " + (found.count == 1 ? "is 1 GPU" : "are " + std::to_string(found.count) + " GPUs") + visible +
                     ". Remedy: at most " + std::to_string(found.count) + (found.count == 1 ? " rank" : " ranks") + " on this machine");
 }

@@ -1,0 +1,13 @@
+#pragma once
+
+/// \file
+/// What tests that need GPUs ask first.
+
+namespace gpus {
+
+/// True with at least so many GPUs. Else says why there are not, and the program ends with 77, which skips:
+///
+///     TEST_CASE("…") { if (!gpus::at_least(1)) return; … }
+bool at_least(int count);
+
+}  // namespace gpus

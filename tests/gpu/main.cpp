@@ -1,0 +1,28 @@
+#include <chevron/run/cuda_devices.hpp>
+
+#include <cstdio>
+#include <string>
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include "gpus.hpp"
+
+namespace {
+bool skipped = false;
+}
+
+bool gpus::at_least(int count) {
+  static chevron::cuda_devices const found = chevron::look_for_cuda_devices();
+  if (found.count >= count) return true;
+  std::string why = chevron::why_no_cuda_device(found);
+  if (why.empty()) why = "GPUs: " + std::to_string(found.count) + ", needed: " + std::to_string(count);
+  std::printf("skipped: %s\n", why.c_str());
+  skipped = true;
+  return false;
+}
+
+int main(int argc, char** argv) {
+  int const failed = doctest::Context(argc, argv).run();
+  return failed == 0 && skipped ? 77 : failed;
+}

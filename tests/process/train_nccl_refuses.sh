@@ -1,0 +1,77 @@
+# --backend nccl where it cannot be: exit code 2 and one sentence that names what is missing, and the remedy.
+# timeout: 120
+set -eu
+bin="${CHEVRON_BUILD:?}/bin"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+failed=0
+
+# refuses <what the message must hold> <command…>
+refuses() {
+  words=$1
+  shift
+  code=0
+  timeout 60 "$@" >output 2>errors || code=$?
+  if [ $code -ne 2 ] || ! grep -q -e "$words" errors; then
+    echo "$*: exit code $code, not 2, or no \`$words\` in:"
+    cat errors
+    failed=1
+  fi
+  if [ "$(wc -l <errors)" -ne 1 ] || ! grep -q "Remedy: " errors; then
+    echo "$*: not one line with a remedy:"
+    cat errors
+    failed=1
+  fi
+}
+
+# The program without CUDA must not load what only the other one needs.
+if ldd "$bin/chevron-train" | grep -q torch_cuda; then
+  echo "chevron-train loads libtorch_cuda"
+  failed=1
+fi
+refuses "share-gpus is about ranks on GPUs" "$bin/chevron-train" --share-gpus
+
+mkdir alone
+cp "$bin/chevron-train" alone/
+if [ ! -x "$bin/chevron-train-nccl" ]; then
+  refuses "this build has no GPU support, since .*Remedy: " "$bin/chevron-train" --backend nccl
+  exit $failed
+fi
+refuses "needs $folder/alone/chevron-train-nccl, which cannot be started: No such file" alone/chevron-train --backend nccl
+
+nccl="$bin/chevron-train --backend nccl --steps 1 --timeline none --trace none"
+if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
+  refuses "no GPU for local rank 3: there is no NVIDIA driver on this machine" $nccl
+  refuses "no GPU for local rank 0: there is no NVIDIA driver" $nccl --ranks 1 --replicas 1
+
+  # Started by a launcher: every rank ends, none waits for another.
+  export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29873
+  RANK=1 LOCAL_RANK=1 timeout 60 $nccl --replicas 1 >other.output 2>other.errors &
+  other=$!
+  refuses "no GPU for local rank 0: there is no NVIDIA driver" env RANK=0 LOCAL_RANK=0 $nccl --replicas 1
+  code=0
+  wait $other || code=$?
+  if [ $code -ne 2 ] || ! grep -q "there is no NVIDIA driver.*Remedy: " other.errors; then
+    echo "the other rank: exit code $code, not 2, or another reason:"
+    cat other.errors
+    failed=1
+  fi
+  unset WORLD_SIZE MASTER_ADDR MASTER_PORT
+fi
+
+# refused_with <status driver count> <words> <command…>: as if CUDA's runtime had said so.
+refused_with() {
+  told=$1
+  words=$2
+  shift 2
+  refuses "$words" env LD_PRELOAD="$CHEVRON_BUILD/tests/libchevron-pretended-gpus.so" "PRETENDED_GPUS=$told" "$@"
+}
+refused_with "35 12040 0" "driver of this machine is for CUDA 12.4, this program for CUDA 1[0-9]" $nccl
+refused_with "100 13000 0" "sees no GPU. Remedy: see whether nvidia-smi lists one" env -u CUDA_VISIBLE_DEVICES $nccl
+refused_with "100 13000 0" "sees no GPU with CUDA_VISIBLE_DEVICES=7. Remedy: " env CUDA_VISIBLE_DEVICES=7 $nccl
+refused_with "802 13000 0" "(802). Remedy: " $nccl
+refused_with "0 13000 2" "local rank 3: there are 2 GPUs. Remedy: at most 2 ranks" env -u CUDA_VISIBLE_DEVICES $nccl --nproc 4
+refused_with "0 13000 1" "local rank 1: there is 1 GPU with CUDA_VISIBLE_DEVICES=0. Remedy: at most 1 rank" \
+  env CUDA_VISIBLE_DEVICES=0 $nccl --nproc 2 --replicas 1
+exit $failed
