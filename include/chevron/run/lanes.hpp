@@ -34,6 +34,7 @@ class lanes {
   lanes(at::Device where, bool two) : where_(where), two_(two) {
     if (on_accelerator()) {
       c10::impl::VirtualGuardImpl const device(where.type());
+      if (!where_.has_index()) where_ = device.getDevice();
       for (auto& s : streams_) s = device.getStreamFromGlobalPool(where_);
     } else if (two) {
       side_ = std::make_unique<worker>();
