@@ -23,6 +23,7 @@ struct entry {
   int peak = 0;                 ///< chunks, on the rank that has most
   std::int64_t peak_bytes = 0;  ///< on the rank that has most
   std::string reason;
+  std::string measured;  ///< of the schedule that a profile was taken under: what it took beside what is predicted
 };
 
 /// What all schedules are given: costs and sizes of a rank's whole share of the model, and of a message.
@@ -31,6 +32,8 @@ struct conditions {
   std::int64_t activation_bytes = -1;  ///< -1: not declared
   std::int64_t message_bytes = -1;
   int limit = 0;
+  request const* asked = nullptr;
+  std::optional<chevron::profile> profile;  ///< if given, costs come from there
 };
 
 /// One value for all: a list a stage would mean different things to schedules that cut the model differently.
@@ -44,6 +47,8 @@ std::string const& single(std::string const& typed, std::string const& flag, cha
 
 conditions conditions_of(request const& asked) {
   conditions out;
+  out.asked = &asked;
+  out.profile = profile_of(asked);
   out.whole.forward = cost_number(single(asked.forward, "--forward"), "--forward");
   out.whole.backward_input = cost_number(single(asked.backward_input, "--backward-input"), "--backward-input");
   out.whole.backward_weight = cost_number(single(asked.backward_weight, "--backward-weight"), "--backward-weight");
@@ -76,9 +81,16 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     out.reason = describe(broken).str();
     return out;
   }
-  chevron::costs each = given.whole;
-  for (double* cost : {&each.forward, &each.backward_input, &each.backward_weight}) *cost /= out.chunks;
-  out.numbers = chevron::show::figures_of(plan, each);
+  if (given.profile) {
+    owned_costs const costs = costs_of(*given.asked, *given.profile, chevron::split_stages(plan), out.reason);
+    if (!out.reason.empty()) return out;
+    out.numbers = chevron::show::figures_of(plan, costs.view());
+    out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
+  } else {
+    chevron::costs each = given.whole;
+    for (double* cost : {&each.forward, &each.backward_input, &each.backward_weight}) *cost /= out.chunks;
+    out.numbers = chevron::show::figures_of(plan, each);
+  }
   out.peak = *std::max_element(out.numbers.peak_in_flight.begin(), out.numbers.peak_in_flight.end());
   out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
   if (given.limit > 0 && out.peak > given.limit * out.chunks) {
@@ -217,8 +229,14 @@ int run_compare(request const& asked) {
     auto const some = [](int n, char const* one, char const* ending) {
       return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
     };
-    out = some(size.ranks, "rank", "s") + ", " + some(size.micro_batches, "microbatch", "es") +
-          ". A rank's share of the model costs F=" + asked.forward + " I=" + asked.backward_input + " W=" + asked.backward_weight;
+    out = some(size.ranks, "rank", "s") + ", " + some(size.micro_batches, "microbatch", "es") + ". ";
+    if (given.profile) {
+      out += "Costs in ms as " + asked.profile + " has them, measured under " + given.profile->schedule + " on " +
+             some(given.profile->size.ranks, "rank", "s");
+    } else {
+      out +=
+          "A rank's share of the model costs F=" + asked.forward + " I=" + asked.backward_input + " W=" + asked.backward_weight;
+    }
     if (given.whole.communication > 0) {
       out += ", a message " + asked.communication;
       if (given.whole.communication_occupies != chevron::occupies::nobody) {
@@ -250,6 +268,9 @@ int run_compare(request const& asked) {
              "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
              "steady: each of many steps without a barrier between\n"
              "peak: activations on the fullest rank, in microbatches of a rank's whole share\n";
+      for (entry const& e : fit) {
+        if (!e.measured.empty()) out += "profile: " + e.name + " " + e.measured + "\n";
+      }
     }
     if (!unfit.empty()) {
       out += std::string(fit.empty() ? "" : "\n") + "left out:\n";

@@ -6,6 +6,7 @@
 //   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8 --message-bytes 32MiB
 //   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
 //   chevron-plan search --ranks 8 --microbatches 32 --forward 3 --backward-input 2 --memory-limit 8 -o mine.csv
+//   chevron-plan compare --ranks 2 --microbatches 8 --profile measured.json
 //   chevron-plan check mine.csv
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
@@ -47,6 +48,11 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->capture_default_str();
   command.add_flag("--no-first-input-gradient", asked.no_first_input_gradient,
                    "stage 0 has none, as in a real model: its I is free, its W is the whole backward");
+  command
+      .add_option("--profile", asked.profile,
+                  "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication and "
+                  "--hidden still count")
+      ->type_name("FILE.json");
   command.add_option("--activation-bytes", asked.activation_bytes, std::string("what a microbatch keeps in memory ") + of)
       ->type_name("BYTES");
   command.add_option("--message-bytes", asked.message_bytes, std::string("size of a message between ranks") + of_messages)
@@ -76,6 +82,15 @@ int main(int argc, char** argv) {
       command = run;
       asked.ranks_given = one->count("--ranks") > 0;
       asked.micro_batches_given = one->count("--microbatches") > 0;
+      auto const typed = [&](char const* flag) {
+        CLI::Option const* const option = one->get_option_no_throw(flag);
+        return option != nullptr && option->count() > 0;
+      };
+      asked.communication_given = typed("--communication");
+      asked.hidden_given = typed("--hidden");
+      for (char const* flag : {"--forward", "--backward-input", "--backward-weight", "--no-first-input-gradient"}) {
+        if (asked.cost_flag.empty() && typed(flag)) asked.cost_flag = flag;
+      }
     });
     return one;
   };

@@ -14,6 +14,7 @@
 #include <iostream>
 
 #include <chevron/show/format.hpp>
+#include <chevron/show/profile_read.hpp>
 
 namespace plan_program {
 namespace {
@@ -86,6 +87,22 @@ auto value_list(std::string const& typed, std::string const& flag, int count, ch
 }
 
 constexpr char const* between_stages = "boundaries between stages";
+
+/// A file's text. `name`: the flag and the file, for errors; `what`, `form`: what should be named instead.
+std::string text_of(std::string const& file, std::string const& name, char const* what, char const* form) {
+  constexpr std::size_t most = std::size_t{1} << 29;
+  struct stat status {};
+  if (stat(file.c_str(), &status) != 0) throw usage(name + " cannot be read (" + std::strerror(errno) + "): name " + what);
+  // A pipe would be waited for without an end, and a device has none.
+  if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: name " + form);
+  if (static_cast<std::size_t>(status.st_size) > most) throw usage(name + " is larger than 512 MiB: nothing of use is");
+  errno = 0;
+  std::ifstream in(file, std::ios::binary);
+  std::string text(static_cast<std::size_t>(status.st_size), 0);
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!in) throw usage(name + " cannot be read (" + std::strerror(errno != 0 ? errno : EIO) + "): check that you may read it");
+  return text;
+}
 
 }  // namespace
 
@@ -164,25 +181,11 @@ bool is_file(std::string const& schedule) {
 }
 
 foreign read_file(request const& asked) {
-  constexpr std::size_t most = std::size_t{1} << 29;
   foreign out;
   out.file = asked.schedule;
-  std::string const name = "--schedule " + quoted(out.file);
-  struct stat status {};
-  if (stat(out.file.c_str(), &status) != 0) {
-    throw usage(name + " cannot be read (" + std::strerror(errno) +
-                "): name a CSV file that exists, or a schedule of the catalogue");
-  }
-  // A pipe would be waited for without an end, and a device has none.
-  if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: name a CSV file with a line of actions for each rank");
-  if (static_cast<std::size_t>(status.st_size) > most) throw usage(name + " is larger than 512 MiB: no schedule is");
-  errno = 0;
-  std::ifstream file(out.file, std::ios::binary);
-  out.text.resize(static_cast<std::size_t>(status.st_size));
-  file.read(out.text.data(), static_cast<std::streamsize>(out.text.size()));
-  if (!file) {
-    throw usage(name + " cannot be read (" + std::strerror(errno != 0 ? errno : EIO) + "): check that you may read it");
-  }
+  std::string const name = "--schedule " + quoted(asked.schedule);
+  out.text = text_of(out.file, name, "a CSV file that exists, or a schedule of the catalogue",
+                     "a CSV file with a line of actions for each rank");
   out.read = chevron::read_csv(out.text);
   chevron::finding const& problem = out.read.plan.problem;
   if (problem && problem.broken == chevron::law::description) throw usage(name + ", " + describe(problem).str());
@@ -259,7 +262,45 @@ chevron::plan plan_of(request const& asked) {
   return made;
 }
 
-owned_costs costs_of(request const& asked, int stages) {
+std::optional<chevron::profile> profile_of(request const& asked) {
+  if (asked.profile.empty()) return std::nullopt;
+  std::string const name = "--profile " + quoted(asked.profile);
+  if (!asked.cost_flag.empty())
+    throw usage(asked.cost_flag + " does not go with " + name + ", which says what it costs: give one of them");
+  auto read = chevron::read_profile(
+      text_of(asked.profile, name, "a file that chevron-train --profile wrote", "a file that chevron-train --profile wrote"));
+  if (!read.problem.empty()) throw usage(name + ": " + read.problem + "; name a file that chevron-train --profile wrote");
+  return read.value;
+}
+
+owned_costs costs_of(request const& asked, chevron::profile const& measured, std::vector<bool> const& split,
+                     std::string& problem) {
+  int const boundaries = static_cast<int>(split.size()) - 1;
+  chevron::profiled_costs made = chevron::costs_of(measured, split);
+  problem = made.problem;
+  owned_costs out;
+  if (!problem.empty()) return out;
+  if (asked.communication_given)
+    made.communication = value_list(asked.communication, "--communication", boundaries, between_stages, cost_number);
+  else if (!made.communication_known && boundaries > 0 && measured.size.ranks > 1)
+    problem = "'communication' is null for every boundary: give --communication, in milliseconds";
+  out.forward = std::move(made.forward);
+  out.backward_input = std::move(made.backward_input);
+  out.backward_weight = std::move(made.backward_weight);
+  out.communication = std::move(made.communication);
+  out.hidden = asked.hidden_given ? share_number(asked.hidden, "--hidden") : made.hidden;
+  out.communication_occupies = occupies_of(asked);
+  return out;
+}
+
+owned_costs costs_of(request const& asked, std::vector<bool> const& split) {
+  if (auto const measured = profile_of(asked)) {
+    std::string problem;
+    owned_costs out = costs_of(asked, *measured, split, problem);
+    if (!problem.empty()) throw usage("--profile " + quoted(asked.profile) + ": " + problem);
+    return out;
+  }
+  int const stages = static_cast<int>(split.size());
   owned_costs out;
   out.forward = value_list(asked.forward, "--forward", stages, "stages", cost_number);
   out.backward_input = value_list(asked.backward_input, "--backward-input", stages, "stages", cost_number);
@@ -274,6 +315,16 @@ owned_costs costs_of(request const& asked, int stages) {
   }
   if (!(sum > 0)) throw usage("--forward, --backward-input and --backward-weight are all 0: give at least one cost above 0");
   return out;
+}
+
+std::string measured_words(chevron::profile const& measured, chevron::plan_view const& plan, double predicted) {
+  using namespace chevron::show;
+  if (!chevron::taken_under(measured, plan) || !(predicted > 0)) return {};
+  double const off = predicted / measured.pipeline - 1;
+  return "measured " + number(measured.pipeline) + " ms, the median of " + std::to_string(measured.steps) +
+         (measured.steps == 1 ? " step" : " steps") +
+         (measured.replicas > 1 ? " and " + std::to_string(measured.replicas) + " replicas" : "") + "; the prediction is " +
+         percent(std::abs(off)) + (off < 0 ? " below" : " above");
 }
 
 owned_sizes sizes_of(request const& asked, int stages) {

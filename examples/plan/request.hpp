@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/sizes.hpp>
 #include <chevron/show/csv_check.hpp>
+#include <chevron/show/profile.hpp>
 #include <chevron/show/text.hpp>
 
 /// \file
@@ -50,6 +52,7 @@ struct request {
   std::string communication_occupies = "nobody";
   std::string hidden = "0";
   bool no_first_input_gradient = false;
+  std::string profile;  ///< a file with measured costs, which are then in milliseconds
   std::string activation_bytes;
   std::string message_bytes;
   std::string steps = "1";
@@ -61,6 +64,9 @@ struct request {
   std::string colour = "auto";
   bool ranks_given = false;          ///< `--ranks` was typed; for a schedule from a file it then must agree
   bool micro_batches_given = false;  ///< the same of `--microbatches`
+  bool communication_given = false;  ///< `--communication` was typed, which then stands instead of a profile's
+  bool hidden_given = false;         ///< the same of `--hidden`
+  std::string cost_flag;             ///< a flag that was typed and means what a profile says; empty: none
 };
 
 /// A schedule that was read from a CSV file.
@@ -121,8 +127,17 @@ std::string law_words(request const& asked, chevron::finding const& broken);
 chevron::plan plan_of(request const& asked);
 /// The same for one name and shape, without a complaint: look at `problem`.
 chevron::plan plan_named(std::string const& name, chevron::shape size);
-/// Costs from the flags, for this many stages: a number for all, or one a stage; of messages, one a boundary.
-owned_costs costs_of(request const& asked, int stages);
+/// Costs from the flags, for so many stages as `split` has entries: a number for all, or one a stage; of messages, one a
+/// boundary. With
+/// `--profile`, from there; `split` says which stages take their backward in two.
+owned_costs costs_of(request const& asked, std::vector<bool> const& split);
+/// The profile that `--profile` names, if it names any.
+std::optional<chevron::profile> profile_of(request const& asked);
+/// Costs from a profile; `problem` where it does not serve a schedule with these stages.
+owned_costs costs_of(request const& asked, chevron::profile const& measured, std::vector<bool> const& split,
+                     std::string& problem);
+/// A line on what a profile's own run took beside what is predicted for it, in milliseconds; empty for another plan than its own.
+std::string measured_words(chevron::profile const& measured, chevron::plan_view const& plan, double predicted);
 /// Sizes from the flags, for this many stages.
 owned_sizes sizes_of(request const& asked, int stages);
 /// How many steps `--steps` asks for; they must fit into one plan.

@@ -164,7 +164,8 @@ int run_search(request const& asked) {
     throw usage("--memory-limit " + asked.memory_limit + " is below the smallest possible, " + std::to_string(what.size.chunks) +
                 ": a microbatch on its way holds a chunk with each stage of a rank");
   }
-  owned_costs const costs = costs_of(asked, what.size.ranks * what.size.chunks);
+  owned_costs const costs = costs_of(asked, std::vector<bool>(static_cast<std::size_t>(what.size.ranks * what.size.chunks),
+                                                              what.work == chevron::work_graph::split_backward));
   std::vector<entry> entries;
   for (std::string const& placement : placements) {
     entries.push_back({placement, find_on(placement, what, costs.view())});

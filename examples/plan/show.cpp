@@ -17,9 +17,14 @@ namespace {
 
 /// Numbers, timeline, each rank's time and the critical path, one below the other.
 std::string as_text(chevron::plan_view const& plan, chevron::cost_view const& costs, chevron::size_view const& sizes, int steps,
-                    chevron::show::text_style const& style, chevron::show::picture const& drawn) {
+                    chevron::show::text_style const& style, chevron::show::picture const& drawn,
+                    std::optional<chevron::profile> const& measured) {
   chevron::show::figures const numbers = chevron::show::figures_of(plan, costs, sizes);
   std::string out = header_text(drawn, numbers, style);
+  if (measured) {
+    std::string const words = measured_words(*measured, plan, numbers.makespan);
+    if (!words.empty()) out += "profile: makespan " + words + "\n";
+  }
   if (steps > 1) {
     double const all = makespan(back_to_back(plan, steps), costs);
     out += std::to_string(steps) + " steps back to back: " + chevron::show::number(all) + ", or " +
@@ -42,7 +47,8 @@ int run_show(request const& asked) {
   }
   chevron::plan plan = plan_of(asked);
   if (*plan.name == 0) plan.name = asked.schedule.c_str();
-  owned_costs const costs = costs_of(asked, plan.stages);
+  owned_costs const costs = costs_of(asked, chevron::split_stages(plan));
+  auto const measured = profile_of(asked);
   owned_sizes const sizes = sizes_of(asked, plan.stages);
   int const steps = steps_of(asked, plan);
   if (steps > 1 && (format.starts_with("csv") || format == "steps")) {
@@ -56,7 +62,10 @@ int run_show(request const& asked) {
   chevron::show::text_style const style = style_of(asked);
   chevron::finding const broken = check(plan);
   auto const drawn = [&] {
-    return steps > 1 ? chevron::show::picture_of_steps(plan, costs.view(), steps) : chevron::show::picture_of(plan, costs.view());
+    auto out =
+        steps > 1 ? chevron::show::picture_of_steps(plan, costs.view(), steps) : chevron::show::picture_of(plan, costs.view());
+    if (measured) out.unit = "ms";
+    return out;
   };
   if (format == "steps")
     write(asked, chevron::show::steps_text(plan, broken));
@@ -69,11 +78,11 @@ int run_show(request const& asked) {
   else if (format == "svg")
     write(asked, chevron::show::svg(drawn(), {.critical_path = asked.critical_path}));
   else if (format == "html")
-    write(asked, chevron::show::html(plan, costs.view(), sizes.view(), steps));
+    write(asked, chevron::show::html(plan, costs.view(), sizes.view(), steps, measured ? "ms" : ""));
   else if (format == "trace")
     write(asked, chevron::show::chrome_trace(drawn()));
   else
-    write(asked, as_text(plan, costs.view(), sizes.view(), steps, style, drawn()));
+    write(asked, as_text(plan, costs.view(), sizes.view(), steps, style, drawn(), measured));
   if (!broken) return exit_ok;
   std::cerr << law_words(asked, broken) << "\n";
   return exit_broken_law;

@@ -212,6 +212,10 @@ options read_options(int argc, char** argv) {
     std::exit(app.exit(asked));
   } catch (CLI::ParseError const& wrong) {
     throw usage_error(std::string(wrong.what()) + ". Remedy: chevron-train --help lists every flag");
+  app.add_option("--profile", o.profile, "what F, B, I, W of each stage and each message cost, for chevron-plan")
+      ->type_name("FILE.json")
+      ->default_str("")
+      ->group("Files");
   }
 
   o.backend_given = backend->count() > 0;
@@ -254,9 +258,11 @@ options read_options(int argc, char** argv) {
   std::string const folder = std::filesystem::is_directory("build", ignored) ? "build/" : "";
   if (timeline->count() == 0) o.timeline = folder + "chevron-timeline.svg";
   if (trace->count() == 0) o.trace = folder + "chevron-trace.json";
-  for (std::string* const file : {&o.timeline, &o.trace, &o.metrics}) {
+  for (std::string* const file : {&o.timeline, &o.trace, &o.metrics, &o.profile}) {
     if (*file == "none") file->clear();
   }
+  if (!o.profile.empty() && o.steps < 2)
+    throw usage_error("--profile measures what comes after the first step, and --steps is 1. Remedy: --steps 10 or more");
   return o;
 }
 

@@ -47,6 +47,7 @@ struct options {
   std::string trace;
   std::string timeline;
 
+  std::string profile;
   int world() const { return ranks * replicas; }
 };
 

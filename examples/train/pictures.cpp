@@ -12,6 +12,7 @@
 
 #include <chevron/run/error.hpp>
 #include <chevron/show/chrome_trace.hpp>
+#include <chevron/show/profile.hpp>
 #include <chevron/show/svg.hpp>
 
 #include "console.hpp"
@@ -45,10 +46,11 @@ void check_files(options const& o) {
   check_file("--metrics", o.metrics);
   check_file("--trace", o.trace);
   check_file("--timeline", o.timeline);
+  check_file("--profile", o.profile);
 }
 
-void write_pictures(options const& o, comparison const& outcome) {
-  std::array const both{outcome.predicted, outcome.measured};
+void write_files(options const& o, comparison const& outcome) {
+  std::array const both{outcome.predicted_picture, outcome.measured_picture};
   std::vector<std::pair<std::string, std::string>> facts;
   if (!o.timeline.empty()) {
     write("--timeline", o.timeline, show::svg(both));
@@ -58,6 +60,11 @@ void write_pictures(options const& o, comparison const& outcome) {
   if (!o.trace.empty()) {
     write("--trace", o.trace, show::chrome_trace(both));
     facts.push_back({"trace", o.trace + ": the same for https://ui.perfetto.dev or chrome://tracing"});
+  }
+  if (!o.profile.empty()) {
+    write("--profile", o.profile, show::json(outcome.measured));
+    facts.push_back(
+        {"profile", o.profile + ": what each stage and message cost, for chevron-plan show|compare|search --profile"});
   }
   if (!facts.empty()) print_facts(facts);
 }

@@ -268,7 +268,7 @@ void train_on_rank(job const& what, transport& line) {
                          " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     comparison const outcome = compared(what.programs.training, texts, o.post_validation);
     std::printf("\n%s\n", table_of(outcome, what.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
-    write_pictures(o, outcome);
+    write_files(o, outcome);
     std::fflush(stdout);
   }
   std::string const written = sample_text(what, train, prompt, 320);

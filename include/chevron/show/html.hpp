@@ -138,9 +138,11 @@ inline std::string html(std::span<picture const> pictures) {
 
 inline std::string html(picture const& one) { return html(std::span<picture const>(&one, 1)); }
 
-/// A plan's page, with all that the analyses know; `steps` back to back are drawn, the numbers are one step's.
-inline std::string html(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
-  picture const one = steps > 1 ? picture_of_steps(plan, costs, steps) : picture_of(plan, costs);
+/// A plan's page, with all that the analyses know; `steps` back to back are drawn, the numbers are one step's. `unit`: the costs'.
+inline std::string html(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1,
+                        std::string unit = {}) {
+  picture one = steps > 1 ? picture_of_steps(plan, costs, steps) : picture_of(plan, costs);
+  one.unit = std::move(unit);
   return detail::page(std::span<picture const>(&one, 1), {figures_of(plan, costs, sizes)});
 }
 

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/show/profile.hpp>
+
+/// \file
+/// Reads the file that `show::json(profile)` writes. Not part of <chevron/show.hpp>, since it needs nlohmann-json.
+
+namespace chevron {
+
+/// A profile that was read, or why it could not be.
+struct read_profile_result {
+  profile value;
+  std::string problem;  ///< names the key at fault; empty: none
+};
+
+/// Strict: every key must be there, once, of its kind, and none that is not known; lists must have one entry a stage or boundary.
+inline read_profile_result read_profile(std::string_view text) {
+  read_profile_result out;
+  auto const fault = [&](std::string words) {
+    out.problem = std::move(words);
+    return out;
+  };
+  std::set<std::string> seen;
+  std::string twice;
+  using json = nlohmann::json;
+  auto const watch = [&](int depth, json::parse_event_t event, json& at) {
+    if (event == json::parse_event_t::key && depth == 1 && !seen.insert(at.get<std::string>()).second)
+      twice = at.get<std::string>();
+    return true;
+  };
+  json const all = json::parse(text, watch, false);
+  if (all.is_discarded()) return fault("it is no JSON");
+  if (!all.is_object()) return fault("it is no JSON object");
+  if (!twice.empty()) return fault("'" + twice + "' is there twice");
+  std::set<std::string> unread = seen;
+  // Takes a key's value; null where there is none.
+  auto const take = [&](char const* key) -> json const* {
+    unread.erase(key);
+    auto const found = all.find(key);
+    if (found == all.end() && out.problem.empty()) out.problem = std::string("'") + key + "' is missing";
+    return found == all.end() ? nullptr : &*found;
+  };
+  auto const whole = [&](char const* key, int least, int most) {
+    json const* const value = take(key);
+    if (value == nullptr) return 0;
+    bool const fits = value->is_number_integer() && *value >= least && *value <= most;
+    if (!fits && out.problem.empty()) {
+      out.problem = std::string("'") + key + "' is " + value->dump() + ", not a whole number from " + std::to_string(least) +
+                    " to " + std::to_string(most);
+    }
+    return fits ? value->get<int>() : 0;
+  };
+  auto const is_time = [](json const& value) {
+    return value.is_number() && std::isfinite(value.get<double>()) && value.get<double>() >= 0 && value.get<double>() <= 1e12;
+  };
+  auto const time = [&](char const* key) {
+    json const* const value = take(key);
+    if (value == nullptr) return 0.0;
+    if (!is_time(*value) && out.problem.empty())
+      out.problem = std::string("'") + key + "' is " + value->dump() + ", no time from 0 up";
+    return is_time(*value) ? value->get<double>() : 0.0;
+  };
+  auto const list = [&](char const* key, int count, char const* things) {
+    std::vector<double> times;
+    json const* const value = take(key);
+    if (value == nullptr || !out.problem.empty()) return times;
+    if (!value->is_array() || value->size() != static_cast<std::size_t>(count)) {
+      out.problem = std::string("'") + key + "' is no list with one entry for each of " + std::to_string(count) + " " + things;
+      return times;
+    }
+    for (json const& one : *value) {
+      if (!one.is_null() && !is_time(one)) {
+        out.problem = std::string("'") + key + "', entry " + std::to_string(times.size()) + ", is " + one.dump() +
+                      ", neither null nor a time from 0 up";
+        return times;
+      }
+      times.push_back(one.is_null() ? profile::not_measured : one.get<double>());
+    }
+    return times;
+  };
+
+  if (json const* const version = take("chevron_profile"); version == nullptr || *version != 1) {
+    return fault(version == nullptr ? "'chevron_profile' is missing: no profile of chevron-train begins without it"
+                                    : "'chevron_profile' is " + version->dump() + ", and this version reads 1");
+  }
+  if (json const* const unit = take("unit"); unit != nullptr && *unit != "ms")
+    return fault("'unit' is " + unit->dump() + ", not \"ms\"");
+  profile& p = out.value;
+  if (json const* const schedule = take("schedule"); schedule != nullptr) {
+    if (!schedule->is_string()) return fault("'schedule' is " + schedule->dump() + ", no name");
+    p.schedule = schedule->get<std::string>();
+  }
+  p.size.ranks = whole("ranks", 1, max_stages);
+  p.size.chunks = whole("chunks", 1, max_stages);
+  p.stages = whole("stages", 1, max_stages);
+  p.size.micro_batches = whole("micro_batches", 1, max_micro_batches);
+  p.replicas = whole("replicas", 1, 1 << 20);
+  p.steps = whole("steps", 1, 1 << 30);
+  p.pipeline = time("pipeline");
+  p.step = time("step");
+  p.forward = list("forward", p.stages, "stages");
+  p.backward = list("backward", p.stages, "stages");
+  p.backward_input = list("backward_input", p.stages, "stages");
+  p.backward_weight = list("backward_weight", p.stages, "stages");
+  p.communication = list("communication", p.stages - 1, "boundaries between stages");
+  if (json const* const hidden = take("hidden"); hidden != nullptr) {
+    bool const fits = hidden->is_null() || (is_time(*hidden) && hidden->get<double>() <= 1);
+    if (!fits && out.problem.empty()) out.problem = "'hidden' is " + hidden->dump() + ", neither null nor a share from 0 to 1";
+    if (fits && !hidden->is_null()) p.hidden = hidden->get<double>();
+  }
+  if (out.problem.empty() && !unread.empty()) return fault("'" + *unread.begin() + "' is no key of a profile");
+  return out;
+}
+
+}  // namespace chevron

@@ -1,0 +1,230 @@
+#include <doctest/doctest.h>
+
+#include <chevron/run/step_records.hpp>
+#include <chevron/schedule.hpp>
+#include <chevron/show/profile_read.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+using namespace chevron;
+
+namespace {
+
+/// Costs that differ from stage to stage and from boundary to boundary, in milliseconds; stage 0 has no input gradient.
+struct uneven_costs {
+  std::vector<double> forward, input, weight, communication;
+  explicit uneven_costs(int stages) {
+    for (int s = 0; s < stages; ++s) {
+      forward.push_back(1 + 0.25 * s);
+      input.push_back(s == 0 ? 0 : 1.5 + 0.125 * s);
+      weight.push_back(s == 0 ? 2.5 : 0.75 + 0.25 * (s % 3));
+      communication.push_back(0.0625 * (1 + s % 2));
+    }
+  }
+  cost_view view() const { return {forward.data(), input.data(), weight.data(), 1, communication.data(), 1}; }
+};
+
+std::int64_t ns(double milliseconds) { return std::llround(milliseconds * 1e6); }
+
+/// What ranks would record of a plan that runs as simulated, twice, in so many replicas. The second step is a bit later in the
+/// day.
+std::vector<std::string> recorded_as_simulated(plan_view const& plan, cost_view const& costs, int replicas,
+                                               double clock_error = 0) {
+  timeline const when = simulate(plan, costs);
+  std::vector<std::string> texts;
+  for (int g = 0; g < replicas * plan.size.ranks; ++g) {
+    int const r = g % plan.size.ranks;
+    double const wrong = r == 1 ? clock_error : 0;
+    std::ostringstream out;
+    for (int step = 1; step <= 2; ++step) {
+      double const zero = 1000.0 * step + wrong;
+      out << step << " 0.5 3 " << plan.length(r) << '\n';
+      double free = 0;
+      for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+        action const a = plan.actions[i];
+        double start = when.start.data[i], end = when.end.data[i];
+        // The simulation has a pair's halves at once; a rank runs one, then the other.
+        bool const second = i > plan.begin[r] && plan.actions[i - 1].fused != 0;
+        if (a.fused != 0) end = start + costs.of(a.what, static_cast<int>(a.stage));
+        if (second) start = end - costs.of(a.what, static_cast<int>(a.stage));
+        out << static_cast<int>(a.what) << ' ' << a.fused << ' ' << a.stage << ' ' << a.micro_batch << ' ' << ns(zero + free)
+            << ' ' << ns(zero + start) << ' ' << ns(zero + end) << '\n';
+        free = end;
+      }
+    }
+    texts.push_back(out.str());
+  }
+  return texts;
+}
+
+profile sample(int stages = 2) {
+  profile p;
+  p.schedule = "ZB-H1";
+  p.size = {.ranks = stages, .micro_batches = 4, .chunks = 1};
+  p.stages = stages;
+  p.steps = 3;
+  p.pipeline = 20;
+  p.step = 21.5;
+  for (int s = 0; s < stages; ++s) {
+    p.forward.push_back(1 + s);
+    p.backward.push_back(profile::not_measured);
+    p.backward_input.push_back(0.5 * s);
+    p.backward_weight.push_back(2);
+    if (s > 0) p.communication.push_back(0.25 * s);
+  }
+  return p;
+}
+
+std::string replaced(std::string text, std::string const& what, std::string const& by) {
+  auto const at = text.find(what);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, what.size(), by);
+}
+
+}  // namespace
+
+TEST_CASE("costs that were simulated are measured again, and predict what was simulated") {
+  int looked_at = 0;
+  catalogue::for_each([&](auto const& one) {
+    if (!catalogue::trains(one.name)) return;
+    for (int ranks : {1, 2, 4}) {
+      for (int micro_batches : {4, 8, 11}) {
+        plan const made = catalogue::make_plan(one.name, {ranks, micro_batches, 0});
+        if (made.problem || check(made)) continue;
+        plan_view const view = made;
+        CAPTURE(one.name);
+        CAPTURE(ranks);
+        CAPTURE(micro_batches);
+        uneven_costs const truth(view.stages);
+        for (int replicas : {1, 2}) {
+          profile const measured = profile_of(view, steps_of(recorded_as_simulated(view, truth.view(), replicas)));
+          CHECK(measured.replicas == replicas);
+          CHECK(measured.steps == 2);
+          CHECK(measured.step == doctest::Approx(500));
+          double const length = makespan(view, truth.view());
+          CHECK(measured.pipeline == doctest::Approx(length));
+          std::vector<bool> const split = split_stages(view);
+          for (int s = 0; s < view.stages; ++s) {
+            auto const i = static_cast<std::size_t>(s);
+            CHECK(measured.forward[i] == doctest::Approx(truth.forward[i]));
+            if (split[i]) CHECK(measured.backward_input[i] == doctest::Approx(truth.input[i]));
+            if (split[i]) CHECK(measured.backward_weight[i] == doctest::Approx(truth.weight[i]));
+            CHECK((split[i] || measured.backward[i] == doctest::Approx(truth.input[i] + truth.weight[i])));
+            if (s + 1 == view.stages) continue;
+            bool const crosses = view.rank_of[s] != view.rank_of[s + 1];
+            // A message is measured if anybody ever waited for it.
+            if (measured.communication[i] >= 0) CHECK(measured.communication[i] == doctest::Approx(truth.communication[i]));
+            CHECK((crosses || measured.communication[i] == profile::not_measured));
+          }
+          profiled_costs const again = costs_of(measured, split);
+          REQUIRE(again.problem.empty());
+          // What nobody waited for is no part of the length, unless its guess is far too long.
+          bool const all_known = [&] {
+            for (int s = 0; s + 1 < view.stages; ++s) {
+              if (view.rank_of[s] != view.rank_of[s + 1] && measured.communication[static_cast<std::size_t>(s)] < 0) return false;
+            }
+            return true;
+          }();
+          if (all_known) CHECK(makespan(view, again.view()) == doctest::Approx(length));
+          CHECK(makespan(view, again.view()) == doctest::Approx(length).epsilon(0.03));
+          CHECK(taken_under(measured, view));
+          ++looked_at;
+        }
+      }
+    }
+  });
+  CHECK(looked_at > 100);
+}
+
+TEST_CASE("what fused pairs gain is measured where their halves run beside each other") {
+  // Alone F takes 2 ms and B 4 ms; beside each other 4.5 ms together.
+  plan const made = catalogue::make_plan("1F1B", {1, 3, 0});
+  auto const line = [](int what, int fused, int micro_batch, std::int64_t start, std::int64_t end) {
+    return std::to_string(what) + ' ' + std::to_string(fused) + " 0 " + std::to_string(micro_batch) + ' ' +
+           std::to_string(start) + ' ' + std::to_string(start) + ' ' + std::to_string(end) + '\n';
+  };
+  std::string const text = "1 0.0155 1 6\n" + line(0, 0, 0, 0, 2000000) + line(0, 1, 1, 2000000, 6000000) +
+                           line(1, 0, 0, 2500000, 6500000) + line(0, 1, 2, 6500000, 9500000) + line(1, 0, 1, 6500000, 11000000) +
+                           line(1, 0, 2, 11000000, 15000000);
+  profile const measured = profile_of(made, steps_of({text}));
+  CHECK(measured.forward[0] == doctest::Approx(2));
+  CHECK(measured.backward[0] == doctest::Approx(4));
+  CHECK(measured.hidden == doctest::Approx(0.75));
+  CHECK(costs_of(measured, {false}).view().hidden == doctest::Approx(0.75));
+  CHECK(measured.pipeline == doctest::Approx(15));
+}
+
+TEST_CASE("ranks whose clocks differ give no message's time, and all else") {
+  plan const made = catalogue::make_plan("1F1B", {4, 8, 0});
+  uneven_costs const truth(4);
+  profile const measured = profile_of(made, steps_of(recorded_as_simulated(made, truth.view(), 1, 5.0)));
+  CHECK(measured.forward[1] == doctest::Approx(truth.forward[1]));
+  for (double const time : measured.communication) CHECK(time == profile::not_measured);
+  CHECK_FALSE(costs_of(measured, split_stages(made)).communication_known);
+}
+
+TEST_CASE("a profile of finer stages serves coarser ones, and says what it cannot do") {
+  profile const fine = sample(4);
+  auto const coarse = costs_of(fine, {true, true});
+  REQUIRE(coarse.problem.empty());
+  CHECK(coarse.forward == std::vector<double>{3, 7});
+  CHECK(coarse.backward_input == std::vector<double>{0.5, 2.5});
+  CHECK(coarse.backward_weight == std::vector<double>{4, 4});
+  CHECK(coarse.communication == std::vector<double>{0.5});
+  // I and W of a profile are as good as a B.
+  CHECK(costs_of(fine, {false, false, false, false}).problem.empty());
+  CHECK(costs_of(fine, std::vector<bool>(3)).problem.find("take a profile with 3 stages") != std::string::npos);
+  CHECK(costs_of(fine, std::vector<bool>(8)).problem.find("take a profile with 8 stages") != std::string::npos);
+
+  profile whole = sample(2);
+  whole.backward = {4, 5};
+  whole.backward_input = whole.backward_weight = {profile::not_measured, profile::not_measured};
+  auto const full = costs_of(whole, {false, false});
+  REQUIRE(full.problem.empty());
+  CHECK(full.view().of(kind::backward, 1) == 5);
+  auto const refused = costs_of(whole, {false, true}).problem;
+  CHECK(refused.find("'backward_input' of stage 1 is null") != std::string::npos);
+  CHECK(refused.find("ZB-H1") != std::string::npos);
+
+  // A boundary within a rank: like the others.
+  profile gap = sample(4);
+  gap.communication[1] = profile::not_measured;
+  CHECK(costs_of(gap, std::vector<bool>(4)).communication[1] == 0.75);
+}
+
+TEST_CASE("a profile is read as it was written, and nothing else is") {
+  std::string const text = show::json(sample());
+  auto const back = read_profile(text);
+  CHECK(back.problem == "");
+  CHECK(show::json(back.value) == text);
+  CHECK(back.value.backward[1] == profile::not_measured);
+
+  struct fault {
+    char const* what;
+    char const* by;
+    char const* words;
+  };
+  for (fault const& f :
+       {fault{"\"forward\"", "\"fwd\"", "'forward' is missing"},
+        fault{"\"steps\": 3", "\"steps\": 3, \"steps\": 3", "'steps' is there twice"},
+        fault{"\"steps\": 3", "\"steps\": 3.5", "'steps' is 3.5, not a whole number from 1"},
+        fault{"\"steps\": 3", "\"steps\": 0", "'steps' is 0"}, fault{"\"ranks\": 2", "\"ranks\": \"2\"", "'ranks' is \"2\""},
+        fault{"\"ms\"", "\"s\"", "'unit' is \"s\""},
+        fault{"\"chevron_profile\": 1", "\"chevron_profile\": 2", "'chevron_profile' is 2"},
+        fault{"\"schedule\": \"ZB-H1\"", "\"schedule\": 7", "'schedule' is 7"},
+        fault{"1.0000, 2.0000", "1.0000, -2", "'forward', entry 1, is -2"},
+        fault{"1.0000, 2.0000", "1.0000, \"x\"", "'forward', entry 1, is \"x\""},
+        fault{"1.0000, 2.0000", "1.0000", "'forward' is no list with one entry for each of 2 stages"},
+        fault{"\"communication\": [0.2500]", "\"communication\": 0.25", "for each of 1 boundaries"},
+        fault{"\"steps\": 3", "\"steps\": 3, \"extra\": 1", "'extra' is no key of a profile"},
+        fault{"\"hidden\": null", "\"hidden\": 1.5", "'hidden' is 1.5, neither null nor a share"},
+        fault{"}", "", "it is no JSON"}}) {
+    auto const read = read_profile(replaced(text, f.what, f.by));
+    CHECK_MESSAGE(read.problem.find(f.words) != std::string::npos, read.problem, " instead of ", f.words);
+  }
+  CHECK(read_profile("[1, 2]").problem == "it is no JSON object");
+  CHECK(read_profile("{}").problem.find("'chevron_profile' is missing") != std::string::npos);
+}
