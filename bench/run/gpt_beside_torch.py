@@ -126,7 +126,8 @@ def our_rate(name, text):
              "--metrics", metrics.name, "--trace", "none", "--timeline", "none"],
             capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
-        seconds = [json.loads(line)["seconds"] for line in metrics.read().decode().splitlines()][warm_up:]
+        lines = [json.loads(line) for line in metrics.read().decode().splitlines()][warm_up:]
+        seconds = [line["time_metrics/end_to_end(s)"] - line["time_metrics/data_loading(s)"] for line in lines]
     return tokens / statistics.median(seconds)
 
 

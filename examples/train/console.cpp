@@ -1,6 +1,7 @@
 #include "console.hpp"
 
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -96,6 +97,14 @@ std::string shown(std::string const& bytes) {
   return out;
 }
 
+memory_use peak_memory() {
+  rusage use{};
+  ::getrusage(RUSAGE_SELF, &use);  // kibibytes
+  double const bytes = 1024.0 * static_cast<double>(use.ru_maxrss);
+  double const all = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  return {bytes / (1 << 30), bytes / all};
+}
+
 step_lines::step_lines(long steps)
     : steps_(steps),
       progress_(::isatty(STDERR_FILENO) == 1),
@@ -112,18 +121,21 @@ void step_lines::clear() {
 std::string step_lines::line(told_step const& r) const {
   char text[256];
   auto const digits = static_cast<int>(std::to_string(steps_).size());
-  std::snprintf(text, sizeof text, "step: %*ld  loss: %8.5f  grad_norm: %8.4f  tps: %s  bubble: %4.1f%%", digits, r.step, r.loss,
-                r.grad_norm, grouped(std::llround(bytes_ / seconds_)).c_str(), 100 * bubble_seconds_ / seconds_);
+  memory_use const memory = peak_memory();
+  double const tps = tokens_ / seconds_ / r.ranks;
+  std::snprintf(text, sizeof text,
+                "step: %*ld  loss: %8.5f  grad_norm: %8.4f  memory: %5.2fGiB(%.2f%%)  tps: %s  tflops: %.2f  bubble: %4.1f%%",
+                digits, r.step, r.loss, r.grad_norm, memory.gibibytes, 100 * memory.share, grouped(std::llround(tps)).c_str(),
+                tps * r.flops_per_token * 1e-12, 100 * bubble_seconds_ / seconds_);
   return text;
 }
 
 void step_lines::add(told_step const& step) {
-  double const bytes = step.bytes_per_second * step.seconds;
-  bytes_ += bytes;
+  tokens_ += step.tokens;
   seconds_ += step.seconds;
   bubble_seconds_ += step.bubble * step.seconds;
   constexpr double fade = 0.9;
-  fading_bytes_ = fade * fading_bytes_ + bytes;
+  fading_tokens_ = fade * fading_tokens_ + step.tokens;
   fading_seconds_ = fade * fading_seconds_ + step.seconds;
   fading_bubble_ = fade * fading_bubble_ + step.bubble * step.seconds;
 }
@@ -133,7 +145,7 @@ void step_lines::show(told_step const& step) {
   if (plain_ && (step.step == 1 || step.step % interval(steps_) == 0 || step.step == steps_)) {
     std::printf("%s\n", line(step).c_str());
     std::fflush(stdout);
-    bytes_ = seconds_ = bubble_seconds_ = 0;
+    tokens_ = seconds_ = bubble_seconds_ = 0;
   }
   if (progress_) draw(step);
 }
@@ -150,7 +162,7 @@ void step_lines::draw(told_step const& r) {
   std::snprintf(clock_text, sizeof clock_text, "%ld:%02ld left", seconds / 60, seconds % 60);
   std::string const words = "  step " + std::to_string(r.step) + "/" + std::to_string(steps_) + "  loss " +
                             formatted("%.4f", r.loss) + "  grad_norm " + formatted("%.2f", r.grad_norm) + "  tps " +
-                            grouped(std::llround(fading_bytes_ / fading_seconds_)) + "  bubble " +
+                            grouped(std::llround(fading_tokens_ / fading_seconds_ / r.ranks)) + "  bubble " +
                             formatted("%.0f%%", 100 * fading_bubble_ / fading_seconds_) + "  " + clock_text;
   int const room = terminal_width(STDERR_FILENO) - 1;
   int const bar = std::min(24, room - static_cast<int>(words.size()));
@@ -181,12 +193,22 @@ metrics_file::~metrics_file() {
 
 void metrics_file::write(told_step const& r) {
   if (file_ == nullptr) return;
-  using show::exact;
-  std::fprintf(
-      file_,
-      "{\"step\":%ld,\"loss\":%s,\"grad_norm\":%s,\"learning_rate\":%s,\"seconds\":%s,\"tokens_per_second\":%s,\"bubble\":%s}\n",
-      r.step, exact(r.loss).c_str(), exact(r.grad_norm).c_str(), exact(r.learning_rate).c_str(), exact(r.seconds).c_str(),
-      exact(r.bytes_per_second).c_str(), exact(r.bubble).c_str());
+  std::string line = "{\"step\":" + std::to_string(r.step);
+  auto const entry = [&](char const* name, double value) { line += std::string(",\"") + name + "\":" + show::exact(value); };
+  memory_use const memory = peak_memory();
+  entry("loss_metrics/global_avg_loss", r.loss);
+  entry("grad_norm", r.grad_norm);
+  entry("lr", r.learning_rate);
+  entry("n_tokens_seen", r.tokens_seen);
+  entry("throughput(tps)", r.tokens_per_second());
+  entry("tflops", r.tokens_per_second() * r.flops_per_token * 1e-12);
+  entry("time_metrics/end_to_end(s)", r.seconds);
+  entry("time_metrics/data_loading(s)", r.loading_seconds);
+  entry("time_metrics/data_loading(%)", 100 * r.loading_seconds / r.seconds);
+  entry("memory/max_reserved(GiB)", memory.gibibytes);
+  entry("memory/max_reserved(%)", 100 * memory.share);
+  entry("bubble", r.bubble);
+  std::fprintf(file_, "%s}\n", line.c_str());
   std::fflush(file_);
 }
 

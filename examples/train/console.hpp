@@ -33,10 +33,24 @@ struct told_step {
   double loss = 0;
   double grad_norm = 0;
   double learning_rate = 0;
-  double seconds = 0;
-  double bytes_per_second = 0;
+  double seconds = 0;          ///< with the loading of its data
+  double loading_seconds = 0;  ///< of these
+  double tokens = 0;           ///< of all ranks; a token is a byte
+  double tokens_seen = 0;      ///< since the beginning of training
+  int ranks = 1;
+  double flops_per_token = 0;
   double bubble = 0;  ///< a share
+
+  /// By each rank, as torchtitan counts.
+  double tokens_per_second() const { return tokens / seconds / ranks; }
 };
+
+/// The most memory this process has had from the operating system, and that as a share of the machine's.
+struct memory_use {
+  double gibibytes = 0;
+  double share = 0;
+};
+memory_use peak_memory();
 
 /// Steps as they come: one line that is rewritten where a person looks at a terminal, else a plain line now and then.
 class step_lines {
@@ -63,12 +77,13 @@ class step_lines {
   bool plain_;
   bool drawn_ = false;
   // Single steps scatter: speed and bubble are shown as means, since the last plain line, or fading on the progress line.
-  double bytes_ = 0, seconds_ = 0, bubble_seconds_ = 0;
-  double fading_seconds_ = 0, fading_bytes_ = 0, fading_bubble_ = 0;
+  double tokens_ = 0, seconds_ = 0, bubble_seconds_ = 0;
+  double fading_seconds_ = 0, fading_tokens_ = 0, fading_bubble_ = 0;
   clock::time_point begin_, last_drawn_;
 };
 
-/// One JSON object a step; a run that goes on writes behind what is there.
+/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`; a run that goes
+/// on writes behind what is there.
 class metrics_file {
  public:
   metrics_file(std::string const& path, bool go_on);

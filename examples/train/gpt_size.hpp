@@ -27,6 +27,13 @@ struct gpt_size {
     std::int64_t const two_maps = 2 * w + (4 * w * w + 4 * w) + (4 * w * w + w);
     return (vocabulary + context) * w + layers * (attention + two_maps) + 2 * w + vocabulary * w;
   }
+
+  /// Floating-point operations that training spends on a token, as torchtitan counts them: 6 for each parameter that multiplies,
+  /// and attention's own, as if it saw the whole window.
+  constexpr double flops_per_token() const {
+    double const multiplying = static_cast<double>(parameters() - std::int64_t{vocabulary + context} * width);
+    return 6 * multiplying + 12.0 * layers * width * context;
+  }
 };
 
 /// The layers [first, last) of one stage, and whether it starts with the embedding or ends with the head.

@@ -226,7 +226,8 @@ void train_on_rank(job const& what, transport& line) {
   }
 
   int const mine = o.micro_batches * o.micro_batch_size;
-  auto const bytes_in_step = static_cast<double>(mine) * o.replicas * o.model.context;
+  auto const tokens = static_cast<double>(mine) * o.replicas * o.model.context;
+  double loading = 0;
   step_records records;
   double first_loss = 0, last_loss = 0;
   // With post-validation a step is known only when the next has begun.
@@ -235,17 +236,27 @@ void train_on_rank(job const& what, transport& line) {
     if (report.step == first_step) first_loss = report.loss;
     last_loss = report.loss;
     if (!speaks) return;
-    told_step const line_of{report.step,          report.loss,    report.grad_norm,
-                            report.learning_rate, report.seconds, bytes_in_step / report.seconds,
-                            report.bubble};
+    told_step const line_of{.step = report.step,
+                            .loss = report.loss,
+                            .grad_norm = report.grad_norm,
+                            .learning_rate = report.learning_rate,
+                            .seconds = report.seconds + loading,
+                            .loading_seconds = loading,
+                            .tokens = tokens,
+                            .tokens_seen = static_cast<double>(report.step) * tokens,
+                            .ranks = here.world(),
+                            .flops_per_token = o.model.flops_per_token(),
+                            .bubble = report.bubble};
     lines->show(line_of);
     metrics->write(line_of);
   };
   std::int64_t const begin = now_ns();
   for (long step = first_step; step <= o.steps; ++step) {
+    std::int64_t const loading_begin = now_ns();
     auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
     windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first, what.device);
     std::int64_t const step_begin = now_ns();
+    loading = static_cast<double>(step_begin - loading_begin) * 1e-9;
     told(train.step({batch.bytes}, {batch.following}));
     if (step > o.steps - static_cast<long>(step_records::kept) && (step > first_step || o.steps == first_step))
       records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);

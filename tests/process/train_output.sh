@@ -20,7 +20,7 @@ for flags in "--schedule 1F1B" "--schedule ZBVZeroBubble --backend gloo"; do
   timeout 60 "$train" $small $flags --data text --metrics m.jsonl --timeline t.svg --trace t.json > output 2> errors
   test ! -s errors || { echo "on stderr, which is no terminal:"; cat errors; exit 1; }
   for line in 'bubble .* if forward, input gradient and weight' '30 files, .* (1 that are not text left out)' \
-      'step: 1  loss: *5\.[0-9]*  grad_norm: *[0-9.]*  tps: [0-9,]*  bubble: *[0-9.]*%' 'step: 6  loss' '^ *predicted *measured$' \
+      'step: 1  loss: *5\.[0-9]*  grad_norm: *[0-9.]*  memory: *[0-9.]*GiB([0-9.]*%)  tps: [0-9,]*  tflops: [0-9.]*  bubble: *[0-9.]*%' 'step: 6  loss' '^ *predicted *measured$' \
       'pipeline, first F to last B or W' 'peak in flight, rank 0, 2' 'timeline *t.svg' 'trace *t.json' 'goes on from'; do
     grep -q "$line" output || { echo "$flags: no line \`$line\` in:"; cat output; exit 1; }
   done
@@ -32,12 +32,23 @@ import xml.etree.ElementTree as xml
 steps = [json.loads(line) for line in open("m.jsonl")]
 assert [s["step"] for s in steps] == [1, 2, 3, 4, 5, 6], steps
 for s in steps:
-    assert set(s) == {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second", "bubble"}, s
-    assert all(math.isfinite(v) for v in s.values()) and s["seconds"] > 0 and 0 <= s["bubble"] <= 1, s
-    bytes_in_step = 2 * 4 * 2 * 16
-    assert abs(s["tokens_per_second"] * s["seconds"] - bytes_in_step) < 1e-6 * bytes_in_step, s
-assert abs(steps[0]["loss"] - math.log(256)) < 0.2, steps[0]
-assert steps[-1]["loss"] < steps[0]["loss"], steps
+    # torchtitan's names and meanings: tokens are counted by rank, times in seconds, memory in GiB and per cent.
+    assert set(s) == {"step", "loss_metrics/global_avg_loss", "grad_norm", "lr", "n_tokens_seen", "throughput(tps)", "tflops",
+                      "time_metrics/end_to_end(s)", "time_metrics/data_loading(s)", "time_metrics/data_loading(%)",
+                      "memory/max_reserved(GiB)", "memory/max_reserved(%)", "bubble"}, s
+    seconds, loading = s["time_metrics/end_to_end(s)"], s["time_metrics/data_loading(s)"]
+    assert all(math.isfinite(v) for v in s.values()) and 0 < loading < seconds and 0 <= s["bubble"] <= 1, s
+    assert abs(s["time_metrics/data_loading(%)"] - 100 * loading / seconds) < 1e-6, s
+    bytes_in_step, ranks, layers, width, context = 2 * 4 * 2 * 16, 4, 2, 32, 16
+    assert abs(s["throughput(tps)"] * ranks * seconds - bytes_in_step) < 1e-6 * bytes_in_step, s
+    assert s["n_tokens_seen"] == s["step"] * bytes_in_step, s
+    multiplying = layers * (12 * width * width + 9 * width) + 2 * width + 256 * width
+    flops = 6 * multiplying + 12 * layers * width * context
+    assert abs(s["tflops"] * 1e12 / s["throughput(tps)"] - flops) < 1e-6 * flops, (s, flops)
+    assert 0.02 < s["memory/max_reserved(GiB)"] < 4 and 0 < s["memory/max_reserved(%)"] < 100, s
+loss = "loss_metrics/global_avg_loss"
+assert abs(steps[0][loss] - math.log(256)) < 0.2, steps[0]
+assert steps[-1][loss] < steps[0][loss], steps
 
 root = xml.parse("t.svg").getroot()
 assert root.tag.endswith("svg"), root.tag

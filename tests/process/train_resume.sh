@@ -7,7 +7,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --replicas 1 --seed 7 --timeline none --trace none"
-numbers() { sed 's/,"learning_rate".*//' "$1"; }
+numbers() { sed 's/,"lr".*//' "$1"; }
 fail() { echo "$1"; cat output 2>/dev/null; exit 1; }
 
 timeout 60 "$train" $common --ranks 2 --steps 40 --metrics whole.jsonl > output 2>&1 || fail "the uninterrupted run failed"

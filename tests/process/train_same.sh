@@ -21,7 +21,7 @@ run() {
     echo "failed: chevron-train $*"
     exit 1
   fi
-  sed 's/,"learning_rate".*//' metrics.jsonl > "$name"
+  sed 's/,"lr".*//' metrics.jsonl > "$name"
   test "$(wc -l < "$name")" -eq $steps || { echo "not $steps steps: $*"; exit 1; }
 }
 same() {
