@@ -86,7 +86,8 @@ plan_size read_schedule_file(options& o) {
                       ". Remedy: chevron-plan check " + o.schedule);
   }
   if (read.plan.forward_only)
-    throw usage_error("--schedule " + o.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: a schedule with backwards");
+    throw usage_error("--schedule " + o.schedule +
+                      " runs forwards alone: it evaluates and cannot train. Remedy: a schedule with backwards");
   return {read.plan.size.ranks, read.plan.size.micro_batches};
 }
 
@@ -129,7 +130,8 @@ options read_options(int argc, char** argv) {
       ->type_name("R")
       ->group("Pipeline");
 
-  auto* const backend = app.add_option("--backend", backend_name, "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each")
+  auto* const backend = app.add_option("--backend", backend_name,
+                                       "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each")
                             ->check(one_of({"threads", "gloo", "nccl"}))
                             ->type_name("threads|gloo|nccl")
                             ->group("Ranks");
@@ -193,6 +195,11 @@ options read_options(int argc, char** argv) {
       ->type_name("K")
       ->needs(checkpoint)
       ->group("Files");
+  app.add_option("--keep-checkpoints", o.keep_checkpoints, "so many stay, the last ones; 0: all")
+      ->check(whole(0, 1e9))
+      ->type_name("N")
+      ->needs(checkpoint)
+      ->group("Files");
   app.add_flag("--resume", o.resume, "go on from the last checkpoint in DIR, saved under any layout or schedule")
       ->needs(checkpoint)
       ->group("Files");
@@ -205,6 +212,10 @@ options read_options(int argc, char** argv) {
                              ->type_name("FILE.svg")
                              ->default_str("")
                              ->group("Files");
+  app.add_option("--profile", o.profile, "what F, B, I, W of each stage and each message cost, for chevron-plan")
+      ->type_name("FILE.json")
+      ->default_str("")
+      ->group("Files");
 
   try {
     app.parse(argc, argv);
@@ -212,10 +223,6 @@ options read_options(int argc, char** argv) {
     std::exit(app.exit(asked));
   } catch (CLI::ParseError const& wrong) {
     throw usage_error(std::string(wrong.what()) + ". Remedy: chevron-train --help lists every flag");
-  app.add_option("--profile", o.profile, "what F, B, I, W of each stage and each message cost, for chevron-plan")
-      ->type_name("FILE.json")
-      ->default_str("")
-      ->group("Files");
   }
 
   o.backend_given = backend->count() > 0;
@@ -230,7 +237,8 @@ options read_options(int argc, char** argv) {
     take_size("--ranks", ranks->count() > 0, size.ranks, o.ranks);
     take_size("--microbatches", micro_batches->count() > 0, size.micro_batches, o.micro_batches);
     if (chunks->count() > 0 && o.chunks != 0)
-      throw usage_error("--chunks cannot be chosen: --schedule " + o.schedule + " places its stages itself. Remedy: leave the flag out");
+      throw usage_error("--chunks cannot be chosen: --schedule " + o.schedule +
+                        " places its stages itself. Remedy: leave the flag out");
   } else if (!catalogue::contains(o.schedule)) {
     throw usage_error("--schedule " + o.schedule +
                       " is not in the catalogue. Remedy: a file's name that ends in .csv, or one of " + schedule_names());
@@ -253,6 +261,8 @@ options read_options(int argc, char** argv) {
                         std::to_string(o.replicas) + ". Remedy: --nproc " + std::to_string(o.world()) + ", or leave it away");
     }
   }
+  if (!o.profile.empty() && o.steps < 2)
+    throw usage_error("--profile measures what comes after the first step, and --steps is 1. Remedy: --steps 10 or more");
   // Unasked, files go where build results go.
   std::error_code ignored;
   std::string const folder = std::filesystem::is_directory("build", ignored) ? "build/" : "";
@@ -261,8 +271,6 @@ options read_options(int argc, char** argv) {
   for (std::string* const file : {&o.timeline, &o.trace, &o.metrics, &o.profile}) {
     if (*file == "none") file->clear();
   }
-  if (!o.profile.empty() && o.steps < 2)
-    throw usage_error("--profile measures what comes after the first step, and --steps is 1. Remedy: --steps 10 or more");
   return o;
 }
 

@@ -39,15 +39,16 @@ struct options {
   train::precision precision = train::precision::float32;
   std::vector<std::string> data;
 
-  std::string checkpoint;  ///< folder; empty: none is kept
-  long save_every = 0;     ///< steps; 0: after the last one only
+  std::string checkpoint;    ///< folder; empty: none is kept
+  long save_every = 0;       ///< steps; 0: after the last one only
+  int keep_checkpoints = 0;  ///< 0: all
   bool resume = false;
 
   std::string metrics;
   std::string trace;
   std::string timeline;
-
   std::string profile;
+
   int world() const { return ranks * replicas; }
 };
 

@@ -261,7 +261,10 @@ void train_on_rank(job const& what, transport& line) {
     if (step > o.steps - static_cast<long>(step_records::kept) && (step > first_step || o.steps == first_step))
       records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
     bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
-    if (!o.checkpoint.empty() && due) save_checkpoint(train, o.checkpoint, words_of(o));
+    if (!o.checkpoint.empty() && due) {
+      save_checkpoint(train, o.checkpoint, words_of(o));
+      if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
+    }
   }
   if (o.post_validation) told(train.settle());
   double const spent = static_cast<double>(now_ns() - begin) * 1e-9;

@@ -1,16 +1,22 @@
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -53,6 +59,14 @@ inline std::string checkpoint_name(long step) {
   char name[32];
   std::snprintf(name, sizeof name, "step-%08ld", step);
   return name;
+}
+
+/// Step N of exactly the name that a checkpoint has, with something before it; -1: another name.
+inline long step_of(std::string const& name, std::string const& before = "") {
+  long step = -1;
+  std::size_t const digits = before.size() + 5;
+  if (name.size() <= digits || std::from_chars(name.data() + digits, name.data() + name.size(), step).ec != std::errc{}) return -1;
+  return name == before + checkpoint_name(step) ? step : -1;
 }
 
 inline std::filesystem::path stage_file(std::filesystem::path const& folder, char const* sort, int stage) {
@@ -137,6 +151,15 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safete
   return any ? std::move(state) : nullptr;
 }
 
+/// What the folder lists outlives a loss of power.
+inline void bring_to_disk(std::filesystem::path const& folder) {
+  int const opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  bool const kept = opened >= 0 && ::fsync(opened) == 0;
+  int const fault = errno;
+  if (opened >= 0) ::close(opened);
+  if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
+}
+
 inline double first_rate(torch::optim::Optimizer* optimizer) {
   if (optimizer == nullptr || optimizer->param_groups().empty()) return 0;
   return optimizer->param_groups()[0].options().get_lr();
@@ -161,9 +184,7 @@ inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::pat
   long last_step = -1;
   std::error_code gone;
   for (auto const& entry : std::filesystem::directory_iterator(folder, gone)) {
-    std::string const name = entry.path().filename().string();
-    long step = -1;
-    if (!name.starts_with("step-") || std::from_chars(name.data() + 5, name.data() + name.size(), step).ec != std::errc{}) continue;
+    long const step = detail::step_of(entry.path().filename().string());
     if (step > last_step && std::filesystem::exists(entry.path() / "manifest.json")) {
       last_step = step;
       last = entry.path();
@@ -226,6 +247,90 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     detail::write_whole(target / "manifest.json", [&](std::ofstream& out) { out << manifest.dump(2) << '\n'; });
   });
   return target;
+}
+
+namespace detail {
+
+/// Whether a checkpoint has a file of this name, or had one half written.
+inline bool is_checkpoint_file(std::string name) {
+  constexpr std::string_view partial = ".partial", ending = ".safetensors";
+  if (name.ends_with(partial)) name.resize(name.size() - partial.size());
+  if (name == "manifest.json") return true;
+  for (std::string_view const sort : {"model-", "optimizer-"}) {
+    if (!name.starts_with(sort) || !name.ends_with(ending) || name.size() <= sort.size() + ending.size()) continue;
+    auto const number = std::string_view(name).substr(sort.size(), name.size() - sort.size() - ending.size());
+    if (number.find_first_not_of("0123456789") == number.npos) return true;
+  }
+  return false;
+}
+
+/// Whether this is a folder, and no link to one, with nothing in it but a checkpoint's files.
+inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
+  std::error_code gone;
+  if (!std::filesystem::is_directory(std::filesystem::symlink_status(folder, gone))) return false;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, gone)) {
+    if (!is_checkpoint_file(entry.path().filename().string()) || !std::filesystem::is_regular_file(entry.symlink_status(gone))) return false;
+  }
+  return !gone;
+}
+
+inline constexpr char const* removed_prefix = "removed-";
+
+/// Deletes what is called a removed checkpoint. What cannot be deleted now (a reader on a network disk) is tried again next time.
+inline void delete_removed(std::filesystem::path const& folder) {
+  std::error_code ignored;
+  std::vector<std::filesystem::path> removed;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    if (step_of(entry.path().filename().string(), removed_prefix) >= 0 && holds_only_a_checkpoint(entry.path())) removed.push_back(entry.path());
+  }
+  for (auto const& one : removed) {
+    std::vector<std::filesystem::path> files;
+    for (auto const& entry : std::filesystem::directory_iterator(one, ignored)) files.push_back(entry.path());
+    for (auto const& file : files) std::filesystem::remove(file, ignored);
+    std::filesystem::remove(one, ignored);  // only if it is empty
+  }
+}
+
+}  // namespace detail
+
+/// Removes old checkpoints from a folder, on a single rank: of the whole ones up to step `newest`, which must be there, the last `keep`
+/// stay. Whatever else is in the folder stays too: later checkpoints, half-written ones, links, and checkpoints into which somebody has
+/// put a file. A checkpoint is renamed to `removed-step-N` first, then deleted. Killed in between, it is no longer taken for one, and the
+/// next call deletes what is left.
+/// \param keep 1 or more
+/// \throws checkpoint_error where one cannot be renamed
+inline void remove_old_checkpoints(std::filesystem::path const& folder, long newest, int keep) {
+  std::vector<long> whole;
+  std::error_code gone;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, gone)) {
+    long const step = detail::step_of(entry.path().filename().string());
+    if (step < 0 || step > newest || !std::filesystem::exists(entry.path() / "manifest.json")) continue;
+    if (step == newest || detail::holds_only_a_checkpoint(entry.path())) whole.push_back(step);
+  }
+  std::sort(whole.begin(), whole.end());
+  // Nothing goes before the newest has come to stay.
+  if (whole.empty() || whole.back() != newest) return;
+  whole.resize(whole.size() - std::min(whole.size(), static_cast<std::size_t>(std::max(keep, 1))));
+  if (!whole.empty()) {
+    detail::bring_to_disk(folder / detail::checkpoint_name(newest));
+    detail::bring_to_disk(folder);
+  }
+  detail::delete_removed(folder);
+  for (long const step : whole) {
+    std::filesystem::path const from = folder / detail::checkpoint_name(step);
+    std::error_code failed;
+    std::filesystem::rename(from, folder / (detail::removed_prefix + detail::checkpoint_name(step)), failed);
+    if (failed && failed != std::errc::directory_not_empty && failed != std::errc::file_exists)
+      detail::refuse_file(from, "is an old checkpoint and cannot be removed: " + failed.message() + ". Remedy: a folder that may be written to");
+  }
+  detail::delete_removed(folder);
+}
+
+/// The same after `save_checkpoint`, between the same two steps. Collective.
+inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& folder, int keep) {
+  detail::together(train.line(), [&] {
+    if (train.line().where().global_rank == 0) remove_old_checkpoints(folder, train.next_step(), keep);
+  });
 }
 
 /// Loads a checkpoint into a trainer that was built alike but for layout and schedule, before its next step. Everything is found and
