@@ -25,8 +25,24 @@ struct cuda_devices {
   int driver = 0;  ///< the newest CUDA that the driver is for, 1000 × major + 10 × minor; 0: there is no driver
 };
 
+namespace detail {
+
+/// A GPU takes the work of its streams through a few queues, eight unless CUDA is told otherwise before it begins. Two streams in
+/// one queue wait for each other: a rank's receive for its send, say, and the other rank's the other way round.
+inline void keep_streams_apart() {
+  constexpr char const* name = "CUDA_DEVICE_MAX_CONNECTIONS";
+  ::setenv(name, "32", 0);
+  char const* const value = std::getenv(name);
+  if (std::atoi(value) >= 8) return;
+  throw usage_error(std::string(name) + "=" + value +
+                    " lets streams wait for each other, and ranks for ever. Remedy: unset it, or give 32");
+}
+
+}  // namespace detail
+
 /// Asks CUDA in this process, which must not fork afterwards: CUDA does not work in children of a process that has used it.
 inline cuda_devices look_for_cuda_devices() {
+  detail::keep_streams_apart();  // CUDA reads it when it is first used
   cuda_devices out;
   if (cudaDriverGetVersion(&out.driver) != cudaSuccess) out.driver = 0;
   out.status = cudaGetDeviceCount(&out.count);

@@ -250,7 +250,7 @@ class executor {
 
   /// F, B, I or W alone: what it needs has been brought. Of a pair, one of these runs in another thread.
   void compute(instruction const& i, split_batch const& batch, std::size_t entry) {
-    profiler_label const label(i.what);
+    profiler_label const label(i.what, on_->where().is_cuda());
     record_.starts(entry);
     clock_.starts(entry);
     activation& slot = slots_[i.slot];

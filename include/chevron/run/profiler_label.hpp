@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include <ATen/record_function.h>
+#include <torch/csrc/profiler/stubs/base.h>
 
 #include <chevron/plan/action.hpp>
 
@@ -12,19 +13,26 @@
 
 namespace chevron {
 
-/// As long as it lives, a range of PyTorch's profilers (Kineto, NVTX), named as PyTorch's own pipeline runtime names it: `PP:0F1`.
-/// Without a profiler that listens it costs some nanoseconds, and no name is made.
+/// As long as it lives, a range of PyTorch's profilers, named as PyTorch's own pipeline runtime names it: `PP:0F1`; on a GPU one of
+/// NVTX, too, for Nsight Systems. Without a profiler that listens it costs some nanoseconds on the CPU, and no name is made.
 class profiler_label {
  public:
-  explicit profiler_label(action what) : range_(at::RecordScope::USER_SCOPE) {
-    if (!range_.isActive()) return;
+  profiler_label(action what, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {
+    if (!range_.isActive() && !on_gpu_) return;
     name_ = "PP:" + to_text(what).str();
-    range_.before(std::string_view(name_));
+    if (range_.isActive()) range_.before(std::string_view(name_));
+    if (on_gpu_) torch::profiler::impl::cudaStubs()->rangePush(name_.c_str());
   }
+  ~profiler_label() {
+    if (on_gpu_) torch::profiler::impl::cudaStubs()->rangePop();
+  }
+  profiler_label(profiler_label const&) = delete;
+  profiler_label& operator=(profiler_label const&) = delete;
 
  private:
   std::string name_;  // outlives the range
   at::RecordFunction range_;
+  bool on_gpu_;
 };
 
 }  // namespace chevron
