@@ -197,7 +197,7 @@ class gloo_transport final : public transport {
       agreed_.emplace(slot.tag, agree(slot, std::move(shapes), place));
     }
     if (slot.comes != nullptr) {
-      until(slot.about, [&] { return has_come(slot); });
+      in_memory(slot.about, [&] { return has_come(slot); });
       take(slot);
     }
     for (auto& work : slot.works) wait(*work, slot.about);
@@ -412,11 +412,11 @@ class gloo_transport final : public transport {
     detail::shared_message& message = *agreed.shared;
     auto const number = ++agreed.count;
     detail::shared_memory::block* room = nullptr;
-    // There is room, unless the receiver is two whole steps behind, or 256 MiB of messages wait to be taken.
-    until(slot.about, [&] {
-      take_what_came();
+    // This waits only if the receiver is two whole steps behind, or 256 MiB of messages wait to be taken.
+    auto const is_room = [&] {
       return detail::read(message.taken) + 2 >= number && (room = memory_->free_block(agreed.bytes)) != nullptr;
-    });
+    };
+    in_memory(slot.about, [&] { return is_room() || (take_what_came() && is_room()); });
     std::byte* to = memory_->at(where().global_rank, room->offset);
     for (auto const& value : slot.values) {
       if (!value.defined() || value.numel() == 0) continue;
@@ -444,16 +444,17 @@ class gloo_transport final : public transport {
     memory_->ring(slot.about.peer);
   }
   /// While this rank waits for room: another may wait for the same, from us.
-  void take_what_came() {
+  bool take_what_came() {
     for (auto& slot : receives_) {
       if (slot.comes != nullptr && has_come(slot)) take(slot);
     }
+    return true;
   }
 
   /// Before other messages get the memory of these: all have been taken.
   void forget_messages() {
     if (memory_ == nullptr) return;
-    until({.words = "the others to take what was sent", .step = step()}, [&] { return memory_->all_taken(); });
+    in_memory({.words = "the others to take what was sent", .step = step()}, [&] { return memory_->all_taken(); });
     memory_->start_anew();
   }
 
@@ -463,7 +464,7 @@ class gloo_transport final : public transport {
 
   void read_boards(detail::shared_memory::board which, std::size_t bytes, void* all, char const* words) {
     awaited const mine{.words = words, .step = step()};
-    until(mine, [&] { return memory_->all_shown(which); });
+    in_memory(mine, [&] { return memory_->all_shown(which); });
     auto* to = static_cast<std::byte*>(all);
     for (int r = 0; r < where().world(); ++r, to += bytes) {
       auto const [from, count] = memory_->shown_by(r, which);
@@ -476,10 +477,10 @@ class gloo_transport final : public transport {
     }
   }
 
-  /// Waits for something in shared memory.
+  /// Waits for something that others do in shared memory.
   template <class Came>
-  void until(awaited const& mine, Came const& came) {
-    if (detail::shared_memory::soon(came)) return;
+  void in_memory(awaited const& mine, Came const& came) {
+    if (came()) return;
     auto const last = clock::now() + deadline();
     watch_->begin_wait(mine, deadline());
     bool late = false;

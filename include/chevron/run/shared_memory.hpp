@@ -1,0 +1,308 @@
+#pragma once
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <random>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+/// \file
+/// Memory that the ranks of one machine share: where small messages and gathers pass between them.
+///
+/// Each rank has one file in memory (memfd), which it alone fills and the others read. It has no name in any file system, so
+/// nothing is left behind however a rank ends. A file holds
+///
+/// - a bell, on which its rank sleeps and which others ring,
+/// - boards, on which its rank writes what it gives to a gather,
+/// - for each message that comes again every step a place (how often it was sent and taken, and where it lies), and
+/// - blocks, in which the messages lie.
+///
+/// Nothing here waits without a bound, and nothing throws.
+
+namespace chevron::detail {
+
+/// A file in memory and where it is mapped. Pages that were never written to cost nothing.
+class shared_file {
+ public:
+  /// \returns null if the system gives none
+  static std::unique_ptr<shared_file> make(std::size_t bytes) {
+    std::random_device random;
+    std::string name = "chevron";
+    for (int i = 0; i < 4; ++i) name += "-" + std::to_string(random());
+    int const file = ::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0) return nullptr;
+    auto out = std::unique_ptr<shared_file>(new shared_file);
+    out->file_ = file;
+    out->name_ = name;
+    // Sealed: a file that somebody made shorter would kill whoever reads beyond its end.
+    bool const good = ::ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
+                      ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 && out->map(bytes);
+    return good ? std::move(out) : nullptr;
+  }
+
+  /// Another rank's file, by its `address`; null unless it is on this machine and may be opened from here.
+  static std::unique_ptr<shared_file> open(std::string const& address) {
+    std::istringstream in(address);
+    std::string machine, process, number, name;
+    if (!(in >> machine >> process >> number >> name) || machine != this_machine()) return nullptr;
+    std::filesystem::path const path = "/proc/" + process + "/fd/" + number;
+    std::error_code problem;
+    // The name, drawn at random, shows that it is this file; in another container the same number may be any other.
+    if (std::filesystem::read_symlink(path, problem) != "/memfd:" + name + " (deleted)" || problem) return nullptr;
+    auto out = std::unique_ptr<shared_file>(new shared_file);
+    out->file_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    struct stat about {};
+    if (out->file_ < 0 || ::fstat(out->file_, &about) != 0) return nullptr;
+    if (!out->map(static_cast<std::size_t>(about.st_size))) return nullptr;
+    out->close();
+    return out;
+  }
+
+  ~shared_file() {
+    if (memory_ != nullptr) ::munmap(memory_, bytes_);
+    close();
+  }
+  shared_file(shared_file const&) = delete;
+  shared_file& operator=(shared_file const&) = delete;
+
+  /// For `open`, until this rank closes the file.
+  std::string address() const {
+    return this_machine() + " " + std::to_string(::getpid()) + " " + std::to_string(file_) + " " + name_;
+  }
+  /// The memory stays, but nobody can open it any more.
+  void close() {
+    if (file_ >= 0) ::close(std::exchange(file_, -1));
+  }
+
+  std::byte* memory() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  shared_file() = default;
+
+  bool map(std::size_t bytes) {
+    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+    if (at == MAP_FAILED) return false;
+    memory_ = static_cast<std::byte*>(at);
+    bytes_ = bytes;
+    return true;
+  }
+
+  /// Drawn when the machine started.
+  static std::string this_machine() {
+    std::ifstream in("/proc/sys/kernel/random/boot_id");
+    std::string id;
+    in >> id;
+    return id.empty() ? "unknown" : id;
+  }
+
+  int file_ = -1;
+  std::string name_;
+  std::byte* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+template <class Number>
+Number read(Number& shared) {
+  return std::atomic_ref<Number>(shared).load();
+}
+template <class Number>
+void publish(Number& shared, Number value) {
+  std::atomic_ref<Number>(shared).store(value);
+}
+
+/// A message that comes again: the n-th of its kind lies at `offset[n % 2]` of the sender's file once `sent` is n, and until
+/// `taken` is n. So a sender may be two ahead.
+struct alignas(64) shared_message {
+  std::uint64_t sent, taken;
+  std::array<std::uint64_t, 2> offset;
+};
+
+/// One rank's own file, and those of the others on its machine.
+class shared_memory {
+ public:
+  static constexpr std::size_t largest_message = std::size_t{1} << 20;
+  static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
+  enum class board { gather, early_gather };
+
+  /// A piece of the own file, and the message that lies or lay in it.
+  struct block {
+    std::uint64_t offset;
+    shared_message* message = nullptr;
+    std::uint64_t number = 0;
+    bool is_free() const { return message == nullptr || read(message->taken) >= number; }
+  };
+
+  /// \returns null if the system gives no such memory
+  static std::unique_ptr<shared_memory> make(int rank, int world) {
+    auto file = shared_file::make(file_bytes);
+    if (file == nullptr) return nullptr;
+    auto out = std::unique_ptr<shared_memory>(new shared_memory(rank));
+    out->files_.resize(static_cast<std::size_t>(world));
+    out->files_[static_cast<std::size_t>(rank)] = std::move(file);
+    return out;
+  }
+
+  std::string address() const { return own().address(); }
+  bool map(int rank, std::string const& address) {
+    auto& file = files_[static_cast<std::size_t>(rank)];
+    if (rank != rank_) file = shared_file::open(address);
+    if (file != nullptr && file->bytes() != file_bytes) file.reset();
+    return file != nullptr;
+  }
+  void forget(int rank) { files_[static_cast<std::size_t>(rank)].reset(); }
+  bool is_near(int rank) const { return files_[static_cast<std::size_t>(rank)] != nullptr; }
+  /// Can every rank read every other's boards?
+  void boards(bool all_near) { all_near_ = all_near; }
+  bool all_near() const { return all_near_; }
+  /// Once all have mapped what they can.
+  void close() { own().close(); }
+
+  // ---- Sending
+
+  /// The place of one more message; null if there is no room.
+  shared_message* new_message() {
+    if (messages_ == most_messages) return nullptr;
+    return new (at(rank_, first_message + messages_++ * sizeof(shared_message))) shared_message{};
+  }
+  /// How the receiver finds it.
+  std::int64_t offset_of(shared_message const& message) const {
+    return reinterpret_cast<std::byte const*>(&message) - own().memory();
+  }
+  shared_message* message_of(int rank, std::uint64_t offset) const { return reinterpret_cast<shared_message*>(at(rank, offset)); }
+  /// A block that nobody reads any more; null if there is none. The first, so that few are used and stay in the caches.
+  block* free_block(std::size_t bytes) {
+    auto& blocks = blocks_of(bytes);
+    for (block& each : blocks) {
+      if (each.is_free()) return &each;
+    }
+    std::size_t const rounded = (bytes + 63) / 64 * 64;
+    if (rounded > file_bytes - next_block_) return nullptr;
+    blocks.push_back({.offset = next_block_});
+    next_block_ += rounded;
+    return &blocks.back();
+  }
+  /// Has everything been read that was sent?
+  bool all_taken() const {
+    return std::all_of(blocks_.begin(), blocks_.end(), [](auto const& of_size) {
+      return std::all_of(of_size.second.begin(), of_size.second.end(), [](block const& each) { return each.is_free(); });
+    });
+  }
+  /// Forgets all messages and blocks: once everything is taken.
+  void start_anew() {
+    messages_ = 0;
+    next_block_ = first_block;
+    blocks_.clear();
+  }
+
+  std::byte* at(int rank, std::uint64_t offset) const { return file(rank).memory() + offset; }
+
+  // ---- Gathering, if all ranks are near. Each round of a board is of two halves; a rank begins the next when it has read this.
+
+  /// Shows `mine` to all.
+  void show(board which, void const* mine, std::size_t bytes) {
+    auto const round = ++rounds_[static_cast<std::size_t>(which)];
+    std::byte* const here = board_of(rank_, which, round);
+    std::memcpy(here, &bytes, sizeof bytes);
+    std::memcpy(here + sizeof bytes, mine, bytes);
+    auto const world = static_cast<std::uint64_t>(files_.size());
+    // Only the last to come has anybody to wake.
+    if (std::atomic_ref(shown(which)).fetch_add(1) + 1 < round * world) return;
+    for (int r = 0; r < static_cast<int>(world); ++r) ring(r);
+  }
+  bool all_shown(board which) const {
+    return read(shown(which)) >= rounds_[static_cast<std::size_t>(which)] * static_cast<std::uint64_t>(files_.size());
+  }
+  /// What a rank showed, and how many bytes.
+  std::pair<std::byte const*, std::size_t> shown_by(int rank, board which) const {
+    std::byte const* const there = board_of(rank, which, rounds_[static_cast<std::size_t>(which)]);
+    std::size_t bytes = 0;
+    std::memcpy(&bytes, there, sizeof bytes);
+    return {there + sizeof bytes, bytes};
+  }
+
+  // ---- Waiting
+
+  /// Wakes this rank if it sleeps. After whatever it may be waiting for was published.
+  void ring(int rank) {
+    bell_words& bell = bell_of(rank);
+    std::atomic_ref asleep(bell.asleep);
+    if (asleep.load() == 0 || asleep.exchange(0) == 0) return;
+    std::atomic_ref(bell.rung).fetch_add(1);
+    ::syscall(SYS_futex, &bell.rung, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  }
+
+  /// Sleeps until the bell is rung, at most so long; not at all if it is there already.
+  template <class Came>
+  void sleep(Came const& came, std::chrono::nanoseconds longest) {
+    bell_words& bell = bell_of(rank_);
+    std::atomic_ref asleep(bell.asleep);
+    asleep.store(1);
+    // Whoever publishes from here on sees that we sleep, or we see what was published.
+    auto const before = read(bell.rung);
+    if (!came()) {
+      timespec const time{.tv_sec = longest.count() / 1'000'000'000, .tv_nsec = longest.count() % 1'000'000'000};
+      ::syscall(SYS_futex, &bell.rung, FUTEX_WAIT, before, &time, nullptr, 0);
+    }
+    asleep.store(0);
+  }
+
+ private:
+  struct alignas(64) bell_words {
+    std::uint32_t rung, asleep;
+    alignas(64) std::array<std::uint64_t, 2> shown;  // by board, of the first rank: how often anybody showed anything
+  };
+
+  static constexpr std::uint64_t most_messages = 1 << 14;
+  static constexpr std::uint64_t board_bytes = largest_gather + sizeof(std::size_t);
+  static constexpr std::uint64_t first_board = 4096;
+  static constexpr std::uint64_t first_message = first_board + 4 * board_bytes;
+  static constexpr std::uint64_t first_block = first_message + most_messages * sizeof(shared_message);
+  static constexpr std::uint64_t file_bytes = std::uint64_t{1} << 28;
+
+  explicit shared_memory(int rank) : rank_(rank) {}
+
+  shared_file& file(int rank) const { return *files_[static_cast<std::size_t>(rank)]; }
+  shared_file& own() const { return file(rank_); }
+  bell_words& bell_of(int rank) const { return *reinterpret_cast<bell_words*>(file(rank).memory()); }
+  std::uint64_t& shown(board which) const { return bell_of(0).shown[static_cast<std::size_t>(which)]; }
+  std::byte* board_of(int rank, board which, std::uint64_t round) const {
+    return file(rank).memory() + first_board + (static_cast<std::uint64_t>(which) * 2 + round % 2) * board_bytes;
+  }
+  std::vector<block>& blocks_of(std::size_t bytes) {
+    for (auto& [size, blocks] : blocks_) {
+      if (size == bytes) return blocks;
+    }
+    return blocks_.emplace_back(bytes, std::vector<block>()).second;
+  }
+
+  int rank_;
+  bool all_near_ = false;
+  std::vector<std::unique_ptr<shared_file>> files_;  // by rank; null: elsewhere
+  std::uint64_t messages_ = 0;
+  std::uint64_t next_block_ = first_block;
+  std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // by size: a pipeline has few
+  std::array<std::uint64_t, 2> rounds_{};
+};
+
+}  // namespace chevron::detail
