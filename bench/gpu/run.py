@@ -282,7 +282,7 @@ def main():
     finally:
         to.figures["failed"] = failed
         to.write()
-        print(f"written to {to.out}: summary.txt, figures.json, log.txt, tests.xml", flush=True)
+        print(f"written to {to.out}: {', '.join(sorted(f.name for f in to.out.iterdir()))}", flush=True)
 
 
 if __name__ == "__main__":
