@@ -15,6 +15,50 @@ TEST_CASE("streams, events and channels train bit for bit as threads do: every s
   });
 }
 
+TEST_CASE("steps that are taken back, evaluation in between and tied weights, bit for bit as on threads") {
+  using same_as_threads::width;
+  auto const tied = [](int number) {
+    chevron::stage made = same_as_threads::build_stage(number);
+    if (number == 0 || number == 3) made.tie(made.parameters()[0].name, "in and out");
+    return made;
+  };
+  for (char const* const name : {"1F1B", "ZB-H2"}) {
+    auto const plan = chevron::catalogue::make_plan(name, {.ranks = 4, .micro_batches = 6});
+    auto const program = chevron::lower(plan);
+    auto const forward = chevron::lower(chevron::forward_part(plan));
+    std::vector<double> said_by[2];
+    int taken_back[2] = {0, 0};
+    auto const train_on = [&](chevron::transport& line, int which) {
+      // Every third batch is large: its gradients are above the limit, and its step is done over.
+      chevron::trainer train(program, line, tied, same_as_threads::mean_square, same_as_threads::adamw,
+                             {.clip_grad_norm = 2, .post_validation = true, .calm_steps = 1});
+      chevron::evaluator evaluate(forward, train);
+      at::Tensor const all = at::arange(40 * width, at::kFloat).view({40, width}).sin();
+      for (int step = 0; step < 9; ++step) {
+        double const scale = step % 3 == 2 ? 40 : 0.5;
+        // The report of the step before: whether this one stands is asked within the next.
+        auto const report = train.step({all.narrow(0, step, 13) * scale}, {all.narrow(0, 20 - step, 13).cos() * scale});
+        double const loss = step == 4 ? evaluate.loss({all.narrow(0, 0, 13)}, {all.narrow(0, 7, 13)}) : 0;
+        if (line.where().global_rank != 0) continue;
+        said_by[which].insert(said_by[which].end(), {report.loss, report.grad_norm, loss});
+        taken_back[which] += report.clipped ? 1 : 0;
+      }
+      train.settle();
+    };
+    chevron::run_threads({.pipeline_ranks = 4}, [&](chevron::transport& line) { train_on(line, 0); });
+    auto const said = same_as_threads::on_ranks(4, 1, [&](chevron::layout const& where, auto const& store, auto const& watch) {
+      host_transport line(where, store, watch, milliseconds(20000));
+      train_on(line, 1);
+      line.close();
+    });
+    for (auto const& each : said) CHECK(each == "");
+    INFO(std::string(name));
+    CHECK(taken_back[0] >= 2);
+    CHECK(taken_back[1] == taken_back[0]);
+    CHECK(said_by[1] == said_by[0]);
+  }
+}
+
 TEST_CASE("a rank that does not come ends the others by the deadline, with the same cause on all of them") {
   auto const program = chevron::lower(chevron::catalogue::make_plan("1F1B", {.ranks = 3, .micro_batches = 4}));
   std::mutex mutex;
