@@ -143,8 +143,9 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     for (message const& m : messages_of(p)) {
       box const& from = p.boxes[static_cast<std::size_t>(m.from)];
       box const& to = p.boxes[static_cast<std::size_t>(m.to)];
-      // A flow binds to the slice around its time: a moment inside each, never back in time.
-      double const leaves = from.start + (from.end - from.start) / 2;
+      // A flow binds to the slice around its time: a moment inside each, never back in time. It may have arrived before its sender was
+      // through with sending.
+      double const leaves = std::max(from.start, std::min(from.start + (from.end - from.start) / 2, to.end));
       double const earliest = std::max(to.start, std::min(leaves, to.end));
       double const arrives = earliest + (to.end - earliest) / 2;
       ++flow;
