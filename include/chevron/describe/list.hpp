@@ -110,68 +110,164 @@ constexpr int actions_at_most(listing<Parts...> const& what, shape size) {
 
 namespace detail {
 
-inline constexpr int listed_families = 3;  // forwards; B or I; W
+inline constexpr double never = 1e300;
 
-/// Who acts next: for each rank the time at which it may try again, the earliest found in O(1), changed in O(log ranks).
-class earliest_rank {
+/// Whose turn it is. Ranks act in the order of the times of their next tries, of equal times the lower rank first. A tree of the
+/// earliest times is walked from left to right through the ranks that are due now, and brought up to date on the way: about two
+/// nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
+class turns {
  public:
-  static constexpr double asleep = -1;  // until something it needs is scheduled
-
-  constexpr explicit earliest_rank(int ranks) : time_(ranks, zeroed), leaves_(1) {
+  /// All ranks are due at time 0.
+  constexpr explicit turns(int ranks) {
     while (leaves_ < ranks) leaves_ *= 2;
-    best_ = buffer<int>(2 * leaves_);
-    for (int i = 0; i < leaves_; ++i) best_.data[leaves_ + i] = i < ranks ? i : -1;
-    for (int i = leaves_ - 1; i > 0; --i) choose(i);
+    earliest_ = buffer<double>(2 * leaves_);
+    double* const earliest = earliest_.data;
+    for (int i = 0; i < leaves_; ++i) earliest[leaves_ + i] = i < ranks ? 0 : never;
+    for (int i = leaves_ - 1; i > 0; --i) earliest[i] = earliest[2 * i];
+    descend(1);
   }
 
-  constexpr int rank() const { return best_.data[1]; }
-  constexpr double at(int rank) const { return time_.data[rank]; }
-  constexpr void set(int rank, double time) {
-    time_.data[rank] = time;
-    best_.data[leaves_ + rank] = time < 0 ? -1 : rank;
-    for (int i = (leaves_ + rank) / 2; i > 0; i /= 2) choose(i);
+  constexpr double now() const { return now_; }  ///< `never`: nobody has anything to wait for
+  constexpr int rank() const { return at_ - leaves_; }
+
+  /// The rank whose turn it is tries again at `time`; whose turn comes next?
+  constexpr void next_turn(double time) {
+    double* const earliest = earliest_.data;
+    int at = at_;
+    earliest[at] = time;
+    if (time <= now_ && !goes_back_) return;
+    while (at > 1) {
+      if (at % 2 == 0 && earliest[at + 1] <= now_ && !goes_back_) {
+        descend(at + 1);
+        return;
+      }
+      at /= 2;
+      double const left = earliest[2 * at];
+      double const right = earliest[2 * at + 1];
+      earliest[at] = left <= right ? left : right;
+    }
+    now_ = earliest[1];
+    goes_back_ = false;
+    descend(1);
+  }
+
+  /// A rank that waits tries at `time`, unless it would try earlier anyway.
+  constexpr void wake(int rank, double time) {
+    double* const earliest = earliest_.data;
+    for (int i = leaves_ + rank; i > 0 && time < earliest[i]; i /= 2) earliest[i] = time;
+    if (time <= now_ && leaves_ + rank < at_) goes_back_ = true;
   }
 
  private:
-  constexpr void choose(int i) {
-    int const left = best_.data[2 * i], right = best_.data[2 * i + 1];
-    best_.data[i] = right < 0 || (left >= 0 && time_.data[left] <= time_.data[right]) ? left : right;
+  constexpr void descend(int node) {
+    while (node < leaves_) node = 2 * node + (earliest_.data[2 * node] <= now_ ? 0 : 1);
+    at_ = node;
   }
 
-  buffer<double> time_;
-  int leaves_;
-  buffer<int> best_;  // a tree: of each pair the rank that is earlier, the lower one of equals; -1: both asleep
+  int leaves_ = 1;
+  int at_ = 1;
+  double now_ = 0;
+  bool goes_back_ = false;   // a rank to the left became due now: a cost of 0
+  buffer<double> earliest_;  // node i: the earlier of 2i and 2i + 1; from `leaves_` on the ranks
 };
 
-/// What has happened so far in a list schedule, and what a rank could do next.
-struct listed_state {
-  int stages;
-  int micro_batches;
-  double* forward_end;  // by cell; negative: not scheduled
-  double* input_end;    // of B or I
-  int* next;            // by stage and family: the microbatch that comes next
+/// What there is to do of one kind on one stage, microbatch after microbatch.
+struct listed_work {
+  action next{};  // what comes next
+  int known = 0;  // for how many microbatches it is known when they can start
+  int rank = 0;
+  double length = 0;
+  int change = 0;                 // of the chunks in flight on its rank,
+  std::int64_t bytes_change = 0;  // and of their bytes
+  std::int64_t bytes_room = 0;    // it is admitted where no more than that are in flight
+  int fed = 0;                    // so many works need its results:
+  int feeds[2]{};
+};
 
-  static constexpr double never = -1;
+/// The works of a step. Each rank's stand together, in the order in which it prefers them.
+struct listed_works {
+  int families;  // of kinds: forwards; B or I; W
+  buffer<listed_work> work;
+  buffer<double> ready;  // by work: when what comes next can start, as far as that is known
+  buffer<int> room;      // by work: it is admitted where fewer chunks are in flight
+  int entry = 0;         // the forwards of stage 0
 
-  /// When the next action of this family on this stage could start; `never` if what it needs is not scheduled yet.
-  constexpr double ready_at(int family, int stage, std::int16_t const* rank_of, double communication) const {
-    int const m = next[stage * listed_families + family];
-    if (m >= micro_batches) return never;
-    int const cell = stage * micro_batches + m;
-    if (family == 2) return input_end[cell];
-    int const from = family == 0 ? stage - 1 : stage + 1;
-    double ready = 0;
-    if (from >= 0 && from < stages) {
-      double const made = family == 0 ? forward_end[cell - micro_batches] : input_end[cell + micro_batches];
-      if (made < 0) return never;
-      ready = made + (rank_of[from] != rank_of[stage] ? communication : 0);
+  template <class Listing>
+  constexpr listed_works(Listing const& what, plan const& into, stages_by_rank const& placed)
+      : families(what.work == work_graph::split_backward ? 3 : 2),
+        work(families * into.stages, zeroed),
+        ready(families * into.stages),
+        room(families * into.stages) {
+    bool const split = families == 3;
+    kind const kinds[3] = {kind::forward, split ? kind::backward_input : kind::backward, kind::backward_weight};
+    double const length[3] = {what.times.forward,
+                              split ? what.times.backward_input : what.times.backward_input + what.times.backward_weight,
+                              what.times.backward_weight};
+    int place_of[3] = {0, 0, 0};  // a family's among the others
+    for (int family = 0; family < families; ++family) {
+      int const preferred = what.rank_of_kind[static_cast<int>(kinds[family])];
+      for (int other = 0; other < families; ++other) {
+        int const to_it = what.rank_of_kind[static_cast<int>(kinds[other])];
+        if (to_it < preferred || (to_it == preferred && other < family)) ++place_of[family];
+      }
     }
-    if (family == 1) {
-      if (forward_end[cell] < 0) return never;
-      ready = forward_end[cell] > ready ? forward_end[cell] : ready;
+
+    int const* const first = placed.first.data;
+    buffer<int> index_memory(families * into.stages);
+    int* const index = index_memory.data;  // by stage and family
+    for (int r = 0; r < into.size.ranks; ++r) {
+      int const held = placed.held(r);
+      for (int i = 0; i < held; ++i) {
+        for (int family = 0; family < families; ++family) {
+          // Forwards from the latest stage to the earliest, gradients the other way.
+          index[placed.stage.data[first[r] + i] * families + family] =
+              first[r] * families + place_of[family] * held + (family == 0 ? held - 1 - i : i);
+        }
+      }
     }
-    return ready;
+
+    std::int64_t const* const bytes = into.byte_limit > 0 ? into.stage_bytes.data : nullptr;
+    for (int r = 0; r < into.size.ranks; ++r) {
+      // What the later stages of its rank will need while a stage's forward is in flight.
+      int later = 0;
+      std::int64_t later_bytes = 0;
+      for (int i = first[r + 1] - 1; i >= first[r]; --i) {
+        int const stage = placed.stage.data[i];
+        std::int64_t const bytes_here = bytes != nullptr ? bytes[stage] : 0;
+        for (int family = 0; family < families; ++family) {
+          int const at = index[stage * families + family];
+          bool const forward = family == 0;
+          listed_work& w = work.data[at];
+          w.next = make_action(kinds[family], stage, 0);
+          w.rank = r;
+          w.length = length[family];
+          w.change = forward ? 1 : family == families - 1 ? -1 : 0;
+          w.bytes_change = w.change * bytes_here;
+          w.bytes_room = forward ? into.byte_limit - bytes_here - later_bytes : most_bytes;
+          room.data[at] = forward && into.in_flight_limit > 0 ? into.in_flight_limit - later : most_chunks;
+          ready.data[at] = never;
+          if (forward) w.feeds[w.fed++] = stage + 1 < into.stages ? index[(stage + 1) * families] : index[stage * families + 1];
+          if (family == 1 && stage > 0) w.feeds[w.fed++] = index[(stage - 1) * families + 1];
+          if (family == 1 && split) w.feeds[w.fed++] = index[stage * families + 2];
+        }
+        ++later;
+        later_bytes += bytes_here;
+      }
+    }
+    entry = index[0];
   }
+
+ private:
+  static constexpr int most_chunks = 2147483647;
+  static constexpr std::int64_t most_bytes = 9223372036854775807;
+};
+
+/// How far a rank has come.
+struct listed_progress {
+  int at;  // where its next action goes
+  int in_flight;
+  std::int64_t bytes;
+  bool waits;  // for something from another rank
 };
 
 }  // namespace detail
@@ -181,122 +277,88 @@ template <class Placement, class Limits>
 constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   plan result;
   if (finding const f = detail::begin_plan_of(what, size, result)) return detail::refused(size, what.name, f);
-  std::int16_t const* const rank_of = result.rank_of.data;
-  int const stages = result.stages;
   int const ranks = size.ranks;
   int const micro_batches = size.micro_batches;
-  int const cells = stages * micro_batches;
-  bool const split = what.work == work_graph::split_backward;
-  int const limit = result.in_flight_limit;
-  std::int64_t const byte_limit = result.byte_limit;
-  std::int64_t const* const bytes = byte_limit > 0 ? result.stage_bytes.data : nullptr;
-
-  // Each rank's stages, from the input side; what the later ones of its rank will need while a stage's forward is in flight.
-  detail::stages_by_rank const placed(ranks, stages, rank_of);
-  int const* const first = placed.first.data;
-  int const* const stage_of = placed.stage.data;
-  buffer<int> later(stages, zeroed);
-  buffer<std::int64_t> later_bytes(stages, zeroed), bytes_now(ranks, zeroed);
-  for (int r = 0; r < ranks; ++r) {
-    for (int i = first[r + 1] - 2; i >= first[r]; --i) {
-      later.data[stage_of[i]] = first[r + 1] - 1 - i;
-      if (bytes != nullptr) later_bytes.data[stage_of[i]] = later_bytes.data[stage_of[i + 1]] + bytes[stage_of[i + 1]];
-    }
-  }
-
-  // Families of kinds in the order of preference.
-  int const families_here = split ? 3 : 2;
-  kind const kinds[detail::listed_families] = {kind::forward, split ? kind::backward_input : kind::backward, kind::backward_weight};
-  int order_of_families[detail::listed_families] = {0, 1, 2};
-  for (int i = 1; i < families_here; ++i) {
-    for (int j = i; j > 0; --j) {
-      int& before = order_of_families[j - 1];
-      int& after = order_of_families[j];
-      if (what.rank_of_kind[static_cast<int>(kinds[before])] <= what.rank_of_kind[static_cast<int>(kinds[after])]) break;
-      int const swapped = before;
-      before = after;
-      after = swapped;
-    }
-  }
-  double const length[detail::listed_families] = {
-      what.times.forward, split ? what.times.backward_input : what.times.backward_input + what.times.backward_weight,
-      what.times.backward_weight};
+  detail::stages_by_rank const placed(ranks, result.stages, result.rank_of.data);
+  detail::listed_works works(what, result, placed);
+  int const families = works.families;
+  detail::listed_work* const work = works.work.data;
+  double* const ready_of = works.ready.data;
+  int const* const room_of = works.room.data;
   double const communication = what.times.communication;
+  bool const counts_bytes = result.byte_limit > 0;
 
-  buffer<double> forward_end(cells), input_end(cells), free_at(ranks, zeroed);
-  buffer<int> next(detail::listed_families * stages, zeroed), in_flight(ranks, zeroed), count(ranks, zeroed);
-  for (int i = 0; i < cells; ++i) forward_end.data[i] = input_end.data[i] = detail::listed_state::never;
-  int const most = families_here * cells;
+  // When each can start, by work and microbatch: whatever stage 0 needs is there.
+  int const most = families * result.stages * micro_batches;
+  buffer<double> starts_memory(most);
+  double* const starts = starts_memory.data;
+  for (int m = 0; m < micro_batches; ++m) starts[works.entry * micro_batches + m] = 0;
+  ready_of[works.entry] = 0;
+  work[works.entry].known = micro_batches;
+
   // A rank's actions in the order of time: it has so many for each of its stages.
   result.actions = buffer<action>(most);
   result.begin = buffer<int>(ranks + 1);
-  for (int r = 0; r <= ranks; ++r) result.begin.data[r] = first[r] * families_here * micro_batches;
-  detail::listed_state const state{stages, micro_batches, forward_end.data, input_end.data, next.data};
-  detail::earliest_rank tries(ranks);
+  action* const actions = result.actions.data;
+  int* const begin = result.begin.data;
+  int const* const first = placed.first.data;
+  for (int r = 0; r <= ranks; ++r) begin[r] = first[r] * families * micro_batches;
+  buffer<detail::listed_progress> progress_memory(ranks);
+  detail::listed_progress* const progress = progress_memory.data;
+  for (int r = 0; r < ranks; ++r) progress[r] = {begin[r], 0, 0, false};
 
+  detail::turns turn(ranks);
   for (int filled = 0; filled < most;) {
     // Ranks act in the order of time, so what is ready by then is known.
-    int const rank = tries.rank();
-    if (rank < 0) {
+    double const now = turn.now();
+    if (now == detail::never) {
       finding f;
       f.broken = law::description;
-      for (int r = ranks - 1; r >= 0; --r)
-        f.rank = count.data[r] < result.begin.data[r + 1] - result.begin.data[r] ? r : f.rank;
-      f.words = limit > 0 ? "list scheduling is stuck: allow more than the limit in flight, which is "
-                          : "list scheduling is stuck: allow more than the limit of bytes in flight, which is ";
-      f.number = limit > 0 ? limit : byte_limit;
+      for (int r = ranks - 1; r >= 0; --r) f.rank = progress[r].at < begin[r + 1] ? r : f.rank;
+      bool const chunks = result.in_flight_limit > 0;
+      f.words = chunks ? "list scheduling is stuck: allow more than the limit in flight, which is "
+                       : "list scheduling is stuck: allow more than the limit of bytes in flight, which is ";
+      f.number = chunks ? result.in_flight_limit : result.byte_limit;
       return detail::refused(size, what.name, f);
     }
-    double const now = tries.at(rank);
-    int family = -1;
-    int stage = -1;
-    double soonest = detail::earliest_rank::asleep;  // of what is known to become ready later
-    for (int preferred = 0; preferred < families_here && stage < 0; ++preferred) {
-      family = order_of_families[preferred];
-      for (int i = first[rank]; i < first[rank + 1]; ++i) {
-        int const candidate = stage_of[family == 0 ? first[rank] + first[rank + 1] - 1 - i : i];
-        if (family == 0) {
-          if (limit > 0 && in_flight.data[rank] + later.data[candidate] >= limit) continue;
-          if (bytes != nullptr && bytes_now.data[rank] + bytes[candidate] + later_bytes.data[candidate] > byte_limit) continue;
-        }
-        double const ready = state.ready_at(family, candidate, rank_of, communication);
-        if (ready < 0) continue;
-        if (ready <= now) {
-          stage = candidate;
-          break;
-        }
-        if (soonest < 0 || ready < soonest) soonest = ready;
-      }
+    int const rank = turn.rank();
+    detail::listed_progress const come = progress[rank];
+    int const stop = families * first[rank + 1];
+    int taken = families * first[rank];
+    double soonest = detail::never;  // of what is known to become ready later
+    for (; taken < stop; ++taken) {
+      double const ready = ready_of[taken];
+      if (ready >= soonest || come.in_flight >= room_of[taken]) continue;
+      if (counts_bytes && come.bytes > work[taken].bytes_room) continue;
+      if (ready <= now) break;
+      soonest = ready;
     }
-    if (stage < 0) {
-      tries.set(rank, soonest);
+    if (taken == stop) {
+      progress[rank].waits = true;
+      turn.next_turn(soonest);
       continue;
     }
 
-    kind const what_now = kinds[family];
-    int const m = next.data[stage * detail::listed_families + family]++;
-    double const end = now + length[family];
-    int const cell = stage * micro_batches + m;
-    if (family == 0)
-      forward_end.data[cell] = end;
-    else if (family == 1)
-      input_end.data[cell] = end;
-    int const change = family == 0 ? 1 : family == 2 || !split ? -1 : 0;
-    in_flight.data[rank] += change;
-    if (bytes != nullptr) bytes_now.data[rank] += change * bytes[stage];
-    result.actions.data[result.begin.data[rank] + count.data[rank]++] = make_action(what_now, stage, m);
+    detail::listed_work const one = work[taken];
+    int const m = static_cast<int>(one.next.micro_batch);
+    double const end = now + one.length;
+    actions[come.at] = one.next;
     ++filled;
-    free_at.data[rank] = end;
-    bool const done = count.data[rank] == result.begin.data[rank + 1] - result.begin.data[rank];
-    tries.set(rank, done ? detail::earliest_rank::asleep : end);
-    // Whoever needs this may try again when it arrives. A rank that is computing is not disturbed: its next try is at its end.
-    int const to = family == 0 ? stage + 1 : family == 1 ? stage - 1 : -1;
-    if (to < 0 || to >= stages || rank_of[to] == rank) continue;
-    int const consumer = rank_of[to];
-    double const arrives = end + communication;
-    double const wakes = arrives > free_at.data[consumer] ? arrives : free_at.data[consumer];
-    double const planned = tries.at(consumer);
-    if (planned < 0 || (wakes < planned && planned > free_at.data[consumer])) tries.set(consumer, wakes);
+    progress[rank] = {come.at + 1, come.in_flight + one.change, come.bytes + one.bytes_change, false};
+    work[taken].next.micro_batch = static_cast<std::uint32_t>(m + 1) & 0xffffu;
+    ready_of[taken] = m + 1 < one.known ? starts[taken * micro_batches + m + 1] : detail::never;
+    for (int i = 0; i < one.fed; ++i) {
+      int const to = one.feeds[i];
+      detail::listed_work const other = work[to];
+      double const arrives = other.rank == rank ? end : end + communication;
+      starts[to * micro_batches + m] = arrives;
+      work[to].known = m + 1;
+      if (static_cast<int>(other.next.micro_batch) != m) continue;
+      ready_of[to] = arrives;
+      // A rank that is computing is not disturbed: its next try is at its end.
+      if (progress[other.rank].waits) turn.wake(other.rank, arrives);
+    }
+    turn.next_turn(end);
   }
   return result;
 }
