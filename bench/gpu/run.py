@@ -212,7 +212,7 @@ def train(to, gpus):
         else:
             seconds = sorted(json.loads(line)["seconds"] for line in metrics.read_text().splitlines()[5:])
             entry["step_seconds"] = seconds[len(seconds) // 2] if seconds else None
-            entry["table"] = [line for line in output.splitlines() if line.startswith("  ")]
+            entry["table"] = next((part.splitlines() for part in output.split("\n\n") if "predicted    measured" in part), [])
         return status == 0, entry["losses"]
 
     ranks = min(gpus, 4)

@@ -35,8 +35,7 @@ namespace {
 struct windows {
   at::Tensor bytes, following;
 
-  windows(std::string const& text, int count, int context, std::uint64_t seed, std::uint64_t step, std::uint64_t first_sample,
-          at::Device device)
+  windows(std::string const& text, int count, int context, std::uint64_t seed, std::uint64_t step, std::uint64_t first_sample)
       : bytes(at::empty({count, context}, at::kLong)), following(at::empty({count, context}, at::kLong)) {
     auto* x = bytes.data_ptr<std::int64_t>();
     auto* y = following.data_ptr<std::int64_t>();
@@ -48,8 +47,6 @@ struct windows {
         *y++ = static_cast<unsigned char>(at[j + 1]);
       }
     }
-    bytes = bytes.to(device);
-    following = following.to(device);
   }
 };
 
@@ -119,7 +116,7 @@ double held_out_loss(job const& what, trainer& train) {
   for (int b = 0; b < batches; ++b) {
     auto const first = static_cast<std::uint64_t>(train.line().where().replica()) * static_cast<std::uint64_t>(mine);
     // Steps of training count from 1, so that these places are others.
-    windows const batch(what.text.held_out, mine, o.model.context, o.seed + 1, static_cast<std::uint64_t>(b), first, what.device);
+    windows const batch(what.text.held_out, mine, o.model.context, o.seed + 1, static_cast<std::uint64_t>(b), first);
     sum += evaluate.loss({batch.bytes}, {batch.following});
   }
   return sum / batches;
@@ -144,7 +141,7 @@ std::string sample_text(job const& what, trainer& train, std::string const& prom
     at::Tensor window = at::full({1, o.model.context}, 0, at::kLong);
     for (std::size_t j = 0; j < seen; ++j)
       window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
-    tensors const logits = forward.outputs({window.to(what.device)});
+    tensors const logits = forward.outputs({window});
     double drawn = 0;
     if (!logits.empty()) {
       at::Tensor const share =
@@ -211,7 +208,8 @@ void train_on_rank(job const& what, transport& line) {
                 {.clip_grad_norm = o.clip_grad_norm,
                  .learning_rate = [rate](long step) { return rate(step - 1); },
                  .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
-                 .post_validation = o.post_validation});
+                 .post_validation = o.post_validation,
+                 .device = what.device});
   train.next_step(1);
   if (o.resume) go_on_from_checkpoint(o, train);
   long const first_step = train.next_step();
@@ -254,7 +252,7 @@ void train_on_rank(job const& what, transport& line) {
   for (long step = first_step; step <= o.steps; ++step) {
     std::int64_t const loading_begin = now_ns();
     auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
-    windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first, what.device);
+    windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
     std::int64_t const step_begin = now_ns();
     loading = static_cast<double>(step_begin - loading_begin) * 1e-9;
     told(train.step({batch.bytes}, {batch.following}));
