@@ -2,14 +2,22 @@
 // ranks that are threads. Beside the plan's chunks in flight stand the bytes that were really alive at the worst moment of a
 // step, by rank, above what was there before it (parameters, gradients, the batch); and the same with every block recomputed.
 //
+// With --resident each rank is a process of its own, and what is counted is what a machine's memory gives away: by how much the
+// resident size of the rank's process grows in a step (VmHWM above VmRSS before, with malloc told to give large blocks back at
+// once).
+//
 //   bench-memory                       all schedules
 //   bench-memory --ranks 4 --microbatches 8
+//   bench-memory --resident --samples 256
+#include <malloc.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -26,14 +34,23 @@
 #include <CLI/CLI.hpp>
 
 #include <chevron/run.hpp>
+#include <chevron/run/main.hpp>
 #include <chevron/schedule.hpp>
+
+#include "job.hpp"
 
 namespace {
 
 constexpr int most_ranks = 64;
 constexpr int width = 128;
-constexpr int samples = 64;  // of a microbatch
 constexpr int blocks = 16;
+
+struct options {
+  chevron::shape size{.ranks = 4, .micro_batches = 8};
+  int samples = 64;  ///< of a microbatch
+  bool resident = false;
+  std::string schedule;  ///< with `resident`: this one only, on processes forked here
+};
 
 thread_local int this_rank = most_ranks;
 
@@ -78,29 +95,85 @@ chevron::stage build_stage(int stages, int number, bool recompute) {
   return chevron::in_sequence(parts).recompute(recompute);
 }
 
-/// Bytes by rank.
-std::vector<std::int64_t> peaks_of(chevron::program const& steps, bool recompute) {
+/// Trains two steps on one rank; `begin` is called before the second, `end` after it, on all ranks at the same time.
+template <class Begin, class End>
+void second_step(chevron::transport& line, chevron::program const& steps, int samples, bool recompute, Begin&& begin, End&& end) {
+  auto const plan = steps.view().plan;
+  at::Tensor const x = at::ones({std::int64_t{samples} * plan.size.micro_batches, width});
+  chevron::trainer train(
+      steps, line, [&](int s) { return build_stage(plan.stages, s, recompute); },
+      [](at::Tensor const& y, at::Tensor const& t) { return at::mse_loss(y, t); },
+      chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01)));
+  double const here = 0;
+  std::vector<double> all(static_cast<std::size_t>(plan.size.ranks));
+  train.step({x}, {x});
+  line.gather({&here, 1}, all);
+  begin();
+  line.gather({&here, 1}, all);
+  train.step({x}, {x});
+  end();
+  line.gather({&here, 1}, all);
+}
+
+/// Bytes of tensors by rank.
+std::vector<std::int64_t> peaks_of(chevron::program const& steps, int samples, bool recompute) {
   auto const plan = steps.view().plan;
   std::vector<std::int64_t> peaks(static_cast<std::size_t>(plan.size.ranks));
   chevron::run_threads({.pipeline_ranks = plan.size.ranks}, [&](chevron::transport& line) {
-    at::Tensor const x = at::ones({samples * plan.size.micro_batches, width});
     this_rank = line.where().pipeline_rank();
-    chevron::trainer train(
-        steps, line, [&](int s) { return build_stage(plan.stages, s, recompute); },
-        [](at::Tensor const& y, at::Tensor const& t) { return at::mse_loss(y, t); },
-        chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01)));
-    train.step({x}, {x});
-    double const here = 0;
-    std::vector<double> all(peaks.size());
-    line.gather({&here, 1}, all);  // nobody starts before all have counted
-    std::int64_t const before = counting_allocator::live[this_rank];
-    counting_allocator::peak[this_rank] = before;
-    line.gather({&here, 1}, all);
-    train.step({x}, {x});
-    peaks[static_cast<std::size_t>(this_rank)] = counting_allocator::peak[this_rank] - before;
-    line.gather({&here, 1}, all);
+    std::int64_t before = 0;
+    second_step(
+        line, steps, samples, recompute,
+        [&] { counting_allocator::peak[this_rank] = before = counting_allocator::live[this_rank]; },
+        [&] { peaks[static_cast<std::size_t>(this_rank)] = counting_allocator::peak[this_rank] - before; });
   });
   return peaks;
+}
+
+/// A size of this process in bytes, by its name in /proc/self/status.
+std::int64_t process_size(std::string const& name) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(name + ":")) return std::atoll(line.c_str() + name.size() + 1) * 1024;
+  }
+  throw chevron::usage_error("/proc/self/status has no " + name + ". Remedy: Linux");
+}
+
+/// One schedule on processes of their own, forked here: the line of the table.
+void resident_line(options const& wanted) {
+  // What is freed goes back at once, and no thread keeps a heap of its own.
+  mallopt(M_MMAP_THRESHOLD, 32 << 10);
+  mallopt(M_TRIM_THRESHOLD, 32 << 10);
+  mallopt(M_ARENA_MAX, 1);
+  chevron::program const steps = bench::program_of(wanted.schedule, wanted.size.ranks, wanted.size.micro_batches);
+  bench::on_ranks("gloo", wanted.size.ranks, 1, [&](chevron::transport& line) {
+    std::int64_t before = 0, peak = 0;
+    second_step(
+        line, steps, wanted.samples, false,
+        [&] {
+          malloc_trim(0);
+          std::ofstream("/proc/self/clear_refs") << "5";  // VmHWM starts anew
+          before = process_size("VmRSS");
+        },
+        [&] { peak = process_size("VmHWM"); });
+    double const mine[] = {static_cast<double>(peak - before), static_cast<double>(peak)};
+    std::vector<double> all(2 * static_cast<std::size_t>(wanted.size.ranks));
+    line.gather(mine, all);
+    if (line.where().global_rank != 0) return;
+    std::string chunks, grown;
+    char text[32];
+    double most = 0, whole = 0;
+    for (int r = 0; r < wanted.size.ranks; ++r) {
+      chunks += std::to_string(chevron::peak_in_flight(steps.source, r)) + " ";
+      std::snprintf(text, sizeof text, "%.1f ", all[2 * static_cast<std::size_t>(r)] / 1e6);
+      grown += text;
+      most = std::max(most, all[2 * static_cast<std::size_t>(r)]);
+      whole = std::max(whole, all[2 * static_cast<std::size_t>(r) + 1]);
+    }
+    std::printf("%-22s %6d  %-24s %-32s %7.1f  %10.1f\n", wanted.schedule.c_str(), steps.view().plan.stages, chunks.c_str(),
+                grown.c_str(), most / 1e6, whole / 1e6);
+    std::fflush(stdout);
+  });
 }
 
 double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
@@ -108,34 +181,55 @@ double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; 
 }  // namespace
 
 int main(int argc, char** argv) {
-  chevron::shape size{.ranks = 4, .micro_batches = 8};
-  CLI::App app("Bytes of activations alive at the worst moment of a step, by schedule and rank.", "bench-memory");
-  app.add_option("--ranks", size.ranks, "pipeline ranks")->check(CLI::Range(1, 8))->capture_default_str();
-  app.add_option("--microbatches", size.micro_batches, "microbatches in a step")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  static counting_allocator counting;
-  c10::SetCPUAllocator(&counting, 1);
-
-  std::printf("%d ranks, %d microbatches; a block of the model keeps %.2f MB a microbatch\n\n", size.ranks, size.micro_batches,
-              megabytes(std::int64_t{samples} * width * 4 * 9));
-  std::printf("%-22s %6s  %-24s %-32s %7s  %10s\n", "schedule", "stages", "chunks in flight by rank", "MB by rank", "most",
-              "recomputed");
-  chevron::catalogue::for_each([&](auto const& one) {
-    auto const plan = chevron::catalogue::make_plan(one.name, size);
-    if (chevron::check(plan)) return;
-    auto const steps = chevron::lower(plan);
-    auto const kept = peaks_of(steps, false), again = peaks_of(steps, true);
-    std::string chunks, bytes;
-    char text[32];
-    for (int r = 0; r < size.ranks; ++r) {
-      chunks += std::to_string(chevron::peak_in_flight(plan, r)) + " ";
-      std::snprintf(text, sizeof text, "%.1f ", megabytes(kept[static_cast<std::size_t>(r)]));
-      bytes += text;
+  return chevron::run_main(argc, argv, [](int count, char** values) {
+    options wanted;
+    CLI::App app("Bytes of activations alive at the worst moment of a step, by schedule and rank.", "bench-memory");
+    app.add_option("--ranks", wanted.size.ranks, "pipeline ranks")->check(CLI::Range(1, 8))->capture_default_str();
+    app.add_option("--microbatches", wanted.size.micro_batches, "microbatches in a step")
+        ->check(CLI::Range(1, 256))
+        ->capture_default_str();
+    app.add_option("--samples", wanted.samples, "in a microbatch")->check(CLI::Range(1, 65536))->capture_default_str();
+    app.add_flag("--resident", wanted.resident, "each rank a process: by how much its resident size grows in a step");
+    app.add_option("--schedule", wanted.schedule, "with --resident: this one only");
+    int code = 0;
+    if (!bench::parsed(app, count, values, code)) return code;
+    if (wanted.resident && !wanted.schedule.empty()) {
+      resident_line(wanted);
+      return 0;
     }
-    std::printf("%-22s %6d  %-24s %-32s %7.1f  %10.1f\n", one.name, plan.stages, chunks.c_str(), bytes.c_str(),
-                megabytes(*std::max_element(kept.begin(), kept.end())), megabytes(*std::max_element(again.begin(), again.end())));
+    std::printf("%d ranks, %d microbatches; a block of the model keeps %.2f MB a microbatch\n\n", wanted.size.ranks,
+                wanted.size.micro_batches, megabytes(std::int64_t{wanted.samples} * width * 4 * 9));
+    std::printf("%-22s %6s  %-24s %-32s %7s  %10s\n", "schedule", "stages", "chunks in flight by rank",
+                wanted.resident ? "MB more resident, by rank" : "MB by rank", "most", wanted.resident ? "in all" : "recomputed");
+    std::fflush(stdout);
+    if (wanted.resident) {
+      chevron::catalogue::for_each([&](auto const& one) {
+        if (!chevron::catalogue::trains(one.name) || chevron::check(chevron::catalogue::make_plan(one.name, wanted.size))) return;
+        std::string const command = std::string(values[0]) + " --resident --schedule " + one.name + " --ranks " +
+                                    std::to_string(wanted.size.ranks) + " --microbatches " +
+                                    std::to_string(wanted.size.micro_batches) + " --samples " + std::to_string(wanted.samples);
+        code = std::max(code, std::system(command.c_str()) != 0 ? 1 : 0);
+      });
+      return code;
+    }
+    static counting_allocator counting;
+    c10::SetCPUAllocator(&counting, 1);
+    chevron::catalogue::for_each([&](auto const& one) {
+      auto const plan = chevron::catalogue::make_plan(one.name, wanted.size);
+      if (!chevron::catalogue::trains(one.name) || chevron::check(plan)) return;
+      auto const steps = chevron::lower(plan);
+      auto const kept = peaks_of(steps, wanted.samples, false), again = peaks_of(steps, wanted.samples, true);
+      std::string chunks, bytes;
+      char text[32];
+      for (int r = 0; r < wanted.size.ranks; ++r) {
+        chunks += std::to_string(chevron::peak_in_flight(plan, r)) + " ";
+        std::snprintf(text, sizeof text, "%.1f ", megabytes(kept[static_cast<std::size_t>(r)]));
+        bytes += text;
+      }
+      std::printf("%-22s %6d  %-24s %-32s %7.1f  %10.1f\n", one.name, plan.stages, chunks.c_str(), bytes.c_str(),
+                  megabytes(*std::max_element(kept.begin(), kept.end())),
+                  megabytes(*std::max_element(again.begin(), again.end())));
+    });
+    return 0;
   });
-  return 0;
 }

@@ -1,0 +1,34 @@
+# What a rank's process takes of the machine follows the chunks that its schedule keeps in flight: GPipe > 1F1B > V-Min. (How
+# exactly: bench-memory --resident. Here rank 0 of a V has the head, too.)
+# timeout: 120
+set -eu
+train="${CHEVRON_BUILD:?}/bin/chevron-train"
+plan="$CHEVRON_BUILD/bin/chevron-plan"
+python=$(command -v "${CHEVRON_SOURCE:?}/.venv/bin/python" || command -v python3) || { echo "no Python to read the files with"; exit 77; }
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+# What is freed goes back to the system at once.
+export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=32768 MALLOC_TRIM_THRESHOLD_=32768 MALLOC_ARENA_MAX=1
+
+for schedule in GPipe 1F1B V-Min; do
+  timeout 60 "$train" --backend gloo --schedule $schedule --ranks 4 --replicas 1 --microbatches 8 --layers 8 --width 128 --heads 2 --context 64 \
+    --microbatch-size 8 --steps 2 --timeline none --trace none --data text.txt --metrics $schedule.jsonl > output 2>&1 || { cat output; exit 1; }
+  "$plan" show $schedule --ranks 4 --microbatches 8 --format json > $schedule.json
+done
+"$python" - <<'PYTHON'
+import json
+names = ["GPipe", "1F1B", "V-Min"]
+mib, planned = {}, {}
+for name in names:
+    mib[name] = json.loads(open(name + ".jsonl").readlines()[-1])["memory/max_reserved(GiB)"] * 1024
+    shown = json.load(open(name + ".json"))
+    planned[name] = shown["peak_in_flight"][0] / shown["chunks"]
+for name in names:
+    print(f"{name:8} {planned[name]:4} microbatches of rank 0's share of the model, {mib[name]:6.1f} MiB of its process")
+each = (mib["GPipe"] - mib["1F1B"]) / (planned["GPipe"] - planned["1F1B"])
+assert each > 3, f"a microbatch in flight takes {each:.1f} MiB"
+wanted = each * (planned["1F1B"] - planned["V-Min"])
+assert mib["1F1B"] - mib["V-Min"] > 0.3 * wanted, f"1F1B takes {mib['1F1B'] - mib['V-Min']:.1f} MiB more than V-Min, not about {wanted:.1f}"
+PYTHON
