@@ -494,28 +494,6 @@ class gloo_transport final : public transport {
     if (!came()) fail(mine, ended, "");
   }
 
-  /// Maps the memory of all ranks that can be mapped from here, and from which ours can. Collective.
-  void share_memory(gloo_options const& options) {
-    auto const rank = where().global_rank;
-    auto const world = static_cast<std::size_t>(where().world());
-    auto memory = options.shared_memory ? detail::shared_memory::make(rank, where().world()) : nullptr;
-    auto const addresses = gather_text(memory == nullptr ? "" : memory->address());
-    std::vector<double> mapped(world), all(world * world);
-    for (std::size_t r = 0; r < world; ++r) {
-      mapped[r] = memory != nullptr && memory->map(static_cast<int>(r), addresses[r]) ? 1 : 0;
-    }
-    gather(mapped, all);
-    if (memory == nullptr) return;
-    memory->close();
-    bool every = true;
-    for (std::size_t r = 0; r < world; ++r) {
-      if (all[r * world + static_cast<std::size_t>(rank)] == 0) memory->forget(static_cast<int>(r));
-    }
-    for (double const each : all) every = every && each != 0;
-    memory->boards(every);
-    memory_ = std::move(memory);
-  }
-
   /// Waits for a send or a receive.
   void wait(c10d::Work& work, awaited const& mine) {
     auto const longest = deadline();
@@ -639,7 +617,7 @@ class gloo_transport final : public transport {
       fail(mine, failure_watch::interruption::none, detail::message_of(e));
     }
     check_connections();
-    share_memory(options);
+    if (auto memory = detail::shared_memory::make(options.shared_memory, rank, where().world(), *this)) memory_ = std::move(memory);
     for (int peer = 0; peer < where().world(); ++peer) {
       if (peer == rank) continue;
       std::vector<at::Tensor> list{at::empty({1}, at::kByte)};

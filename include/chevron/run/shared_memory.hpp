@@ -162,21 +162,36 @@ class shared_memory {
     out->files_[static_cast<std::size_t>(rank)] = std::move(file);
     return out;
   }
+  /// The same for all ranks that `line` connects, each with those that it can map and that can map it. Collective: also those
+  /// come that want none.
+  template <class Line>
+  static std::unique_ptr<shared_memory> make(bool wanted, int rank, int world, Line& line) {
+    auto out = wanted ? make(rank, world) : nullptr;
+    auto const addresses = line.gather_text(out == nullptr ? "" : out->address());
+    auto const ranks = static_cast<std::size_t>(world);
+    std::vector<double> mapped(ranks), all(ranks * ranks);
+    for (std::size_t r = 0; r < ranks; ++r) mapped[r] = out != nullptr && out->map(static_cast<int>(r), addresses[r]) ? 1 : 0;
+    line.gather(mapped, all);
+    if (out == nullptr) return nullptr;
+    out->own().close();
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (all[r * ranks + static_cast<std::size_t>(rank)] == 0) out->files_[r].reset();
+    }
+    out->all_near_ = std::all_of(all.begin(), all.end(), [](double each) { return each != 0; });
+    return out;
+  }
 
   std::string address() const { return own().address(); }
+  /// \returns whether the memory at this address is now that of this rank
   bool map(int rank, std::string const& address) {
     auto& file = files_[static_cast<std::size_t>(rank)];
     if (rank != rank_) file = shared_file::open(address);
     if (file != nullptr && file->bytes() != file_bytes) file.reset();
     return file != nullptr;
   }
-  void forget(int rank) { files_[static_cast<std::size_t>(rank)].reset(); }
   bool is_near(int rank) const { return files_[static_cast<std::size_t>(rank)] != nullptr; }
   /// Can every rank read every other's boards?
-  void boards(bool all_near) { all_near_ = all_near; }
   bool all_near() const { return all_near_; }
-  /// Once all have mapped what they can.
-  void close() { own().close(); }
 
   // ---- Sending
 
