@@ -47,10 +47,10 @@
 /// and dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag
 /// of its own, so one can never be taken for another.
 ///
-/// Between ranks of one machine Gloo still costs what it costs between machines: three writes and four threads woken for a message.
-/// So there, from the second step on, messages of up to 1 MiB are handed over in shared memory (shared_memory.hpp), as are
-/// gathers if all ranks are on one machine. The header says where. Larger messages stay with Gloo, whose threads move them while
-/// the ranks compute; sums over replicas and connections, by which a lost rank is noticed, are always Gloo's.
+/// Between ranks of one machine, too, a message of Gloo's is three writes and as many threads woken. So there, from its second
+/// time on, a message of up to 1 MiB is handed over in shared memory (shared_memory.hpp), and so are gathers if all ranks are on
+/// one machine. The header of the first time says where. Larger messages stay with Gloo, whose threads move them while
+/// the ranks compute; sums over replicas, and the connections by which a lost rank is noticed, are always Gloo's.
 
 namespace chevron {
 
@@ -617,7 +617,7 @@ class gloo_transport final : public transport {
       fail(mine, failure_watch::interruption::none, detail::message_of(e));
     }
     check_connections();
-    if (auto memory = detail::shared_memory::make(options.shared_memory, rank, where().world(), *this)) memory_ = std::move(memory);
+    memory_ = detail::shared_memory::make(options.shared_memory, rank, where().world(), *this);
     for (int peer = 0; peer < where().world(); ++peer) {
       if (peer == rank) continue;
       std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
