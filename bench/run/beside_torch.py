@@ -21,7 +21,7 @@ torch_classes = {
 class TorchPipeline:
     """One rank's part of a torch pipeline over the default group: its modules, and `step` on the whole batch."""
 
-    def __init__(self, name, micro_batches, module_of, loss):
+    def __init__(self, name, micro_batches, module_of, loss, device=torch.device("cpu")):
         """`module_of(stage, stages)` makes a stage."""
         # 2.11 sends itself a message at start-up where neighbouring stages share a rank, which Gloo refuses.
         pipelining.PipelineStage._get_init_p2p_neighbors_ops = lambda self: []
@@ -31,7 +31,7 @@ class TorchPipeline:
         mine = {None: [rank], "loop": [rank, rank + ranks], "v": [rank, 2 * ranks - 1 - rank]}[layout]
         rank_of = {s: (s if s < ranks else 2 * ranks - 1 - s) if layout == "v" else s % ranks for s in range(count)}
         self.modules = [module_of(s, count) for s in mine]
-        stages = [pipelining.PipelineStage(m, s, count, torch.device("cpu")) for m, s in zip(self.modules, mine)]
+        stages = [pipelining.PipelineStage(m, s, count, device) for m, s in zip(self.modules, mine)]
         for stage in stages:
             stage.stage_index_to_group_rank = rank_of
         self.schedule = make(stages[0] if layout is None else stages, micro_batches, loss_fn=loss)
