@@ -271,7 +271,7 @@ def main():
             return 1
         failed, no_gpu = run_tests(to)
         if no_gpu and not gpus:
-            to.say(f"\nno GPU: tests skipped, training and benchmarks not run ({no_gpu}); the build is complete")
+            to.say(f"\nno GPU: {no_gpu.split('. Remedy')[0]}; tests skipped, training and benchmarks not run, the build is complete")
             to.figures["not_run"] = no_gpu
         else:
             failed |= sanitize(to)
