@@ -2,8 +2,8 @@
 """Builds what needs a GPU, runs it, and writes down what happened: what `./dev gpu` does.
 
 For a machine with CUDA's driver, a Python with torch, CMake, ninja and a compiler, but without internet: the headers of the other
-libraries come from .deps, which `./dev gpu pack` fills on a machine that has them. On a machine without a GPU everything is built,
-and what needs one is skipped with the reason.
+libraries come from .deps, which `./dev gpu pack` fills on a machine that has them. On a machine without a GPU everything is
+built, and what needs one is skipped with the reason.
 
 Writes to the folder OUT (default: build/gpu/results):
   summary.txt   for people
@@ -159,18 +159,22 @@ def run_tests(to):
     """The GPU tests. Gives (failed, why there is no GPU or None)."""
     to.say("\ntests")
     junit = to.out / "tests.xml"
-    command = ["ctest", "--test-dir", build, "-L", "gpu", "--output-on-failure", "--timeout", "300", "--output-junit", junit]
+    command = ["ctest", "--test-dir", build, "-L", "gpu", "-V", "--timeout", "300", "--test-output-size-passed", "65536",
+               "--output-junit", junit]
     status, output = to.run("GPU tests", command, 600)
     if status not in (0, 8) or not junit.exists():
         return True, None
     cases, reason = [], None
     for case in xml.parse(junit).getroot().iter("testcase"):
         told = (case.findtext("system-out") or "").splitlines()
-        skipped = next((line.removeprefix("skipped: ") for line in told if line.startswith("skipped: ")), None)
-        reason = reason or skipped
+        skipped = sorted({line.removeprefix("skipped: ") for line in told if line.startswith("skipped: ")})
+        reason = reason or (skipped[0] if skipped else None)
+        messages = [line.split("MESSAGE: ", 1)[1] for line in told if "MESSAGE: " in line]
         state = {"run": "passed", "fail": "failed", "notrun": "skipped"}.get(case.get("status"), case.get("status"))
-        cases.append({"name": case.get("name"), "result": state, "seconds": float(case.get("time", 0)), "reason": skipped})
-        to.say(f"    {state:8}{case.get('name')}" + (f": {skipped}" if skipped else ""))
+        cases.append({"name": case.get("name"), "result": state, "seconds": float(case.get("time", 0)), "not_run": skipped,
+                      "messages": messages})
+        for line in [f"{state:8}{case.get('name')}"] + [f"  skipped: {why}" for why in skipped] + [f"  {m}" for m in messages]:
+            to.say("    " + line)
     to.figures["tests"] = cases
     failed = status != 0 or not cases
     return failed, reason if any(c["result"] == "skipped" for c in cases) else None
@@ -182,8 +186,7 @@ def sanitize(to):
         to.say("  compute-sanitizer: not run, it is not installed")
         return False
     # It takes a program 10 to 100 times as long.
-    status, output = to.run("compute-sanitizer", [tool, "--error-exitcode", "86", build / "bin" / "chevron-gpu-tests", "--source-file=*streams*"],
-                            180)
+    status, output = to.run("compute-sanitizer", [tool, "--error-exitcode", "86", build / "bin" / "chevron-gpu-tests"], 300)
     to.figures["sanitizer"] = [line for line in output.splitlines() if line.startswith("=========")][-3:]
     return status not in (0, 77)
 
@@ -224,8 +227,8 @@ def train(to, gpus):
     ok, plain = one("train on the CPU", ["--backend", "threads", "--ranks", ranks, "--replicas", "1"], 180)
     failed |= not ok
     for schedule in ("1F1B", "ZBVZeroBubble", "DualPipeV"):
-        ok, other = one(f"train {schedule} over NCCL",
-                        ["--backend", "nccl", "--schedule", schedule, "--ranks", ranks, "--replicas", "1", "--timeout", "60", *share], 180)
+        flags = ["--backend", "nccl", "--schedule", schedule, "--ranks", ranks, "--replicas", "1", "--timeout", "60", *share]
+        ok, other = one(f"train {schedule} over NCCL", flags, 180)
         failed |= not ok
         if ok and plain and len(plain) == len(other):
             apart = max(abs(a - b) / abs(a) for a, b in zip(plain, other))
@@ -271,7 +274,8 @@ def main():
             return 1
         failed, no_gpu = run_tests(to)
         if no_gpu and not gpus:
-            to.say(f"\nno GPU: {no_gpu.split('. Remedy')[0]}; tests skipped, training and benchmarks not run, the build is complete")
+            to.say(f"\nno GPU: {no_gpu.split('. Remedy')[0]}; tests skipped, training and benchmarks not run, the build is "
+                   "complete")
             to.figures["not_run"] = no_gpu
         else:
             failed |= sanitize(to)

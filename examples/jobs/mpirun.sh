@@ -1,10 +1,11 @@
 #!/bin/sh
-# Open MPI's mpirun, on the hosts given, with so many GPUs each: a process for each GPU. MPI only starts them; they talk over NCCL.
+# Open MPI's mpirun, on the hosts given, with so many GPUs each: a process for each GPU. MPI only starts them; they talk over
+# NCCL.
 #
 #     examples/jobs/mpirun.sh localhost:2 --steps 1000
 #     examples/jobs/mpirun.sh node-a:8,node-b:8 --ranks 16 --replicas 1
 #
-# The first host is where the ranks meet; PORT: at which port. Without --ranks a host is a pipeline and the hosts are its replicas.
+# The first host is where the ranks meet; PORT: at which port. Without --ranks each host is a pipeline, all of them its replicas.
 set -eu
 hosts=${1:?hosts and GPUs, as node-a:8,node-b:8}
 shift

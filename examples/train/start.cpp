@@ -52,7 +52,10 @@ void run_as_processes(job& what, bool launched_already, gpu_side const* gpus) {
   if (on_gpus && !launched_already) gpus->before_fork(o);
   // Everything that can be refused has been: from here on there are several processes.
   launched const rank = launch({.nproc = launched_already ? 0 : o.world(), .join = milliseconds(o.timeout)});
-  what.launcher = std::string("a process each, ") + (!on_gpus ? "Gloo, " : o.share_gpus ? "NCCL, sharing GPUs, " : "NCCL, ") +
+  what.launcher = std::string("a process each, ") +
+                  (!on_gpus       ? "Gloo, "
+                   : o.share_gpus ? "NCCL, sharing GPUs, "
+                                  : "NCCL, ") +
                   (launched_already ? "started by " + rank.launcher : "forked here");
   rank.watch->end_process_after(std::chrono::milliseconds(1500));
   on_gpus ? gpus->train(what, rank) : train_over_gloo(what, rank);

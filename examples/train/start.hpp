@@ -9,8 +9,8 @@
 
 namespace chevron::train {
 
-/// What ranks on GPUs begin with. It takes libtorch_cuda, which costs a process 350 MB and time to start, so it is in a program of
-/// its own, chevron-train-nccl: chevron-train becomes that program when it is asked for `--backend nccl`.
+/// What ranks on GPUs begin with. It takes libtorch_cuda, which costs a process 350 MB and time to start, so it is in a program
+/// of its own, chevron-train-nccl: chevron-train becomes that program when it is asked for `--backend nccl`.
 struct gpu_side {
   void (*before_fork)(options const&);  ///< a `usage_error` where this machine has no GPU for each rank
   void (*train)(job&, launched const&);

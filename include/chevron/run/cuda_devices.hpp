@@ -98,15 +98,16 @@ inline std::string why_no_cuda_device(cuda_devices const& found) {
   if (found.status == cudaErrorInsufficientDriver && found.driver == 0)
     return "there is no NVIDIA driver on this machine (no libcuda.so.1). Remedy: a machine with GPUs and their driver";
   if (found.status == cudaErrorInsufficientDriver) {
-    return "the NVIDIA driver of this machine is for CUDA " + detail::cuda_version_text(found.driver) + ", this program for CUDA " +
-           detail::cuda_version_text(CUDART_VERSION) + ". Remedy: a newer driver, or a LibTorch built for CUDA " +
-           std::to_string(found.driver / 1000);
+    return "the NVIDIA driver of this machine is for CUDA " + detail::cuda_version_text(found.driver) +
+           ", this program for CUDA " + detail::cuda_version_text(CUDART_VERSION) +
+           ". Remedy: a newer driver, or a LibTorch built for CUDA " + std::to_string(found.driver / 1000);
   }
   if (found.status == cudaErrorStubLibrary)
     return "the libcuda.so.1 that was found is a stub, made to link with. Remedy: take its folder out of LD_LIBRARY_PATH";
   if (found.status == cudaErrorNoDevice || found.status == cudaSuccess) {
     return "the NVIDIA driver sees no GPU" + visible + ". Remedy: " +
-           (visible.empty() ? "see whether nvidia-smi lists one" : "numbers that nvidia-smi lists, or unset CUDA_VISIBLE_DEVICES");
+           (visible.empty() ? "see whether nvidia-smi lists one"
+                            : "numbers that nvidia-smi lists, or unset CUDA_VISIBLE_DEVICES");
   }
   return "CUDA cannot use the GPUs of this machine" + visible + ": " +
          cudaGetErrorString(static_cast<cudaError_t>(found.status)) + " (" + std::to_string(found.status) +
@@ -115,8 +116,9 @@ inline std::string why_no_cuda_device(cuda_devices const& found) {
 
 /// What is known of the ranks of a machine.
 struct cuda_sharing {
-  bool own_view = false;  ///< their launcher may let each process see a GPU of its own and no other, as srun --gpus-per-task=1 does
-  bool share = false;     ///< more ranks than GPUs are wanted
+  bool own_view =
+      false;           ///< their launcher may let each process see a GPU of its own and no other, as srun --gpus-per-task=1 does
+  bool share = false;  ///< more ranks than GPUs are wanted
 };
 
 /// The GPU of a rank, by its number on its machine. A `usage_error` where there is none for it.
@@ -128,7 +130,8 @@ inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharin
   auto const visible = detail::with_visible_devices();
   if (how.own_view && found.count == 1 && !visible.empty()) return 0;
   throw usage_error(rank + "there " + (found.count == 1 ? "is 1 GPU" : "are " + std::to_string(found.count) + " GPUs") + visible +
-                    ". Remedy: at most " + std::to_string(found.count) + (found.count == 1 ? " rank" : " ranks") + " on this machine");
+                    ". Remedy: at most " + std::to_string(found.count) + (found.count == 1 ? " rank" : " ranks") +
+                    " on this machine");
 }
 
 /// For ranks that share a GPU: NCCL refuses two of one machine on one GPU, so each pretends to be a machine of its own. Their
