@@ -199,29 +199,68 @@ TEST_SUITE("check_streams") {
   TEST_CASE("what a message tells of its sender is known to whoever waits for it") {
     // 0F0 → 1F0 → 2F0 → 3F0 → 4F0 over two ranks. 3F0 begins after 2SEND_F0 has, so after 0SEND_F0 has ended; so 4F0 need not
     // wait for that itself, if it waits for what was made of 3F0.
-    program const p = lower(expand(catalogue::interleaved_1f1b, {2, 1, 3}));
-    stream_lists lists = stream_lists_of(p);
-    auto& list = lists[0];
-    auto const take = [&](stream_operation const& one) {
-      auto const at = std::find(list.begin(), list.end(), one);
-      DOCTEST_REQUIRE(at != list.end());
-      list.erase(at);
+    auto const way_round = [](plan const& of, std::size_t rank, std::string const& place_of_4f0) {
+      program const p = lower(of);
+      stream_lists lists = stream_lists_of(p);
+      auto& list = lists[rank];
+      auto const take = [&](stream_operation const& one) {
+        auto const at = std::find(list.begin(), list.end(), one);
+        DOCTEST_REQUIRE(at != list.end());
+        list.erase(at);
+      };
+      stream_operation const later[] = {waiting({event_kind::sent, 1}, {stream_kind::compute}), letting_go(1)};
+      take(waiting({event_kind::sent, 0}, {stream_kind::compute}));
+      for (stream_operation const& one : later) take(one);
+      auto const consumer =
+          std::find(list.begin(), list.end(), working(make_action(kind::forward, 4, 0), {stream_kind::compute}, 1));
+      DOCTEST_REQUIRE(consumer != list.end());
+      list.insert(consumer + 1, std::begin(later), std::end(later));
+      judges both;
+      both.agree(p.source, lists, "4F0 behind 0SEND_F0, by way of 3F0");
+      DOCTEST_CHECK(both.lawful == 1);
+      take(waiting({event_kind::arrived, 1}, {stream_kind::compute}));
+      DOCTEST_CHECK(describe(check_lists(p.source, lists)).str().find(place_of_4f0) == 0);
     };
-    stream_operation const later[] = {waiting({event_kind::sent, 1}, {stream_kind::compute}), letting_go(1)};
-    take(waiting({event_kind::sent, 0}, {stream_kind::compute}));
-    for (stream_operation const& one : later) take(one);
-    auto const consumer =
-        std::find(list.begin(), list.end(), working(make_action(kind::forward, 4, 0), {stream_kind::compute}, 1));
-    DOCTEST_REQUIRE(consumer != list.end());
-    list.insert(consumer + 1, std::begin(later), std::end(later));
-    judges both;
-    both.agree(p.source, lists, "4F0 behind 0SEND_F0, by way of 3F0");
-    DOCTEST_CHECK(both.lawful == 1);
-    take(waiting({event_kind::arrived, 1}, {stream_kind::compute}));
-    DOCTEST_CHECK(
-        describe(check_lists(p.source, lists)).view() ==
-        "rank 0, operation 24: [compute] 4F0 from 1 does not wait for [to 1] 0SEND_F0 from 0 (operation 7), whose memory "
-        "has been let go of");
+    way_round(
+        expand(catalogue::interleaved_1f1b, {2, 1, 3}), 0,
+        "rank 0, operation 24: [compute] 4F0 from 1 does not wait for [to 1] 0SEND_F0 from 0 (operation 7), whose memory has");
+    way_round(
+        expand(schedule_of(work_graph::full_backward).place(placement::of({1, 0, 1, 0, 1, 0})), {2, 1}), 1,
+        "rank 1, operation 24: [compute] 4F0 from 1 does not wait for [to 0] 0SEND_F0 from 0 (operation 7), whose memory has");
+  }
+
+  TEST_CASE("each end of a message tells what came before the other end, not that the other has ended") {
+    // Rank 0 sends after 0F0, rank 1 receives that after 1W0. Rank 0 waits for its send, then sends to rank 2, and that to
+    // rank 1.
+    plan const p = expand(schedule_of(work_graph::full_backward).place(placement::of({0, 1, 0, 2, 1})), {3, 1});
+    auto const to = [](int peer) { return stream_name{stream_kind::send, static_cast<std::int16_t>(peer)}; };
+    auto const from = [](int peer) { return stream_name{stream_kind::receive, static_cast<std::int16_t>(peer)}; };
+    constexpr stream_name compute{stream_kind::compute}, side{stream_kind::side};
+    constexpr event_name computed{event_kind::computed}, sent{event_kind::sent, 0}, arrived{event_kind::arrived, 0};
+    auto const act = [](kind what, int stage) { return make_action(what, stage, 0); };
+    stream_lists const lists{
+        {working(act(kind::forward, 0), compute), recording(computed, compute), waiting(computed, to(1)),
+         working(act(kind::send_forward, 0), to(1), 0, 1), recording(sent, to(1)), waiting(sent, compute),
+         recording(computed, compute), waiting(computed, to(2)), working(act(kind::send_forward, 2), to(2), 1, 2)},
+        {working(act(kind::backward_weight, 1), compute), recording(computed, compute), waiting(computed, from(0)),
+         working(act(kind::receive_forward, 1), from(0), 1, 0), recording({event_kind::arrived, 1}, from(0)),
+         working(act(kind::receive_forward, 4), from(2), 0, 2), recording(arrived, from(2)), waiting(arrived, side),
+         working(act(kind::forward, 4), side, 0)},
+        {working(act(kind::receive_forward, 3), from(0), 0, 0), recording(arrived, from(0)), waiting(arrived, compute),
+         recording(computed, compute), waiting(computed, to(1)), working(act(kind::send_forward, 3), to(1), 0, 1)}};
+    std::vector<std::span<stream_operation const>> const views(lists.begin(), lists.end());
+    plan_view const view = p;
+    detail::stream_clocks order(view, views);
+    DOCTEST_REQUIRE(!order.lay_out());
+    DOCTEST_REQUIRE(!order.pair_up());
+    DOCTEST_REQUIRE(!order.play());
+    int const forward_0 = 0, send_0 = 3, rank_1 = static_cast<int>(lists[0].size());
+    int const weight_1 = rank_1, receive_1 = rank_1 + 3, after_receive_1 = rank_1 + 4, forward_4 = rank_1 + 8;
+    DOCTEST_CHECK(order.before(forward_0, after_receive_1));
+    DOCTEST_CHECK(!order.before(send_0, after_receive_1));
+    DOCTEST_CHECK(order.before(send_0, forward_4));
+    DOCTEST_CHECK(order.before(weight_1, forward_4));
+    DOCTEST_CHECK(!order.before(receive_1, forward_4));
   }
 
   TEST_CASE("random changes of lists: refused exactly when the machine goes wrong") {
