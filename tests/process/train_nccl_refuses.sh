@@ -74,4 +74,5 @@ refused_with "802 13000 0" "(802). Remedy: " $nccl
 refused_with "0 13000 2" "local rank 3: there are 2 GPUs. Remedy: at most 2 ranks" env -u CUDA_VISIBLE_DEVICES $nccl --nproc 4
 refused_with "0 13000 1" "local rank 1: there is 1 GPU with CUDA_VISIBLE_DEVICES=0. Remedy: at most 1 rank" \
   env CUDA_VISIBLE_DEVICES=0 $nccl --nproc 2 --replicas 1
+refuses "CUDA_DEVICE_MAX_CONNECTIONS=1 lets streams wait" env CUDA_DEVICE_MAX_CONNECTIONS=1 $nccl
 exit $failed

@@ -55,6 +55,7 @@ inline cuda_devices look_for_cuda_devices() {
 
 /// The same, asked by a child process, so that this one can still fork. Call it while this process has one thread.
 inline cuda_devices look_for_cuda_devices_before_fork() {
+  detail::keep_streams_apart();
   cuda_devices out{.status = cudaErrorUnknown};
   int ends[2];
   if (::pipe(ends) != 0) {
@@ -116,9 +117,8 @@ inline std::string why_no_cuda_device(cuda_devices const& found) {
 
 /// What is known of the ranks of a machine.
 struct cuda_sharing {
-  bool own_view =
-      false;           ///< their launcher may let each process see a GPU of its own and no other, as srun --gpus-per-task=1 does
-  bool share = false;  ///< more ranks than GPUs are wanted
+  bool own_view = false;  ///< each process may have been left one GPU alone to see, as by srun --gpus-per-task=1
+  bool share = false;     ///< more ranks than GPUs are wanted
 };
 
 /// The GPU of a rank, by its number on its machine. A `usage_error` where there is none for it.
