@@ -263,7 +263,7 @@ def main():
     options = words.parse_args()
     missing = missing_tools()
     if missing:
-        print(f"missing: {', '.join(missing)}", file=sys.stderr)
+        print(f"missing: {', '.join(missing)}. Remedy: install them, or ./dev build, which does", file=sys.stderr)
         return 2
     to = report(Path(os.environ.get("OUT") or build / "results").resolve(), options.budget)
     failed = True
