@@ -1,8 +1,7 @@
 #pragma once
 
-#include <boost/hana/append.hpp>
-#include <boost/hana/concat.hpp>
 #include <boost/hana/tuple.hpp>
+#include <boost/hana/unpack.hpp>
 
 #include <chevron/describe/token.hpp>
 
@@ -63,7 +62,8 @@ constexpr auto operator|(phase<Left, LeftItems...> left, phase<Right, RightItems
 template <stage_of_step Last, class... Before, stage_of_step Role, class... Items>
 constexpr phases<Role, Before..., phase<Role, Items...>> operator|(phases<Last, Before...> before, phase<Role, Items...> next) {
   static_assert(phase_after<Last, Role>::value);
-  return {hana::append(before.list, next)};
+  using longer = hana::tuple<Before..., phase<Role, Items...>>;
+  return {hana::unpack(before.list, [&](Before const&... earlier) { return longer{earlier..., next}; })};
 }
 
 }  // namespace chevron

@@ -2,8 +2,8 @@
 
 #include <stdexcept>
 
-#include <boost/hana/concat.hpp>
 #include <boost/hana/tuple.hpp>
+#include <boost/hana/unpack.hpp>
 
 #include <chevron/describe/expression.hpp>
 #include <chevron/plan/action.hpp>
@@ -131,14 +131,18 @@ constexpr hana::tuple<Tokens...> tokens_of(repeated<Count, Tokens...> r) {
   (void)sizeof(adding_to_a_repeated_item<Count, Tokens...>);
   return r.tokens;
 }
-template <class... Tokens>
-constexpr sequence<Tokens...> sequence_of(hana::tuple<Tokens...> tokens) {
-  return {tokens};
+template <class... Left, class... Right>
+constexpr sequence<Left..., Right...> sequence_of(hana::tuple<Left...> const& left, hana::tuple<Right...> const& right) {
+  return hana::unpack(left, [&](Left const&... before) {
+    return hana::unpack(right, [&](Right const&... after) {
+      return sequence<Left..., Right...>{hana::tuple<Left..., Right...>{before..., after...}};
+    });
+  });
 }
 
 template <class Left, class Right>
 requires(phase_item<Left>&& phase_item<Right>) constexpr auto operator+(Left left, Right right) {
-  return sequence_of(hana::concat(tokens_of(left), tokens_of(right)));
+  return sequence_of(tokens_of(left), tokens_of(right));
 }
 template <kind What, expression::operand Count>
 constexpr repeated<expression::node_of<Count>, token<What>> operator*(token<What> t, Count count) {
