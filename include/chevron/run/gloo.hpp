@@ -459,7 +459,7 @@ class gloo_transport final : public transport {
   }
 
   bool on_boards(std::size_t bytes) const {
-    return memory_ != nullptr && memory_->all_near() && bytes <= detail::shared_memory::largest_gather;
+    return memory_ != nullptr && memory_->all_near() && bytes > 0 && bytes <= detail::shared_memory::largest_gather;
   }
 
   void read_boards(detail::shared_memory::board which, std::size_t bytes, void* all, char const* words) {
