@@ -17,6 +17,7 @@
 /// \file
 /// What there is to draw: boxes in time, one row a rank. A plan's simulation and a measured trace both become a `picture`, so
 /// that every drawing treats "predicted" and "measured" alike.
+// The larger functions are templates, so that only who draws compiles them: <chevron/schedule.hpp> brings them to everybody.
 
 namespace chevron::show {
 
@@ -204,7 +205,8 @@ struct message {
 
 /// Every message of a picture. Where SEND and RECV boxes were recorded they are the ends, else the computations that
 /// produce and consume it.
-inline std::vector<message> messages_of(picture const& p) {
+template <class = void>
+std::vector<message> messages_of(picture const& p) {
   using key = std::tuple<int, int, int, int, int>;  // step, replica, kind, stage, microbatch
   std::map<key, int> where;
   int const ranks = std::max(1, p.size.ranks);
@@ -244,7 +246,8 @@ struct in_flight_point {
   int chunks = 0;
 };
 
-inline std::vector<in_flight_point> in_flight_over_time(picture const& p) {
+template <class = void>
+std::vector<in_flight_point> in_flight_over_time(picture const& p) {
   std::vector<in_flight_point> out;
   for (box const& b : p.boxes) {
     int const change = is_compute(b.what.what) ? in_flight_change(b.what.what, p.forward_only) : 0;
@@ -258,7 +261,8 @@ inline std::vector<in_flight_point> in_flight_over_time(picture const& p) {
 }
 
 /// The numbers of any picture, from its boxes.
-inline figures figures_of(picture const& p) {
+template <class = void>
+figures figures_of(picture const& p) {
   figures out;
   std::size_t const rows = static_cast<std::size_t>(std::max(p.rows, 0));
   std::vector<double> first(rows), last(rows);
@@ -292,7 +296,8 @@ inline figures figures_of(picture const& p) {
 }
 
 /// The numbers of a plan, from the analyses themselves; in bytes as well as far as `sizes` declares any.
-inline figures figures_of(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}) {
+template <class = void>
+figures figures_of(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}) {
   timeline const when = simulate(plan, costs);
   figures out;
   out.makespan = makespan(plan, when);

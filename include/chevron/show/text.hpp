@@ -11,6 +11,7 @@
 
 /// \file
 /// Timelines for a terminal: one line a rank, time from left to right.
+// The larger functions are templates, so that only who draws compiles them: <chevron/schedule.hpp> brings them to everybody.
 
 namespace chevron::show {
 
@@ -206,7 +207,8 @@ inline std::string bold(std::string const& words, bool colour) { return colour ?
 
 /// The rows of a picture: an axis and one line a rank, in as many bands as the width asks for, and the legend. Only compute
 /// is drawn. A picture that would need too many bands becomes an overview: each column shows the letter that fills most of it.
-inline std::string rows_text(picture const& p, text_style const& style = {}) {
+template <class = void>
+std::string rows_text(picture const& p, text_style const& style = {}) {
   char const* const dot = style.unicode ? "\xc2\xb7" : ".";
   char const* const bar = style.unicode ? "\xe2\x94\x80" : "-";
   char const* const edge = style.unicode ? "\xe2\x96\x95" : " ";
@@ -349,7 +351,8 @@ inline std::string rows_text(picture const& p, text_style const& style = {}) {
 }
 
 /// The numbers above a picture: schedule and sizes, makespan and span with their bubbles, peak in flight.
-inline std::string header_text(picture const& p, figures const& f, text_style const& style = {}) {
+template <class = void>
+std::string header_text(picture const& p, figures const& f, text_style const& style = {}) {
   std::string const unit = p.unit.empty() ? "" : " " + p.unit;
   std::string out = detail::bold(p.schedule.empty() ? "schedule" : p.schedule, style.colour) + "   " +
                     size_words(p, style.unicode ? "\xc3\x97" : "x") + "\n";
@@ -374,11 +377,13 @@ inline std::string header_text(picture const& p, figures const& f, text_style co
 }
 
 /// A whole timeline: header, rows and legend.
-inline std::string timeline_text(picture const& p, text_style const& style = {}) {
+template <class = void>
+std::string timeline_text(picture const& p, text_style const& style = {}) {
   return header_text(p, figures_of(p), style) + "\n" + rows_text(p, style);
 }
 
-inline std::string timeline_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
+template <class = void>
+std::string timeline_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   return timeline_text(picture_of(plan, costs), style);
 }
 
