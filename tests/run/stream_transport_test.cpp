@@ -148,5 +148,5 @@ TEST_CASE("a layout that ranks do not agree on, and a rank that never joins") {
   auto const alone = same_as_threads::on_ranks(2, 1, [&](chevron::layout const& where, auto const& store, auto const& watch) {
     if (where.global_rank == 0) host_transport line(where, store, watch, milliseconds(300));
   });
-  CHECK(alone[0].find("rank 1 did not answer within 300 ms; this rank was waiting for the other ranks to join") != std::string::npos);
+  CHECK(alone[0].find("rank 1 did not join within 300 ms; this rank was waiting for the other ranks to join") != std::string::npos);
 }

@@ -31,21 +31,38 @@ class store_room {
       : store_(std::move(store)), watch_(std::move(watch)), where_(where) {}
 
   /// Waits for all ranks of the job. Every rank makes its transports in one order.
-  /// \throws preflight_error when another rank has another layout
+  /// \throws timeout_error naming those that did not come; preflight_error when another rank has another layout
   void meet(milliseconds patience) {
     if (where_.world() == 1) return;
+    awaited const mine{.words = "the other ranks to join"};
+    auto const me = where_.global_rank;
     std::string const shape =
         std::to_string(where_.pipeline_ranks) + " pipeline ranks × " + std::to_string(where_.replicas) + " replicas";
-    auto const me = where_.global_rank;
-    auto const instance = store_->add("transports/" + std::to_string(me), 1);
-    prefix_ = "transport" + std::to_string(instance) + "/";
-    store_->set(prefix_ + "here/" + std::to_string(me), shape);
+    prefix_ = "transport" + std::to_string(store_->add("transports/" + std::to_string(me), 1)) + "/";
+    store_->set(key_of(me), shape);
+    auto const until = failure_watch::clock::now() + patience;
     for (int peer = 0; peer < where_.world(); ++peer) {
-      auto const theirs = hear("here/" + std::to_string(peer), {.peer = peer, .words = "the other ranks to join"}, patience);
+      while (!store_->check({key_of(peer)})) {
+        watch_->throw_if_failed(mine);
+        if (failure_watch::clock::now() > until) fail_to_meet(peer, mine, patience);
+        std::this_thread::sleep_for(milliseconds(2));
+      }
+      auto const theirs = store_->get_to_str(key_of(peer));
       if (theirs == shape) continue;
       throw preflight_error("this rank has " + shape + ", rank " + std::to_string(peer) + " has " + theirs +
                                 ". Remedy: give every rank the same flags",
                             {.rank = me, .peer = peer, .action = "join"});
+    }
+  }
+
+  /// What all keys of this transport begin with.
+  std::string const& prefix() const { return prefix_; }
+  /// Says that this rank has left, and waits, at most five seconds, until all have.
+  void leave() {
+    store_->add(prefix_ + "left", 1);
+    auto const until = failure_watch::clock::now() + std::chrono::seconds(5);
+    while (store_->add(prefix_ + "left", 0) < where_.world() && !watch_->failed() && failure_watch::clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(1));
     }
   }
 
@@ -90,6 +107,20 @@ class store_room {
   }
 
  private:
+  std::string key_of(int rank) const { return prefix_ + "here/" + std::to_string(rank); }
+
+  [[noreturn]] void fail_to_meet(int peer, awaited const& mine, milliseconds patience) {
+    std::string missing;
+    for (int r = peer; r < where_.world(); ++r) {
+      if (!store_->check({key_of(r)})) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    }
+    failure const late{.code = static_cast<int>(exit_code::timeout),
+                       .rank = peer,
+                       .action = "join",
+                       .reason = "rank " + missing + " did not join within " + std::to_string(patience.count()) + " ms"};
+    throw_failure(watch_->report(late), mine, where_.global_rank);
+  }
+
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<failure_watch> watch_;
   layout where_;
