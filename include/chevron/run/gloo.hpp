@@ -36,6 +36,7 @@
 #include <chevron/run/gloo_message.hpp>
 #include <chevron/run/launch.hpp>
 #include <chevron/run/shared_memory.hpp>
+#include <chevron/run/store_room.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/run/watch.hpp>
 
@@ -65,7 +66,7 @@ class gloo_transport final : public transport {
   /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
   gloo_transport(layout const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch,
                  gloo_options const& options = {})
-      : transport(where), store_(std::move(store)), watch_(std::move(watch)) {
+      : transport(where), store_(std::move(store)), watch_(std::move(watch)), room_(store_, watch_, where) {
     if (where.world() > 1) join(options);
   }
   gloo_transport(layout const& where, launched const& job)
@@ -94,11 +95,7 @@ class gloo_transport final : public transport {
     watch_->look_away();
     collective(posting({.words = end_of_job, .step = step()}, [&] { return world_->barrier(); }), end_of_job);
     // Nobody closes a connection before all have left the barrier.
-    store_->add(instance_ + "left", 1);
-    auto const until = failure_watch::clock::now() + std::chrono::seconds(5);
-    while (store_->add(instance_ + "left", 0) < where().world() && !watch_->failed() && failure_watch::clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    room_.leave();
     sends_.clear();
     receives_.clear();
     sums_.clear();
@@ -581,29 +578,9 @@ class gloo_transport final : public transport {
     survive_broken_pipes();
     awaited const mine{.words = "the other ranks to join"};
     auto const rank = where().global_rank;
-    std::string const shape =
-        std::to_string(where().pipeline_ranks) + " pipeline ranks × " + std::to_string(where().replicas) + " replicas";
     auto const patience = std::min(options.join, deadline());
     try {
-      auto const instance = store_->add("transports/" + std::to_string(rank), 1);
-      instance_ = "transport" + std::to_string(instance) + "/";
-      store_->set(instance_ + "here/" + std::to_string(rank), shape);
-      auto const until = clock::now() + patience;
-      for (int peer = 0; peer < where().world(); ++peer) {
-        std::string const key = instance_ + "here/" + std::to_string(peer);
-        while (!store_->check({key})) {
-          watch_->throw_if_failed(mine);
-          if (clock::now() > until) fail_to_join(peer, patience);
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        }
-        auto const theirs = store_->get_to_str(key);
-        if (theirs != shape) {
-          broken_ = true;
-          throw preflight_error("this rank has " + shape + ", rank " + std::to_string(peer) + " has " + theirs +
-                                    ". Remedy: give every rank the same flags",
-                                {.rank = rank, .peer = peer, .action = "join"});
-        }
-      }
+      room_.meet(patience);
       auto const device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address);
       world_ = group(device, "world/", rank, where().world(), patience, 1);
       if (where().replicas > 1) {
@@ -625,25 +602,13 @@ class gloo_transport final : public transport {
     }
   }
 
-  [[noreturn]] void fail_to_join(int peer, std::chrono::milliseconds patience) {
-    std::string missing;
-    for (int r = peer; r < where().world(); ++r) {
-      if (!store_->check({instance_ + "here/" + std::to_string(r)})) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    }
-    failure const late{.code = static_cast<int>(exit_code::timeout),
-                       .rank = peer,
-                       .action = "join",
-                       .reason = "rank " + missing + " did not join within " + std::to_string(patience.count()) + " ms"};
-    throw_failure(watch_->report(late), {.words = "the other ranks to join"}, where().global_rank);
-  }
-
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group(std::shared_ptr<::gloo::transport::Device> const& device,
                                                    std::string const& name, int rank, int size,
                                                    std::chrono::milliseconds patience, int threads) {
     auto options = c10d::ProcessGroupGloo::Options::create(patience);
     options->devices.push_back(device);
     options->threads = threads;
-    auto made = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(instance_ + name, store_),
+    auto made = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(room_.prefix() + name, store_),
                                                             rank, size, options);
     // From here on the watch keeps the time; Gloo's default would break all connections in the middle of a long step.
     static_cast<c10d::Backend&>(*made).setTimeout(std::chrono::hours(24));
@@ -666,7 +631,7 @@ class gloo_transport final : public transport {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<failure_watch> watch_;
-  std::string instance_;
+  store_room room_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> world_;     // messages and gathers
   c10::intrusive_ptr<c10d::ProcessGroupGloo> replicas_;  // this stage's copies; null if there is one only
 
