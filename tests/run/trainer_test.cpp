@@ -80,7 +80,7 @@ TEST_CASE("replicas with batches of different sizes") {
     chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
       chevron::trainer train(program, line, build_stage, mean_square, sgd);
       auto const& mine = data[static_cast<std::size_t>(line.where().replica())];
-      auto const report = train.step({mine.input}, {mine.target}, all_samples);
+      auto const report = train.step({mine.input}, {mine.target}, static_cast<double>(all_samples));
       if (line.where().global_rank == 3) loss = report.loss;
     });
     return loss;
