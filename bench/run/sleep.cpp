@@ -158,7 +158,9 @@ measured run(options const& wanted, bool post_validation, chevron::program const
       return entry(rank, s * chevron::compute_kinds + static_cast<std::size_t>(what));
     };
     out.forward[s] = cost(chevron::kind::forward);
-    out.backward_input[s] = cost(chevron::kind::backward) + cost(chevron::kind::backward_input);  // one of them is 0
+    // Where a stage has both, B is as long as I and W together.
+    double const split = cost(chevron::kind::backward_input);
+    out.backward_input[s] = split > 0 ? split : cost(chevron::kind::backward);
     out.backward_weight[s] = cost(chevron::kind::backward_weight);
   }
   for (int r = 0; r < line.where().world(); ++r) {
