@@ -113,7 +113,10 @@ def torch_pipelined(name):
 
 
 def torch_rate(name):
-    return tokens / (on_torch_ranks(1, torch_alone) if name == "alone" else on_torch_ranks(ranks, torch_pipelined, name))
+    if name in ("alone", "two alone"):
+        count = 1 if name == "alone" else 2
+        return count * tokens / on_torch_ranks(count, torch_alone)
+    return tokens / on_torch_ranks(ranks, torch_pipelined, name)
 
 
 def our_rate(name, text):
@@ -137,8 +140,10 @@ if __name__ == "__main__":
         with open(text, "w") as file:
             file.write("a pipeline has ranks, stages, microbatches and a schedule.\n" * 20000)
         names = ["alone", *torch_classes, "ZB-H1", "ZB-H2"]
-        rates = {(side, name): [] for side in ("torch", "ours") for name in names}
+        rates = {(side, name): [] for side in ("torch", "ours") for name in ["two alone", *names]}
         for _ in range(rounds):
+            # Two at once, which say nothing to each other: more than that these cores do not give.
+            rates["torch", "two alone"].append(torch_rate("two alone"))
             for name in names:
                 if name == "alone" or name in torch_classes:
                     rates["torch", name].append(torch_rate(name))
@@ -152,4 +157,4 @@ if __name__ == "__main__":
     best = max(middle[key] for key in middle if key[0] == "ours" and key[1] != "alone")
     torchs_best = max(middle[key] for key in middle if key[0] == "torch" and key[1] != "alone")
     print(f"our best is {best / torchs_best:.3f} of torch's best, and {best / (2 * middle['torch', 'alone']):.3f} of twice one "
-          f"un-pipelined process")
+          f"un-pipelined process; two of these at once reach {middle['torch', 'two alone'] / (2 * middle['torch', 'alone']):.3f} of that")
