@@ -42,8 +42,9 @@ show::picture drawn(show::picture like, plan_view const& plan, all_steps const& 
       int const chunk = is_compute(what.what) ? plan.chunk_of(static_cast<int>(what.stage)) : 0;
       like.boxes.push_back({static_cast<int>(rank), at(from), at(to), what, chunk, static_cast<int>(all.front()[k].step)});
     };
+    // The picture begins with the first F: who was ready before waits from there.
     auto const wait_for = [&](recorded const& r) {
-      if (auto const message = received_by(plan, r.what)) box(*message, r.reached, r.start);
+      if (auto const message = received_by(plan, r.what)) box(*message, std::max(r.reached, zero), r.start);
     };
     for (std::size_t i = 0; i < entries.size(); ++i) {
       recorded const& r = entries[i];
