@@ -33,8 +33,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <chevron/run/error.hpp>
-#include <chevron/run/gloo_message.hpp>
 #include <chevron/run/launch.hpp>
+#include <chevron/run/message.hpp>
 #include <chevron/run/shared_memory.hpp>
 #include <chevron/run/store_room.hpp>
 #include <chevron/run/transport.hpp>
@@ -129,7 +129,7 @@ class gloo_transport final : public transport {
     slot.about = mine;
     slot.works.clear();
     slot.values.clear();
-    for (auto const& value : values) slot.values.push_back(detail::sendable(value, mine));
+    for (auto const& value : values) slot.values.push_back(detail::sendable(value, mine, at::kCPU, "Gloo"));
     auto const tag = detail::tag_in_turn(detail::tag_of(what), turn_);
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
@@ -358,32 +358,12 @@ class gloo_transport final : public transport {
     return posting(about, [&] { return world_->recv(list, about.peer, detail::tag_of_tensor(tag, index)); });
   }
 
-  /// Memory for what comes, then `each(tensor, index)` for those that hold anything.
-  template <class Each>
-  static void make_values(incoming& slot, detail::message_shapes const& shapes, Each const& each) {
-    slot.values.resize(static_cast<std::size_t>(shapes[1]));
-    std::size_t at = 2;
-    for (std::size_t i = 0; i < slot.values.size(); ++i) {
-      auto const type = static_cast<at::ScalarType>(shapes[at]);
-      at::IntArrayRef const sizes(shapes.data() + at + 2, static_cast<std::size_t>(shapes[at + 1]));
-      at += 2 + sizes.size();
-      auto& value = slot.values[i];
-      if (type == at::ScalarType::Undefined) {
-        value = at::Tensor();
-        continue;
-      }
-      // Memory that the caller still holds (a graph does) is not written again.
-      bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
-                            value.scalar_type() == type && value.sizes() == sizes;
-      if (!reusable) value = at::empty(sizes, at::TensorOptions().dtype(type));
-      if (value.numel() > 0) each(value, i);
-    }
-  }
-
   void post_values(incoming& slot, detail::message_shapes const& shapes) {
-    make_values(slot, shapes, [&](at::Tensor& value, std::size_t i) {
-      slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
-    });
+    detail::make_room(slot.values, shapes, at::kCPU);
+    for (std::size_t i = 0; i < slot.values.size(); ++i) {
+      at::Tensor& value = slot.values[i];
+      if (value.defined() && value.numel() > 0) slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
+    }
   }
 
   // ---- In shared memory
@@ -433,10 +413,12 @@ class gloo_transport final : public transport {
   void take(incoming& slot) {
     auto const& agreed = *std::exchange(slot.comes, nullptr);
     std::byte const* from = memory_->at(slot.about.peer, agreed.shared->offset[slot.number % 2]);
-    make_values(slot, agreed.shapes, [&](at::Tensor& value, std::size_t) {
+    detail::make_room(slot.values, agreed.shapes, at::kCPU);
+    for (at::Tensor const& value : slot.values) {
+      if (!value.defined() || value.numel() == 0) continue;
       std::memcpy(value.mutable_data_ptr(), from, value.nbytes());
       from += value.nbytes();
-    });
+    }
     detail::publish(agreed.shared->taken, slot.number);
     memory_->ring(slot.about.peer);
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <chevron/plan/action.hpp>
 #include <chevron/run/error.hpp>
@@ -56,6 +57,20 @@ inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
   return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
 }
 
+/// Dense, contiguous, on the device `here`; the caller's own memory whenever it is so already. An undefined tensor stays one.
+/// \param who the transport, for its error
+inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Device here, char const* who) {
+  if (!value.defined()) return value;
+  if (value.device() != here || value.layout() != at::kStrided) {
+    throw usage_error(mine.action_text() + ": " + who + " sends dense tensors " +
+                      (here.is_cpu() ? "in main memory" : "on " + here.str()) + ", not " +
+                      (value.device() == here ? "a sparse one" : "one on " + value.device().str()) + ". Remedy: " +
+                      (here.is_cpu() ? ".cpu()" : ".to() that device") + ", or another transport");
+  }
+  if (!value.requires_grad() && value.is_contiguous()) return value;
+  return value.detach().contiguous();
+}
+
 inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   message_shapes out{0, static_cast<std::int64_t>(values.size())};
   for (auto const& value : values) {
@@ -65,6 +80,25 @@ inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   }
   out[0] = static_cast<std::int64_t>(out.size());
   return out;
+}
+
+/// Memory on the device `here` for a message of these shapes, in what `values` has as far as it will do.
+inline void make_room(std::vector<at::Tensor>& values, message_shapes const& shapes, at::Device here) {
+  values.resize(static_cast<std::size_t>(shapes[1]));
+  std::size_t at = 2;
+  for (at::Tensor& value : values) {
+    auto const type = static_cast<at::ScalarType>(shapes[at]);
+    at::IntArrayRef const sizes(shapes.data() + at + 2, static_cast<std::size_t>(shapes[at + 1]));
+    at += 2 + sizes.size();
+    if (type == at::ScalarType::Undefined) {
+      value = at::Tensor();
+      continue;
+    }
+    // Memory that the caller still holds (a graph does) is not written again.
+    bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
+                          value.scalar_type() == type && value.sizes() == sizes;
+    if (!reusable) value = at::empty(sizes, at::TensorOptions().dtype(type).device(here));
+  }
 }
 
 inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& shapes) {

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -148,7 +147,7 @@ class stream_transport : public transport {
     check(mine);
     outgoing& slot = sends_.at(send_slot);
     slot.values.clear();
-    for (at::Tensor const& value : values) slot.values.push_back(sendable(value, mine));
+    for (at::Tensor const& value : values) slot.values.push_back(detail::sendable(value, mine, streams_.device(), "this rank"));
     auto const tag = detail::tag_in_turn(detail::tag_of(what), turn_);
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
@@ -310,20 +309,7 @@ class stream_transport : public transport {
 
   void post(incoming& slot, detail::message_shapes const& shapes) {
     slot.given.clear();
-    slot.values.resize(static_cast<std::size_t>(shapes[1]));
-    std::size_t at = 2;
-    for (at::Tensor& value : slot.values) {
-      auto const type = static_cast<at::ScalarType>(shapes[at]);
-      at::IntArrayRef const sizes(shapes.data() + at + 2, static_cast<std::size_t>(shapes[at + 1]));
-      at += 2 + sizes.size();
-      if (type == at::ScalarType::Undefined) {
-        value = at::Tensor();
-        continue;
-      }
-      bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
-                            value.scalar_type() == type && value.sizes() == sizes;
-      if (!reusable) value = at::empty(sizes, at::TensorOptions().dtype(type).device(streams_.device()));
-    }
+    detail::make_room(slot.values, shapes, streams_.device());
     line const& from = incoming_.at(slot.peer);
     behind_computation(*from);
     streams_.receive(from->way, from->on, sent_of(slot.values));
@@ -337,16 +323,6 @@ class stream_transport : public transport {
       if (value.defined() && value.numel() > 0) scratch_.push_back(value);
     }
     return scratch_;
-  }
-
-  at::Tensor sendable(at::Tensor const& value, awaited const& mine) const {
-    if (!value.defined()) return value;
-    if (value.device() != streams_.device() || value.layout() != at::kStrided) {
-      throw usage_error(mine.action_text() + ": this rank sends dense tensors on " + streams_.device().str() + ", not " +
-                        (value.layout() == at::kStrided ? "one on " + value.device().str() : "a sparse one") +
-                        ". Remedy: .to() that device, or another transport");
-    }
-    return value.requires_grad() || !value.is_contiguous() ? value.detach().contiguous() : value;
   }
 
   std::string shapes_key(int from, int to, std::uint32_t tag) const {
