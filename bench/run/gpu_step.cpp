@@ -26,6 +26,7 @@
 #include <chevron/run/main.hpp>
 #include <chevron/run/nccl.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/show/profile.hpp>
 
 #include "job.hpp"
 
@@ -89,7 +90,7 @@ figures measure(options const& wanted, std::string const& schedule, int layers_o
       action.push_back(static_cast<double>(sum) * 1e-6 / static_cast<double>(busy.size()));
     }
   });
-  return {actions, bench::median(host), bench::median(action), bench::median(idle)};
+  return {actions, chevron::median(host), chevron::median(action), chevron::median(idle)};
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -15,12 +14,6 @@
 /// What benchmarks of a step share.
 
 namespace bench {
-
-inline double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 /// A schedule of the catalogue, proved and lowered.
 inline chevron::program program_of(std::string const& schedule, int ranks, int micro_batches) {

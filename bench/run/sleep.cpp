@@ -26,7 +26,9 @@
 #include <chevron/prove/steps.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/main.hpp>
+#include <chevron/run/step_records.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/show/profile.hpp>
 
 #include "job.hpp"
 
@@ -82,10 +84,10 @@ struct options {
   double limit = 0;
 };
 
-/// What all ranks measured: per stage and kind the median cost; of each step when its first action on any rank began and its last
-/// one ended.
+/// What all ranks measured: what stages cost; of each step when its first action on any rank began and its last one ended.
 struct measured {
-  std::vector<double> forward, backward_input, backward_weight, starts, ends;
+  chevron::profiled_costs costs;
+  std::vector<double> starts, ends;
   double sum_wait = 0;   ///< that a step waits for the replicas' sums, on the rank that waits longest: median
   double sum_alone = 0;  ///< that they take when nothing is computed meanwhile
 };
@@ -105,23 +107,13 @@ measured run(options const& wanted, bool post_validation, chevron::program const
 
   std::vector<at::Tensor> sums;
   for (int chunk = 0; chunk < plan.size.chunks; ++chunk) sums.push_back(at::zeros({wanted.parameters}));
-  auto const stages = static_cast<std::size_t>(plan.stages);
-  std::vector<std::vector<double>> of_kind(stages * chevron::compute_kinds);
+  chevron::step_records records;
   std::vector<double> starts, ends, waits;
   for (int step = 0; step < wanted.steps; ++step) {
-    train.step({batch}, {batch});
+    double const taken = train.step({batch}, {batch}).seconds;
     if (step == 0) continue;  // shapes are learned and memory is set aside in the first step
     chevron::record const& record = train.last_record();
-    for (std::size_t i = 0; i < record.entries().size(); ++i) {
-      chevron::recorded const& r = record.entries()[i];
-      if (!chevron::is_compute(r.what.what)) continue;
-      if (r.what.fused != 0) {  // the times of a fused pair are not those of its halves
-        ++i;
-        continue;
-      }
-      of_kind[r.what.stage * chevron::compute_kinds + static_cast<std::size_t>(r.what.what)].push_back(
-          static_cast<double>(r.end - r.start) * 1e-9);
-    }
+    records.keep(record, taken);
     waits.push_back(train.last_sum_wait());
     starts.push_back(static_cast<double>(record.begin()) * 1e-9);
     ends.push_back(starts.back() + record.span_seconds());
@@ -138,37 +130,22 @@ measured run(options const& wanted, bool post_validation, chevron::program const
     alone.push_back(static_cast<double>(chevron::now_ns() - from) * 1e-9);
   }
 
-  std::vector<double> mine;
-  for (auto const& values : of_kind) mine.push_back(bench::median(values));
-  mine.push_back(bench::median(waits));
-  mine.push_back(bench::median(alone));
+  std::vector<double> mine{chevron::median(waits), chevron::median(alone)};
   mine.insert(mine.end(), starts.begin(), starts.end());
   mine.insert(mine.end(), ends.begin(), ends.end());
   std::vector<double> all(mine.size() * static_cast<std::size_t>(line.where().world()));
   line.gather(mine, all);
 
   measured out;
-  out.forward.resize(stages);
-  out.backward_input.resize(stages);
-  out.backward_weight.resize(stages);
+  chevron::all_steps const steps = chevron::steps_of(line.gather_text(records.text()));
+  out.costs = chevron::costs_of(chevron::profile_of(plan, steps), chevron::split_stages(plan));
   auto const entry = [&](int rank, std::size_t index) { return all[static_cast<std::size_t>(rank) * mine.size() + index]; };
-  for (std::size_t s = 0; s < stages; ++s) {
-    int const rank = plan.rank_of_stage(static_cast<int>(s));
-    auto const cost = [&](chevron::kind what) {
-      return entry(rank, s * chevron::compute_kinds + static_cast<std::size_t>(what));
-    };
-    out.forward[s] = cost(chevron::kind::forward);
-    // Where a stage has both, B is as long as I and W together.
-    double const split = cost(chevron::kind::backward_input);
-    out.backward_input[s] = split > 0 ? split : cost(chevron::kind::backward);
-    out.backward_weight[s] = cost(chevron::kind::backward_weight);
-  }
   for (int r = 0; r < line.where().world(); ++r) {
-    out.sum_wait = std::max(out.sum_wait, entry(r, of_kind.size()));
-    out.sum_alone = std::max(out.sum_alone, entry(r, of_kind.size() + 1));
+    out.sum_wait = std::max(out.sum_wait, entry(r, 0));
+    out.sum_alone = std::max(out.sum_alone, entry(r, 1));
   }
   for (std::size_t step = 0; step < starts.size(); ++step) {
-    std::size_t const at = of_kind.size() + 2 + step;
+    std::size_t const at = 2 + step;
     double first = entry(0, at), last = 0;
     for (int r = 0; r < line.where().world(); ++r) {
       first = std::min(first, entry(r, at));
@@ -182,14 +159,15 @@ measured run(options const& wanted, bool post_validation, chevron::program const
 
 /// Prints the line of one run and says whether it is within the limit.
 bool report(options const& wanted, bool post_validation, chevron::plan_view const& plan, measured const& got) {
-  chevron::cost_view const costs{got.forward.data(), got.backward_input.data(), got.backward_weight.data(), 1};
-  double const predicted = post_validation ? chevron::steady_step_time(plan, costs).most : chevron::makespan(plan, costs);
+  // Messages take no time in it: what they take is what is looked for.
+  chevron::cost_view const costs{got.costs.forward.data(), got.costs.backward_input.data(), got.costs.backward_weight.data(), 1};
+  double const predicted = 1e-3 * (post_validation ? chevron::steady_step_time(plan, costs).most : chevron::makespan(plan, costs));
   // Without a barrier, a step takes from the end of the one before to its own.
   std::vector<double> steps;
   for (std::size_t i = post_validation ? 1 : 0; i < got.ends.size(); ++i) {
     steps.push_back(got.ends[i] - (post_validation ? got.ends[i - 1] : got.starts[i]));
   }
-  double const taken = bench::median(steps);
+  double const taken = chevron::median(steps);
   double const ratio = taken / predicted;
   std::printf("%-22s %-8s %-15s %10.1f %10.1f %8.3f\n", wanted.schedule.c_str(), wanted.backend.c_str(),
               post_validation ? "post-validated" : "synchronous", predicted * 1e3, taken * 1e3, ratio);

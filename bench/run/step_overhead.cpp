@@ -20,6 +20,7 @@
 #include <chevron/run.hpp>
 #include <chevron/run/main.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/show/profile.hpp>
 
 #include "job.hpp"
 
@@ -70,7 +71,7 @@ void rank_main(options const& wanted, chevron::program const& program, chevron::
   }
   if (line.where().global_rank != 0) return;
   std::printf(R"({"schedule": "%s", "backend": "%s", "step_ms": %.4f})" "\n", wanted.schedule.c_str(), wanted.backend.c_str(),
-              bench::median(seconds) * 1e3);
+              chevron::median(seconds) * 1e3);
   if (wanted.actions) {
     std::printf("%-14s %8s %12s %12s\n", "instruction", "a step", "us in it", "us before it");
     for (std::size_t k = 0; k < where.count.size(); ++k) {

@@ -90,14 +90,6 @@ inline all_steps steps_of(std::vector<std::string> const& texts) {
 
 inline double seconds_between(std::int64_t from, std::int64_t to) { return static_cast<double>(to - from) * 1e-9; }
 
-/// The middle value; 0 of none.
-inline double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 /// What a rank computed, action by action, in order: `look(first, second, start, end)`, with a fused pair as one action whose
 /// other half is `second`, else null.
 template <class Look>

@@ -15,6 +15,14 @@
 
 namespace chevron {
 
+/// The middle value; 0 of none.
+inline double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 /// Measured costs, in milliseconds. What never ran, or crossed no ranks, is `not_measured`.
 struct profile {
   static constexpr double not_measured = -1;
@@ -100,12 +108,7 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
     if (time >= 0) known.push_back(time);
   }
   out.communication_known = !known.empty();
-  double typical = 0;
-  if (!known.empty()) {
-    auto const middle = known.begin() + static_cast<std::ptrdiff_t>(known.size() / 2);
-    std::nth_element(known.begin(), middle, known.end());
-    typical = *middle;
-  }
+  double const typical = median(known);
   for (int s = 0; s + 1 < stages; ++s) {
     double const time = measured.communication[static_cast<std::size_t>((s + 1) * each - 1)];
     out.communication.push_back(time >= 0 ? time : typical);
