@@ -22,6 +22,8 @@
 #include <chevron/run/gloo.hpp>
 #include <chevron/run/shared_memory.hpp>
 
+#include "ranks.hpp"
+
 #include <doctest/doctest.h>
 
 using namespace chevron;
@@ -33,34 +35,21 @@ namespace {
 
 using steady = std::chrono::steady_clock;
 
-action send_f(int stage, int m) { return make_action(kind::send_forward, stage, m); }
-action recv_f(int stage, int m) { return make_action(kind::receive_forward, stage, m); }
-action send_b(int stage, int m) { return make_action(kind::send_backward, stage, m); }
-action recv_b(int stage, int m) { return make_action(kind::receive_backward, stage, m); }
+using ranks::recv_b;
+using ranks::recv_f;
+using ranks::send_b;
+using ranks::send_f;
 
-/// Ranks of one pipeline as threads of this process; what each threw, by rank. `shared(rank)`: does it share its memory?
+/// Ranks of one pipeline; what each threw. `shared(rank)`: does it share its memory?
 std::vector<std::string> on_ranks(int world, std::function<bool(int)> const& shared,
                                   std::function<void(gloo_transport&)> const& body) {
-  auto const store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::string> thrown(static_cast<std::size_t>(world));
-  std::vector<std::thread> ranks;
-  for (int r = 0; r < world; ++r) {
-    ranks.emplace_back([&, r] {
-      auto const watch = std::make_shared<failure_watch>(store, r, world);
-      try {
-        gloo_transport link({.pipeline_ranks = world, .replicas = 1, .global_rank = r}, store, watch,
-                            {.address = "127.0.0.1", .join = 10s, .shared_memory = shared(r)});
-        link.deadline(10s);
-        link.open({.activation = 0, .receive = 8, .send = 8});
-        body(link);
-        link.close();
-      } catch (std::exception const& e) {
-        thrown[static_cast<std::size_t>(r)] = e.what();
-      }
-    });
-  }
-  for (auto& each : ranks) each.join();
-  return thrown;
+  return ranks::said(ranks::run(world, 1, [&](layout const& where, auto const& store, auto const& watch) {
+    gloo_transport link(where, store, watch, {.address = "127.0.0.1", .join = 10s, .shared_memory = shared(where.global_rank)});
+    link.deadline(10s);
+    link.open({.activation = 0, .receive = 8, .send = 8});
+    body(link);
+    link.close();
+  }));
 }
 bool all_share(int) { return true; }
 

@@ -12,6 +12,8 @@
 
 #include <chevron/run/gloo.hpp>
 
+#include "ranks.hpp"
+
 #include <doctest/doctest.h>
 
 using namespace chevron;
@@ -21,35 +23,21 @@ namespace {
 
 using steady = std::chrono::steady_clock;
 
-action send_f(int stage, int m) { return make_action(kind::send_forward, stage, m); }
-action recv_f(int stage, int m) { return make_action(kind::receive_forward, stage, m); }
-action send_b(int stage, int m) { return make_action(kind::send_backward, stage, m); }
-action recv_b(int stage, int m) { return make_action(kind::receive_backward, stage, m); }
+using ranks::recv_b;
+using ranks::recv_f;
+using ranks::send_b;
+using ranks::send_f;
 
-/// Ranks as threads of this process, over one store; what each threw, by rank.
+/// What each rank threw.
 std::vector<std::exception_ptr> on_ranks(int pipeline_ranks, int replicas, std::function<void(gloo_transport&)> const& body,
                                          slot_counts slots = {.activation = 0, .receive = 8, .send = 8}) {
-  auto const store = c10::make_intrusive<c10d::HashStore>();
-  int const world = pipeline_ranks * replicas;
-  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world));
-  std::vector<std::thread> ranks;
-  for (int r = 0; r < world; ++r) {
-    ranks.emplace_back([&, r] {
-      auto const watch = std::make_shared<failure_watch>(store, r, world);
-      try {
-        gloo_transport link({.pipeline_ranks = pipeline_ranks, .replicas = replicas, .global_rank = r}, store, watch,
-                            {.address = "127.0.0.1", .join = 10s});
-        link.deadline(10s);
-        link.open(slots);
-        body(link);
-        link.close();
-      } catch (...) {
-        thrown[static_cast<std::size_t>(r)] = std::current_exception();
-      }
-    });
-  }
-  for (auto& each : ranks) each.join();
-  return thrown;
+  return ranks::run(pipeline_ranks, replicas, [&](layout const& where, auto const& store, auto const& watch) {
+    gloo_transport link(where, store, watch, {.address = "127.0.0.1", .join = 10s});
+    link.deadline(10s);
+    link.open(slots);
+    body(link);
+    link.close();
+  });
 }
 
 std::string text_of(std::exception_ptr const& e) {

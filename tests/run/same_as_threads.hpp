@@ -21,6 +21,8 @@
 #include <chevron/run.hpp>
 #include <chevron/run/watch.hpp>
 
+#include "ranks.hpp"
+
 #include <doctest/doctest.h>
 
 namespace same_as_threads {
@@ -69,27 +71,10 @@ inline void train_on(chevron::transport& line, chevron::program const& program, 
 }
 
 
-/// Runs a body on every rank, each a thread with a store and a watch in common, as processes have them.
-/// \param rank rank(where, store, watch)
+/// What each rank said in the end: nothing if all went well.
 template <class Rank>
-std::vector<std::string> on_ranks(int ranks, int replicas, Rank const& rank) {
-  auto const store = c10::make_intrusive<c10d::HashStore>();
-  int const world = ranks * replicas;
-  std::vector<std::string> said(static_cast<std::size_t>(world));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] {
-      at::set_num_threads(1);
-      try {
-        auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
-        rank(chevron::layout{.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
-      } catch (std::exception const& e) {
-        said[static_cast<std::size_t>(r)] = e.what();
-      }
-    });
-  }
-  for (auto& each : threads) each.join();
-  return said;
+std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, Rank const& rank) {
+  return ranks::said(ranks::run(pipeline_ranks, replicas, rank));
 }
 
 /// \param make make(where, store, watch) gives a transport with `close()`
