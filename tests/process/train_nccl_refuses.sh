@@ -1,28 +1,14 @@
 # --backend nccl where it cannot be: exit code 2 and one sentence that names what is missing, and the remedy.
 # timeout: 120
-set -eu
+seconds=60
+. "$(dirname "$0")/shared/refused.sh"
 bin="${CHEVRON_BUILD:?}/bin"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-failed=0
 
 # refuses <what the message must hold> <command…>
 refuses() {
-  words=$1
+  of_words=$1
   shift
-  code=0
-  timeout 60 "$@" >output 2>errors || code=$?
-  if [ $code -ne 2 ] || ! grep -q -e "$words" errors; then
-    echo "$*: exit code $code, not 2, or no \`$words\` in:"
-    cat errors
-    failed=1
-  fi
-  if [ "$(wc -l <errors)" -ne 1 ] || ! grep -q "Remedy: " errors; then
-    echo "$*: not one line with a remedy:"
-    cat errors
-    failed=1
-  fi
+  refused 2 "$of_words" "$@"
 }
 
 # The program without CUDA must not load what only the other one needs.

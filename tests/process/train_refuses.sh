@@ -1,29 +1,15 @@
 # What cannot be used is refused before anything starts: exit code 2, one line that names the flag and the remedy.
 # timeout: 120
-set -eu
+seconds=30
+. "$(dirname "$0")/shared/refused.sh"
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-failed=0
 
 # refuses <code> <what the message must hold> <flags…>
 refuses() {
-  expected=$1
-  words=$2
+  of_code=$1
+  of_words=$2
   shift 2
-  code=0
-  timeout 30 "$train" --timeline none --trace none "$@" > output 2> errors || code=$?
-  if [ $code -ne "$expected" ] || ! grep -q -e "$words" errors; then
-    echo "chevron-train $*: exit code $code, not $expected, or no \`$words\` in:"
-    cat errors
-    failed=1
-  fi
-  if [ "$(wc -l < errors)" -ne 1 ] || ! grep -q "Remedy: " errors; then
-    echo "chevron-train $*: not one line with a remedy:"
-    cat errors
-    failed=1
-  fi
+  refused "$of_code" "$of_words" "$train" --timeline none --trace none "$@"
 }
 
 printf 'a short text\n' > short.txt

@@ -1,0 +1,25 @@
+# What the tests of refusals share: an empty folder to work in, and `refused`. `seconds`: what each call may take.
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+failed=0
+
+# refused <code> <what the message must hold> <command…>: it ends so, with one line that has a remedy.
+refused() {
+  expected=$1
+  words=$2
+  shift 2
+  code=0
+  timeout "$seconds" "$@" > output 2> errors || code=$?
+  if [ $code -ne "$expected" ] || ! grep -q -e "$words" errors; then
+    echo "$*: exit code $code, not $expected, or no \`$words\` in:"
+    cat errors
+    failed=1
+  fi
+  if [ "$(wc -l < errors)" -ne 1 ] || ! grep -q "Remedy: " errors; then
+    echo "$*: not one line with a remedy:"
+    cat errors
+    failed=1
+  fi
+}
