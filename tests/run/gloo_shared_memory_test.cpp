@@ -17,7 +17,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/run/gloo.hpp>
 #include <chevron/run/shared_memory.hpp>

@@ -3,7 +3,6 @@
 // A small training job on any transport that joins ranks through a store, beside the same job on threads: every schedule, batches
 // that leave a remainder, replicas.
 
-#include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -14,7 +13,6 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
