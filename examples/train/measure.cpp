@@ -31,7 +31,7 @@ std::optional<action> received_by(plan_view const& plan, action a) {
 
 /// The picture of one step as it was recorded, in milliseconds.
 show::picture drawn(show::picture like, plan_view const& plan, all_steps const& all, std::size_t k) {
-  std::int64_t const zero = pipeline_of(all, k).first;
+  std::int64_t const zero = pipeline_of(all, k, 0, all.size()).first;
   auto const at = [&](std::int64_t time) { return 1e3 * seconds_between(zero, time); };
   like.title = "measured, step " + std::to_string(all.front()[k].step);
   like.rows = static_cast<int>(all.size());
@@ -86,25 +86,29 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   out.predicted_picture = show::picture_of(plan, when, "predicted from measured costs");
   out.predicted_picture.unit = "ms";
 
+  auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   std::vector<double> bubbles;
   std::size_t typical = 0;
   double nearest = std::numeric_limits<double>::max();
   for (std::size_t k = 0; k < all.front().size(); ++k) {
-    auto const [first, last] = pipeline_of(all, k);
-    double const length = seconds_between(first, last);
-    double busy = 0;
-    for (auto const& of_rank : all) {
-      each_computation(of_rank[k].entries, [&](recorded const& one, recorded const* other, std::int64_t start, std::int64_t end) {
-        // Halves that ran one after the other may have waited in between.
-        bool const apart = other != nullptr && other->start >= one.end;
-        busy +=
-            apart ? seconds_between(one.start, one.end) + seconds_between(other->start, other->end) : seconds_between(start, end);
-      });
-    }
-    bubbles.push_back(1 - busy / (static_cast<double>(all.size()) * length));
-    if (double const off = std::abs(1e3 * length - out.measured.pipeline); off < nearest) {
-      nearest = off;
-      typical = k;
+    for (std::size_t g = 0; g < all.size(); g += ranks) {
+      auto const [first, last] = pipeline_of(all, k, g, ranks);
+      double const length = seconds_between(first, last);
+      double busy = 0;
+      for (std::size_t r = g; r < g + ranks; ++r) {
+        each_computation(all[r][k].entries,
+                         [&](recorded const& one, recorded const* other, std::int64_t start, std::int64_t end) {
+                           // Halves that ran one after the other may have waited in between.
+                           bool const apart = other != nullptr && other->start >= one.end;
+                           busy += apart ? seconds_between(one.start, one.end) + seconds_between(other->start, other->end)
+                                         : seconds_between(start, end);
+                         });
+      }
+      bubbles.push_back(1 - busy / (static_cast<double>(ranks) * length));
+      if (double const off = std::abs(1e3 * length - out.measured.pipeline); off < nearest) {
+        nearest = off;
+        typical = k;
+      }
     }
   }
   out.measured_bubble = median(bubbles);

@@ -29,8 +29,8 @@ struct uneven_costs {
 
 std::int64_t ns(double milliseconds) { return std::llround(milliseconds * 1e6); }
 
-/// What ranks would record of a plan that runs as simulated, twice, in so many replicas. The second step is a bit later in the
-/// day.
+/// What ranks would record of a plan that runs as simulated, twice, in so many replicas, each of which begins its step a bit
+/// later than the one before it. The second step is a bit later in the day.
 std::vector<std::string> recorded_as_simulated(plan_view const& plan, cost_view const& costs, int replicas,
                                                double clock_error = 0) {
   timeline const when = simulate(plan, costs);
@@ -40,7 +40,7 @@ std::vector<std::string> recorded_as_simulated(plan_view const& plan, cost_view 
     double const wrong = r == 1 ? clock_error : 0;
     std::ostringstream out;
     for (int step = 1; step <= 2; ++step) {
-      double const zero = 1000.0 * step + wrong;
+      double const zero = 1000.0 * step + 3.0 * (g / plan.size.ranks) + wrong;
       out << step << " 0.5 3 " << plan.length(r) << '\n';
       double free = 0;
       for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {

@@ -106,12 +106,14 @@ void each_computation(std::vector<recorded> const& entries, Look&& look) {
   }
 }
 
-/// From the first F's start to the last B's or W's end over all ranks, in the k-th step kept.
-inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, std::size_t k) {
+/// From the first F's start to the last B's or W's end in the k-th step kept, over so many ranks from a first one: those of one
+/// replica, or all of them.
+inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, std::size_t k, std::size_t from,
+                                                         std::size_t ranks) {
   std::pair<std::int64_t, std::int64_t> out{0, 0};
   bool any = false;
-  for (auto const& of_rank : all) {
-    for (recorded const& r : of_rank[k].entries) {
+  for (std::size_t rank = from; rank < from + ranks; ++rank) {
+    for (recorded const& r : all[rank][k].entries) {
       if (!is_compute(r.what.what)) continue;
       out.first = any ? std::min(out.first, r.start) : r.start;
       out.second = any ? std::max(out.second, r.end) : r.end;
@@ -154,10 +156,13 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
     return (a.what == kind::forward ? 0 : stages * micro_batches) + stage * micro_batches + a.micro_batch;
   };
   for (std::size_t k = 0; k < all.front().size(); ++k) {
-    auto const [first, last] = pipeline_of(all, k);
-    lengths.push_back(1e3 * seconds_between(first, last));
-    whole.push_back(1e3 * all.front()[k].seconds);
     for (std::size_t g = 0; g < all.size(); g += ranks) {
+      // Replicas begin a step when they are ready: each is a pipeline of its own.
+      auto const [first, last] = pipeline_of(all, k, g, ranks);
+      lengths.push_back(1e3 * seconds_between(first, last));
+      double longest = 0;
+      for (std::size_t r = g; r < g + ranks; ++r) longest = std::max(longest, all[r][k].seconds);
+      whole.push_back(1e3 * longest);
       for (std::size_t r = g; r < g + ranks; ++r) {
         each_computation(
             all[r][k].entries, [&](recorded const& one, recorded const* other, std::int64_t start, std::int64_t end) {

@@ -32,8 +32,8 @@ struct profile {
   int stages = 0;
   int replicas = 1;
   int steps = 0;        ///< measured
-  double pipeline = 0;  ///< first F to last B or W over all ranks: the makespan that really was; median
-  double step = 0;      ///< all of a step, with gradient sums and optimizer; median
+  double pipeline = 0;  ///< first F to last B or W of a replica: the makespan that really was; median
+  double step = 0;      ///< all of a step, with gradient sums and optimizer, on a replica's slowest rank; median
   /// One entry a stage, medians. Stage 0's missing input gradient needs no flag: its I is measured to be next to nothing.
   std::vector<double> forward, backward, backward_input, backward_weight;
   std::vector<double> communication;  ///< one entry a boundary between stages, either direction
