@@ -219,7 +219,7 @@ TEST_CASE("microbatches as the caller cut them, each of its own sizes, weighed b
     complaints wrong;
     chevron::run_threads({.pipeline_ranks = 2, .replicas = 2},
                          [&](transport& line) { compare_steps(line, plan, steps, mean_square, tokens, {}, wrong); });
-    on_gloo(2, 2, std::chrono::seconds(20), wrong, [&](transport& line) {
+    on_gloo(2, 2, std::chrono::seconds(100), wrong, [&](transport& line) {
       compare_steps(line, plan, steps, mean_square, tokens, {.post_validation = true, .calm_steps = 0}, wrong);
     });
     for (auto const& w : wrong.all) FAIL_CHECK(w);

@@ -244,7 +244,7 @@ TEST_CASE("twenty steps give what the synchronous optimizer gives, whether none 
         what.options.post_validation = true;
         what.options.calm_steps = 0;
         auto const got =
-            train_threads({.pipeline_ranks = ranks, .rendezvous = ranks == 4, .deadline = std::chrono::seconds(30)}, what);
+            train_threads({.pipeline_ranks = ranks, .rendezvous = ranks == 4, .deadline = std::chrono::seconds(100)}, what);
         CHECK(difference(expected, got) == "");
         CHECK(expected[0].reports.back().clipped == (clip < 1));
         int more = 0;
@@ -315,7 +315,7 @@ TEST_CASE("a hundred seeds: steps that are not finite or too large, any optimize
     options.rendezvous = pick(2) == 0;
     if (pick(2) == 0) options.longest_delay = std::chrono::microseconds(300);
     options.seed = seed;
-    options.deadline = std::chrono::seconds(20);
+    options.deadline = std::chrono::seconds(100);
     auto const got = train_threads(options, what);
     std::string const different = difference(expected, got);
     CHECK_MESSAGE(different.empty(), "seed " << seed << ", " << std::string(name) << ", " << std::string(optimizer.name)
@@ -411,7 +411,7 @@ TEST_CASE("with tied weights, dropout, recomputed stages and gradients accumulat
       auto const run = [&](bool early) {
         std::vector<outcome> all(static_cast<std::size_t>(2 * replicas));
         chevron::run_threads(
-            {.pipeline_ranks = 2, .replicas = replicas, .rendezvous = true, .deadline = std::chrono::seconds(30)},
+            {.pipeline_ranks = 2, .replicas = replicas, .rendezvous = true, .deadline = std::chrono::seconds(100)},
             [&](transport& line) {
               auto& out = all[static_cast<std::size_t>(line.where().global_rank)];
               auto const build = [&](int s) {
@@ -492,7 +492,7 @@ TEST_CASE("over Gloo too, with steps that are wrong") {
           try {
             auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
             chevron::gloo_transport line({.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
-            line.deadline(std::chrono::seconds(20));
+            line.deadline(std::chrono::seconds(100));
             got[static_cast<std::size_t>(r)] = train_on(line, what);
             line.close();
           } catch (std::exception const& e) {

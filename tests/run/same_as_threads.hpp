@@ -93,7 +93,7 @@ void compare(Make const& make) {
                            [&](chevron::transport& line) { train_on(line, program, by_threads, mutex); });
       auto const said = on_ranks(ranks, replicas, [&](chevron::layout const& where, auto const& store, auto const& watch) {
         auto const line = make(where, store, watch);
-        line->deadline(std::chrono::seconds(20));
+        line->deadline(std::chrono::seconds(100));
         train_on(*line, program, by_other, mutex);
         line->close();
       });

@@ -123,7 +123,7 @@ TEST_CASE("what is asked of the streams in a step is the list that is proved, fo
     CHECK(!finding);
     std::vector<log_of_rank> logs(ranks * replicas);
     auto const said = same_as_threads::on_ranks(ranks, replicas, [&](chevron::layout const& where, auto const& store, auto const& watch) {
-      transport line(where, store, watch, std::chrono::milliseconds(20000));
+      transport line(where, store, watch, std::chrono::milliseconds(60000));
       chevron::trainer train(program, line, same_as_threads::build_stage, same_as_threads::mean_square, same_as_threads::adamw);
       at::Tensor const x = at::ones({micro_batches, same_as_threads::width});
       for (int step = 0; step < 3; ++step) {

@@ -36,7 +36,7 @@ TEST_CASE("three stages on one rank and two on the other: gradients equal those 
   chevron::thread_options shaken;
   shaken.rendezvous = true;
   shaken.longest_delay = std::chrono::microseconds(300);
-  shaken.deadline = std::chrono::seconds(20);
+  shaken.deadline = std::chrono::seconds(100);
   auto const breadth = chevron::schedule(next_to_each_other, chevron::breadth_first, chevron::steady(F) | chevron::cooldown(B));
   auto const split =
       chevron::schedule(in_turns, chevron::breadth_first, chevron::steady(F) | chevron::cooldown(I) | chevron::cooldown(W));

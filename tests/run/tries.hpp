@@ -1,0 +1,36 @@
+#pragma once
+
+// What a busy machine can spoil.
+
+#include <string>
+
+#include <doctest/doctest.h>
+
+namespace tries {
+
+/// What was not as wanted in one try.
+struct complaints {
+  std::string text;
+  void unless(bool good, std::string const& wanted) {
+    if (!good) text += "not: " + wanted + "\n";
+  }
+};
+
+/// For what a fault spoils every time and a busy machine now and then: how soon something ends, and, where a deadline is short,
+/// who is found at fault. `once(wrong, number)` says in `wrong` what was not as wanted; one try of `most` without a complaint is
+/// enough. What holds on any machine is checked within `once` by CHECK, in each try.
+template <class Once>
+void until_well(Once const& once, int most = 5) {
+  for (int number = 1; number <= most; ++number) {
+    complaints wrong;
+    once(wrong, number);
+    if (wrong.text.empty()) return;
+    if (number < most) {
+      MESSAGE("try " << number << " of " << most << ": " << wrong.text);
+    } else {
+      FAIL_CHECK("try " << number << " of " << most << ": " << wrong.text);
+    }
+  }
+}
+
+}  // namespace tries
