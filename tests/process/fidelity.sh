@@ -1,15 +1,39 @@
-# timeout: 260
+# timeout: 400
 # serial: it compares times
 # Every schedule, on threads and over Gloo: the measured step is at most 1.15 times the makespan predicted from the measured costs;
 # zero bubble with optimizer post-validation at most 1.15 times what a step adds when steps overlap. Stages sleep, so four ranks
-# fit two cores. A busy machine gets a second and a third try.
-set -u
-for try in 1 2 3; do
-  if "$CHEVRON_BUILD/bin/bench-sleep" --optimizer synchronous --limit 1.15 --steps 5 --milliseconds 20 &&
-    "$CHEVRON_BUILD/bin/bench-sleep" --optimizer post-validated --schedule ZB-H2 --limit 1.15 --steps 6 --milliseconds 20 &&
-    "$CHEVRON_BUILD/bin/bench-sleep" --optimizer post-validated --schedule ZBVZeroBubble --limit 1.15 --steps 6 --milliseconds 20; then
-    exit 0
-  fi
-  echo "try $try: above the limit"
+# fit two cores. What is above the limit is measured again, up to five times: a rank that others keep from its core makes a step
+# longer now and then, a fault does so every time.
+set -eu
+bench="${CHEVRON_BUILD:?}/bin/bench-sleep"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+failed=0
+
+# within <flags…>: each line that the bench prints, for all schedules or `only` one, is within the limit, at once or when measured again.
+within() {
+  code=0
+  "$bench" ${only:+--schedule "$only"} "$@" --limit 1.15 > lines || code=$?
+  cat lines
+  # Schedule, backend, optimizer, predicted, measured, ratio.
+  awk '$3 ~ /^(synchronous|post-validated)$/' lines > measured
+  test -s measured || { echo "nothing was measured: bench-sleep $*"; exit 1; }
+  awk '$6 > 1.15 { print $1, $2 }' measured > above
+  # The ratio is printed rounded: one just above the limit may not look so.
+  test $code -eq 0 || test -s above || awk '$6 >= 1.15 { print $1, $2 }' measured > above
+  test $code -eq 0 || test -s above || { echo "exit code $code: bench-sleep $*"; exit 1; }
+  while read -r schedule backend; do
+    again=0
+    until "$bench" "$@" --schedule "$schedule" --backend "$backend" --limit 1.15 < /dev/null; do
+      again=$((again + 1))
+      test $again -lt 5 || { echo "$schedule, $backend: above the limit each time"; failed=1; break; }
+    done
+  done < above
+}
+only=
+within --optimizer synchronous --steps 5 --milliseconds 20
+for only in ZB-H2 ZBVZeroBubble; do
+  within --optimizer post-validated --steps 6 --milliseconds 20
 done
-exit 1
+exit $failed

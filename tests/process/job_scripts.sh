@@ -2,6 +2,7 @@
 # alone, they train as threads of one process do. Without shellcheck, torchrun or mpirun their part is left out, and said so.
 # timeout: 180
 set -eu
+. "$(dirname "$0")/shared/port.sh"
 export PATH="${CHEVRON_SOURCE:?}/.venv/bin:$PATH" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -9,7 +10,6 @@ cd "$folder"
 ln -s "${CHEVRON_BUILD:?}" build
 jobs="$CHEVRON_SOURCE/examples/jobs"
 failed=0
-port=$((21000 + $$ % 8000))
 
 small="--steps 2 --microbatches 4 --layers 4 --width 32 --heads 2 --context 16 --dtype float32 --timeline none --trace none"
 losses() { grep -o 'step: *[0-9]* *loss: *[0-9.]*' "$1" || true; }
@@ -35,7 +35,7 @@ if command -v torchrun >/dev/null; then
   GPUS=2 timeout 60 "$jobs/torchrun.sh" --backend gloo $small >one.out 2>one.err || cat one.err
   same one.out torchrun
   # Two machines of one rank each, both of them this one; the flags make the two replicas a pipeline.
-  export GPUS=1 NODES=2 HEAD=127.0.0.1 PORT=$port
+  export GPUS=1 NODES=2 HEAD=127.0.0.1 PORT="$(free_port)"
   NODE=1 timeout 60 "$jobs/torchrun.sh" --backend gloo --ranks 2 --replicas 1 $small >second.out 2>second.err &
   NODE=0 timeout 60 "$jobs/torchrun.sh" --backend gloo --ranks 2 --replicas 1 $small >first.out 2>first.err || cat first.err
   wait $! || cat second.err
@@ -46,7 +46,7 @@ else
 fi
 
 if command -v mpirun >/dev/null; then
-  PORT=$((port + 1)) timeout 60 "$jobs/mpirun.sh" localhost:2 --backend gloo $small >mpi.out 2>mpi.err || cat mpi.err
+  PORT="$(free_port)" timeout 60 "$jobs/mpirun.sh" localhost:2 --backend gloo $small >mpi.out 2>mpi.err || cat mpi.err
   same mpi.out "Open MPI"
 else
   echo "no mpirun: left out"
@@ -60,11 +60,12 @@ mkdir stand-in
 cat >stand-in/srun <<'END'
 #!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
-export SLURM_JOB_ID=4711 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST="localhost,node[2-3]" SLURM_LOCALID=0
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST="localhost,node[2-3]" SLURM_LOCALID=0
 SLURM_PROCID=1 "$@" &
 SLURM_PROCID=0 "$@" && wait $!
 END
 chmod +x stand-in/srun
-PATH="$folder/stand-in:$PATH" SLURM_NNODES=1 timeout 60 "$jobs/slurm.sh" --backend gloo --ranks 2 $small >slurm.out 2>slurm.err || cat slurm.err
+# Slurm's port is 20000 and what the job's number leaves, divided by 20000.
+PATH="$folder/stand-in:$PATH" SLURM_NNODES=1 SLURM_JOB_ID=$(($(free_port) - 20000)) timeout 60 "$jobs/slurm.sh" --backend gloo --ranks 2 $small >slurm.out 2>slurm.err || cat slurm.err
 same slurm.out Slurm
 exit $failed

@@ -5,6 +5,7 @@ set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 command -v mpirun > /dev/null || { echo "no mpirun here (Debian's openmpi-bin has one)"; exit 77; }
 mpirun --version 2>&1 | grep -q 'Open MPI' || { echo "this mpirun is not Open MPI's"; exit 77; }
+here=$(cd "$(dirname "$0")" && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
@@ -14,14 +15,9 @@ small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --mic
 numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 60 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
-code=1
-for port in 0 1 2; do # a port may be taken
-  code=0
-  timeout 60 mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=$((21000 + ($$ + 7919 * port) % 20000)) \
-    "$train" $small --metrics mpirun.jsonl > output 2> errors || code=$?
-  test $code -ne 0 || break
-done
-test $code -eq 0 || { cat output errors; exit 1; }
+. "$here/shared/port.sh"
+timeout 60 mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" \
+  "$train" $small --metrics mpirun.jsonl > output 2> errors || { cat output errors; exit 1; }
 grep -q 'a process each, Gloo, started by Open MPI' output || { cat output; exit 1; }
 test "$(wc -l < mpirun.jsonl)" -eq 6 || { echo "not six steps, or two ranks that speak:"; cat mpirun.jsonl; exit 1; }
 numbers alone.jsonl > wanted
@@ -38,4 +34,4 @@ refuses() {
   test $code -eq "$expected" && grep -q "$words" output || { echo "exit code $code, or no \`$words\` in:"; cat output; exit 1; }
 }
 refuses 2 "MASTER_ADDR is missing, while Open MPI says 2 ranks" 2 "$train" $small
-refuses 2 "need 2 processes, but Open MPI has started 3" 3 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29555 "$train" $small
+refuses 2 "need 2 processes, but Open MPI has started 3" 3 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" "$train" $small

@@ -1,6 +1,7 @@
 # --backend nccl where it cannot be: exit code 2 and one sentence that names what is missing, and the remedy.
 # timeout: 120
 seconds=60
+. "$(dirname "$0")/shared/port.sh"
 . "$(dirname "$0")/shared/refused.sh"
 bin="${CHEVRON_BUILD:?}/bin"
 
@@ -32,7 +33,9 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
   refuses "no GPU for local rank 0: there is no NVIDIA driver" $nccl --ranks 1 --replicas 1
 
   # Started by a launcher: every rank ends, none waits for another.
-  export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29873
+  export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
+  MASTER_PORT=$(free_port)
+  export MASTER_PORT
   RANK=1 LOCAL_RANK=1 timeout 60 $nccl --replicas 1 >other.output 2>other.errors &
   other=$!
   refuses "no GPU for local rank 0: there is no NVIDIA driver" env RANK=0 LOCAL_RANK=0 $nccl --replicas 1
