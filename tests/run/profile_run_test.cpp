@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
 #include "trained.hpp"
+#include "tries.hpp"
 
 #include <doctest/doctest.h>
 
@@ -82,41 +83,49 @@ TEST_CASE("measured costs are the stages' own, and predict the step") {
   for (std::string const name : {"1F1B", "ZB-H1", "ZBVZeroBubble"}) {
     auto const plan = trained::plan_of(name.c_str(), 3, 6);
     int const replicas = name == "ZB-H1" ? 2 : 1;
-    auto const off = [&](chevron::profile const& one) {
-      return one.pipeline / chevron::makespan(plan, chevron::costs_of(one, chevron::split_stages(plan)).view()) - 1;
-    };
-    auto profile = measured(plan, replicas);
-    // Where others use the machine, a rank that is woken late makes the step longer than anybody can predict.
-    for (int again = 0; again < 4 && off(profile) > 0.03; ++again) profile = measured(plan, replicas);
-    CAPTURE(name);
-    CHECK(profile.replicas == replicas);
-    CHECK(profile.steps == 3);
-    bool const split = name != "1F1B";
-    for (int s = 0; s < profile.stages; ++s) {
-      auto const i = static_cast<std::size_t>(s);
-      stage_time const time = time_of(s);
-      auto const near = [](double got, double wanted) { return got >= wanted && got < 1.25 * wanted + 1; };
-      CHECK(near(profile.forward[i], time.forward));
-      double const input = s == 0 ? 0 : time.input;  // stage 0's inputs want no gradient
-      if (split) {
-        CHECK(near(profile.backward_input[i], input));
-        CHECK(near(profile.backward_weight[i], time.weight));
-        CHECK(profile.backward[i] == chevron::profile::not_measured);
-      } else {
-        CHECK(near(profile.backward[i], input + time.weight));
-        CHECK(profile.backward_input[i] == chevron::profile::not_measured);
+    // Where others use the machine, ranks are woken late, and a step takes longer than anybody can predict.
+    tries::until_well([&](tries::complaints& wrong, int) {
+      auto const profile = measured(plan, replicas);
+      CAPTURE(name);
+      CHECK(profile.replicas == replicas);
+      CHECK(profile.steps == 3);
+      bool const split = name != "1F1B";
+      for (int s = 0; s < profile.stages; ++s) {
+        auto const i = static_cast<std::size_t>(s);
+        stage_time const time = time_of(s);
+        auto const near = [&](double got, double wanted, std::string const& what) {
+          CHECK(got >= wanted);  // nobody sleeps too short
+          wrong.unless(got < 1.25 * wanted + 1, what + " of stage " + std::to_string(s) + " takes about " +
+                                                    std::to_string(wanted) + " ms: " + std::to_string(got));
+        };
+        near(profile.forward[i], time.forward, "F");
+        double const input = s == 0 ? 0 : time.input;  // stage 0's inputs want no gradient
+        if (split) {
+          near(profile.backward_input[i], input, "I");
+          near(profile.backward_weight[i], time.weight, "W");
+          CHECK(profile.backward[i] == chevron::profile::not_measured);
+        } else {
+          near(profile.backward[i], input + time.weight, "B");
+          CHECK(profile.backward_input[i] == chevron::profile::not_measured);
+        }
+        if (s + 1 == profile.stages) continue;
+        bool const crosses = plan.rank_of.data[s] != plan.rank_of.data[s + 1];
+        if (crosses) {
+          CHECK(profile.communication[i] >= 0);
+          wrong.unless(profile.communication[i] < 3,
+                       "a message takes less than 3 ms: " + std::to_string(profile.communication[i]));
+        } else {
+          CHECK(profile.communication[i] == chevron::profile::not_measured);
+        }
       }
-      if (s + 1 == profile.stages) continue;
-      bool const crosses = plan.rank_of.data[s] != plan.rank_of.data[s + 1];
-      if (crosses) CHECK((profile.communication[i] >= 0 && profile.communication[i] < 3));
-      if (!crosses) CHECK(profile.communication[i] == chevron::profile::not_measured);
-    }
-    auto const costs = chevron::costs_of(profile, chevron::split_stages(plan));
-    REQUIRE(costs.problem.empty());
-    double const predicted = chevron::makespan(plan, costs.view());
-    MESSAGE(name << ": predicted " << predicted << " ms, measured " << profile.pipeline << " ms");
-    CHECK(off(profile) > -0.03);
-    CHECK(off(profile) < 0.15);
-    CHECK(profile.step >= profile.pipeline);
+      auto const costs = chevron::costs_of(profile, chevron::split_stages(plan));
+      REQUIRE(costs.problem.empty());
+      double const predicted = chevron::makespan(plan, costs.view());
+      auto const both = "predicted " + std::to_string(predicted) + " ms, measured " + std::to_string(profile.pipeline) + " ms";
+      MESSAGE(name << ": " << both);
+      wrong.unless(profile.pipeline > 0.97 * predicted, "not shorter: " + both);
+      wrong.unless(profile.pipeline < 1.15 * predicted, "not longer: " + both);
+      CHECK(profile.step >= profile.pipeline);
+    });
   }
 }
