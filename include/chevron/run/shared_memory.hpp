@@ -1,9 +1,6 @@
 #pragma once
 
-#include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,112 +12,29 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <new>
-#include <random>
-#include <sstream>
+#include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
+#include <chevron/run/shared_file.hpp>
+
 /// \file
-/// Memory that the ranks of one machine share: where small messages and gathers pass between them.
+/// Memory that the ranks of one machine share: where small messages, gathers and sums over replicas pass between them.
 ///
-/// Each rank has one file in memory (memfd), which it alone fills and the others read. It has no name in any file system, so
-/// nothing is left behind however a rank ends. A file holds
+/// Each rank has one file in memory, which it alone fills and the others read. A file holds
 ///
-/// - a bell, on which its rank sleeps and which others ring,
+/// - two bells, on each of which a thread of its rank sleeps, and which others ring,
 /// - boards, on which its rank writes what it gives to a gather,
+/// - areas for pieces of what replicas sum, and how far its rank is with them,
 /// - for each message that comes again every step a place (how often it was sent and taken, and where it lies), and
 /// - blocks, in which the messages lie.
 ///
 /// Nothing here waits without a bound, and nothing throws.
 
 namespace chevron::detail {
-
-/// A file in memory and where it is mapped. Pages that were never written to cost nothing.
-class shared_file {
- public:
-  /// \returns null if the system gives none
-  static std::unique_ptr<shared_file> make(std::size_t bytes) {
-    std::random_device random;
-    std::string name = "chevron";
-    for (int i = 0; i < 4; ++i) name += "-" + std::to_string(random());
-    int const file = ::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (file < 0) return nullptr;
-    auto out = std::unique_ptr<shared_file>(new shared_file);
-    out->file_ = file;
-    out->name_ = name;
-    // Sealed: a file that somebody made shorter would kill whoever reads beyond its end.
-    bool const good = ::ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
-                      ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 && out->map(bytes);
-    return good ? std::move(out) : nullptr;
-  }
-
-  /// Another rank's file, by its `address`; null unless it is on this machine and may be opened from here.
-  static std::unique_ptr<shared_file> open(std::string const& address) {
-    std::istringstream in(address);
-    std::string machine, process, number, name;
-    if (!(in >> machine >> process >> number >> name) || machine != this_machine()) return nullptr;
-    std::filesystem::path const path = "/proc/" + process + "/fd/" + number;
-    std::error_code problem;
-    // The name, drawn at random, shows that it is this file; in another container the same number may be any other.
-    if (std::filesystem::read_symlink(path, problem) != "/memfd:" + name + " (deleted)" || problem) return nullptr;
-    auto out = std::unique_ptr<shared_file>(new shared_file);
-    out->file_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    struct stat about {};
-    if (out->file_ < 0 || ::fstat(out->file_, &about) != 0) return nullptr;
-    if (!out->map(static_cast<std::size_t>(about.st_size))) return nullptr;
-    out->close();
-    return out;
-  }
-
-  ~shared_file() {
-    if (memory_ != nullptr) ::munmap(memory_, bytes_);
-    close();
-  }
-  shared_file(shared_file const&) = delete;
-  shared_file& operator=(shared_file const&) = delete;
-
-  /// For `open`, until this rank closes the file.
-  std::string address() const {
-    return this_machine() + " " + std::to_string(::getpid()) + " " + std::to_string(file_) + " " + name_;
-  }
-  /// The memory stays, but nobody can open it any more.
-  void close() {
-    if (file_ >= 0) ::close(std::exchange(file_, -1));
-  }
-
-  std::byte* memory() const { return memory_; }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  shared_file() = default;
-
-  bool map(std::size_t bytes) {
-    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
-    if (at == MAP_FAILED) return false;
-    memory_ = static_cast<std::byte*>(at);
-    bytes_ = bytes;
-    return true;
-  }
-
-  /// Drawn when the machine started.
-  static std::string this_machine() {
-    std::ifstream in("/proc/sys/kernel/random/boot_id");
-    std::string id;
-    in >> id;
-    return id.empty() ? "unknown" : id;
-  }
-
-  int file_ = -1;
-  std::string name_;
-  std::byte* memory_ = nullptr;
-  std::size_t bytes_ = 0;
-};
 
 template <class Number>
 Number read(Number& shared) {
@@ -138,12 +52,26 @@ struct alignas(64) shared_message {
   std::array<std::uint64_t, 2> offset;
 };
 
+/// How many pieces of its sums a rank has put down for the others, of how many it has added up its share, and of how many it has
+/// taken the shares that others added up. A piece is in use until all have taken it.
+struct sum_progress {
+  std::uint64_t put, added, taken;
+};
+/// What a piece is of: equal on all ranks that sum it.
+struct sum_label {
+  std::int64_t bucket, type, bytes;
+  bool operator==(sum_label const&) const = default;
+};
+
 /// One rank's own file, and those of the others on its machine.
 class shared_memory {
  public:
   static constexpr std::size_t largest_message = std::size_t{1} << 20;
   static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
+  static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
+  static constexpr std::uint64_t sum_areas = 4;                   ///< pieces in use at a time
   enum class board { gather, early_gather };
+  enum class bell { rank, sums };  ///< who sleeps on it: the rank, or the thread that sums for it
 
   /// A piece of the own file, and the message that lies or lay in it.
   struct block {
@@ -177,7 +105,7 @@ class shared_memory {
     for (std::size_t r = 0; r < ranks; ++r) {
       if (all[r * ranks + static_cast<std::size_t>(rank)] == 0) out->files_[r].reset();
     }
-    out->all_near_ = std::all_of(all.begin(), all.end(), [](double each) { return each != 0; });
+    out->mapped_ = std::move(all);
     return out;
   }
 
@@ -190,8 +118,15 @@ class shared_memory {
     return file != nullptr;
   }
   bool is_near(int rank) const { return files_[static_cast<std::size_t>(rank)] != nullptr; }
-  /// Can every rank read every other's boards?
-  bool all_near() const { return all_near_; }
+  /// Can each of these ranks read what every other of them writes? The same answer on all of them.
+  bool are_near(std::span<int const> ranks) const {
+    auto const reads = [&](int reader, int owner) {
+      return mapped_[static_cast<std::size_t>(reader) * files_.size() + static_cast<std::size_t>(owner)] != 0;
+    };
+    return !mapped_.empty() && std::all_of(ranks.begin(), ranks.end(), [&](int reader) {
+      return std::all_of(ranks.begin(), ranks.end(), [&](int owner) { return reads(reader, owner); });
+    });
+  }
 
   // ---- Sending
 
@@ -256,28 +191,35 @@ class shared_memory {
     return {there + sizeof bytes, bytes};
   }
 
+  // ---- Summing (shared_sums.hpp)
+
+  sum_progress& progress_of(int rank) const { return head_of(rank).progress; }
+  /// Of a rank's `number`th piece, whose place was that of the piece `sum_areas` before it.
+  sum_label& label_of(int rank, std::uint64_t number) const { return head_of(rank).labels[number % sum_areas]; }
+  std::byte* area_of(int rank, std::uint64_t number) const { return at(rank, first_area + number % sum_areas * sum_piece); }
+
   // ---- Waiting
 
-  /// Wakes this rank if it sleeps. After whatever it may be waiting for was published.
-  void ring(int rank) {
-    bell_words& bell = bell_of(rank);
-    std::atomic_ref asleep(bell.asleep);
+  /// Wakes who sleeps on this bell of this rank. After whatever may be waited for was published.
+  void ring(int rank, bell which = bell::rank) {
+    bell_words& words = bell_of(rank, which);
+    std::atomic_ref asleep(words.asleep);
     if (asleep.load() == 0 || asleep.exchange(0) == 0) return;
-    std::atomic_ref(bell.rung).fetch_add(1);
-    ::syscall(SYS_futex, &bell.rung, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+    std::atomic_ref(words.rung).fetch_add(1);
+    ::syscall(SYS_futex, &words.rung, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   }
 
-  /// Sleeps until the bell is rung, at most so long; not at all if it is there already.
+  /// Sleeps until this rank's bell is rung, at most so long; not at all if it is there already.
   template <class Came>
-  void sleep(Came const& came, std::chrono::nanoseconds longest) {
-    bell_words& bell = bell_of(rank_);
-    std::atomic_ref asleep(bell.asleep);
+  void sleep(Came const& came, std::chrono::nanoseconds longest, bell which = bell::rank) {
+    bell_words& words = bell_of(rank_, which);
+    std::atomic_ref asleep(words.asleep);
     asleep.store(1);
     // Whoever publishes from here on sees that we sleep, or we see what was published.
-    auto const before = read(bell.rung);
+    auto const before = read(words.rung);
     if (!came()) {
       timespec const time{.tv_sec = longest.count() / 1'000'000'000, .tv_nsec = longest.count() % 1'000'000'000};
-      ::syscall(SYS_futex, &bell.rung, FUTEX_WAIT, before, &time, nullptr, 0);
+      ::syscall(SYS_futex, &words.rung, FUTEX_WAIT, before, &time, nullptr, 0);
     }
     asleep.store(0);
   }
@@ -285,22 +227,31 @@ class shared_memory {
  private:
   struct alignas(64) bell_words {
     std::uint32_t rung, asleep;
+  };
+  /// What a file begins with.
+  struct head_words {
+    std::array<bell_words, 2> bells;
     alignas(64) std::array<std::uint64_t, 2> shown;  // by board, of the first rank: how often anybody showed anything
+    alignas(64) sum_progress progress;
+    alignas(64) std::array<sum_label, sum_areas> labels;
   };
 
   static constexpr std::uint64_t most_messages = 1 << 14;
   static constexpr std::uint64_t board_bytes = largest_gather + sizeof(std::size_t);
   static constexpr std::uint64_t first_board = 4096;
-  static constexpr std::uint64_t first_message = first_board + 4 * board_bytes;
+  static constexpr std::uint64_t first_area = first_board + 4 * board_bytes;
+  static constexpr std::uint64_t first_message = first_area + sum_areas * sum_piece;
   static constexpr std::uint64_t first_block = first_message + most_messages * sizeof(shared_message);
   static constexpr std::uint64_t file_bytes = std::uint64_t{1} << 28;
+  static_assert(sizeof(head_words) <= first_board);
 
   explicit shared_memory(int rank) : rank_(rank) {}
 
   shared_file& file(int rank) const { return *files_[static_cast<std::size_t>(rank)]; }
   shared_file& own() const { return file(rank_); }
-  bell_words& bell_of(int rank) const { return *reinterpret_cast<bell_words*>(file(rank).memory()); }
-  std::uint64_t& shown(board which) const { return bell_of(0).shown[static_cast<std::size_t>(which)]; }
+  head_words& head_of(int rank) const { return *reinterpret_cast<head_words*>(file(rank).memory()); }
+  bell_words& bell_of(int rank, bell which) const { return head_of(rank).bells[static_cast<std::size_t>(which)]; }
+  std::uint64_t& shown(board which) const { return head_of(0).shown[static_cast<std::size_t>(which)]; }
   std::byte* board_of(int rank, board which, std::uint64_t round) const {
     return file(rank).memory() + first_board + (static_cast<std::uint64_t>(which) * 2 + round % 2) * board_bytes;
   }
@@ -312,8 +263,8 @@ class shared_memory {
   }
 
   int rank_;
-  bool all_near_ = false;
   std::vector<std::unique_ptr<shared_file>> files_;  // by rank; null: elsewhere
+  std::vector<double> mapped_;                       // by reader and owner: whether the one has the other's file
   std::uint64_t messages_ = 0;
   std::uint64_t next_block_ = first_block;
   std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // by size: a pipeline has few

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
+#include <chevron/run/shared_memory.hpp>
+#include <chevron/run/transport.hpp>
+#include <chevron/run/waits.hpp>
+
+/// \file
+/// Messages and gathers between ranks of one machine, in the memory they share.
+
+namespace chevron::detail {
+
+/// A message that comes again, as one of its two ranks knows it.
+struct near_message {
+  std::size_t bytes = 0;
+  shared_message* place = nullptr;  // null: it goes another way
+  std::uint64_t count = 0;          // how often it went, or was to come
+};
+
+/// A message of up to 1 MiB is copied into the sender's memory and out of it by the receiver; of each a sender may be two ahead.
+/// A gather, if all ranks are on one machine, is written where all can read it.
+class near_messages {
+ public:
+  near_messages(shared_memory& memory, layout const& where, bounded_waits& waits)
+      : memory_(memory), where_(where), waits_(waits) {
+    std::vector<int> all(static_cast<std::size_t>(where.world()));
+    std::iota(all.begin(), all.end(), 0);
+    all_near_ = memory.are_near(all);
+  }
+
+  // ---- Messages
+
+  /// As the sender: decides whether a message of these tensors goes this way from its second time on, and where.
+  near_message to(int peer, std::span<at::Tensor const> values) {
+    near_message out{.bytes = bytes_of(values)};
+    if (memory_.is_near(peer) && out.bytes <= shared_memory::largest_message) out.place = memory_.new_message();
+    return out;
+  }
+  /// For the receiver; 0 for a message that goes another way.
+  std::int64_t place_of(near_message const& message) const {
+    return message.place == nullptr ? 0 : memory_.offset_of(*message.place);
+  }
+  /// As the receiver, told the place.
+  near_message from(int peer, std::span<at::Tensor const> values, std::int64_t place) const {
+    near_message out{.bytes = bytes_of(values)};
+    if (place != 0) out.place = memory_.message_of(peer, static_cast<std::uint64_t>(place));
+    return out;
+  }
+
+  /// Sends. Waits only if the receiver is two whole steps behind, or 256 MiB of messages wait to be taken; then
+  /// `take_what_came()` is called: another may wait for the same, from us.
+  template <class TakeWhatCame>
+  void hand_over(near_message& message, std::span<at::Tensor const> values, awaited const& mine,
+                 TakeWhatCame const& take_what_came) {
+    shared_message& place = *message.place;
+    auto const number = ++message.count;
+    shared_memory::block* room = nullptr;
+    auto const is_room = [&] { return read(place.taken) + 2 >= number && (room = memory_.free_block(message.bytes)) != nullptr; };
+    waits_.memory(memory_, mine, [&] {
+      if (is_room()) return true;
+      take_what_came();
+      return is_room();
+    });
+    std::byte* to = memory_.at(where_.global_rank, room->offset);
+    for (at::Tensor const& value : values) {
+      if (!value.defined() || value.numel() == 0) continue;
+      std::memcpy(to, value.const_data_ptr(), value.nbytes());
+      to += value.nbytes();
+    }
+    room->message = &place;
+    room->number = number;
+    place.offset[number % 2] = room->offset;
+    publish(place.sent, number);
+    memory_.ring(mine.peer);
+  }
+
+  static bool has_come(near_message const& message, std::uint64_t number) { return read(message.place->sent) >= number; }
+  void wait_for(near_message const& message, std::uint64_t number, awaited const& mine) {
+    waits_.memory(memory_, mine, [&] { return has_come(message, number); });
+  }
+  /// Copies what has come into tensors of its shapes.
+  void take(near_message const& message, std::uint64_t number, int peer, std::span<at::Tensor const> values) {
+    std::byte const* from = memory_.at(peer, message.place->offset[number % 2]);
+    for (at::Tensor const& value : values) {
+      if (!value.defined() || value.numel() == 0) continue;
+      std::memcpy(value.mutable_data_ptr(), from, value.nbytes());
+      from += value.nbytes();
+    }
+    publish(message.place->taken, number);
+    memory_.ring(peer);
+  }
+
+  /// Before other messages get the memory of these: waits until all have been taken.
+  void forget(long step) {
+    waits_.memory(memory_, {.words = "the others to take what was sent", .step = step}, [&] { return memory_.all_taken(); });
+    memory_.start_anew();
+  }
+
+  // ---- Gathers
+
+  bool gathers(std::size_t bytes) const { return all_near_ && bytes > 0 && bytes <= shared_memory::largest_gather; }
+
+  void show(shared_memory::board which, void const* mine, std::size_t bytes) { memory_.show(which, mine, bytes); }
+
+  /// Waits until all have shown; `all` has room for everybody's bytes, by global rank.
+  void read_all(shared_memory::board which, std::size_t bytes, void* all, awaited const& mine) {
+    waits_.memory(memory_, mine, [&] { return memory_.all_shown(which); });
+    auto* to = static_cast<std::byte*>(all);
+    for (int r = 0; r < where_.world(); ++r, to += bytes) {
+      auto const [from, count] = memory_.shown_by(r, which);
+      if (count != bytes) {
+        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(count) + " bytes where rank " +
+                                  std::to_string(where_.global_rank) + " gathers " + std::to_string(bytes),
+                              {.rank = where_.global_rank, .peer = r, .step = mine.step, .action = mine.action_text()});
+      }
+      std::memcpy(to, from, bytes);
+    }
+  }
+
+ private:
+  static std::size_t bytes_of(std::span<at::Tensor const> values) {
+    return std::accumulate(values.begin(), values.end(), std::size_t{0},
+                           [](std::size_t sum, at::Tensor const& value) { return sum + (value.defined() ? value.nbytes() : 0); });
+  }
+
+  shared_memory& memory_;
+  layout where_;
+  bounded_waits& waits_;
+  bool all_near_ = false;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <utility>
+
+/// \file
+/// Memory that processes of one machine share, without a name in any file system: nothing is left behind however they end.
+
+namespace chevron::detail {
+
+/// A file in memory and where it is mapped. Pages that were never written to cost nothing.
+class shared_file {
+ public:
+  /// \returns null if the system gives none
+  static std::unique_ptr<shared_file> make(std::size_t bytes) {
+    std::random_device random;
+    std::string name = "chevron";
+    for (int i = 0; i < 4; ++i) name += "-" + std::to_string(random());
+    int const file = ::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0) return nullptr;
+    auto out = std::unique_ptr<shared_file>(new shared_file);
+    out->file_ = file;
+    out->name_ = name;
+    // Sealed: a file that somebody made shorter would kill whoever reads beyond its end.
+    bool const good = ::ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
+                      ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 && out->map(bytes);
+    return good ? std::move(out) : nullptr;
+  }
+
+  /// Another rank's file, by its `address`; null unless it is on this machine and may be opened from here.
+  static std::unique_ptr<shared_file> open(std::string const& address) {
+    std::istringstream in(address);
+    std::string machine, process, number, name;
+    if (!(in >> machine >> process >> number >> name) || machine != this_machine()) return nullptr;
+    std::filesystem::path const path = "/proc/" + process + "/fd/" + number;
+    std::error_code problem;
+    // The name, drawn at random, shows that it is this file; in another container the same number may be any other.
+    if (std::filesystem::read_symlink(path, problem) != "/memfd:" + name + " (deleted)" || problem) return nullptr;
+    auto out = std::unique_ptr<shared_file>(new shared_file);
+    out->file_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    struct stat about {};
+    if (out->file_ < 0 || ::fstat(out->file_, &about) != 0) return nullptr;
+    if (!out->map(static_cast<std::size_t>(about.st_size))) return nullptr;
+    out->close();
+    return out;
+  }
+
+  ~shared_file() {
+    if (memory_ != nullptr) ::munmap(memory_, bytes_);
+    close();
+  }
+  shared_file(shared_file const&) = delete;
+  shared_file& operator=(shared_file const&) = delete;
+
+  /// For `open`, until this rank closes the file.
+  std::string address() const {
+    return this_machine() + " " + std::to_string(::getpid()) + " " + std::to_string(file_) + " " + name_;
+  }
+  /// The memory stays, but nobody can open it any more.
+  void close() {
+    if (file_ >= 0) ::close(std::exchange(file_, -1));
+  }
+
+  std::byte* memory() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  shared_file() = default;
+
+  bool map(std::size_t bytes) {
+    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+    if (at == MAP_FAILED) return false;
+    memory_ = static_cast<std::byte*>(at);
+    bytes_ = bytes;
+    return true;
+  }
+
+  /// Drawn when the machine started.
+  static std::string this_machine() {
+    std::ifstream in("/proc/sys/kernel/random/boot_id");
+    std::string id;
+    in >> id;
+    return id.empty() ? "unknown" : id;
+  }
+
+  int file_ = -1;
+  std::string name_;
+  std::byte* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
+#include <chevron/run/shared_memory.hpp>
+#include <chevron/run/transport.hpp>
+#include <chevron/run/watch.hpp>
+
+/// \file
+/// How a rank of `gloo_transport` waits, whatever for.
+
+namespace chevron::detail {
+
+/// Waits that say what for, end at the transport's deadline, and end when any rank fails. What ends without what was waited for
+/// is told to all ranks, and thrown.
+class bounded_waits {
+ public:
+  using work_ptr = c10::intrusive_ptr<c10d::Work>;
+
+  bounded_waits(transport const& line, std::shared_ptr<failure_watch> watch) : line_(line), watch_(std::move(watch)) {}
+
+  /// Has a wait failed, or was something found that ends all? Then connections are of no further use.
+  bool broken() const { return broken_; }
+  void set_broken() { broken_ = true; }
+
+  /// Runs something that starts a transfer: Gloo throws at once if the connection is already broken.
+  template <class Start>
+  work_ptr posting(awaited const& mine, Start const& start) {
+    try {
+      return start();
+    } catch (std::exception const& e) {
+      fail(mine, failure_watch::interruption::none, message_of(e));
+    }
+  }
+
+  /// For a send or a receive of Gloo's.
+  void work(c10d::Work& under_way, awaited const& mine) {
+    auto const longest = line_.deadline();
+    watch_->begin_wait(mine, longest, &under_way);
+    bool done = false;
+    std::string what;
+    try {
+      done = under_way.wait(longest + behind_the_watch);
+    } catch (std::exception const& e) {
+      what = message_of(e);
+    }
+    auto const ended = watch_->end_wait();
+    if (!done) fail(mine, ended, what);
+  }
+
+  /// For a collective of Gloo's, which cannot be aborted: its thread stays behind if it must.
+  void collective(work_ptr under_way, awaited const& mine) {
+    auto const done = std::make_shared<std::atomic<bool>>(false);
+    under_way->getFuture()->addCallback([done, watch = watch_](c10::ivalue::Future&) { watch->wake(*done); });
+    flag(*done, mine);
+    try {
+      under_way->wait();
+    } catch (std::exception const& e) {
+      fail(mine, failure_watch::interruption::none, message_of(e));
+    }
+  }
+
+  /// For a flag that another thread of this rank sets through the watch.
+  void flag(std::atomic<bool> const& done, awaited const& mine) {
+    if (done) return;
+    watch_->begin_wait(mine, line_.deadline());
+    bool const came = watch_->wait_for(done);
+    auto const ended = watch_->end_wait();
+    if (!came) fail(mine, ended, "");
+  }
+
+  /// For something that others do in shared memory.
+  template <class Came>
+  void memory(shared_memory& memory, awaited const& mine, Came const& came) {
+    if (came()) return;
+    auto const last = clock::now() + line_.deadline();
+    watch_->begin_wait(mine, line_.deadline());
+    bool late = false;
+    // Short naps: the watch, which knows of failures, does not ring.
+    while (!came() && !watch_->failed() && !late) {
+      auto const left = last - clock::now();
+      memory.sleep(came, std::clamp<clock::duration>(left, std::chrono::milliseconds(0), std::chrono::milliseconds(20)));
+      late = left <= clock::duration::zero();
+    }
+    auto const ended = watch_->end_wait(late);
+    if (!came()) fail(mine, ended, "");
+  }
+
+  [[noreturn]] void fail(awaited const& mine, failure_watch::interruption ended, std::string const& what) {
+    broken_ = true;
+    failure found{.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = ""};
+    bool const late = ended == failure_watch::interruption::deadline || what.find("imed out") != std::string::npos ||
+                      what.find("timeout") != std::string::npos;
+    if (late) {
+      auto const longest = line_.deadline();
+      found.code = static_cast<int>(exit_code::timeout);
+      found.reason = mine.peer >= 0 ? failure_watch::no_answer(mine.peer, longest)
+                                    : "the " + found.action + " did not end within " + std::to_string(longest.count()) + " ms";
+    } else {
+      found.reason =
+          (mine.peer >= 0 ? "rank " + std::to_string(mine.peer) + " was lost" : "a rank was lost, by the " + found.action) +
+          (what.empty() ? "" : " (" + what + ")");
+    }
+    throw_failure(watch_->report(found), mine, line_.where().global_rank);
+  }
+
+ private:
+  using clock = failure_watch::clock;
+
+  // All waits are ended by the watch; Gloo's own timeout, which breaks all its connections, is for the case that the watch hangs
+  // (its store does not answer).
+  static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
+
+  transport const& line_;
+  std::shared_ptr<failure_watch> watch_;
+  bool broken_ = false;
+};
+
+}  // namespace chevron::detail
