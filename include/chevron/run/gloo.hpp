@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <span>
@@ -16,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/error.hpp>
+#include <chevron/run/gathers.hpp>
 #include <chevron/run/gloo_group.hpp>
 #include <chevron/run/launch.hpp>
 #include <chevron/run/message.hpp>
@@ -37,9 +37,9 @@
 ///
 /// Between ranks of one machine, too, a message of Gloo's is three writes and as many threads woken. So there, from its second
 /// time on, a message of up to 1 MiB is handed over in shared memory (near_messages.hpp), and so are gathers if all ranks are on
-/// one machine. The header of the first time says where. Larger messages stay with Gloo, whose threads move them while
-/// the ranks compute, and so do the connections by which a lost rank is noticed. Replicas of a stage that are all on one machine
-/// sum in shared memory, too (shared_sums.hpp).
+/// one machine (gathers.hpp). The header of the first time says where. Larger messages stay with Gloo, whose threads move them
+/// while the ranks compute; so do the connections by which a lost rank is noticed. Replicas of a stage that are all on one
+/// machine sum in shared memory, too (shared_sums.hpp).
 
 namespace chevron {
 
@@ -58,7 +58,8 @@ class gloo_transport final : public transport {
         store_(std::move(store)),
         watch_(std::move(watch)),
         room_(store_, watch_, where),
-        waits_(*this, watch_) {
+        waits_(*this, watch_),
+        gathers_(where, waits_) {
     if (where.world() > 1) join(options);
   }
   gloo_transport(layout const& where, launched const& job)
@@ -224,40 +225,18 @@ class gloo_transport final : public transport {
   }
 
   void gather(std::span<double const> mine, std::span<double> all) override {
-    if (all.size() != mine.size() * static_cast<std::size_t>(where().world())) {
-      throw usage_error("gather of " + std::to_string(mine.size()) + " numbers needs room for " +
-                        std::to_string(where().world()) + " times as many, not for " + std::to_string(all.size()));
-    }
-    if (where().world() == 1) {
-      std::copy(mine.begin(), mine.end(), all.begin());
-      return;
-    }
+    check_room(mine.size(), all.size());
     gather_bytes(mine.data(), mine.size_bytes(), all.data(), "gather");
   }
 
   void start_gather(std::span<double const> mine) override {
-    if (!early_all_.defined() || early_mine_.numel() != static_cast<std::int64_t>(mine.size())) {
-      early_mine_ = at::empty({static_cast<std::int64_t>(mine.size())}, at::kDouble);
-      early_all_ = at::empty({where().world() * early_mine_.numel()}, at::kDouble);
-    }
-    std::copy(mine.begin(), mine.end(), early_mine_.data_ptr<double>());
-    early_shown_ = near_ != nullptr && near_->gathers(mine.size_bytes());
-    if (where().world() == 1) {
-      early_all_.copy_(early_mine_);
-    } else if (early_shown_) {
-      near_->show(detail::shared_memory::board::early_gather, mine.data(), mine.size_bytes());
-    } else if (!mine.empty()) {
-      early_work_ = waits_.posting(everybody(early), [&] { return world_->_allgather_base(early_all_, early_mine_); });
-    }
+    early_numbers_ = mine.size();
+    gathers_.start(board::early_gather, mine.data(), mine.size_bytes(), everybody(early));
   }
 
   void finish_gather(std::span<double> all) override {
-    if (auto work = std::exchange(early_work_, {})) waits_.collective(std::move(work), everybody(early));
-    if (std::exchange(early_shown_, false)) {
-      near_->read_all(detail::shared_memory::board::early_gather, early_mine_.nbytes(), early_all_.data_ptr(), everybody(early));
-    }
-    std::copy_n(early_all_.data_ptr<double>(), std::min<std::size_t>(all.size(), early_all_.nbytes() / sizeof(double)),
-                all.begin());
+    check_room(early_numbers_, all.size());
+    gathers_.finish(board::early_gather, all.data(), everybody(early));
   }
 
   std::vector<std::string> gather_text(std::string const& mine) override {
@@ -270,7 +249,7 @@ class gloo_transport final : public transport {
     std::string padded = mine;
     padded.resize(longest);
     std::string all(longest * world, '\0');
-    if (longest > 0) gather_bytes(padded.data(), longest, all.data(), "gather of texts");
+    gather_bytes(padded.data(), longest, all.data(), "gather of texts");
     std::vector<std::string> out;
     for (std::size_t r = 0; r < world; ++r) out.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
     return out;
@@ -278,6 +257,7 @@ class gloo_transport final : public transport {
 
  private:
   using work_ptr = detail::bounded_waits::work_ptr;
+  using board = detail::shared_memory::board;
 
   static constexpr std::int64_t header_words = 64;
   static constexpr char const* end_of_job = "the end of the job";
@@ -376,23 +356,13 @@ class gloo_transport final : public transport {
   }
 
   void gather_bytes(void const* mine, std::size_t bytes, void* all, char const* words) {
-    if (bytes == 0) return;
-    if (near_ != nullptr && near_->gathers(bytes)) {
-      near_->show(detail::shared_memory::board::gather, mine, bytes);
-      return near_->read_all(detail::shared_memory::board::gather, bytes, all, everybody(words));
-    }
-    auto const size = static_cast<std::int64_t>(bytes);
-    auto const world = where().world();
-    if (!gathered_.defined() || gathered_.size(1) != size) {
-      to_gather_ = at::empty({size}, at::kByte);
-      gathered_ = at::empty({world, size}, at::kByte);
-    }
-    std::memcpy(to_gather_.data_ptr(), mine, bytes);
-    // A view, since the shapes must match; the memory is the same.
-    auto flat = gathered_.view({-1});
-    waits_.collective(waits_.posting(everybody(words), [&] { return world_->_allgather_base(flat, to_gather_); }),
-                      everybody(words));
-    std::memcpy(all, gathered_.data_ptr(), gathered_.nbytes());
+    gathers_.start(board::gather, mine, bytes, everybody(words));
+    gathers_.finish(board::gather, all, everybody(words));
+  }
+  void check_room(std::size_t mine, std::size_t room) const {
+    if (room == mine * static_cast<std::size_t>(where().world())) return;
+    throw usage_error("gather of " + std::to_string(mine) + " numbers needs room for " + std::to_string(where().world()) +
+                      " times as many, not for " + std::to_string(room));
   }
 
   /// Meets all ranks in the store, then connects to them.
@@ -414,9 +384,13 @@ class gloo_transport final : public transport {
       room_.meet(patience);
       world_ = detail::connect_gloo(options.address, store_, room_.prefix() + "world/", rank, where().world(), patience, 1);
     });
+    gathers_.connect(*world_);
     check_connections();
     memory_ = detail::shared_memory::make(options.shared_memory, rank, where().world(), *this);
-    if (memory_ != nullptr) near_ = std::make_unique<detail::near_messages>(*memory_, where(), waits_);
+    if (memory_ != nullptr) {
+      near_ = std::make_unique<detail::near_messages>(*memory_, where(), waits_);
+      gathers_.share(*memory_);
+    }
     if (where().replicas > 1) guarded([&] { join_replicas(options.address, patience); });
     for (int peer = 0; peer < where().world(); ++peer) {
       if (peer == rank) continue;
@@ -456,6 +430,7 @@ class gloo_transport final : public transport {
   std::shared_ptr<failure_watch> watch_;
   store_room room_;
   detail::bounded_waits waits_;
+  detail::gathers gathers_;
   detail::gloo_group world_;     // messages and gathers
   detail::gloo_group replicas_;  // this stage's copies; null if there is one only, or they share memory
 
@@ -468,11 +443,8 @@ class gloo_transport final : public transport {
   std::vector<incoming> receives_;
   std::vector<outgoing> first_sends_;
   std::unordered_map<int, work_ptr> sums_;
-  at::Tensor to_gather_, gathered_;
-  at::Tensor early_mine_, early_all_;  // of `start_gather`
-  work_ptr early_work_;
-  bool early_shown_ = false;
-  unsigned turn_ = 0;  // how often `open` was called
+  std::size_t early_numbers_ = 0;  // of `start_gather`
+  unsigned turn_ = 0;              // how often `open` was called
   bool closed_ = false;
 };
 

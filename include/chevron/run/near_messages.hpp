@@ -1,27 +1,22 @@
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include <chevron/run/error.hpp>
 #include <chevron/run/failure.hpp>
 #include <chevron/run/shared_memory.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/run/waits.hpp>
 
 /// \file
-/// Messages and gathers between ranks of one machine, in the memory they share.
+/// Messages between ranks of one machine, in the memory they share.
 
 namespace chevron::detail {
 
@@ -32,18 +27,11 @@ struct near_message {
   std::uint64_t count = 0;          // how often it went, or was to come
 };
 
-/// A message of up to 1 MiB is copied into the sender's memory and out of it by the receiver; of each a sender may be two ahead.
-/// A gather, if all ranks are on one machine, is written where all can read it.
+/// A message of up to 1 MiB is copied into the sender's memory, and out of it by the receiver; of each a sender may be two ahead.
 class near_messages {
  public:
   near_messages(shared_memory& memory, layout const& where, bounded_waits& waits)
-      : memory_(memory), where_(where), waits_(waits) {
-    std::vector<int> all(static_cast<std::size_t>(where.world()));
-    std::iota(all.begin(), all.end(), 0);
-    all_near_ = memory.are_near(all);
-  }
-
-  // ---- Messages
+      : memory_(memory), where_(where), waits_(waits) {}
 
   /// As the sender: decides whether a message of these tensors goes this way from its second time on, and where.
   near_message to(int peer, std::span<at::Tensor const> values) {
@@ -111,27 +99,6 @@ class near_messages {
     memory_.start_anew();
   }
 
-  // ---- Gathers
-
-  bool gathers(std::size_t bytes) const { return all_near_ && bytes > 0 && bytes <= shared_memory::largest_gather; }
-
-  void show(shared_memory::board which, void const* mine, std::size_t bytes) { memory_.show(which, mine, bytes); }
-
-  /// Waits until all have shown; `all` has room for everybody's bytes, by global rank.
-  void read_all(shared_memory::board which, std::size_t bytes, void* all, awaited const& mine) {
-    waits_.memory(memory_, mine, [&] { return memory_.all_shown(which); });
-    auto* to = static_cast<std::byte*>(all);
-    for (int r = 0; r < where_.world(); ++r, to += bytes) {
-      auto const [from, count] = memory_.shown_by(r, which);
-      if (count != bytes) {
-        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(count) + " bytes where rank " +
-                                  std::to_string(where_.global_rank) + " gathers " + std::to_string(bytes),
-                              {.rank = where_.global_rank, .peer = r, .step = mine.step, .action = mine.action_text()});
-      }
-      std::memcpy(to, from, bytes);
-    }
-  }
-
  private:
   static std::size_t bytes_of(std::span<at::Tensor const> values) {
     return std::accumulate(values.begin(), values.end(), std::size_t{0},
@@ -141,7 +108,6 @@ class near_messages {
   shared_memory& memory_;
   layout where_;
   bounded_waits& waits_;
-  bool all_near_ = false;
 };
 
 }  // namespace chevron::detail
