@@ -46,34 +46,41 @@ class threads_transport final : public transport {
   }
 
   void post_send(int peer, action what, std::uint16_t slot, std::span<at::Tensor const> values) override {
-    std::lock_guard const hold(hub_->mutex);
-    check_running(to_text(what).str());
     int const to = where().global_of(peer);
-    auto& s = mine().sends.at(slot);
-    s = {state::posted, to, what, {}};
-    handover given;
-    given.give(values);
-    hub_->edge_between(rank(), to).sent.push({tensors(values.begin(), values.end()), std::move(given), what, slot});
-    hub_->meet(rank(), to);
+    hub::message message{tensors(values.begin(), values.end()), {}, what, slot};
+    message.given.give(values);
+    int sleeper = -1;
+    {
+      std::lock_guard const hold(hub_->mutex);
+      check_running([&] { return to_text(what).str(); });
+      mine().sends.at(slot) = {state::posted, to, what, {}};
+      hub_->edge_between(rank(), to).sent.push(std::move(message));
+      sleeper = hub_->meet(rank(), to);
+    }
+    hub_->wake(sleeper);
   }
 
   void post_receive(int peer, action what, std::uint16_t slot) override {
-    std::lock_guard const hold(hub_->mutex);
-    check_running(to_text(what).str());
     int const from = where().global_of(peer);
-    auto& r = mine().receives.at(slot);
-    r.where = state::posted;
-    r.peer = from;
-    r.what = what;
-    r.values.clear();
-    hub_->edge_between(from, rank()).receiving.push(slot);
-    hub_->meet(from, rank());
+    int sleeper = -1;
+    {
+      std::lock_guard const hold(hub_->mutex);
+      check_running([&] { return to_text(what).str(); });
+      auto& r = mine().receives.at(slot);
+      r.where = state::posted;
+      r.peer = from;
+      r.what = what;
+      r.values.clear();
+      hub_->edge_between(from, rank()).receiving.push(slot);
+      sleeper = hub_->meet(from, rank());
+    }
+    hub_->wake(sleeper);
   }
 
   std::span<at::Tensor> receive(std::uint16_t slot) override {
     std::unique_lock hold(hub_->mutex);
     auto& r = mine().receives.at(slot);
-    wait(hold, detail::only(r.peer), r.peer, [&] { return to_text(r.what).str(); }, [&](clock::time_point now, clock::time_point& again) {
+    wait(hold, &r, detail::only(r.peer), r.peer, [&] { return to_text(r.what).str(); }, [&](clock::time_point now, clock::time_point& again) {
       if (r.where != state::met) return false;
       again = r.arrives;
       return r.arrives <= now;
@@ -87,7 +94,7 @@ class threads_transport final : public transport {
     if (!hub_->options.rendezvous) return;
     std::unique_lock hold(hub_->mutex);
     auto& s = mine().sends.at(slot);
-    wait(hold, detail::only(s.peer), s.peer, [&] { return to_text(s.what).str(); }, [&](clock::time_point now, clock::time_point& again) {
+    wait(hold, &s, detail::only(s.peer), s.peer, [&] { return to_text(s.what).str(); }, [&](clock::time_point now, clock::time_point& again) {
       if (s.where != state::met) return false;
       again = s.done;
       return s.done <= now;
@@ -105,7 +112,7 @@ class threads_transport final : public transport {
     std::vector<handover> given;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running("sum of gradients");
+      check_running([] { return std::string("sum of gradients"); });
       auto& all = hub_->sums[static_cast<std::size_t>(where().pipeline_rank())];
       if (all.size() <= b) all.resize(b + 1);
       auto& sum = all[b];
@@ -131,9 +138,12 @@ class threads_transport final : public transport {
     for (std::size_t r = 1; r < parts.size(); ++r) parts[r].copy_(parts[0]);
     handover sum;
     sum.give(parts);
-    std::lock_guard const hold(hub_->mutex);
-    hub_->sums[static_cast<std::size_t>(where().pipeline_rank())][b].sum = std::move(sum);
-    ++hub_->sums[static_cast<std::size_t>(where().pipeline_rank())][b].done;
+    {
+      std::lock_guard const hold(hub_->mutex);
+      hub_->sums[static_cast<std::size_t>(where().pipeline_rank())][b].sum = std::move(sum);
+      ++hub_->sums[static_cast<std::size_t>(where().pipeline_rank())][b].done;
+      hub_->tell_all();
+    }
     hub_->wake_all();
   }
 
@@ -146,7 +156,7 @@ class threads_transport final : public transport {
       bool const same_stages = r % where().pipeline_ranks == where().pipeline_rank();
       return same_stages && all[b].count > 0 && !all[b].arrived[static_cast<std::size_t>(r / where().pipeline_ranks)].defined();
     };
-    wait(hold, absent, -1, [] { return std::string("sum of gradients"); },
+    wait(hold, &hub::all_ranks, absent, -1, [] { return std::string("sum of gradients"); },
          [&](clock::time_point, clock::time_point&) { return all[b].done >= started_.at(b); });
     all[b].sum.wait_for();
   }
@@ -171,6 +181,7 @@ class threads_transport final : public transport {
   using hub = detail::threads_hub;
   using state = hub::state;
   using clock = hub::clock;
+  static constexpr std::chrono::microseconds patience{30};
 
   int rank() const { return where().global_rank; }
   hub::rank_state& mine() { return hub_->of(rank()); }
@@ -178,24 +189,26 @@ class threads_transport final : public transport {
 
   template <class Value>
   void start_gather_in(hub::gathering<Value>& g, Value mine, char const* what) {
-    std::lock_guard const hold(hub_->mutex);
-    check_running(what);
-    g.parts[static_cast<std::size_t>(rank())] = std::move(mine);
-    g.rounds[static_cast<std::size_t>(rank())] = g.done + 1;
-    if (++g.count == where().world()) {
+    {
+      std::lock_guard const hold(hub_->mutex);
+      check_running([&] { return std::string(what); });
+      g.parts[static_cast<std::size_t>(rank())] = std::move(mine);
+      g.rounds[static_cast<std::size_t>(rank())] = g.done + 1;
+      if (++g.count < where().world()) return;
       // The result of the round before may go: all ranks are here, so all have read it.
       g.result = std::make_shared<std::vector<Value> const>(g.parts);
       g.count = 0;
       ++g.done;
-      hub_->wake_all();
+      hub_->tell_all();
     }
+    hub_->wake_all();
   }
 
   template <class Value>
   std::shared_ptr<std::vector<Value> const> wait_gather_in(hub::gathering<Value>& g, char const* what) {
     std::unique_lock hold(hub_->mutex);
     long const round = g.rounds[static_cast<std::size_t>(rank())];
-    wait(hold, [](int) { return true; }, -1, [&] { return std::string(what); },
+    wait(hold, &hub::all_ranks, [](int) { return true; }, -1, [&] { return std::string(what); },
          [&](clock::time_point, clock::time_point&) { return g.done >= round; });
     return g.result;
   }
@@ -214,44 +227,64 @@ class threads_transport final : public transport {
     }
   }
 
-  void check_running(std::string const& what) const {
+  template <class What>
+  void check_running(What const& what) const {
     if (hub_->failed_rank >= 0 && hub_->failed_rank != rank()) {
-      throw peer_lost("rank " + std::to_string(hub_->failed_rank) + " failed: " + hub_->failure, here(hub_->failed_rank, what));
+      throw peer_lost("rank " + std::to_string(hub_->failed_rank) + " failed: " + hub_->failure, here(hub_->failed_rank, what()));
     }
   }
 
   /// Waits under the lock until `ready(now, again)` says so; `again` is when to look next if nobody wakes us. `needed(r)`: without
   /// rank r this cannot come to an end.
+  ///
+  /// Going to sleep and being woken takes both ranks longer than most messages are away: so first, for a moment, it gives way to
+  /// whoever wants the core, and looks again.
   template <class Needed, class What, class Ready>
-  void wait(std::unique_lock<std::mutex>& hold, Needed needed, int peer, What what, Ready ready) {
+  void wait(std::unique_lock<std::mutex>& hold, void const* awaited, Needed needed, int peer, What what, Ready ready) {
+    hub::rank_state& me = mine();
     auto const begun = clock::now();
     auto const last = begun + deadline();
-    bool told = false;
-    for (;;) {
-      auto const now = clock::now();
+    auto const patient_until = begun + patience;
+    auto now = begun;
+    me.awaits = awaited;
+    struct at_end {
+      hub::rank_state& me;
+      ~at_end() {
+        me.awaits = nullptr;
+        me.sleeps = false;
+        me.waits_for.clear();
+      }
+    } const no_more{me};
+    for (;; now = clock::now()) {
       auto again = last;
-      if (ready(now, again)) break;
-      check_running(what());
+      if (ready(now, again)) return;
+      check_running(what);
       bool const coming = again != last;  // it is on its way, only delayed
-      if (!coming) check_ended(needed, what());
+      if (!coming) check_ended(needed, what);
       if (now >= last) {
         std::string const other = peer >= 0 ? "rank " + std::to_string(peer) + " did not answer" : std::string("not all ranks came");
         throw timeout_error(other + " within " + std::to_string(deadline().count()) + " ms" + what_others_wait_for(), here(peer, what()));
       }
-      if (!told) {
-        mine().waits_for = what();
-        told = true;
+      if (now < patient_until) {
+        unsigned const known = me.news.load(std::memory_order_relaxed);
+        auto const until = std::min(again, patient_until);
+        hold.unlock();
+        while (me.news.load(std::memory_order_acquire) == known && clock::now() < until) std::this_thread::yield();
+        hold.lock();
+        continue;
       }
-      mine().woken.wait_until(hold, std::min(again, last));
+      if (me.waits_for.empty()) me.waits_for = what();
+      me.sleeps = true;
+      me.woken.wait_until(hold, std::min(again, last));
+      me.sleeps = false;
     }
-    if (told) mine().waits_for.clear();
   }
 
-  template <class Needed>
-  void check_ended(Needed needed, std::string const& what) const {
+  template <class Needed, class What>
+  void check_ended(Needed needed, What const& what) const {
     for (int r = 0; r < where().world(); ++r) {
       if (r != rank() && needed(r) && hub_->of(r).ended) {
-        throw peer_lost("rank " + std::to_string(r) + " has ended", here(r, what));
+        throw peer_lost("rank " + std::to_string(r) + " has ended", here(r, what()));
       }
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -100,9 +101,12 @@ class threads_hub {
     handover given;
   };
   struct rank_state {
-    std::condition_variable woken;
     std::vector<send_slot> sends;
     std::vector<receive_slot> receives;
+    void const* awaits = nullptr;  // a slot of its own, or `all_ranks`
+    std::atomic<unsigned> news{0};
+    bool sleeps = false;  // until `woken`; before that it looks at `news`
+    std::condition_variable woken;
     bool ended = false;
     std::string waits_for;  // for the others' error messages
   };
@@ -129,48 +133,74 @@ class threads_hub {
   edge& edge_between(int from, int to) { return edges[static_cast<std::size_t>(from) * ranks.size() + static_cast<std::size_t>(to)]; }
   rank_state& of(int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
 
-  /// Brings the oldest send and the oldest receive of an edge together, while there are both. Under the lock.
-  void meet(int from, int to) {
+  /// What a rank awaits that waits for no slot of its own but for what all ranks do together.
+  static constexpr char all_ranks = 0;
+
+  /// Has a rank look again, if this is what it waits for. Under the lock.
+  /// \returns whether it sleeps: then `wake` follows, without the lock, since the lock is what it takes first of all
+  bool tell(int rank, void const* what) {
+    rank_state& r = of(rank);
+    if (r.awaits != what) return false;
+    r.news.fetch_add(1, std::memory_order_release);
+    return std::exchange(r.sleeps, false);
+  }
+  void wake(int rank) {
+    if (rank >= 0) of(rank).woken.notify_one();
+  }
+  /// The same for all ranks, whatever they wait for.
+  void tell_all() {
+    for (auto& r : ranks) r->news.fetch_add(1, std::memory_order_release);
+  }
+  void wake_all() {
+    for (auto& r : ranks) r->woken.notify_one();
+  }
+
+  /// Brings the oldest send and the oldest receive of an edge together, if there are both: called after each new one, it leaves
+  /// none behind. Under the lock.
+  /// \returns a rank to `wake`, or -1
+  int meet(int from, int to) {
     edge& e = edge_between(from, to);
-    while (!e.sent.empty() && !e.receiving.empty()) {
-      message m = e.sent.pop();
-      receive_slot& r = of(to).receives[e.receiving.pop()];
-      if (!belong_together(m.what, r.what)) {
-        throw preflight_error("rank " + std::to_string(from) + " sends " + to_text(m.what).str() + " where rank " + std::to_string(to) +
-                                  " expects " + to_text(r.what).str() + ": the ranks do not run the same program",
-                              {to, from, -1, to_text(r.what).str()});
-      }
-      auto const when = clock::now() + delay();
-      r.values = std::move(m.values);
-      r.given = std::move(m.given);
-      r.arrives = when;
-      r.where = state::met;
-      send_slot& s = of(from).sends[m.send_slot];
-      s.done = when;
-      s.where = state::met;
-      of(to).woken.notify_one();
-      if (options.rendezvous) of(from).woken.notify_one();
+    if (e.sent.empty() || e.receiving.empty()) return -1;
+    message m = e.sent.pop();
+    receive_slot& r = of(to).receives[e.receiving.pop()];
+    if (!belong_together(m.what, r.what)) {
+      throw preflight_error("rank " + std::to_string(from) + " sends " + to_text(m.what).str() + " where rank " + std::to_string(to) +
+                                " expects " + to_text(r.what).str() + ": the ranks do not run the same program",
+                            {to, from, -1, to_text(r.what).str()});
     }
+    auto const when = clock::now() + delay();
+    r.values = std::move(m.values);
+    r.given = std::move(m.given);
+    r.arrives = when;
+    r.where = state::met;
+    send_slot& s = of(from).sends[m.send_slot];
+    s.done = when;
+    s.where = state::met;
+    // One of them has called this, and waits for nothing yet.
+    if (tell(to, &r)) return to;
+    return tell(from, &s) ? from : -1;
   }
 
   /// The first failure wins; everybody who waits hears of it.
   void fail(int rank, std::string const& what) {
-    std::lock_guard const hold(mutex);
-    if (failed_rank < 0) {
-      failed_rank = rank;
-      failure = what;
+    {
+      std::lock_guard const hold(mutex);
+      if (failed_rank < 0) {
+        failed_rank = rank;
+        failure = what;
+      }
+      tell_all();
     }
-    for (auto& r : ranks) r->woken.notify_all();
+    wake_all();
   }
 
   void end(int rank) {
-    std::lock_guard const hold(mutex);
-    of(rank).ended = true;
-    for (auto& r : ranks) r->woken.notify_all();
-  }
-
-  void wake_all() {
-    for (auto& r : ranks) r->woken.notify_all();
+    {
+      std::lock_guard const hold(mutex);
+      of(rank).ended = true;
+      tell_all();
+    }
+    wake_all();
   }
 
   thread_options const options;
