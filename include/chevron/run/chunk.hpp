@@ -153,7 +153,9 @@ class chunk {
       place.part = static_cast<int>(s.last);
       scope.emplace(place, values);
     }
-    return (*task.loss)(values, *task.targets);
+    at::Tensor loss = (*task.loss)(values, *task.targets);
+    if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
+    return loss;
   }
 
   /// Runs a section, in place, and in training follows it by autograd.

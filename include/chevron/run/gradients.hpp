@@ -68,6 +68,10 @@ class stage_gradients {
   /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
   void zero() {
     for (flat& f : flats_) f.memory.zero_();
+    attach_all();
+  }
+  /// Gives the parameters these gradients to add to, without changing what is in them.
+  void attach_all() {
     for (std::size_t i = 0; i < trained_.size(); ++i) attach(i);
   }
 

@@ -44,6 +44,8 @@ class lanes {
   at::Device where() const { return where_; }
   bool two() const { return two_; }
   bool on_accelerator() const { return !where_.is_cpu(); }
+  /// On an accelerator: the stream of a lane.
+  c10::Stream stream(int lane) const { return *streams_[lane]; }
 
   /// While it lives, this thread computes on lane 0, after what it had computed before; and what it computes afterwards
   /// comes after that. One within another does nothing.

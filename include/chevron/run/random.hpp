@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -134,14 +136,21 @@ class random_scope {
       at::Generator of_device = at::globalContext().defaultGenerator(t.device());
       std::lock_guard const hold(of_device.mutex());
       of_device.set_current_seed(stream_.seed);
+      of_devices_.push_back(of_device);
     }
   }
   ~random_scope() { detail::current_stream = stream_.outer; }
+  /// Whether anything was drawn.
+  bool drew() const {
+    return stream_.generator.defined() ||
+           std::any_of(of_devices_.begin(), of_devices_.end(), [](at::Generator const& g) { return g.get_offset() != 0; });
+  }
   random_scope(random_scope const&) = delete;
   random_scope& operator=(random_scope const&) = delete;
 
  private:
   detail::random_stream stream_;
+  std::vector<at::Generator> of_devices_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 

@@ -26,6 +26,23 @@ struct recorded {
   std::int64_t end = 0;
 };
 
+/// Bytes of a device, as LibTorch's allocator counts them: for all ranks of this process that use the device together. All 0 on
+/// the CPU.
+struct device_memory_use {
+  std::int64_t active = 0;    ///< most at one time in tensors, those that a stream still uses included
+  std::int64_t reserved = 0;  ///< most at one time that the allocator had taken from the device
+  std::int64_t planned = 0;   ///< what the step began with, and the most that the schedule keeps on top: activations in flight
+  std::int64_t total = 0;     ///< of the device
+
+  /// The most of either.
+  void add(device_memory_use const& other) {
+    active = other.active > active ? other.active : active;
+    reserved = other.reserved > reserved ? other.reserved : reserved;
+    planned = other.planned > planned ? other.planned : planned;
+    total = other.total > total ? other.total : total;
+  }
+};
+
 /// The record of a rank's last step: one entry an instruction, in order. Memory is set aside once.
 class record {
  public:
@@ -36,6 +53,7 @@ class record {
     entries_.clear();
     in_flight_ = 0;
     peak_in_flight_ = 0;
+    memory_ = {};
     begin_ = now_ns();
   }
 
@@ -60,6 +78,7 @@ class record {
     entries_[entry].end = end;
   }
 
+  void took(device_memory_use const& memory) { memory_ = memory; }
   void chunk_starts() { peak_in_flight_ = ++in_flight_ > peak_in_flight_ ? in_flight_ : peak_in_flight_; }
   void chunk_ends() { --in_flight_; }
 
@@ -68,6 +87,7 @@ class record {
   std::span<recorded const> entries() const { return entries_; }
   /// Most chunks that were between their F and their B or W at one time.
   int peak_in_flight() const { return peak_in_flight_; }
+  device_memory_use const& memory() const { return memory_; }
 
   /// Seconds spent on F, B, I and W, without waiting.
   double busy_seconds() const {
@@ -88,6 +108,7 @@ class record {
   std::int64_t begin_ = 0;
   int in_flight_ = 0;
   int peak_in_flight_ = 0;
+  device_memory_use memory_;
 };
 
 }  // namespace chevron

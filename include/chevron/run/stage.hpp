@@ -44,6 +44,7 @@ struct extra {
 struct surroundings {
   std::span<extra const> extras = {};
   std::optional<random_place> draws = std::nullopt;  ///< where random numbers come from; nullopt: ATen's default generator
+  bool* drew = nullptr;  ///< if given, and `draws` is: set to true where one was drawn
 };
 
 /// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
@@ -262,6 +263,7 @@ class stage {
       }
       results_.clear();
       parts_[p].forward(values, results_);
+      if (scope && around.drew != nullptr && scope->drew()) *around.drew = true;
       std::swap(values, results_);
     }
     results_.clear();

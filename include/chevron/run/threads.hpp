@@ -39,6 +39,8 @@ class threads_transport final : public transport {
     deadline(hub_->options.deadline);
   }
 
+  bool hands_over() const override { return true; }
+
   void open(slot_counts const& slots) override {
     std::lock_guard const hold(hub_->mutex);
     mine().sends.resize(static_cast<std::size_t>(slots.send));

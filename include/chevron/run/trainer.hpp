@@ -17,6 +17,7 @@
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/buffer_snapshot.hpp>
+#include <chevron/run/device_graph.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/executor.hpp>
 #include <chevron/run/gradients.hpp>
@@ -71,11 +72,14 @@ struct trainer_options {
   /// Whether the two halves of a fused pair (DualPipeV) run beside each other: always on an accelerator, on its two streams; on the
   /// CPU in two threads, which pays where a rank has two cores.
   bool overlap_pairs = false;
+  /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp on a
+  /// GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
+  std::shared_ptr<graph_maker> graphs = {};
   /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
   int calm_steps = 10;
 };
 
-/// One step, the same on every rank except for `seconds` and `peak_in_flight`.
+/// One step, the same on every rank except for `seconds`, `peak_in_flight`, `launched` and `memory`.
 struct step_report {
   long step = -1;          ///< from 0; -1: none yet
   double loss = 0;         ///< mean over all samples of all replicas
@@ -89,6 +93,8 @@ struct step_report {
   double samples_per_second = 0;
   double bubble = 0;       ///< measured: share of ranks × longest rank's time in which ranks did not compute
   int peak_in_flight = 0;  ///< chunks, on this rank
+  bool launched = false;   ///< this rank's computations were launched as graphs
+  device_memory_use memory{};  ///< of this rank's device; 0 on the CPU
 };
 
 /// One rank's trainer. The same code drives threads and processes: build it on every rank with the same program, loss, optimizer
@@ -147,6 +153,12 @@ class trainer {
     hooks.seed = options.seed;
     hooks.autocast = autocast_ = options.autocast;
     hooks.on = on_;
+    hooks.graphs = options.graphs;
+    hooks.before_capture = [this] {
+      for (auto const& g : gradients_) {
+        if (g) g->attach_all();
+      }
+    };
     executor_ = std::make_unique<executor>(p, line, stages_, loss_, std::move(hooks));
   }
 
@@ -214,6 +226,9 @@ class trainer {
   /// Seconds that this rank waited for the replicas' sums after the last gradients of its last step: what computation did not
   /// hide.
   double last_sum_wait() const { return update_->sum_wait(); }
+
+  /// Why computations of the last step were not launched as graphs, in words; empty where they were.
+  std::string why_not_launched() const { return executor_->why_not_launched(); }
 
   /// The number of the next step: also to be set when training goes on from a checkpoint.
   long next_step() const { return step_; }
@@ -330,6 +345,8 @@ class trainer {
     report_.step = step_++;
     report_.seconds = static_cast<double>(now_ns() - begin + accumulating_ns_) * 1e-9;
     report_.peak_in_flight = peak_in_flight_;
+    report_.launched = launched_;
+    report_.memory = memory_;
     if (result_) fill_in(*result_);
     passes_ = 0;
     accumulating_ns_ = 0;
@@ -362,6 +379,8 @@ class trainer {
       std::fill(weighted_losses_.begin(), weighted_losses_.end(), 0.0);
       input_ = {};
       peak_in_flight_ = 0;
+      launched_ = true;
+      memory_ = {};
     }
     if (update_->pending()) {
       buffers_before_.take();
@@ -372,6 +391,8 @@ class trainer {
       executor_->run(batch_, step_);
     }
     peak_in_flight_ = std::max(peak_in_flight_, executor_->last_record().peak_in_flight());
+    launched_ = launched_ && executor_->why_not_launched().empty();
+    memory_.add(executor_->last_record().memory());
   }
 
   /// All gradients of one run of the program are there, or asked for.
@@ -450,6 +471,8 @@ class trainer {
   bool last_pass_ = true;
   std::int64_t accumulating_ns_ = 0;
   int peak_in_flight_ = 0;
+  bool launched_ = false;
+  device_memory_use memory_;
   std::vector<double> weighted_losses_;
   update_input input_;
   std::optional<update_result> result_;  // of the last step, if it was known at its end

@@ -53,6 +53,9 @@ class transport {
 
   layout const& where() const { return layout_; }
 
+  /// Whether a receiver gets the sender's own memory: then a sender never writes there again, also after `wait_send`.
+  virtual bool hands_over() const { return false; }
+
   /// Called by all ranks alike, in one order, before messages go along these edges (sorted; some may be known already): what needs
   /// connections of its own makes them here.
   virtual void connect(std::span<edge const>) {}
