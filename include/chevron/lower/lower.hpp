@@ -43,6 +43,25 @@ struct slot_pool {
   constexpr void give(std::uint16_t slot) { free[free_count++] = slot; }
 };
 
+/// The end of a send is waited for.
+constexpr instruction wait_for(int message, int cells, int micro_batches, int receiver, std::uint16_t slot) {
+  bool const forward = message < cells;
+  int const cell = forward ? message : message - cells;
+  return {make_action(forward ? kind::wait_send_forward : kind::wait_send_backward, cell / micro_batches, cell % micro_batches),
+          static_cast<std::int16_t>(receiver), no_slot, slot, no_slot};
+}
+
+/// The most stages on one rank, times the microbatches.
+constexpr int most_cells_of_a_rank(plan_view const& plan) {
+  buffer<int> held(plan.size.ranks, zeroed);
+  int most = 0;
+  for (int s = 0; s < plan.stages; ++s) {
+    int const now = ++held.data[plan.rank_of[s]];
+    most = now > most ? now : most;
+  }
+  return most * plan.size.micro_batches;
+}
+
 }  // namespace detail
 
 /// How many instructions the program of a plan has.
@@ -50,20 +69,22 @@ constexpr int instructions_needed(plan_view const& plan) {
   return plan.total() + 3 * messages(plan) + (plan.forward_only ? 0 : plan.stages + plan.size.ranks);
 }
 
-/// Lowers a plan that passed `check`; for any other the result means nothing. O(actions + ranks²).
-constexpr program lower(plan const& source) {
-  plan_view const plan = source.view();
+/// Lowers a plan that passed `check`; for any other the result means nothing. The program keeps the plan: move it in where it is
+/// not needed any more. O(actions + ranks²).
+constexpr program lower(plan source) {
+  program result;
+  result.source = static_cast<plan&&>(source);
+  plan_view const plan = result.source.view();
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   int const cells = plan.stages * micro_batches;
   int const last_stage = plan.stages - 1;
   action const* const actions = plan.actions;
 
-  // Where on its rank each (stage, microbatch) runs forward, passes its gradient on, and lets go.
-  buffer<int> forward_at_memory(cells), gradient_at_memory(cells), release_at_memory(cells);
+  // Where on its rank each (stage, microbatch) runs forward and passes its gradient on.
+  buffer<int> forward_at_memory(cells), gradient_at_memory(cells);
   int* const forward_at = forward_at_memory.data;
   int* const gradient_at = gradient_at_memory.data;
-  int* const release_at = release_at_memory.data;
   for (int r = 0; r < ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
       action const a = actions[i];
@@ -71,7 +92,6 @@ constexpr program lower(plan const& source) {
       int const position = i - plan.begin[r];
       if (a.what == kind::forward) forward_at[cell] = position;
       if (a.what == kind::backward || a.what == kind::backward_input) gradient_at[cell] = position;
-      if (a.what == kind::backward || a.what == kind::backward_weight) release_at[cell] = position;
     }
   }
 
@@ -105,8 +125,6 @@ constexpr program lower(plan const& source) {
     }
   }
 
-  program result;
-  result.source = source;
   result.instructions = buffer<instruction>(instructions_needed(plan));
   result.begin = buffer<int>(ranks + 1);
   result.begin.data[0] = 0;
@@ -114,48 +132,42 @@ constexpr program lower(plan const& source) {
   instruction* const out = result.instructions.data;
   int filled = 0;
 
-  buffer<std::uint16_t> activation_memory(cells), receive_memory(2 * cells), send_memory(2 * cells);
+  buffer<std::uint16_t> activation_memory(cells), receive_memory(2 * cells);
   std::uint16_t* const activation = activation_memory.data;
   std::uint16_t* const receive_slot = receive_memory.data;  // by producer message
-  std::uint16_t* const send_slot = send_memory.data;
-  buffer<std::uint16_t> free_activation(cells), free_send(2 * cells);
+  // Where the previous stage is on this rank too, it takes its gradient from the activation slot. Whichever is done with the slot
+  // last gives it back: that I or B, or the slot's own B or W.
+  buffer<bool> done_once_memory(cells);
+  bool* const done_once = done_once_memory.data;
+  // Of one rank at a time: what is touched beside the program stays small, and so warm from one plan to the next.
+  int const most_here = detail::most_cells_of_a_rank(plan);
+  buffer<std::uint16_t> free_activation(most_here), free_send(2 * most_here);
   // Receive slots are shared only among microbatches of one stage and direction: a chain of free slots for each.
-  buffer<int> free_receive_memory(2 * plan.stages, zeroed), free_receive_next_memory(2 * cells);
+  buffer<int> free_receive_memory(2 * plan.stages, zeroed), free_receive_next_memory(2 * most_here);
   int* const free_receive = free_receive_memory.data;  // 1-based; 0: none
   int* const free_receive_next = free_receive_next_memory.data;
-  // Sends not waited for yet, per receiver, in order; and how far each peer is known to have come.
-  buffer<int> pending_first_memory(ranks), pending_last_memory(ranks), pending_next_memory(2 * cells), known_memory(ranks);
+  // What a rank sends, in order: the message and its slot. Of those not waited for yet, a chain per receiver; and how far each
+  // peer is known to have come.
+  struct sent_message {
+    int message;
+    int next;  // 1-based; 0: none
+    std::uint16_t slot;
+  };
+  buffer<sent_message> sent_memory(2 * most_here);
+  sent_message* const sent = sent_memory.data;
+  buffer<int> pending_first_memory(ranks), pending_last_memory(ranks), known_memory(ranks);
   int* const pending_first = pending_first_memory.data;  // 1-based; 0: none
   int* const pending_last = pending_last_memory.data;
-  int* const pending_next = pending_next_memory.data;
   int* const known = known_memory.data;
   buffer<int> left_memory(plan.stages);
   int* const left = left_memory.data;
   for (int s = 0; s < plan.stages; ++s) left[s] = micro_batches;
-  buffer<int> release_list_memory(cells), release_first_memory(plan.total(), zeroed);
-  int* const release_next = release_list_memory.data;  // activation slots given back after an action, 1-based cells
-  int* const release_first = release_first_memory.data;
-
-  // An activation slot outlives its own B or W where the previous stage on this rank still takes the gradient from it.
-  for (int cell = 0; cell < cells; ++cell) {
-    int const stage = cell / micro_batches;
-    int const rank = plan.rank_of[stage];
-    int at = plan.forward_only ? 0 : release_at[cell];
-    if (plan.forward_only) {
-      if (stage == last_stage) continue;  // outputs stay for the caller
-      at = plan.rank_of[stage + 1] == rank ? forward_at[cell + micro_batches] : forward_at[cell];
-    } else if (stage > 0 && plan.rank_of[stage - 1] == rank && gradient_at[cell - micro_batches] > at) {
-      at = gradient_at[cell - micro_batches];
-    }
-    int& first = release_first[plan.begin[rank] + at];
-    release_next[cell] = first;
-    first = cell + 1;
-  }
 
   for (int r = 0; r < ranks; ++r) {
     detail::slot_pool activation_pool{free_activation.data};
     detail::slot_pool send_pool{free_send.data};
     int receive_slots = 0;
+    int sends = 0;
     // Of one action: whose message it consumed (-1: none's), and how far that peer had come when it was made.
     struct outcome {
       action what{};
@@ -199,6 +211,7 @@ constexpr program lower(plan const& source) {
       int heard = -1;
       if (a.what == kind::forward) {
         activation[cell] = activation_pool.take();
+        done_once[cell] = false;
         if (stage > 0) {
           int const from = plan.rank_of[stage - 1];
           if (from == r) {
@@ -233,30 +246,27 @@ constexpr program lower(plan const& source) {
           if (receiver < 0) continue;
           bool const goes_forward = done.what.what == kind::forward;
           int const message = goes_forward ? done.cell : cells + done.cell;
-          send_slot[message] = send_pool.take();
+          sent_message& now = sent[sends++];
+          now = {message, 0, send_pool.take()};
           out[filled++] = {make_action(goes_forward ? kind::send_forward : kind::send_backward, static_cast<int>(done.what.stage),
                                        static_cast<int>(done.what.micro_batch)),
-                           static_cast<std::int16_t>(receiver), activation[done.cell], send_slot[message], no_slot};
-          pending_next[message] = 0;
+                           static_cast<std::int16_t>(receiver), activation[done.cell], now.slot, no_slot};
           if (pending_last[receiver] != 0)
-            pending_next[pending_last[receiver] - 1] = message + 1;
+            sent[pending_last[receiver] - 1].next = sends;
           else
-            pending_first[receiver] = message + 1;
-          pending_last[receiver] = message + 1;
+            pending_first[receiver] = sends;
+          pending_last[receiver] = sends;
         }
         for (int half = second ? 0 : 1; half < 2; ++half) {
           outcome const& done = half == 0 ? first_half : own;
           if (done.peer_heard < 0 || done.heard <= known[done.peer_heard]) continue;
           known[done.peer_heard] = done.heard;
           int& first = pending_first[done.peer_heard];
-          while (first != 0 && posted_at[first - 1] <= done.heard) {
-            int const message = first - 1;
-            int const sent = message < cells ? message : message - cells;
-            out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward,
-                                         sent / micro_batches, sent % micro_batches),
-                             static_cast<std::int16_t>(done.peer_heard), no_slot, send_slot[message], no_slot};
-            send_pool.give(send_slot[message]);
-            first = pending_next[message];
+          while (first != 0 && posted_at[sent[first - 1].message] <= done.heard) {
+            sent_message const over = sent[first - 1];
+            out[filled++] = detail::wait_for(over.message, cells, micro_batches, done.peer_heard, over.slot);
+            send_pool.give(over.slot);
+            first = over.next;
             if (first == 0) pending_last[done.peer_heard] = 0;
           }
         }
@@ -277,16 +287,25 @@ constexpr program lower(plan const& source) {
         if (!plan.forward_only && --left[stage] == 0)
           out[filled++] = {make_action(kind::reduce_gradients, stage, 0), no_peer, no_slot, no_slot, no_slot};
       }
-      for (int next = release_first[i]; next != 0; next = release_next[next - 1]) activation_pool.give(activation[next - 1]);
+      bool const next_here = stage < last_stage && plan.rank_of[stage + 1] == r;
+      bool const previous_here = stage > 0 && plan.rank_of[stage - 1] == r;
+      if (plan.forward_only) {
+        if (stage < last_stage && !next_here) activation_pool.give(activation[cell]);  // the last outputs stay for the caller
+        if (previous_here) activation_pool.give(activation[cell - micro_batches]);
+        continue;
+      }
+      if (next_here && (a.what == kind::backward || a.what == kind::backward_input)) {
+        if (done_once[cell + micro_batches]) activation_pool.give(activation[cell + micro_batches]);
+        done_once[cell + micro_batches] = true;
+      }
+      if (lets_go) {
+        if (!previous_here || done_once[cell]) activation_pool.give(activation[cell]);
+        done_once[cell] = true;
+      }
     }
     for (int p = 0; p < ranks; ++p) {
-      for (int next = pending_first[p]; next != 0; next = pending_next[next - 1]) {
-        int const message = next - 1;
-        int const sent = message < cells ? message : message - cells;
-        out[filled++] = {make_action(message < cells ? kind::wait_send_forward : kind::wait_send_backward, sent / micro_batches,
-                                     sent % micro_batches),
-                         static_cast<std::int16_t>(p), no_slot, send_slot[message], no_slot};
-      }
+      for (int next = pending_first[p]; next != 0; next = sent[next - 1].next)
+        out[filled++] = detail::wait_for(sent[next - 1].message, cells, micro_batches, p, sent[next - 1].slot);
     }
     if (!plan.forward_only) out[filled++] = {make_action(kind::optimizer_step, 0, 0), no_peer, no_slot, no_slot, no_slot};
     result.begin.data[r + 1] = filled;
