@@ -97,7 +97,13 @@ std::string shown(std::string const& bytes) {
   return out;
 }
 
-memory_use peak_memory() {
+memory_use of_device(std::int64_t bytes, told_step const& step) {
+  auto const b = static_cast<double>(bytes);
+  return {b / (1 << 30), b / static_cast<double>(step.device_memory.total)};
+}
+
+memory_use peak_memory(told_step const& step) {
+  if (step.device_memory.total > 0) return of_device(step.device_memory.reserved, step);
   rusage use{};
   ::getrusage(RUSAGE_SELF, &use);  // kibibytes
   double const bytes = 1024.0 * static_cast<double>(use.ru_maxrss);
@@ -121,7 +127,7 @@ void step_lines::clear() {
 std::string step_lines::line(told_step const& r) const {
   char text[256];
   auto const digits = static_cast<int>(std::to_string(steps_).size());
-  memory_use const memory = peak_memory();
+  memory_use const memory = peak_memory(r);
   double const tps = tokens_ / seconds_ / r.ranks;
   std::snprintf(text, sizeof text,
                 "step: %*ld  loss: %8.5f  grad_norm: %8.4f  memory: %5.2fGiB(%.2f%%)  tps: %s  tflops: %.2f  bubble: %4.1f%%",
@@ -195,7 +201,7 @@ void metrics_file::write(told_step const& r) {
   if (file_ == nullptr) return;
   std::string line = "{\"step\":" + std::to_string(r.step);
   auto const entry = [&](char const* name, double value) { line += std::string(",\"") + name + "\":" + show::exact(value); };
-  memory_use const memory = peak_memory();
+  memory_use const memory = peak_memory(r);
   entry("loss_metrics/global_avg_loss", r.loss);
   entry("grad_norm", r.grad_norm);
   entry("lr", r.learning_rate);
@@ -205,6 +211,11 @@ void metrics_file::write(told_step const& r) {
   entry("time_metrics/end_to_end(s)", r.seconds);
   entry("time_metrics/data_loading(s)", r.loading_seconds);
   entry("time_metrics/data_loading(%)", 100 * r.loading_seconds / r.seconds);
+  if (r.device_memory.total > 0) {
+    memory_use const active = of_device(r.device_memory.active, r);
+    entry("memory/max_active(GiB)", active.gibibytes);
+    entry("memory/max_active(%)", 100 * active.share);
+  }
   entry("memory/max_reserved(GiB)", memory.gibibytes);
   entry("memory/max_reserved(%)", 100 * memory.share);
   entry("bubble", r.bubble);

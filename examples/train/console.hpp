@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/run/record.hpp>
+
 /// \file
 /// What a person sees while a model trains. Only global rank 0 has one.
 
@@ -39,18 +41,20 @@ struct told_step {
   double tokens_seen = 0;      ///< since the beginning of training
   int ranks = 1;
   double flops_per_token = 0;
-  double bubble = 0;  ///< a share
+  double bubble = 0;                  ///< a share
+  device_memory_use device_memory{};  ///< of rank 0's GPU; 0 without one
 
   /// By each rank, as torchtitan counts.
   double tokens_per_second() const { return tokens / seconds / ranks; }
 };
 
-/// The most memory this process has had from the operating system, and that as a share of the machine's.
+/// Memory, and that as a share of all there is.
 struct memory_use {
   double gibibytes = 0;
   double share = 0;
 };
-memory_use peak_memory();
+/// The most that this process has had: of its GPU in the step, or without one from the operating system since it began.
+memory_use peak_memory(told_step const& step);
 
 /// Steps as they come: one line that is rewritten where a person looks at a terminal, else a plain line now and then.
 class step_lines {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -12,6 +13,10 @@
 
 /// \file
 /// What is to be done: the options, the text, and the proved programs.
+
+namespace chevron {
+class graph_maker;
+}
 
 namespace chevron::train {
 
@@ -32,8 +37,9 @@ struct job {
   train::options options;
   train::corpus text;
   train::programs programs;
-  std::string launcher;            ///< for people: who started the ranks
-  c10::Device device = c10::kCPU;  ///< where this rank computes
+  std::string launcher;                      ///< for people: who started the ranks
+  c10::Device device = c10::kCPU;            ///< where this rank computes
+  std::shared_ptr<graph_maker> graphs = {};  ///< of this rank; empty: kernels are launched one by one
 };
 
 }  // namespace chevron::train

@@ -116,8 +116,13 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   out.measured_picture = drawn(out.predicted_picture, plan, all, typical);
   for (auto const& of_rank : all) {
     int peak = 0;
-    for (auto const& step : of_rank) peak = std::max(peak, step.peak_in_flight);
+    device_memory_use memory;
+    for (auto const& step : of_rank) {
+      peak = std::max(peak, step.peak_in_flight);
+      memory.add(step.memory);
+    }
     out.measured_peak.push_back(peak);
+    out.memory.push_back(memory);
   }
   return out;
 }
@@ -150,6 +155,11 @@ std::string table_of(comparison const& c, std::string const& shared_cores) {
     }
     row((r == 0 ? "peak in flight, rank " : "                rank ") + who, std::to_string(c.predicted_peak[r]),
         std::to_string(most), r == 0 ? "chunks" : "");
+  }
+  for (std::size_t g = 0; g < c.memory.size() && c.memory.front().active > 0; ++g) {
+    auto const text = [](std::int64_t bytes) { return show::fixed(static_cast<double>(bytes) / (1 << 20), 1); };
+    row((g == 0 ? "peak memory, rank " : "             rank ") + std::to_string(g), text(c.memory[g].planned),
+        text(c.memory[g].active), g == 0 ? "MiB; predicted: what chunks in flight keep, and what is there between steps" : "");
   }
   row("whole step", c.predicted_step > 0 ? time(c.predicted_step) : "-", time(m.step),
       c.predicted_step > 0 ? "back to back: the next begins before all ranks are done" : "with gradient sums and optimizer");

@@ -22,6 +22,7 @@ struct comparison {
   double predicted_step = 0;                          ///< where steps overlap, what each of many adds; else 0
   double predicted_bubble = 0, measured_bubble = 0;   ///< share of ranks × that time without compute
   std::vector<int> predicted_peak, measured_peak;     ///< chunks in flight; predicted by pipeline rank, measured by global rank
+  std::vector<device_memory_use> memory;              ///< by global rank; 0 without GPUs
 };
 
 /// \param texts every rank's `step_records::text`, by global rank

@@ -140,6 +140,8 @@ options read_options(int argc, char** argv) {
       ->type_name("N")
       ->group("Ranks");
   app.add_flag("--share-gpus", o.share_gpus, "with nccl: more ranks than GPUs, which is slow, to try things out")->group("Ranks");
+  app.add_flag("--cuda-graph", o.cuda_graph, "with nccl: once steps repeat themselves, launch each computation as one CUDA graph")
+      ->group("Ranks");
   app.add_option("--timeout", o.timeout, "longest wait for another rank")
       ->check(positive(false))
       ->type_name("SECONDS")
@@ -230,6 +232,8 @@ options read_options(int argc, char** argv) {
   if (backend_name == "nccl") o.backend = train::backend::nccl;
   if (o.share_gpus && o.backend != train::backend::nccl)
     throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
+  if (o.cuda_graph && o.backend != train::backend::nccl)
+    throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (precision_name == "bfloat16") o.precision = precision::bfloat16;
   if (precision_name == "autocast") o.precision = precision::autocast;
   if (o.schedule.ends_with(".csv") || o.schedule.find('/') != std::string::npos) {

@@ -26,6 +26,7 @@ struct options {
   bool backend_given = false;
   int nproc = 0;            ///< 0: not given
   bool share_gpus = false;  ///< more ranks than GPUs
+  bool cuda_graph = false;  ///< computations are captured and launched as graphs
   double timeout = 300;
 
   gpt_size model;

@@ -171,6 +171,22 @@ std::string prompt_from(std::string const& text, std::uint64_t seed, int context
   return text.substr(at, length);
 }
 
+/// \param texts by global rank: in how many steps its computations were launched as graphs, and why not in the last
+std::string told_of_graphs(std::vector<std::string> const& texts, long steps) {
+  std::map<std::string, std::string> ranks;  // that say the same
+  for (std::size_t r = 0; r < texts.size(); ++r) ranks[texts[r]] += (ranks[texts[r]].empty() ? "" : ", ") + std::to_string(r);
+  std::string out;
+  for (auto const& [text, who] : ranks) {
+    auto const space = text.find(' ');
+    std::string const why = text.substr(space + 1);
+    out += (out.empty() ? "" : "; ") +
+           (ranks.size() == 1 ? std::string("each computation") : "rank " + who + ": each computation") +
+           " was launched as one in " + text.substr(0, space) + " of " + some(steps, "step") +
+           (why.empty() ? "" : ", at the end not: " + why);
+  }
+  return out;
+}
+
 /// What must be the same for a resumed run to be the run that was interrupted.
 std::map<std::string, std::string> words_of(options const& o) {
   return {{"seed", std::to_string(o.seed)},
@@ -209,7 +225,8 @@ void train_on_rank(job const& what, transport& line) {
                  .learning_rate = [rate](long step) { return rate(step - 1); },
                  .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
                  .post_validation = o.post_validation,
-                 .device = what.device});
+                 .device = what.device,
+                 .graphs = what.graphs});
   train.next_step(1);
   if (o.resume) go_on_from_checkpoint(o, train);
   long const first_step = train.next_step();
@@ -228,6 +245,7 @@ void train_on_rank(job const& what, transport& line) {
   double loading = 0;
   step_records records;
   double first_loss = 0, last_loss = 0;
+  long launched = 0;
   // With post-validation a step is known only when the next has begun.
   auto const told = [&](step_report const& report) {
     if (report.step < 1) return;
@@ -244,7 +262,8 @@ void train_on_rank(job const& what, transport& line) {
                             .tokens_seen = static_cast<double>(report.step) * tokens,
                             .ranks = here.world(),
                             .flops_per_token = o.model.flops_per_token(),
-                            .bubble = report.bubble};
+                            .bubble = report.bubble,
+                            .device_memory = report.memory};
     lines->show(line_of);
     metrics->write(line_of);
   };
@@ -256,6 +275,7 @@ void train_on_rank(job const& what, transport& line) {
     std::int64_t const step_begin = now_ns();
     loading = static_cast<double>(step_begin - loading_begin) * 1e-9;
     told(train.step({batch.bytes}, {batch.following}));
+    launched += train.why_not_launched().empty() ? 1 : 0;
     if (step > o.steps - static_cast<long>(step_records::kept) && (step > first_step || o.steps == first_step))
       records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
     bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
@@ -272,12 +292,14 @@ void train_on_rank(job const& what, transport& line) {
 
   double const held_out = held_out_loss(what, train);
   auto const texts = line.gather_text(records.text());
+  auto const of_graphs = line.gather_text(std::to_string(launched) + " " + train.why_not_launched());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
     print_facts(
         {{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) +
                          " → " + show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
                          " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
+    if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
     comparison const outcome = compared(what.programs.training, texts, o.post_validation);
     std::printf("\n%s\n", table_of(outcome, what.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_files(o, outcome);

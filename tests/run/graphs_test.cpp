@@ -1,5 +1,5 @@
-// Steps whose computations were captured, on graphs of LibTorch's operators: the same to the last bit as kernel by kernel, whatever
-// changes from step to step, and in words why they were not launched.
+// Steps whose computations were captured, on graphs of LibTorch's operators: the same to the last bit as kernel by kernel,
+// whatever changes from step to step, and in words why they were not launched.
 #include "host_graphs.hpp"
 #include "ranks.hpp"
 #include "trained.hpp"
@@ -17,8 +17,8 @@ namespace {
 
 using chevron::run_mode;
 
-// A row is 64 bytes. Graphs read a microbatch from memory of its own: where a row begins inside of a line of the cache, the products
-// of matrices differ in the last bit.
+// A row is 64 bytes. Graphs read a microbatch from memory of its own: where a row begins inside of a line of the cache, the
+// products of matrices differ in the last bit.
 constexpr int width = 16;
 
 chevron::stage build_stage(int number) {
@@ -34,12 +34,14 @@ trained::batch make_batch(std::int64_t samples, int seed) {
 
 /// What is seen of a job: of each rank, by step.
 struct seen {
-  std::vector<std::vector<double>> numbers;        // by rank: loss, norm, factor of each step
-  std::vector<std::vector<at::Tensor>> tensors;    // by rank: parameters and buffers at the end
-  std::vector<std::vector<std::string>> why_not;   // by rank and step
-  std::size_t graphs = 0, operations = 0;          // of rank 0
+  std::vector<std::vector<double>> numbers;       // by rank: loss, norm, factor of each step
+  std::vector<std::vector<at::Tensor>> tensors;   // by rank: parameters and buffers at the end
+  std::vector<std::vector<std::string>> why_not;  // by rank and step
+  std::size_t graphs = 0, operations = 0;         // of rank 0
   explicit seen(int world)
-      : numbers(static_cast<std::size_t>(world)), tensors(static_cast<std::size_t>(world)), why_not(static_cast<std::size_t>(world)) {}
+      : numbers(static_cast<std::size_t>(world)),
+        tensors(static_cast<std::size_t>(world)),
+        why_not(static_cast<std::size_t>(world)) {}
 };
 
 struct job {
@@ -148,11 +150,9 @@ TEST_CASE("recomputation, buffers, parts, and tensors of the batch that stages t
     at::manual_seed(300 + number);
     chevron::stage first = torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::BatchNorm1d(width));
     torch::nn::Linear scale(width, width);
-    chevron::stage second(
-        [scale](at::Tensor const& x, at::Tensor const& shift, at::Tensor const& each) mutable {
-          return (scale->forward(x) + shift * each).tanh();
-        },
-        {{"weight", scale->weight}, {"bias", scale->bias}});
+    chevron::stage second([scale](at::Tensor const& x, at::Tensor const& shift,
+                                  at::Tensor const& each) mutable { return (scale->forward(x) + shift * each).tanh(); },
+                          {{"weight", scale->weight}, {"bias", scale->bias}});
     second.takes({"shift", "each"});
     first.recompute(number % 2 == 0);
     second.recompute(number == 1);
@@ -177,7 +177,8 @@ TEST_CASE("half precision with a scaled loss, weighed microbatches, accumulated 
   check_launched_from(with, 3);
   CHECK(with.numbers[0][2] != with.numbers[0].back());  // its factor grew
 
-  chevron::trainer_options weighed{.weigh = [](chevron::batch const& m) { return 1 + std::abs(m.inputs[0].sum().item<double>()); }};
+  chevron::trainer_options weighed{
+      .weigh = [](chevron::batch const& m) { return 1 + std::abs(m.inputs[0].sum().item<double>()); }};
   check_launched_from(compared("Interleaved1F1B", 2, 1, 4, {.options = weighed}), 3);
 
   // Two runs of the program in a step: the third is launched first, in the second step.
@@ -194,12 +195,13 @@ TEST_CASE("half precision with a scaled loss, weighed microbatches, accumulated 
 }
 
 TEST_CASE("a batch of other shapes runs kernel by kernel; those that were captured are launched again, or others instead") {
-  auto const with = compared("ZB-H1", 2, 1, 3,
-                             {.steps = 15, .samples = [](int step) { return step == 5 ? 7 : step >= 8 ? 11 : 9; }});
+  auto const with = compared("ZB-H1", 2, 1, 3, {.steps = 15, .samples = [](int step) {
+                                                  return step == 5 ? 7 : step >= 8 ? 11 : 9;
+                                                }});
   std::string const other = "the batch has other shapes than when the step was captured";
   for (auto const& of_rank : with.why_not) {
-    CHECK(of_rank == std::vector<std::string>{warming_up, warming_up, warming_up, "", "", other, "", "", other, other, other, "", "", "",
-                                              ""});
+    CHECK(of_rank == std::vector<std::string>{warming_up, warming_up, warming_up, "", "", other, "", "", other, other, other, "",
+                                              "", "", ""});
   }
 }
 
@@ -224,10 +226,11 @@ TEST_CASE("over a transport that moves memory while the next computations run, a
 }
 
 TEST_CASE("what cannot be captured is said in words, and trains as it would have") {
-  auto const drawing = compared("1F1B", 2, 1, 3, {.build = [](int s) {
-    at::manual_seed(200 + s);
-    return chevron::stage(torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Dropout(0.2)));
-  }});
+  auto const drawing =
+      compared("1F1B", 2, 1, 3, {.build = [](int s) {
+                 at::manual_seed(200 + s);
+                 return chevron::stage(torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Dropout(0.2)));
+               }});
   CHECK(drawing.why_not[0].back() == "stage 0 draws random numbers, and each step has seeds of its own");
   CHECK(drawing.why_not[1].back() == "stage 1 draws random numbers, and each step has seeds of its own");
 
@@ -246,11 +249,13 @@ TEST_CASE("what cannot be captured is said in words, and trains as it would have
   };
   auto const failed = compared("ZB-H1", 2, 1, 4, {.build = build});
   // Each rank decides for itself.
-  check_launched_from([&] {
-    seen only(1);
-    only.why_not[0] = failed.why_not[0];
-    return only;
-  }(), 3);
+  check_launched_from(
+      [&] {
+        seen only(1);
+        only.why_not[0] = failed.why_not[0];
+        return only;
+      }(),
+      3);
   CHECK(failed.why_not[1][2] == warming_up);
   CHECK(failed.why_not[1][3] ==
         "capturing failed: rank 1, step 3, 1F0: stage 1 threw: operation not permitted when stream is capturing");

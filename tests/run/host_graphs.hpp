@@ -1,8 +1,9 @@
 #pragma once
 
 // Graphs on the CPU, which do to LibTorch's operators what a GPU's graphs do to kernels: those of a capture are noted with the
-// addresses they read and write, have no effect, and are carried out at a launch. What the host decides in a capture is decided once.
-// What is allocated in captures comes from a pool, and goes back to it for later ones, whatever launches may still do with it.
+// addresses they read and write, have no effect, and are carried out at a launch. What the host decides in a capture is decided
+// once. What is allocated in captures comes from a pool, and goes back to it for later ones, whatever launches may still do with
+// it.
 
 #include <map>
 #include <memory>
@@ -20,8 +21,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/library.h>
 

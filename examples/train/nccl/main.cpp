@@ -4,6 +4,7 @@
 #include <string>
 
 #include <chevron/run/cuda_devices.hpp>
+#include <chevron/run/cuda_graph.hpp>
 #include <chevron/run/main.hpp>
 #include <chevron/run/nccl.hpp>
 
@@ -34,6 +35,7 @@ void train_over_nccl(job& what, launched const& rank) {
   if (o.share_gpus) share_cuda_device(rank.local_rank);
   nccl_transport line(rank.place(o.ranks, o.replicas), rank, {.device = gpu});
   what.device = line.device();
+  if (o.cuda_graph) what.graphs = cuda_graphs();
   line.deadline(std::chrono::milliseconds(static_cast<long>(o.timeout * 1000)));
   train_on_rank(what, line);
   line.close();

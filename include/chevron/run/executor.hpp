@@ -58,14 +58,15 @@ struct executor_hooks {
 /// All ranks must run the same program set, with microbatches of the same count, and call `run` alike and in the same order. Each
 /// drives its own transport from one thread.
 ///
-/// Who keeps what. An activation slot holds, from F on, the graph of its microbatch (or the inputs, to compute it again) and, until
-/// they are sent or taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where the
-/// graph saved them. From I on it holds the gradients that W needs; the graph between is gone. A received tensor is moved
+/// Who keeps what. An activation slot holds, from F on, the graph of its microbatch (or the inputs, to compute it again) and,
+/// until they are sent or taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where
+/// the graph saved them. From I on it holds the gradients that W needs; the graph between is gone. A received tensor is moved
 /// into the graph. A sent tensor is the transport's from `post_send` to `wait_send`. Stages are the caller's.
 ///
-/// Who waits on whom. What is computed, is computed on lane 0 of the rank's lanes (lanes.hpp); of a fused pair the halves run beside
-/// each other where there are two, F on the lane that the other half's microbatch did not have in its F: autograd runs a backward
-/// where its forward ran. The transport is driven from here alone: what a pair needs is received before it, and sent after.
+/// Who waits on whom. What is computed, is computed on lane 0 of the rank's lanes (lanes.hpp); of a fused pair the halves run
+/// beside each other where there are two, F on the lane that the other half's microbatch did not have in its F: autograd runs a
+/// backward where its forward ran. The transport is driven from here alone: what a pair needs is received before it, and sent
+/// after.
 ///
 /// Graphs (device_graph.hpp). Where runs repeat themselves (capture_state.hpp), each computation is captured, in the order of the
 /// program, before one of them begins; from then on it is launched as a whole. All else goes as it does without: messages are
@@ -94,7 +95,8 @@ class executor {
         losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)),
         outputs_(steps.plan.forward_only ? static_cast<std::size_t>(steps.plan.size.micro_batches) : 0) {
     record_.reserve(static_cast<std::size_t>(steps.length(rank_)));
-    if (hooks_.graphs) captured_ = std::make_unique<captured_step>(hooks_.graphs, on_, static_cast<std::size_t>(steps.length(rank_)));
+    if (hooks_.graphs)
+      captured_ = std::make_unique<captured_step>(hooks_.graphs, on_, static_cast<std::size_t>(steps.length(rank_)));
     line.connect(edges_of(steps));
   }
 
@@ -156,9 +158,9 @@ class executor {
  private:
   struct activation {
     chunk work;
-    int lane = 0;     // that its F ran on
+    int lane = 0;       // that its F ran on
     bool drew = false;  // random numbers, in its F
-    at::Tensor loss;  // of the last stage's F, until it is noted
+    at::Tensor loss;    // of the last stage's F, until it is noted
     tensors outputs;
     tensors input_gradients;
   };
@@ -377,9 +379,7 @@ class executor {
     clock_.start_over();
   }
 
-  place at_action(instruction const& i, long step) const {
-    return {line_->where().global_rank, -1, step, to_text(i.what).str()};
-  }
+  place at_action(instruction const& i, long step) const { return {line_->where().global_rank, -1, step, to_text(i.what).str()}; }
 
   static std::string thrower(instruction const& i) {
     return is_compute(i.what.what) ? "stage " + std::to_string(i.what.stage) + " threw: " : std::string();
@@ -399,12 +399,16 @@ class executor {
       case kind::backward_weight:
         attach(i);
         return carry_out_computation(i, batch, entry);
-      case kind::send_forward: return send(i, slots_[i.slot].outputs);
-      case kind::send_backward: return send(i, slots_[i.slot].input_gradients);
+      case kind::send_forward:
+        return send(i, slots_[i.slot].outputs);
+      case kind::send_backward:
+        return send(i, slots_[i.slot].input_gradients);
       case kind::receive_forward:
-      case kind::receive_backward: return line_->post_receive(i.peer, i.what, i.source);
+      case kind::receive_backward:
+        return line_->post_receive(i.peer, i.what, i.source);
       case kind::wait_send_forward:
-      case kind::wait_send_backward: return line_->wait_send(i.source);
+      case kind::wait_send_backward:
+        return line_->wait_send(i.source);
       case kind::reduce_gradients:
         if (hooks_.reduce_gradients) hooks_.reduce_gradients(static_cast<int>(i.what.stage));
         return;
@@ -444,10 +448,17 @@ class executor {
     activation& slot = slots_[i.slot];
     chunk_task const task = task_of(i, batch);
     switch (i.what.what) {
-      case kind::forward: slot.loss = slot.work.forward(task, inputs_, slot.outputs); break;
-      case kind::backward: slot.work.backward(task, gradients_, slot.input_gradients); break;
-      case kind::backward_input: slot.work.backward_input(task, gradients_, slot.input_gradients); break;
-      default: slot.work.backward_weight(task);
+      case kind::forward:
+        slot.loss = slot.work.forward(task, inputs_, slot.outputs);
+        break;
+      case kind::backward:
+        slot.work.backward(task, gradients_, slot.input_gradients);
+        break;
+      case kind::backward_input:
+        slot.work.backward_input(task, gradients_, slot.input_gradients);
+        break;
+      default:
+        slot.work.backward_weight(task);
     }
     if (i.what.what != kind::forward) gradients_.clear();
   }

@@ -30,6 +30,7 @@ struct recorded_step {
   long step = 0;
   double seconds = 0;
   int peak_in_flight = 0;
+  device_memory_use memory{};
   std::vector<recorded> entries;
 };
 
@@ -40,7 +41,7 @@ class step_records {
 
   void keep(record const& of, double seconds) {
     if (steps_.size() == kept) steps_.pop_front();
-    steps_.push_back({of.step(), seconds, of.peak_in_flight(), {of.entries().begin(), of.entries().end()}});
+    steps_.push_back({of.step(), seconds, of.peak_in_flight(), of.memory(), {of.entries().begin(), of.entries().end()}});
   }
   bool empty() const { return steps_.empty(); }
 
@@ -49,7 +50,8 @@ class step_records {
     std::ostringstream out;
     out.precision(12);
     for (recorded_step const& s : steps_) {
-      out << s.step << ' ' << s.seconds << ' ' << s.peak_in_flight << ' ' << s.entries.size() << '\n';
+      out << s.step << ' ' << s.seconds << ' ' << s.peak_in_flight << ' ' << s.memory.active << ' ' << s.memory.reserved << ' '
+          << s.memory.planned << ' ' << s.memory.total << ' ' << s.entries.size() << '\n';
       for (recorded const& r : s.entries) {
         out << static_cast<int>(r.what.what) << ' ' << r.what.fused << ' ' << r.what.stage << ' ' << r.what.micro_batch << ' '
             << r.reached << ' ' << r.start << ' ' << r.end << '\n';
@@ -72,7 +74,8 @@ inline all_steps steps_of(std::vector<std::string> const& texts) {
     std::istringstream in(text);
     out.emplace_back();
     std::size_t count = 0;
-    for (recorded_step one; in >> one.step >> one.seconds >> one.peak_in_flight >> count;) {
+    for (recorded_step one; in >> one.step >> one.seconds >> one.peak_in_flight >> one.memory.active >> one.memory.reserved >>
+                            one.memory.planned >> one.memory.total >> count;) {
       one.entries.resize(count);
       for (recorded& r : one.entries) {
         int what = 0, stage = 0, micro_batch = 0;

@@ -67,13 +67,14 @@ struct trainer_options {
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
   /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
   bool post_validation = false;
-  /// Where this rank's stages are, and its batches go (parameters must be there already). Ranks of one process may share a device.
+  /// Where this rank's stages are, and its batches go (parameters must be there already). Ranks of one process may share a
+  /// device.
   at::Device device = at::kCPU;
-  /// Whether the two halves of a fused pair (DualPipeV) run beside each other: always on an accelerator, on its two streams; on the
-  /// CPU in two threads, which pays where a rank has two cores.
+  /// Whether the two halves of a fused pair (DualPipeV) run beside each other: always on an accelerator, on its two streams; on
+  /// the CPU in two threads, which pays where a rank has two cores.
   bool overlap_pairs = false;
-  /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp on a
-  /// GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
+  /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp
+  /// on a GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
   std::shared_ptr<graph_maker> graphs = {};
   /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
   int calm_steps = 10;
@@ -91,9 +92,9 @@ struct step_report {
   double seconds = 0;        ///< as this rank saw it
   std::int64_t samples = 0;  ///< over all replicas
   double samples_per_second = 0;
-  double bubble = 0;       ///< measured: share of ranks × longest rank's time in which ranks did not compute
-  int peak_in_flight = 0;  ///< chunks, on this rank
-  bool launched = false;   ///< this rank's computations were launched as graphs
+  double bubble = 0;           ///< measured: share of ranks × longest rank's time in which ranks did not compute
+  int peak_in_flight = 0;      ///< chunks, on this rank
+  bool launched = false;       ///< this rank's computations were launched as graphs
   device_memory_use memory{};  ///< of this rank's device; 0 on the CPU
 };
 

@@ -1,0 +1,92 @@
+// What a step takes of a GPU's memory, beside what its plan says.
+#include "gpus.hpp"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/run.hpp>
+
+#include <doctest/doctest.h>
+
+namespace {
+
+constexpr int width = 128, layers = 16, micro_batches = 16, rows_of_one = 2048;
+// A layer keeps what it gives.
+constexpr double layer_bytes = 4.0 * rows_of_one * width;
+
+/// Of the rank on the GPU tensors come from main memory and go back there, so that no other rank has any on it.
+chevron::stage build_stage(int number, int stages, at::Device device) {
+  std::vector<torch::nn::Linear> all;
+  std::vector<chevron::parameter> parameters;
+  for (int layer = number * layers / stages; layer < (number + 1) * layers / stages; ++layer) {
+    at::manual_seed(100 + layer);
+    torch::nn::Linear& made = all.emplace_back(width, width);
+    made->to(device);
+    chevron::append_parameters(parameters, std::to_string(layer) + ".", made);
+  }
+  return chevron::stage(
+      [all, device, last = number == stages - 1](at::Tensor const& came) mutable {
+        at::Tensor x = came.to(device);
+        for (auto& layer : all) x = layer->forward(x).tanh();
+        return last ? x : x.cpu();
+      },
+      parameters);
+}
+
+/// Rank 0's on a GPU, the other ranks being on the CPU.
+chevron::device_memory_use of_rank_0(chevron::plan const& plan) {
+  auto const program = chevron::lower(plan);
+  chevron::device_memory_use out;
+  chevron::run_threads({.pipeline_ranks = plan.size.ranks, .intra_op_threads = 1}, [&](chevron::transport& line) {
+    at::Device const device = line.where().global_rank == 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+    chevron::trainer train(
+        program, line, [&](int s) { return build_stage(s, plan.stages, device); },
+        [](at::Tensor const& y, at::Tensor const& target) { return at::mse_loss(y, target.to(y.device())); },
+        chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)), {.device = device});
+    at::Tensor const rows = at::arange(rows_of_one * micro_batches * width, at::kFloat).view({-1, width}).sin();
+    for (int step = 0; step < 3; ++step) {
+      auto const report = train.step({rows}, {rows.cos()});
+      if (line.where().global_rank == 0) {
+        out = report.memory;
+      } else {
+        CHECK(report.memory.active == 0);
+      }
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a rank's memory on a GPU grows as its plan's chunks in flight do: GPipe, 1F1B, V-Half, V-Min") {
+  if (!gpus::at_least(1)) return;
+  std::map<std::string, chevron::device_memory_use> took;
+  for (char const* const name : {"GPipe", "1F1B", "V-Half", "V-Min"}) {
+    auto const plan = chevron::catalogue::make_plan(name, {.ranks = 8, .micro_batches = micro_batches});
+    auto const use = took[name] = of_rank_0(plan);
+    int const in_flight = chevron::peak_in_flight(plan, 0) * layers / plan.stages;
+    MESSAGE(name << ": " << in_flight << " layers in flight, " << layer_bytes * in_flight / (1 << 20) << " MiB; planned "
+                 << use.planned / (1 << 20) << " MiB with what is there between steps, active " << use.active / (1 << 20)
+                 << " MiB, reserved " << use.reserved / (1 << 20) << " MiB");
+    CHECK(use.active > 0);
+    CHECK(use.reserved >= use.active);
+    CHECK(use.total >= use.reserved);
+    // A computation needs some memory for itself; what it keeps is what the plan counts.
+    CHECK(static_cast<double>(use.active) >= static_cast<double>(use.planned) - 4 * layer_bytes);
+    CHECK(static_cast<double>(use.active) <= static_cast<double>(use.planned) + 12 * layer_bytes);
+  }
+  CHECK(took["GPipe"].active > took["1F1B"].active);
+  CHECK(took["1F1B"].active > took["V-Half"].active);
+  CHECK(took["V-Half"].active > took["V-Min"].active);
+  CHECK(took["GPipe"].planned > took["1F1B"].planned);
+  CHECK(took["1F1B"].planned > took["V-Half"].planned);
+  CHECK(took["V-Half"].planned > took["V-Min"].planned);
+}
