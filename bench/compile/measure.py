@@ -47,7 +47,7 @@ LOWERED = ["lowered_one_f_one_b_8_32", "lowered_zb_v_8_32", "lowered_zb_v_16_128
 def schedules():
     """The names of the catalogue's schedules, in its own order."""
     with open(os.path.join(INCLUDE, "chevron", "catalogue", "catalogue.hpp")) as header:
-        listed = re.search(r"all\s*=\s*hana::make_tuple\(([^)]*)\)", header.read()).group(1)
+        listed = re.search(r"all\s*=\s*hana::make_basic_tuple\(([^)]*)\)", header.read()).group(1)
     return re.findall(r"&(\w+)", listed)
 
 

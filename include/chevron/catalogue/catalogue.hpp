@@ -2,9 +2,9 @@
 
 #include <string_view>
 
+#include <boost/hana/basic_tuple.hpp>
 #include <boost/hana/for_each.hpp>
 #include <boost/hana/size.hpp>
-#include <boost/hana/tuple.hpp>
 
 #include <chevron/catalogue/dual_pipe_v.hpp>
 #include <chevron/catalogue/eager_1f1b.hpp>
@@ -27,11 +27,12 @@
 namespace chevron::catalogue {
 
 /// All schedules that train, in the order in which tables list them.
-inline constexpr auto all = hana::make_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo,
-                                             &interleaved_zero_bubble, &zb_h1, &zb_h2, &zb_v, &v_half, &v_min, &dual_pipe_v);
+inline constexpr auto all =
+    hana::make_basic_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo, &interleaved_zero_bubble,
+                           &zb_h1, &zb_h2, &zb_v, &v_half, &v_min, &dual_pipe_v);
 
 /// Schedules that evaluate: forwards alone. They go by name like the others, but nobody can train with them.
-inline constexpr auto evaluation = hana::make_tuple(&forward_only);
+inline constexpr auto evaluation = hana::make_basic_tuple(&forward_only);
 
 /// Calls `visit(description)` for each schedule that trains; `description.name` is its name.
 template <class Visit>

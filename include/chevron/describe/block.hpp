@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <boost/hana/basic_tuple.hpp>
 #include <boost/hana/for_each.hpp>
-#include <boost/hana/tuple.hpp>
 
 #include <chevron/describe/limits.hpp>
 #include <chevron/describe/sized.hpp>
@@ -112,10 +112,10 @@ constexpr auto building_block(Placement where, repeat_interval<Interval> interva
                 "a building block consists of tokens in their slots, F(0).at(2 * rank), and of W's to run in idle slots, W(0)");
   static_assert(slots_are_there, "only a W can do without a slot: write F(0).at(slot), and so for B and I");
   if constexpr (items_are_right && slots_are_there) {
-    return repeated_block<Placement, Interval, hana::tuple<Items...>>{
-        where, interval.slots, hana::tuple<Items...>{items...}, {}, ""};
+    return repeated_block<Placement, Interval, hana::basic_tuple<Items...>>{
+        where, interval.slots, hana::basic_tuple<Items...>{items...}, {}, ""};
   } else {
-    return repeated_block<Placement, Interval, hana::tuple<>>{where, interval.slots, {}, {}, ""};
+    return repeated_block<Placement, Interval, hana::basic_tuple<>>{where, interval.slots, {}, {}, ""};
   }
 }
 template <class... Parts>
@@ -123,7 +123,7 @@ constexpr auto building_block(Parts const&...) {
   static_assert(
       (false && ... && placement_policy<Parts>),
       "a building block begins with its placement and its interval, as in building_block(placement::vee, every(6), F(0).at(0))");
-  return repeated_block<placement::linear_t, expression::number, hana::tuple<>>{
+  return repeated_block<placement::linear_t, expression::number, hana::basic_tuple<>>{
       placement::linear, expression::number(1), {}, {}, ""};
 }
 
@@ -138,7 +138,7 @@ namespace detail {
 template <class Items>
 struct item_order;
 template <class... Items>
-struct item_order<hana::tuple<Items...>> {
+struct item_order<hana::basic_tuple<Items...>> {
   static constexpr int count = sizeof...(Items);
   static constexpr int forwards = (0 + ... + (is_forward<Items> ? 1 : 0));
   static constexpr int placed = (0 + ... + (is_placed<Items> ? 1 : 0));
@@ -172,7 +172,8 @@ namespace detail {
 
 /// Works a block out into arrays that are long enough; `size.chunks` is filled in and the stages are placed.
 template <class Block, class Actions, class Begin, class RankOf>
-constexpr finding expand_into(Block const& what, shape size, int declared, Actions& actions, Begin& begin, RankOf const& rank_of) {
+constexpr finding expand_into(Block const& what, shape size, int declared, Actions& actions, Begin& begin,
+                              RankOf const& rank_of) {
   using order = item_order<std::remove_cvref_t<decltype(what.items)>>;
   constexpr order ordered{};
   constexpr int items = order::count;
@@ -205,7 +206,8 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   }
   for (int r = 0; r < ranks; ++r) {
     for (int k = r * items; k < (r + 1) * items; ++k) {
-      if (at.data[k].chunk < placed_here.held(r)) at.data[k].stage = placed_here.stage.data[placed_here.first.data[r] + at.data[k].chunk];
+      if (at.data[k].chunk < placed_here.held(r))
+        at.data[k].stage = placed_here.stage.data[placed_here.first.data[r] + at.data[k].chunk];
     }
   }
   // A W without a slot follows an I of its chunk.

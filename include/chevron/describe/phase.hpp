@@ -1,6 +1,6 @@
 #pragma once
 
-#include <boost/hana/tuple.hpp>
+#include <boost/hana/basic_tuple.hpp>
 #include <boost/hana/unpack.hpp>
 
 #include <chevron/describe/token.hpp>
@@ -17,26 +17,26 @@ enum class stage_of_step : int { warmup, steady, cooldown };
 template <stage_of_step Role, class... Items>
 struct phase {
   static_assert(sizeof...(Items) > 0, "a phase needs at least one token, as in steady(F, B)");
-  hana::tuple<Items...> items;
+  hana::basic_tuple<Items...> items;
 };
 
 template <phase_item... Items>
 constexpr phase<stage_of_step::warmup, Items...> warmup(Items... items) {
-  return {hana::tuple<Items...>{items...}};
+  return {hana::basic_tuple<Items...>{items...}};
 }
 template <phase_item... Items>
 constexpr phase<stage_of_step::steady, Items...> steady(Items... items) {
-  return {hana::tuple<Items...>{items...}};
+  return {hana::basic_tuple<Items...>{items...}};
 }
 template <phase_item... Items>
 constexpr phase<stage_of_step::cooldown, Items...> cooldown(Items... items) {
-  return {hana::tuple<Items...>{items...}};
+  return {hana::basic_tuple<Items...>{items...}};
 }
 
 /// Phases in order; `Last` is the role of the last one.
 template <stage_of_step Last, class... Phases>
 struct phases {
-  hana::tuple<Phases...> list;
+  hana::basic_tuple<Phases...> list;
 };
 
 /// Instantiated for each `|`, so that a wrong order names both phases.
@@ -48,7 +48,7 @@ struct phase_after {
 
 template <stage_of_step Role, class... Items>
 constexpr phases<Role, phase<Role, Items...>> as_phases(phase<Role, Items...> one) {
-  return {hana::tuple<phase<Role, Items...>>{one}};
+  return {hana::basic_tuple<phase<Role, Items...>>{one}};
 }
 template <stage_of_step Last, class... Phases>
 constexpr phases<Last, Phases...> as_phases(phases<Last, Phases...> several) {
@@ -62,7 +62,7 @@ constexpr auto operator|(phase<Left, LeftItems...> left, phase<Right, RightItems
 template <stage_of_step Last, class... Before, stage_of_step Role, class... Items>
 constexpr phases<Role, Before..., phase<Role, Items...>> operator|(phases<Last, Before...> before, phase<Role, Items...> next) {
   static_assert(phase_after<Last, Role>::value);
-  using longer = hana::tuple<Before..., phase<Role, Items...>>;
+  using longer = hana::basic_tuple<Before..., phase<Role, Items...>>;
   return {hana::unpack(before.list, [&](Before const&... earlier) { return longer{earlier..., next}; })};
 }
 

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include <boost/hana/tuple.hpp>
+#include <boost/hana/basic_tuple.hpp>
 #include <boost/hana/unpack.hpp>
 
 #include <chevron/describe/expression.hpp>
@@ -14,6 +14,8 @@
 
 namespace chevron {
 
+// What a description holds stands in basic_tuples: with hana::tuple, which can compare, convert and more, the catalogue's
+// descriptions would take each user twice as long to compile.
 namespace hana = boost::hana;
 
 /// Stands where a token names no chunk; no number that anybody would write.
@@ -35,7 +37,8 @@ struct token {
   constexpr token operator()(int which_chunk) const { return {which_chunk}; }
   template <class Other>
   requires(!std::integral<Other>) constexpr token operator()(Other const&) const {
-    static_assert(std::integral<Other>, "a chunk is an int, the same on every rank: F(1); a count is written with *, as in F * rank");
+    static_assert(std::integral<Other>,
+                  "a chunk is an int, the same on every rank: F(1); a count is written with *, as in F * rank");
     return {};
   }
   /// The action itself, for a `table`: `F(2, 0)` is 2F0, stage 2's forward of microbatch 0.
@@ -87,13 +90,13 @@ constexpr fused<ForwardHalf, BackwardHalf> overlap(token<ForwardHalf> forward_ha
 /// Tokens one after another: `F + I`.
 template <class... Tokens>
 struct sequence {
-  hana::tuple<Tokens...> tokens;
+  hana::basic_tuple<Tokens...> tokens;
 };
 
 /// A sequence so many times, counted by a rank expression: `(F + I) * rank`.
 template <class Count, class... Tokens>
 struct repeated {
-  hana::tuple<Tokens...> tokens;
+  hana::basic_tuple<Tokens...> tokens;
   Count count;
 };
 
@@ -109,15 +112,15 @@ template <class Item>
 concept phase_item = is_item<std::remove_cvref_t<Item>>;
 
 template <kind What>
-constexpr hana::tuple<token<What>> tokens_of(token<What> t) {
-  return {t};
+constexpr hana::basic_tuple<token<What>> tokens_of(token<What> t) {
+  return hana::basic_tuple<token<What>>{t};
 }
 template <kind ForwardHalf, kind BackwardHalf>
-constexpr hana::tuple<fused<ForwardHalf, BackwardHalf>> tokens_of(fused<ForwardHalf, BackwardHalf> pair) {
-  return {pair};
+constexpr hana::basic_tuple<fused<ForwardHalf, BackwardHalf>> tokens_of(fused<ForwardHalf, BackwardHalf> pair) {
+  return hana::basic_tuple<fused<ForwardHalf, BackwardHalf>>{pair};
 }
 template <class... Tokens>
-constexpr hana::tuple<Tokens...> tokens_of(sequence<Tokens...> s) {
+constexpr hana::basic_tuple<Tokens...> tokens_of(sequence<Tokens...> s) {
   return s.tokens;
 }
 /// A repeated item has no tokens to add to others.
@@ -127,15 +130,16 @@ struct adding_to_a_repeated_item {
                 "a repeated item stands by itself: write warmup(F * 2, I) or warmup((F + F + I) * 3), not F * 2 + I");
 };
 template <class Count, class... Tokens>
-constexpr hana::tuple<Tokens...> tokens_of(repeated<Count, Tokens...> r) {
+constexpr hana::basic_tuple<Tokens...> tokens_of(repeated<Count, Tokens...> r) {
   (void)sizeof(adding_to_a_repeated_item<Count, Tokens...>);
   return r.tokens;
 }
 template <class... Left, class... Right>
-constexpr sequence<Left..., Right...> sequence_of(hana::tuple<Left...> const& left, hana::tuple<Right...> const& right) {
+constexpr sequence<Left..., Right...> sequence_of(hana::basic_tuple<Left...> const& left,
+                                                  hana::basic_tuple<Right...> const& right) {
   return hana::unpack(left, [&](Left const&... before) {
     return hana::unpack(right, [&](Right const&... after) {
-      return sequence<Left..., Right...>{hana::tuple<Left..., Right...>{before..., after...}};
+      return sequence<Left..., Right...>{hana::basic_tuple<Left..., Right...>{before..., after...}};
     });
   });
 }
@@ -146,12 +150,12 @@ requires(phase_item<Left>&& phase_item<Right>) constexpr auto operator+(Left lef
 }
 template <kind What, expression::operand Count>
 constexpr repeated<expression::node_of<Count>, token<What>> operator*(token<What> t, Count count) {
-  return {hana::tuple<token<What>>{t}, expression::as_node(count)};
+  return {hana::basic_tuple<token<What>>{t}, expression::as_node(count)};
 }
 template <kind ForwardHalf, kind BackwardHalf, expression::operand Count>
 constexpr repeated<expression::node_of<Count>, fused<ForwardHalf, BackwardHalf>> operator*(fused<ForwardHalf, BackwardHalf> pair,
                                                                                            Count count) {
-  return {hana::tuple<fused<ForwardHalf, BackwardHalf>>{pair}, expression::as_node(count)};
+  return {hana::basic_tuple<fused<ForwardHalf, BackwardHalf>>{pair}, expression::as_node(count)};
 }
 template <class... Tokens, expression::operand Count>
 constexpr repeated<expression::node_of<Count>, Tokens...> operator*(sequence<Tokens...> s, Count count) {
