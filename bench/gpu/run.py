@@ -192,7 +192,7 @@ def sanitize(to):
 
 
 def losses(file):
-    return [json.loads(line)["loss"] for line in file.read_text().splitlines()] if file.exists() else []
+    return [json.loads(line)["loss_metrics/global_avg_loss"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def train(to, gpus):
@@ -213,8 +213,11 @@ def train(to, gpus):
         if status != 0:
             to.say("\n".join(output.splitlines()[-5:]))
         else:
-            seconds = sorted(json.loads(line)["seconds"] for line in metrics.read_text().splitlines()[5:])
+            seconds = sorted(json.loads(line)["time_metrics/end_to_end(s)"] for line in metrics.read_text().splitlines()[5:])
             entry["step_seconds"] = seconds[len(seconds) // 2] if seconds else None
+            for line in output.splitlines():
+                if line.startswith("graphs"):
+                    to.say("    " + line)
             entry["table"] = next((part.splitlines() for part in output.split("\n\n") if "predicted    measured" in part), [])
         return status == 0, entry["losses"]
 
@@ -226,9 +229,10 @@ def train(to, gpus):
         ranks, share = 2, ["--share-gpus"]  # NCCL between two processes on one GPU, through sockets
     ok, plain = one("train on the CPU", ["--backend", "threads", "--ranks", ranks, "--replicas", "1"], 180)
     failed |= not ok
-    for schedule in ("1F1B", "ZBVZeroBubble", "DualPipeV"):
-        flags = ["--backend", "nccl", "--schedule", schedule, "--ranks", ranks, "--replicas", "1", "--timeout", "60", *share]
-        ok, other = one(f"train {schedule} over NCCL", flags, 180)
+    for schedule, more in (("1F1B", []), ("ZBVZeroBubble", []), ("DualPipeV", []), ("1F1B", ["--cuda-graph"]),
+                           ("DualPipeV", ["--cuda-graph"])):
+        flags = ["--backend", "nccl", "--schedule", schedule, "--ranks", ranks, "--replicas", "1", "--timeout", "60", *share, *more]
+        ok, other = one(f"train {schedule} over NCCL" + (" with CUDA graphs" if more else ""), flags, 180)
         failed |= not ok
         if ok and plain and len(plain) == len(other):
             apart = max(abs(a - b) / abs(a) for a, b in zip(plain, other))

@@ -1,7 +1,7 @@
 // What a step costs beside its computations, on a GPU: how long the host takes to ask for one action, and how long the GPU has
 // nothing to do between two of them. One rank, so that it waits for nobody; all stages of the schedule are on it.
 //
-//   bench-gpu_step [--json FILE]                       blocks of about one millisecond, and layers next to nothing
+//   bench-gpu_step [--json FILE]                       blocks of about one millisecond, and layers next to nothing; graphs, too
 //   .venv/bin/python bench/run/gpu_step_beside_torch.py   the latter beside torch.distributed.pipelining
 #include <algorithm>
 #include <cstddef>
@@ -23,6 +23,7 @@
 #include <nlohmann/json.hpp>
 
 #include <chevron/run.hpp>
+#include <chevron/run/cuda_graph.hpp>
 #include <chevron/run/main.hpp>
 #include <chevron/run/nccl.hpp>
 #include <chevron/schedule.hpp>
@@ -55,7 +56,7 @@ chevron::stage layers(int count, int width, at::Device device) {
   return out;
 }
 
-figures measure(options const& wanted, std::string const& schedule, int layers_of_stage, int width, int samples) {
+figures measure(options const& wanted, std::string const& schedule, int layers_of_stage, int width, int samples, bool graphs) {
   auto const program = bench::program_of(schedule, 1, wanted.micro_batches);
   at::Device const device = chevron::gpu_of(0);
   std::vector<double> host, action, idle;
@@ -65,11 +66,13 @@ figures measure(options const& wanted, std::string const& schedule, int layers_o
     chevron::trainer train(
         program, line, [&](int) { return layers(layers_of_stage, width, device); },
         [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
-        chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)), {.device = device});
+        chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)),
+        {.device = device, .graphs = graphs ? chevron::cuda_graphs() : nullptr});
     at::Tensor const batch = at::randn({wanted.micro_batches * samples, width}, at::TensorOptions().device(device));
     for (int step = 0; step < wanted.steps; ++step) {
-      train.step({batch}, {batch});
+      bool const launched = train.step({batch}, {batch}).launched;
       if (step < 5) continue;
+      if (launched != graphs) throw chevron::usage_error("no CUDA graphs: " + train.why_not_launched());
       auto const& record = train.last_record();
       std::vector<std::pair<std::int64_t, std::int64_t>> busy;
       std::int64_t asked = record.begin();
@@ -105,16 +108,25 @@ int main(int argc, char** argv) {
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;
     nlohmann::json out = nlohmann::json::array();
-    std::printf("%-22s %-20s %14s %14s %10s\n", "schedule", "stage", "host us/action", "GPU ms/action", "GPU idle");
+    std::printf("%-22s %-20s %-8s %14s %14s %10s\n", "schedule", "stage", "launched", "host us/action", "GPU ms/action", "GPU idle");
     for (char const* const schedule : {"1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipeV"}) {
       struct size {
         char const* name;
         int layers, width, samples;
       };
       for (size const& s : {size{"1 layer of 64", 1, 64, 4}, size{"8 layers of 4096", 8, 4096, 512}}) {
-        figures const f = measure(wanted, schedule, s.layers, s.width, s.samples);
-        std::printf("%-22s %-20s %14.1f %14.3f %9.2f%%\n", schedule, s.name, f.host_us, f.action_ms, f.idle * 100);
-        out.push_back({{"schedule", schedule}, {"stage", s.name}, {"actions", f.actions}, {"host_us", f.host_us}, {"action_ms", f.action_ms}, {"idle", f.idle}});
+        for (bool const graphs : {false, true}) {
+          figures const f = measure(wanted, schedule, s.layers, s.width, s.samples, graphs);
+          std::printf("%-22s %-20s %-8s %14.1f %14.3f %9.2f%%\n", schedule, s.name, graphs ? "graphs" : "kernels", f.host_us, f.action_ms,
+                      f.idle * 100);
+          out.push_back({{"schedule", schedule},
+                         {"stage", s.name},
+                         {"graphs", graphs},
+                         {"actions", f.actions},
+                         {"host_us", f.host_us},
+                         {"action_ms", f.action_ms},
+                         {"idle", f.idle}});
+        }
       }
     }
     if (!wanted.json.empty()) std::ofstream(wanted.json) << out.dump(1) << "\n";
