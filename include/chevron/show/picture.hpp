@@ -1,9 +1,8 @@
 #pragma once
 
 #include <algorithm>
-#include <map>
+#include <cstdint>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -68,7 +67,8 @@ struct figures {
 };
 
 /// Makes pairs of neighbouring boxes that are an F marked as fused and, at the same time on the same row, its other half.
-inline void mark_pairs(picture& p) {
+template <class = void>
+void mark_pairs(picture& p) {
   for (std::size_t i = 0; i + 1 < p.boxes.size(); ++i) {
     box& f = p.boxes[i];
     box& b = p.boxes[i + 1];
@@ -79,7 +79,8 @@ inline void mark_pairs(picture& p) {
 }
 
 /// A plan's picture under a simulated timeline. Actions that never ran (a deadlock) are left out.
-inline picture picture_of(plan_view const& plan, timeline const& when, std::string title = "predicted") {
+template <class = void>
+picture picture_of(plan_view const& plan, timeline const& when, std::string title = "predicted") {
   picture out;
   out.title = std::move(title);
   out.schedule = plan.name;
@@ -108,7 +109,8 @@ inline picture picture_of(plan_view const& plan, timeline const& when, std::stri
 
 /// A plan's picture under its costs, with its critical path and, where they occupy a rank, with its transfers: a send right after
 /// its action, a receive right before it.
-inline picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
+template <class = void>
+picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
   timeline const when = simulate(plan, costs);
   picture out = picture_of(plan, when, std::move(title));
   if (!when.complete) return out;
@@ -145,7 +147,8 @@ inline picture picture_of(plan_view const& plan, cost_view const& costs, std::st
 }
 
 /// Several steps back to back, without a barrier between them; every step counts its microbatches from 0.
-inline picture picture_of_steps(plan_view const& plan, cost_view const& costs, int steps, std::string title = "predicted") {
+template <class = void>
+picture picture_of_steps(plan_view const& plan, cost_view const& costs, int steps, std::string title = "predicted") {
   chevron::plan const all = back_to_back(plan, steps);
   picture out = picture_of(all, costs, std::move(title));
   out.size.micro_batches = plan.size.micro_batches;
@@ -159,7 +162,8 @@ inline picture picture_of_steps(plan_view const& plan, cost_view const& costs, i
 }
 
 /// First start of any compute box.
-inline double first_start(picture const& p) {
+template <class = void>
+double first_start(picture const& p) {
   bool any = false;
   double first = 0;
   for (box const& b : p.boxes) {
@@ -171,7 +175,8 @@ inline double first_start(picture const& p) {
 }
 
 /// The boxes of one training step, with time counted from that step's first compute.
-inline picture only_step(picture const& all, int step) {
+template <class = void>
+picture only_step(picture const& all, int step) {
   picture out = all;
   out.boxes.clear();
   out.critical_path.clear();
@@ -187,7 +192,8 @@ inline picture only_step(picture const& all, int step) {
 }
 
 /// The same picture in another unit: times are multiplied by `factor`.
-inline picture scaled(picture p, double factor, std::string unit) {
+template <class = void>
+picture scaled(picture p, double factor, std::string unit) {
   for (box& b : p.boxes) {
     b.start *= factor;
     b.end *= factor;
@@ -207,17 +213,33 @@ struct message {
 /// produce and consume it.
 template <class = void>
 std::vector<message> messages_of(picture const& p) {
-  using key = std::tuple<int, int, int, int, int>;  // step, replica, kind, stage, microbatch
-  std::map<key, int> where;
+  // Every box by what it is, in one number: step and replica, kind, stage, microbatch. Of equal ones the first counts.
+  struct entry {
+    std::uint64_t what;
+    int box;
+  };
+  std::vector<entry> where;
+  where.reserve(p.boxes.size());
   int const ranks = std::max(1, p.size.ranks);
+  int replicas = 1;
+  for (box const& b : p.boxes) replicas = std::max(replicas, b.rank / ranks + 1);
+  auto const number_of = [&](box const& like, kind what, int stage) {
+    std::uint64_t const run = static_cast<std::uint64_t>(like.step) * static_cast<std::uint64_t>(replicas) +
+                              static_cast<std::uint64_t>(like.rank / ranks);
+    return run << 31 | static_cast<std::uint64_t>(what) << 27 | static_cast<std::uint64_t>(stage) << 16 | like.what.micro_batch;
+  };
   for (std::size_t i = 0; i < p.boxes.size(); ++i) {
     box const& b = p.boxes[i];
-    where.insert(
-        {key{b.step, b.rank / ranks, static_cast<int>(b.what.what), b.what.stage, b.what.micro_batch}, static_cast<int>(i)});
+    where.push_back({number_of(b, b.what.what, static_cast<int>(b.what.stage)), static_cast<int>(i)});
   }
+  std::sort(where.begin(), where.end(),
+            [](entry const& a, entry const& b) { return a.what != b.what ? a.what < b.what : a.box < b.box; });
   auto const find = [&](box const& like, kind what, int stage) {
-    auto const at = where.find(key{like.step, like.rank / ranks, static_cast<int>(what), stage, like.what.micro_batch});
-    return at == where.end() ? -1 : at->second;
+    if (stage < 0 || stage >= max_stages) return -1;
+    std::uint64_t const wanted = number_of(like, what, stage);
+    auto const at =
+        std::lower_bound(where.begin(), where.end(), wanted, [](entry const& e, std::uint64_t w) { return e.what < w; });
+    return at == where.end() || at->what != wanted ? -1 : at->box;
   };
   std::vector<message> out;
   for (std::size_t i = 0; i < p.boxes.size(); ++i) {
@@ -319,7 +341,8 @@ figures figures_of(plan_view const& plan, cost_view const& costs, size_view cons
 }
 
 /// `4 ranks × 2 chunks, 8 microbatches`.
-inline std::string size_words(picture const& p, char const* times = "\xc3\x97") {
+template <class = void>
+std::string size_words(picture const& p, char const* times = "\xc3\x97") {
   auto const some = [](int n, char const* one, char const* ending = "s") {
     return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
   };

@@ -39,12 +39,14 @@ inline int foreground_on(int background) {
   return 16;
 }
 
-inline std::string paint(int background, int foreground) {
+template <class = void>
+std::string paint(int background, int foreground) {
   return "\x1b[0;48;5;" + std::to_string(background) + ";38;5;" + std::to_string(foreground) + "m";
 }
 
 /// What is written for an action. One chunk: `F3`. Two: `F3` and, for the second, `f3`. More: with the stage in front, `5F3`.
-inline std::string label_of(box const& b, int chunks) {
+template <class = void>
+std::string label_of(box const& b, int chunks) {
   std::string letter = letters_of(b.what.what);
   if (chunks == 2 && b.chunk == 1) letter[0] = static_cast<char>(letter[0] - 'A' + 'a');
   std::string out = chunks > 2 ? std::to_string(b.what.stage) : "";
@@ -66,7 +68,8 @@ struct cell {
 };
 
 /// The smallest time that all starts and ends are multiples of, if there is one of a fair size; else 0.
-inline double time_grid(picture const& p, double zero) {
+template <class = void>
+double time_grid(picture const& p, double zero) {
   double shortest = 0;
   for (box const& b : p.boxes) {
     double const length = b.end - b.start;
@@ -92,7 +95,8 @@ struct scale {
   bool overview = false;  ///< too long for labels: one letter a column
 };
 
-inline scale scale_for(picture const& p, double zero, double makespan, int room) {
+template <class = void>
+scale scale_for(picture const& p, double zero, double makespan, int room) {
   std::vector<double> lengths;
   for (box const& b : p.boxes) {
     if (is_compute(b.what.what) && b.end - b.start > 1e-12) lengths.push_back(b.end - b.start);
@@ -154,7 +158,8 @@ inline scale scale_for(picture const& p, double zero, double makespan, int room)
 }
 
 /// A line with as few escape sequences as it takes.
-inline std::string render(std::vector<cell> const& row, int from, int to, bool colour) {
+template <class = void>
+std::string render(std::vector<cell> const& row, int from, int to, bool colour) {
   std::string out;
   int current = 0;
   int ink = 0;
@@ -172,7 +177,8 @@ inline std::string render(std::vector<cell> const& row, int from, int to, bool c
   return out;
 }
 
-inline std::string axis(int from, int to, double columns_per_unit, double zero_shown) {
+template <class = void>
+std::string axis(int from, int to, double columns_per_unit, double zero_shown) {
   std::string out = spaces(to - from);
   double const step = axis_step((to - from) / columns_per_unit, (to - from) / 8.0);
   for (double t = std::ceil(from / columns_per_unit / step - 1e-9) * step;; t += step) {
@@ -188,7 +194,8 @@ inline std::string axis(int from, int to, double columns_per_unit, double zero_s
 }
 
 /// Words, separated by three spaces, broken into lines that fit.
-inline std::string wrapped(std::vector<std::string> const& words, int width, std::string const& indent = "") {
+template <class = void>
+std::string wrapped(std::vector<std::string> const& words, int width, std::string const& indent = "") {
   std::string out;
   std::string line;
   for (std::string const& word : words) {
@@ -389,7 +396,8 @@ std::string timeline_text(plan_view const& plan, cost_view const& costs, text_st
 
 /// Each rank's list, position by position, as a table: a column a rank. The row of a finding is marked `<-- ` with its
 /// sentence; a `+` joins a pair. Nothing is simulated, so a broken plan prints as well as a sound one.
-inline std::string steps_text(plan_view const& plan, finding const& mark = {}) {
+template <class = void>
+std::string steps_text(plan_view const& plan, finding const& mark = {}) {
   int longest = 0;
   for (int r = 0; r < plan.size.ranks; ++r) longest = std::max(longest, plan.length(r));
   int const digits = std::max(2, static_cast<int>(std::to_string(std::max(longest - 1, 0)).size()));
