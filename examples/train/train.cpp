@@ -175,14 +175,12 @@ std::string prompt_from(std::string const& text, std::uint64_t seed, int context
 std::string told_of_graphs(std::vector<std::string> const& texts, long steps) {
   std::map<std::string, std::string> ranks;  // that say the same
   for (std::size_t r = 0; r < texts.size(); ++r) ranks[texts[r]] += (ranks[texts[r]].empty() ? "" : ", ") + std::to_string(r);
-  std::string out;
+  std::string out = "computations launched as CUDA graphs ";
   for (auto const& [text, who] : ranks) {
     auto const space = text.find(' ');
     std::string const why = text.substr(space + 1);
-    out += (out.empty() ? "" : "; ") +
-           (ranks.size() == 1 ? std::string("each computation") : "rank " + who + ": each computation") +
-           " was launched as one in " + text.substr(0, space) + " of " + some(steps, "step") +
-           (why.empty() ? "" : ", at the end not: " + why);
+    out += (who == ranks.begin()->second ? "" : "; ") + std::string("in ") + text.substr(0, space) + " of " +
+           some(steps, "step") + (ranks.size() == 1 ? "" : " on rank " + who) + (why.empty() ? "" : ", in the end not: " + why);
   }
   return out;
 }

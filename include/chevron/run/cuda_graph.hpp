@@ -87,15 +87,13 @@ class cuda_graph_maker final : public graph_maker {
           return capturing(asks, id) && id == mine;
         });
       } catch (...) {
-        stop();
+        give_up();
         throw;
       }
       allocating_ = true;
     }
     ~recording() {
-      if (!under_way_) return;
-      stop();
-      if (allocating_) c10::cuda::CUDACachingAllocator::releasePool(pool_->device, pool_->id);
+      if (under_way_) give_up();
     }
     recording(recording const&) = delete;
     recording& operator=(recording const&) = delete;
@@ -111,6 +109,10 @@ class cuda_graph_maker final : public graph_maker {
     }
 
    private:
+    void give_up() {
+      if (cudaGraph_t const noted = stop()) C10_CUDA_CHECK_WARN(cudaGraphDestroy(noted));
+      if (allocating_) c10::cuda::CUDACachingAllocator::releasePool(pool_->device, pool_->id);
+    }
     cudaGraph_t stop() {
       cudaGraph_t noted = nullptr;
       under_way_ = false;
