@@ -173,8 +173,9 @@ class turns {
 
 /// What there is to do of one kind on one stage, microbatch after microbatch.
 struct listed_work {
-  action next{};  // what comes next
-  int known = 0;  // for how many microbatches it is known when they can start
+  action what{};  // of microbatch 0
+  int taken = 0;  // how many microbatches have been,
+  int known = 0;  // and for how many it is known when they can start
   int rank = 0;
   double length = 0;
   int change = 0;                 // of the chunks in flight on its rank,
@@ -238,7 +239,7 @@ struct listed_works {
           int const at = index[stage * families + family];
           bool const forward = family == 0;
           listed_work& w = work.data[at];
-          w.next = make_action(kinds[family], stage, 0);
+          w.what = make_action(kinds[family], stage, 0);
           w.rank = r;
           w.length = length[family];
           w.change = forward ? 1 : family == families - 1 ? -1 : 0;
@@ -301,8 +302,12 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   result.begin = buffer<int>(ranks + 1);
   action* const actions = result.actions.data;
   int* const begin = result.begin.data;
-  int const* const first = placed.first.data;
-  for (int r = 0; r <= ranks; ++r) begin[r] = first[r] * families * micro_batches;
+  buffer<int> first_memory(ranks + 1);
+  int* const first = first_memory.data;  // of each rank's works
+  for (int r = 0; r <= ranks; ++r) {
+    first[r] = placed.first.data[r] * families;
+    begin[r] = first[r] * micro_batches;
+  }
   buffer<detail::listed_progress> progress_memory(ranks);
   detail::listed_progress* const progress = progress_memory.data;
   for (int r = 0; r < ranks; ++r) progress[r] = {begin[r], 0, 0, false};
@@ -323,8 +328,8 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     }
     int const rank = turn.rank();
     detail::listed_progress const come = progress[rank];
-    int const stop = families * first[rank + 1];
-    int taken = families * first[rank];
+    int const stop = first[rank + 1];
+    int taken = first[rank];
     double soonest = detail::never;  // of what is known to become ready later
     for (; taken < stop; ++taken) {
       double const ready = ready_of[taken];
@@ -339,21 +344,25 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
       continue;
     }
 
-    detail::listed_work const one = work[taken];
-    int const m = static_cast<int>(one.next.micro_batch);
+    // Fields are read where they stand: to copy what was partly written just now would wait for it.
+    detail::listed_work& one = work[taken];
+    int const m = one.taken;
+    int const after = m + 1;
+    one.taken = after;
     double const end = now + one.length;
-    actions[come.at] = one.next;
+    action next = one.what;
+    next.micro_batch = static_cast<std::uint32_t>(m) & 0xffffu;
+    actions[come.at] = next;
     ++filled;
     progress[rank] = {come.at + 1, come.in_flight + one.change, come.bytes + one.bytes_change, false};
-    work[taken].next.micro_batch = static_cast<std::uint32_t>(m + 1) & 0xffffu;
-    ready_of[taken] = m + 1 < one.known ? starts[taken * micro_batches + m + 1] : detail::never;
+    ready_of[taken] = after < one.known ? starts[taken * micro_batches + after] : detail::never;
     for (int i = 0; i < one.fed; ++i) {
       int const to = one.feeds[i];
-      detail::listed_work const other = work[to];
+      detail::listed_work& other = work[to];
       double const arrives = other.rank == rank ? end : end + communication;
       starts[to * micro_batches + m] = arrives;
-      work[to].known = m + 1;
-      if (static_cast<int>(other.next.micro_batch) != m) continue;
+      other.known = after;
+      if (other.taken != m) continue;
       ready_of[to] = arrives;
       // A rank that is computing is not disturbed: its next try is at its end.
       if (progress[other.rank].waits) turn.wake(other.rank, arrives);
