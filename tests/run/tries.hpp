@@ -2,7 +2,11 @@
 
 // What a busy machine can spoil.
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include <doctest/doctest.h>
 
@@ -32,5 +36,33 @@ void until_well(Once const& once, int most = 5) {
     }
   }
 }
+
+/// The time since it was made, without that in which the machine stood still, and nothing else could go on either. For upper limits.
+class stopwatch {
+ public:
+  using clock = std::chrono::steady_clock;
+
+  stopwatch() = default;
+  ~stopwatch() {
+    ended_ = true;
+    ticking_.join();
+  }
+  clock::duration spent() const { return spent_.load(); }
+
+ private:
+  static constexpr auto tick = std::chrono::milliseconds(5);
+
+  std::atomic<bool> ended_{false};
+  std::atomic<clock::duration> spent_{clock::duration(0)};
+  std::thread ticking_{[this] {
+    auto last = clock::now();
+    while (!ended_) {
+      std::this_thread::sleep_for(tick);
+      auto const now = clock::now();
+      spent_ = spent_.load() + std::min<clock::duration>(now - last, 20 * tick);
+      last = now;
+    }
+  }};
+};
 
 }  // namespace tries
