@@ -37,7 +37,8 @@ void until_well(Once const& once, int most = 5) {
   }
 }
 
-/// The time since it was made, without that in which the machine stood still, and nothing else could go on either. For upper limits.
+/// The time since it was made, without that in which the machine stood still and nothing else could go on either. For upper
+/// limits.
 class stopwatch {
  public:
   using clock = std::chrono::steady_clock;
