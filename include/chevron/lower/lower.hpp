@@ -24,13 +24,20 @@ namespace chevron {
 
 namespace detail {
 
-/// The message an action makes for another rank: its receiver, or -1.
-constexpr int receiver_of(plan_view const& plan, action a, int rank) {
-  int const stage = static_cast<int>(a.stage);
-  int peer = rank;
-  if (a.what == kind::forward && stage + 1 < plan.stages) peer = plan.rank_of[stage + 1];
-  if ((a.what == kind::backward || a.what == kind::backward_input) && stage > 0) peer = plan.rank_of[stage - 1];
-  return peer == rank ? -1 : peer;
+/// Which rank takes what a stage makes: its activations, and its gradients; -1 where no other rank does.
+struct receivers {
+  int of_activation;
+  int of_gradient;
+
+  constexpr int of(kind what) const {
+    return what == kind::forward ? of_activation : what == kind::backward_weight ? -1 : of_gradient;
+  }
+};
+constexpr receivers receivers_of(plan_view const& plan, int stage) {
+  int const here = plan.rank_of[stage];
+  int const after = stage + 1 < plan.stages ? plan.rank_of[stage + 1] : here;
+  int const before = stage > 0 ? plan.rank_of[stage - 1] : here;
+  return {after == here ? -1 : after, before == here ? -1 : before};
 }
 
 /// Slots handed out and taken back; the most in use at once is the number needed.
@@ -81,6 +88,10 @@ constexpr program lower(plan source) {
   int const last_stage = plan.stages - 1;
   action const* const actions = plan.actions;
 
+  buffer<detail::receivers> receivers_memory(plan.stages);
+  detail::receivers* const receivers = receivers_memory.data;
+  for (int s = 0; s < plan.stages; ++s) receivers[s] = detail::receivers_of(plan, s);
+
   // Where on its rank each (stage, microbatch) runs forward and passes its gradient on.
   buffer<int> forward_at_memory(cells), gradient_at_memory(cells);
   int* const forward_at = forward_at_memory.data;
@@ -108,7 +119,7 @@ constexpr program lower(plan source) {
   for (int sender = 0; sender < ranks; ++sender) {
     for (int r = 0; r < ranks; ++r) earliest_use[r] = plan.begin[r + 1] - plan.begin[r];
     for (int i = plan.begin[sender + 1] - 1; i >= plan.begin[sender]; --i) {
-      int const receiver = detail::receiver_of(plan, actions[i], sender);
+      int const receiver = receivers[actions[i].stage].of(actions[i].what);
       if (receiver < 0) continue;
       int const cell = static_cast<int>(actions[i].stage) * micro_batches + static_cast<int>(actions[i].micro_batch);
       bool const goes_forward = actions[i].what == kind::forward;
@@ -242,7 +253,7 @@ constexpr program lower(plan source) {
         bool const second = i > plan.begin[r] && actions[i - 1].fused != 0;
         for (int half = second ? 0 : 1; half < 2; ++half) {
           outcome const& done = half == 0 ? first_half : own;
-          int const receiver = detail::receiver_of(plan, done.what, r);
+          int const receiver = receivers[done.what.stage].of(done.what.what);
           if (receiver < 0) continue;
           bool const goes_forward = done.what.what == kind::forward;
           int const message = goes_forward ? done.cell : cells + done.cell;
