@@ -23,7 +23,7 @@ folder = tempfile.TemporaryDirectory()
 
 
 def chevron(*arguments, expect=0):
-    done = subprocess.run([plan_program, *map(str, arguments)], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([plan_program, *map(str, arguments)], capture_output=True, text=True, timeout=60)
     if done.returncode != expect:
         raise AssertionError(f"chevron-plan {' '.join(map(str, arguments))} ended with {done.returncode}, not {expect}: "
                              f"{done.stdout}{done.stderr}")
@@ -199,7 +199,7 @@ def refused():
         micro_batches = len({a.microbatch_index for row in actions.values() for action in row for a in action.sub_actions or (action,)
                              if a.computation_type is torch_schedules.F})
         torch_schedules._validate_schedule(actions, len(actions), len(actions), micro_batches)
-        done = subprocess.run([plan_program, "check", file], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([plan_program, "check", file], capture_output=True, text=True, timeout=60)
         assert done.returncode == code and words_of_ours in done.stdout + done.stderr, f"{text!r}: {done}"
     return len(cases)
 

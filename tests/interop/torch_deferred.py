@@ -40,7 +40,7 @@ def check(schedule_class, ranks, micro_batches, deferred, folder):
         made._dump_csv(file)
     finally:
         dist.destroy_process_group()
-    done = subprocess.run([plan_program, "check", file], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([plan_program, "check", file], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -48,7 +48,7 @@ def torch_orders(schedule_class, ranks, chunks, micro_batches):
 def our_orders(schedule, ranks, chunks, micro_batches):
     command = [plan_program, "show", "--format", "csv", "--schedule", schedule, "--ranks", str(ranks),
                "--chunks", str(chunks), "--microbatches", str(micro_batches)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
     return [[cell.strip() for cell in line.split(",") if cell.strip()] for line in done.stdout.splitlines()]

@@ -1,4 +1,4 @@
-# timeout: 180
+# timeout: 500
 # serial: it runs up to four processes that wait for each other
 """Schedules of chevron-plan inside torch's own pipeline runtime, on Gloo, in real processes. Of 2.11, or of 2.15 where that is here.
 
@@ -35,7 +35,7 @@ plan_program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "ch
 # From 2.15 on: sends are waited for in the file, example inputs say that they need gradients, nobody greets itself.
 newer = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 15)
 comms_dialect = "csv-comms-2.15" if newer else "csv-comms"
-seconds_for_a_world = 70
+seconds_for_a_world = 150
 width = 8
 samples = 3  # of a microbatch
 
@@ -62,7 +62,7 @@ torchs_own = {
 
 
 def chevron(*arguments):
-    return subprocess.run([plan_program, *map(str, arguments)], capture_output=True, text=True, timeout=20)
+    return subprocess.run([plan_program, *map(str, arguments)], capture_output=True, text=True, timeout=60)
 
 
 def catalogue():
@@ -282,7 +282,7 @@ def rank_main(rank, ranks, jobs, folder):
     result = os.path.join(folder, f"result_{ranks}_{rank}.jsonl")
     with open(result, "w", buffering=1) as out:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet_{ranks}", rank=rank, world_size=ranks,
-                                timeout=timedelta(seconds=20))
+                                timeout=timedelta(seconds=60))
         for number, job in enumerate(jobs):
             try:
                 run = run_put_off if "put off" in job.files else run_what_cannot if job.name in cannot else run_job

@@ -1,6 +1,6 @@
 # The scripts of examples/jobs start ranks that find each other, through each launcher that is there: over Gloo, on this machine
 # alone, they train as threads of one process do. Without shellcheck, torchrun or mpirun their part is left out, and said so.
-# timeout: 180
+# timeout: 300
 set -eu
 . "$(dirname "$0")/shared/port.sh"
 export PATH="${CHEVRON_SOURCE:?}/.venv/bin:$PATH" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

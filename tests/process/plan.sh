@@ -1,6 +1,6 @@
 # chevron-plan as a user meets it: formats, exit codes, and one line that names value, flag and remedy for what cannot be used.
-# timeout: 60
-seconds=10
+# timeout: 180
+seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 
 expect 0 'makespan 51   bubble  5.9 %' show --schedule zbvzerobubble --ranks 4 --microbatches 8

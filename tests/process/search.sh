@@ -1,6 +1,6 @@
 # chevron-plan search as a user meets it: what it finds is a schedule like any other, and what it cannot find it says why.
-# timeout: 60
-seconds=20
+# timeout: 180
+seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 
 # Where a published schedule is the best there is, that is said; where it is not, a shorter one is found.

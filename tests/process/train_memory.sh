@@ -1,6 +1,6 @@
 # What a rank's process takes of the machine follows the chunks that its schedule keeps in flight: GPipe > 1F1B > V-Min. (How
 # exactly: bench-memory --resident. Here rank 0 of a V has the head, too.)
-# timeout: 120
+# timeout: 300
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 plan="$CHEVRON_BUILD/bin/chevron-plan"

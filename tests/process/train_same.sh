@@ -1,5 +1,5 @@
 # Every schedule, number of ranks and backend computes the same: losses and gradient norms equal to the last bit.
-# timeout: 300
+# timeout: 600
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 folder=$(mktemp -d)

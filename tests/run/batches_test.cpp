@@ -1,4 +1,4 @@
-// timeout: 120
+// timeout: 240
 #include "run/trained.hpp"
 
 #include <thread>

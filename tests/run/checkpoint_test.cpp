@@ -6,10 +6,9 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/rmsprop.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-
-#include <unistd.h>
 
 #include <doctest/doctest.h>
 
@@ -19,10 +18,12 @@ namespace fs = std::filesystem;
 namespace {
 
 struct folder {
-  fs::path path = fs::temp_directory_path() / ("chevron-checkpoint-" + std::to_string(::getpid()) + "-" + std::to_string(++made));
-  folder() { fs::create_directories(path); }
+  fs::path path;
+  folder() {
+    std::string name = (fs::temp_directory_path() / "chevron-checkpoint-XXXXXX").string();
+    path = ::mkdtemp(name.data());
+  }
   ~folder() { fs::remove_all(path); }
-  static inline int made = 0;
 };
 
 /// Four layers with names of their own, cut into as many stages as asked for; the weights do not depend on the cut.

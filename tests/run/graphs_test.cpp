@@ -192,6 +192,8 @@ TEST_CASE("half precision with a scaled loss, weighed microbatches, accumulated 
   chevron::trainer_options undone{.clip_grad_norm = 0.6, .post_validation = true, .calm_steps = 1};
   check_launched_from(compared("ZB-H2", 3, 1, 6, {.options = undone}), 3);
   check_launched_from(compared("1F1B", 2, 1, 4, {.options = undone}), 3);
+  // Captured while parameters still have the gradients that the pending step was taken with.
+  check_launched_from(compared("ZB-H2", 2, 1, 4, {.build = half, .options = {.post_validation = true, .calm_steps = 1}}), 3);
 }
 
 TEST_CASE("a batch of other shapes runs kernel by kernel; those that were captured are launched again, or others instead") {

@@ -1,8 +1,7 @@
 // timeout: 90
 #include "run/trained.hpp"
 
-#include <unistd.h>
-
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 
@@ -229,7 +228,8 @@ TEST_CASE("the factor of the loss goes down by itself until gradients fit, and u
 TEST_CASE("a resumed run goes on with the factor it had") {
   auto const program = chevron::lower(plan_of("1F1B", 2, 2));
   auto const data = make_batch(4, 1);
-  auto const folder = std::filesystem::temp_directory_path() / ("chevron-scale-" + std::to_string(::getpid()));
+  std::string name = (std::filesystem::temp_directory_path() / "chevron-scale-XXXXXX").string();
+  std::filesystem::path const folder = ::mkdtemp(name.data());
   std::vector<double> factors[2];
   for (bool const resumed : {false, true}) {
     for (int part = 0; part < 2; ++part) {

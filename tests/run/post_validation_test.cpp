@@ -1,4 +1,4 @@
-// timeout: 150
+// timeout: 400
 #include "run/trained.hpp"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// timeout: 150
+// timeout: 300
 #include "same_as_threads.hpp"
 #include "tries.hpp"
 
