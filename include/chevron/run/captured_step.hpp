@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,10 +16,12 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 
+#include <chevron/lower/program.hpp>
 #include <chevron/run/capture_state.hpp>
+#include <chevron/run/computations.hpp>
 #include <chevron/run/device_graph.hpp>
+#include <chevron/run/device_memory.hpp>
 #include <chevron/run/error.hpp>
-#include <chevron/run/lanes.hpp>
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/stage.hpp>
 
@@ -83,20 +88,189 @@ struct captured_computation {
   }
 };
 
-/// All of a rank's program, with targets and extras in memory of their own.
+/// A rank's program as graphs, with targets and extras in memory of their own.
+///
+/// Where runs repeat themselves (capture_state.hpp), each computation is captured, in the order of the program, before one of
+/// them begins; from then on it is launched as a whole. All else goes as it does without: the executor posts messages and waits
+/// for them in between, starts sums, lets the optimizer step, and keeps a record.
 class captured_step {
  public:
-  captured_step(std::shared_ptr<graph_maker> maker, std::shared_ptr<lanes> on, std::size_t instructions)
-      : maker_(std::move(maker)), on_(std::move(on)), state_(maker_->why_not(*on_)), computations_(instructions) {}
+  /// \param before parameters' gradients must be where they are when they are added to
+  /// \param attach a B or W is about to add to its stage's gradients
+  captured_step(std::shared_ptr<graph_maker> maker, program_view steps, int rank, computations& work, device_memory& memory,
+                std::function<void()> before, std::function<void(instruction const&)> attach)
+      : maker_(std::move(maker)),
+        program_(steps),
+        rank_(rank),
+        work_(&work),
+        memory_(&memory),
+        before_(std::move(before)),
+        attach_(std::move(attach)),
+        state_(maker_->why_not(work.on())),
+        computations_(static_cast<std::size_t>(steps.length(rank))) {}
 
-  capture_state& state() { return state_; }
-  captured_computation& of(std::size_t position) { return computations_[position]; }
+  /// Decides how a run goes, and sees to what it needs for that.
+  /// \param guarded runs a function for an instruction, and says of its errors whose they are
+  /// \returns whether computations are launched
+  template <class Guarded>
+  bool prepare(split_batch const& batch, Guarded const& guarded) {
+    run_signature now;
+    batch.append_shapes(now.shapes);
+    for (stage const& s : work_->stages()) {
+      for (auto const* list : {&s.parameters(), &s.buffers()}) {
+        for (parameter const& p : *list) now.memory.push_back(p.value.defined() ? p.value.const_data_ptr() : nullptr);
+      }
+    }
+    run_mode const mode = state_.next(std::move(now));
+    if (mode == run_mode::one_by_one || (mode == run_mode::capture && !rehearse(batch, guarded))) return false;
+    take_surroundings(batch);
+    return true;
+  }
+
+  /// What came from another rank for a computation that runs kernel by kernel.
+  void saw(instruction const& i, tensors const& came) {
+    tensors& seen = of(i).seen;
+    seen.clear();
+    for (at::Tensor const& t : came) seen.push_back(detail::outline_of(t));
+  }
+  void drew(instruction const& i) { state_.drew(static_cast<int>(i.what.stage)); }
+
+  /// Brings what came to where the computation was captured with it.
+  void take(instruction const& i, tensors& came) { of(i).take(came); }
+  /// The same for the gradient of a microbatch's loss.
+  void take(instruction const& i, double gradient) { of(i).arriving.front().fill_(gradient); }
+  /// Launches what was captured from this instruction on: a computation, or a fused pair.
+  void launch(instruction const& i) { of(i).graph->launch(); }
+  /// What a launched computation leaves, to where it would have left it.
+  /// \param copies whoever gets it may still read it when the graph is launched again
+  void give(instruction const& i, bool copies) {
+    captured_computation const& c = of(i);
+    activation& slot = work_->of(i);
+    slot.loss = c.loss;
+    tensors& out = i.what.what == kind::forward ? slot.outputs : slot.input_gradients;
+    out.clear();
+    for (at::Tensor const& t : c.departing) out.push_back(copies && t.defined() ? t.clone() : t);
+  }
+
+  /// Why the last run was not launched; empty where it was.
+  std::string const& why_not() const { return state_.why_not(); }
+  /// Bytes of the device that were in use at one time when the program was captured.
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  captured_computation& of(instruction const& i) { return computations_[static_cast<std::size_t>(&i - &program_.at(rank_, 0))]; }
+
+  /// Captures every computation of the program. Nothing is computed, and other ranks notice nothing: where a message would be
+  /// received there is room for it, and what would be sent is kept until it would have gone.
+  /// \returns whether it could be done
+  template <class Guarded>
+  bool rehearse(split_batch const& live, Guarded const& guarded) {
+    std::vector<tensors> sending(static_cast<std::size_t>(program_.slots[rank_].send));
+    bool done = true;
+    try {
+      if (before_) before_();
+      split_batch const batch = begin(live);
+      for (int next = 0; next < program_.length(rank_);) {
+        instruction const& i = program_.at(rank_, next);
+        if (is_compute(i.what.what)) {
+          guarded(i, [&] { next = capture(next, batch); });
+          continue;
+        }
+        if (i.what.what == kind::send_forward) sending[i.source] = std::move(work_->of(i).outputs);
+        if (i.what.what == kind::send_backward) sending[i.source] = std::move(work_->of(i).input_gradients);
+        if (i.what.what == kind::wait_send_forward || i.what.what == kind::wait_send_backward) sending[i.source].clear();
+        ++next;
+      }
+      state_.captured();
+    } catch (std::exception const& e) {
+      clear();
+      state_.failed(detail::first_line(e.what()));
+      done = false;
+    }
+    work_->drop();
+    for (at::Tensor& loss : work_->losses()) loss = at::Tensor();
+    bytes_ = done ? memory_->peak(0).active : 0;
+    return done;
+  }
+
+  /// Captures the computation at this position, or a fused pair, and gives the position of the next.
+  int capture(int position, split_batch const& batch) {
+    instruction const& i = program_.at(rank_, position);
+    attach_(i);
+    if (i.what.fused == 0 || !work_->on().two()) {
+      capture(of(i), [&] {
+        make_room(i, batch);
+        if (i.what.what == kind::forward) work_->of(i).lane = 0;
+        work_->compute(i, batch, std::nullopt);
+      });
+      keep(i);
+      return position + 1;
+    }
+    instruction const& b = program_.at(rank_, position + 1);
+    attach_(b);
+    capture(of(i), [&] {
+      make_room(i, batch);
+      make_room(b, batch);
+      work_->beside(
+          i, b, [&] { work_->compute(i, batch, std::nullopt); }, [&] { work_->compute(b, batch, std::nullopt); });
+    });
+    keep(i);
+    keep(b);
+    return position + 2;
+  }
+  void capture(captured_computation& into, std::function<void()> const& work) { into.graph = maker_->capture(work_->on(), work); }
+
+  /// Within a capture: memory for what will come from outside, or what the computation before left on this rank.
+  void make_room(instruction const& i, split_batch const& batch) {
+    captured_computation& c = of(i);
+    auto const from_outside = [&](tensors& into, tensors const& like) {
+      for (at::Tensor const& one : like) into.push_back(detail::room_for(detail::outline_of(one), work_->on().where()));
+      for (at::Tensor const& made : into) c.arriving.push_back(detail::place_of(made));
+    };
+    if (i.what.what == kind::forward) {
+      tensors& inputs = work_->inputs();
+      inputs.clear();
+      if (i.what.stage > 0 && i.local != no_slot) {
+        inputs = std::move(work_->neighbour_of(i).outputs);
+      } else {
+        from_outside(inputs, i.what.stage == 0 ? batch.inputs(static_cast<int>(i.what.micro_batch)) : c.seen);
+      }
+    } else if (i.what.what != kind::backward_weight) {
+      tensors& gradients = work_->output_gradients();
+      gradients.clear();
+      if (work_->is_last(i)) {
+        from_outside(gradients, {work_->losses()[i.what.micro_batch]});
+      } else if (i.local != no_slot) {
+        gradients = std::move(work_->neighbour_of(i).input_gradients);
+      } else {
+        from_outside(gradients, c.seen);
+      }
+    }
+  }
+
+  /// After a capture: what others will look for.
+  void keep(instruction const& i) {
+    captured_computation& c = of(i);
+    activation& slot = work_->of(i);
+    auto const s = static_cast<int>(i.what.stage);
+    plan_view const& plan = program_.plan;
+    auto const elsewhere = [&](int other) { return other >= 0 && other < plan.stages && plan.rank_of_stage(other) != rank_; };
+    if (i.what.what == kind::forward) {
+      if (work_->is_last(i)) c.loss = work_->losses()[i.what.micro_batch] = std::exchange(slot.loss, {});
+      if (elsewhere(s + 1)) {
+        for (at::Tensor const& t : slot.outputs) c.departing.push_back(detail::place_of(t));
+      }
+    } else if (i.what.what != kind::backward_weight && elsewhere(s - 1)) {
+      for (at::Tensor const& t : slot.input_gradients) c.departing.push_back(detail::place_of(t));
+    }
+  }
 
   /// Lets go of the graphs there are, and makes room for targets and extras.
   /// \returns the batch to capture with
-  split_batch begin(split_batch const& live, bool with_targets) {
+  split_batch begin(split_batch const& live) {
     clear();
-    maker_->begin(*on_);
+    maker_->begin(work_->on());
+    bool const with_targets = static_cast<bool>(work_->stages().back());
     std::vector<batch> parts(static_cast<std::size_t>(live.count()));
     for (int m = 0; m < live.count(); ++m) {
       batch& part = parts[static_cast<std::size_t>(m)];
@@ -114,10 +288,8 @@ class captured_step {
     out.take(parts, live.count());
     return out;
   }
-  void capture(captured_computation& into, std::function<void()> const& work) { into.graph = maker_->capture(*on_, work); }
-
   /// Brings a batch's targets and extras to where graphs look for them.
-  void take(split_batch const& live) {
+  void take_surroundings(split_batch const& live) {
     for (std::size_t m = 0; m < targets_.size(); ++m) {
       tensors const& targets = live.targets(static_cast<int>(m));
       for (std::size_t k = 0; k < targets_[m].size(); ++k) targets_[m][k].copy_(targets[k], /*non_blocking=*/true);
@@ -139,14 +311,19 @@ class captured_step {
     extras_.clear();
   }
 
- private:
   static at::Tensor own(at::Tensor const& live) { return live.defined() ? at::empty_like(live) : live; }
 
   std::shared_ptr<graph_maker> maker_;
-  std::shared_ptr<lanes> on_;
+  program_view program_;
+  int rank_;
+  computations* work_;
+  device_memory* memory_;
+  std::function<void()> before_;
+  std::function<void(instruction const&)> attach_;
   capture_state state_;
   std::vector<captured_computation> computations_;  // by position in the program
   std::vector<tensors> targets_, extras_;           // by microbatch
+  std::int64_t bytes_ = 0;
 };
 
 }  // namespace chevron

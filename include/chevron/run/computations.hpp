@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/chunk.hpp>
+#include <chevron/run/lanes.hpp>
+#include <chevron/run/loss.hpp>
+#include <chevron/run/micro_batch.hpp>
+#include <chevron/run/random.hpp>
+#include <chevron/run/stage.hpp>
+
+/// \file
+/// What a rank computes, whoever asks for it: the executor, or a capture of its program.
+
+namespace chevron {
+
+/// What a slot holds: from F on the graph of its microbatch (or the inputs, to compute it again) and, until they are sent or
+/// taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where the graph saved them.
+/// From I on it holds the gradients that W needs; the graph between is gone.
+struct activation {
+  chunk work;
+  int lane = 0;       // that its F ran on
+  bool drew = false;  // random numbers, in its F
+  at::Tensor loss;    // of the last stage's F, until it is noted
+  tensors outputs;
+  tensors input_gradients;
+};
+
+/// One rank's activations, and F, B, I and W on them.
+///
+/// What is computed, is computed on lane 0 of the rank's lanes (lanes.hpp); of a fused pair the halves run beside each other
+/// where there are two, F on the lane that the other half's microbatch did not have in its F: autograd runs a backward where its
+/// forward ran.
+class computations {
+ public:
+  /// What stages and loss compute with, besides what goes through the pipeline.
+  struct settings {
+    std::uint64_t seed = 0;  ///< of what they draw (random.hpp)
+    int replica = 0;
+    std::optional<at::ScalarType> autocast = {};
+  };
+
+  computations(program_view steps, int rank, std::vector<stage>& stages, loss_function loss, settings with,
+               std::shared_ptr<lanes> on)
+      : plan_(steps.plan),
+        stages_(&stages),
+        loss_(std::move(loss)),
+        with_(with),
+        on_(std::move(on)),
+        slots_(static_cast<std::size_t>(steps.slots[rank].activation)),
+        losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)) {}
+
+  lanes& on() const { return *on_; }
+  std::vector<stage> const& stages() const { return *stages_; }
+  bool has_loss() const { return static_cast<bool>(loss_); }
+  bool is_last(instruction const& i) const { return static_cast<int>(i.what.stage) == plan_.stages - 1; }
+
+  activation& of(instruction const& i) { return slots_[i.slot]; }
+  /// Of the stage that hands this one its inputs or gradients on this rank.
+  activation& neighbour_of(instruction const& i) { return slots_[i.local]; }
+  /// What the F under way works on; it is gone afterwards.
+  tensors& inputs() { return inputs_; }
+  /// The same of the B or I under way.
+  tensors& output_gradients() { return gradients_; }
+  /// The mean loss of each microbatch.
+  tensors& losses() { return losses_; }
+  tensors const& losses() const { return losses_; }
+
+  /// F, B, I or W, its inputs or gradients being there.
+  /// \param step from which random numbers come, or none: then nothing is to draw from numbers of the step
+  void compute(instruction const& i, split_batch const& batch, std::optional<long> step) {
+    activation& slot = of(i);
+    chunk_task const task = task_of(i, batch, step);
+    switch (i.what.what) {
+      case kind::forward:
+        slot.loss = slot.work.forward(task, inputs_, slot.outputs);
+        return;
+      case kind::backward:
+        slot.work.backward(task, gradients_, slot.input_gradients);
+        break;
+      case kind::backward_input:
+        slot.work.backward_input(task, gradients_, slot.input_gradients);
+        break;
+      default:
+        slot.work.backward_weight(task);
+    }
+    gradients_.clear();
+  }
+
+  /// The work of a fused pair's halves, on the two lanes.
+  template <class Forward, class Backward>
+  void beside(instruction const& f, instruction const& b, Forward const& forward, Backward const& backward) {
+    int const lane = 1 - of(b).lane;
+    of(f).lane = lane;
+    // The other lane must not get their memory while F still reads it.
+    tensors const inputs_of_f = inputs_;
+    on_->both(lane, forward, backward);
+  }
+
+  /// Lets go of all microbatches under way.
+  void drop() {
+    for (activation& slot : slots_) slot = {};
+    inputs_.clear();
+    gradients_.clear();
+  }
+
+ private:
+  chunk_task task_of(instruction const& i, split_batch const& batch, std::optional<long> step) {
+    int const m = static_cast<int>(i.what.micro_batch);
+    auto const stage_number = static_cast<int>(i.what.stage);
+    bool const with_loss = is_last(i) && loss_;
+    std::optional<random_place> draws;
+    if (step) {
+      draws = {
+          .seed = with_.seed, .step = *step, .replica = with_.replica, .stage = stage_number, .micro_batch = batch.number(m)};
+    }
+    return {.owner = &(*stages_)[i.what.stage],
+            .around = {.extras = batch.extras(m), .draws = draws, .drew = &of(i).drew},
+            .training = !plan_.forward_only,
+            .differentiable = stage_number > 0,
+            .loss = with_loss ? &loss_ : nullptr,
+            .autocast = with_.autocast,
+            .targets = with_loss ? &batch.targets(m) : nullptr};
+  }
+
+  plan_view plan_;
+  std::vector<stage>* stages_;
+  loss_function loss_;
+  settings with_;
+  std::shared_ptr<lanes> on_;
+  std::vector<activation> slots_;
+  tensors losses_;
+  tensors inputs_, gradients_;  // of the action under way
+};
+
+}  // namespace chevron
