@@ -103,7 +103,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     int const stage = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
     std::uint16_t const cell = seen[stage * micro_batches + m];
-    if (is_compute(a.what) && receiver_of(plan, a, rank) >= 0) {
+    if (is_compute(a.what) && receivers_of(plan, stage).of(a.what) >= 0) {
       kind const send = a.what == kind::forward ? kind::send_forward : kind::send_backward;
       if ((cell & row_bit(send)) == 0) {
         return program_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ",
