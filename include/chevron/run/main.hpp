@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <chevron/run/error.hpp>
+#include <chevron/run/kept_memory.hpp>
 #include <chevron/run/launch.hpp>
 #include <chevron/run/watch.hpp>
 
@@ -73,12 +74,13 @@ inline void write_torchrun_error(std::string const& message) {
 
 /// Runs `body(argc, argv)`, which returns an exit code, and ends the process as DESIGN's exit codes say: 0 ok, 2 usage, 3 peer
 /// lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 1 anything else. A rank that computes while another fails is ended
-/// after 1.5 s.
+/// after 1.5 s. Memory that steps free is kept for the next (kept_memory.hpp).
 ///
 ///     int main(int argc, char** argv) { return chevron::run_main(argc, argv, [](int argc, char** argv) { …; return 0; }); }
 template <class Body>
 int run_main(int argc, char** argv, Body&& body) {
   detail::keep_watch = true;
+  keep_freed_memory();
   int code = 0;
   try {
     code = body(argc, argv);
