@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
@@ -293,8 +294,9 @@ constexpr finding check(plan_view const& plan) {
   if (plan.problem) return plan.problem;
   if (finding const f = detail::check_placement(plan)) return f;
   buffer<std::uint8_t> state(plan.stages * plan.size.micro_batches, zeroed);
-  buffer<int> next(plan.size.ranks), ready(plan.size.ranks);
-  if (!detail::plays_through(plan, state.data, next.data, ready.data)) return detail::diagnose(plan);
+  buffer<int> next(plan.size.ranks), after(plan.size.ranks);
+  if (!detail::plays_through(plan, state.data, next.data, after.data, std::is_constant_evaluated()))
+    return detail::diagnose(plan);
   return detail::check_limits(plan);
 }
 

@@ -10,106 +10,135 @@
 
 namespace chevron::detail {
 
-// What is known of one (stage, microbatch) while the plan is played: how far it has come …
-inline constexpr int untouched = 0;
-inline constexpr int forward_done = 1;
-inline constexpr int input_done = 2;     // by I; its W is to come
-inline constexpr int gradient_done = 3;  // by B, or by I and W: nothing is to come
-inline constexpr int progress_bits = 3;
-// … and whether a rank stands waiting for its forward or its gradient.
-inline constexpr int forward_awaited = 4;
-inline constexpr int gradient_awaited = 8;
+/// What is known of one (stage, microbatch) while a plan is played: how far it has come, in ascending order, and, added to that,
+/// whether a rank waits for its forward or its gradient. Enumerators, which cost constant evaluation nothing.
+enum progress : std::uint8_t {
+  untouched = 0,
+  forward_awaited = 1,
+  gradient_awaited = 2,
+  forward_done = 4,
+  input_done = 8,     // by I; its W is to come
+  gradient_done = 12  // by B, or by I and W: nothing is to come
+};
 
 /// Whether every rank runs to the end of its list, each action where it belongs, after what it needs, exactly once. Sends may
 /// be rendezvous: on a lowered program receives are posted ahead of their use in the order of the sends, so what blocks a rank
 /// is always the computation it waits for.
 ///
-/// The caller brings the memory, as arrays or as pointers: `state`, stages × microbatches zeros; `next` and `ready`, one
-/// element a rank. Constant evaluation reads and writes arrays at half the cost of pointers.
+/// The ranks take turns in a ring. A rank that finds what it needs not yet there leaves the ring until the action it waits for
+/// has run. `in_turns`: a turn ends after a B or I, which keeps the ranks of most schedules so well in step that hardly any has
+/// to wait; otherwise a turn goes as far as it can. The answer is the same: the first is faster for a compiler, the second for a
+/// processor.
+///
+/// The caller brings the memory, as arrays or as pointers: `state`, stages × microbatches zeros; `next` and `after`, one
+/// element a rank. Constant evaluation pays for each expression, and again for each large number that is new to it: hence
+/// arrays rather than pointers, locals that are not const (a const one is converted whenever it is read), neighbouring cells for
+/// neighbouring stages, and a single comparison for a cell that nobody waits for.
 template <class Plan, class States, class Positions>
-constexpr bool plays_through(Plan const& plan, States& state, Positions& next, Positions& ready) {
-  int const ranks = plan.size.ranks;
-  int const stages = plan.stages;
-  int const last_stage = stages - 1;
-  int const micro_batches = plan.size.micro_batches;
-  int unfinished = stages * micro_batches;
-  int ready_count = 0;
-  for (int r = ranks - 1; r >= 0; --r) {
+constexpr bool plays_through(Plan const& plan, States& state, Positions& next, Positions& after, bool in_turns) {
+  int ranks = plan.size.ranks;
+  int stages = plan.stages;
+  int last_stage = stages - 1;
+  int micro_batches = plan.size.micro_batches;
+  bool forward_only = plan.forward_only;
+  if (ranks < 1) return stages * micro_batches == 0;
+  // What a complete plan holds: F and B of each (stage, microbatch), and one more for each I, its W. No action runs twice, so
+  // one that holds as many holds them all.
+  int missing = (forward_only ? 1 : 2) * stages * micro_batches - (plan.begin[ranks] - plan.begin[0]);
+  for (int r = 0; r < ranks; ++r) {
     next[r] = plan.begin[r];
-    ready[ready_count++] = r;
+    after[r] = r + 1;
   }
-  bool const forward_only = plan.forward_only;
-  while (ready_count > 0) {
-    int const rank = ready[--ready_count];
-    int const stop = plan.begin[rank + 1];
-    int checked_stage = -1;  // known to live here
-    bool paired = false;     // the action is a fused pair's second half, whose needs were seen to
+  int previous = ranks - 1;
+  after[previous] = 0;
+  for (int rank = 0;; rank = after[rank]) {
+    int stop = plan.begin[rank + 1];
+    int here = -1;  // a stage that is known to live here
+    bool stays = false;
     int i = next[rank];
-    for (; i < stop; ++i) {
-      action const a = plan.actions[i];
-      int const stage = static_cast<int>(a.stage);
-      int const micro_batch = static_cast<int>(a.micro_batch);
-      if (stage != checked_stage) {
+    for (; i < stop && !stays; ++i) {
+      action a = plan.actions[i];
+      int stage = static_cast<int>(a.stage);
+      int micro_batch = static_cast<int>(a.micro_batch);
+      if (stage != here) {
         if (stage > last_stage || plan.rank_of[stage] != rank) return false;
-        checked_stage = stage;
+        here = stage;
       }
       if (micro_batch >= micro_batches) return false;
-      int const cell = stage * micro_batches + micro_batch;
-      int const now = state[cell];
+      int cell = micro_batch * stages + stage;
 
       if (a.what == kind::forward) {
-        if ((now & progress_bits) != untouched) return false;
         if (a.fused != 0) {
           // Both halves must be able to start.
           if (i + 1 == stop || forward_only) return false;
-          action const other = plan.actions[i + 1];
-          int const other_stage = static_cast<int>(other.stage);
+          action other = plan.actions[i + 1];
+          int other_stage = static_cast<int>(other.stage);
           if (other.what != kind::backward && other.what != kind::backward_input) return false;
           if (other_stage > last_stage || plan.rank_of[other_stage] != rank) return false;
           if (static_cast<int>(other.micro_batch) >= micro_batches) return false;
-          int const other_cell = other_stage * micro_batches + static_cast<int>(other.micro_batch);
+          int other_cell = static_cast<int>(other.micro_batch) * stages + other_stage;
           if (other_cell == cell) return false;
-          if (other_stage < last_stage && (state[other_cell + micro_batches] & progress_bits) < input_done) {
-            state[other_cell + micro_batches] = static_cast<std::uint8_t>(state[other_cell + micro_batches] | gradient_awaited);
+          if (other_stage < last_stage && state[other_cell + 1] < input_done) {
+            state[other_cell + 1] = static_cast<std::uint8_t>(state[other_cell + 1] | gradient_awaited);
             break;
           }
         }
-        if (stage > 0 && (state[cell - micro_batches] & progress_bits) == untouched) {
-          state[cell - micro_batches] = static_cast<std::uint8_t>(state[cell - micro_batches] | forward_awaited);
+        if (stage > 0 && state[cell - 1] < forward_done) {
+          state[cell - 1] = static_cast<std::uint8_t>(state[cell - 1] | forward_awaited);
           break;
         }
-        paired = a.fused != 0;
-        if (now != untouched) {
-          if ((now & forward_awaited) != 0) ready[ready_count++] = plan.rank_of[stage + 1];
-          state[cell] = static_cast<std::uint8_t>((now & gradient_awaited) | forward_done);
-        } else {
+        if (state[cell] == untouched) {
           state[cell] = forward_done;
+          continue;
         }
-        if (forward_only) --unfinished;
-      } else if (a.what == kind::backward_weight) {
-        if (now != input_done || a.fused != 0) return false;
-        state[cell] = gradient_done;
-        --unfinished;
+        int now = state[cell];
+        if (now >= forward_done) return false;
+        state[cell] = static_cast<std::uint8_t>((now & gradient_awaited) | forward_done);
+        if ((now & forward_awaited) == 0) continue;
+        ++stage;  // whose rank waits
       } else {
-        if (a.what != kind::backward && a.what != kind::backward_input) return false;
-        if ((now & progress_bits) != forward_done || forward_only || a.fused != 0) return false;
-        if (stage < last_stage && !paired && (state[cell + micro_batches] & progress_bits) < input_done) {
-          state[cell + micro_batches] = static_cast<std::uint8_t>(state[cell + micro_batches] | gradient_awaited);
+        if (a.fused != 0 || forward_only) return false;
+        if (a.what == kind::backward_weight) {
+          if (state[cell] != input_done) return false;
+          state[cell] = gradient_done;
+          continue;
+        }
+        if (stage < last_stage && state[cell + 1] < input_done) {
+          state[cell + 1] = static_cast<std::uint8_t>(state[cell + 1] | gradient_awaited);
           break;
         }
-        paired = false;
-        if (now != forward_done) ready[ready_count++] = plan.rank_of[stage - 1];
+        int now = state[cell];
         if (a.what == kind::backward) {
           state[cell] = gradient_done;
-          --unfinished;
         } else {
+          if (a.what != kind::backward_input) return false;
           state[cell] = input_done;
+          ++missing;
         }
+        stays = in_turns;
+        if (now == forward_done) continue;
+        if (now != forward_done + gradient_awaited) return false;
+        --stage;  // whose rank waits
       }
+      // Who waited has its turn next.
+      int woken = plan.rank_of[stage];
+      after[woken] = after[rank];
+      after[rank] = woken;
+      if (previous == rank) previous = woken;
     }
     next[rank] = i;
+    if (stays) {
+      previous = rank;
+    } else if (after[rank] != rank) {
+      after[previous] = after[rank];
+    } else {
+      break;
+    }
   }
-  return unfinished == 0;
+  for (int r = 0; r < ranks; ++r) {
+    if (next[r] < plan.begin[r + 1]) return false;
+  }
+  return missing == 0;
 }
 
 }  // namespace chevron::detail
