@@ -1,6 +1,6 @@
 # The scripts of examples/jobs start ranks that find each other, through each launcher that is there: over Gloo, on this machine
 # alone, they train as threads of one process do. Without shellcheck, torchrun or mpirun their part is left out, and said so.
-# timeout: 300
+# timeout: 500
 set -eu
 . "$(dirname "$0")/shared/port.sh"
 export PATH="${CHEVRON_SOURCE:?}/.venv/bin:$PATH" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -32,12 +32,12 @@ else
 fi
 
 if command -v torchrun >/dev/null; then
-  GPUS=2 timeout 60 "$jobs/torchrun.sh" --backend gloo $small >one.out 2>one.err || cat one.err
+  GPUS=2 timeout 150 "$jobs/torchrun.sh" --backend gloo $small >one.out 2>one.err || cat one.err
   same one.out torchrun
   # Two machines of one rank each, both of them this one; the flags make the two replicas a pipeline.
   export GPUS=1 NODES=2 HEAD=127.0.0.1 PORT="$(free_port)"
-  NODE=1 timeout 60 "$jobs/torchrun.sh" --backend gloo --ranks 2 --replicas 1 $small >second.out 2>second.err &
-  NODE=0 timeout 60 "$jobs/torchrun.sh" --backend gloo --ranks 2 --replicas 1 $small >first.out 2>first.err || cat first.err
+  NODE=1 timeout 150 "$jobs/torchrun.sh" --backend gloo --ranks 2 --replicas 1 $small >second.out 2>second.err &
+  NODE=0 timeout 150 "$jobs/torchrun.sh" --backend gloo --ranks 2 --replicas 1 $small >first.out 2>first.err || cat first.err
   wait $! || cat second.err
   unset GPUS NODES HEAD PORT
   same first.out torchrun
@@ -46,7 +46,7 @@ else
 fi
 
 if command -v mpirun >/dev/null; then
-  PORT="$(free_port)" timeout 60 "$jobs/mpirun.sh" localhost:2 --backend gloo $small >mpi.out 2>mpi.err || cat mpi.err
+  PORT="$(free_port)" timeout 150 "$jobs/mpirun.sh" localhost:2 --backend gloo $small >mpi.out 2>mpi.err || cat mpi.err
   same mpi.out "Open MPI"
 else
   echo "no mpirun: left out"
@@ -66,6 +66,6 @@ SLURM_PROCID=0 "$@" && wait $!
 END
 chmod +x stand-in/srun
 # Slurm's port is 20000 and what the job's number leaves, divided by 20000.
-PATH="$folder/stand-in:$PATH" SLURM_NNODES=1 SLURM_JOB_ID=$(($(free_port) - 20000)) timeout 60 "$jobs/slurm.sh" --backend gloo --ranks 2 $small >slurm.out 2>slurm.err || cat slurm.err
+PATH="$folder/stand-in:$PATH" SLURM_NNODES=1 SLURM_JOB_ID=$(($(free_port) - 20000)) timeout 150 "$jobs/slurm.sh" --backend gloo --ranks 2 $small >slurm.out 2>slurm.err || cat slurm.err
 same slurm.out Slurm
 exit $failed

@@ -1,5 +1,5 @@
 # --keep-checkpoints: the last ones stay, and a run that is killed at any moment leaves one from which it goes on.
-# timeout: 180
+# timeout: 300
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 folder=$(mktemp -d)
@@ -13,9 +13,9 @@ is_there() { grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2> /dev/null; 
 
 mkdir saved
 echo mine > saved/notes.txt
-timeout 60 "$train" $common --steps 11 --checkpoint saved --save-every 2 --keep-checkpoints 2 > output 2>&1 || fail "it does not train"
+timeout 150 "$train" $common --steps 11 --checkpoint saved --save-every 2 --keep-checkpoints 2 > output 2>&1 || fail "it does not train"
 test "$(ls saved | tr '\n' ' ')" = "notes.txt step-00000011 step-00000012 " || fail "not the last two checkpoints, and the notes"
-timeout 60 "$train" $common --steps 4 --checkpoint all --save-every 1 > output 2>&1 || fail "it does not train"
+timeout 150 "$train" $common --steps 4 --checkpoint all --save-every 1 > output 2>&1 || fail "it does not train"
 test "$(ls all | wc -l)" -eq 4 || fail "without the flag all stay"
 
 # Saving and removing in every step, killed somewhere in it.
@@ -44,6 +44,6 @@ for round in 1 2 3 4 5 6; do
   test "$whole" -le 2 || fail "round $round: $whole checkpoints are left"
 done
 last=$(ls -d saved/step-*/manifest.json | tail -n 1 | sed 's,.*step-0*\([0-9]*\)/.*,\1,')
-timeout 60 "$train" $common --steps $((last + 1)) --checkpoint saved --resume --keep-checkpoints 1 > output 2>&1 || fail "it does not go on"
+timeout 150 "$train" $common --steps $((last + 1)) --checkpoint saved --resume --keep-checkpoints 1 > output 2>&1 || fail "it does not go on"
 test "$(ls saved | grep -c manifest)" -eq 0 && test "$(ls saved/*/manifest.json | wc -l)" -eq 1 || fail "more than the last one is left"
 if ls saved | grep -q removed; then fail "what a killed run did not finish removing is still there"; fi

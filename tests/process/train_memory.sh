@@ -13,7 +13,7 @@ seq -f "line %.0f of some text, as good as any" 4000 > text.txt
 export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=32768 MALLOC_TRIM_THRESHOLD_=32768 MALLOC_ARENA_MAX=1
 
 for schedule in GPipe 1F1B V-Min; do
-  timeout 60 "$train" --backend gloo --schedule $schedule --ranks 4 --replicas 1 --microbatches 8 --layers 8 --width 128 --heads 2 --context 64 \
+  timeout 150 "$train" --backend gloo --schedule $schedule --ranks 4 --replicas 1 --microbatches 8 --layers 8 --width 128 --heads 2 --context 64 \
     --microbatch-size 8 --steps 2 --timeline none --trace none --data text.txt --metrics $schedule.jsonl > output 2>&1 || { cat output; exit 1; }
   "$plan" show $schedule --ranks 4 --microbatches 8 --format json > $schedule.json
 done

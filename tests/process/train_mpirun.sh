@@ -1,6 +1,6 @@
 # Under Open MPI's mpirun, which only starts processes and tells each its rank: it trains as --nproc does, to the last bit, and says
 # what is missing where nobody says where rank 0 is.
-# timeout: 120
+# timeout: 300
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 command -v mpirun > /dev/null || { echo "no mpirun here (Debian's openmpi-bin has one)"; exit 77; }
@@ -14,9 +14,9 @@ seq -f "line %.0f of some text, as good as any" 4000 > text.txt
 small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 6 --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }
 
-timeout 60 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
+timeout 150 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
 . "$here/shared/port.sh"
-timeout 60 mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" \
+timeout 150 mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" \
   "$train" $small --metrics mpirun.jsonl > output 2> errors || { cat output errors; exit 1; }
 grep -q 'a process each, Gloo, started by Open MPI' output || { cat output; exit 1; }
 test "$(wc -l < mpirun.jsonl)" -eq 6 || { echo "not six steps, or two ranks that speak:"; cat mpirun.jsonl; exit 1; }
@@ -30,7 +30,7 @@ refuses() {
   processes=$3
   shift 3
   code=0
-  timeout 60 mpirun --oversubscribe --bind-to none -np "$processes" "$@" > output 2>&1 || code=$?
+  timeout 150 mpirun --oversubscribe --bind-to none -np "$processes" "$@" > output 2>&1 || code=$?
   test $code -eq "$expected" && grep -q "$words" output || { echo "exit code $code, or no \`$words\` in:"; cat output; exit 1; }
 }
 refuses 2 "MASTER_ADDR is missing, while Open MPI says 2 ranks" 2 "$train" $small

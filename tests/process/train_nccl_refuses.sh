@@ -1,5 +1,5 @@
 # --backend nccl where it cannot be: exit code 2 and one sentence that names what is missing, and the remedy.
-# timeout: 120
+# timeout: 300
 seconds=60
 . "$(dirname "$0")/shared/port.sh"
 . "$(dirname "$0")/shared/refused.sh"
@@ -38,7 +38,7 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
   export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT
   for again in 1 2 3 4 5; do
     MASTER_PORT=$(free_port)
-    RANK=1 LOCAL_RANK=1 timeout 60 $nccl --replicas 1 --timeout 10 >other.output 2>other.errors &
+    RANK=1 LOCAL_RANK=1 timeout 150 $nccl --replicas 1 --timeout 10 >other.output 2>other.errors &
     other=$!
     refuses "no GPU for local rank 0: there is no NVIDIA driver" env RANK=0 LOCAL_RANK=0 $nccl --replicas 1
     code=0

@@ -1,5 +1,5 @@
 # What a run prints and leaves behind: metrics, timeline and trace that others can read, plain lines in a file, one line on a terminal.
-# timeout: 180
+# timeout: 300
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 python=$(command -v "${CHEVRON_SOURCE:?}/.venv/bin/python" || command -v python3) || { echo "no Python to read the files with"; exit 77; }
@@ -17,7 +17,7 @@ done
 head -c 3000 /dev/zero > text/picture.bin
 
 for flags in "--schedule 1F1B" "--schedule ZBVZeroBubble --backend gloo"; do
-  timeout 60 "$train" $small $flags --data text --metrics m.jsonl --timeline t.svg --trace t.json > output 2> errors
+  timeout 150 "$train" $small $flags --data text --metrics m.jsonl --timeline t.svg --trace t.json > output 2> errors
   test ! -s errors || { echo "on stderr, which is no terminal:"; cat errors; exit 1; }
   for line in 'bubble .* if forward, input gradient and weight' '30 files, .* (1 that are not text left out)' \
       'step: 1  loss: *5\.[0-9]*  grad_norm: *[0-9.]*  memory: *[0-9.]*GiB([0-9.]*%)  tps: [0-9,]*  tflops: [0-9.]*  bubble: *[0-9.]*%' 'step: 6  loss' '^ *predicted *measured$' \
@@ -72,19 +72,19 @@ PYTHON
 done
 
 # The same seed writes the same text.
-timeout 60 "$train" $small --data text --timeline none --trace none > again
+timeout 150 "$train" $small --data text --timeline none --trace none > again
 sed -n '/goes on from/,$p' again > sample_again
-timeout 60 "$train" $small --data text --timeline none --trace none --schedule GPipe --backend gloo > other
+timeout 150 "$train" $small --data text --timeline none --trace none --schedule GPipe --backend gloo > other
 sed -n '/goes on from/,$p' other > sample
 test "$(wc -c < sample)" -gt 300
 cmp sample sample_again || { echo "the sample differs between runs"; exit 1; }
 
 # On a terminal: one line that is rewritten, and colours only where they are welcome.
 if command -v script > /dev/null; then
-  TERM=xterm timeout 60 script -qec "$train $small --data text --timeline none --trace none" /dev/null > terminal < /dev/null
+  TERM=xterm timeout 150 script -qec "$train $small --data text --timeline none --trace none" /dev/null > terminal < /dev/null
   if grep -q 'step: ' terminal; then echo "plain lines on a terminal"; exit 1; fi
   grep -q "step 6/6  loss" terminal || { echo "no progress line on a terminal"; exit 1; }
   grep -q "$(printf '\033\\[1m')" terminal || { echo "nothing bold on a terminal"; exit 1; }
-  NO_COLOR=1 TERM=xterm timeout 60 script -qec "$train $small --data text --timeline none --trace none" /dev/null > terminal < /dev/null
+  NO_COLOR=1 TERM=xterm timeout 150 script -qec "$train $small --data text --timeline none --trace none" /dev/null > terminal < /dev/null
   if grep -q "$(printf '\033\\[[0-9]*m')" terminal; then echo "colours in spite of NO_COLOR"; exit 1; fi
 fi

@@ -1,6 +1,6 @@
 # chevron-train --profile writes what chevron-plan reads: the planner predicts what the trainer predicted, and says beside it what was
 # measured. A profile that cannot serve is refused, with the key at fault.
-# timeout: 180
+# timeout: 300
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 plan="$CHEVRON_BUILD/bin/chevron-plan"
@@ -14,7 +14,7 @@ small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microb
 for flags in "1F1B --ranks 2 --replicas 1" "ZBVZeroBubble --ranks 2 --replicas 1 --backend gloo" "ZB-H1 --ranks 2 --replicas 2" \
     "DualPipeV --ranks 2 --replicas 1"; do
   schedule=${flags%% *}
-  timeout 60 "$train" $small --schedule $flags --profile $schedule.json > output 2>&1 || { cat output; exit 1; }
+  timeout 150 "$train" $small --schedule $flags --profile $schedule.json > output 2>&1 || { cat output; exit 1; }
   grep -q "profile *$schedule.json: what each stage and message cost" output || { cat output; exit 1; }
   "$plan" show "$schedule" --ranks 2 --microbatches 6 --profile "$schedule.json" --format json > shown.json
   "$plan" show "$schedule" --ranks 2 --microbatches 6 --profile "$schedule.json" > shown

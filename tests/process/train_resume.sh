@@ -12,7 +12,7 @@ fail() { echo "$1"; cat output 2>/dev/null; exit 1; }
 # A killed process may take a moment to be gone, and stays a zombie where nobody collects it.
 is_there() { grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2>/dev/null; }
 
-timeout 60 "$train" $common --ranks 2 --steps 40 --metrics whole.jsonl > output 2>&1 || fail "the uninterrupted run failed"
+timeout 150 "$train" $common --ranks 2 --steps 40 --metrics whole.jsonl > output 2>&1 || fail "the uninterrupted run failed"
 
 # Killed some time after its second checkpoint, in the middle of whatever it was doing. Where this script does not get its turn the run
 # may come to its end first: then another one.
@@ -32,7 +32,7 @@ for again in 1 2 3 4 5 6; do
   test $again -lt 6 || fail "it ends before it can be killed, each time"
 done
 
-timeout 60 "$train" $common --ranks 2 --backend gloo --steps 40 --metrics resumed.jsonl --checkpoint saved --resume > output 2>&1 ||
+timeout 150 "$train" $common --ranks 2 --backend gloo --steps 40 --metrics resumed.jsonl --checkpoint saved --resume > output 2>&1 ||
   fail "the resumed run failed"
 grep -q 'resumed  *at step' output || fail "it does not say where it went on"
 numbers resumed.jsonl > resumed
@@ -42,8 +42,8 @@ numbers whole.jsonl | tail -n "$count" | cmp -s - resumed || { numbers whole.jso
 
 # Threads, four stages instead of two, another schedule: the same weights and the same data.
 rm -r saved
-timeout 60 "$train" $common --ranks 2 --steps 4 --checkpoint saved > output 2>&1 || fail "saving at the end failed"
-timeout 60 "$train" $common --ranks 2 --schedule ZBVZeroBubble --steps 6 --metrics other.jsonl --checkpoint saved --resume > output 2>&1 ||
+timeout 150 "$train" $common --ranks 2 --steps 4 --checkpoint saved > output 2>&1 || fail "saving at the end failed"
+timeout 150 "$train" $common --ranks 2 --schedule ZBVZeroBubble --steps 6 --metrics other.jsonl --checkpoint saved --resume > output 2>&1 ||
   fail "another layout cannot go on"
 test "$(wc -l < other.jsonl)" -eq 2 || fail "not two more steps"
 
@@ -52,7 +52,7 @@ refuses() {
   words=$1
   shift
   status=0
-  timeout 60 "$train" $common --ranks 2 "$@" > output 2>&1 || status=$?
+  timeout 150 "$train" $common --ranks 2 "$@" > output 2>&1 || status=$?
   test "$status" -eq 7 || fail "exit code $status, not 7: $*"
   grep -q "$words" output || fail "does not say '$words': $*"
 }
