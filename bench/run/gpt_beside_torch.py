@@ -1,5 +1,6 @@
 """Tokens a second of a GPT on two processes over Gloo, beside torch.distributed.pipelining and one un-pipelined PyTorch process,
 in one run, alternating: 8 pre-norm blocks, width 256, 8 heads, context 128, bytes, 8 microbatches of 4, AdamW, one thread a rank.
+`searched` is what `chevron-plan search` makes of costs measured at the start, in no more memory than DualPipeV takes.
 
     .venv/bin/python bench/run/gpt_beside_torch.py [build folder] [rounds]
 """
@@ -21,7 +22,7 @@ ranks, layers, width, heads, context, vocabulary = 2, 8, 256, 8, 128, 256
 micro_batches, micro_batch_size, steps, warm_up = 8, 4, 5, 1
 build = sys.argv[1] if len(sys.argv) > 1 else "build"
 rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-program = os.path.join(build, "bin", "chevron-train")
+program, planner = (os.path.join(build, "bin", name) for name in ("chevron-train", "chevron-plan"))
 tokens = micro_batches * micro_batch_size * context
 
 
@@ -119,14 +120,14 @@ def torch_rate(name):
     return tokens / on_torch_ranks(ranks, torch_pipelined, name)
 
 
-def our_rate(name, text):
+def our_rate(name, text, *more):
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as metrics:
         pipeline = ["--ranks", "1", "--backend", "threads"] if name == "alone" else ["--ranks", str(ranks), "--backend", "gloo"]
         done = subprocess.run(
             [program, *pipeline, "--schedule", "1F1B" if name == "alone" else name, "--replicas", "1", "--layers", str(layers),
              "--width", str(width), "--heads", str(heads), "--context", str(context), "--microbatches", str(micro_batches),
              "--microbatch-size", str(micro_batch_size), "--steps", str(warm_up + steps), "--clip-grad-norm", "1", "--data", text,
-             "--metrics", metrics.name, "--trace", "none", "--timeline", "none"],
+             "--metrics", metrics.name, "--trace", "none", "--timeline", "none", *more],
             capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in metrics.read().decode().splitlines()][warm_up:]
@@ -134,12 +135,21 @@ def our_rate(name, text):
     return tokens / statistics.median(seconds)
 
 
+def searched(text, folder):
+    profile, schedule = (os.path.join(folder, name) for name in ("costs.json", "searched.csv"))
+    our_rate("ZBVZeroBubble", text, "--profile", profile)
+    subprocess.run([planner, "search", "--ranks", str(ranks), "--chunks", "2", "--placement", "vee", "--microbatches", str(micro_batches),
+                    "--memory-limit", "5", "--profile", profile, "-o", schedule], check=True, stdout=subprocess.DEVNULL)
+    return schedule
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         text = os.path.join(folder, "bytes.txt")
         with open(text, "w") as file:
             file.write("a pipeline has ranks, stages, microbatches and a schedule.\n" * 20000)
-        names = ["alone", *torch_classes, "ZB-H1", "ZB-H2"]
+        names = ["alone", *torch_classes, "ZB-H1", "ZB-H2", "searched"]
+        schedule_of = {"searched": searched(text, folder)}
         rates = {(side, name): [] for side in ("torch", "ours") for name in ["two alone", *names]}
         for _ in range(rounds):
             # Two at once, which say nothing to each other: more than that these cores do not give.
@@ -147,7 +157,7 @@ if __name__ == "__main__":
             for name in names:
                 if name == "alone" or name in torch_classes:
                     rates["torch", name].append(torch_rate(name))
-                rates["ours", name].append(our_rate(name, text))
+                rates["ours", name].append(our_rate(schedule_of.get(name, name), text))
     middle = {key: statistics.median(values) for key, values in rates.items() if values}
     print(f"P={ranks}, M={micro_batches}: tokens a second, median of {rounds} rounds of {steps} steps")
     print(f"{'schedule':22} {'torch':>8} {'ours':>8} {'ratio':>7}")
