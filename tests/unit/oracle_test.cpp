@@ -80,6 +80,26 @@ TEST_SUITE("oracle") {
       DOCTEST_CHECK_MESSAGE(t.by_law[static_cast<int>(l)] >= 20, std::string(name_of(l)), " ", t.by_law[static_cast<int>(l)]);
   }
 
+  TEST_CASE("10,000 mutants of plans: played in turns, as a compiler does, and as far as each rank can go, they end alike") {
+    int through = 0, refused = 0;
+    for (unsigned seed = 100000; seed < 110000; ++seed) {
+      dice d{std::mt19937(seed)};
+      plan const p = mutant(d, lawful_plan(d));
+      if (p.problem || detail::check_placement(p)) continue;
+      auto const plays = [&](bool in_turns) {
+        plan_view const view = p;
+        buffer<std::uint8_t> state(view.stages * view.size.micro_batches, zeroed);
+        buffer<int> next(view.size.ranks), after(view.size.ranks);
+        return detail::plays_through(view, state.data, next.data, after.data, in_turns);
+      };
+      bool const answer = plays(true);
+      ++(answer ? through : refused);
+      if (answer != plays(false)) DOCTEST_FAIL_CHECK("seed ", seed, ": ", answer, " in turns\n", written(p));
+    }
+    DOCTEST_CHECK(through > 1000);
+    DOCTEST_CHECK(refused > 1000);
+  }
+
   TEST_CASE("10,000 mutants of programs: refused exactly when the machine goes wrong") {
     tally t;
     for (unsigned seed = 200000; seed < 210000; ++seed) {
