@@ -336,8 +336,11 @@ TEST_CASE("a deadline ends every kind of wait with timeout_error on all ranks, n
         link.begin_step(9);  // throws what is known
       });
       INFO(std::string(name));
-      for (auto const& each : thrown) CHECK_MESSAGE(text_of(each).find("4: ") == 0, text_of(each));
-      CHECK(by_the_clock >= 790ms);
+      for (auto const& each : thrown) {
+        CHECK(each);
+        wrong.unless(text_of(each).find("4: ") == 0, "exit code 4 on all ranks: " + text_of(each));
+      }
+      if (said != "nothing was thrown") CHECK(by_the_clock >= 790ms);
       wrong.unless(spent < 1800ms, "the deadline is kept");
       wrong.unless(said == words, std::string(words) + ", but: " + said);
     });
