@@ -1,6 +1,7 @@
 #include "oracle.hpp"
 
 #include <string>
+#include <type_traits>
 
 #include "mutants.hpp"
 
@@ -86,15 +87,15 @@ TEST_SUITE("oracle") {
       dice d{std::mt19937(seed)};
       plan const p = mutant(d, lawful_plan(d));
       if (p.problem || detail::check_placement(p)) continue;
-      auto const plays = [&](bool in_turns) {
+      auto const plays = [&](auto in_turns) {
         plan_view const view = p;
         buffer<std::uint8_t> state(view.stages * view.size.micro_batches, zeroed);
         buffer<int> next(view.size.ranks), after(view.size.ranks);
-        return detail::plays_through(view, state.data, next.data, after.data, in_turns);
+        return detail::plays_through<in_turns.value>(view, state.data, next.data, after.data);
       };
-      bool const answer = plays(true);
+      bool const answer = plays(std::true_type{});
       ++(answer ? through : refused);
-      if (answer != plays(false)) DOCTEST_FAIL_CHECK("seed ", seed, ": ", answer, " in turns\n", written(p));
+      if (answer != plays(std::false_type{})) DOCTEST_FAIL_CHECK("seed ", seed, ": ", answer, " in turns\n", written(p));
     }
     DOCTEST_CHECK(through > 1000);
     DOCTEST_CHECK(refused > 1000);

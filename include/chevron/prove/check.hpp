@@ -295,8 +295,10 @@ constexpr finding check(plan_view const& plan) {
   if (finding const f = detail::check_placement(plan)) return f;
   buffer<std::uint8_t> state(plan.stages * plan.size.micro_batches, zeroed);
   buffer<int> next(plan.size.ranks), after(plan.size.ranks);
-  if (!detail::plays_through(plan, state.data, next.data, after.data, std::is_constant_evaluated()))
-    return detail::diagnose(plan);
+  // Not const: the value of a const bool is tried as a constant first, and there the answer is always yes.
+  bool through = std::is_constant_evaluated() ? detail::plays_through<true>(plan, state.data, next.data, after.data)
+                                              : detail::plays_through<false>(plan, state.data, next.data, after.data);
+  if (!through) return detail::diagnose(plan);
   return detail::check_limits(plan);
 }
 

@@ -116,7 +116,7 @@ struct gate {
     if (stages * plan.size.micro_batches > actions) return diagnose(plan);
     std::uint8_t state[actions > 0 ? actions : 1]{};
     int next[ranks + 1], after[ranks + 1];
-    return plays_through(result, state, next, after, true) ? check_limits(plan) : diagnose(plan);
+    return plays_through<true>(result, state, next, after) ? check_limits(plan) : diagnose(plan);
   }
   static constexpr finding found = prove();
   static constexpr text said = describe(found);

@@ -26,7 +26,7 @@ enum progress : std::uint8_t {
 /// is always the computation it waits for.
 ///
 /// The ranks take turns in a ring. A rank that finds what it needs not yet there leaves the ring until the action it waits for
-/// has run. `in_turns`: a turn ends after a B or I, which keeps the ranks of most schedules so well in step that hardly any has
+/// has run. `InTurns`: a turn ends after a B or I, which keeps the ranks of most schedules so well in step that hardly any has
 /// to wait; otherwise a turn goes as far as it can. The answer is the same: the first is faster for a compiler, the second for a
 /// processor.
 ///
@@ -34,8 +34,8 @@ enum progress : std::uint8_t {
 /// element a rank. Constant evaluation pays for each expression, and again for each large number that is new to it: hence
 /// arrays rather than pointers, locals that are not const (a const one is converted whenever it is read), neighbouring cells for
 /// neighbouring stages, and a single comparison for a cell that nobody waits for.
-template <class Plan, class States, class Positions>
-constexpr bool plays_through(Plan const& plan, States& state, Positions& next, Positions& after, bool in_turns) {
+template <bool InTurns, class Plan, class States, class Positions>
+constexpr bool plays_through(Plan const& plan, States& state, Positions& next, Positions& after) {
   int ranks = plan.size.ranks;
   int stages = plan.stages;
   int last_stage = stages - 1;
@@ -115,7 +115,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
           state[cell] = input_done;
           ++missing;
         }
-        stays = in_turns;
+        stays = InTurns;
         if (now == forward_done) continue;
         if (now != forward_done + gradient_awaited) return false;
         --stage;  // whose rank waits
