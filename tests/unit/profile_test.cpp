@@ -31,17 +31,18 @@ std::int64_t ns(double milliseconds) { return std::llround(milliseconds * 1e6); 
 
 /// What ranks would record of a plan that runs as simulated, twice, in so many replicas, each of which begins its step a bit
 /// later than the one before it. The second step is a bit later in the day.
-std::vector<std::string> recorded_as_simulated(plan_view const& plan, cost_view const& costs, int replicas,
-                                               double clock_error = 0) {
+all_steps recorded_as_simulated(plan_view const& plan, cost_view const& costs, int replicas, double clock_error = 0) {
   timeline const when = simulate(plan, costs);
-  std::vector<std::string> texts;
+  all_steps out;
   for (int g = 0; g < replicas * plan.size.ranks; ++g) {
     int const r = g % plan.size.ranks;
     double const wrong = r == 1 ? clock_error : 0;
-    std::ostringstream out;
+    out.emplace_back();
     for (int step = 1; step <= 2; ++step) {
       double const zero = 1000.0 * step + 3.0 * (g / plan.size.ranks) + wrong;
-      out << step << " 0.5 3 " << plan.length(r) << '\n';
+      recorded_step one;
+      one.step = step;
+      one.seconds = 0.5;
       double free = 0;
       for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
         action const a = plan.actions[i];
@@ -50,14 +51,13 @@ std::vector<std::string> recorded_as_simulated(plan_view const& plan, cost_view 
         bool const second = i > plan.begin[r] && plan.actions[i - 1].fused != 0;
         if (a.fused != 0) end = start + costs.of(a.what, static_cast<int>(a.stage));
         if (second) start = end - costs.of(a.what, static_cast<int>(a.stage));
-        out << static_cast<int>(a.what) << ' ' << a.fused << ' ' << a.stage << ' ' << a.micro_batch << ' ' << ns(zero + free)
-            << ' ' << ns(zero + start) << ' ' << ns(zero + end) << '\n';
+        one.entries.push_back({a, ns(zero + free), ns(zero + start), ns(zero + end)});
         free = end;
       }
+      out.back().push_back(one);
     }
-    texts.push_back(out.str());
   }
-  return texts;
+  return out;
 }
 
 profile sample(int stages = 2) {
@@ -100,7 +100,7 @@ TEST_CASE("costs that were simulated are measured again, and predict what was si
         CAPTURE(micro_batches);
         uneven_costs const truth(view.stages);
         for (int replicas : {1, 2}) {
-          profile const measured = profile_of(view, steps_of(recorded_as_simulated(view, truth.view(), replicas)));
+          profile const measured = profile_of(view, recorded_as_simulated(view, truth.view(), replicas));
           CHECK(measured.replicas == replicas);
           CHECK(measured.steps == 2);
           CHECK(measured.step == doctest::Approx(500));
@@ -142,14 +142,18 @@ TEST_CASE("costs that were simulated are measured again, and predict what was si
 TEST_CASE("what fused pairs gain is measured where their halves run beside each other") {
   // Alone F takes 2 ms and B 4 ms; beside each other 4.5 ms together.
   plan const made = catalogue::make_plan("1F1B", {1, 3, 0});
-  auto const line = [](int what, int fused, int micro_batch, std::int64_t start, std::int64_t end) {
-    return std::to_string(what) + ' ' + std::to_string(fused) + " 0 " + std::to_string(micro_batch) + ' ' +
-           std::to_string(start) + ' ' + std::to_string(start) + ' ' + std::to_string(end) + '\n';
+  auto const ran = [](kind what, unsigned fused, int micro_batch, double start, double end) {
+    action a = make_action(what, 0, micro_batch);
+    a.fused = fused & 1u;
+    return recorded{a, ns(start), ns(start), ns(end)};
   };
-  std::string const text = "1 0.0155 1 6\n" + line(0, 0, 0, 0, 2000000) + line(0, 1, 1, 2000000, 6000000) +
-                           line(1, 0, 0, 2500000, 6500000) + line(0, 1, 2, 6500000, 9500000) + line(1, 0, 1, 6500000, 11000000) +
-                           line(1, 0, 2, 11000000, 15000000);
-  profile const measured = profile_of(made, steps_of({text}));
+  constexpr kind f = kind::forward, b = kind::backward;
+  recorded_step const step{.step = 1,
+                           .seconds = 0.0155,
+                           .peak_in_flight = 1,
+                           .entries = {ran(f, 0, 0, 0, 2), ran(f, 1, 1, 2, 6), ran(b, 0, 0, 2.5, 6.5), ran(f, 1, 2, 6.5, 9.5),
+                                       ran(b, 0, 1, 6.5, 11), ran(b, 0, 2, 11, 15)}};
+  profile const measured = profile_of(made, {{step}});
   CHECK(measured.forward[0] == doctest::Approx(2));
   CHECK(measured.backward[0] == doctest::Approx(4));
   CHECK(measured.hidden == doctest::Approx(0.75));
@@ -157,10 +161,48 @@ TEST_CASE("what fused pairs gain is measured where their halves run beside each 
   CHECK(measured.pipeline == doctest::Approx(15));
 }
 
+TEST_CASE("what a rank kept is the same on whoever reads it") {
+  step_records kept;
+  for (long step = 1; step <= 25; ++step) {
+    record of;
+    of.reserve(2);
+    of.begin_step(step);
+    action half = make_action(kind::forward, 3, static_cast<int>(step));
+    half.fused = 1;
+    of.add(half);
+    of.computed(0, 1000 * step, 1000 * step + 7);
+    of.chunk_starts();
+    of.add(make_action(kind::backward_weight, 5, 1));
+    of.took({.active = 1 << step, .reserved = 1L << 40, .planned = 17, .total = 80L << 30});
+    kept.keep(of, 0.25 * static_cast<double>(step));
+  }
+  all_steps const read = steps_of({kept.text(), kept.text()});
+  REQUIRE(read.size() == 2);
+  REQUIRE(read[1].size() == step_records::kept);
+  for (std::size_t k = 0; k < step_records::kept; ++k) {
+    recorded_step const& one = read[1][k];
+    auto const step = static_cast<long>(k) + 6;
+    CHECK(one.step == step);
+    CHECK(one.seconds == 0.25 * static_cast<double>(step));
+    CHECK(one.peak_in_flight == 1);
+    CHECK(one.memory.active == 1 << step);
+    CHECK(one.memory.reserved == 1L << 40);
+    CHECK(one.memory.planned == 17);
+    CHECK(one.memory.total == 80L << 30);
+    REQUIRE(one.entries.size() == 2);
+    CHECK(to_text(one.entries[0].what).str() == to_text(make_action(kind::forward, 3, static_cast<int>(step))).str());
+    CHECK(one.entries[0].what.fused == 1);
+    CHECK(one.entries[0].start == 1000 * step);
+    CHECK(one.entries[0].end == 1000 * step + 7);
+    CHECK(one.entries[1].what.what == kind::backward_weight);
+    CHECK(one.entries[1].what.stage == 5);
+  }
+}
+
 TEST_CASE("ranks whose clocks differ give no message's time, and all else") {
   plan const made = catalogue::make_plan("1F1B", {4, 8, 0});
   uneven_costs const truth(4);
-  profile const measured = profile_of(made, steps_of(recorded_as_simulated(made, truth.view(), 1, 5.0)));
+  profile const measured = profile_of(made, recorded_as_simulated(made, truth.view(), 1, 5.0));
   CHECK(measured.forward[1] == doctest::Approx(truth.forward[1]));
   for (double const time : measured.communication) CHECK(time == profile::not_measured);
   CHECK_FALSE(costs_of(measured, split_stages(made)).communication_known);
