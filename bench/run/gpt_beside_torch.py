@@ -165,6 +165,6 @@ if __name__ == "__main__":
         theirs, ours = middle.get(("torch", name)), middle["ours", name]
         print(f"{name:22} " + (f"{theirs:8.0f} {ours:8.0f} {ours / theirs:7.3f}" if theirs else f"{'-':>8} {ours:8.0f} {'-':>7}"))
     best = max(middle[key] for key in middle if key[0] == "ours" and key[1] != "alone")
-    torchs_best = max(middle[key] for key in middle if key[0] == "torch" and key[1] != "alone")
+    torchs_best = max(middle[key] for key in middle if key[0] == "torch" and key[1] in torch_classes)
     print(f"our best is {best / torchs_best:.3f} of torch's best, and {best / (2 * middle['torch', 'alone']):.3f} of twice one "
           f"un-pipelined process; two of these at once reach {middle['torch', 'two alone'] / (2 * middle['torch', 'alone']):.3f} of that")
