@@ -2,9 +2,9 @@
 // serial: up to four processes at once
 #include "run/trained.hpp"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -13,6 +13,8 @@
 
 #include <chevron/run/gloo.hpp>
 #include <chevron/run/main.hpp>
+
+#include "run/again.hpp"
 
 #include <doctest/doctest.h>
 
@@ -112,20 +114,13 @@ int train_as_rank(int ranks, int replicas) {
   return wrong.all.empty() ? 0 : 1;
 }
 
-/// Starts this program again, as ranks, and gives its exit code; what it says goes to our stderr.
+/// Starts this program again, as ranks, and gives its exit code.
 int start_ranks(int ranks, int replicas) {
-  char self[4096] = {};
-  if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) return -1;
-  pid_t const id = fork();
-  if (id == 0) {
-    setenv("CHEVRON_TRAINED_RANKS", std::to_string(ranks).c_str(), 1);
-    setenv("CHEVRON_TRAINED_REPLICAS", std::to_string(replicas).c_str(), 1);
-    execl(self, self, "--no-skip", "--test-case=a rank of a training job", static_cast<char*>(nullptr));
-    _exit(127);
-  }
-  int status = 0;
-  if (id < 0 || waitpid(id, &status, 0) != id) return -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  auto const end = again::started("a rank of a training job", {"CHEVRON_TRAINED_RANKS=" + std::to_string(ranks),
+                                                               "CHEVRON_TRAINED_REPLICAS=" + std::to_string(replicas)})
+                       .wait(std::chrono::minutes(10));
+  if (end.code != 0) std::fprintf(stderr, "%s\n", end.output.c_str());
+  return end.code;
 }
 
 }  // namespace

@@ -1,13 +1,10 @@
 // timeout: 120
 // serial: up to six processes at once
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -17,6 +14,8 @@
 
 #include <chevron/run/gloo.hpp>
 #include <chevron/run/main.hpp>
+
+#include "again.hpp"
 
 #include <doctest/doctest.h>
 
@@ -78,45 +77,11 @@ int die(gloo_transport& line, int victim) {
   }
 }
 
-struct ended {
-  int code = -1;
-  std::string output;
-  int lines_with(std::string const& words) const {
-    std::istringstream in(output);
-    int count = 0;
-    for (std::string line; std::getline(in, line);) count += line.find(words) != std::string::npos;
-    return count;
-  }
-};
-
 /// Starts this program again, as ranks.
-ended ranks_that(std::string const& task, int pipeline_ranks, int replicas) {
-  std::array<int, 2> ends{};
-  REQUIRE(pipe(ends.data()) == 0);
-  char self[4096] = {};
-  REQUIRE(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-  pid_t const id = fork();
-  if (id == 0) {
-    setenv("CHEVRON_SUMS_TASK", task.c_str(), 1);
-    setenv("CHEVRON_SUMS_RANKS", std::to_string(pipeline_ranks).c_str(), 1);
-    setenv("CHEVRON_SUMS_REPLICAS", std::to_string(replicas).c_str(), 1);
-    dup2(ends[1], STDERR_FILENO);
-    close(ends[0]);
-    close(ends[1]);
-    execl(self, self, "--no-skip", "--test-case=a rank that sums", static_cast<char*>(nullptr));
-    _exit(127);
-  }
-  close(ends[1]);
-  ended out;
-  std::array<char, 4096> block{};
-  for (ssize_t got = 0; (got = read(ends[0], block.data(), block.size())) > 0;) {
-    out.output.append(block.data(), static_cast<std::size_t>(got));
-  }
-  close(ends[0]);
-  int status = 0;
-  REQUIRE(waitpid(id, &status, 0) == id);
-  out.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-  return out;
+again::program_end ranks_that(std::string const& task, int pipeline_ranks, int replicas) {
+  return again::started("a rank that sums", {"CHEVRON_SUMS_TASK=" + task, "CHEVRON_SUMS_RANKS=" + std::to_string(pipeline_ranks),
+                                             "CHEVRON_SUMS_REPLICAS=" + std::to_string(replicas)})
+      .wait();
 }
 
 }  // namespace
