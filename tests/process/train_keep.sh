@@ -1,6 +1,7 @@
 # --keep-checkpoints: the last ones stay, and a run that is killed at any moment leaves one from which it goes on.
 # timeout: 300
 set -eu
+. "$(dirname "$0")/shared/killed.sh"
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -8,8 +9,6 @@ cd "$folder"
 seq -f "line %.0f of some text, as good as any" 4000 > text.txt
 common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none --data text.txt"
 fail() { echo "$1"; cat output 2> /dev/null; ls -R saved; exit 1; }
-# A killed process may take a moment to be gone, and stays a zombie where nobody collects it.
-is_there() { grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2> /dev/null; }
 
 mkdir saved
 echo mine > saved/notes.txt
@@ -32,12 +31,7 @@ for round in 1 2 3 4 5 6; do
     sleep 0.05
   done
   sleep "0.0$((round * 13 % 10))"
-  children=$(ps -o pid= --ppid $job || true)
-  kill -9 $job $children 2> /dev/null || true
-  wait $job 2> /dev/null || true
-  for child in $children; do
-    while is_there "$child"; do sleep 0.02; done
-  done
+  kill_all $job
   whole=$(ls saved/step-*/manifest.json 2> /dev/null | wc -l)
   test "$whole" -ge 1 || fail "round $round: no whole checkpoint is left"
   # One more may be there: the newest, before the one before it went.

@@ -2,6 +2,7 @@
 # bit. What cannot be resumed is said, with exit code 7.
 # timeout: 240
 set -eu
+. "$(dirname "$0")/shared/killed.sh"
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -9,8 +10,6 @@ cd "$folder"
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --replicas 1 --seed 7 --timeline none --trace none"
 numbers() { sed 's/,"lr".*//' "$1"; }
 fail() { echo "$1"; cat output 2>/dev/null; exit 1; }
-# A killed process may take a moment to be gone, and stays a zombie where nobody collects it.
-is_there() { grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2>/dev/null; }
 
 timeout 150 "$train" $common --ranks 2 --steps 40 --metrics whole.jsonl > output 2>&1 || fail "the uninterrupted run failed"
 
@@ -21,12 +20,7 @@ for again in 1 2 3 4 5 6; do
   "$train" $common --ranks 2 --backend gloo --steps 40 --metrics killed.jsonl --checkpoint saved --save-every 4 > output 2>&1 &
   job=$!
   while kill -0 $job 2>/dev/null && ! test -e saved/step-00000009/manifest.json; do sleep 0.02; done
-  children=$(ps -o pid= --ppid $job || true)
-  kill -9 $job $children 2>/dev/null || true
-  wait $job 2>/dev/null || true
-  for child in $children; do
-    while is_there "$child"; do sleep 0.02; done
-  done
+  kill_all $job
   test -e saved/step-00000009/manifest.json || fail "no checkpoint appeared"
   test -e saved/step-00000041/manifest.json || break
   test $again -lt 6 || fail "it ends before it can be killed, each time"

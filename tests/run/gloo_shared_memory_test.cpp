@@ -21,13 +21,16 @@
 #include <chevron/run/gloo.hpp>
 #include <chevron/run/shared_memory.hpp>
 
-#include "ranks.hpp"
+#include "near_ranks.hpp"
 #include "tries.hpp"
 
 #include <doctest/doctest.h>
 
 using namespace chevron;
 using namespace std::chrono_literals;
+using near_ranks::all_share;
+using near_ranks::check_all_well;
+using near_ranks::on_ranks;
 using chevron::detail::shared_file;
 using chevron::detail::shared_memory;
 
@@ -39,23 +42,6 @@ using ranks::recv_b;
 using ranks::recv_f;
 using ranks::send_b;
 using ranks::send_f;
-
-/// Ranks of one pipeline; what each threw. `shared(rank)`: does it share its memory?
-std::vector<std::string> on_ranks(int world, std::function<bool(int)> const& shared,
-                                  std::function<void(gloo_transport&)> const& body) {
-  return ranks::said(ranks::run(world, 1, [&](layout const& where, auto const& store, auto const& watch) {
-    gloo_transport link(where, store, watch, {.address = "127.0.0.1", .join = 60s, .shared_memory = shared(where.global_rank)});
-    link.deadline(60s);
-    link.open({.activation = 0, .receive = 8, .send = 8});
-    body(link);
-    link.close();
-  }));
-}
-bool all_share(int) { return true; }
-
-void check_all_well(std::vector<std::string> const& thrown) {
-  for (auto const& each : thrown) CHECK(each == "");
-}
 
 /// All ranks come here before any goes on.
 void meet(gloo_transport& link) {
@@ -112,7 +98,7 @@ TEST_CASE("nothing is left behind: no name, no descriptor, nor after kill -9") {
   // Others make and remove names there, too, but not each time.
   tries::until_well([](tries::complaints& wrong, int) {
     auto const names = entries("/dev/shm"), descriptors = entries("/proc/self/fd");
-    check_all_well(on_ranks(3, all_share, meet));
+    check_all_well(on_ranks(3, 1, all_share, meet));
     wrong.unless(entries("/dev/shm") == names, "no new name");
     CHECK(entries("/proc/self/fd") == descriptors);
 
@@ -214,7 +200,7 @@ TEST_CASE("what arrives is the same whoever shares memory, for all sizes, over m
                       at::tensor({1, 0, 1}).to(at::kBool)});
   std::function<bool(int)> const sharing[] = {all_share, [](int) { return false; }, [](int r) { return r != 1; }};
   for (auto const& shared : sharing) {
-    check_all_well(on_ranks(3, shared, [&](gloo_transport& link) {
+    check_all_well(on_ranks(3, 1, shared, [&](gloo_transport& link) {
       int const me = link.where().global_rank;
       for (int turn = 0; turn < 2; ++turn) {
         if (turn > 0) link.open({.activation = 0, .receive = 1, .send = 1});
@@ -248,7 +234,7 @@ TEST_CASE("what arrives is the same whoever shares memory, for all sizes, over m
 }
 
 TEST_CASE("what was sent may be written to after wait_send, long before it is taken") {
-  check_all_well(on_ranks(2, all_share, [](gloo_transport& link) {
+  check_all_well(on_ranks(2, 1, all_share, [](gloo_transport& link) {
     for (long step = 0; step < 3; ++step) {
       link.begin_step(step);
       if (link.where().global_rank == 0) {
@@ -274,7 +260,7 @@ TEST_CASE("what was sent may be written to after wait_send, long before it is ta
 
 TEST_CASE("a sender is at most two steps ahead, and a receiver that comes late gets every message") {
   std::atomic<long> sent{0};
-  check_all_well(on_ranks(2, all_share, [&](gloo_transport& link) {
+  check_all_well(on_ranks(2, 1, all_share, [&](gloo_transport& link) {
     for (long step = 0; step < 7; ++step) {
       link.begin_step(step);
       if (link.where().global_rank == 0) {
@@ -297,7 +283,7 @@ TEST_CASE("a sender is at most two steps ahead, and a receiver that comes late g
 
 TEST_CASE("two ranks that both wait for room take what the other has sent") {
   // Each is two ahead of the other and wants to send once more before it takes anything.
-  check_all_well(on_ranks(2, all_share, [](gloo_transport& link) {
+  check_all_well(on_ranks(2, 1, all_share, [](gloo_transport& link) {
     int const me = link.where().global_rank;
     auto const send = [&](long number) {
       at::Tensor const value = at::full({5}, static_cast<double>(10 * me + number));
@@ -321,7 +307,7 @@ TEST_CASE("two ranks that both wait for room take what the other has sent") {
 TEST_CASE("gathers: any size, both kinds at once, on boards and beyond them") {
   std::function<bool(int)> const sharing[] = {all_share, [](int r) { return r == 0; }};
   for (auto const& shared : sharing) {
-    check_all_well(on_ranks(3, shared, [](gloo_transport& link) {
+    check_all_well(on_ranks(3, 1, shared, [](gloo_transport& link) {
       int const me = link.where().global_rank;
       auto const board = shared_memory::largest_gather / sizeof(double);
       for (std::size_t const count : {std::size_t{0}, std::size_t{1}, board, board + 1}) {
@@ -349,7 +335,7 @@ TEST_CASE("gathers: any size, both kinds at once, on boards and beyond them") {
 }
 
 TEST_CASE("a gather of different sizes is refused, not mixed up") {
-  auto const thrown = on_ranks(2, all_share, [](gloo_transport& link) {
+  auto const thrown = on_ranks(2, 1, all_share, [](gloo_transport& link) {
     std::vector<double> const mine(link.where().global_rank == 0 ? 2 : 3);
     std::vector<double> all(2 * mine.size());
     link.gather(mine, all);
@@ -361,7 +347,7 @@ TEST_CASE("a gather of different sizes is refused, not mixed up") {
 TEST_CASE("a deadline and another rank's failure end waits in memory, too") {
   for (bool const fails : {false, true}) {
     tries::until_well([&](tries::complaints& wrong, int) {
-      auto const thrown = on_ranks(3, all_share, [&](gloo_transport& link) {
+      auto const thrown = on_ranks(3, 1, all_share, [&](gloo_transport& link) {
         int const me = link.where().global_rank;
         at::Tensor const value = at::ones({3});
         link.begin_step(0);

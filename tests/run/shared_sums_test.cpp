@@ -14,32 +14,19 @@
 #include <chevron/run/gloo.hpp>
 #include <chevron/run/shared_memory.hpp>
 
-#include "ranks.hpp"
+#include "near_ranks.hpp"
 
 #include <doctest/doctest.h>
 
 using namespace chevron;
 using namespace std::chrono_literals;
+using near_ranks::all_share;
+using near_ranks::check_all_well;
+using near_ranks::on_ranks;
 
 namespace {
 
-/// What each rank threw. `shared(rank)`: does it share its memory? Replicas of which one does not sum over Gloo.
-std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, std::function<bool(int)> const& shared,
-                                  std::function<void(gloo_transport&)> const& body) {
-  return ranks::said(ranks::run(pipeline_ranks, replicas, [&](layout const& where, auto const& store, auto const& watch) {
-    gloo_transport link(where, store, watch, {.address = "127.0.0.1", .join = 60s, .shared_memory = shared(where.global_rank)});
-    link.deadline(60s);
-    link.open({.activation = 0, .receive = 1, .send = 1});
-    body(link);
-    link.close();
-  }));
-}
-bool all_share(int) { return true; }
 bool none_shares(int) { return false; }
-
-void check_all_well(std::vector<std::string> const& thrown) {
-  for (auto const& each : thrown) CHECK(each == "");
-}
 
 /// What replica r of a stage brings, the same wherever it is made; small whole numbers where the dtype is one.
 at::Tensor part(int pipeline_rank, int r, std::int64_t numbers, at::ScalarType type, int round) {
