@@ -247,6 +247,7 @@ void train_on_rank(job const& what, transport& line) {
   // With post-validation a step is known only when the next has begun.
   auto const told = [&](step_report const& report) {
     if (report.step < 1) return;
+    if (report.launched) ++launched;
     if (report.step == first_step) first_loss = report.loss;
     last_loss = report.loss;
     if (!speaks) return;
@@ -273,7 +274,6 @@ void train_on_rank(job const& what, transport& line) {
     std::int64_t const step_begin = now_ns();
     loading = static_cast<double>(step_begin - loading_begin) * 1e-9;
     told(train.step({batch.bytes}, {batch.following}));
-    launched += train.why_not_launched().empty() ? 1 : 0;
     if (step > o.steps - static_cast<long>(step_records::kept) && (step > first_step || o.steps == first_step))
       records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
     bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
@@ -290,7 +290,8 @@ void train_on_rank(job const& what, transport& line) {
 
   double const held_out = held_out_loss(what, train);
   auto const texts = line.gather_text(records.text());
-  auto const of_graphs = line.gather_text(std::to_string(launched) + " " + train.why_not_launched());
+  std::vector<std::string> of_graphs;
+  if (o.cuda_graph) of_graphs = line.gather_text(std::to_string(launched) + " " + train.why_not_launched());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
     print_facts(

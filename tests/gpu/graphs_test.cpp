@@ -1,51 +1,29 @@
 // Computations launched as CUDA graphs: the same as kernel by kernel.
 #include "gpus.hpp"
+#include "training.hpp"
 
-#include <algorithm>
-#include <mutex>
+#include <cmath>
+#include <functional>
 #include <string>
-#include <thread>
-#include <vector>
 
-#include <torch/nn/modules/container/functional.h>
-#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
-#include <chevron/run.hpp>
 #include <chevron/run/cuda_graph.hpp>
-#include <chevron/run/nccl.hpp>
 
 #include <doctest/doctest.h>
 
+using training::build_stage;
+using training::compare;
+using training::gpu;
+using training::outcome;
+using training::width;
+
 namespace {
 
-constexpr int width = 64, steps = 8;
-
-at::Device gpu(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
-
-struct outcome {
-  std::vector<double> losses, norms;                // of rank 0, by step
-  std::vector<std::vector<at::Tensor>> parameters;  // by stage, on the CPU
-  std::vector<std::vector<std::string>> why_not;    // by rank and step
-  std::mutex mutex;
-};
-
-/// Eight layers, in as many stages as there are to be.
-chevron::stage build_stage(int number, int stages, at::Device device) {
-  torch::nn::Sequential out;
-  for (int layer = number * 8 / stages; layer < (number + 1) * 8 / stages; ++layer) {
-    at::manual_seed(100 + layer);
-    out->push_back(torch::nn::Linear(width, width));
-    out->push_back(torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
-  }
-  out->to(device);
-  return out;
-}
+constexpr int steps = 8;
 
 using builder = std::function<chevron::stage(int number, int stages, at::Device device)>;
 
@@ -60,50 +38,14 @@ void train_on(chevron::transport& line, at::Device device, chevron::program cons
       program, line, [&](int s) { return build(s, stages, device); },
       [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
       chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3)), options);
-  auto const rank = static_cast<std::size_t>(line.where().global_rank);
   at::Tensor const all = at::arange(3 * rows * width, at::kFloat).view({3 * rows, width}).sin();
   for (int step = 0; step < steps; ++step) {
     int const now = step == 5 ? rows - 6 : rows;  // one batch of another size
     auto const report = train.step({all.narrow(0, step, now)}, {all.narrow(0, rows - step, now).cos()});
-    std::string const why = train.why_not_launched();
-    for (auto const& e : train.last_record().entries()) {
-      if (chevron::is_compute(e.what.what)) CHECK(e.end > e.start);
-    }
-    std::lock_guard const hold(out.mutex);
-    if (out.why_not.size() <= rank) out.why_not.resize(rank + 1);
-    out.why_not[rank].push_back(why);
-    if (rank != 0) continue;
-    out.losses.push_back(report.loss);
-    out.norms.push_back(report.grad_norm);
+    out.add(train, line, report);
   }
   train.settle();
-  std::lock_guard const hold(out.mutex);
-  out.parameters.resize(static_cast<std::size_t>(stages));
-  for (int s = 0; s < stages; ++s) {
-    if (!train.stages()[static_cast<std::size_t>(s)]) continue;
-    for (auto const& p : train.stages()[static_cast<std::size_t>(s)].parameters())
-      out.parameters[static_cast<std::size_t>(s)].push_back(p.value.detach().cpu());
-  }
-}
-
-/// Equal up to the last bits of single precision; says whether to the last bit.
-void compare(outcome const& got, outcome const& wanted, std::string const& what) {
-  REQUIRE(got.losses.size() == steps);
-  REQUIRE(wanted.losses.size() == steps);
-  bool same = got.losses == wanted.losses && got.norms == wanted.norms;
-  for (std::size_t i = 0; i < got.losses.size(); ++i) {
-    CHECK(got.losses[i] == doctest::Approx(wanted.losses[i]).epsilon(1e-5));
-    CHECK(got.norms[i] == doctest::Approx(wanted.norms[i]).epsilon(1e-4));
-  }
-  REQUIRE(got.parameters.size() == wanted.parameters.size());
-  for (std::size_t s = 0; s < got.parameters.size(); ++s) {
-    REQUIRE(got.parameters[s].size() == wanted.parameters[s].size());
-    for (std::size_t i = 0; i < got.parameters[s].size(); ++i) {
-      same = same && at::equal(got.parameters[s][i], wanted.parameters[s][i]);
-      CHECK(at::allclose(got.parameters[s][i], wanted.parameters[s][i], 1e-4, 1e-6));
-    }
-  }
-  MESSAGE(what << (same ? ": equal to the last bit" : ": equal up to rounding"));
+  out.add(train, stages);
 }
 
 /// Steps 0, 1, 2 come before the capture, and batch 5 has another size.
@@ -212,25 +154,8 @@ TEST_CASE("graphs between messages over NCCL") {
     auto const program = chevron::lower(chevron::catalogue::make_plan(name, {.ranks = 2, .micro_batches = 6}));
     outcome without, with;
     for (bool const graphs : {false, true}) {
-      auto const store = c10::make_intrusive<c10d::HashStore>();
-      std::vector<std::string> said(2);
-      std::vector<std::thread> threads;
-      for (int r = 0; r < 2; ++r) {
-        threads.emplace_back([&, r] {
-          try {
-            c10::cuda::CUDAGuard const here(gpu(r));
-            auto const watch = std::make_shared<chevron::failure_watch>(store, r, 2);
-            chevron::stream_transport<chevron::cuda_streams> line({.pipeline_ranks = 2, .replicas = 1, .global_rank = r}, store,
-                                                                  watch, std::chrono::seconds(60), gpu(r));
-            train_on(line, gpu(r), program, graphs, graphs ? with : without);
-            line.close();
-          } catch (std::exception const& e) {
-            said[static_cast<std::size_t>(r)] = e.what();
-          }
-        });
-      }
-      for (auto& t : threads) t.join();
-      for (auto const& each : said) CHECK(each == "");
+      training::over_nccl(
+          2, [&](chevron::transport& line, at::Device mine) { train_on(line, mine, program, graphs, graphs ? with : without); });
     }
     compare(with, without, name);
     check_launched(with, name);

@@ -141,7 +141,9 @@ class executor {
     clock_.settle(record_);
     return record_;
   }
-  /// Why the last run's computations were not launched as graphs; empty where they were.
+  /// Were the last run's computations launched as graphs?
+  bool launched() const { return launching_; }
+  /// Why not; empty where they were.
   std::string why_not_launched() const { return captured_ ? captured_->why_not() : "no graphs were asked for"; }
   /// The mean loss of each microbatch; undefined tensors on ranks without the last stage, and where there is no loss.
   tensors const& losses() const { return work_.losses(); }

@@ -62,7 +62,10 @@ class shared_sums {
 
   /// Starts to sum, in place; the tensor is contiguous and in main memory. All replicas start the same sums in the same order.
   void start(int bucket, at::Tensor values) {
-    check_type(bucket, values.scalar_type());
+    if (!with_number(values.scalar_type(), [](auto) {})) {
+      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) + ": replicas cannot sum " +
+                        c10::toString(values.scalar_type()));
+    }
     auto const b = static_cast<std::size_t>(bucket);
     while (sums_.size() <= b) sums_.push_back(std::make_unique<sum>());
     sum& mine = *sums_[b];
@@ -113,20 +116,28 @@ class shared_sums {
     std::size_t from, bytes;
   };
 
-  static void check_type(int bucket, at::ScalarType type) {
+  /// Calls `use(number)` with a number of a dtype's C++ type, if replicas can sum that dtype.
+  template <class Use>
+  static bool with_number(at::ScalarType type, Use const& use) {
     switch (type) {
       case at::kFloat:
+        return use(float{}), true;
       case at::kDouble:
+        return use(double{}), true;
       case at::kHalf:
+        return use(c10::Half{}), true;
       case at::kBFloat16:
+        return use(c10::BFloat16{}), true;
       case at::kChar:
+        return use(std::int8_t{}), true;
       case at::kByte:
+        return use(std::uint8_t{}), true;
       case at::kInt:
+        return use(std::int32_t{}), true;
       case at::kLong:
-        return;
+        return use(std::int64_t{}), true;
       default:
-        throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) + ": replicas cannot sum " +
-                          c10::toString(type));
+        return false;
     }
   }
 
@@ -212,31 +223,7 @@ class shared_sums {
   }
 
   void add(piece const& what, at::ScalarType type) {
-    switch (type) {
-      case at::kFloat:
-        add_up<float>(what);
-        break;
-      case at::kDouble:
-        add_up<double>(what);
-        break;
-      case at::kHalf:
-        add_up<c10::Half>(what);
-        break;
-      case at::kBFloat16:
-        add_up<c10::BFloat16>(what);
-        break;
-      case at::kChar:
-        add_up<std::int8_t>(what);
-        break;
-      case at::kByte:
-        add_up<std::uint8_t>(what);
-        break;
-      case at::kInt:
-        add_up<std::int32_t>(what);
-        break;
-      default:
-        add_up<std::int64_t>(what);
-    }
+    with_number(type, [&](auto number) { add_up<decltype(number)>(what); });
     tell(own_.added, what.number);
   }
 
@@ -250,8 +237,8 @@ class shared_sums {
       return reinterpret_cast<Number*>(memory_.area_of(replicas_[r], what.number) + mine.from);
     };
     auto const source = [&](std::size_t r) { return r == me_ ? own : area(r); };
-    constexpr std::size_t block = 512;  // of fixed length, so that compilers use
-                                        // wide registers whatever their options
+    // Of fixed length, so that compilers use wide registers whatever their options.
+    constexpr std::size_t block = 512;
     Number total[block];
     for (std::size_t at = 0; at < count; at += block) {
       std::size_t const here = std::min(block, count - at);

@@ -392,7 +392,7 @@ class trainer {
       executor_->run(batch_, step_);
     }
     peak_in_flight_ = std::max(peak_in_flight_, executor_->last_record().peak_in_flight());
-    launched_ = launched_ && executor_->why_not_launched().empty();
+    launched_ = launched_ && executor_->launched();
     memory_.add(executor_->last_record().memory());
   }
 
