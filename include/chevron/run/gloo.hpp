@@ -17,9 +17,8 @@
 #include <chevron/run/error.hpp>
 #include <chevron/run/gathers.hpp>
 #include <chevron/run/gloo_group.hpp>
+#include <chevron/run/gloo_messages.hpp>
 #include <chevron/run/launch.hpp>
-#include <chevron/run/message.hpp>
-#include <chevron/run/near_messages.hpp>
 #include <chevron/run/shared_memory.hpp>
 #include <chevron/run/shared_sums.hpp>
 #include <chevron/run/store_room.hpp>
@@ -30,16 +29,9 @@
 /// \file
 /// The transport between processes: c10d's Gloo.
 ///
-/// Gloo checks nothing: a receive buffer that is too small aborts the process, one that is too large is filled in part, and
-/// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with its shapes
-/// and dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag
-/// of its own, so one can never be taken for another.
-///
-/// Between ranks of one machine, too, a message of Gloo's is three writes and as many threads woken. So there, from its second
-/// time on, a message of up to 1 MiB is handed over in shared memory (near_messages.hpp), and so are gathers if all ranks are on
-/// one machine (gathers.hpp). The header of the first time says where. Larger messages stay with Gloo, whose threads move them
-/// while the ranks compute; so do the connections by which a lost rank is noticed. Replicas of a stage that are all on one
-/// machine sum in shared memory, too (shared_sums.hpp).
+/// What ranks of one machine can do in memory that they share does not go by Gloo: messages of up to 1 MiB (gloo_messages.hpp),
+/// gathers if all ranks are on one machine (gathers.hpp), and the sums of a stage whose replicas all are (shared_sums.hpp). The
+/// connections by which a lost rank is noticed are Gloo's in any case.
 
 namespace chevron {
 
@@ -59,7 +51,8 @@ class gloo_transport final : public transport {
         watch_(std::move(watch)),
         room_(store_, watch_, where),
         waits_(*this, watch_),
-        gathers_(where, waits_) {
+        gathers_(where, waits_),
+        messages_(where, world_, waits_, *watch_) {
     if (where.world() > 1) join(options);
   }
   gloo_transport(layout const& where, launched const& job)
@@ -84,127 +77,35 @@ class gloo_transport final : public transport {
   /// the destructor, which however cannot report.
   void close() {
     if (closed_ || where().world() == 1) return;
-    finish_first_sends();
+    messages_.finish_first_sends();
     watch_->look_away();
     awaited const mine = everybody(end_of_job);
     waits_.collective(waits_.posting(mine, [&] { return world_->barrier(); }), mine);
     // Nobody closes a connection before all have left the barrier.
     room_.leave();
-    sends_.clear();
-    receives_.clear();
+    messages_.clear();
     sums_.clear();
     replicas_.reset();
     world_.reset();
     closed_ = true;
   }
 
-  /// Also forgets the shapes of earlier programs: all ranks open together.
-  void open(slot_counts const& slots) override {
-    finish_first_sends();
-    if (near_ != nullptr) near_->forget(step());
-    agreed_.clear();
-    ++turn_;
-    sends_.clear();
-    receives_.clear();
-    sends_.resize(static_cast<std::size_t>(slots.send));
-    receives_.resize(static_cast<std::size_t>(slots.receive));
-  }
+  void open(slot_counts const& slots) override { messages_.open(slots); }
 
   void begin_step(long step) override {
     transport::begin_step(step);
-    finish_first_sends();
+    messages_.begin_step(step);
     watch_->throw_if_failed({.words = "the start of the step", .step = step});
   }
 
   void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
-    awaited const mine = message(peer, what);
-    watch_->throw_if_failed(mine);
-    auto& slot = sends_.at(send_slot);
-    slot.about = mine;
-    slot.works.clear();
-    slot.values.clear();
-    for (auto const& value : values) slot.values.push_back(detail::sendable(value, mine, at::kCPU, "Gloo"));
-    auto const tag = detail::tag_in_turn(detail::tag_of(what), turn_);
-    auto const known = agreed_.find(tag);
-    bool const first = known == agreed_.end();
-    if (!first && !detail::fits(slot.values, known->second.shapes)) {
-      refuse(mine, known->second.shapes, detail::shapes_of(slot.values));
-    }
-    if (!first && known->second.near.place != nullptr) {
-      near_->hand_over(known->second.near, slot.values, mine, [&] { take_what_came(); });
-      slot.values.clear();
-      return;
-    }
-    if (first) {
-      // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
-      // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
-      for (auto& value : slot.values) {
-        if (value.defined()) value = value.clone();
-      }
-      send_header(slot, agreed_.emplace(tag, agree(slot)).first->second, tag);
-    }
-    for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
-    if (first) {
-      first_sends_.push_back(std::move(slot));
-      slot = {};
-    }
+    messages_.post_send(peer, what, send_slot, values);
   }
-
   void post_receive(int peer, action what, std::uint16_t receive_slot) override {
-    awaited const mine = message(peer, what);
-    watch_->throw_if_failed(mine);
-    auto& slot = receives_.at(receive_slot);
-    slot.about = mine;
-    slot.tag = detail::tag_in_turn(detail::tag_of(what), turn_);
-    slot.works.clear();
-    slot.comes = nullptr;
-    auto const known = agreed_.find(slot.tag);
-    slot.header_comes = known == agreed_.end();
-    if (slot.header_comes) {
-      slot.header = at::empty({header_words + 1}, at::kLong);
-      slot.header_work = post_one(slot.about, slot.header, slot.tag, 0);
-    } else if (known->second.near.place != nullptr) {
-      slot.comes = &known->second;
-      slot.number = ++known->second.near.count;
-    } else {
-      post_values(slot, known->second.shapes);
-    }
+    messages_.post_receive(peer, what, receive_slot);
   }
-
-  std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
-    auto& slot = receives_.at(receive_slot);
-    if (slot.header_comes) {
-      waits_.work(*slot.header_work, slot.about);
-      auto const* words = slot.header.data_ptr<std::int64_t>();
-      detail::message_shapes shapes(words, words + std::min<std::int64_t>(words[0], header_words));
-      if (words[0] > header_words) {
-        auto rest = at::empty({words[0] - header_words}, at::kLong);
-        waits_.work(*post_one(slot.about, rest, slot.tag, 0), slot.about);
-        shapes.insert(shapes.end(), rest.data_ptr<std::int64_t>(), rest.data_ptr<std::int64_t>() + rest.numel());
-      }
-      std::int64_t const place = words[header_words];
-      slot.header_comes = false;
-      slot.header_work.reset();
-      post_values(slot, shapes);
-      agreement agreed{.shapes = std::move(shapes)};
-      if (near_ != nullptr) agreed.near = near_->from(slot.about.peer, slot.values, place);
-      agreed_.emplace(slot.tag, std::move(agreed));
-    }
-    if (slot.comes != nullptr) {
-      near_->wait_for(slot.comes->near, slot.number, slot.about);
-      take(slot);
-    }
-    for (auto& work : slot.works) waits_.work(*work, slot.about);
-    slot.works.clear();
-    return slot.values;
-  }
-
-  void wait_send(std::uint16_t send_slot) override {
-    auto& slot = sends_.at(send_slot);
-    for (auto& work : slot.works) waits_.work(*work, slot.about);
-    slot.works.clear();
-    slot.values.clear();
-  }
+  std::span<at::Tensor> receive(std::uint16_t receive_slot) override { return messages_.receive(receive_slot); }
+  void wait_send(std::uint16_t send_slot) override { messages_.wait_send(send_slot); }
 
   void start_sum(int bucket, at::Tensor values) override {
     if (where().replicas == 1) return;
@@ -259,101 +160,11 @@ class gloo_transport final : public transport {
   using work_ptr = detail::bounded_waits::work_ptr;
   using board = detail::shared_memory::board;
 
-  static constexpr std::int64_t header_words = 64;
   static constexpr char const* end_of_job = "the end of the job";
   static constexpr char const* early = "gather of what decides the last step";
   static constexpr char const* sum_of_gradients = "sum of gradients";
 
-  /// What both sides know of a message that comes again.
-  struct agreement {
-    detail::message_shapes shapes;
-    detail::near_message near{};
-  };
-  struct outgoing {
-    awaited about;
-    std::vector<work_ptr> works;
-    std::vector<at::Tensor> values;
-    std::vector<at::Tensor> headers;
-  };
-  struct incoming {
-    awaited about;
-    std::uint32_t tag = 0;
-    bool header_comes = false;
-    at::Tensor header;
-    work_ptr header_work;
-    agreement const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
-    std::uint64_t number = 0;
-    std::vector<work_ptr> works;
-    std::vector<at::Tensor> values;
-  };
-
-  awaited message(int peer, action what) const { return {.peer = where().global_of(peer), .what = what, .step = step()}; }
   awaited everybody(char const* words) const { return {.words = words, .step = step()}; }
-
-  /// As the sender: decides how this message goes from its second time on.
-  agreement agree(outgoing const& slot) {
-    agreement out{.shapes = detail::shapes_of(slot.values)};
-    if (near_ != nullptr) out.near = near_->to(slot.about.peer, slot.values);
-    return out;
-  }
-
-  void send_header(outgoing& slot, agreement const& agreed, std::uint32_t tag) {
-    auto const& shapes = agreed.shapes;
-    auto first_part = at::zeros({header_words + 1}, at::kLong);
-    first_part.data_ptr<std::int64_t>()[header_words] = near_ != nullptr ? near_->place_of(agreed.near) : 0;
-    auto const first_count = std::min<std::int64_t>(shapes[0], header_words);
-    std::copy_n(shapes.begin(), first_count, first_part.data_ptr<std::int64_t>());
-    slot.headers = {first_part};
-    send(slot, first_part, tag, 0);
-    if (shapes[0] == first_count) return;
-    auto rest = at::empty({shapes[0] - first_count}, at::kLong);
-    std::copy(shapes.begin() + first_count, shapes.end(), rest.data_ptr<std::int64_t>());
-    slot.headers.push_back(rest);
-    send(slot, rest, tag, 0);
-  }
-
-  [[noreturn]] void refuse(awaited const& mine, detail::message_shapes const& agreed, detail::message_shapes const& actual) {
-    waits_.set_broken();
-    detail::refuse_shapes(*watch_, mine, where().global_rank, agreed, actual);
-  }
-
-  void send(outgoing& slot, at::Tensor& value, std::uint32_t tag, std::size_t index) {
-    if (!value.defined() || value.numel() == 0) return;
-    std::vector<at::Tensor> list{value};
-    slot.works.push_back(
-        waits_.posting(slot.about, [&] { return world_->send(list, slot.about.peer, detail::tag_of_tensor(tag, index)); }));
-  }
-
-  work_ptr post_one(awaited const& about, at::Tensor& value, std::uint32_t tag, std::size_t index) {
-    std::vector<at::Tensor> list{value};
-    return waits_.posting(about, [&] { return world_->recv(list, about.peer, detail::tag_of_tensor(tag, index)); });
-  }
-
-  void post_values(incoming& slot, detail::message_shapes const& shapes) {
-    detail::make_room(slot.values, shapes, at::kCPU);
-    for (std::size_t i = 0; i < slot.values.size(); ++i) {
-      at::Tensor& value = slot.values[i];
-      if (value.defined() && value.numel() > 0) slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
-    }
-  }
-
-  void take(incoming& slot) {
-    auto const& agreed = *std::exchange(slot.comes, nullptr);
-    detail::make_room(slot.values, agreed.shapes, at::kCPU);
-    near_->take(agreed.near, slot.number, slot.about.peer, slot.values);
-  }
-  void take_what_came() {
-    for (auto& slot : receives_) {
-      if (slot.comes != nullptr && detail::near_messages::has_come(slot.comes->near, slot.number)) take(slot);
-    }
-  }
-
-  void finish_first_sends() {
-    for (auto& slot : first_sends_) {
-      for (auto& work : slot.works) waits_.work(*work, slot.about);
-    }
-    first_sends_.clear();
-  }
 
   void gather_bytes(void const* mine, std::size_t bytes, void* all, char const* words) {
     gathers_.start(board::gather, mine, bytes, everybody(words));
@@ -388,7 +199,7 @@ class gloo_transport final : public transport {
     check_connections();
     memory_ = detail::shared_memory::make(options.shared_memory, rank, where().world(), *this);
     if (memory_ != nullptr) {
-      near_ = std::make_unique<detail::near_messages>(*memory_, where(), waits_);
+      messages_.share(*memory_);
       gathers_.share(*memory_);
     }
     if (where().replicas > 1) guarded([&] { join_replicas(options.address, patience); });
@@ -435,16 +246,11 @@ class gloo_transport final : public transport {
   detail::gloo_group replicas_;  // this stage's copies; null if there is one only, or they share memory
 
   std::unique_ptr<detail::shared_memory> memory_;   // null: everything goes by Gloo
-  std::unique_ptr<detail::near_messages> near_;     // what does not
   std::unique_ptr<detail::shared_sums> near_sums_;  // null: sums go by Gloo
 
-  std::unordered_map<std::uint32_t, agreement> agreed_;  // by tag: every message seen
-  std::vector<outgoing> sends_;
-  std::vector<incoming> receives_;
-  std::vector<outgoing> first_sends_;
+  detail::gloo_messages messages_;
   std::unordered_map<int, work_ptr> sums_;
   std::size_t early_numbers_ = 0;  // of `start_gather`
-  unsigned turn_ = 0;              // how often `open` was called
   bool closed_ = false;
 };
 
