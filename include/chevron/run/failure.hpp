@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <exception>
@@ -66,6 +67,11 @@ inline failure failure_of(std::string const& line) {
           .step = number_of(field[2]),
           .action = field[3],
           .reason = field[4]};
+}
+
+/// The reason of a timeout.
+inline std::string no_answer(int rank, std::chrono::milliseconds waited) {
+  return "rank " + std::to_string(rank) + " did not answer within " + std::to_string(waited.count()) + " ms";
 }
 
 /// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.

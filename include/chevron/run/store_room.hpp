@@ -84,7 +84,7 @@ class store_room {
                            .rank = mine.peer,
                            .step = mine.step,
                            .action = mine.action_text(),
-                           .reason = failure_watch::no_answer(mine.peer, patience)};
+                           .reason = detail::no_answer(mine.peer, patience)};
         throw_failure(watch_->report(late), mine, where_.global_rank);
       }
       std::this_thread::sleep_for(milliseconds(1));

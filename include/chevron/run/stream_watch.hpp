@@ -16,7 +16,8 @@
 #include <chevron/run/watch.hpp>
 
 /// \file
-/// Looks after what streams have been asked to do: the host does not wait for it, so somebody else has to notice that it never ends.
+/// Looks after what streams have been asked to do: the host does not wait for it, so somebody else has to notice that it never
+/// ends.
 
 namespace chevron {
 
@@ -112,7 +113,8 @@ class stream_watch {
       }
       std::string const fault = streams_->fault();
       bool const late = waits_for != 0 && clock::now() > since + longest;
-      if (!ended_ && !failures_->failed() && (!fault.empty() || late)) failures_->report(late ? timeout(about, longest) : lost(about, fault));
+      if (!ended_ && !failures_->failed() && (!fault.empty() || late))
+        failures_->report(late ? timeout(about, longest) : lost(about, fault));
       if (!ended_ && failures_->failed()) {
         ended_ = true;
         streams_->abort();
@@ -145,15 +147,15 @@ class stream_watch {
             .step = about.step,
             .action = about.action_text(),
             .reason = about.peer >= 0
-                          ? failure_watch::no_answer(about.peer, longest)
+                          ? detail::no_answer(about.peer, longest)
                           : "the " + about.action_text() + " did not end within " + std::to_string(longest.count()) + " ms"};
   }
   static failure lost(awaited const& about, std::string const& fault) {
     return {.rank = about.peer,
             .step = about.step,
             .action = about.action_text(),
-            .reason = (about.peer >= 0 ? "rank " + std::to_string(about.peer) + " was lost" : std::string("a rank was lost")) + " (" +
-                      fault + ")"};
+            .reason = (about.peer >= 0 ? "rank " + std::to_string(about.peer) + " was lost" : std::string("a rank was lost")) +
+                      " (" + fault + ")"};
   }
 
   Streams* streams_;
@@ -166,8 +168,8 @@ class stream_watch {
   clock::time_point last_end_ = clock::now();
   milliseconds deadline_{300000};
   bool stop_ = false;
-  bool ended_ = false;        // of the thread
-  std::uint64_t told_ = 0;    // of the thread
+  bool ended_ = false;      // of the thread
+  std::uint64_t told_ = 0;  // of the thread
   std::thread thread_;
 };
 

@@ -105,7 +105,7 @@ class bounded_waits {
     if (late) {
       auto const longest = line_.deadline();
       found.code = static_cast<int>(exit_code::timeout);
-      found.reason = mine.peer >= 0 ? failure_watch::no_answer(mine.peer, longest)
+      found.reason = mine.peer >= 0 ? no_answer(mine.peer, longest)
                                     : "the " + found.action + " did not end within " + std::to_string(longest.count()) + " ms";
     } else {
       found.reason =

@@ -21,13 +21,14 @@
 #include <chevron/plan/action.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/failure.hpp>
+#include <chevron/run/failure_board.hpp>
 
 /// \file
 /// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
 ///
 /// One thread a rank, with a connection of its own to the job's store. Ten times a second it looks whether a failure was
 /// published; if so, it ends the wait that its rank is in. A rank that finds a failure itself (a broken connection, a deadline)
-/// hands it to the watch, which settles with the others whose report counts: the first.
+/// hands it to the watch, which settles with the others whose report counts: the first (failure_board.hpp).
 
 namespace chevron {
 
@@ -36,18 +37,13 @@ class failure_watch {
   using clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
 
-  /// The reason of a timeout.
-  static std::string no_answer(int rank, milliseconds waited) {
-    return "rank " + std::to_string(rank) + " did not answer within " + std::to_string(waited.count()) + " ms";
-  }
-
   /// How a wait ended that the watch, not the transfer, has ended.
   enum class interruption { none, failure, deadline };
 
   /// \param store       shared by the ranks of this job and nobody else (put a prefix on it)
   /// \param store_host  global rank whose end takes the store away; -1 if the store outlives the ranks
   failure_watch(c10::intrusive_ptr<c10d::Store> store, int rank, int world, int store_host = -1)
-      : store_(std::move(store)), own_(store_->clone()), rank_(rank), world_(world), store_host_(store_host) {
+      : store_(std::move(store)), board_(store_->clone(), rank, world), rank_(rank), world_(world), store_host_(store_host) {
     thread_ = std::thread([this] { run(); });
   }
   ~failure_watch() { stop(); }
@@ -101,27 +97,26 @@ class failure_watch {
   }
 
   /// Publishes what this rank found and gives back what counts: the first report of all ranks. Takes at most two seconds,
-  /// whatever state the store is in. A loss waits 0.3 s for a better explanation (a launcher knows the signal), a timeout follows
-  /// the chain of who waits for whom to the rank that waits for nobody.
+  /// whatever state the store is in.
   failure report(failure const& mine) {
     std::unique_lock lock(mutex_);
     if (!verdict_ && !stop_) {
       report_ = mine;
       changed_.notify_all();
       // A store that keeps the watch waiting since a second ago will hardly answer this.
-      clock::time_point asking = asking_since_;
+      auto asking = board_.asking_since();
       int in_store = asking + milliseconds(1000) < clock::now() ? 7 : 0;
       for (int naps = 0; naps < 20 && in_store < 10 && !verdict_; ++naps) {
         changed_.wait_for(lock, nap, [&] { return verdict_.has_value(); });
-        auto const before = std::exchange(asking, asking_since_);
-        in_store = asking != not_asking && asking == before ? in_store + 1 : 0;
+        auto const before = std::exchange(asking, board_.asking_since());
+        in_store = asking != board::not_asking && asking == before ? in_store + 1 : 0;
       }
     }
     if (!verdict_) {
       failure alone = mine;
-      if (asking_since_.load() != not_asking && store_host_ >= 0 && mine.code == static_cast<int>(exit_code::timeout)) {
+      if (board_.asking_since() != board::not_asking && store_host_ >= 0 && mine.code == static_cast<int>(exit_code::timeout)) {
         alone.rank = store_host_;
-        alone.reason = no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) +
+        alone.reason = detail::no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) +
                        ", nor does the store it hosts";
       }
       set_verdict(alone);
@@ -168,15 +163,14 @@ class failure_watch {
   /// Before a failing host of the store ends: gives the others up to 0.8 s to read why.
   void linger() {
     if (rank_ != store_host_) return;
-    for (int naps = 0; naps < 80 && acknowledged_.load() < world_ - 1; ++naps) std::this_thread::sleep_for(short_nap);
+    for (int naps = 0; naps < 80 && acknowledged_.load() < world_ - 1; ++naps) std::this_thread::sleep_for(board::nap);
   }
 
  private:
+  using board = detail::failure_board;
+
   static constexpr auto poll_every = milliseconds(100);
-  // Patience with others is counted in naps, not by the clock: where a machine or a whole job stood still meanwhile (a paused
-  // virtual machine, SIGSTOP to all ranks), nobody has kept anybody waiting.
-  static constexpr auto nap = milliseconds(100), short_nap = milliseconds(10);
-  static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
+  static constexpr auto nap = milliseconds(100);  // counted, as those of failure_board are
 
   bool stop() {
     {
@@ -221,37 +215,33 @@ class failure_watch {
       std::optional<failure> learned;
       try {
         if (!failed()) {
-          asking_since_ = clock::now();
-          learned = poll();
-          if (!learned && (long_wait || reported)) write_waiting(mine);
-          if (!learned && reported) learned = settle(*reported, mine, allowed);
+          auto const broken = [this] { return broken_connection(); };
+          board_.begins_asking();
+          learned = board_.poll();
+          if (!learned && (long_wait || reported)) board_.write_waiting(mine);
+          if (!learned && reported) learned = board_.settle(*reported, mine, allowed, broken);
           if (!learned) {
-            if (auto lost = broken_connection()) learned = settle(*lost, mine, allowed);
+            if (auto lost = broken()) learned = board_.settle(*lost, mine, allowed, broken);
           }
         } else if (rank_ == store_host_) {
-          acknowledged_ = static_cast<int>(own_->add("acknowledged", 0));
+          acknowledged_ = board_.acknowledged();
         }
       } catch (std::exception const& e) {
         if (!failed()) learned = store_gone(reported, detail::message_of(e));
       }
       if (learned && rank_ != store_host_) {
         try {
-          own_->add("acknowledged", 1);
+          board_.acknowledge();
         } catch (std::exception const&) {
         }
       }
-      asking_since_ = not_asking;
+      board_.ends_asking();
       lock.lock();
       if (learned) set_verdict(*learned);
       auto next = clock::now() + (verdict_ ? milliseconds(20) : poll_every);
       if (waiting_ && !expired_ && !verdict_) next = std::min(next, std::max(deadline_, clock::now() + milliseconds(1)));
       changed_.wait_until(lock, next, [&] { return stop_ || report_.has_value(); });
     }
-  }
-
-  std::optional<failure> poll() {
-    if (!own_->check({"failure"})) return std::nullopt;
-    return detail::failure_of(own_->get_to_str("failure"));
   }
 
   std::optional<failure> broken_connection() {
@@ -266,89 +256,6 @@ class failure_watch {
         if (why.find("timeout") != std::string::npos) continue;
         return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
       }
-    }
-    return std::nullopt;
-  }
-
-  failure publish(failure const& mine) {
-    return detail::failure_of(own_->compareSet("failure", std::string(), detail::to_line(mine)));
-  }
-
-  /// Looks for a failure for that long, and keeps telling the others that this rank waits: they may look just now.
-  std::optional<failure> poll_for(milliseconds time, awaited const& waiting) {
-    for (int naps = 0; naps < time / short_nap; ++naps, std::this_thread::sleep_for(short_nap)) {
-      asking_since_ = clock::now();  // anew: it has answered so far
-      if (auto f = poll()) return f;
-      if (naps % 4 == 0) write_waiting(waiting);
-    }
-    return std::nullopt;
-  }
-
-  failure settle(failure mine, awaited const& waiting, milliseconds waited) {
-    if (mine.code == static_cast<int>(exit_code::peer_lost)) {
-      if (auto better = poll_for(milliseconds(300), waiting)) return *better;
-      // A collective does not say whose connection broke; the connections do.
-      if (mine.rank < 0) {
-        if (auto const lost = broken_connection()) mine.rank = lost->rank, mine.reason = lost->reason;
-      }
-    }
-    if (mine.code == static_cast<int>(exit_code::timeout)) {
-      if (auto better = follow(mine, waiting, waited)) return *better;
-    }
-    return publish(mine);
-  }
-
-  // `waiting/r` says for whom rank r waits; while it waits long its watch writes a new tick each time. A rank that was stopped
-  // keeps its record but no longer ticks.
-  void write_waiting(awaited const& mine) {
-    std::string const s(1, detail::field_separator);
-    own_->set("waiting/" + std::to_string(rank_),
-              std::to_string(++tick_) + s + std::to_string(mine.peer) + s + std::to_string(mine.step) + s + mine.action_text());
-  }
-  std::string read_waiting(int rank) {
-    std::string const key = "waiting/" + std::to_string(rank);
-    return own_->check({key}) ? own_->get_to_str(key) : std::string();
-  }
-
-  /// From the rank that did not answer, along those that wait themselves, to one that does not; from a collective, to whoever
-  /// waits for nothing. A failure that was published meanwhile is given back; otherwise `mine` names the rank found.
-  std::optional<failure> follow(failure& mine, awaited const& waiting, milliseconds waited) {
-    std::vector<std::string> before, now;
-    for (int r = 0; r < world_; ++r) before.push_back(read_waiting(r));
-    if (auto better = poll_for(milliseconds(400), waiting)) return better;
-    for (int r = 0; r < world_; ++r) now.push_back(read_waiting(r));
-    auto const waits = [&](int r) {
-      auto const i = static_cast<std::size_t>(r);
-      return r == rank_ || (!now[i].empty() && now[i] != before[i]);
-    };
-
-    std::string chain;
-    int at = mine.rank;
-    for (int hops = 0; hops < world_ && at >= 0 && at != rank_ && waits(at); ++hops) {
-      auto const field = detail::fields_of(now[static_cast<std::size_t>(at)]);
-      if (field.size() != 4) break;
-      int const next = static_cast<int>(detail::number_of(field[1]));
-      chain += (chain.empty() ? "rank " : ", rank ") + std::to_string(at) + " waits for " + field[3] +
-               (next < 0 ? "" : (field[3].find("SEND") != std::string::npos ? " to rank " : " from rank ") + field[1]);
-      at = next;
-    }
-    if (at >= 0 && !waits(at)) {
-      if (at != mine.rank) mine.reason = no_answer(at, waited) + " (" + chain + ")";
-      mine.rank = at;
-      return std::nullopt;
-    }
-    std::string others;
-    int silent = -1;
-    for (int r = 0; r < world_; ++r) {
-      if (waits(r)) continue;
-      if (silent >= 0) others += (others.empty() ? "" : ", ") + std::to_string(r);
-      if (silent < 0) silent = r;
-    }
-    if (silent >= 0) {
-      mine.rank = silent;
-      mine.reason = no_answer(silent, waited) + (others.empty() ? "" : ", nor did " + others);
-    } else {
-      mine.reason += chain.empty() ? "; all ranks wait" : "; all ranks wait: " + chain;
     }
     return std::nullopt;
   }
@@ -372,11 +279,10 @@ class failure_watch {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;  // keeps a hosted store alive
-  c10::intrusive_ptr<c10d::Store> own_;    // the watch thread's connection
+  board board_;                            // of the watch's thread, over a connection of its own
   int rank_;
   int world_;
   int store_host_;
-  long tick_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -390,7 +296,6 @@ class failure_watch {
   std::optional<failure> report_, verdict_;
   milliseconds patience_{0};
   std::atomic<bool> known_{false};
-  std::atomic<clock::time_point> asking_since_{not_asking};  // the watch thread is in the store since then
   std::mutex connections_mutex_;
   std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;
   std::atomic<int> acknowledged_{0};
