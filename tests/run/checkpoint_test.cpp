@@ -6,9 +6,13 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/rmsprop.h>
 
+#include <sys/resource.h>
+
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include <doctest/doctest.h>
 
@@ -236,6 +240,311 @@ TEST_CASE("what cannot be loaded is said with file, name and remedy, on every ra
   std::ofstream(saved / "manifest.json") << "{}";
   check_says(failure_of([&] { train({}, 1, at.path, "", make); }), {"manifest.json", "is no manifest"});
   check_says(failure_of([&] { train({}, 1, "", "/proc/nothing/here", make); }), {"/proc/nothing/here", "cannot be made"});
+}
+
+namespace {
+
+using body = std::function<void(chevron::trainer&)>;
+
+/// Calls `what` with a trainer on each rank.
+void on_ranks(job const& wanted, chevron::optimizer_factory const& make, chevron::stage_builder const& build, body const& what,
+              chevron::trainer_options const& options = {}) {
+  auto const plan = plan_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
+  chevron::run_threads({.pipeline_ranks = wanted.ranks, .replicas = wanted.replicas}, [&](transport& line) {
+    chevron::trainer trainer(chevron::lower(plan), line, build, mean_square, make, options);
+    what(trainer);
+  });
+}
+
+void steps_of(chevron::trainer& trainer, int count) {
+  for (int i = 0; i < count; ++i) {
+    auto const data = make_batch(12, 10 * static_cast<int>(trainer.next_step()));
+    trainer.step({data.input}, {data.target});
+  }
+}
+
+tensors values_of(chevron::trainer& trainer) {
+  tensors out;
+  for (auto const& s : trainer.stages()) {
+    for (auto const& p : s.parameters()) out.push_back(p.value.detach().clone());
+    for (auto const& b : s.buffers()) out.push_back(b.value.detach().clone());
+  }
+  return out;
+}
+
+bool same(tensors const& a, tensors const& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](auto const& x, auto const& y) { return at::equal(x, y); });
+}
+
+/// Loading fails with these words on every rank, and leaves everything as it was.
+void check_refused(fs::path const& from, std::initializer_list<char const*> words, job const& wanted = {}) {
+  std::atomic<int> refused = 0, unchanged = 0;
+  std::string said;
+  std::mutex guard;
+  on_ranks(wanted, optimizers[2].second, layers_in(2), [&](chevron::trainer& trainer) {
+    auto const before = values_of(trainer);
+    try {
+      chevron::load_checkpoint(trainer, from);
+    } catch (chevron::checkpoint_error const& e) {
+      ++refused;
+      std::lock_guard const hold(guard);
+      said = e.what();
+    }
+    unchanged += same(before, values_of(trainer)) && trainer.next_step() == 0 && trainer.optimizer()->state().empty() ? 1 : 0;
+    steps_of(trainer, 1);
+  });
+  CHECK(refused == 2);
+  CHECK(unchanged == 2);
+  check_says(said, words);
+}
+
+std::string content_of(fs::path const& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<std::string> names_in(fs::path const& folder) {
+  std::vector<std::string> names;
+  for (auto const& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("a file that was damaged, exchanged or lost is told on every rank, before anything is changed") {
+  auto const& make = optimizers[2].second;
+  folder one, other;
+  train({}, 2, "", one.path, make);
+  train({"1F1B", 2, 3}, 2, "", other.path, make);
+  fs::path const saved = one.path / "step-00000002", foreign = other.path / "step-00000002";
+  for (char const* name : {"model-1.safetensors", "optimizer-0.safetensors"}) {
+    CAPTURE(name);
+    std::string const whole = content_of(saved / name);
+    std::string damaged = whole;
+    damaged[damaged.size() - 5] = static_cast<char>(damaged[damaged.size() - 5] ^ 1);
+    std::ofstream(saved / name, std::ios::binary) << damaged;
+    check_refused(one.path, {name, "was damaged", "Remedy"});
+    fs::copy_file(foreign / name, saved / name, fs::copy_options::overwrite_existing);
+    check_refused(one.path, {name, "another job has saved into the same folder"});
+    std::ofstream(saved / name, std::ios::binary) << whole.substr(0, whole.size() - 8);
+    check_refused(one.path, {name, "cut short"});
+    fs::remove(saved / name);
+    check_refused(one.path, {name, "cannot be opened"});
+    std::ofstream(saved / name, std::ios::binary) << whole;
+  }
+  std::string const manifest = content_of(saved / "manifest.json");
+  auto const with = [&](std::string const& from, std::string const& to) {
+    std::string changed = manifest;
+    REQUIRE(changed.find(from) != std::string::npos);
+    changed.replace(changed.find(from), from.size(), to);
+    std::ofstream(saved / "manifest.json") << changed;
+    check_refused(one.path, {"manifest.json", "is no manifest"});
+  };
+  with("\"next_step\": 2", "\"next_step\": -2");
+  with("\"optimizer\": \"AdamW\"", "\"optimizer\": 7");
+  with("\"seen\": \"14\"", "\"seen\": [14]");
+  with("\"format\": 2", "\"format\": 1");
+  std::ofstream(saved / "manifest.json") << manifest.substr(0, manifest.size() / 2);
+  check_refused(one.path, {"manifest.json", "is no manifest"});
+  std::ofstream(saved / "manifest.json") << manifest;
+  CHECK(train({}, 0, one.path, "", make).note.next_step == 2);
+}
+
+TEST_CASE("dtypes that are not the model's are refused before anything is changed") {
+  folder at;
+  auto const in_double = [](int s) {
+    auto made = std::make_shared<layers_impl>(2 * s, 2 * s + 2, width);
+    if (s == 1) made->norms[1]->to(at::kDouble);
+    return chevron::stage(made);
+  };
+  on_ranks({}, optimizers[2].second, in_double, [&](chevron::trainer& trainer) { chevron::save_checkpoint(trainer, at.path); });
+  check_refused(at.path, {"model-1.safetensors", "norm_3.", "Double [6]", "Float [6]"});
+}
+
+TEST_CASE("a checkpoint of the same step is replaced whole, or stays if the new one cannot be written") {
+  folder at;
+  auto const& make = optimizers[2].second;
+  auto const fine = train({"1F1B", 4, 4}, 3, "", at.path, make);
+  fs::path const saved = at.path / "step-00000003";
+  auto const names = names_in(saved);
+  CHECK(names.size() == 9);
+
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = 512;
+  std::string said;
+  std::atomic<int> went_on = 0;
+  on_ranks({"GPipe", 2, 4}, make, layers_in(2), [&](chevron::trainer& trainer) {
+    steps_of(trainer, 3);
+    auto const gather = [&] { trainer.line().gather_text(""); };  // the limit is the whole process's
+    gather();
+    if (trainer.line().where().global_rank == 0) ::setrlimit(RLIMIT_FSIZE, &low);
+    gather();
+    try {
+      chevron::save_checkpoint(trainer, at.path);
+    } catch (chevron::checkpoint_error const& e) {
+      if (trainer.line().where().global_rank == 0) said = e.what();
+      ++went_on;
+    }
+    gather();
+    if (trainer.line().where().global_rank == 0) ::setrlimit(RLIMIT_FSIZE, &before);
+    gather();
+    steps_of(trainer, 1);
+  });
+  CHECK(went_on == 2);
+  check_says(said, {"model-0.safetensors", "cannot be written", "File too large", "Remedy"});
+  CHECK(names_in(saved) == names);
+  check_same(fine, train({"1F1B", 4, 4}, 0, at.path, "", make));
+
+  auto const other = train({"GPipe", 2, 4}, 3, "", at.path, make);
+  CHECK(names_in(saved).size() == 5);
+  check_same(other, train({"GPipe", 2, 4}, 0, at.path, "", make));
+}
+
+TEST_CASE("groups with learning rates of their own go on with them, in any layout") {
+  auto const make = [](double of_matrices, double of_vectors) -> chevron::optimizer_factory {
+    return [=](std::vector<at::Tensor> parameters) {
+      std::vector<at::Tensor> matrices, vectors;
+      for (auto& p : parameters) (p.dim() > 1 ? matrices : vectors).push_back(p);
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      groups.emplace_back(matrices, std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(of_matrices).momentum(0.9)));
+      groups.emplace_back(vectors, std::make_unique<torch::optim::SGDOptions>(of_vectors));
+      return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(1));
+    };
+  };
+  folder at, again;
+  auto const whole = train({}, 6, "", "", make(0.1, 0.01));
+  train({}, 3, "", at.path, make(0.1, 0.01));
+  train({"1F1B", 4, 4}, 0, at.path, again.path, make(7, 8));
+  for (auto const& from : {at.path, again.path}) {
+    auto const resumed = train({}, 3, from, "", make(0.5, 0.5));  // what was saved counts
+    CHECK(std::vector<double>(whole.losses.begin() + 3, whole.losses.end()) == resumed.losses);
+    check_same(whole, resumed);
+  }
+  check_says(failure_of([&] { train({}, 1, at.path, "", optimizers[0].second); }), {"learning rates", "0.1", "0.01", "the groups that were saved"});
+}
+
+TEST_CASE("tied weights go on in layouts that have them once or twice, under one name or two") {
+  // Four layers; the first and the last share a weight.
+  auto const build = [](bool one_name, bool tied = true) {
+    return [=](int stages) -> chevron::stage_builder {
+      return [=](int s) {
+        int const each = 4 / stages;
+        std::vector<chevron::parameter> parameters;
+        tensors weights;
+        for (int i = s * each; i < (s + 1) * each; ++i) {
+          if (i == 3 && stages == 1) {
+            weights.push_back(weights[0]);
+            continue;
+          }
+          at::manual_seed(500 + i % 3 + (tied ? 0 : i));
+          weights.push_back(at::randn({width, width}).mul(0.3).requires_grad_());
+          parameters.push_back({i == 0 || (one_name && i == 3) ? "table" : "weight_" + std::to_string(i), weights.back()});
+        }
+        chevron::stage made(
+            [weights](at::Tensor x) {
+              for (auto const& w : weights) x = x + at::matmul(x, w).tanh();
+              return x;
+            },
+            parameters);
+        if (tied && stages > 1 && s == 0) made.tie("table", "shared");
+        if (tied && stages > 1 && s == stages - 1) made.tie(one_name ? "table" : "weight_3", "shared");
+        return made;
+      };
+    };
+  };
+  auto const& make = optimizers[2].second;
+  for (bool const one_name : {true, false}) {
+    CAPTURE(one_name);
+    auto const whole = train({"1F1B", 4, 4}, 6, "", "", make, build(one_name));
+    folder at;
+    train({"1F1B", 4, 4}, 3, "", at.path, make, build(one_name));
+    for (job const between : {job{"GPipe", 1, 4}, job{"1F1B", 2, 4}, job{"ZBVZeroBubble", 2, 4}, job{"Interleaved1F1B", 2, 4}}) {
+      CAPTURE(between.schedule);
+      folder again;
+      auto const there = train(between, 0, at.path, again.path, make, build(one_name));
+      CHECK(there.tensors.size() == (between.ranks == 1 || one_name ? 3u : 4u));
+      auto const back = train({"1F1B", 4, 4}, 3, again.path, "", make, build(one_name));
+      CHECK(std::vector<double>(whole.losses.begin() + 3, whole.losses.end()) == back.losses);
+      check_same(whole, back);
+    }
+  }
+  folder apart;
+  train({"1F1B", 4, 4}, 1, "", apart.path, make, build(false, false));
+  check_says(failure_of([&] { train({"1F1B", 4, 4}, 1, apart.path, "", make, build(false)); }),
+             {"stage 0's table and stage 3's weight_3 are one parameter here", "Remedy"});
+}
+
+TEST_CASE("a checkpoint without a factor of the loss leaves the first one to a job that scales") {
+  folder at;
+  auto const& make = optimizers[0].second;
+  on_ranks({}, make, layers_in(2), [&](chevron::trainer& trainer) { chevron::save_checkpoint(trainer, at.path); });
+  on_ranks(
+      {}, make, layers_in(2),
+      [&](chevron::trainer& trainer) {
+        chevron::load_checkpoint(trainer, at.path);
+        if (trainer.scaling().factor() != 512) throw std::runtime_error("another factor");
+      },
+      {.scaling = chevron::loss_scaling{.initial = 512}});
+}
+
+TEST_CASE("gradients that wait for their step are in no checkpoint: it is refused between accumulate and step") {
+  folder at;
+  auto const data = make_batch(8, 1);
+  for (bool const loads : {false, true}) {
+    auto const run = [&] {
+      on_ranks({}, optimizers[0].second, layers_in(2), [&](chevron::trainer& trainer) {
+        chevron::save_checkpoint(trainer, at.path);
+        trainer.accumulate({data.input}, {data.target}, 16);
+        if (loads) {
+          chevron::load_checkpoint(trainer, at.path);
+        } else {
+          chevron::save_checkpoint(trainer, at.path);
+        }
+      });
+    };
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains("between accumulate() and its step()"), chevron::usage_error);
+  }
+}
+
+namespace {
+
+/// Gradient descent that counts its steps where nobody sees it.
+struct own_optimizer : torch::optim::SGD {
+  using SGD::SGD;
+  int steps = 0;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    for (auto& group : param_groups()) group.options().set_lr(0.1 / ++steps);
+    return SGD::step(std::move(closure));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an optimizer of one's own, or derived from a known one, is neither saved nor loaded, and training goes on") {
+  auto const own = [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<own_optimizer>(std::move(parameters), torch::optim::SGDOptions(0.1));
+  };
+  folder at;
+  std::atomic<int> refused = 0;
+  on_ranks({}, optimizers[0].second, layers_in(2), [&](chevron::trainer& trainer) { chevron::save_checkpoint(trainer, at.path); });
+  on_ranks({}, own, layers_in(2), [&](chevron::trainer& trainer) {
+    for (bool const loads : {true, false}) {
+      steps_of(trainer, 1);
+      try {
+        if (loads) {
+          chevron::load_checkpoint(trainer, at.path);
+        } else {
+          chevron::save_checkpoint(trainer, at.path);
+        }
+      } catch (chevron::checkpoint_error const& e) {
+        refused += std::string(e.what()).find("neither be saved nor loaded") != std::string::npos ? 1 : 0;
+      }
+    }
+  });
+  CHECK(refused == 4);
 }
 
 TEST_CASE("a header that does not describe its bytes is refused") {

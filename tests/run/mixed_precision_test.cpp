@@ -1,6 +1,7 @@
 // timeout: 90
 #include "run/trained.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
@@ -269,6 +270,54 @@ TEST_CASE("a loss that is not finite is not the factor's fault, nor is an overfl
                        chevron::numerical_error);
   CHECK_THROWS_WITH_AS(run(false), doctest::Contains("step 2, OPTIMIZER_STEP: the gradient of stage 0's"),
                        chevron::numerical_error);
+}
+
+TEST_CASE("a gradient that fits single precision but not the parameter's is an overflow, unless it is clipped") {
+  auto const program = chevron::lower(plan_of("1F1B", 2, 2));
+  auto const data = make_batch(4, 1);
+  for (auto const dtype : {at::kHalf, at::kBFloat16, at::kFloat}) {
+    for (double const clip : {0.0, 1.0}) {
+      std::atomic<int> skipped = 0, finite = 0;
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+        // A microbatch's gradient is 50,000, that of all four 200,000.
+        auto const build = [&](int s) -> chevron::stage {
+          at::manual_seed(s);
+          auto weight = at::ones({width}).to(dtype).requires_grad_();
+          if (s == 1) return {[weight](at::Tensor x) { return x + weight; }, {{"weight", weight}}};
+          return {[weight](at::Tensor x) { return x * weight.to(at::kFloat).detach() + (weight * 4e4).to(at::kFloat); }, {{"weight", weight}}};
+        };
+        auto const loss = [](at::Tensor a, at::Tensor) { return a.sum() * 2.5; };
+        chevron::trainer train(program, line, build, loss, sgd, {.clip_grad_norm = clip, .when_not_finite = chevron::not_finite::skip});
+        train.accumulate({data.input}, {data.target}, 8);
+        auto const report = train.step({data.input}, {data.target}, 8);
+        skipped += report.skipped ? 1 : 0;
+        for (auto& s : train.stages()) {
+          for (auto& p : s.parameters()) finite += p.value.isfinite().all().item<bool>() ? 1 : 0;
+        }
+      });
+      CAPTURE(c10::toString(dtype));
+      CAPTURE(clip);
+      CHECK(skipped == (dtype == at::kHalf && clip == 0 ? 2 : 0));
+      CHECK(finite == 2);
+    }
+  }
+}
+
+TEST_CASE("what is no scaling is refused before the first step, and ranks that scale otherwise are told apart") {
+  auto const program = chevron::lower(plan_of("1F1B", 2, 2));
+  auto const build_with = [&](chevron::loss_scaling const& first, chevron::loss_scaling const& second) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+      chevron::trainer train(program, line, build_stage, mean_square, sgd, {.scaling = line.where().global_rank == 0 ? first : second});
+    });
+  };
+  double const nan = std::numeric_limits<double>::quiet_NaN();
+  for (chevron::loss_scaling const bad :
+       {chevron::loss_scaling{.initial = 0}, {.initial = nan}, {.growth = 0.5}, {.backoff = 1}, {.growth_interval = 0}, {.least = 0}, {.most = 2}}) {
+    CHECK_THROWS_WITH_AS(build_with(bad, bad), doctest::Contains("loss scaling's"), chevron::usage_error);
+  }
+  CHECK_THROWS_WITH_AS(build_with({}, {.growth_interval = 100}), doctest::Contains("loss scaling: from 65536 between 1 and 16777216, times 2 after 100 steps"),
+                       chevron::preflight_error);
+  build_with({.initial = 4}, {.initial = 4});
 }
 
 TEST_CASE("learning rates go up, and down again") {

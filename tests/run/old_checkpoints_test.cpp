@@ -104,7 +104,7 @@ TEST_CASE("nothing goes while the newest is not whole") {
 }
 
 TEST_CASE("killed while it removes: the next call removes the rest, and nobody takes the rest for a checkpoint") {
-  std::vector<std::string> const files = {"manifest.json", "model-0.safetensors", "model-1.safetensors.partial",
+  std::vector<std::string> const files = {"manifest.json", "model-0.safetensors", "model-1.safetensors.0123456789abcdef.partial",
                                           "optimizer-0.safetensors"};
   for (std::size_t deleted = 0; deleted <= files.size(); ++deleted) {
     scratch const folder;

@@ -2,6 +2,8 @@
 #include "run/trained.hpp"
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <random>
 #include <thread>
@@ -12,6 +14,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chevron/run/checkpoint.hpp>
 #include <chevron/run/gloo.hpp>
 
 #include <doctest/doctest.h>
@@ -462,6 +465,141 @@ TEST_CASE("with tied weights, dropout, recomputed stages and gradients accumulat
       CHECK(skipped == 1);
       CHECK(got[0].forwards > expected[0].forwards);
     }
+  }
+}
+
+namespace {
+
+/// Gradient descent that counts its steps where nobody sees it.
+struct own_optimizer : torch::optim::SGD {
+  using SGD::SGD;
+  int steps = 0;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    for (auto& group : param_groups()) group.options().set_lr(0.1 / ++steps);
+    return SGD::step(std::move(closure));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an optimizer that may keep more than is known is refused before the first step; without post-validation it trains") {
+  auto const program = chevron::lower(plan_of("1F1B", 2, 2));
+  auto const data = make_batch(4, 1);
+  auto const make = [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<own_optimizer>(std::move(parameters), torch::optim::SGDOptions(0.1));
+  };
+  for (bool const early : {false, true}) {
+    auto const run = [&] {
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+        chevron::trainer train(program, line, build_stage, mean_square, make, {.post_validation = early});
+        train.step({data.input}, {data.target});
+      });
+    };
+    if (early) {
+      CHECK_THROWS_WITH_AS(run(), doctest::Contains("a step of it cannot be undone. Remedy"), chevron::usage_error);
+    } else {
+      run();
+    }
+  }
+}
+
+TEST_CASE("half precision, a scaled loss, gradients accumulated, replicas, parameters that are frozen or of several dtypes, rates set by hand "
+          "for each group, evaluation and a checkpoint while steps are pending: all at once") {
+  struct {
+    char const* name;
+    std::size_t which;  // of the optimizers
+  } const cases[] = {{"ZB-H2", 1}, {"ZBVZeroBubble", 3}, {"1F1B", 5}, {"ZB-H2", 6}};
+  for (auto const [name, number] : cases) {
+    std::size_t const which = number;
+    CAPTURE(which);
+    auto const plan = plan_of(name, 2, 3);
+    auto const program = chevron::lower(plan), evaluation = chevron::lower(chevron::forward_part(plan));
+    auto const build = [&](int s) -> chevron::stage {
+      at::manual_seed(700 + s);
+      if (s == 1 && plan.stages > 2) return chevron::stage([](at::Tensor x) { return x * 1.5; });
+      torch::nn::Linear in(width, width), out(width, width);
+      // bfloat16 needs no larger epsilon, float16 has the smaller range.
+      in->to(s == 0 ? at::kHalf : at::kBFloat16);
+      if (s == 0) out->bias.set_requires_grad(false);
+      std::vector<chevron::parameter> parameters;
+      chevron::append_parameters(parameters, "in.", in);
+      chevron::append_parameters(parameters, "out.", out);
+      return {[in, out](at::Tensor x) mutable {
+                return out(in(x.to(in->weight.scalar_type())).to(at::kFloat).tanh());
+              },
+              parameters};
+    };
+    // Half precision's epsilon is 0 for Adam and RMSprop: only what is in single precision is stepped by them.
+    auto const make = [&](std::vector<at::Tensor> parameters) {
+      std::vector<at::Tensor> stepped;
+      for (auto& p : parameters) {
+        if (p.scalar_type() != at::kHalf || which == 1) stepped.push_back(p);
+      }
+      auto made = optimizers[which].make({stepped[0]});
+      std::vector<at::Tensor> const others(stepped.begin() + 1, stepped.end());
+      if (which == 6) return optimizers[which].make(stepped);  // Adagrad makes its states when it is made
+      made->add_param_group(torch::optim::OptimizerParamGroup(others, made->param_groups()[0].options().clone()));
+      return made;
+    };
+    auto const run = [&](bool early) {
+      std::vector<outcome> all(4);
+      std::string folder = (std::filesystem::temp_directory_path() / "chevron-all-XXXXXX").string();
+      if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no folder");
+      chevron::run_threads({.pipeline_ranks = 2, .replicas = 2, .rendezvous = true, .deadline = std::chrono::seconds(100)}, [&](transport& line) {
+        auto& out = all[static_cast<std::size_t>(line.where().global_rank)];
+        chevron::trainer train(program, line, build, mean_square, make,
+                               {.clip_grad_norm = 2,
+                                .when_not_finite = chevron::not_finite::skip,
+                                .scaling = chevron::loss_scaling{.initial = 4096, .growth_interval = 3},
+                                .post_validation = early,
+                                .calm_steps = 0});
+        chevron::evaluator evaluate(evaluation, train);
+        for (int step = 0; step < 12; ++step) {
+          auto data = make_batch(7, 10 * step + line.where().replica());
+          data.target *= step == 7 ? 1e5 : step % 4 == 1 ? 30 : 0.5;  // step 7: too large for half precision
+          if (step == 5 && line.where().replica() == 1) data.target[0][0] = std::numeric_limits<float>::quiet_NaN();
+          if (train.optimizer() != nullptr) {
+            double rate = 1e-2 / (step + 1);
+            for (auto& group : train.optimizer()->param_groups()) group.options().set_lr(rate *= 0.5);
+          }
+          train.accumulate({data.input}, {data.target}, 28);
+          auto const report = train.step({data.input * 0.5}, {data.target}, 28);
+          if (report.step >= 0) out.reports.push_back(report);
+          if (step % 5 == 2) {
+            chevron::step_report of_evaluation;
+            of_evaluation.loss = evaluate.loss({data.input}, {data.target.nan_to_num(0)});
+            out.reports.push_back(of_evaluation);
+          }
+          if (step == 9) chevron::save_checkpoint(train, folder);
+        }
+        auto const last = train.settle();
+        if (early) out.reports.push_back(last);
+        for (int half = 0; half < 2; ++half) {
+          for (auto& s : train.stages()) {
+            for (auto& p : s.parameters()) out.left.push_back(p.value.detach().clone());
+          }
+          if (train.optimizer() != nullptr) {
+            for (auto& group : train.optimizer()->param_groups()) out.left.push_back(at::full({}, group.options().get_lr(), at::kDouble));
+          }
+          out.left.push_back(at::full({}, train.scaling().factor(), at::kDouble));
+          if (half == 0) chevron::load_checkpoint(train, folder);
+        }
+      });
+      std::filesystem::remove_all(folder);
+      return all;
+    };
+    auto const expected = run(false), got = run(true);
+    CHECK(difference(expected, got) == "");
+    int clipped = 0, skipped = 0, scaled = 0;
+    for (auto const& report : expected[0].reports) {
+      clipped += report.clipped ? 1 : 0;
+      skipped += report.skipped ? 1 : 0;
+      scaled += report.loss_factor != 4096 ? 1 : 0;
+    }
+    CHECK(clipped > 0);
+    CHECK(skipped > 1);
+    CHECK(skipped + clipped < 12);
+    CHECK(scaled > 3);
   }
 }
 

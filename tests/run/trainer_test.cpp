@@ -358,6 +358,76 @@ TEST_CASE("evaluation between steps: loss on all ranks, outputs on the last stag
   }
 }
 
+TEST_CASE("outputs that are one number, undefined, or of shapes that do not go together") {
+  auto const plan = plan_of("1F1B", 2, 2);
+  auto const data = make_batch(4, 1);
+  auto const run = [&](bool shapes_differ) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+      auto const build = [&](int s) -> chevron::stage {
+        auto weight = at::full({width}, s + 1.0).requires_grad_();
+        if (s == 0) return {[weight](at::Tensor x) { return x * weight; }, {{"weight", weight}}};
+        return {[weight, shapes_differ](at::Tensor x) {
+                  std::int64_t const wide = shapes_differ && x[0][0].item<float>() > 0 ? 2 : 3;
+                  return std::tuple(x + weight, x.sum(), at::Tensor(), x.narrow(1, 0, wide));
+                },
+                {{"weight", weight}}};
+      };
+      auto const loss = [](std::span<at::Tensor const> all) { return all[0].sum(); };
+      chevron::trainer train(chevron::lower(plan), line, build, loss, sgd);
+      chevron::evaluator evaluate(chevron::lower(chevron::forward_part(plan)), train);
+      at::Tensor input = at::ones({4, width});
+      if (shapes_differ) input.narrow(0, 2, 2).mul_(-1);
+      auto const outputs = evaluate.outputs({input});
+      if (line.where().pipeline_rank() == 0) return;
+      bool const right = outputs.size() == 4 && at::equal(outputs[0], at::full({4, width}, 3.0)) &&
+                         at::equal(outputs[1], at::full({2}, 2.0 * width)) && !outputs[2].defined() && at::equal(outputs[3], at::ones({4, 3}));
+      if (!right) throw std::runtime_error("wrong outputs");
+    });
+  };
+  run(false);
+  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("output 3 of the microbatches cannot be put together"), chevron::usage_error);
+}
+
+TEST_CASE("the norm of complex gradients counts both parts") {
+  at::Tensor const gradient = at::complex(at::full({3}, 3.0f), at::full({3}, 4.0f));
+  CHECK(chevron::sum_of_squares(gradient) == 75);
+  CHECK(chevron::sum_of_squares(gradient.to(at::kComplexDouble).view({1, 3}).t()) == 75);
+}
+
+TEST_CASE("rates set by hand, by a function, and by a function for groups that have their own") {
+  auto const program = chevron::lower(plan_of("1F1B", 2, 2));
+  auto const data = make_batch(4, 1);
+  auto const grouped = [](std::vector<at::Tensor> p) {
+    auto made = std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>(p.begin(), p.begin() + 1), torch::optim::SGDOptions(0.1));
+    made->add_param_group(torch::optim::OptimizerParamGroup(std::vector<at::Tensor>(p.begin() + 1, p.end()),
+                                                            std::make_unique<torch::optim::SGDOptions>(0.2)));
+    return made;
+  };
+  auto const run = [&](chevron::optimizer_factory const& make, std::function<double(long)> rate, int steps = 3) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+      chevron::trainer train(program, line, build_stage, mean_square, make, {.learning_rate = rate});
+      for (int step = 0; step < steps; ++step) train.step({data.input}, {data.target});
+    });
+  };
+  run(grouped, {});
+  CHECK_THROWS_WITH_AS(run(grouped, [](long) { return 0.1; }), doctest::Contains("groups have learning rates 0.1 and 0.2"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(run(sgd, [](long step) { return step == 2 ? std::nan("") : 0.1; }), doctest::Contains("step 2, OPTIMIZER_STEP: trainer_options::learning_rate gives nan"),
+                       chevron::usage_error);
+}
+
+TEST_CASE("replicas that would step with other optimizers or rates are told apart before the first step") {
+  auto const program = chevron::lower(plan_of("1F1B", 2, 2));
+  auto const run = [&](chevron::optimizer_factory const& first, chevron::optimizer_factory const& second) {
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
+      chevron::trainer train(program, line, build_stage, mean_square, line.where().replica() == 0 ? first : second);
+    });
+  };
+  run(sgd, sgd);
+  CHECK_THROWS_WITH_AS(run(sgd, adamw), doctest::Contains("the optimizer of pipeline rank 0: AdamW, 4 parameters at 0.01"), chevron::preflight_error);
+  CHECK_THROWS_WITH_AS(run(sgd, chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.2))), doctest::Contains("at 0.2"),
+                       chevron::preflight_error);
+}
+
 TEST_CASE("what a trainer refuses") {
   auto const program = chevron::lower(plan_of("Interleaved1F1B", 2, 2));
   auto const alone = [](auto body) { chevron::run_threads({.pipeline_ranks = 2}, body); };
@@ -370,6 +440,15 @@ TEST_CASE("what a trainer refuses") {
                          chevron::trainer(chevron::lower(plan_of("1F1B", 4, 2)), line, build_stage, mean_square, sgd);
                        }),
                        doctest::Contains("the program is for 4 pipeline ranks, there are 2"), chevron::usage_error);
+  for (double const clip : {-1.0, std::nan("")}) {
+    CHECK_THROWS_WITH_AS(alone([&](transport& line) {
+                           chevron::trainer(program, line, build_stage, mean_square, sgd, {.clip_grad_norm = clip});
+                         }),
+                         doctest::Contains("give the largest norm, or 0"), chevron::usage_error);
+  }
+  CHECK_THROWS_WITH_AS(
+      alone([&](transport& line) { chevron::trainer(program, line, build_stage, mean_square, sgd, {.post_validation = true, .calm_steps = -1}); }),
+      doctest::Contains("calm_steps is -1"), chevron::usage_error);
   auto const data = make_batch(4, 1);
   CHECK_THROWS_WITH_AS(alone([&](transport& line) {
                          chevron::trainer train(program, line, build_stage, [](at::Tensor a, at::Tensor b) { return a - b; }, sgd);

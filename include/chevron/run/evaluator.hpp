@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <utility>
@@ -9,6 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <c10/util/Exception.h>
 
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/run/error.hpp>
@@ -55,7 +59,8 @@ class evaluator {
   /// The same without extras.
   double loss(tensors const& inputs, tensors const& targets, double all = 0) { return loss(batch{inputs, targets}, all); }
 
-  /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others.
+  /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put together
+  /// along dimension 0; of an output that is one number, there is one for each microbatch. An output that is undefined stays so.
   tensors outputs(batch const& whole_batch) {
     owner_->settle();
     lanes::scope const here(*owner_->on());
@@ -66,7 +71,7 @@ class evaluator {
     for (std::size_t i = 0; i < parts.front().size(); ++i) {
       tensors of_one;
       for (tensors& part : parts) of_one.push_back(std::move(part[i]));
-      whole.push_back(of_one.size() == 1 ? of_one[0] : at::cat(of_one));
+      whole.push_back(together(of_one, i));
     }
     for (tensors& part : parts) part.clear();
     return whole;
@@ -89,6 +94,20 @@ class evaluator {
     double sum = 0;
     for (double const part : all) sum += part;
     return sum;
+  }
+
+  static at::Tensor together(tensors const& parts, std::size_t output) {
+    auto const defined = static_cast<std::size_t>(std::count_if(parts.begin(), parts.end(), [](at::Tensor const& t) { return t.defined(); }));
+    if (defined == 0) return {};
+    try {
+      if (defined < parts.size()) throw usage_error("some are undefined");
+      if (parts[0].dim() == 0) return at::stack(parts);
+      return parts.size() == 1 ? parts[0] : at::cat(parts);
+    } catch (std::exception const& e) {
+      auto const* const of_torch = dynamic_cast<c10::Error const*>(&e);
+      throw usage_error("output " + std::to_string(output) + " of the microbatches cannot be put together: " +
+                        (of_torch != nullptr ? of_torch->what_without_backtrace() : e.what()));
+    }
   }
 
   static executor_hooks hooks(trainer& owner) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -101,6 +104,15 @@ class stage_gradients {
   void scale(double factor) {
     for (flat& f : flats_) f.memory.mul_(factor);
   }
+
+  /// The largest finite number that the optimizer sees of this gradient.
+  double largest(std::size_t i) const {
+    auto const dtype = trained_[i].value.scalar_type();
+    if (dtype == at::kHalf) return std::numeric_limits<c10::Half>::max();
+    if (dtype == at::kBFloat16) return std::numeric_limits<c10::BFloat16>::max();
+    return std::numeric_limits<double>::infinity();
+  }
+  bool rounds_to_infinity(std::size_t i) const { return views_[i].to(trained_[i].value.scalar_type()).isinf().any().item<bool>(); }
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
 

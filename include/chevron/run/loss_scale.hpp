@@ -1,6 +1,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <chevron/run/error.hpp>
 
 /// \file
 /// Loss scaling: half precision loses small gradients, so the backward runs on a multiple of the loss.
@@ -27,7 +31,20 @@ class loss_scale {
   };
 
   loss_scale() = default;
-  explicit loss_scale(loss_scaling const& how) : how_(how), on_(true), now_{how.initial, 0} {}
+  /// \throws usage_error for what is no factor, or would take it the wrong way
+  explicit loss_scale(loss_scaling const& how) : how_(how), on_(true), now_{how.initial, 0} {
+    auto const require = [](bool holds, char const* name, double value, char const* wanted) {
+      if (!holds) throw usage_error(std::string("loss scaling's ") + name + " is " + std::to_string(value) + ": give " + wanted);
+    };
+    require(std::isfinite(how.least) && how.least > 0, "least factor", how.least, "a number above 0");
+    require(std::isfinite(how.most) && how.most >= how.least, "largest factor", how.most, "a number from the least one");
+    require(how.initial >= how.least && how.initial <= how.most, "first factor", how.initial, "a number between the least and the largest");
+    require(std::isfinite(how.growth) && how.growth >= 1, "growth", how.growth, "a number from 1");
+    require(how.backoff > 0 && how.backoff < 1, "backoff", how.backoff, "a number between 0 and 1");
+    require(how.growth_interval > 0, "growth interval", how.growth_interval, "a number of steps from 1");
+  }
+
+  bool on() const { return on_; }
 
   /// 1 without scaling.
   double factor() const { return now_.factor; }

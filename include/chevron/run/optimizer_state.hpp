@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -57,14 +58,16 @@ inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState& sta
   return all;
 }
 
-/// An optimizer's kind, as torch spells it; empty for one that is not known here.
+/// An optimizer's kind, as torch spells it; empty for one that is not known here, also for one derived from a known one: what it keeps
+/// besides nobody can say.
 inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
   namespace optim = torch::optim;
-  if (dynamic_cast<optim::SGD const*>(&optimizer) != nullptr) return "SGD";
-  if (dynamic_cast<optim::AdamW const*>(&optimizer) != nullptr) return "AdamW";
-  if (dynamic_cast<optim::Adam const*>(&optimizer) != nullptr) return "Adam";
-  if (dynamic_cast<optim::RMSprop const*>(&optimizer) != nullptr) return "RMSprop";
-  if (dynamic_cast<optim::Adagrad const*>(&optimizer) != nullptr) return "Adagrad";
+  std::type_info const& type = typeid(optimizer);
+  if (type == typeid(optim::SGD)) return "SGD";
+  if (type == typeid(optim::AdamW)) return "AdamW";
+  if (type == typeid(optim::Adam)) return "Adam";
+  if (type == typeid(optim::RMSprop)) return "RMSprop";
+  if (type == typeid(optim::Adagrad)) return "Adagrad";
   return "";
 }
 

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include <ATen/ops/square.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/view_as_real.h>
 #include <torch/optim/optimizer.h>
 
 #include <chevron/lower/program.hpp>
@@ -25,6 +28,8 @@
 #include <chevron/run/gradients.hpp>
 #include <chevron/run/loss_scale.hpp>
 #include <chevron/run/optimizer_snapshot.hpp>
+#include <chevron/run/optimizer_state.hpp>
+#include <chevron/run/preflight.hpp>
 #include <chevron/run/transport.hpp>
 
 /// \file
@@ -109,13 +114,18 @@ inline std::string plain(double value) {
 
 }  // namespace detail
 
-/// The squared norm of a gradient, in double.
+/// The squared norm of a gradient, in double, where the gradient is.
+inline at::Tensor squared_norm(at::Tensor const& gradient) {
+  return at::sum(at::square((gradient.is_complex() ? at::view_as_real(gradient) : gradient).to(at::kDouble)));
+}
+
+/// The same as a number.
 inline double sum_of_squares(at::Tensor const& gradient) {
   if (gradient.is_cpu() && gradient.is_contiguous()) {
     if (gradient.scalar_type() == at::kFloat) return detail::sum_of_squares(gradient.const_data_ptr<float>(), gradient.numel());
     if (gradient.scalar_type() == at::kDouble) return detail::sum_of_squares(gradient.const_data_ptr<double>(), gradient.numel());
   }
-  return at::sum(at::square(gradient.to(at::kDouble))).item<double>();
+  return squared_norm(gradient).item<double>();
 }
 
 /// The optimizer of one rank, with everything about a step that takes all ranks to decide.
@@ -163,7 +173,9 @@ class global_update {
     if (!parameters.empty()) {
       optimizer_ = make(std::move(parameters));
       if (!optimizer_) throw usage_error("the optimizer factory gave no optimizer");
+      check_optimizer();
     }
+    compare_optimizers();
   }
 
   /// Waits for the replicas' sums, then decides and steps. Collective. With post-validation it may give nothing: then the step
@@ -172,6 +184,7 @@ class global_update {
   template <class Settle>
   std::optional<update_result> run(long step, update_input const& input, Settle const& settle) {
     step_ = step;
+    rate_ = learning_rate();
     all_counts_ = input.all_counts;
     add_own_norms();
     settle();
@@ -185,9 +198,10 @@ class global_update {
     line_->start_gather(mine_);
     pending_ = true;
     stepped_ = false;
+    note_rates(rates_);
     if (optimizer_ && !certainly_wrong()) {
       before_.take(*optimizer_);
-      change(learning_rate());
+      change(rate_);
       stepped_ = true;
     }
     return {};
@@ -217,8 +231,12 @@ class global_update {
     }();
     stands = !result.skipped && !result.clipped;
     if (!stands) {
+      // The caller may have set other learning rates since, for the step to come.
+      note_rates(rates_of_next_);
       undo();
+      set_rates(rates_);
       apply(result);
+      if (!options_.learning_rate) set_rates(rates_of_next_);
     }
     return result;
   }
@@ -233,6 +251,35 @@ class global_update {
 
  private:
   static constexpr int header = 4;
+
+  void check_optimizer() const {
+    if (options_.post_validation && kind_of(*optimizer_).empty()) {
+      throw usage_error("what this optimizer keeps is not known here, so a step of it cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
+                        "Adagrad of torch::optim, or no post_validation");
+    }
+    if (!options_.learning_rate) return;
+    std::vector<double> each;
+    note_rates(each);
+    for (double const rate : each) {
+      if (rate == each[0]) continue;
+      throw usage_error("the optimizer's groups have learning rates " + detail::plain(each[0]) + " and " + detail::plain(rate) +
+                        ", and trainer_options::learning_rate would give all of them one. Remedy: one rate for all groups, or no such "
+                        "function, and the rates set by hand before each step");
+    }
+  }
+
+  /// Replicas of a stage must step alike. Collective.
+  void compare_optimizers() {
+    preflight_lines lines;
+    if (optimizer_) {
+      std::string const kind = kind_of(*optimizer_);
+      std::string each = kind.empty() ? typeid(*optimizer_).name() : kind;
+      for (auto& group : optimizer_->param_groups())
+        each += ", " + std::to_string(group.params().size()) + " parameters at " + detail::plain(group.options().get_lr());
+      lines.add("the optimizer of pipeline rank " + std::to_string(line_->where().pipeline_rank()), each);
+    }
+    compare(*line_, lines);
+  }
 
   void contribute(update_input const& input) {
     mine_[0] = input.counts;
@@ -266,14 +313,32 @@ class global_update {
         if (gradient.is_cpu()) {
           mine_[at] = sum_of_squares(gradient);
         } else {
-          elsewhere.push_back(at::sum(at::square(gradient.to(at::kDouble))));
+          elsewhere.push_back(squared_norm(gradient));
           places.push_back(at);
         }
       }
     }
-    if (elsewhere.empty()) return;
-    at::Tensor const here = at::stack(elsewhere).cpu();
-    for (std::size_t k = 0; k < places.size(); ++k) mine_[places[k]] = here.const_data_ptr<double>()[k];
+    if (!elsewhere.empty()) {
+      at::Tensor const here = at::stack(elsewhere).cpu();
+      for (std::size_t k = 0; k < places.size(); ++k) mine_[places[k]] = here.const_data_ptr<double>()[k];
+    }
+    note_roundings();
+  }
+
+  /// A gradient that fits single precision may be infinite where the optimizer sees it, in half precision. Where the norm is clipped to
+  /// what half precision holds, it is not.
+  void note_roundings() {
+    std::size_t at = first_norm();
+    for (stage_gradients* g : gradients_) {
+      if (g == nullptr) continue;
+      for (std::size_t i = 0; i < g->views().size(); ++i, ++at) {
+        double const largest = g->largest(i);
+        bool const clipped = options_.clip_grad_norm > 0 && options_.clip_grad_norm <= largest;
+        // No element is larger than the norm: hardly ever is there anything to look at.
+        if (clipped || !(mine_[at] > largest * largest) || !g->rounds_to_infinity(i)) continue;
+        mine_[at] = std::numeric_limits<double>::infinity();
+      }
+    }
   }
 
   /// What all ranks' numbers say, the same on all of them.
@@ -291,7 +356,7 @@ class global_update {
     for (int replica = 0; replica < line_->where().replicas; ++replica) {
       result.samples += static_cast<std::int64_t>(of_rank(replica * plan_.size.ranks)[3]);
     }
-    result.learning_rate = learning_rate();
+    result.learning_rate = rate_;
     result.skipped = !culprit.empty();
     result.clipped = !result.skipped && options_.clip_grad_norm > 0 && result.grad_norm > options_.clip_grad_norm;
     calm_ = result.skipped || result.clipped ? 0 : calm_ + 1;
@@ -322,6 +387,16 @@ class global_update {
     optimizer_->step();
   }
 
+  /// By group of the optimizer.
+  void note_rates(std::vector<double>& out) const {
+    out.clear();
+    if (!optimizer_) return;
+    for (auto const& group : optimizer_->param_groups()) out.push_back(group.options().get_lr());
+  }
+  void set_rates(std::vector<double> const& rates) {
+    for (std::size_t g = 0; g < rates.size(); ++g) optimizer_->param_groups()[g].options().set_lr(rates[g]);
+  }
+
   /// All ranks find the same, but not at the same time: whoever left before the others had, they would take for lost.
   void wait_for_all() {
     try {
@@ -348,7 +423,11 @@ class global_update {
   }
 
   double learning_rate() {
-    if (options_.learning_rate) return options_.learning_rate(step_);
+    if (options_.learning_rate) {
+      double const rate = options_.learning_rate(step_);
+      if (std::isfinite(rate)) return rate;
+      throw usage_error("trainer_options::learning_rate gives " + detail::plain(rate) + " for this step: parameters would be lost", here());
+    }
     return optimizer_ ? optimizer_->param_groups().front().options().get_lr() : 0;
   }
 
@@ -450,6 +529,8 @@ class global_update {
   double sum_wait_ = 0;
   bool pending_ = false;  // the gather is under way
   bool stepped_ = false;  // the optimizer stepped without waiting for it
+  double rate_ = 0;                            // of this step
+  std::vector<double> rates_, rates_of_next_;  // by group, of the pending step
   optimizer_snapshot before_;
 };
 

@@ -1,17 +1,24 @@
 #pragma once
 
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
-
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -44,22 +51,165 @@ inline constexpr stored_dtype stored_dtypes[] = {{at::kDouble, "F64"}, {at::kFlo
   throw checkpoint_error(file.string() + ": " + why);
 }
 
-/// Writes a file under another name, brings it to the disk and gives it its name: it is there whole or not at all.
-template <class Write>
-void write_whole(std::filesystem::path const& file, Write&& write) {
-  std::filesystem::path const partial = file.string() + ".partial";
-  {
-    std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-    write(out);
-    out.close();
-    if (!out) refuse_file(partial, std::string("cannot be written: ") + std::strerror(errno) + ". Remedy: make room, or choose another folder");
+/// While it lives, a write of this thread beyond the limit on the size of files (`ulimit -f`) fails like any other. The signal
+/// that says so would end the process.
+class no_size_signal {
+ public:
+  no_size_signal() {
+    sigemptyset(&only_);
+    sigaddset(&only_, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &only_, &before_);
   }
-  int const opened = ::open(partial.c_str(), O_RDONLY);
-  bool const kept = opened >= 0 && ::fsync(opened) == 0;
-  if (opened >= 0) ::close(opened);
-  std::error_code failed;
-  if (kept) std::filesystem::rename(partial, file, failed);
-  if (!kept || failed) refuse_file(file, std::string("cannot be brought to the disk: ") + std::strerror(kept ? failed.value() : errno));
+  ~no_size_signal() {
+    if (sigismember(&before_, SIGXFSZ) == 1) return;
+    timespec const at_once{};
+    while (::sigtimedwait(&only_, nullptr, &at_once) > 0) {}
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  no_size_signal(no_size_signal const&) = delete;
+  no_size_signal& operator=(no_size_signal const&) = delete;
+
+ private:
+  sigset_t only_, before_;
+};
+
+/// A number for a row of bytes, however it is handed over. A single word that changes always changes it.
+class byte_fingerprint {
+ public:
+  void add(void const* bytes, std::size_t count) {
+    auto const* from = static_cast<unsigned char const*>(bytes);
+    size_ += count;
+    for (; filled_ > 0 && count > 0; --count) one(*from++);
+    for (; count >= 8; count -= 8, from += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, from, 8);
+      mix(word);
+    }
+    for (; count > 0; --count) one(*from++);
+  }
+  /// As 16 hexadecimal digits.
+  std::string text() const {
+    byte_fingerprint end = *this;
+    end.mix(end.word_);
+    end.mix(size_);
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(end.hash_));
+    return digits;
+  }
+
+ private:
+  void one(unsigned char byte) {
+    word_ |= static_cast<std::uint64_t>(byte) << (8 * filled_);
+    if (++filled_ < 8) return;
+    mix(word_);
+    word_ = 0;
+    filled_ = 0;
+  }
+  void mix(std::uint64_t word) {
+    hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15u;
+    hash_ ^= hash_ >> 29;
+  }
+
+  std::uint64_t hash_ = 14695981039346656037u, word_ = 0, size_ = 0;
+  int filled_ = 0;  // bytes in word_
+};
+
+/// A file that is written under a name which nobody else uses, here or in another job, and brought to the disk. It gets its own name
+/// later, at once; if it never does, it goes.
+class unnamed_file {
+ public:
+  /// \param write called with a function that takes bytes and their number
+  template <class Write>
+  unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
+    std::random_device random;
+    char unique[17];
+    std::snprintf(unique, sizeof unique, "%08x%08x", random(), random());
+    partial_ = file_.string() + "." + unique + ".partial";
+    try {
+      no_size_signal const as_an_error;
+      std::ofstream out(partial_, std::ios::binary | std::ios::trunc);
+      write([&](void const* bytes, std::size_t count) {
+        out.write(static_cast<char const*>(bytes), static_cast<std::streamsize>(count));
+        sum_.add(bytes, count);
+      });
+      out.close();
+      if (!out) refuse_file(file_, std::string("cannot be written: ") + std::strerror(errno) + ". Remedy: make room, or choose another folder");
+      int const opened = ::open(partial_.c_str(), O_RDONLY);
+      bool const kept = opened >= 0 && ::fsync(opened) == 0;
+      int const fault = errno;
+      if (opened >= 0) ::close(opened);
+      if (!kept) refuse_file(file_, std::string("cannot be brought to the disk: ") + std::strerror(fault));
+    } catch (...) {
+      forget();
+      throw;
+    }
+  }
+  unnamed_file(unnamed_file&& other) noexcept
+      : file_(std::move(other.file_)), partial_(std::exchange(other.partial_, {})), sum_(other.sum_) {}
+  unnamed_file& operator=(unnamed_file&&) = delete;
+  ~unnamed_file() { forget(); }
+
+  std::filesystem::path const& file() const { return file_; }
+  std::string fingerprint() const { return sum_.text(); }
+
+  /// \throws checkpoint_error where the disk refuses, or somebody took the file away
+  void give_name() {
+    std::error_code failed;
+    std::filesystem::rename(partial_, file_, failed);
+    if (failed) refuse_file(file_, "cannot get its name: " + failed.message() + ". Remedy: a folder that no other job writes to");
+    partial_.clear();
+  }
+
+ private:
+  void forget() {
+    std::error_code ignored;
+    if (!partial_.empty()) std::filesystem::remove(partial_, ignored);
+    partial_.clear();
+  }
+
+  std::filesystem::path file_, partial_;
+  byte_fingerprint sum_;
+};
+
+/// The fingerprint of a file as it is.
+inline std::string fingerprint_of(std::filesystem::path const& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) refuse_file(file, std::string("cannot be opened: ") + std::strerror(errno));
+  byte_fingerprint sum;
+  std::vector<char> piece(std::size_t{1} << 20);
+  while (in) {
+    in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    sum.add(piece.data(), static_cast<std::size_t>(in.gcount()));
+  }
+  if (!in.eof()) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+  return sum.text();
+}
+
+/// Tensors as a file that has not got its name yet.
+inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named_tensors const& all) {
+  nlohmann::json header = nlohmann::json::object();
+  std::uint64_t offset = 0;
+  for (auto const& [name, value] : all) {
+    char const* dtype = nullptr;
+    for (auto const& known : stored_dtypes) dtype = known.type == value.scalar_type() ? known.name : dtype;
+    if (dtype == nullptr) refuse_file(file, name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(value.scalar_type())));
+    if (header.contains(name)) refuse_file(file, "two tensors are called " + name);
+    std::uint64_t const bytes = value.nbytes();
+    header[name] = {{"dtype", dtype}, {"shape", value.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return {file, [&](auto const& write) {
+            unsigned char length[8];
+            for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> (8 * i));
+            write(length, 8);
+            write(text.data(), text.size());
+            for (auto const& [name, value] : all) {
+              at::Tensor const plain = value.detach().cpu().contiguous();
+              write(plain.const_data_ptr(), plain.nbytes());
+            }
+          }};
 }
 
 }  // namespace detail
@@ -67,49 +217,28 @@ void write_whole(std::filesystem::path const& file, Write&& write) {
 /// Writes tensors, of any device and layout, as one file. It is there whole or not at all.
 /// \throws checkpoint_error for a dtype the format has no name for, for a name given twice, and where the disk refuses
 inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
-  nlohmann::json header = nlohmann::json::object();
-  std::uint64_t offset = 0;
-  for (auto const& [name, value] : all) {
-    char const* dtype = nullptr;
-    for (auto const& known : detail::stored_dtypes) dtype = known.type == value.scalar_type() ? known.name : dtype;
-    if (dtype == nullptr) detail::refuse_file(file, name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(value.scalar_type())));
-    if (header.contains(name)) detail::refuse_file(file, "two tensors are called " + name);
-    std::uint64_t const bytes = value.nbytes();
-    header[name] = {{"dtype", dtype}, {"shape", value.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
-  }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  detail::write_whole(file, [&](std::ofstream& out) {
-    unsigned char length[8];
-    for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> (8 * i));
-    out.write(reinterpret_cast<char const*>(length), 8);
-    out.write(text.data(), static_cast<std::streamsize>(text.size()));
-    for (auto const& [name, value] : all) {
-      at::Tensor const plain = value.detach().cpu().contiguous();
-      out.write(static_cast<char const*>(plain.const_data_ptr()), static_cast<std::streamsize>(plain.nbytes()));
-    }
-  });
+  detail::unnamed_safetensors(file, all).give_name();
 }
 
 /// A safetensors file opened for reading. Its header is checked in full when it is opened; tensors are read one at a time.
 class safetensors_file {
  public:
   /// \throws checkpoint_error when the file is not there, is cut short, or its header does not describe its bytes
-  explicit safetensors_file(std::filesystem::path file) : path_(std::move(file)), in_(path_, std::ios::binary) {
-    if (!in_) detail::refuse_file(path_, std::string("cannot be opened: ") + std::strerror(errno));
+  explicit safetensors_file(std::filesystem::path file) : path_(std::move(file)) {
+    std::ifstream in(path_, std::ios::binary);
+    if (!in) detail::refuse_file(path_, std::string("cannot be opened: ") + std::strerror(errno));
     std::error_code ignored;
     std::uint64_t const size = std::filesystem::file_size(path_, ignored);
     unsigned char length[8] = {};
-    in_.read(reinterpret_cast<char*>(length), 8);
+    in.read(reinterpret_cast<char*>(length), 8);
     std::uint64_t header_size = 0;
     for (int i = 0; i < 8; ++i) header_size |= static_cast<std::uint64_t>(length[i]) << (8 * i);
-    if (!in_ || size < 8 || header_size > size - 8 || header_size > most_header) {
+    if (!in || size < 8 || header_size > size - 8 || header_size > most_header) {
       detail::refuse_file(path_, "is no safetensors file, or was cut short: its first 8 bytes give a header of " +
                                      std::to_string(header_size) + " bytes, the file has " + std::to_string(size));
     }
     std::string text(header_size, ' ');
-    in_.read(text.data(), static_cast<std::streamsize>(header_size));
+    in.read(text.data(), static_cast<std::streamsize>(header_size));
     auto const header = nlohmann::json::parse(text, nullptr, false);
     if (!header.is_object()) detail::refuse_file(path_, "its header is no JSON object");
     data_ = 8 + header_size;
@@ -126,15 +255,16 @@ class safetensors_file {
     return all;
   }
   std::vector<std::int64_t> const& shape(std::string const& name) const { return entry(name).shape; }
+  at::ScalarType dtype(std::string const& name) const { return entry(name).type; }
 
   /// Reads one tensor into the main memory.
-  at::Tensor read(std::string const& name) {
+  at::Tensor read(std::string const& name) const {
     auto const& about = entry(name);
     at::Tensor out = at::empty(about.shape, about.type);
-    in_.clear();
-    in_.seekg(static_cast<std::streamoff>(data_ + about.begin));
-    in_.read(static_cast<char*>(out.mutable_data_ptr()), static_cast<std::streamsize>(about.bytes));
-    if (!in_) detail::refuse_file(path_, "cannot be read at " + name + ": " + std::strerror(errno));
+    std::ifstream in(path_, std::ios::binary);  // opened anew: a checkpoint may have more files than a process may have open
+    in.seekg(static_cast<std::streamoff>(data_ + about.begin));
+    in.read(static_cast<char*>(out.mutable_data_ptr()), static_cast<std::streamsize>(about.bytes));
+    if (!in) detail::refuse_file(path_, "cannot be read at " + name + ": " + std::strerror(errno));
     return out;
   }
 
@@ -184,7 +314,6 @@ class safetensors_file {
   }
 
   std::filesystem::path path_;
-  std::ifstream in_;
   std::uint64_t data_ = 0;
   std::map<std::string, stored> entries_;
 };

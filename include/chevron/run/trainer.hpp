@@ -125,6 +125,7 @@ class trainer {
     if (p.plan.forward_only)
       throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
     if (!loss_) throw usage_error("a trainer needs a loss function");
+    check(options);
     build_stages(p, build);
     compare(line, lines(p, options));
 
@@ -235,6 +236,9 @@ class trainer {
   long next_step() const { return step_; }
   void next_step(long step) { step_ = step; }
 
+  /// Are there gradients that wait for their `step`?
+  bool accumulating() const { return passes_ > 0; }
+
   /// What this rank computes on.
   std::shared_ptr<lanes> const& on() const { return on_; }
 
@@ -283,6 +287,19 @@ class trainer {
     }
   }
 
+  static std::string scaling_in_words(loss_scaling const& s) {
+    return "from " + detail::plain(s.initial) + " between " + detail::plain(s.least) + " and " + detail::plain(s.most) + ", times " +
+           detail::plain(s.growth) + " after " + std::to_string(s.growth_interval) + " steps, times " + detail::plain(s.backoff) + " on overflow";
+  }
+
+  static void check(trainer_options const& options) {
+    if (!(options.clip_grad_norm >= 0)) {
+      throw usage_error("clip_grad_norm is " + detail::plain(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
+    }
+    if (options.calm_steps < 0) throw usage_error("calm_steps is " + std::to_string(options.calm_steps) + ": give a number of steps from 0");
+    if (options.scaling) loss_scale const acceptable(*options.scaling);
+  }
+
   void build_stages(program_view const& p, stage_builder const& build) {
     static std::mutex one_at_a_time;
     stages_.resize(static_cast<std::size_t>(p.plan.stages));
@@ -327,7 +344,7 @@ class trainer {
     out.add("bucket bytes", std::to_string(options.bucket_bytes));
     out.add("seed", std::to_string(options.seed));
     out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
-    out.add("loss scaling", options.scaling ? "from " + detail::plain(options.scaling->initial) : "no");
+    out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
     out.add("gradients over replicas", options.sums == over_replicas::mean ? "mean" : "sum");
     out.add("microbatches count", options.weigh ? "what the caller weighs" : "their samples");
     out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
