@@ -216,18 +216,18 @@ class tied_parameters {
         }
       }
     };
-    // A number past all microbatches marks these messages.
-    auto const label = [&](kind what, int sender) {
-      return make_action(what, sender + (what == kind::receive_forward ? 1 : 0), plan_.size.micro_batches);
+    // A number past all microbatches marks these messages, one for each receiver: a rank sends to several under one stage.
+    auto const label = [&](kind what, int sender, int receiver) {
+      return make_action(what, sender + (what == kind::receive_forward ? 1 : 0), plan_.size.micro_batches + receiver);
     };
     auto const slot = [&](int first, std::size_t k) { return static_cast<std::uint16_t>(first + static_cast<int>(k)); };
     for (std::size_t k = 0; k < peers_.size(); ++k) {
-      line.post_receive(peers_[k], label(kind::receive_forward, peers_[k]), slot(program.receive, k));
+      line.post_receive(peers_[k], label(kind::receive_forward, peers_[k], me), slot(program.receive, k));
     }
     for (std::size_t k = 0; k < peers_.size(); ++k) {
       tensors mine;
       between(me, peers_[k], [&](member const& m) { mine.push_back(value(m).clone()); });
-      line.post_send(peers_[k], label(kind::send_forward, me), slot(program.send, k), mine);
+      line.post_send(peers_[k], label(kind::send_forward, me, peers_[k]), slot(program.send, k), mine);
     }
     came_.clear();
     for (std::size_t k = 0; k < peers_.size(); ++k) {
