@@ -227,6 +227,7 @@ void train_on_rank(job const& what, transport& line) {
                  .graphs = what.graphs});
   train.next_step(1);
   if (o.resume) go_on_from_checkpoint(o, train);
+  if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
   long const first_step = train.next_step();
 
   if (speaks) print_header(what);

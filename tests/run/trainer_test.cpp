@@ -449,6 +449,10 @@ TEST_CASE("what a trainer refuses") {
   CHECK_THROWS_WITH_AS(
       alone([&](transport& line) { chevron::trainer(program, line, build_stage, mean_square, sgd, {.post_validation = true, .calm_steps = -1}); }),
       doctest::Contains("calm_steps is -1"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(alone([&](transport& line) {
+                         chevron::trainer(program, line, build_stage, mean_square, chevron::optimizer<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1)));
+                       }),
+                       doctest::Contains("LBFGS wants the gradient several times"), chevron::usage_error);
   auto const data = make_batch(4, 1);
   CHECK_THROWS_WITH_AS(alone([&](transport& line) {
                          chevron::trainer train(program, line, build_stage, [](at::Tensor a, at::Tensor b) { return a - b; }, sgd);

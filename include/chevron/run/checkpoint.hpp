@@ -443,6 +443,17 @@ inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::pat
   return last;
 }
 
+/// Finds out, before time is spent on training, whether checkpoints can be written into a folder. Collective.
+/// \throws checkpoint_error, on every rank, when one of them cannot write there
+inline void check_checkpoint_folder(trainer& train, std::filesystem::path const& folder) {
+  detail::together(train.line(), [&] {
+    std::error_code failed;
+    std::filesystem::create_directories(folder, failed);
+    if (failed) detail::refuse_file(folder, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+    detail::unnamed_file const never_named(folder / "manifest.json", [](auto const& write) { write("?", 1); });
+  });
+}
+
 /// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective; the folder must be the same, and shared,
 /// for all ranks. Until the manifest has its name, older checkpoints are the last ones; a checkpoint of the same step stays until all
 /// files of the new one are written.

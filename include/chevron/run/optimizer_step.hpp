@@ -21,6 +21,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/view_as_real.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include <chevron/lower/program.hpp>
@@ -253,6 +254,10 @@ class global_update {
   static constexpr int header = 4;
 
   void check_optimizer() const {
+    if (dynamic_cast<torch::optim::LBFGS const*>(optimizer_.get()) != nullptr) {
+      throw usage_error("LBFGS wants the gradient several times in a step, and a step here computes it once. Remedy: SGD, Adam, AdamW, RMSprop or "
+                        "Adagrad of torch::optim");
+    }
     if (options_.post_validation && kind_of(*optimizer_).empty()) {
       throw usage_error("what this optimizer keeps is not known here, so a step of it cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
                         "Adagrad of torch::optim, or no post_validation");
@@ -272,8 +277,9 @@ class global_update {
   void compare_optimizers() {
     preflight_lines lines;
     if (optimizer_) {
-      std::string const kind = kind_of(*optimizer_);
-      std::string each = kind.empty() ? typeid(*optimizer_).name() : kind;
+      torch::optim::Optimizer const& mine = *optimizer_;
+      std::string const kind = kind_of(mine);
+      std::string each = kind.empty() ? typeid(mine).name() : kind;
       for (auto& group : optimizer_->param_groups())
         each += ", " + std::to_string(group.params().size()) + " parameters at " + detail::plain(group.options().get_lr());
       lines.add("the optimizer of pipeline rank " + std::to_string(line_->where().pipeline_rank()), each);
