@@ -227,7 +227,13 @@ void train_on_rank(job const& what, transport& line) {
                  .graphs = what.graphs});
   train.next_step(1);
   if (o.resume) go_on_from_checkpoint(o, train);
-  if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
+  if (!o.checkpoint.empty()) {
+    check_checkpoint_folder(train, o.checkpoint);
+    if (auto const earlier = last_checkpoint(o.checkpoint); earlier && !o.resume) {
+      throw checkpoint_error(earlier->string() + " is of an earlier run, and --resume would later take it for this one's. Remedy: --resume now, or "
+                             "another folder for --checkpoint");
+    }
+  }
   long const first_step = train.next_step();
 
   if (speaks) print_header(what);

@@ -54,5 +54,6 @@ refuses "holds no whole checkpoint" --checkpoint nothing --resume --steps 9
 refuses "nothing is left to train" --checkpoint saved --resume --steps 3
 refuses "saved by a run with seed 7" --checkpoint saved --resume --steps 9 --seed 8
 refuses "which the checkpoint does not hold" --checkpoint saved --resume --steps 9 --layers 6
+refuses "is of an earlier run" --checkpoint saved --steps 9
 refuses "cannot be made" --checkpoint /proc/none --steps 2
 if grep -q 'step:' output; then fail "it trained before it found out"; fi
