@@ -100,7 +100,11 @@ TEST_CASE("each launcher's variables give rank, world, local rank and the place 
 TEST_CASE("what is missing or wrong is named") {
   CHECK(refusal({{"RANK", "0"}}).find("WORLD_SIZE is missing, while RANK is set (launcher: environment)") != std::string::npos);
   CHECK(refusal({{"WORLD_SIZE", "2"}}).find("RANK is missing, while WORLD_SIZE is set") != std::string::npos);
-  CHECK(refusal({{"TORCHELASTIC_RUN_ID", "x"}}).find("RANK is missing") != std::string::npos);
+  CHECK(refusal({{"TORCHELASTIC_RUN_ID", "x"}}).find("RANK is missing, while TORCHELASTIC_RUN_ID is set") != std::string::npos);
+  CHECK(refusal({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_JOB_ID", "1"}})
+            .find("SLURM_STEP_NODELIST is missing, while Slurm says 2 ranks") != std::string::npos);
+  CHECK(refusal({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NODELIST", "n1"}})
+            .find("SLURM_JOB_ID is missing, while Slurm says 2 ranks") != std::string::npos);
   CHECK(refusal({{"OMPI_COMM_WORLD_RANK", "0"}}).find("OMPI_COMM_WORLD_SIZE is missing") != std::string::npos);
   CHECK(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).find("MASTER_ADDR is missing, while environment says 2 ranks") !=
         std::string::npos);

@@ -62,8 +62,10 @@ inline std::string required(environment_reader const& read, launcher_words const
 }
 
 inline launch_place place_from(environment_reader const& read, launcher_words const& words) {
-  auto const rank = required(read, words, words.rank_name, words.size_name);
-  auto const size = required(read, words, words.size_name, words.rank_name);
+  // torchrun may be known by its run's name alone.
+  auto const set = [&](char const* name) { return read(name) ? name : "TORCHELASTIC_RUN_ID"; };
+  auto const rank = required(read, words, words.rank_name, set(words.size_name));
+  auto const size = required(read, words, words.size_name, set(words.rank_name));
   launch_place out;
   out.launcher = words.launcher;
   out.world = number_in(words.size_name, size, 1, 1 << 20);
@@ -123,8 +125,13 @@ inline launch_place read_environment(environment_reader const& read = process_en
   if (address) out.address = *address;
   if (port) out.port = static_cast<std::uint16_t>(detail::number_in("MASTER_PORT", *port, 1, 65535));
   if (slurm_job) {
-    if (auto nodes = read("SLURM_STEP_NODELIST"); !address && nodes) out.address = first_host(*nodes);
-    auto const id = read("SLURM_JOB_ID");
+    auto const nodes = read("SLURM_STEP_NODELIST"), id = read("SLURM_JOB_ID");
+    if (out.world > 1 && ((!address && !nodes) || (!port && !id))) {
+      throw usage_error(std::string("environment variable ") + (!address && !nodes ? "SLURM_STEP_NODELIST" : "SLURM_JOB_ID") +
+                        " is missing, while Slurm says " + std::to_string(out.world) +
+                        " ranks. Remedy: start with srun, or set MASTER_ADDR and MASTER_PORT to where rank 0 runs");
+    }
+    if (!address && nodes) out.address = first_host(*nodes);
     if (!port && id) out.port = static_cast<std::uint16_t>(20000 + std::strtoul(id->c_str(), nullptr, 10) % 20000);
     out.job = "slurm." + id.value_or("") + "." + read("SLURM_STEP_ID").value_or("");
   } else if (out.world > 1 && (!address || !port)) {

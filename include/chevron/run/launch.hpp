@@ -11,6 +11,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -155,6 +157,36 @@ inline c10::intrusive_ptr<c10d::TCPStore> connect_store(std::string const& addre
   return c10::make_intrusive<c10d::TCPStore>(address, options);
 }
 
+/// A client of the store at `address:port`. LibTorch would wait without end for a server there that is none and says nothing, and
+/// write about each try; so it tries in a thread, and who waits here has given up before it has.
+/// \throws timeout_error after `patience`, at the latest
+inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address, std::uint16_t port,
+                                                     std::chrono::milliseconds patience, place where) {
+  std::promise<c10::intrusive_ptr<c10d::TCPStore>> promised;
+  auto joined = promised.get_future();
+  std::thread([=, made = std::move(promised)]() mutable {
+    try {
+      made.set_value(connect_store(address, port, patience + std::chrono::seconds(30)));
+    } catch (...) {
+      made.set_exception(std::current_exception());
+    }
+  }).detach();
+  std::string why = "nobody answered within " + std::to_string(patience.count()) + " ms";
+  try {
+    if (joined.wait_for(patience) == std::future_status::ready) {
+      auto store = joined.get();
+      store->setTimeout(patience);
+      return store;
+    }
+  } catch (std::exception const& e) {
+    why = message_of(e);
+  }
+  where.action = "launch";
+  throw timeout_error("no store at " + address + ":" + std::to_string(port) + " (" + why +
+                          "). Remedy: is rank 0 up, and are MASTER_ADDR and MASTER_PORT right?",
+                      std::move(where));
+}
+
 /// Two processes under one rank: two jobs that met in one store.
 inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
   if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
@@ -170,7 +202,8 @@ inline void claim_rank(c10d::Store& store, int rank, std::string const& store_ad
   int code = static_cast<int>(exit_code::peer_lost);
   try {
     auto const port = socket.port();
-    auto const tcp = connect_store("127.0.0.1", port, options.join, socket.release());
+    // No wait for ranks: a short one for them would be too short for a store that is only just begun.
+    auto const tcp = connect_store("127.0.0.1", port, std::max(options.join, std::chrono::milliseconds(60000)), socket.release());
     c10d::PrefixStore store(prefix, tcp);
     code = ranks.wait(options.children, [&](int rank, std::string const& how) {
       failure const lost{.rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"};
@@ -212,7 +245,8 @@ inline launched launch(launch_options const& options = {}) {
     if (!process_environment("OMP_NUM_THREADS")) {
       at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.nproc));
     }
-    out.store = c10::make_intrusive<c10d::PrefixStore>(prefix, detail::connect_store("127.0.0.1", port, options.join));
+    out.store =
+        c10::make_intrusive<c10d::PrefixStore>(prefix, detail::join_store("127.0.0.1", port, options.join, {.rank = out.rank}));
   } else {
     auto const told = read_environment(options.environment);
     out.rank = told.rank;
@@ -226,15 +260,12 @@ inline launched launch(launch_options const& options = {}) {
       auto const name = told.address + ":" + std::to_string(told.port);
       bool const host = told.rank == 0 && !told.store_is_there;
       store_host = told.store_is_there ? -1 : 0;
-      int listening = -1;
-      if (host) listening = detail::listener(reinterpret_cast<sockaddr const*>(&there.at), there.size, name).release();
       c10::intrusive_ptr<c10d::Store> tcp;
-      try {
+      if (host) {
+        int const listening = detail::listener(reinterpret_cast<sockaddr const*>(&there.at), there.size, name).release();
         tcp = detail::connect_store(told.address, told.port, options.join, listening);
-      } catch (std::exception const& e) {
-        throw timeout_error(
-            "no store at " + name + " (" + detail::message_of(e) + "). Remedy: is rank 0 up, and MASTER_ADDR right?",
-            {.rank = told.rank, .peer = store_host, .action = "launch"});
+      } else {
+        tcp = detail::join_store(told.address, told.port, options.join, {.rank = told.rank, .peer = store_host});
       }
       out.store = c10::make_intrusive<c10d::PrefixStore>("chevron." + told.job, tcp);
       out.interface_address = detail::address_towards(there);

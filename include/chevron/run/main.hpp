@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -22,6 +23,14 @@
 namespace chevron {
 
 namespace detail {
+
+/// Where a program was started with standard input, output or errors closed, the next file or connection to be opened would take
+/// that place, and what is printed would go into it.
+inline void open_standard_files() {
+  for (int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(file, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
+  }
+}
 
 inline std::string json_text(std::string const& plain) {
   std::string out = "\"";
@@ -79,6 +88,7 @@ inline void write_torchrun_error(std::string const& message) {
 ///     int main(int argc, char** argv) { return chevron::run_main(argc, argv, [](int argc, char** argv) { …; return 0; }); }
 template <class Body>
 int run_main(int argc, char** argv, Body&& body) {
+  detail::open_standard_files();
   detail::keep_watch = true;
   keep_freed_memory();
   int code = 0;
