@@ -53,7 +53,8 @@ std::string duration(double seconds) {
 
 bool colour_wanted() {
   char const* const no = std::getenv("NO_COLOR");
-  return (no == nullptr || *no == 0) && ::isatty(STDOUT_FILENO) == 1;
+  // Open MPI's mpirun gives each rank a terminal of its own, and copies what is written there to wherever its own output goes.
+  return (no == nullptr || *no == 0) && ::isatty(STDOUT_FILENO) == 1 && std::getenv("OMPI_COMM_WORLD_RANK") == nullptr;
 }
 std::string bold(std::string const& words) { return colour_wanted() ? "\x1b[1m" + words + "\x1b[0m" : words; }
 std::string faint(std::string const& words) { return colour_wanted() ? "\x1b[2m" + words + "\x1b[0m" : words; }
@@ -187,6 +188,7 @@ void step_lines::draw(told_step const& r) {
 
 metrics_file::metrics_file(std::string const& path, bool go_on) {
   if (path.empty()) return;
+  path_ = path;
   file_ = std::fopen(path.c_str(), go_on ? "a" : "w");
   if (file_ == nullptr) {
     throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) +
@@ -220,7 +222,11 @@ void metrics_file::write(told_step const& r) {
   entry("memory/max_reserved(%)", 100 * memory.share);
   entry("bubble", r.bubble);
   std::fprintf(file_, "%s}\n", line.c_str());
-  std::fflush(file_);
+  if (std::fflush(file_) == 0) return;
+  // Training is worth more than its metrics: it goes on.
+  std::fprintf(stderr, "--metrics %s cannot be written from step %ld on: %s\n", path_.c_str(), r.step, std::strerror(errno));
+  std::fclose(file_);
+  file_ = nullptr;
 }
 
 }  // namespace chevron::train

@@ -97,6 +97,7 @@ class metrics_file {
   void write(told_step const& step);
 
  private:
+  std::string path_;
   std::FILE* file_ = nullptr;
 };
 

@@ -1,6 +1,8 @@
 #include "options.hpp"
 
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -27,16 +29,13 @@ std::string schedule_names() {
 }
 
 /// A whole number in a range, with the range in the error.
-CLI::Validator whole(double least, double most) {
-  auto const text = [](double v) { return std::to_string(static_cast<long long>(v)); };
+CLI::Validator whole(std::int64_t least, std::int64_t most) {
   return CLI::Validator(
       [=](std::string& given) -> std::string {
-        char* end = nullptr;
-        double const value = std::strtod(given.c_str(), &end);
-        if (end == given.c_str() || *end != 0 || value != static_cast<double>(static_cast<long long>(value)) || value < least ||
-            value > most) {
-          return given + " is not a whole number from " + text(least) + " to " + text(most);
-        }
+        std::int64_t value = 0;
+        auto const [end, fault] = std::from_chars(given.data(), given.data() + given.size(), value);
+        if (fault != std::errc() || end != given.data() + given.size() || value < least || value > most)
+          return given + " is not a whole number from " + std::to_string(least) + " to " + std::to_string(most);
         return {};
       },
       "");
@@ -45,11 +44,10 @@ CLI::Validator whole(double least, double most) {
 CLI::Validator positive(bool zero_too) {
   return CLI::Validator(
       [=](std::string& given) -> std::string {
-        char* end = nullptr;
-        double const value = std::strtod(given.c_str(), &end);
-        if (end == given.c_str() || *end != 0 || !(zero_too ? value >= 0 : value > 0) || value > 1e9) {
-          return given + " is not a number " + (zero_too ? "from 0" : "above 0");
-        }
+        double value = -1;
+        auto const [end, fault] = std::from_chars(given.data(), given.data() + given.size(), value);
+        if (fault != std::errc() || end != given.data() + given.size() || !(zero_too ? value >= 0 : value > 0) || value > 1e9)
+          return given + " is not a number " + (zero_too ? "from 0" : "above 0") + ", at most 1e9";
         return {};
       },
       "");
@@ -74,6 +72,12 @@ struct plan_size {
 
 /// Reads `o.schedule` as a file, into `o.schedule_text`.
 plan_size read_schedule_file(options& o) {
+  std::error_code ignored;
+  // A pipe would be waited for without an end, and a device has none.
+  if (auto const there = std::filesystem::status(o.schedule, ignored);
+      std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    throw usage_error("--schedule " + o.schedule + " is not a file. Remedy: a CSV file with a line of actions for each rank");
+  }
   std::ifstream in(o.schedule, std::ios::binary);
   o.schedule_text.assign(std::istreambuf_iterator<char>(in), {});
   if (!in) {
@@ -164,7 +168,7 @@ options read_options(int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("")
       ->group("Training");
-  app.add_option("--steps", o.steps, "optimizer steps")->check(whole(1, 1e9))->type_name("K")->group("Training");
+  app.add_option("--steps", o.steps, "optimizer steps")->check(whole(1, 1'000'000'000))->type_name("K")->group("Training");
   app.add_option("--microbatch-size", o.micro_batch_size, "samples in a microbatch, each of --context bytes")
       ->check(whole(1, 65536))
       ->type_name("N")
@@ -185,7 +189,10 @@ options read_options(int argc, char** argv) {
       ->group("Training");
   app.add_flag("--post-validation", o.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
-  app.add_option("--seed", o.seed, "of weights, batches and sample")->check(whole(0, 9e15))->type_name("N")->group("Training");
+  app.add_option("--seed", o.seed, "of weights, batches and sample")
+      ->check(whole(0, 9'000'000'000'000'000))
+      ->type_name("N")
+      ->group("Training");
 
   auto* const checkpoint =
       app.add_option("--checkpoint", o.checkpoint, "save what training needs to go on, in a folder for each time")
@@ -193,12 +200,12 @@ options read_options(int argc, char** argv) {
           ->default_str("")
           ->group("Files");
   app.add_option("--save-every", o.save_every, "steps between checkpoints; 0: one after the last step")
-      ->check(whole(0, 1e9))
+      ->check(whole(0, 1'000'000'000))
       ->type_name("K")
       ->needs(checkpoint)
       ->group("Files");
   app.add_option("--keep-checkpoints", o.keep_checkpoints, "so many stay, the last ones; 0: all")
-      ->check(whole(0, 1e9))
+      ->check(whole(0, 1'000'000'000))
       ->type_name("N")
       ->needs(checkpoint)
       ->group("Files");

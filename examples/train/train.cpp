@@ -10,6 +10,7 @@
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/softmax.h>
 #include <torch/optim/adamw.h>
@@ -20,6 +21,7 @@
 #include <chevron/run/checkpoint.hpp>
 #include <chevron/run/evaluator.hpp>
 #include <chevron/run/learning_rate.hpp>
+#include <chevron/run/preflight.hpp>
 #include <chevron/run/trainer.hpp>
 #include <chevron/show/format.hpp>
 
@@ -185,6 +187,34 @@ std::string told_of_graphs(std::vector<std::string> const& texts, long steps) {
   return out;
 }
 
+/// Processes have flags and files of their own. The trainer compares what it is given; this is what it does not see: other data,
+/// or one step more, would train nonsense or wait in vain.
+void compare_jobs(job const& what, transport& line) {
+  options const& o = what.options;
+  preflight_lines lines = common_lines(line);
+  lines.add("--layers", std::to_string(o.model.layers));
+  lines.add("--width", std::to_string(o.model.width));
+  lines.add("--heads", std::to_string(o.model.heads));
+  lines.add("--context", std::to_string(o.model.context));
+  lines.add("--microbatch-size", std::to_string(o.micro_batch_size));
+  constexpr char const* dtypes[] = {"float32", "bfloat16", "autocast"};
+  lines.add("--dtype", dtypes[static_cast<int>(o.precision)]);
+  lines.add("--recompute", o.recompute ? "yes" : "no");
+  lines.add("--steps", std::to_string(o.steps));
+  lines.add("--seed", std::to_string(o.seed));
+  lines.add("--learning-rate", show::exact(o.learning_rate));
+  lines.add("--checkpoint", o.checkpoint);
+  lines.add("--save-every", std::to_string(o.save_every));
+  lines.add("--keep-checkpoints", std::to_string(o.keep_checkpoints));
+  lines.add("--resume", o.resume ? "yes" : "no");
+  lines.add("--cuda-graph", o.cuda_graph ? "yes" : "no");
+  std::string const& text = what.text.training;
+  auto const length = static_cast<std::int64_t>(text.size());
+  lines.add("--data", grouped(length) + " bytes to learn from, fingerprint " +
+                          std::to_string(fingerprint(at::from_blob(const_cast<char*>(text.data()), {length}, at::kByte))));
+  compare(line, lines);
+}
+
 /// What must be the same for a resumed run to be the run that was interrupted.
 std::map<std::string, std::string> words_of(options const& o) {
   return {{"seed", std::to_string(o.seed)},
@@ -213,6 +243,7 @@ void train_on_rank(job const& what, transport& line) {
   plan_view const& plan = what.programs.training.plan;
   layout const& here = line.where();
   bool const speaks = here.global_rank == 0;
+  if (o.backend != backend::threads) compare_jobs(what, line);
 
   // Steps count from 1 here.
   auto const steps = static_cast<double>(o.steps);

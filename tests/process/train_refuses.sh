@@ -26,6 +26,10 @@ refuses 2 "ForwardOnly runs forwards alone: it evaluates and cannot train. Remed
 refuses 2 "--ranks: 0 is not a whole number from 1" --ranks 0
 refuses 2 "--microbatches: 2.5 is not a whole number" --microbatches 2.5
 refuses 2 "--steps: x is not a whole number" --steps x
+refuses 2 "--steps: 1e1 is not a whole number from 1 to 1000000000" --steps 1e1
+refuses 2 "--timeout: nan is not a number above 0, at most 1e9" --timeout nan
+refuses 2 "--schedule /dev/zero is not a file" --schedule /dev/zero
+refuses 2 "--schedule ./ is not a file" --schedule ./
 refuses 2 "--learning-rate: -1 is not a number above 0" --learning-rate=-1
 refuses 2 "--bogus" --bogus
 refuses 2 "Remedy: a width that is a multiple" --heads 5
@@ -48,6 +52,9 @@ refuses 2 "Remedy: leave --nproc away" --nproc 4
 unset MASTER_ADDR
 refuses 2 "MASTER_ADDR is missing" --steps 1
 unset RANK WORLD_SIZE MASTER_PORT
+export SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4
+refuses 2 "SLURM_STEP_NODELIST is missing, while Slurm says 4 ranks" --steps 1
+unset SLURM_PROCID SLURM_STEP_NUM_TASKS
 
 # A loss that is no number any more: exit code 6, and no step after it.
 code=0
