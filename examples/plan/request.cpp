@@ -120,7 +120,7 @@ double cost_number(std::string const& value, std::string const& flag) {
   double number = 0;
   auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(number) || number < 0 || number > 1e12) {
-    throw usage(flag + " " + quoted(value) + " is not a cost: give a number from 0 up, such as 1 or 0.5");
+    throw usage(flag + " " + quoted(value) + " is not a cost: give a number from 0 to 1e12, such as 1 or 0.5");
   }
   return number;
 }
@@ -386,7 +386,9 @@ chevron::show::text_style style_of(request const& asked) {
 
 void write(request const& asked, std::string const& content) {
   if (asked.output.empty()) {
-    std::cout << content << std::flush;
+    errno = 0;
+    if (!(std::cout << content << std::flush))
+      throw usage(std::string("standard output cannot be written (") + std::strerror(errno) + "): is the disk full?");
     return;
   }
   errno = 0;

@@ -59,6 +59,7 @@ expect 2 "--critical-path does not go with --format text" show 1F1B --critical-p
 expect 2 "--format 'sgv' is not known; did you mean svg?" show 1F1B --format sgv
 expect 2 "-o '/nowhere/x.svg' cannot be written (No such file or directory)" show 1F1B -o /nowhere/x.svg
 expect 2 "'1,2' is a list" compare --forward 1,2
+expect 0 'bubble 100.0 %' show 1F1B --communication 1e12
 expect 2 "not expected: --bogus" compare --bogus
 
 # Schedules from files, in PyTorch's CSV: compute only, and with communication in both dialects.
@@ -107,6 +108,8 @@ expect 0 '^ok: uneven.csv' check uneven.csv
 
 # The ending of the file decides the format; a file holds no escape sequences, nor does a pipe.
 "$plan" show 1F1B -o t.svg
+"$plan" show 1F1B > /dev/full 2> full && failed=1
+grep -q "standard output cannot be written" full || { echo "a full disk is not noticed"; failed=1; }
 head -c 5 t.svg | grep -q '^<svg ' || { echo "t.svg is no SVG"; failed=1; }
 if "$plan" show 1F1B | grep -q "$(printf '\033')"; then echo "escape sequences in a pipe"; failed=1; fi
 "$plan" show 1F1B --colour always | grep -q "$(printf '\033')" || { echo "--colour always gives no colour"; failed=1; }

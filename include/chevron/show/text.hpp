@@ -121,7 +121,8 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   }
   double const grid = time_grid(p, zero);
   auto const whole = [&](double s) { return grid > 0 ? std::ceil(s * grid - 1e-6) / grid : s; };
-  auto const columns_at = [&](double s) { return static_cast<int>(std::ceil(makespan * s - 1e-6)); };
+  constexpr double most = 1e9;  // more than anybody draws, and an int
+  auto const columns_at = [&](double s) { return static_cast<int>(std::ceil(std::min(makespan * s, most) - 1e-6)); };
   loose = whole(loose);
   // `10F211B0` cannot be read: labels that begin with a digit need a gap, with colours as well.
   tight = p.size.chunks > 2 ? loose : whole(tight);
@@ -141,9 +142,9 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
     if (grid > 0) {
       int const each = static_cast<int>(room / std::round(s * grid));  // grid steps in a band
       if (each < 1) return 1000000;
-      return static_cast<int>(std::ceil(makespan / grid / each - 1e-6));
+      return static_cast<int>(std::ceil(std::min(makespan / grid / each, most) - 1e-6));
     }
-    return static_cast<int>(std::ceil(makespan * s / room - 1e-6));
+    return static_cast<int>(std::ceil(std::min(makespan * s / room, most) - 1e-6));
   };
   int const most_bands = 6;
   if (bands_at(tight) > most_bands) return {room / makespan, room, room, true};
@@ -370,7 +371,7 @@ std::string header_text(picture const& p, figures const& f, text_style const& st
   auto const line = [&](char const* name, std::string const& length, double bubble, char const* meaning) {
     std::string const share = percent(bubble);
     std::string const words = std::string(name) + detail::spaces(width - columns_of(length)) + length + "   bubble" +
-                              detail::spaces(7 - columns_of(share)) + share;
+                              detail::spaces(std::max(7 - columns_of(share), 1)) + share;
     bool const fits = columns_of(words) + 3 + columns_of(meaning) <= style.width;
     return words + (fits ? std::string("   ") + meaning : "") + "\n";
   };
