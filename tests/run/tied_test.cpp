@@ -4,6 +4,10 @@
 
 #include <torch/nn/modules/embedding.h>
 
+#include <chevron/run/gloo.hpp>
+
+#include "run/ranks.hpp"
+
 #include <doctest/doctest.h>
 
 using namespace trained;
@@ -87,6 +91,48 @@ TEST_CASE("a weight shared by stages on any ranks: gradients and norm equal the 
       }
     }
   }
+}
+
+TEST_CASE("three ranks that share a weight, over Gloo, in shared memory and without") {
+  auto const plan = plan_of("ZB-H1", 3, 2);
+  auto const data = make_batch(4, 9);
+  tied_reference whole(3, {0, 1, 2});
+  whole.run(plan, {data});
+  for (bool const near : {true, false}) {
+    complaints wrong;
+    auto const said = ranks::said(ranks::run(3, 1, [&](chevron::layout const& where, auto const& store, auto const& watch) {
+      chevron::gloo_transport line(where, store, watch, {.shared_memory = near});
+      line.deadline(std::chrono::seconds(60));
+      compare_one_step(line, plan, data, whole, wrong, tied_builder({0, 1, 2}, false));
+      line.close();
+    }));
+    for (auto const& each : said) CHECK(each == "");
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+  }
+}
+
+TEST_CASE("a parameter registered twice is tied by either name") {
+  auto const plan = plan_of("1F1B", 2, 2);
+  auto const data = make_batch(4, 3);
+  tensors ends(2), begins(2);
+  chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+    auto const build = [](int s) {
+      at::manual_seed(s);
+      torch::nn::Linear l(width, width);
+      chevron::stage made([l](at::Tensor x) mutable { return l(x).tanh(); },
+                          {{"first", l->weight}, {"second", l->weight}, {"bias", l->bias}});
+      return made.tie(s == 0 ? "second" : "first", "table");
+    };
+    chevron::trainer train(chevron::lower(plan), line, build, mean_square, adamw);
+    auto const r = static_cast<std::size_t>(line.where().pipeline_rank());
+    auto const weight_here = [&] { return train.stages()[r].parameters()[0].value.detach().clone(); };
+    begins[r] = weight_here();
+    for (int step = 0; step < 3; ++step) train.step({data.input}, {data.target});
+    ends[r] = weight_here();
+  });
+  CHECK(at::equal(begins[0], begins[1]));
+  CHECK(at::equal(ends[0], ends[1]));
+  CHECK(!at::equal(ends[0], begins[0]));
 }
 
 TEST_CASE("twenty steps of AdamW with clipping: the copies stay equal, replicas and evaluation included") {
@@ -196,6 +242,11 @@ TEST_CASE("ties that make no sense are refused on all ranks alike") {
               .tie("0.weight", "t")
               .tie("1.weight", s == 0 ? "t" : "u");
         }).find("stage 0's 1.weight and 0.weight are both tied as `t`") != std::string::npos);
+  CHECK(run("1F1B", [](int s) {
+          torch::nn::Linear l(width, width);
+          l->weight.requires_grad_(s == 1);
+          return chevron::stage(l).tie("weight", "t");
+        }).find("stage 0's weight is tied as `t`, but needs no gradient") != std::string::npos);
   // One tensor on two ranks that are threads: tied or not, both would write to it.
   torch::nn::Linear shared(width, width);
   CHECK(run("1F1B", [&](int) {
@@ -212,4 +263,6 @@ TEST_CASE("ties that make no sense are refused on all ranks alike") {
   CHECK_THROWS_WITH_AS(build_stage(0).tie("wait", "t"),
                        "a stage has no parameter `wait` to be tied as `t`; it has 0.weight, 0.bias, 1.weight, 1.bias",
                        chevron::usage_error);
+  CHECK_THROWS_WITH_AS(build_stage(0).tie(weight_name, "t").tie(weight_name, "u"),
+                       "`1.weight` is tied as `t` and cannot be tied as `u`, too", chevron::usage_error);
 }

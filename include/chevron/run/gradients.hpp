@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <chevron/run/error.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/transport.hpp>
 
@@ -37,7 +38,14 @@ class stage_gradients {
   /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
   stage_gradients(stage const& owner, int first_bucket, std::size_t bucket_bytes) : first_bucket_(first_bucket) {
     for (parameter const& p : owner.parameters()) {
-      if (!p.value.requires_grad() || holds(p.value)) continue;
+      if (!p.value.requires_grad()) {
+        if (!p.tied_as.empty()) frozen_ties_.push_back(p);
+        continue;
+      }
+      if (parameter* const known = held(p.value)) {
+        tie_by_both_names(*known, p);
+        continue;
+      }
       trained_.push_back(p);
       flat& with = flat_for(p.value);
       homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.elements});
@@ -67,6 +75,8 @@ class stage_gradients {
   std::vector<parameter> const& trained() const { return trained_; }
   /// The gradient of each of them.
   tensors const& views() const { return views_; }
+  /// Parameters that need no gradient and yet are said to be tied.
+  std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }
 
   /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
   void zero() {
@@ -161,8 +171,19 @@ class stage_gradients {
     std::int64_t offset;
   };
 
-  bool holds(at::Tensor const& p) const {
-    return std::any_of(trained_.begin(), trained_.end(), [&](parameter const& t) { return t.value.is_same(p); });
+  parameter* held(at::Tensor const& p) {
+    auto const found = std::find_if(trained_.begin(), trained_.end(), [&](parameter const& t) { return t.value.is_same(p); });
+    return found == trained_.end() ? nullptr : &*found;
+  }
+
+  /// What is said of one name of a parameter registered twice holds for the parameter.
+  static void tie_by_both_names(parameter& known, parameter const& again) {
+    if (again.tied_as.empty()) return;
+    if (!known.tied_as.empty() && known.tied_as != again.tied_as) {
+      throw usage_error(known.name + " and " + again.name + " are one parameter, but tied as `" + known.tied_as + "` and as `" +
+                        again.tied_as + "`: use one word");
+    }
+    known.tied_as = again.tied_as;
   }
 
   flat& flat_for(at::Tensor const& p) {
@@ -176,6 +197,7 @@ class stage_gradients {
 
   int first_bucket_;
   std::vector<parameter> trained_;
+  std::vector<parameter> frozen_ties_;
   std::vector<flat> flats_;
   std::vector<home> homes_;
   tensors views_;

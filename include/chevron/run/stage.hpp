@@ -234,6 +234,9 @@ class stage {
     std::string known;
     for (parameter& p : parameters_) {
       if (p.name == parameter_name) {
+        if (!p.tied_as.empty() && p.tied_as != word) {
+          throw usage_error("`" + parameter_name + "` is tied as `" + p.tied_as + "` and cannot be tied as `" + word + "`, too");
+        }
         p.tied_as = std::move(word);
         return *this;
       }
@@ -253,6 +256,7 @@ class stage {
 
   /// The same for the parts [first, last), in place.
   void forward_parts(std::size_t first, std::size_t last, tensors& values, surroundings const& around) {
+    tensors results;  // of this call: the halves of a fused pair may be the same stage's
     for (std::size_t p = first; p < last; ++p) {
       for (std::string const& name : parts_[p].takes) values.push_back(find(name, around.extras));
       std::optional<random_scope> scope;
@@ -261,12 +265,11 @@ class stage {
         place.part = static_cast<int>(p);
         scope.emplace(place, values);
       }
-      results_.clear();
-      parts_[p].forward(values, results_);
+      parts_[p].forward(values, results);
       if (scope && around.drew != nullptr && scope->drew()) *around.drew = true;
-      std::swap(values, results_);
+      std::swap(values, results);
+      results.clear();
     }
-    results_.clear();
   }
 
   skip_marks const& skips() const { return skips_; }
@@ -312,7 +315,6 @@ class stage {
   std::vector<parameter> parameters_;
   std::vector<parameter> buffers_;
   skip_marks skips_;
-  tensors results_;  // kept for its memory
 };
 
 stage in_sequence(std::vector<stage> parts);

@@ -46,6 +46,7 @@ class tied_parameters {
       if (gradients_[s] == nullptr) continue;
       auto const& trained = gradients_[s]->trained();
       for (std::size_t i = 0; i < trained.size(); ++i) mine += line_of(s, i, trained[i]);
+      for (parameter const& p : gradients_[s]->frozen_ties()) mine += line_of(s, 0, p);
     }
     std::vector<std::string> const all = line.gather_text(mine);
     std::map<std::string, std::vector<std::string>> seen_at;  // by memory: whose
@@ -131,9 +132,12 @@ class tied_parameters {
   parameter const& parameter_of(member const& m) const { return gradients_[m.stage]->trained()[m.index]; }
   at::Tensor gradient_of(member const& m) const { return gradients_[m.stage]->views()[m.index]; }
 
+  static constexpr char const* frozen = ", frozen";
+
   static std::string line_of(std::size_t s, std::size_t index, parameter const& p) {
     std::string shape(c10::toString(p.value.scalar_type()));
     for (std::int64_t const size : p.value.sizes()) shape += " " + std::to_string(size);
+    if (!p.value.requires_grad()) shape += frozen;
     std::string const memory =
         std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl()));
     std::string out;
@@ -152,7 +156,7 @@ class tied_parameters {
         at = tab + 1;
       }
       std::string const who = "stage " + field[0] + "'s " + field[3] + " on rank " + std::to_string(global_rank);
-      auto& owners = seen_at[field[2]];
+      auto& owners = seen_at[field[2] + (field[4].ends_with(frozen) ? who : "")];  // a frozen one nobody writes to
       if (!owners.empty() && owners[0] != std::to_string(global_rank)) {
         throw usage_error(who + " and " + owners[1] +
                           " are one tensor: ranks that are threads would both write to it. "
@@ -179,6 +183,11 @@ class tied_parameters {
       }
       for (std::size_t k = 1; k < w.members.size(); ++k) {
         member const &a = w.members[0], &b = w.members[k];
+        for (member const& m : {a, b}) {
+          if (!m.shape.ends_with(frozen)) continue;
+          throw usage_error(called(m) + " is tied as `" + w.text +
+                            "`, but needs no gradient: let it be trained, or give each stage its values without a tie");
+        }
         if (w.members[k - 1].stage == b.stage) {
           throw usage_error(called(b) + " and " + w.members[k - 1].name + " are both tied as `" + w.text +
                             "`: within a stage, use one parameter twice instead");
