@@ -250,6 +250,68 @@ TEST_CASE("weighed by tokens, the loss is the mean over tokens") {
   });
 }
 
+TEST_CASE("microbatches of no tokens, and of no samples, count nothing, though their loss is not a number") {
+  auto const counted = [](chevron::batch const& b) { return b.targets[0].ge(0).sum().item<double>(); };
+  auto const loss = [](at::Tensor out, at::Tensor target) { return at::cross_entropy_loss(out, target); };  // ignores -100
+  auto const with_targets = [](std::int64_t samples, int seed, bool ignored) -> chevron::batch {
+    at::Tensor const target = ignored ? at::full({samples}, -100, at::kLong) : at::arange(samples) % width;
+    return {{make_batch(samples, seed).input}, {target}};
+  };
+  for (char const* name : {"1F1B", "ZB-H1", "ZBVZeroBubble"}) {
+    for (int const ranks : {1, 2}) {
+      auto const plan = plan_of(name, ranks, 4);
+      std::vector<chevron::batch> const parts{with_targets(2, 1, false), with_targets(3, 2, true), with_targets(0, 3, false),
+                                              with_targets(4, 4, false)};
+      // The same without those that count nothing.
+      std::vector<chevron::stage> whole;
+      for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
+      std::vector<std::vector<tensors>> expected;  // by microbatch, stage
+      double expected_loss = 0;
+      for (std::size_t const m : {0, 3}) {
+        tensors values = parts[m].inputs, next;
+        for (auto& s : whole) {
+          for (auto& p : s.parameters()) p.value.mutable_grad().reset();
+          s.forward(values, next);
+          values = next;
+        }
+        at::Tensor const one = loss(values[0], parts[m].targets[0]);
+        double const weight = counted(parts[m]) / 6;
+        expected_loss += one.item<double>() * weight;
+        torch::autograd::backward({one}, {at::full({}, weight)});
+        expected.emplace_back();
+        for (auto& s : whole) {
+          expected.back().emplace_back();
+          for (auto& p : s.parameters()) expected.back().back().push_back(p.value.grad().clone());
+        }
+      }
+      for (bool const recompute : {false, true}) {
+        complaints wrong;
+        chevron::run_threads({.pipeline_ranks = ranks, .rendezvous = true}, [&](transport& line) {
+          auto const build = [&](int s) { return build_stage(s).recompute(recompute); };
+          chevron::trainer train(chevron::lower(plan), line, build, loss, sgd, {.weigh = counted});
+          chevron::evaluator evaluate(chevron::lower(chevron::forward_part(plan)), train);
+          double const evaluated = evaluate.loss(parts);
+          auto const report = train.step(parts);
+          std::string const where = std::string(name) + ", P=" + std::to_string(ranks) + ": ";
+          wrong.require(report.loss == expected_loss, where + "loss");
+          wrong.require(evaluated == expected_loss, where + "loss in evaluation");
+          for (int s = 0; s < plan.stages; ++s) {
+            if (!train.stages()[static_cast<std::size_t>(s)]) continue;
+            bool const last_first = order_of(plan, s).front() == 3;
+            auto const& mine = train.stages()[static_cast<std::size_t>(s)].parameters();
+            for (std::size_t q = 0; q < mine.size(); ++q) {
+              auto const& a = expected[last_first ? 1 : 0][static_cast<std::size_t>(s)][q];
+              auto const& b = expected[last_first ? 0 : 1][static_cast<std::size_t>(s)][q];
+              wrong.require(at::equal(mine[q].value.grad(), a + b), where + mine[q].name);
+            }
+          }
+        });
+        for (auto const& w : wrong.all) FAIL_CHECK(w);
+      }
+    }
+  }
+}
+
 TEST_CASE("the replicas' gradients are summed instead of averaged, on request") {
   auto const plan = plan_of("ZB-H1", 2, 3);
   auto const data = various(1, 2, 2, 3, true)[0];

@@ -283,3 +283,35 @@ TEST_CASE("a stage that changes its input in place is refused, with the remedy")
   CHECK_THROWS_WITH_AS(run(true), doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: it changes its input 0 in place"),
                        chevron::usage_error);
 }
+
+TEST_CASE("nor may what it was computed from be changed later, or what it takes from the batch") {
+  auto const data = make_batch(4, 3);
+  auto const run = [&](bool passed_on, bool recompute) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+      auto const build = [&](int s) -> chevron::stage {
+        torch::nn::Linear layer(width, width);
+        std::vector<chevron::parameter> parameters;
+        chevron::append_parameters(parameters, "", layer);
+        if (!passed_on) {
+          chevron::stage made(
+              [layer, s](at::Tensor x, at::Tensor factor) mutable { return layer(x) * (s == 1 ? factor.mul_(2) : factor).clone(); },
+              parameters);
+          return made.takes({"factor"}).recompute(recompute);
+        }
+        if (s == 1) return {[layer](at::Tensor x, at::Tensor y) mutable { return layer(x) + y.mul_(2); }, parameters};
+        chevron::stage made([layer](at::Tensor x) mutable { return std::make_tuple(layer(x.clone()), x); }, parameters);
+        return made.recompute(recompute);
+      };
+      chevron::trainer train(chevron::lower(plan_of("1F1B", 2, 2)), line, build, mean_square, sgd);
+      train.step({{data.input.clone()}, {data.target}, {{"factor", at::ones({4, width})}}});
+    });
+  };
+  run(false, false);
+  run(true, false);
+  CHECK_THROWS_WITH_AS(run(false, true),
+                       doctest::Contains("1F0: stage 1 threw: it changes what it takes from the batch in place"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      run(true, true),
+      doctest::Contains("0B0: stage 0 threw: a later part or stage, to which it was passed on, changes its input 0 in place"),
+      chevron::usage_error);
+}

@@ -302,3 +302,76 @@ TEST_CASE("several tensors, undefined ones, integers, and a stage without parame
     }
   }
 }
+
+TEST_CASE("the first stage may change its input in place, while other microbatches of the batch are under way") {
+  for (char const* name : schedules) {
+    auto const plan = plan_of(name, 2, 3);
+    auto all = make_layers(plan.stages, 9);
+    auto const data = make_batch(7, 6);
+    at::Tensor const own = data.input.clone();
+    auto const expected = plain_gradients(all, plan, 7, [&](std::int64_t at, std::int64_t count) {
+      at::Tensor x = own.narrow(0, at, count).mul_(3);
+      for (auto& l : all) x = l(x).tanh();
+      return mean_square(x, data.target.narrow(0, at, count));
+    });
+    auto const build = [&](int s) {
+      auto l = all[static_cast<std::size_t>(s)];
+      return with_layer(l, [l, s](at::Tensor x) mutable { return l(s == 0 ? x.mul_(3) : x).tanh(); });
+    };
+    compare_gradients(plan, build, {{data.input.clone()}, {data.target}}, all, expected);
+  }
+  // A step that may have to be done over needs the batch as it was.
+  CHECK_THROWS_WITH_AS(chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+                         auto const build = [&](int s) {
+                           torch::nn::Linear l(width, width);
+                           return with_layer(l, [l, s](at::Tensor x) mutable { return l(s == 0 ? x.mul_(3) : x); });
+                         };
+                         chevron::trainer train(chevron::lower(plan_of("1F1B", 2, 3)), line, build, mean_square, standing,
+                                                {.post_validation = true, .calm_steps = 0});
+                         for (int step = 0; step < 2; ++step) {
+                           auto const data = make_batch(7, step);
+                           train.step({data.input}, {data.target});
+                         }
+                       }),
+                       doctest::Contains("rank 0, step 1: a stage changes microbatch 0 in place, and so the step cannot be done over"),
+                       chevron::usage_error);
+}
+
+namespace {
+
+/// Counts its forwards in a buffer, and gives the count to the next stage.
+struct counting : torch::nn::Module {
+  torch::nn::Linear layer{nullptr};
+  at::Tensor count;
+  explicit counting(torch::nn::Linear const& l) {
+    layer = register_module("layer", l);
+    count = register_buffer("count", at::zeros({1}));
+  }
+  std::tuple<at::Tensor, at::Tensor> forward(at::Tensor x) {
+    count.add_(1);
+    return {layer(x), count};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a buffer that a stage gives away arrives as it was then, whatever later forwards do to it") {
+  for (char const* name : schedules) {
+    auto const plan = plan_of(name, 2, 3);
+    if (plan.stages < 2) continue;
+    auto all = make_layers(plan.stages, 9);
+    auto const data = make_batch(6, 6);
+    auto const expected = plain_gradients(all, plan, 6, [&](std::int64_t at, std::int64_t count) {
+      at::Tensor x = data.input.narrow(0, at, count);
+      for (auto& l : all) x = l(x);
+      return mean_square(x * static_cast<double>(at / 2 + 1), data.target.narrow(0, at, count));
+    });
+    auto const build = [&](int s) -> chevron::stage {
+      auto l = all[static_cast<std::size_t>(s)];
+      if (s == 0) return std::make_shared<counting>(l);
+      if (s == plan.stages - 1) return with_layer(l, [l](at::Tensor x, at::Tensor c) mutable { return l(x) * c; });
+      return with_layer(l, [l](at::Tensor x, at::Tensor c) mutable { return std::make_tuple(l(x), c); });
+    };
+    compare_gradients(plan, build, {{data.input}, {data.target}}, all, expected);
+  }
+}

@@ -53,6 +53,9 @@ class capture_state {
                                                    : "the batch has other shapes than when the step was captured");
   }
 
+  /// This run alone goes one by one.
+  run_mode not_now(std::string why) { return one_by_one(never_.empty() ? std::move(why) : never_); }
+
   /// A stage drew random numbers: it gets a seed of its own for each microbatch and step, which only the host can give.
   void drew(int stage) { never("stage " + std::to_string(stage) + " draws random numbers, and each step has seeds of its own"); }
   void captured() {

@@ -121,7 +121,8 @@ class captured_step {
         for (parameter const& p : *list) now.memory.push_back(p.value.defined() ? p.value.const_data_ptr() : nullptr);
       }
     }
-    run_mode const mode = state_.next(std::move(now));
+    run_mode const mode = batch.any_counts_nothing() ? state_.not_now("a microbatch of this step counts nothing")
+                                                     : state_.next(std::move(now));
     if (mode == run_mode::one_by_one || (mode == run_mode::capture && !rehearse(batch, guarded))) return false;
     take_surroundings(batch);
     return true;

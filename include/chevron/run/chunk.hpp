@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -61,8 +62,13 @@ class chunk {
       if (s.recomputes) {
         keep_inputs(s, values);
         at::AutoGradMode const without(false);
+        std::vector<std::uint32_t> const extras = changes_of(task.around.extras);
         loss = run(task, s, values);
-        check_inputs(s);
+        check_inputs(s, "it");
+        if (extras != changes_of(task.around.extras)) {
+          throw usage_error("it changes what it takes from the batch in place, and so cannot be computed again from it: "
+                            "clone it first, or do without recompute()");
+        }
       } else {
         loss = compute(task, s, values);
       }
@@ -72,7 +78,7 @@ class chunk {
       return loss.detach();
     }
     for (at::Tensor& t : values) {
-      if (t.defined()) t = t.detach();
+      if (t.defined()) t = lives_on(task, t) ? t.detach().clone() : t.detach();
     }
     passing_.depart(task.owner->skips(), values);
     return loss;
@@ -123,6 +129,16 @@ class chunk {
     std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
     tensors postponed;                   // output gradients, from I to W
   };
+
+  /// A buffer or parameter of the stage's own changes while its outputs are under way.
+  static bool lives_on(chunk_task const& task, at::Tensor const& output) {
+    auto const same_memory = [&](parameter const& p) {
+      return p.value.defined() && p.value.has_storage() && p.value.storage().is_alias_of(output.storage());
+    };
+    auto const &parameters = task.owner->parameters(), &buffers = task.owner->buffers();
+    return output.has_storage() && (std::any_of(buffers.begin(), buffers.end(), same_memory) ||
+                                    std::any_of(parameters.begin(), parameters.end(), same_memory));
+  }
 
   void lay_out(chunk_task const& task) {
     std::size_t count = 0;
@@ -178,6 +194,7 @@ class chunk {
   /// Builds the graph that F did not. Loss and outputs are known; buffers have had their change.
   void compute_again(chunk_task const& task, section& s) {
     if (!s.recomputes) return;
+    check_inputs(s, "a later part or stage, to which it was passed on,");
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (parameter const& b : task.owner->buffers()) {
       // variable_data: for autograd, which may have saved the buffer, nothing happens to it.
@@ -198,11 +215,17 @@ class chunk {
     }
   }
 
-  static void check_inputs(section const& s) {
+  static std::vector<std::uint32_t> changes_of(std::span<extra const> extras) {
+    std::vector<std::uint32_t> out;
+    for (extra const& e : extras) out.push_back(e.value.defined() ? static_cast<std::uint32_t>(e.value._version()) : 0);
+    return out;
+  }
+
+  static void check_inputs(section const& s, std::string const& who) {
     for (std::size_t i = 0; i < s.inputs.size(); ++i) {
       if (s.inputs[i].defined() && static_cast<std::uint32_t>(s.inputs[i]._version()) != s.changes[i]) {
-        throw usage_error("it changes its input " + std::to_string(i) +
-                          " in place, and so cannot be computed again from it: clone it first, or do without recompute()");
+        throw usage_error(who + " changes its input " + std::to_string(i) +
+                          " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
       }
     }
   }

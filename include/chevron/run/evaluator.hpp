@@ -87,7 +87,7 @@ class evaluator {
     double mine = 0;
     for (int m = 0; m < batch_.count(); ++m) {
       at::Tensor const& loss = with_loss_.losses()[static_cast<std::size_t>(m)];
-      if (loss.defined()) mine += loss.item<double>() * batch_.weight(m);
+      if (loss.defined() && !batch_.counts_nothing(m)) mine += loss.item<double>() * batch_.weight(m);
     }
     std::vector<double> all(static_cast<std::size_t>(owner_->line().where().world()));
     owner_->line().gather(std::span(&mine, 1), all);

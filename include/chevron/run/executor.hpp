@@ -120,6 +120,7 @@ class executor {
       if (!speculation_) speculation_ = speculation_of(program_, rank_);
       auto const& later = speculation_->after_verdict;
       while (next < speculation_->end) next = later[static_cast<std::size_t>(next)] ? next + 1 : one(next, batch, step);
+      check_batch(batch, step);
       if (verdict()) {
         for (int i = 0; i < speculation_->end; ++i) {
           if (later[static_cast<std::size_t>(i)]) one(i, batch, step);
@@ -200,6 +201,16 @@ class executor {
       throw usage_error(thrower(i) + e.what_without_backtrace(), at_action(i, step));
     } catch (std::exception const& e) {
       throw usage_error(thrower(i) + e.what(), at_action(i, step));
+    }
+  }
+
+  /// What may have to be computed again must find the batch as it was.
+  void check_batch(split_batch const& batch, long step) const {
+    for (int m = 0; m < batch.count(); ++m) {
+      if (!batch.was_changed(m)) continue;
+      throw usage_error("a stage changes microbatch " + std::to_string(m) +
+                            " in place, and so the step cannot be done over: clone it first, or do without post_validation",
+                        {line_->where().global_rank, -1, step, ""});
     }
   }
 
@@ -354,6 +365,10 @@ class executor {
   void bring_output_gradients(instruction const& i, split_batch const& batch) {
     tensors& gradients = work_.output_gradients();
     if (work_.is_last(i)) {
+      if (batch.counts_nothing(static_cast<int>(i.what.micro_batch))) {
+        gradients.emplace_back();
+        return;
+      }
       double const weight = batch.gradient_weight(static_cast<int>(i.what.micro_batch));
       if (launching_) return captured_->take(i, weight);
       at::Tensor const& loss = work_.losses()[i.what.micro_batch];

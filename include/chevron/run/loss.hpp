@@ -34,23 +34,20 @@ class loss_function {
   explicit operator bool() const { return static_cast<bool>(call_); }
 
   at::Tensor operator()(tensors const& outputs, tensors const& targets) {
-    arguments_ = outputs;
-    arguments_.insert(arguments_.end(), targets.begin(), targets.end());
-    results_.clear();
-    call_(arguments_, results_);
-    arguments_.clear();
-    if (results_.size() != 1 || results_[0].numel() != 1) {
+    tensors arguments = outputs, results;
+    arguments.insert(arguments.end(), targets.begin(), targets.end());
+    call_(arguments, results);
+    if (results.size() != 1 || !results[0].defined() || results[0].numel() != 1) {
+      bool const one = results.size() == 1 && results[0].defined();
       throw usage_error("the loss function must give one number, the mean over the microbatch; it gave " +
-                        (results_.size() == 1 ? "a tensor of " + std::to_string(results_[0].numel()) + " elements"
-                                              : std::to_string(results_.size()) + " tensors"));
+                        (one ? "a tensor of " + std::to_string(results[0].numel()) + " elements"
+                             : std::to_string(results.size()) + " tensors" + (results.size() == 1 ? " without a value" : "")));
     }
-    return std::move(results_[0]);
+    return std::move(results[0]);
   }
 
  private:
   std::function<void(tensors&, tensors&)> call_;
-  tensors arguments_;
-  tensors results_;
 };
 
 }  // namespace chevron

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -39,6 +40,9 @@ struct batch {
   std::vector<extra> extras = {};  ///< for stages that ask for them by name (`stage::takes`)
 };
 
+/// This memory with a count of in-place changes of its own: a stage may change a microbatch while others of the batch are under way.
+inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
+
 /// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these.
 using weigher = std::function<double(batch const& micro_batch)>;
 
@@ -64,7 +68,8 @@ class split_batch {
       cut(whole.targets, range, p.data.targets);
       p.data.extras.clear();
       for (extra const& e : whole.extras) {
-        p.data.extras.push_back({e.name, e.whole ? e.value : e.value.narrow(0, range.first, range.count), true});
+        p.data.extras.push_back(
+            {e.name, counted_alone(e.whole ? e.value : e.value.narrow(0, range.first, range.count)), true});
       }
       p.counts = static_cast<double>(range.count);
     }
@@ -88,6 +93,8 @@ class split_batch {
       }
       samples_ += samples;
       parts_[m].data = micro_batches[m];
+      for (at::Tensor& t : parts_[m].data.inputs) t = counted_alone(t);
+      for (extra& e : parts_[m].data.extras) e.value = counted_alone(e.value);
       parts_[m].counts = static_cast<double>(samples);
     }
   }
@@ -146,6 +153,18 @@ class split_batch {
   tensors const& targets(int m) const { return of(m).data.targets; }
   std::span<extra const> extras(int m) const { return of(m).data.extras; }
   double weight(int m) const { return of(m).weight; }
+  /// Its loss, whatever it is (of no tokens the mean is not a number), and its gradients are no part of the step's.
+  bool counts_nothing(int m) const { return of(m).weight == 0; }
+  bool any_counts_nothing() const {
+    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) { return p.weight == 0; });
+  }
+  /// Whether a stage has changed a microbatch's inputs, or what it took by name, in place.
+  bool was_changed(int m) const {
+    auto const changed = [](at::Tensor const& t) { return t.defined() && t._version() != 0; };
+    batch const& b = of(m).data;
+    return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
+           std::any_of(b.extras.begin(), b.extras.end(), [&](extra const& e) { return changed(e.value); });
+  }
   /// What the backward of a microbatch's loss begins with: its weight, scaled.
   double gradient_weight(int m) const { return of(m).weight * scale_; }
   void scale_gradients(double factor) { scale_ = factor; }
@@ -180,7 +199,7 @@ class split_batch {
 
   static void cut(std::span<at::Tensor const> all, sample_range range, tensors& out) {
     out.clear();
-    for (at::Tensor const& t : all) out.push_back(t.narrow(0, range.first, range.count));
+    for (at::Tensor const& t : all) out.push_back(counted_alone(t.narrow(0, range.first, range.count)));
   }
 
   std::vector<part> parts_;

@@ -432,6 +432,7 @@ class trainer {
     if (!losses.empty()) {
       at::Tensor const here = at::stack(losses).to(at::TensorOptions(at::kCPU).dtype(at::kDouble));
       for (std::size_t m = 0; m < losses.size(); ++m) {
+        if (batch_.counts_nothing(static_cast<int>(m))) continue;
         weighted_losses_[m] += here.const_data_ptr<double>()[m] * batch_.weight(static_cast<int>(m));
       }
     }
