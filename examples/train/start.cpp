@@ -51,7 +51,10 @@ void run_as_processes(job& what, bool launched_already, gpu_side const* gpus) {
   bool const on_gpus = o.backend == backend::nccl;
   if (on_gpus && !launched_already) gpus->before_fork(o);
   // Everything that can be refused has been: from here on there are several processes.
-  launched const rank = launch({.nproc = launched_already ? 0 : o.world(), .join = milliseconds(o.timeout)});
+  // Ranks end together, but for what rank 0 has to write.
+  launched const rank = launch({.nproc = launched_already ? 0 : o.world(),
+                                .join = milliseconds(o.timeout),
+                                .children = {.last = std::max(milliseconds(o.timeout), std::chrono::milliseconds(10000))}});
   what.launcher = std::string("a process each, ") +
                   (!on_gpus       ? "Gloo, "
                    : o.share_gpus ? "NCCL, sharing GPUs, "

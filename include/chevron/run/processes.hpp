@@ -64,26 +64,38 @@ class rank_processes {
   struct options {
     std::chrono::milliseconds grace{2000};        ///< between the first failure and SIGKILL for those still there
     std::chrono::milliseconds stop_grace{30000};  ///< between a forwarded SIGTERM or SIGINT and SIGKILL
+    std::chrono::milliseconds last{0};            ///< between the first that ends well and SIGKILL for others; 0: never
   };
 
   /// Waits for all children. The first that fails is told to `on_failure(rank, how)` the moment it happens, `how` as in
   /// `killed by signal 9`. SIGTERM, SIGHUP and (unless it comes from the terminal, which tells the children itself) SIGINT are
   /// passed on. Returns 0, or what this process should end with: the exit code of the first child that failed, 3 if a signal
-  /// killed it, 128 + signal if this process was told to stop.
+  /// killed it, 4 if the last did not end in time, 128 + signal if this process was told to stop.
   int wait(options const& how, std::function<void(int, std::string const&)> const& on_failure) {
     using clock = std::chrono::steady_clock;
     auto kill_at = clock::time_point::max();
+    auto late_at = clock::time_point::max();
     int first_failure = 0;
     int stopped_by = 0;
     while (reap([&](int rank, int status) {
       bool const killed = WIFSIGNALED(status);
-      if (!killed && WEXITSTATUS(status) == 0) return;
+      if (!killed && WEXITSTATUS(status) == 0) {
+        if (how.last.count() > 0) late_at = std::min(late_at, clock::now() + how.last);
+        return;
+      }
       if (first_failure != 0 || stopped_by != 0) return;
       first_failure = killed ? static_cast<int>(exit_code::peer_lost) : WEXITSTATUS(status);
       kill_at = std::min(kill_at, clock::now() + how.grace);
       on_failure(rank, killed ? "killed by signal " + std::to_string(WTERMSIG(status))
                               : "ended with exit code " + std::to_string(WEXITSTATUS(status)));
     })) {
+      if (clock::now() >= late_at && first_failure == 0 && stopped_by == 0) {
+        first_failure = static_cast<int>(exit_code::timeout);
+        kill_at = clock::now();
+        auto const late = std::find_if(children_.begin(), children_.end(), [](child const& c) { return c.running; });
+        on_failure(static_cast<int>(late - children_.begin()),
+                   "did not end within " + std::to_string(how.last.count()) + " ms after another had");
+      }
       if (clock::now() >= kill_at) {
         send_all(SIGKILL);
         kill_at = clock::time_point::max();
