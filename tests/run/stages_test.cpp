@@ -375,3 +375,25 @@ TEST_CASE("a buffer that a stage gives away arrives as it was then, whatever lat
     compare_gradients(plan, build, {{data.input}, {data.target}}, all, expected);
   }
 }
+
+TEST_CASE("a parameter that a callable uses without listing it is an error, a tensor of its own making is not") {
+  auto const data = make_batch(6, 6);
+  for (bool const recompute : {false, true}) {
+    auto const run = [&](bool forgotten) {
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
+        auto const build = [&](int) {
+          torch::nn::Linear l(width, width), other(width, 5);
+          return with_layer(l, [=](at::Tensor x) mutable {
+                   at::Tensor const h = l(x);
+                   if (forgotten) return h + other(x).sum();
+                   return h + at::ones({1}, at::TensorOptions().requires_grad(true));
+                 }).recompute(recompute);
+        };
+        chevron::trainer train(chevron::lower(plan_of("ZB-H1", 2, 3)), line, build, mean_square, standing);
+        for (int step = 0; step < 3; ++step) train.step({data.input}, {data.target});
+      });
+    };
+    run(false);
+    CHECK_THROWS_WITH_AS(run(true), doctest::Contains("threw: it uses a parameter of sizes ["), chevron::usage_error);
+  }
+}

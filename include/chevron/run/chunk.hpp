@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <chevron/run/autocast.hpp>
 #include <chevron/run/error.hpp>
@@ -128,6 +129,8 @@ class chunk {
     tensors inputs;                      // where it recomputes: from F until the graph is built
     std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
     tensors postponed;                   // output gradients, from I to W
+    int examined = 0;                    // how often; see examine()
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> strangers;
   };
 
   /// A buffer or parameter of the stage's own changes while its outputs are under way.
@@ -188,7 +191,29 @@ class chunk {
     } else if (task.training) {
       s.graph.leave(values);
     }
+    if (task.training && s.examined < 2) examine(*task.owner, s);
     return loss;
+  }
+
+  /// Looks for parameters that a callable uses without listing them: nobody would train them. What requires a gradient, is not
+  /// listed and is there in two computations was not made by either of them.
+  static void examine(stage const& owner, section& s) {
+    auto const before = std::exchange(s.strangers, {});
+    ++s.examined;
+    for (at::Tensor const& leaf : s.graph.leaves()) {
+      bool const listed = std::any_of(owner.parameters().begin(), owner.parameters().end(),
+                                      [&](parameter const& p) { return p.value.is_same(leaf); });
+      if (listed) continue;
+      for (auto const& earlier : before) {
+        if (earlier.lock().get() != leaf.unsafeGetTensorImpl()) continue;
+        std::string sizes;
+        for (std::int64_t const n : leaf.sizes()) sizes += (sizes.empty() ? "" : ", ") + std::to_string(n);
+        throw usage_error("it uses a parameter of sizes [" + sizes +
+                          "] that it does not list, and that would not be trained: give it to the stage with its callable "
+                          "(append_parameters), or let it need no gradient");
+      }
+      if (s.examined == 1) s.strangers.emplace_back(leaf.getIntrusivePtr());
+    }
   }
 
   /// Builds the graph that F did not. Loss and outputs are known; buffers have had their change.

@@ -6,12 +6,14 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -105,6 +107,24 @@ class stage_graph {
       if (!carries_gradient(output)) continue;
       ends_.push_back(output.requires_grad() ? torch::autograd::impl::gradient_edge(output) : detail::Edge());
     }
+  }
+
+  /// The tensors to whose gradients the backward would add, besides the inputs. A walk over the whole graph.
+  tensors leaves() const {
+    tensors found;
+    std::unordered_set<detail::Node*> seen{nullptr, entry_.get()};
+    std::vector<detail::Node*> open;
+    auto const come_to = [&](detail::Edge const& edge) {
+      if (seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
+    };
+    for (detail::Edge const& end : ends_) come_to(end);
+    while (!open.empty()) {
+      detail::Node* const node = open.back();
+      open.pop_back();
+      if (auto const* const leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) found.push_back(leaf->variable);
+      for (detail::Edge const& edge : node->next_edges()) come_to(edge);
+    }
+    return found;
   }
 
   /// How many gradients the backward takes: one for each floating-point output.
