@@ -158,7 +158,7 @@ concept module_pointer = requires(Module& module) {
 /// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
 ///
 /// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them;
-/// - any callable of that form, with the parameters it uses.
+/// - any callable of that form, with the parameters it uses: one that it does not list is an error at the second microbatch.
 ///
 /// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage
 /// what its predecessor gives; all tensors cross, undefined ones too, and every floating-point one gets a gradient back. An
