@@ -1,0 +1,155 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/transport.hpp>
+#include <chevron/run/update.hpp>
+
+/// \file
+/// The numbers of a step that all ranks know at its end.
+
+namespace chevron::detail {
+
+/// One gather a step carries losses, squared norms by parameter, and times. Every rank adds them up in the same order (losses by
+/// replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the same as a model
+/// that is not cut at all.
+class step_numbers {
+ public:
+  /// Collective: ranks tell each other their parameters' names.
+  /// \param parameters a line for each of this rank's: its stage, a space, its name
+  step_numbers(plan_view plan, transport& line, std::string const& parameters)
+      : plan_(plan), line_(&line), names_(static_cast<std::size_t>(plan.stages)) {
+    std::vector<std::string> const all = line.gather_text(parameters);
+    std::size_t most = 0;
+    for (int r = 0; r < plan_.size.ranks; ++r) most = std::max(most, read_names(all[static_cast<std::size_t>(r)]));
+    width_ = first_norm() + most;
+    mine_.resize(width_);
+    all_.resize(width_ * static_cast<std::size_t>(line.where().world()));
+  }
+
+  void clear() { std::fill(mine_.begin(), mine_.end(), 0.0); }
+  void set(update_input const& input) {
+    mine_[0] = input.counts;
+    mine_[1] = input.busy_seconds;
+    mine_[2] = input.span_seconds;
+    mine_[3] = static_cast<double>(input.samples);
+    std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
+  }
+  /// Squared, of this rank's parameters in their order; zeros after the last.
+  std::span<double> norms() { return std::span(mine_).subspan(first_norm()); }
+  std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
+  std::span<double const> losses() const { return std::span(mine_).first(first_norm()).subspan(header); }
+
+  void gather() { line_->gather(mine_, all_); }
+  void start_gather() { line_->start_gather(mine_); }
+  void finish_gather() { line_->finish_gather(all_); }
+
+  // Of all ranks' numbers, once they are there.
+
+  /// \param all_counts what this rank took the batches of all replicas to count
+  /// \throws usage_error where ranks were given batches that do not go together
+  void check_counts(over_replicas sums, double all_counts, place const& here) const {
+    int const ranks = plan_.size.ranks;
+    double sum = 0;
+    std::string each;
+    for (int replica = 0; replica < line_->where().replicas; ++replica) {
+      double const counts = of_rank(replica * ranks)[0];
+      sum += counts;
+      each += (replica == 0 ? "" : ", ") + plain(counts);
+      for (int p = 1; p < ranks; ++p) {
+        double const other = of_rank(replica * ranks + p)[0];
+        if (other == counts) continue;
+        throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) +
+                              " were given batches that count " + plain(counts) + " and " + plain(other) +
+                              " samples (or what else is weighed): all ranks of a pipeline take the same batch",
+                          here);
+      }
+    }
+    bool const together = sums == over_replicas::mean;
+    if (!together) sum = of_rank(line_->where().replica() * ranks)[0];
+    if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
+      throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + plain(sum)) +
+                            " samples (or what else is weighed), but each was taken for a share of " + plain(all_counts) +
+                            ": give step() what they count" + (together ? " over all replicas" : "") +
+                            ", accumulated batches included",
+                        here);
+    }
+  }
+
+  /// \param culprit where it is empty: takes in words what is not finite
+  void add_losses(update_result& result, std::string& culprit) const {
+    int const rank = plan_.rank_of_stage(plan_.stages - 1);
+    for (int replica = 0; replica < line_->where().replicas; ++replica) {
+      for (int m = 0; m < plan_.size.micro_batches; ++m) {
+        double const loss = of_rank(replica * plan_.size.ranks + rank)[header + m];
+        if (culprit.empty() && !std::isfinite(loss)) {
+          culprit = "the loss of microbatch " + std::to_string(m);
+          if (line_->where().replicas > 1) culprit += " of replica " + std::to_string(replica);
+        }
+        result.loss += loss;
+      }
+    }
+  }
+  /// \param culprit as above
+  void add_norms(update_result& result, std::string& culprit) const {
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), first_norm());
+    double sum = 0;
+    for (std::size_t s = 0; s < names_.size(); ++s) {
+      int const rank = plan_.rank_of_stage(static_cast<int>(s));
+      for (std::string const& name : names_[s]) {
+        double const squared = of_rank(rank)[next[static_cast<std::size_t>(rank)]++];
+        if (culprit.empty() && !std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + name;
+        sum += squared;
+      }
+    }
+    result.grad_norm = std::sqrt(sum);
+  }
+  void add_times(update_result& result) const {
+    double busy = 0, longest = 0;
+    int const world = line_->where().world();
+    for (int r = 0; r < world; ++r) {
+      busy += of_rank(r)[1];
+      longest = std::max(longest, of_rank(r)[2]);
+    }
+    result.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
+  }
+  std::int64_t samples() const {
+    std::int64_t sum = 0;
+    for (int replica = 0; replica < line_->where().replicas; ++replica) {
+      sum += static_cast<std::int64_t>(of_rank(replica * plan_.size.ranks)[3]);
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr int header = 4;
+
+  std::size_t first_norm() const { return static_cast<std::size_t>(header + plan_.size.micro_batches); }
+  std::size_t read_names(std::string const& text) {
+    std::size_t count = 0;
+    for (std::size_t at = 0; at < text.size(); ++count) {
+      std::size_t const space = text.find(' ', at), end = text.find('\n', at);
+      names_[std::stoul(text.substr(at, space - at))].push_back(text.substr(space + 1, end - space - 1));
+      at = end + 1;
+    }
+    return count;
+  }
+
+  double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
+
+  plan_view plan_;
+  transport* line_;
+  std::vector<std::vector<std::string>> names_;  // of all trained parameters, by stage
+  std::size_t width_ = 0;
+  std::vector<double> mine_, all_;
+};
+
+}  // namespace chevron::detail
