@@ -1,3 +1,7 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
 #include <map>
 #include <optional>
 #include <string>
@@ -6,8 +10,11 @@
 
 #include <chevron/run/environment.hpp>
 #include <chevron/run/launch.hpp>
+#include <chevron/run/processes.hpp>
 
 #include <doctest/doctest.h>
+
+#include "again.hpp"
 
 using namespace chevron;
 
@@ -139,4 +146,25 @@ TEST_CASE("a layout must use every process") {
                        "--replicas equal to the number of processes",
                        usage_error);
   CHECK_THROWS_AS(job.place(0, 0), usage_error);
+}
+
+// Begun by the next one, in a process with one thread.
+TEST_CASE("ranks of which two never end" * doctest::skip()) {
+  rank_processes ranks;
+  int const rank = ranks.fork(3);
+  if (rank == 0) ::_exit(0);
+  if (rank > 0) {
+    for (;;) ::pause();
+  }
+  int const code = ranks.wait({.last = std::chrono::milliseconds(200)}, [&](int lost, std::string const& how) {
+    std::printf("rank %d %s\n", lost, how.c_str());
+    std::fflush(stdout);
+  });
+  ::_exit(code);
+}
+
+TEST_CASE("a rank that never ends is not waited for once another has") {
+  auto const end = again::started("ranks of which two never end", {}).wait();
+  CHECK(end.code == 4);
+  CHECK(end.output.find("rank 1 did not end within 200 ms after another had") != std::string::npos);
 }
