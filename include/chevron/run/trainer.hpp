@@ -27,6 +27,7 @@
 #include <chevron/run/preflight.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/tied.hpp>
+#include <chevron/run/trainer_options.hpp>
 #include <chevron/run/transport.hpp>
 
 /// \file
@@ -51,51 +52,6 @@ class runnable {
  private:
   std::shared_ptr<program const> kept_;
   program_view view_;
-};
-
-struct trainer_options {
-  double clip_grad_norm = 0;  ///< largest global gradient norm; 0: no clipping
-  not_finite when_not_finite = not_finite::stop;
-  std::function<double(long step)> learning_rate = {};  ///< by step, from 0; empty: as the optimizer has it
-  std::size_t bucket_bytes = std::size_t{25} << 20;     ///< gradients are summed over replicas in pieces of this size
-  std::uint64_t seed = 0;                               ///< of what stages draw at random: dropout … (random.hpp)
-  std::optional<at::ScalarType> autocast = {};          ///< run stages and loss under autocast to this: at::kBFloat16
-  std::optional<loss_scaling> scaling = {};             ///< multiply the loss before its backward: for half precision
-  over_replicas sums = over_replicas::mean;             ///< what becomes of the replicas' gradients
-  weigher weigh = {};                                   ///< what a microbatch counts (its tokens, say); empty: its samples
-  /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
-  /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
-  /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
-  bool post_validation = false;
-  /// Where this rank's stages are, and its batches go (parameters must be there already). Ranks of one process may share a
-  /// device.
-  at::Device device = at::kCPU;
-  /// Whether the two halves of a fused pair (DualPipeV) run beside each other: always on an accelerator, on its two streams; on
-  /// the CPU in two threads, which pays where a rank has two cores.
-  bool overlap_pairs = false;
-  /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp
-  /// on a GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
-  std::shared_ptr<graph_maker> graphs = {};
-  /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
-  int calm_steps = 10;
-};
-
-/// One step, the same on every rank except for `seconds`, `peak_in_flight`, `launched` and `memory`.
-struct step_report {
-  long step = -1;          ///< from 0; -1: none yet
-  double loss = 0;         ///< mean over all samples of all replicas
-  double grad_norm = 0;    ///< over all parameters of the model, before clipping
-  bool skipped = false;    ///< loss or gradient was not finite, nothing was changed
-  bool clipped = false;    ///< gradients were scaled down to `clip_grad_norm`
-  double loss_factor = 1;  ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
-  double learning_rate = 0;  ///< 0 on a rank without parameters if no schedule was given
-  double seconds = 0;        ///< as this rank saw it
-  std::int64_t samples = 0;  ///< over all replicas
-  double samples_per_second = 0;
-  double bubble = 0;           ///< measured: share of ranks × longest rank's time in which ranks did not compute
-  int peak_in_flight = 0;      ///< chunks, on this rank
-  bool launched = false;       ///< this rank's computations were launched as graphs
-  device_memory_use memory{};  ///< of this rank's device; 0 on the CPU
 };
 
 /// One rank's trainer. The same code drives threads and processes: build it on every rank with the same program, loss, optimizer
@@ -125,7 +81,7 @@ class trainer {
     if (p.plan.forward_only)
       throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
     if (!loss_) throw usage_error("a trainer needs a loss function");
-    check(options);
+    detail::check(options);
     build_stages(p, build);
     compare(line, lines(p, options));
 
@@ -287,19 +243,6 @@ class trainer {
     }
   }
 
-  static std::string scaling_in_words(loss_scaling const& s) {
-    return "from " + detail::plain(s.initial) + " between " + detail::plain(s.least) + " and " + detail::plain(s.most) + ", times " +
-           detail::plain(s.growth) + " after " + std::to_string(s.growth_interval) + " steps, times " + detail::plain(s.backoff) + " on overflow";
-  }
-
-  static void check(trainer_options const& options) {
-    if (!(options.clip_grad_norm >= 0)) {
-      throw usage_error("clip_grad_norm is " + detail::plain(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
-    }
-    if (options.calm_steps < 0) throw usage_error("calm_steps is " + std::to_string(options.calm_steps) + ": give a number of steps from 0");
-    if (options.scaling) loss_scale const acceptable(*options.scaling);
-  }
-
   void build_stages(program_view const& p, stage_builder const& build) {
     static std::mutex one_at_a_time;
     stages_.resize(static_cast<std::size_t>(p.plan.stages));
@@ -338,16 +281,7 @@ class trainer {
   preflight_lines lines(program_view const& p, trainer_options const& options) const {
     preflight_lines out = common_lines(*line_);
     out.add(p);
-    out.add("clip gradient norm", std::to_string(options.clip_grad_norm));
-    out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");
-    out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
-    out.add("bucket bytes", std::to_string(options.bucket_bytes));
-    out.add("seed", std::to_string(options.seed));
-    out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
-    out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
-    out.add("gradients over replicas", options.sums == over_replicas::mean ? "mean" : "sum");
-    out.add("microbatches count", options.weigh ? "what the caller weighs" : "their samples");
-    out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
+    detail::add(out, options);
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (stages_[s]) out.add(static_cast<int>(s), stages_[s], line_->where().replicas > 1);
     }
