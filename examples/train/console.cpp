@@ -192,7 +192,7 @@ metrics_file::metrics_file(std::string const& path, bool go_on) {
   file_ = std::fopen(path.c_str(), go_on ? "a" : "w");
   if (file_ == nullptr) {
     throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) +
-                      ". Remedy: a file in an existing folder that is writable");
+                      ". Remedy: a file in an existing folder that is writable, or none");
   }
 }
 metrics_file::~metrics_file() {

@@ -46,7 +46,8 @@ bool is_text(std::string_view bytes) {
 std::string read_file(fs::path const& path, std::int64_t most) {
   std::error_code fault;
   auto const size = fs::file_size(path, fault);
-  std::ifstream in(path, std::ios::binary);
+  std::ifstream in;
+  if (!fault) in.open(path, std::ios::binary);  // what has no size may be a pipe, whose writer would be waited for
   if (fault || !in) {
     throw usage_error("--data " + path.string() + " cannot be read: " + (fault ? fault.message() : std::strerror(errno)) +
                       ". Remedy: give files or folders that this user may read");

@@ -27,7 +27,7 @@ void check_file(char const* flag, std::string const& path) {
   std::FILE* const file = std::fopen(path.c_str(), "a");
   if (file == nullptr) {
     throw usage_error(std::string(flag) + " " + path + " cannot be written: " + std::strerror(errno) +
-                      ". Remedy: a file in an existing folder that is writable");
+                      ". Remedy: a file in an existing folder that is writable, or none");
   }
   std::fclose(file);
   if (!was_there) std::filesystem::remove(path, ignored);

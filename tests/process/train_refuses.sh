@@ -39,6 +39,9 @@ refuses 2 "Remedy: --layers 2 or more" --layers 1 --ranks 4
 refuses 2 "P=2, M=4, V=2: law shape" --chunks 2
 refuses 2 "law shape" --schedule ZBVZeroBubble --chunks 3
 refuses 2 "--data nowhere does not exist" --data nowhere
+mkfifo pipe
+refuses 2 "--data pipe cannot be read" --data pipe
+refuses 2 "--schedule ./pipe is not a file" --schedule ./pipe
 refuses 2 "holds no text" --data zeros.bin
 refuses 2 "holds nothing" --data empty
 refuses 2 "is too short: 13 bytes" --data short.txt
