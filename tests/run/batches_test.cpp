@@ -425,6 +425,37 @@ TEST_CASE("what cannot be weighed or cut says why") {
                        doctest::Contains("count nothing"), usage_error);
 }
 
+TEST_CASE("a microbatch may come to count nothing, and count again, under every transport") {
+  auto const counted = [](chevron::batch const& b) { return b.targets[0].ge(0).sum().item<double>(); };
+  auto const loss = [](at::Tensor out, at::Tensor target) { return at::cross_entropy_loss(out, target); };  // ignores -100
+  auto const parts_of = [](int step) {
+    std::vector<chevron::batch> parts;
+    for (int m = 0; m < 4; ++m) {
+      at::Tensor const target = m == step ? at::full({3}, -100, at::kLong) : at::arange(3) % width;
+      parts.push_back({{make_batch(3, 10 * step + m).input}, {target}});
+    }
+    return parts;
+  };
+  for (char const* name : {"1F1B", "ZBVZeroBubble"}) {
+    auto const program = chevron::lower(plan_of(name, 2, 4));
+    std::vector<double> losses[2];
+    auto const train_on = [&](transport& line, std::vector<double>& out) {
+      chevron::trainer train(program, line, build_stage, loss, sgd, {.weigh = counted});
+      for (int step = 0; step < 6; ++step) {  // in the first and the last two each counts
+        double const got = train.step(parts_of(step == 0 ? -1 : step - 1)).loss;
+        if (line.where().global_rank == 0) out.push_back(got);
+      }
+    };
+    complaints wrong;
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) { train_on(line, losses[0]); });
+    on_gloo(2, 1, std::chrono::milliseconds(20000), wrong, [&](transport& line) { train_on(line, losses[1]); });
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+    for (double const each : losses[0]) CHECK(std::isfinite(each));
+    CHECK(losses[0].size() == 6);
+    CHECK(losses[0] == losses[1]);
+  }
+}
+
 TEST_CASE("a rank with another batch than its pipeline gets no wrong rows: Gloo's ranks all end with an error") {
   auto const program = chevron::lower(plan_of("1F1B", 2, 2));
   for (std::int64_t const samples : {2, 6}) {
