@@ -8,7 +8,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -16,13 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as nn
 
-from beside_torch import TorchPipeline, on_torch_ranks, torch_classes
+from beside_torch import TorchPipeline, arguments, on_torch_ranks, torch_classes
 
 ranks, layers, width, heads, context, vocabulary = 2, 8, 256, 8, 128, 256
 micro_batches, micro_batch_size, steps, warm_up = 8, 4, 5, 1
-build = sys.argv[1] if len(sys.argv) > 1 else "build"
-rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-program, planner = (os.path.join(build, "bin", name) for name in ("chevron-train", "chevron-plan"))
+(program, planner), rounds = arguments(__doc__, "chevron-train", "chevron-plan")
 tokens = micro_batches * micro_batch_size * context
 
 

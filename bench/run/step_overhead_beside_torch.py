@@ -7,17 +7,14 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 
 import torch
 
-from beside_torch import TorchPipeline, on_torch_ranks, torch_classes
+from beside_torch import TorchPipeline, arguments, on_torch_ranks, torch_classes
 
 ranks, micro_batches, width, samples, steps, warm_up = 4, 8, 64, 4, 30, 3
-build = sys.argv[1] if len(sys.argv) > 1 else "build"
-rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-bench = os.path.join(build, "bin", "bench-step_overhead")
+(bench,), rounds = arguments(__doc__, "bench-step_overhead")
 ours_alone = ["LoopedBFS", "ZB-H1", "ZB-H2"]
 
 
