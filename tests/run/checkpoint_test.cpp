@@ -1,3 +1,4 @@
+#include "run/own_optimizer.hpp"
 #include "run/trained.hpp"
 
 #include <chevron/run/checkpoint.hpp>
@@ -508,20 +509,6 @@ TEST_CASE("gradients that wait for their step are in no checkpoint: it is refuse
     CHECK_THROWS_WITH_AS(run(), doctest::Contains("between accumulate() and its step()"), chevron::usage_error);
   }
 }
-
-namespace {
-
-/// Gradient descent that counts its steps where nobody sees it.
-struct own_optimizer : torch::optim::SGD {
-  using SGD::SGD;
-  int steps = 0;
-  at::Tensor step(LossClosure closure = nullptr) override {
-    for (auto& group : param_groups()) group.options().set_lr(0.1 / ++steps);
-    return SGD::step(std::move(closure));
-  }
-};
-
-}  // namespace
 
 TEST_CASE("an optimizer of one's own, or derived from a known one, is neither saved nor loaded, and training goes on") {
   auto const own = [](std::vector<at::Tensor> parameters) {

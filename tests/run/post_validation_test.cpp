@@ -1,4 +1,5 @@
 // timeout: 400
+#include "run/own_optimizer.hpp"
 #include "run/trained.hpp"
 
 #include <atomic>
@@ -467,20 +468,6 @@ TEST_CASE("with tied weights, dropout, recomputed stages and gradients accumulat
     }
   }
 }
-
-namespace {
-
-/// Gradient descent that counts its steps where nobody sees it.
-struct own_optimizer : torch::optim::SGD {
-  using SGD::SGD;
-  int steps = 0;
-  at::Tensor step(LossClosure closure = nullptr) override {
-    for (auto& group : param_groups()) group.options().set_lr(0.1 / ++steps);
-    return SGD::step(std::move(closure));
-  }
-};
-
-}  // namespace
 
 TEST_CASE("an optimizer that may keep more than is known is refused before the first step; without post-validation it trains") {
   auto const program = chevron::lower(plan_of("1F1B", 2, 2));
