@@ -30,9 +30,9 @@ namespace chevron {
 struct chunk_task {
   stage* owner = nullptr;
   surroundings around = {};
-  bool training = false;             ///< a backward will follow
-  bool differentiable = false;       ///< somebody wants the gradients of its inputs: not on stage 0
-  loss_function* loss = nullptr;     ///< the last stage's, or null
+  bool training = false;          ///< a backward will follow
+  bool differentiable = false;    ///< somebody wants the gradients of its inputs: not on stage 0
+  loss_function* loss = nullptr;  ///< the last stage's, or null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
 };
@@ -67,8 +67,9 @@ class chunk {
         loss = run(task, s, values);
         check_inputs(s, "it");
         if (extras != changes_of(task.around.extras)) {
-          throw usage_error("it changes what it takes from the batch in place, and so cannot be computed again from it: "
-                            "clone it first, or do without recompute()");
+          throw usage_error(
+              "it changes what it takes from the batch in place, and so cannot be computed again from it: "
+              "clone it first, or do without recompute()");
         }
       } else {
         loss = compute(task, s, values);
@@ -246,10 +247,10 @@ class chunk {
     return out;
   }
 
-  static void check_inputs(section const& s, std::string const& who) {
+  static void check_inputs(section const& s, char const* who) {
     for (std::size_t i = 0; i < s.inputs.size(); ++i) {
       if (s.inputs[i].defined() && static_cast<std::uint32_t>(s.inputs[i]._version()) != s.changes[i]) {
-        throw usage_error(who + " changes its input " + std::to_string(i) +
+        throw usage_error(std::string(who) + " changes its input " + std::to_string(i) +
                           " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
       }
     }

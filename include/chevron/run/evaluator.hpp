@@ -59,8 +59,9 @@ class evaluator {
   /// The same without extras.
   double loss(tensors const& inputs, tensors const& targets, double all = 0) { return loss(batch{inputs, targets}, all); }
 
-  /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put together
-  /// along dimension 0; of an output that is one number, there is one for each microbatch. An output that is undefined stays so.
+  /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put
+  /// together along dimension 0; of an output that is one number, there is one for each microbatch. An output that is undefined
+  /// stays so.
   tensors outputs(batch const& whole_batch) {
     owner_->settle();
     lanes::scope const here(*owner_->on());
@@ -97,7 +98,8 @@ class evaluator {
   }
 
   static at::Tensor together(tensors const& parts, std::size_t output) {
-    auto const defined = static_cast<std::size_t>(std::count_if(parts.begin(), parts.end(), [](at::Tensor const& t) { return t.defined(); }));
+    auto const defined =
+        static_cast<std::size_t>(std::count_if(parts.begin(), parts.end(), [](at::Tensor const& t) { return t.defined(); }));
     if (defined == 0) return {};
     try {
       if (defined < parts.size()) throw usage_error("some are undefined");

@@ -122,7 +122,9 @@ class stage_gradients {
     if (dtype == at::kBFloat16) return std::numeric_limits<c10::BFloat16>::max();
     return std::numeric_limits<double>::infinity();
   }
-  bool rounds_to_infinity(std::size_t i) const { return views_[i].to(trained_[i].value.scalar_type()).isinf().any().item<bool>(); }
+  bool rounds_to_infinity(std::size_t i) const {
+    return views_[i].to(trained_[i].value.scalar_type()).isinf().any().item<bool>();
+  }
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
 

@@ -14,7 +14,7 @@ namespace chevron {
 /// The factor follows what the gradients bear: down when one is not finite (that step is skipped), up after many that were.
 struct loss_scaling {
   double initial = 65536;
-  double growth = 2;           ///< powers of 2 change no bit of a gradient that stays in range
+  double growth = 2;  ///< powers of 2 change no bit of a gradient that stays in range
   double backoff = 0.5;
   int growth_interval = 2000;  ///< steps in a row without overflow
   double least = 1;            ///< an overflow with this factor is not the factor's fault
@@ -38,7 +38,8 @@ class loss_scale {
     };
     require(std::isfinite(how.least) && how.least > 0, "least factor", how.least, "a number above 0");
     require(std::isfinite(how.most) && how.most >= how.least, "largest factor", how.most, "a number from the least one");
-    require(how.initial >= how.least && how.initial <= how.most, "first factor", how.initial, "a number between the least and the largest");
+    require(how.initial >= how.least && how.initial <= how.most, "first factor", how.initial,
+            "a number between the least and the largest");
     require(std::isfinite(how.growth) && how.growth >= 1, "growth", how.growth, "a number from 1");
     require(how.backoff > 0 && how.backoff < 1, "backoff", how.backoff, "a number between 0 and 1");
     require(how.growth_interval > 0, "growth interval", how.growth_interval, "a number of steps from 1");

@@ -40,7 +40,8 @@ struct batch {
   std::vector<extra> extras = {};  ///< for stages that ask for them by name (`stage::takes`)
 };
 
-/// This memory with a count of in-place changes of its own: a stage may change a microbatch while others of the batch are under way.
+/// This memory with a count of in-place changes of its own: a stage may change a microbatch while others of the batch are under
+/// way.
 inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
 
 /// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these.
@@ -68,8 +69,7 @@ class split_batch {
       cut(whole.targets, range, p.data.targets);
       p.data.extras.clear();
       for (extra const& e : whole.extras) {
-        p.data.extras.push_back(
-            {e.name, counted_alone(e.whole ? e.value : e.value.narrow(0, range.first, range.count)), true});
+        p.data.extras.push_back({e.name, counted_alone(e.whole ? e.value : e.value.narrow(0, range.first, range.count)), true});
       }
       p.counts = static_cast<double>(range.count);
     }

@@ -21,9 +21,9 @@
 
 namespace chevron {
 
-/// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined ones included, and `number(name, value)` for each
-/// number, in a fixed order; `value` may be written to.
-/// \throws usage_error for a state that none of SGD, Adam, AdamW, RMSprop and Adagrad has
+/// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined ones included, and `number(name, value)` for
+/// each number, in a fixed order; `value` may be written to. \throws usage_error for a state that none of SGD, Adam, AdamW,
+/// RMSprop and Adagrad has
 template <class OnTensor, class OnNumber>
 void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, OnNumber&& number) {
   namespace optim = torch::optim;
@@ -47,19 +47,21 @@ void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, On
     return tensor("sum", s->sum());
   }
   throw usage_error(
-      "what this optimizer keeps for each parameter is not known here, so it can neither be undone nor saved. Remedy: SGD, Adam, AdamW, "
+      "what this optimizer keeps for each parameter is not known here, so it can neither be undone nor saved. Remedy: SGD, Adam, "
+      "AdamW, "
       "RMSprop or Adagrad of torch::optim, or neither post_validation nor checkpoints");
 }
 
 /// The tensors of a state, in their order, undefined ones included.
 inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState& state) {
   std::vector<at::Tensor> all;
-  visit_state(state, [&](char const*, at::Tensor& t) { all.push_back(t); }, [](char const*, auto&) {});
+  visit_state(
+      state, [&](char const*, at::Tensor& t) { all.push_back(t); }, [](char const*, auto&) {});
   return all;
 }
 
-/// An optimizer's kind, as torch spells it; empty for one that is not known here, also for one derived from a known one: what it keeps
-/// besides nobody can say.
+/// An optimizer's kind, as torch spells it; empty for one that is not known here, also for one derived from a known one: what it
+/// keeps besides nobody can say.
 inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
   namespace optim = torch::optim;
   std::type_info const& type = typeid(optimizer);

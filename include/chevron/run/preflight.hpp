@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +11,7 @@
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/fingerprint.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/version.hpp>
@@ -53,21 +53,9 @@ inline std::uint64_t fingerprint(program_view const& program) {
 /// A number that stands for a tensor's values, bit for bit.
 inline std::uint64_t fingerprint(at::Tensor const& t) {
   at::Tensor const dense = t.detach().cpu().contiguous();
-  auto const* const bytes = static_cast<unsigned char const*>(dense.const_data_ptr());
-  std::size_t const size = dense.nbytes();
-  std::uint64_t hash = 14695981039346656037u;
-  auto const mix = [&hash](std::uint64_t word) {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 29;
-  };
-  std::size_t at = 0;
-  for (; at + 8 <= size; at += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + at, 8);
-    mix(word);
-  }
-  for (; at < size; ++at) mix(bytes[at]);
-  return hash;
+  detail::byte_fingerprint bytes;
+  bytes.add(dense.const_data_ptr(), dense.nbytes());
+  return bytes.value();
 }
 
 /// What a rank brings to the comparison: named values. Ranks that give the same name must give the same value.

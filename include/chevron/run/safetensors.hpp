@@ -26,6 +26,7 @@
 #include <nlohmann/json.hpp>
 
 #include <chevron/run/error.hpp>
+#include <chevron/run/fingerprint.hpp>
 
 /// \file
 /// Tensors in files: the safetensors format (8 bytes of length, a JSON header, the tensors' bytes one after another), which
@@ -42,10 +43,9 @@ struct stored_dtype {
   at::ScalarType type;
   char const* name;
 };
-inline constexpr stored_dtype stored_dtypes[] = {{at::kDouble, "F64"}, {at::kFloat, "F32"},   {at::kHalf, "F16"},
-                                                 {at::kBFloat16, "BF16"}, {at::kLong, "I64"}, {at::kInt, "I32"},
-                                                 {at::kShort, "I16"},  {at::kChar, "I8"},     {at::kByte, "U8"},
-                                                 {at::kBool, "BOOL"}};
+inline constexpr stored_dtype stored_dtypes[] = {
+    {at::kDouble, "F64"}, {at::kFloat, "F32"}, {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kLong, "I64"},
+    {at::kInt, "I32"},    {at::kShort, "I16"}, {at::kChar, "I8"},  {at::kByte, "U8"},       {at::kBool, "BOOL"}};
 
 [[noreturn]] inline void refuse_file(std::filesystem::path const& file, std::string const& why) {
   throw checkpoint_error(file.string() + ": " + why);
@@ -63,7 +63,8 @@ class no_size_signal {
   ~no_size_signal() {
     if (sigismember(&before_, SIGXFSZ) == 1) return;
     timespec const at_once{};
-    while (::sigtimedwait(&only_, nullptr, &at_once) > 0) {}
+    while (::sigtimedwait(&only_, nullptr, &at_once) > 0) {
+    }
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
   no_size_signal(no_size_signal const&) = delete;
@@ -73,49 +74,8 @@ class no_size_signal {
   sigset_t only_, before_;
 };
 
-/// A number for a row of bytes, however it is handed over. A single word that changes always changes it.
-class byte_fingerprint {
- public:
-  void add(void const* bytes, std::size_t count) {
-    auto const* from = static_cast<unsigned char const*>(bytes);
-    size_ += count;
-    for (; filled_ > 0 && count > 0; --count) one(*from++);
-    for (; count >= 8; count -= 8, from += 8) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, from, 8);
-      mix(word);
-    }
-    for (; count > 0; --count) one(*from++);
-  }
-  /// As 16 hexadecimal digits.
-  std::string text() const {
-    byte_fingerprint end = *this;
-    end.mix(end.word_);
-    end.mix(size_);
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(end.hash_));
-    return digits;
-  }
-
- private:
-  void one(unsigned char byte) {
-    word_ |= static_cast<std::uint64_t>(byte) << (8 * filled_);
-    if (++filled_ < 8) return;
-    mix(word_);
-    word_ = 0;
-    filled_ = 0;
-  }
-  void mix(std::uint64_t word) {
-    hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15u;
-    hash_ ^= hash_ >> 29;
-  }
-
-  std::uint64_t hash_ = 14695981039346656037u, word_ = 0, size_ = 0;
-  int filled_ = 0;  // bytes in word_
-};
-
-/// A file that is written under a name which nobody else uses, here or in another job, and brought to the disk. It gets its own name
-/// later, at once; if it never does, it goes.
+/// A file that is written under a name which nobody else uses, here or in another job, and brought to the disk. It gets its own
+/// name later, at once; if it never does, it goes.
 class unnamed_file {
  public:
   /// \param write called with a function that takes bytes and their number
@@ -133,7 +93,9 @@ class unnamed_file {
         sum_.add(bytes, count);
       });
       out.close();
-      if (!out) refuse_file(file_, std::string("cannot be written: ") + std::strerror(errno) + ". Remedy: make room, or choose another folder");
+      if (!out)
+        refuse_file(file_,
+                    std::string("cannot be written: ") + std::strerror(errno) + ". Remedy: make room, or choose another folder");
       int const opened = ::open(partial_.c_str(), O_RDONLY);
       bool const kept = opened >= 0 && ::fsync(opened) == 0;
       int const fault = errno;
@@ -192,7 +154,9 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named
   for (auto const& [name, value] : all) {
     char const* dtype = nullptr;
     for (auto const& known : stored_dtypes) dtype = known.type == value.scalar_type() ? known.name : dtype;
-    if (dtype == nullptr) refuse_file(file, name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(value.scalar_type())));
+    if (dtype == nullptr)
+      refuse_file(file,
+                  name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(value.scalar_type())));
     if (header.contains(name)) refuse_file(file, "two tensors are called " + name);
     std::uint64_t const bytes = value.nbytes();
     header[name] = {{"dtype", dtype}, {"shape", value.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
@@ -202,7 +166,8 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named
   text.resize((text.size() + 7) / 8 * 8, ' ');
   return {file, [&](auto const& write) {
             unsigned char length[8];
-            for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> (8 * i));
+            for (int i = 0; i < 8; ++i)
+              length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> (8 * i));
             write(length, 8);
             write(text.data(), text.size());
             for (auto const& [name, value] : all) {
@@ -284,7 +249,9 @@ class safetensors_file {
   }
 
   stored entry_of(std::string const& name, nlohmann::json const& about, std::uint64_t data_size) const {
-    auto const bad = [&](char const* what) { detail::refuse_file(path_, "its header does not describe its bytes: " + name + " " + what); };
+    auto const bad = [&](char const* what) {
+      detail::refuse_file(path_, "its header does not describe its bytes: " + name + " " + what);
+    };
     stored out{};
     if (!about.is_object() || !about.contains("dtype") || !about["dtype"].is_string()) bad("has no dtype");
     bool known = false;
