@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
@@ -25,20 +26,19 @@ constexpr double layer_bytes = 4.0 * rows_of_one * width;
 /// Of the rank on the GPU tensors come from main memory and go back there, so that no other rank has any on it.
 chevron::stage build_stage(int number, int stages, at::Device device) {
   std::vector<torch::nn::Linear> all;
-  std::vector<chevron::parameter> parameters;
+  torch::nn::ModuleList all_of_stage;
   for (int layer = number * layers / stages; layer < (number + 1) * layers / stages; ++layer) {
     at::manual_seed(100 + layer);
     torch::nn::Linear& made = all.emplace_back(width, width);
     made->to(device);
-    chevron::append_parameters(parameters, std::to_string(layer) + ".", made);
+    all_of_stage->push_back(made);
   }
   return chevron::stage(
-      [all, device, last = number == stages - 1](at::Tensor const& came) mutable {
+      all_of_stage, [all, device, last = number == stages - 1](at::Tensor const& came) mutable {
         at::Tensor x = came.to(device);
         for (auto& layer : all) x = layer->forward(x).tanh();
         return last ? x : x.cpu();
-      },
-      parameters);
+      });
 }
 
 /// Rank 0's on a GPU, the other ranks being on the CPU.

@@ -67,10 +67,8 @@ TEST_CASE("activations alive on a rank: the most at a time is what the plan says
             auto& here = saved[static_cast<std::size_t>(line.where().pipeline_rank())];
             auto const build = [&](int) -> chevron::stage {
               torch::nn::Linear layer(width, width);
-              std::vector<chevron::parameter> parameters;
-              chevron::append_parameters(parameters, "", layer);
               // The layer saves its input for the gradient of its weight: from F until B or W.
-              chevron::stage made([layer, &here](at::Tensor x) mutable { return layer(counted::apply(x, &here)); }, parameters);
+              chevron::stage made(layer, [layer, &here](at::Tensor x) mutable { return layer(counted::apply(x, &here)); });
               return made.recompute(recompute);
             };
             chevron::trainer train(chevron::lower(plan), line, build, mean_square, sgd);
@@ -115,15 +113,12 @@ TEST_CASE("outputs are let go once the next stage has used them") {
       std::function<void()> mine = look;
       auto const build = [&](int s) -> chevron::stage {
         torch::nn::Linear layer(width, width);
-        std::vector<chevron::parameter> parameters;
-        chevron::append_parameters(parameters, "", layer);
         if (s == 0) {
-          return {[layer, &mine, &outputs](at::Tensor x) mutable {
+          return {layer, [layer, &mine, &outputs](at::Tensor x) mutable {
                     return counted::apply(on_backward::apply(layer(x), &mine), &outputs);
-                  },
-                  parameters};
+                  }};
         }
-        return {[layer](at::Tensor x) mutable { return layer(x.clone()); }, parameters};
+        return {layer, [layer](at::Tensor x) mutable { return layer(x.clone()); }};
       };
       chevron::trainer train(chevron::lower(plan), line, build, mean_square, sgd);
       train.step({data.input}, {data.target});

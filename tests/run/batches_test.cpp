@@ -364,17 +364,14 @@ TEST_CASE("each accumulated batch draws its own random numbers") {
   std::vector<std::vector<float>> masks;
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
     auto const build = [&](int s) -> chevron::stage {
-      std::vector<chevron::parameter> parameters;
       torch::nn::Linear layer(width, width);
-      chevron::append_parameters(parameters, "", layer);
       return chevron::stage(
-          [&, layer, s](at::Tensor x) mutable {
+          layer, [&, layer, s](at::Tensor x) mutable {
             auto const mask = at::rand({1, 8});
             std::lock_guard const hold(mutex);
             if (s == 0) masks.push_back({mask.data_ptr<float>(), mask.data_ptr<float>() + 8});
             return layer(x);
-          },
-          parameters);
+          });
     };
     chevron::trainer train(chevron::lower(plan), line, build, mean_square, sgd);
     for (int step = 0; step < 2; ++step) {

@@ -421,14 +421,10 @@ TEST_CASE("with tied weights, dropout, recomputed stages and gradients accumulat
               auto const build = [&](int s) {
                 at::manual_seed(300 + s);
                 torch::nn::Linear layer(width, width);
-                std::vector<chevron::parameter> parameters;
-                chevron::append_parameters(parameters, "", layer);
-                chevron::stage made(
-                    [layer, forwards = &out.forwards](at::Tensor x) mutable {
-                      ++*forwards;
-                      return at::dropout(layer(x).tanh(), 0.2, true);
-                    },
-                    parameters);
+                chevron::stage made(layer, [layer, forwards = &out.forwards](at::Tensor x) mutable {
+                  ++*forwards;
+                  return at::dropout(layer(x).tanh(), 0.2, true);
+                });
                 if (s == 0 || s + 1 == plan.stages) made.tie("weight", "shared");
                 return made.recompute(s % 2 == 1);
               };
@@ -509,8 +505,9 @@ TEST_CASE("half precision, a scaled loss, gradients accumulated, replicas, param
       in->to(s == 0 ? at::kHalf : at::kBFloat16);
       if (s == 0) out->bias.set_requires_grad(false);
       std::vector<chevron::parameter> parameters;
-      chevron::append_parameters(parameters, "in.", in);
-      chevron::append_parameters(parameters, "out.", out);
+      for (auto const& [where, layer] : {std::pair("in.", in), std::pair("out.", out)}) {
+        for (auto const& p : layer->named_parameters()) parameters.push_back({where + p.key(), p.value()});
+      }
       return {[in, out](at::Tensor x) mutable {
                 return out(in(x.to(in->weight.scalar_type())).to(at::kFloat).tanh());
               },

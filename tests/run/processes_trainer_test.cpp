@@ -29,8 +29,6 @@ builder mixed_builder(int stages) {
       [=](int s) -> chevron::stage {
         at::manual_seed(300 + s);
         torch::nn::Linear layer(width, width);
-        std::vector<chevron::parameter> parameters;
-        chevron::append_parameters(parameters, "", layer);
         auto hidden = [=](at::Tensor const& x, at::Tensor const& mask) mutable {
           return at::dropout(layer(x).tanh().masked_fill(mask, 0.5), 0.2, true);
         };
@@ -44,9 +42,9 @@ builder mixed_builder(int stages) {
         auto const last = [=](at::Tensor x, at::Tensor, at::Tensor id, at::Tensor skip, at::Tensor mask) mutable {
           return hidden(x, mask) * id + skip;
         };
-        chevron::stage made = s == 0           ? chevron::stage(first, parameters)
-                              : s + 1 < stages ? chevron::stage(middle, parameters)
-                                               : chevron::stage(last, parameters);
+        chevron::stage made = s == 0           ? chevron::stage(layer, first)
+                              : s + 1 < stages ? chevron::stage(layer, middle)
+                                               : chevron::stage(layer, last);
         if (s == 0 || s + 1 == stages) made.tie("weight", "shared");
         return made.takes({"mask"}).recompute(s % 2 == 1);
       },

@@ -156,15 +156,12 @@ TEST_CASE("the forward of a recomputed stage runs twice, also where I and W are 
       std::vector<std::atomic<int>> calls(static_cast<std::size_t>(plan.stages));
       chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
         auto const build = [&](int s) {
-          std::vector<chevron::parameter> parameters;
           torch::nn::Linear layer(width, width);
-          chevron::append_parameters(parameters, "", layer);
           chevron::stage made(
-              [&calls, layer, s](at::Tensor x) mutable {
+              layer, [&calls, layer, s](at::Tensor x) mutable {
                 ++calls[static_cast<std::size_t>(s)];
                 return layer(x);
-              },
-              parameters);
+              });
           made.recompute(on);
           return made;
         };
@@ -270,9 +267,7 @@ TEST_CASE("a stage that changes its input in place is refused, with the remedy")
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
       auto const build = [&](int s) {
         torch::nn::Linear layer(width, width);
-        std::vector<chevron::parameter> parameters;
-        chevron::append_parameters(parameters, "", layer);
-        chevron::stage made([layer, s](at::Tensor x) mutable { return layer(s == 1 ? x.mul_(2) : x); }, parameters);
+        chevron::stage made(layer, [layer, s](at::Tensor x) mutable { return layer(s == 1 ? x.mul_(2) : x); });
         return made.recompute(recompute);
       };
       chevron::trainer train(chevron::lower(plan_of("1F1B", 2, 2)), line, build, mean_square, sgd);
@@ -290,16 +285,13 @@ TEST_CASE("nor may what it was computed from be changed later, or what it takes 
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& line) {
       auto const build = [&](int s) -> chevron::stage {
         torch::nn::Linear layer(width, width);
-        std::vector<chevron::parameter> parameters;
-        chevron::append_parameters(parameters, "", layer);
         if (!passed_on) {
           chevron::stage made(
-              [layer, s](at::Tensor x, at::Tensor factor) mutable { return layer(x) * (s == 1 ? factor.mul_(2) : factor).clone(); },
-              parameters);
+              layer, [layer, s](at::Tensor x, at::Tensor factor) mutable { return layer(x) * (s == 1 ? factor.mul_(2) : factor).clone(); });
           return made.takes({"factor"}).recompute(recompute);
         }
-        if (s == 1) return {[layer](at::Tensor x, at::Tensor y) mutable { return layer(x) + y.mul_(2); }, parameters};
-        chevron::stage made([layer](at::Tensor x) mutable { return std::make_tuple(layer(x.clone()), x); }, parameters);
+        if (s == 1) return {layer, [layer](at::Tensor x, at::Tensor y) mutable { return layer(x) + y.mul_(2); }};
+        chevron::stage made(layer, [layer](at::Tensor x) mutable { return std::make_tuple(layer(x.clone()), x); });
         return made.recompute(recompute);
       };
       chevron::trainer train(chevron::lower(plan_of("1F1B", 2, 2)), line, build, mean_square, sgd);

@@ -28,9 +28,7 @@ layers make_layers(int count, int seed) {
 /// A callable with the parameters of one layer.
 template <class Callable>
 chevron::stage with_layer(torch::nn::Linear layer, Callable call) {
-  std::vector<chevron::parameter> parameters;
-  chevron::append_parameters(parameters, "", layer);
-  return {std::move(call), std::move(parameters)};
+  return {layer, std::move(call)};
 }
 
 /// Runs one step by plain autograd: `forward(first sample, count)` gives a microbatch's loss.

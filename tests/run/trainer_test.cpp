@@ -142,12 +142,10 @@ TEST_CASE("a failing rank is named to all others at once") {
           if (s != failing) return build_stage(s);
           auto calls = std::make_shared<int>(0);
           torch::nn::Linear inner(width, width);
-          std::vector<chevron::parameter> parameters;
-          chevron::append_parameters(parameters, "inner.", inner);
-          return chevron::stage([inner, calls](at::Tensor x) mutable {
+          return chevron::stage(inner, [inner, calls](at::Tensor x) mutable {
             if (++*calls == 7) x = x.view({-1, 5});  // the third microbatch of the second step
             return inner(x);
-          }, parameters);
+          });
         };
         chevron::trainer train(program, line, build, mean_square, sgd);
         try {
@@ -261,12 +259,10 @@ TEST_CASE("several tensors, integers and unused outputs cross between stages") {
   complaints wrong;
   chevron::run_threads({.pipeline_ranks = 3, .rendezvous = true}, [&](transport& line) {
     auto const build = [&](int s) -> chevron::stage {
-      std::vector<chevron::parameter> parameters;
       auto layer = layers[static_cast<std::size_t>(s)];
-      chevron::append_parameters(parameters, "", layer);
-      if (s == 0) return {[=](at::Tensor x, at::Tensor id) mutable { return first(layer, x, id); }, parameters};
-      if (s == 1) return {[=](at::Tensor h, at::Tensor id, at::Tensor a, at::Tensor b) mutable { return second(layer, h, id, a, b); }, parameters};
-      return {[=](at::Tensor h, at::Tensor skip, at::Tensor id) mutable { return third(layer, h, skip, id); }, parameters};
+      if (s == 0) return {layer, [=](at::Tensor x, at::Tensor id) mutable { return first(layer, x, id); }};
+      if (s == 1) return {layer, [=](at::Tensor h, at::Tensor id, at::Tensor a, at::Tensor b) mutable { return second(layer, h, id, a, b); }};
+      return {layer, [=](at::Tensor h, at::Tensor skip, at::Tensor id) mutable { return third(layer, h, skip, id); }};
     };
     chevron::trainer train(program, line, build, mean_square, sgd);
     train.step({data.input, ids}, {data.target});
@@ -301,9 +297,8 @@ TEST_CASE("stages with nothing to train: no parameters, or frozen ones") {
       chevron::run_threads({.pipeline_ranks = 3}, [&](transport& line) {
         auto const build = [&](int s) -> chevron::stage {
           auto layer = layers[static_cast<std::size_t>(s)];
-          std::vector<chevron::parameter> parameters;
-          if (s != idle || idle == 1) chevron::append_parameters(parameters, "", layer);
-          return {[layer](at::Tensor x) mutable { return layer(x).sin(); }, parameters};
+          auto const forward = [layer](at::Tensor x) mutable { return layer(x).sin(); };
+          return s != idle || idle == 1 ? chevron::stage(layer, forward) : chevron::stage(forward);
         };
         chevron::trainer train(chevron::lower(plan_of(name, 3, 3)), line, build, mean_square, adamw);
         auto const r = line.where().pipeline_rank();

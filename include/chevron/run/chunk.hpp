@@ -210,8 +210,8 @@ class chunk {
         std::string sizes;
         for (std::int64_t const n : leaf.sizes()) sizes += (sizes.empty() ? "" : ", ") + std::to_string(n);
         throw usage_error("it uses a parameter of sizes [" + sizes +
-                          "] that it does not list, and that would not be trained: give it to the stage with its callable "
-                          "(append_parameters), or let it need no gradient");
+                          "] that it does not list, and that would not be trained: give the stage its module, too, "
+                          "chevron::stage(module, callable), or let it need no gradient");
       }
       if (s.examined == 1) s.strangers.emplace_back(leaf.getIntrusivePtr());
     }

@@ -25,8 +25,8 @@
 
 namespace chevron {
 
-/// Runs a forward-only program over a trainer's stages, between its steps. No graph is built, and modules are switched to
-/// evaluation meanwhile. Every rank makes the same calls; the trainer must outlive this.
+/// Runs a forward-only program over a trainer's stages, between its steps. No graph is built, and modules are in evaluation
+/// meanwhile. Every rank makes the same calls; the trainer must outlive this.
 ///
 ///     chevron::evaluator evaluate(chevron::lower(chevron::forward_part(plan)), train);
 class evaluator {
@@ -133,10 +133,9 @@ class evaluator {
   }
 
   void run(executor& with) {
-    for (stage& s : owner_->stages()) s.training(false);
+    evaluation_scope const modules(owner_->stages());
     owner_->take_turn(with, batch_);
     with.run(batch_, owner_->next_step());
-    for (stage& s : owner_->stages()) s.training(true);
   }
 
   runnable program_;

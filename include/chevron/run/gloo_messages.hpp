@@ -82,6 +82,8 @@ class gloo_messages {
     if (!first && !fits(slot.values, known->second.shapes)) {
       refuse(mine, known->second.shapes, shapes_of(slot.values));
     }
+    auto const shapes = first ? shapes_of(slot.values) : message_shapes{};
+    for (auto& value : slot.values) value = packed(value);
     if (!first && known->second.near.place != nullptr) {
       near_->hand_over(known->second.near, slot.values, mine, [&] { take_what_came(); });
       slot.values.clear();
@@ -93,7 +95,7 @@ class gloo_messages {
       for (auto& value : slot.values) {
         if (value.defined()) value = value.clone();
       }
-      send_header(slot, agreed_.emplace(tag, agree(slot)).first->second, tag);
+      send_header(slot, agreed_.emplace(tag, agree(slot, shapes)).first->second, tag);
     }
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
     if (first) {
@@ -112,6 +114,7 @@ class gloo_messages {
     slot.comes = nullptr;
     auto const known = agreed_.find(slot.tag);
     slot.header_comes = known == agreed_.end();
+    slot.agreed = slot.header_comes ? nullptr : &known->second;
     if (slot.header_comes) {
       slot.header = at::empty({header_words + 1}, at::kLong);
       slot.header_work = post_one(slot.about, slot.header, slot.tag, 0);
@@ -140,7 +143,7 @@ class gloo_messages {
       post_values(slot, shapes);
       agreement agreed{.shapes = std::move(shapes)};
       if (near_ != nullptr) agreed.near = near_->from(slot.about.peer, slot.values, place);
-      agreed_.emplace(slot.tag, std::move(agreed));
+      slot.agreed = &agreed_.emplace(slot.tag, std::move(agreed)).first->second;
     }
     if (slot.comes != nullptr) {
       near_->wait_for(slot.comes->near, slot.number, slot.about);
@@ -148,6 +151,7 @@ class gloo_messages {
     }
     for (auto& work : slot.works) waits_.work(*work, slot.about);
     slot.works.clear();
+    lay_out(slot.values, slot.agreed->shapes);
     return slot.values;
   }
 
@@ -180,6 +184,7 @@ class gloo_messages {
     bool header_comes = false;
     at::Tensor header;
     work_ptr header_work;
+    agreement const* agreed = nullptr;  // null until the header has come
     agreement const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
     std::uint64_t number = 0;
     std::vector<work_ptr> works;
@@ -189,8 +194,8 @@ class gloo_messages {
   awaited message(int peer, action what) const { return {.peer = layout_.global_of(peer), .what = what, .step = step_}; }
 
   /// As the sender: decides how this message goes from its second time on.
-  agreement agree(outgoing const& slot) {
-    agreement out{.shapes = shapes_of(slot.values)};
+  agreement agree(outgoing const& slot, message_shapes const& shapes) {
+    agreement out{.shapes = shapes};
     if (near_ != nullptr) out.near = near_->to(slot.about.peer, slot.values);
     return out;
   }
@@ -217,13 +222,13 @@ class gloo_messages {
 
   void send(outgoing& slot, at::Tensor& value, std::uint32_t tag, std::size_t index) {
     if (!value.defined() || value.numel() == 0) return;
-    std::vector<at::Tensor> list{value};
+    std::vector<at::Tensor> list{as_row(value)};
     slot.works.push_back(
         waits_.posting(slot.about, [&] { return world_->send(list, slot.about.peer, tag_of_tensor(tag, index)); }));
   }
 
   work_ptr post_one(awaited const& about, at::Tensor& value, std::uint32_t tag, std::size_t index) {
-    std::vector<at::Tensor> list{value};
+    std::vector<at::Tensor> list{as_row(value)};
     return waits_.posting(about, [&] { return world_->recv(list, about.peer, tag_of_tensor(tag, index)); });
   }
 

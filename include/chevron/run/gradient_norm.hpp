@@ -36,7 +36,7 @@ inline at::Tensor squared_norm(at::Tensor const& gradient) {
 
 /// The same as a number.
 inline double sum_of_squares(at::Tensor const& gradient) {
-  if (gradient.is_cpu() && gradient.is_contiguous()) {
+  if (gradient.is_cpu() && gradient.is_non_overlapping_and_dense()) {
     if (gradient.scalar_type() == at::kFloat) return detail::sum_of_squares(gradient.const_data_ptr<float>(), gradient.numel());
     if (gradient.scalar_type() == at::kDouble) return detail::sum_of_squares(gradient.const_data_ptr<double>(), gradient.numel());
   }

@@ -58,8 +58,7 @@ class stage_gradients {
         buckets_.push_back(f.memory.narrow(0, at, std::min(most, f.elements - at)));
     }
     for (std::size_t i = 0; i < trained_.size(); ++i) {
-      at::Tensor const& p = trained_[i].value;
-      views_.push_back(flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, p.numel()).view(p.sizes()));
+      views_.push_back(view_for(trained_[i].value, flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel())));
     }
     zero();
   }
@@ -172,6 +171,11 @@ class stage_gradients {
     std::size_t flat;
     std::int64_t offset;
   };
+
+  /// With the parameter's own strides, as autograd has it: kernels choose their ways by them.
+  static at::Tensor view_for(at::Tensor const& p, at::Tensor const& row) {
+    return p.is_non_overlapping_and_dense() ? row.as_strided(p.sizes(), p.strides()) : row.view(p.sizes());
+  }
 
   parameter* held(at::Tensor const& p) {
     auto const found = std::find_if(trained_.begin(), trained_.end(), [&](parameter const& t) { return t.value.is_same(p); });

@@ -38,7 +38,15 @@ class handover {
     ready_->block(stream);
     for (at::Tensor& value : values) {
       if (!value.defined() || value.is_cpu()) continue;
-      if (value.device() != here) value = value.to(here, /*non_blocking=*/true);
+      if (value.device() == here) {
+        value.record_stream(stream);
+        continue;
+      }
+      // The copy is put on the current stream of the device that it reads from: the allocator there must not give that memory
+      // away before it.
+      at::Tensor const source = value;
+      value = source.to(here, /*non_blocking=*/true);
+      source.record_stream(device.getStream(source.device()));
       value.record_stream(stream);
     }
     ready_.reset();

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <chevron/plan/action.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/failure.hpp>
+#include <chevron/run/tensor_strides.hpp>
 #include <chevron/run/watch.hpp>
 
 /// \file
@@ -19,7 +20,8 @@
 
 namespace chevron::detail {
 
-/// [numbers in all, tensors, then for each: dtype, dimensions, sizes…]: what both sides of a message keep of its first time.
+/// [numbers in all, tensors, then for each: dtype, dimensions, sizes…, strides…]: what both sides of a message keep of its first
+/// time.
 using message_shapes = std::vector<std::int64_t>;
 
 /// No message has this tag: microbatches stay below 65535.
@@ -57,18 +59,19 @@ inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
   return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
 }
 
-/// Dense, contiguous, on the device `here`; the caller's own memory whenever it is so already. An undefined tensor stays one.
+/// A tensor as it is sent: on the device `here`, its bytes being its values. An undefined tensor stays one.
 /// \param who the transport, for its error
 inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Device here, char const* who) {
   if (!value.defined()) return value;
-  if (value.device() != here || value.layout() != at::kStrided) {
+  if (value.device() != here || value.layout() != at::kStrided || value.is_nested()) {
     throw usage_error(mine.action_text() + ": " + who + " sends dense tensors " +
                       (here.is_cpu() ? "in main memory" : "on " + here.str()) + ", not " +
-                      (value.device() == here ? "a sparse one" : "one on " + value.device().str()) + ". Remedy: " +
-                      (here.is_cpu() ? ".cpu()" : ".to() that device") + ", or another transport");
+                      (value.device() != here ? "one on " + value.device().str() : value.is_nested() ? "a nested one" : "a sparse one") +
+                      ". Remedy: " + (here.is_cpu() ? ".cpu()" : ".to() that device") + ", or another transport");
   }
-  if (!value.requires_grad() && value.is_contiguous()) return value;
-  return value.detach().contiguous();
+  if (value._is_zerotensor()) return at::zeros(value.sizes(), value.options());
+  bool const as_it_is = !value.requires_grad() && !value.is_conj() && !value.is_neg();
+  return as_it_is ? value : value.detach().resolve_conj().resolve_neg();
 }
 
 inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
@@ -76,62 +79,89 @@ inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   for (auto const& value : values) {
     out.push_back(static_cast<std::int64_t>(value.scalar_type()));  // Undefined is one, too
     out.push_back(value.defined() ? value.dim() : 0);
-    if (value.defined()) out.insert(out.end(), value.sizes().begin(), value.sizes().end());
+    if (!value.defined()) continue;
+    out.insert(out.end(), value.sizes().begin(), value.sizes().end());
+    auto const strides = told_strides(value);
+    out.insert(out.end(), strides.begin(), strides.end());
   }
   out[0] = static_cast<std::int64_t>(out.size());
   return out;
 }
 
-/// Memory on the device `here` for a message of these shapes, in what `values` has as far as it will do.
+/// One tensor of a message, as its shapes tell it.
+struct told_tensor {
+  at::ScalarType type = at::ScalarType::Undefined;
+  at::IntArrayRef sizes, strides;
+};
+
+/// Calls `see(i, told)` for each tensor of a message.
+template <class See>
+void for_each_told(message_shapes const& shapes, See const& see) {
+  std::size_t at = 2;
+  for (std::int64_t i = 0; i < shapes[1]; ++i) {
+    auto const dimensions = static_cast<std::size_t>(shapes[at + 1]);
+    auto const* const sizes = shapes.data() + at + 2;
+    see(static_cast<std::size_t>(i),
+        told_tensor{static_cast<at::ScalarType>(shapes[at]), {sizes, dimensions}, {sizes + dimensions, dimensions}});
+    at += 2 + 2 * dimensions;
+  }
+}
+
+/// Memory on the device `here` for the bytes of a message of these shapes, in what `values` has as far as it will do.
 inline void make_room(std::vector<at::Tensor>& values, message_shapes const& shapes, at::Device here) {
   values.resize(static_cast<std::size_t>(shapes[1]));
-  std::size_t at = 2;
-  for (at::Tensor& value : values) {
-    auto const type = static_cast<at::ScalarType>(shapes[at]);
-    at::IntArrayRef const sizes(shapes.data() + at + 2, static_cast<std::size_t>(shapes[at + 1]));
-    at += 2 + sizes.size();
-    if (type == at::ScalarType::Undefined) {
+  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
+    at::Tensor& value = values[i];
+    if (told.type == at::ScalarType::Undefined) {
       value = at::Tensor();
-      continue;
+      return;
     }
     // Memory that the caller still holds (a graph does) is not written again.
     bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
-                          value.scalar_type() == type && value.sizes() == sizes;
-    if (!reusable) value = at::empty(sizes, at::TensorOptions().dtype(type).device(here));
-  }
+                          value.scalar_type() == told.type && value.sizes() == told.sizes && value.strides() == told.strides;
+    if (!reusable) value = room_for(told.sizes, told.strides, at::TensorOptions().dtype(told.type).device(here));
+  });
+}
+
+/// Gives what has come into `make_room`'s memory the strides that it was sent with.
+inline void lay_out(std::vector<at::Tensor>& values, message_shapes const& shapes) {
+  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
+    at::Tensor& value = values[i];
+    if (value.defined() && (value.strides() != told.strides || value.sizes() != told.sizes))
+      value = laid_out(value, told.sizes, told.strides);
+  });
 }
 
 inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& shapes) {
   if (shapes[1] != static_cast<std::int64_t>(values.size())) return false;
-  std::size_t at = 2;
-  for (auto const& value : values) {
-    if (shapes[at] != static_cast<std::int64_t>(value.scalar_type())) return false;
-    if (shapes[at + 1] != (value.defined() ? value.dim() : 0)) return false;
-    at += 2;
-    if (!value.defined()) continue;
-    if (!std::equal(value.sizes().begin(), value.sizes().end(), shapes.begin() + static_cast<std::ptrdiff_t>(at))) return false;
-    at += value.sizes().size();
-  }
-  return true;
+  bool all = true;
+  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
+    at::Tensor const& value = values[i];
+    all = all && value.scalar_type() == told.type;
+    if (!all || !value.defined()) return;
+    all = value.sizes() == told.sizes &&
+          (value.is_non_overlapping_and_dense() ? value.strides() == told.strides : at::IntArrayRef(told_strides(value)) == told.strides);
+  });
+  return all;
 }
 
-/// For people: `Float[2,8], no tensor, Long[2]`.
+/// For people: `Float[2,8], Float[4,2] with strides 1,4, no tensor, Long[2]`.
 inline std::string text_of(message_shapes const& shapes) {
+  auto const list = [](at::IntArrayRef numbers) {
+    std::string out;
+    for (std::size_t d = 0; d < numbers.size(); ++d) out += (d == 0 ? "" : ",") + std::to_string(numbers[d]);
+    return out;
+  };
   std::string out;
-  std::size_t at = 2;
-  for (std::int64_t i = 0; i < shapes[1]; ++i) {
-    auto const type = static_cast<at::ScalarType>(shapes[at]);
-    auto const dimensions = shapes[at + 1];
-    at += 2;
+  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
     out += i == 0 ? "" : ", ";
-    if (type == at::ScalarType::Undefined) {
+    if (told.type == at::ScalarType::Undefined) {
       out += "no tensor";
-      continue;
+      return;
     }
-    out += std::string(c10::toString(type)) + "[";
-    for (std::int64_t d = 0; d < dimensions; ++d) out += (d == 0 ? "" : ",") + std::to_string(shapes[at++]);
-    out += "]";
-  }
+    out += std::string(c10::toString(told.type)) + "[" + list(told.sizes) + "]";
+    if (told.strides != at::IntArrayRef(c10::contiguous_strides(told.sizes))) out += " with strides " + list(told.strides);
+  });
   return out.empty() ? "nothing" : out;
 }
 

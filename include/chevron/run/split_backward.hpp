@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -44,6 +46,13 @@ struct graph_entry final : Node {
     gradients = std::move(arriving);
     return {};
   }
+};
+
+/// Where W begins: gives the gradients that I has kept to the nodes that are to go on with them. The engine's own root wants all
+/// of them defined; of a node with several outputs (an LSTM's) only some may have been used.
+struct kept_gradients final : Node {
+  variable_list kept;
+  variable_list apply(variable_list&&) override { return std::move(kept); }
 };
 
 /// A node from which parameters are reached by a branch of its own, and what arrived at each of its inputs.
@@ -195,10 +204,15 @@ class stage_graph {
       }
     }
     kept_.clear();
-    // The engine takes undefined gradients, except for one alone.
-    bool const nothing = weight_roots_.empty() || (weight_roots_.size() == 1 && !weight_gradients_[0].defined());
-    if (!nothing) {
-      engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+    if (!weight_roots_.empty()) {
+      // The engine takes the root's device and stream from a gradient of its own, which nobody reads.
+      auto const known = std::find_if(weight_gradients_.begin(), weight_gradients_.end(), [](auto const& g) { return g.defined(); });
+      at::Tensor const start = at::empty({0}, known == weight_gradients_.end() ? at::TensorOptions() : known->options());
+      auto const root = std::make_shared<detail::kept_gradients>();
+      root->add_input_metadata(start);
+      root->set_next_edges(std::move(weight_roots_));
+      root->kept = std::move(weight_gradients_);
+      engine().execute({detail::Edge(root, 0)}, {start}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
     }
     clear();
   }

@@ -138,10 +138,36 @@ void call_with(Function& function, tensors& arguments, tensors& results, std::st
   }
 }
 
+/// A module's mode, sub-module by sub-module: whichever of them the user has put into evaluation stays there.
+struct module_mode {
+  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and all below it, parents first
+  std::function<void(std::vector<bool> const&)> set;  ///< to what `get` gave
+  std::function<void(bool)> set_all;
+};
+
+template <class Module>
+module_mode mode_of(Module module) {
+  module_mode out;
+  out.get = [module] {
+    std::vector<bool> modes;
+    for (auto const& each : module->modules()) modes.push_back(each->is_training());
+    return modes;
+  };
+  out.set = [module](std::vector<bool> const& modes) {
+    // `train` sets what is below, too: parents first, so that each child has the last word on itself.
+    auto const all = module->modules();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i]->is_training() != modes[i]) all[i]->train(modes[i]);
+    }
+  };
+  out.set_all = [module](bool training) mutable { module->train(training); };
+  return out;
+}
+
 /// Something to be called, with what it takes from the batch.
 struct stage_part {
   std::function<void(tensors&, tensors&)> forward;
-  std::function<void(bool)> set_training;
+  std::optional<module_mode> mode;  ///< of its module; none for a callable alone
   std::vector<std::string> takes;
   bool recompute = false;
 };
@@ -152,43 +178,60 @@ struct stage_part {
 template <class Module>
 concept module_pointer = requires(Module& module) {
   module->named_parameters(true);
+  module->named_buffers(true);
+  module->modules();
   module->train(true);
 };
+
+/// What can be a stage's forward: it takes tensors, up to eight, or all of them as one `std::span<at::Tensor const>`.
+template <class Callable>
+concept stage_forward = !module_pointer<Callable> && (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>());
 
 /// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
 ///
 /// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them;
-/// - any callable of that form, with the parameters it uses: one that it does not list is an error at the second microbatch.
+/// - a module and a callable of that form: what is called is the callable, and parameters, buffers and mode are the module's. For
+///   several modules: `torch::nn::ModuleDict` or one of your own in which they are registered;
+/// - a callable alone, with the parameters it uses. One that it does not list, and a running mean that is no module's, are errors.
 ///
 /// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage
 /// what its predecessor gives; all tensors cross, undefined ones too, and every floating-point one gets a gradient back. An
 /// optional that is empty arrives as an undefined tensor.
+///
+/// Modules train as they are: one that was put into evaluation (`eval()`, a frozen BatchNorm) stays so.
 class stage {
  public:
   stage() = default;
 
-  template <class Module>
-  requires module_pointer<Module> stage(Module module) {  // NOLINT: a module is a stage
-    for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
-    for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
-    detail::stage_part& only = parts_.emplace_back();
-    only.forward = [module](tensors& inputs, tensors& outputs) mutable {
-      auto run = [&module](auto&... each) -> decltype(module->forward(each...)) { return module->forward(each...); };
+  template <module_pointer Module>
+  stage(Module module) {  // NOLINT: a module is a stage
+    declare(module);
+    parts_.back().forward = [module](tensors& inputs, tensors& outputs) mutable {
+      auto run = [&module](auto&&... each) -> decltype(module->forward(std::forward<decltype(each)>(each)...)) {
+        return module->forward(std::forward<decltype(each)>(each)...);
+      };
       static_assert(detail::takes_any_count<decltype(run)>() || detail::takes_a_span<decltype(run)>(),
-                    "the module's forward takes something other than tensors: wrap it in a callable that takes tensors");
+                    "the module's forward takes something other than tensors: give the stage the module and a callable that takes "
+                    "tensors, chevron::stage(module, callable)");
       detail::call_with(run, inputs, outputs, "the module's forward");
     };
-    only.set_training = [module](bool training) mutable { module->train(training); };
+  }
+
+  /// \param forward called in the module's place; it holds the module itself
+  ///
+  ///     chevron::stage(block, [block](at::Tensor x, at::Tensor mask) mutable { return block->forward(mask, x); })
+  template <module_pointer Module, stage_forward Callable>
+  stage(Module module, Callable forward) {
+    declare(module);
+    call(std::move(forward));
   }
 
   template <class Callable>
-  requires(!module_pointer<Callable> && !std::same_as<std::remove_cvref_t<Callable>, stage> &&
-           (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
+  requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && stage_forward<Callable>)
       stage(Callable forward, std::vector<parameter> parameters = {})
       : parameters_(std::move(parameters)) {  // NOLINT
-    parts_.emplace_back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
-      detail::call_with(forward, inputs, outputs, "the stage's callable");
-    };
+    parts_.emplace_back();
+    call(std::move(forward));
   }
 
   /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each
@@ -281,17 +324,43 @@ class stage {
   /// All parameters, in the order of registration, those that need no gradient included.
   std::vector<parameter> const& parameters() const { return parameters_; }
 
-  /// What forwards may change besides their outputs (running means …), of a module; nothing for a callable.
+  /// What forwards may change besides their outputs (running means …), of a module; nothing for a callable alone.
   std::vector<parameter> const& buffers() const { return buffers_; }
 
-  /// Switches what behaves differently in training (dropout …). Nothing for a callable.
+  /// Switches what behaves differently in training (dropout …), all of it. Nothing for a callable alone.
   void training(bool on) {
     for (detail::stage_part& part : parts_) {
-      if (part.set_training) part.set_training(on);
+      if (part.mode) part.mode->set_all(on);
+    }
+  }
+
+  /// Whether each module of it is in training, parents first; for `set_modes`.
+  std::vector<std::vector<bool>> modes() const {
+    std::vector<std::vector<bool>> out;
+    for (detail::stage_part const& part : parts_) out.push_back(part.mode ? part.mode->get() : std::vector<bool>{});
+    return out;
+  }
+  void set_modes(std::vector<std::vector<bool>> const& modes) {
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      if (parts_[p].mode) parts_[p].mode->set(modes[p]);
     }
   }
 
  private:
+  /// One part more, of which so far only the module is known.
+  template <class Module>
+  void declare(Module module) {
+    for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
+    for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
+    parts_.emplace_back().mode = detail::mode_of(std::move(module));
+  }
+  template <class Callable>
+  void call(Callable forward) {
+    parts_.back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
+      detail::call_with(forward, inputs, outputs, "the stage's callable");
+    };
+  }
+
   bool names(std::string const& parameter_or_buffer) const {
     for (auto const list : {&stage::parameters_, &stage::buffers_}) {
       for (parameter const& p : this->*list) {
@@ -319,10 +388,24 @@ class stage {
 
 stage in_sequence(std::vector<stage> parts);
 
-/// Adds the parameters of a module used inside a callable stage.
-template <module_pointer Module>
-void append_parameters(std::vector<parameter>& parameters, std::string const& prefix, Module module) {
-  for (auto const& item : module->named_parameters(true)) parameters.push_back({prefix + item.key(), item.value()});
-}
+/// While it lives, all modules of these stages are in evaluation; then each is again in the mode it was in.
+class evaluation_scope {
+ public:
+  explicit evaluation_scope(std::vector<stage>& stages) : stages_(stages) {
+    for (stage& s : stages_) {
+      before_.push_back(s.modes());
+      s.training(false);
+    }
+  }
+  ~evaluation_scope() {
+    for (std::size_t s = 0; s < stages_.size(); ++s) stages_[s].set_modes(before_[s]);
+  }
+  evaluation_scope(evaluation_scope const&) = delete;
+  evaluation_scope& operator=(evaluation_scope const&) = delete;
+
+ private:
+  std::vector<stage>& stages_;
+  std::vector<std::vector<std::vector<bool>>> before_;
+};
 
 }  // namespace chevron

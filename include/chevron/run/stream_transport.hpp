@@ -124,7 +124,7 @@ class stream_transport : public transport {
   }
 
   void open(slot_counts const& slots) override {
-    first_sends_.clear();
+    let_first_sends_go();
     agreed_.clear();
     late_.clear();
     ++turn_;
@@ -137,8 +137,7 @@ class stream_transport : public transport {
   void begin_step(long step) override {
     transport::begin_step(step);
     watch_.deadline(deadline());
-    for (outgoing& first : first_sends_) wait(*first.done);
-    first_sends_.clear();
+    let_first_sends_go();
     check({.words = "the start of the step", .step = step});
   }
 
@@ -152,14 +151,16 @@ class stream_transport : public transport {
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
     if (first) {
-      // The receiver posts only when it needs this message, later than the program says: nothing here may wait for that.
-      for (at::Tensor& value : slot.values) {
-        if (value.defined()) value = value.clone();
-      }
       auto const& shapes = agreed_.emplace(tag, detail::shapes_of(slot.values)).first->second;
       room_.tell(shapes_key(where().pipeline_rank(), peer, tag), text_of_words(shapes));
     } else if (!detail::fits(slot.values, known->second)) {
       refuse(mine, known->second, detail::shapes_of(slot.values));
+    }
+    for (at::Tensor& value : slot.values) {
+      value = detail::packed(value);
+      // The receiver posts the first one only when it needs this message, later than the program says: nothing here may wait for
+      // that.
+      if (first && value.defined()) value = value.clone();
     }
     line const& to = outgoing_.at(peer);
     behind_computation(*to);
@@ -202,6 +203,7 @@ class stream_transport : public transport {
     }
     wait(*slot.arrived);
     slot.given = slot.values;
+    detail::lay_out(slot.given, agreed_.at(slot.tag));
     return slot.given;
   }
 
@@ -300,6 +302,12 @@ class stream_transport : public transport {
   [[noreturn]] void lost(awaited const& mine, std::string const& why = "the streams were ended") {
     throw_failure(failures_->report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}), mine,
                   where().global_rank);
+  }
+
+  /// What the rank computes next comes after the transfers, and so may be given their memory.
+  void let_first_sends_go() {
+    for (outgoing& first : first_sends_) wait(*first.done);
+    first_sends_.clear();
   }
 
   void behind_computation(line_end& to) {

@@ -252,7 +252,6 @@ class trainer {
       stage& made = stages_[static_cast<std::size_t>(s)];
       made = build(s);
       if (!made) throw usage_error("stage " + std::to_string(s) + " was built empty", {line_->where().global_rank, -1, -1, ""});
-      made.training(true);
       for (parameter const& q : made.parameters()) {
         if (q.value.device() == on_->where()) continue;
         throw usage_error("stage " + std::to_string(s) + "'s " + q.name + " is on " + q.value.device().str() +
