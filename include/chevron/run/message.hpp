@@ -50,8 +50,8 @@ inline std::uint32_t tag_of(action what) {
   return (direction << 30) | ((stage & 0x7ffu) << 19) | (static_cast<std::uint32_t>(what.micro_batch) << 3);
 }
 
-/// How often shapes were agreed anew, odd or even: a rank that missed it (it was given another batch) waits for a message that does not
-/// come, and never takes tensors of other shapes for its own.
+/// How often shapes were agreed anew, odd or even: a rank that missed it (it was given another batch) waits for a message that
+/// does not come, and never takes tensors of other shapes for its own.
 inline std::uint32_t tag_in_turn(std::uint32_t tag, unsigned turn) { return tag | (turn & 1u) << 2; }
 
 // 0 is the header, 1 and 2 the first tensors; Gloo keeps the order of what shares a tag, here the third and all after it.
@@ -66,7 +66,9 @@ inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Dev
   if (value.device() != here || value.layout() != at::kStrided || value.is_nested()) {
     throw usage_error(mine.action_text() + ": " + who + " sends dense tensors " +
                       (here.is_cpu() ? "in main memory" : "on " + here.str()) + ", not " +
-                      (value.device() != here ? "one on " + value.device().str() : value.is_nested() ? "a nested one" : "a sparse one") +
+                      (value.device() != here ? "one on " + value.device().str()
+                       : value.is_nested()    ? "a nested one"
+                                              : "a sparse one") +
                       ". Remedy: " + (here.is_cpu() ? ".cpu()" : ".to() that device") + ", or another transport");
   }
   if (value._is_zerotensor()) return at::zeros(value.sizes(), value.options());
@@ -140,7 +142,8 @@ inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& sh
     all = all && value.scalar_type() == told.type;
     if (!all || !value.defined()) return;
     all = value.sizes() == told.sizes &&
-          (value.is_non_overlapping_and_dense() ? value.strides() == told.strides : at::IntArrayRef(told_strides(value)) == told.strides);
+          (value.is_non_overlapping_and_dense() ? value.strides() == told.strides
+                                                : at::IntArrayRef(told_strides(value)) == told.strides);
   });
   return all;
 }
@@ -177,7 +180,8 @@ inline std::string text_of(message_shapes const& shapes) {
                     .action = mine.action_text(),
                     .reason = "rank " + std::to_string(rank) + " would send in " + mine.action_text() + ": " + sentence});
   if (first.rank != rank) throw_failure(first, mine, rank);
-  throw preflight_error("would send " + sentence, {.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()});
+  throw preflight_error("would send " + sentence,
+                        {.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()});
 }
 
 }  // namespace chevron::detail

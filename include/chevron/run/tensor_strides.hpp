@@ -18,7 +18,8 @@
 ///
 /// Kernels choose their order of adding, and layers their layout, by strides: a model cut into stages gives the numbers of the
 /// whole one only if a tensor arrives with the strides it was sent with. A tensor whose elements fill its memory in some order
-/// (contiguous, transposed, channels_last) is sent as it lies. Of others only the elements are sent, and the receiver spreads them.
+/// (contiguous, transposed, channels_last) is sent as it lies. Of others only the elements are sent, and the receiver spreads
+/// them.
 
 namespace chevron::detail {
 
@@ -31,9 +32,9 @@ inline std::vector<std::int64_t> sizes_in_memory(at::IntArrayRef sizes, at::IntA
   return out;
 }
 
-/// A tensor may have gaps in its memory of so many times its elements, and arrives with them; with larger ones (one step of a long
-/// sequence) it arrives contiguous, since the gaps would fill the receiver's memory.
-inline constexpr std::int64_t largest_spread = 16;
+/// A tensor arrives with its gaps if its memory is at most so many elements, or so many times its own; else (a few elements of a
+/// large tensor) it arrives contiguous, since the gaps would fill the receiver's memory.
+inline constexpr std::int64_t largest_extent = std::int64_t{16} << 20, largest_spread = 16;
 
 /// How many elements' memory tensors of these sizes and strides lie in; 0 where two elements share memory otherwise than along a
 /// stride of 0, so that no such tensor can be filled.
@@ -54,7 +55,8 @@ inline std::int64_t extent_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
 /// Whether a tensor of these sizes and strides arrives with its strides.
 inline bool keeps_strides(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::int64_t const extent = extent_of(sizes, strides);
-  return extent > 0 && extent <= largest_spread * c10::multiply_integers(sizes_in_memory(sizes, strides));
+  return extent > 0 &&
+         (extent <= largest_extent || extent <= largest_spread * c10::multiply_integers(sizes_in_memory(sizes, strides)));
 }
 
 /// Whether its elements fill its memory, in whatever order.
