@@ -123,7 +123,7 @@ class computations {
           .seed = with_.seed, .step = *step, .replica = with_.replica, .stage = stage_number, .micro_batch = batch.number(m)};
     }
     return {.owner = &(*stages_)[i.what.stage],
-            .around = {.extras = batch.extras(m), .draws = draws, .drew = &of(i).drew},
+            .around = {.extras = batch.extras(m), .draws = draws, .drew = &of(i).drew, .evaluation = plan_.forward_only},
             .training = !plan_.forward_only,
             .differentiable = stage_number > 0,
             .loss = with_loss ? &loss_ : nullptr,
