@@ -18,8 +18,8 @@ static_assert(reads(checked<mixed, shape{1, 6}>, 0, "0F0 0I0 0F1 0I1 0F2 0W0 0F3
 
 // Counts are worked out for each rank; none means that the sequence is left out there.
 inline constexpr auto by_rank = schedule(placement::linear, steady((F + I) * (2 * rank), F, I, W) | cooldown(I, W) | cooldown(W));
-static_assert(reads(expand(by_rank, shape{2, 3}).view(), 0, "0F0 0I0 0W0 0F1 0I1 0W1 0F2 0I2 0W2"));
-static_assert(reads(expand(by_rank, shape{2, 3}).view(), 1, "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2"));
+static_assert(reads(expand(by_rank, shape{2, 3}), 0, "0F0 0I0 0W0 0F1 0I1 0W1 0F2 0I2 0W2"));
+static_assert(reads(expand(by_rank, shape{2, 3}), 1, "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2"));
 inline constexpr auto negative =
     schedule(placement::linear, steady((F + I) * (rank - 1), F, I, W) | cooldown(I, W) | cooldown(W));
 static_assert(describe(check(expand(negative, shape{2, 3}))).view() ==

@@ -23,7 +23,7 @@ static_assert(lowered<by_hand, shape{2, 2, 1}>.view().total() > proved.view().to
 
 // What the gate says of one that it does not take.
 constexpr std::string_view stuck_text = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n";
-static_assert(check(csv_source{stuck_text}(shape{2, 2, 0}).view()).broken == law::deadlock);
+static_assert(check(csv_source{stuck_text}(shape{2, 2, 0})).broken == law::deadlock);
 inline constexpr auto junk = from_csv("0F0,0B0\n1F0x,1B0\n");
 constexpr text junk_said = describe(junk(shape{2, 1, 0}).problem);
 static_assert(junk_said.view() ==

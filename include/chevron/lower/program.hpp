@@ -62,8 +62,11 @@ struct program {
   buffer<int> begin;
   buffer<slot_counts> slots;
 
-  constexpr program_view view() const { return {source.view(), instructions.data, begin.data, slots.data}; }
-  constexpr operator program_view() const { return view(); }
+  constexpr program_view view() const& { return {source.view(), instructions.data, begin.data, slots.data}; }
+  constexpr operator program_view() const& { return view(); }
+  // They would point to what is gone: keep the program.
+  constexpr program_view view() const&& = delete;
+  constexpr operator program_view() const&& = delete;
 };
 
 /// A program whose size is part of its type: what `lowered<>` gives.
@@ -74,8 +77,11 @@ struct static_program {
   int begin[Ranks + 1];
   slot_counts slots[Ranks > 0 ? Ranks : 1];
 
-  constexpr program_view view() const { return {source.view(), instructions, begin, slots}; }
-  constexpr operator program_view() const { return view(); }
+  constexpr program_view view() const& { return {source.view(), instructions, begin, slots}; }
+  constexpr operator program_view() const& { return view(); }
+  // They would point to what is gone: keep the program.
+  constexpr program_view view() const&& = delete;
+  constexpr operator program_view() const&& = delete;
 };
 
 }  // namespace chevron

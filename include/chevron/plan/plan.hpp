@@ -55,10 +55,11 @@ struct plan {
   std::int64_t byte_limit = 0;
   buffer<std::int64_t> stage_bytes;
 
-  constexpr plan_view view() const {
+  constexpr plan_view view() const& {
     return {size, stages,  forward_only,  in_flight_limit, actions.data,    begin.data, rank_of.data,
             name, problem, message_limit, byte_limit,      stage_bytes.data};
   }
+  constexpr plan_view view() const&& = delete;  // it would point to what is gone: keep the plan
   constexpr operator plan_view() const { return view(); }
 };
 
@@ -78,10 +79,11 @@ struct static_plan {
   std::int64_t byte_limit = 0;
   std::int64_t stage_bytes[Stages > 0 ? Stages : 1]{};
 
-  constexpr plan_view view() const {
+  constexpr plan_view view() const& {
     return {size, stages,  forward_only,  in_flight_limit, actions,    begin, rank_of,
             name, problem, message_limit, byte_limit,      stage_bytes};
   }
+  constexpr plan_view view() const&& = delete;  // it would point to what is gone: keep the plan
   constexpr operator plan_view() const { return view(); }
 };
 

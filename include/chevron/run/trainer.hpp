@@ -46,6 +46,10 @@ class runnable {
   template <class Program>
   requires(std::convertible_to<Program const&, program_view> && !std::same_as<Program, program>) runnable(Program const& outlives)
       : view_(outlives) {}  // NOLINT
+  /// A constant's copy that is about to be gone.
+  template <class Program>
+  requires(std::convertible_to<Program const&, program_view> && !std::same_as<Program, program> &&
+           !std::same_as<Program, program_view>) runnable(Program const&& gone_soon) = delete;
 
   program_view view() const { return view_; }
 
