@@ -223,3 +223,22 @@ TEST_CASE("sparse gradients are refused") {
   CHECK(said.find("0F0: stage 0 threw: it asks for sparse gradients") != std::string::npos);
   CHECK(said.find("Remedy: sparse(false)") != std::string::npos);
 }
+
+TEST_CASE("what is trained is settled when the trainer is made: freezing later is refused, not half done") {
+  auto const plan = chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = micro_batches});
+  for (bool const frozen_before : {false, true}) {
+    chevron::run_threads({.pipeline_ranks = 1}, [&](transport& line) {
+      nn::Sequential only(nn::Linear(width, width), nn::Linear(width, width));
+      at::Tensor const weight = only->parameters()[0];
+      weight.set_requires_grad(!frozen_before);
+      chevron::trainer train(
+          chevron::lower(plan), line, [&](int) -> chevron::stage { return only; }, mean_square, sgd);
+      train.step({samples()}, {samples()});
+      weight.set_requires_grad(frozen_before);
+      CHECK_THROWS_WITH_AS(
+          train.step({samples()}, {samples()}),
+          doctest::Contains(frozen_before ? "stage 0's 0.weight needs a gradient since" : "stage 0's 0.weight was frozen since"),
+          chevron::usage_error);
+    });
+  }
+}

@@ -39,6 +39,7 @@ class stage_gradients {
   stage_gradients(stage const& owner, int first_bucket, std::size_t bucket_bytes) : first_bucket_(first_bucket) {
     for (parameter const& p : owner.parameters()) {
       if (!p.value.requires_grad()) {
+        frozen_.push_back(p);
         if (!p.tied_as.empty()) frozen_ties_.push_back(p);
         continue;
       }
@@ -58,7 +59,8 @@ class stage_gradients {
         buckets_.push_back(f.memory.narrow(0, at, std::min(most, f.elements - at)));
     }
     for (std::size_t i = 0; i < trained_.size(); ++i) {
-      views_.push_back(view_for(trained_[i].value, flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel())));
+      views_.push_back(
+          view_for(trained_[i].value, flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel())));
     }
     zero();
   }
@@ -76,6 +78,20 @@ class stage_gradients {
   tensors const& views() const { return views_; }
   /// Parameters that need no gradient and yet are said to be tied.
   std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }
+
+  /// Which parameters are trained is settled when the trainer is made: one frozen since would go on being stepped (momentum,
+  /// weight decay), one that needs a gradient only since would not be.
+  void check_frozen(int stage_number) const {
+    for (auto const* list : {&trained_, &frozen_}) {
+      for (parameter const& p : *list) {
+        if (p.value.requires_grad() == (list == &trained_)) continue;
+        throw usage_error("stage " + std::to_string(stage_number) + "'s " + p.name +
+                          (list == &trained_ ? " was frozen" : " needs a gradient") +
+                          " since the trainer was made, which settles what is trained. Remedy: a new trainer, from a checkpoint "
+                          "if the optimizer is to go on");
+      }
+    }
+  }
 
   /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
   void zero() {
@@ -203,7 +219,7 @@ class stage_gradients {
 
   int first_bucket_;
   std::vector<parameter> trained_;
-  std::vector<parameter> frozen_ties_;
+  std::vector<parameter> frozen_, frozen_ties_;
   std::vector<flat> flats_;
   std::vector<home> homes_;
   tensors views_;

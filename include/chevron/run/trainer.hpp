@@ -331,6 +331,9 @@ class trainer {
     batch_.number_from(passes_ * batch_.count());
     take_turn(*executor_, batch_);
     if (passes_ == 0) {
+      for (std::size_t s = 0; s < gradients_.size(); ++s) {
+        if (gradients_[s]) gradients_[s]->check_frozen(static_cast<int>(s));
+      }
       std::fill(weighted_losses_.begin(), weighted_losses_.end(), 0.0);
       input_ = {};
       peak_in_flight_ = 0;
