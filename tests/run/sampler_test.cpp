@@ -146,7 +146,8 @@ TEST_CASE("under a loader with workers it goes on at the batch that training has
     auto const options = torch::data::DataLoaderOptions(4).workers(workers).max_jobs(2 * workers);
     auto const wanted = [&] {
       std::vector<indices> out;
-      auto const loader = torch::data::make_data_loader(numbers(30), distributed_sampler(30, rank_of(2, 2, 3), {.batch_size = 4}), options);
+      auto const loader =
+          torch::data::make_data_loader(numbers(30), distributed_sampler(30, rank_of(2, 2, 3), {.batch_size = 4}), options);
       for (int epoch = 0; epoch < 4; ++epoch) {
         for (auto& batch : *loader) out.push_back(batch);
       }
@@ -197,7 +198,8 @@ TEST_CASE("it is saved and loaded as other samplers are") {
   CHECK(resumed.next(4) == sampler.next(4));
   distributed_sampler other(30, rank_of(1, 2, 1), {.batch_size = 4, .seed = 8});
   CHECK(refusal([&] { other.load(in); }) ==
-        "a sampler was saved with 30 samples, 8 in a batch of all replicas, shuffled by seed 9, this one has 30 samples, 8 in a batch of "
+        "a sampler was saved with 30 samples, 8 in a batch of all replicas, shuffled by seed 9, this one has 30 samples, 8 in a "
+        "batch of "
         "all replicas, shuffled by seed 8: its batches are others");
 }
 
@@ -222,5 +224,6 @@ TEST_CASE("what cannot be sampled is said") {
   CHECK(refusal(made(0, {.batch_size = 4, .drop_last = false})) != "");
   distributed_sampler sampler(30, layout{}, {.batch_size = 4});
   CHECK(refusal([&] { sampler.next(8); }) ==
-        "the data loader asks for batches of 8 samples, but its sampler was told 4: give both the same batch_size, that of one replica");
+        "the data loader asks for batches of 8 samples, but its sampler was told 4: give both the same batch_size, that of one "
+        "replica");
 }
