@@ -167,7 +167,7 @@ TEST_CASE("under a loader with workers it goes on at the batch that training has
           }
         }
       }
-      sampler.start_at(got.size());
+      sampler.start_at(static_cast<long>(got.size()));
       CHECK(sampler.epoch() == used / 3);
       auto const loader = torch::data::make_data_loader(numbers(30), sampler, options);
       for (std::size_t epoch = sampler.epoch(); epoch < 4; ++epoch) {
@@ -214,6 +214,8 @@ TEST_CASE("a data set may grow from one epoch to the next") {
 }
 
 TEST_CASE("what cannot be sampled is said") {
+  CHECK(refusal([] { distributed_sampler(8, layout{}, {.batch_size = 4}).start_at(-1); }) ==
+        "a sampler cannot start at batch -1: they are counted from 0");
   auto const made = [](std::size_t size, chevron::sampler_options options) {
     return [=] { distributed_sampler(size, rank_of(1, 3, 0), options); };
   };

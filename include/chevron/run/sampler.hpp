@@ -70,9 +70,10 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
   /// Begins with this batch, counted from 0 over all epochs: as many as training has used. With a batch a step that is the
   /// trainer's `next_step()`, also when it goes on from a checkpoint. To be called before a loader is made, which takes a copy
   /// and asks ahead: so a position that is asked of a loader's sampler would not be that of the training.
-  void start_at(std::size_t batch) {
-    epoch_ = batch / batches();
-    next_ = batch % batches();
+  void start_at(long batch) {
+    if (batch < 0) throw usage_error("a sampler cannot start at batch " + std::to_string(batch) + ": they are counted from 0");
+    epoch_ = static_cast<std::size_t>(batch) / batches();
+    next_ = static_cast<std::size_t>(batch) % batches();
     in_pass_ = false;
     order_.clear();
   }
@@ -122,7 +123,15 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
       throw usage_error("a sampler was saved with " + saved.toStringRef() + ", this one has " + settings() +
                         ": its batches are others");
     }
-    start_at(static_cast<std::size_t>(next.toInt()));
+    start_at(static_cast<long>(next.toInt()));
+  }
+
+  /// What decides which samples a batch of all replicas holds, in words: for a resumed run it must be the same.
+  std::string settings() const {
+    return std::to_string(size_) + " samples, " + std::to_string(options_.batch_size * replicas_) +
+           " in a batch of all replicas, " +
+           (options_.shuffle ? "shuffled by seed " + std::to_string(options_.seed) : "in their order") +
+           (options_.drop_last ? "" : ", the last ones too");
   }
 
  private:
@@ -131,14 +140,6 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     throw usage_error("a data set of " + std::to_string(size_) + " samples has no batch of " +
                       std::to_string(options_.batch_size) + " for each of " + std::to_string(replicas_) +
                       " replicas: smaller batches, or drop_last = false");
-  }
-
-  /// What decides which samples a batch of all replicas holds.
-  std::string settings() const {
-    return std::to_string(size_) + " samples, " + std::to_string(options_.batch_size * replicas_) +
-           " in a batch of all replicas, " +
-           (options_.shuffle ? "shuffled by seed " + std::to_string(options_.seed) : "in their order") +
-           (options_.drop_last ? "" : ", the last ones too");
   }
 
   /// This replica's samples of an epoch: every R-th of all.
