@@ -1,9 +1,7 @@
 // prints: epoch 5  loss 0[.][01]
 // A data set shuffled anew in each epoch, on two pipelines of two ranks. Each rank has a data loader of its own; the sampler
 // gives both ranks of a pipeline the same samples, and the other pipeline other ones.
-#include <torch/data/dataloader.h>
-#include <torch/data/datasets/base.h>
-#include <torch/data/transforms/stack.h>
+#include <torch/data.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -40,7 +40,7 @@ indices joined(std::vector<indices> const& batches) {
 }
 
 /// A data set whose samples are their numbers.
-struct numbers : torch::data::Dataset<numbers, std::size_t> {
+struct numbers : torch::data::datasets::Dataset<numbers, std::size_t> {
   explicit numbers(std::size_t how_many) : count(how_many) {}
   std::size_t get(std::size_t i) override { return i; }
   std::optional<std::size_t> size() const override { return count; }
