@@ -86,9 +86,7 @@ batch shuffled(transport& line, int step = 0) {
 chevron::stage with_mask(int number) {
   at::manual_seed(number);
   torch::nn::Linear layer(width, width);
-  std::vector<chevron::parameter> parameters;
-  chevron::append_parameters(parameters, "", layer);
-  return chevron::stage([layer](at::Tensor x, at::Tensor mask) mutable { return layer(x) * mask; }, parameters).takes({"mask"});
+  return chevron::stage(layer, [layer](at::Tensor x, at::Tensor mask) mutable { return layer(x) * mask; }).takes({"mask"});
 }
 
 }  // namespace
