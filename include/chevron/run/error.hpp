@@ -55,7 +55,7 @@ struct peer_lost : error {
 struct timeout_error : error {
   timeout_error(std::string const& sentence, place where) : error(exit_code::timeout, sentence, std::move(where)) {}
 };
-/// The ranks do not run the same program, or disagree about what crosses between them.
+/// The ranks do not run the same program, were given different data, or disagree about what crosses between them.
 struct preflight_error : error {
   preflight_error(std::string const& sentence, place where = {}) : error(exit_code::preflight, sentence, std::move(where)) {}
 };

@@ -15,10 +15,13 @@
 #include <c10/util/Exception.h>
 
 #include <chevron/plan/forward_part.hpp>
+#include <chevron/run/data_agreement.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/executor.hpp>
 #include <chevron/run/micro_batch.hpp>
+#include <chevron/run/preflight.hpp>
 #include <chevron/run/trainer.hpp>
+#include <chevron/run/transport.hpp>
 
 /// \file
 /// Running the model forward only: validation, sampling.
@@ -35,7 +38,8 @@ class evaluator {
       : program_(std::move(steps)),
         owner_(&owner),
         with_loss_(checked(program_.view(), owner), owner.line(), owner.stages(), owner.loss(), hooks(owner)),
-        without_loss_(program_.view(), owner.line(), owner.stages(), {}, hooks(owner)) {
+        without_loss_(program_.view(), owner.line(), owner.stages(), {}, hooks(owner)),
+        data_(owner.data()) {
     preflight_lines lines = common_lines(owner.line());
     lines.add(program_.view());
     compare(owner.line(), lines);
@@ -84,16 +88,26 @@ class evaluator {
  private:
   double loss_of_batch(double all_counted) {
     owner_->weigh(batch_, all_counted);
+    data_.begin();
+    data_.add(batch_);
     run(with_loss_);
-    double mine = 0;
+    std::vector<double> mine(1, 0.0);
     for (int m = 0; m < batch_.count(); ++m) {
       at::Tensor const& loss = with_loss_.losses()[static_cast<std::size_t>(m)];
-      if (loss.defined() && !batch_.counts_nothing(m)) mine += loss.item<double>() * batch_.weight(m);
+      if (loss.defined() && !batch_.counts_nothing(m)) mine[0] += loss.item<double>() * batch_.weight(m);
     }
-    std::vector<double> all(static_cast<std::size_t>(owner_->line().where().world()));
-    owner_->line().gather(std::span(&mine, 1), all);
+    std::span<double const> const data = data_.numbers();
+    mine.insert(mine.end(), data.begin(), data.end());
+    layout const& where = owner_->line().where();
+    std::vector<double> all(static_cast<std::size_t>(where.world()) * mine.size());
+    owner_->line().gather(mine, all);
+    auto const of_rank = [&](int global_rank) { return all.data() + static_cast<std::size_t>(global_rank) * mine.size(); };
+    if (!data.empty()) {
+      data_.was_compared();
+      data_.check([&](int r) { return of_rank(r) + 1; }, {where.global_rank, -1, owner_->next_step(), "evaluation"});
+    }
     double sum = 0;
-    for (double const part : all) sum += part;
+    for (int r = 0; r < where.world(); ++r) sum += of_rank(r)[0];
     return sum;
   }
 
@@ -142,6 +156,7 @@ class evaluator {
   trainer* owner_;
   executor with_loss_;
   executor without_loss_;
+  detail::data_agreement data_;
   split_batch batch_;
 };
 

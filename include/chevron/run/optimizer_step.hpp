@@ -48,9 +48,10 @@ class global_update {
  public:
   /// Collective: ranks tell each other their parameters' names.
   /// \param gradients of this rank's stages, by stage number; null for the others. Must outlive this.
+  /// \param taken what this rank's stages take of a batch by name
   /// \param sum_tied called when the replicas' sums are there: adds up the gradients of tied parameters
-  global_update(plan_view plan, transport& line, std::vector<stage_gradients*> gradients, std::function<void()> sum_tied,
-                optimizer_factory const& make, update_options options)
+  global_update(plan_view plan, transport& line, std::vector<stage_gradients*> gradients, std::vector<std::string> const& taken,
+                std::function<void()> sum_tied, optimizer_factory const& make, update_options options)
       : line_(&line), gradients_(std::move(gradients)), sum_tied_(std::move(sum_tied)), options_(std::move(options)) {
     if (options_.scaling) scale_ = loss_scale(*options_.scaling);
     std::string mine;
@@ -65,7 +66,8 @@ class global_update {
         if (!known) parameters.push_back(p.value);
       }
     }
-    numbers_.emplace(plan, line, mine);
+    for (std::string const& name : taken) mine += "takes " + name + "\n";
+    numbers_.emplace(plan, line, mine, options_.check_data);
     if (!parameters.empty()) {
       optimizer_ = make(std::move(parameters));
       if (!optimizer_) throw usage_error("the optimizer factory gave no optimizer");
@@ -120,6 +122,10 @@ class global_update {
         undo();
         wait_for_all();
         throw;
+      } catch (preflight_error const&) {
+        undo();
+        wait_for_all();
+        throw;
       } catch (...) {
         undo();
         throw;
@@ -136,6 +142,9 @@ class global_update {
     }
     return result;
   }
+
+  /// What the ranks of a pipeline use in common of a batch.
+  detail::data_agreement const& data() const { return numbers_->data(); }
 
   /// What the next loss is to be multiplied by before its backward.
   double loss_factor() const { return scale_.factor(); }
@@ -241,6 +250,7 @@ class global_update {
   /// What all ranks' numbers say, the same on all of them.
   update_result judge() {
     numbers_->check_counts(options_.sums, all_counts_, here());
+    numbers_->check_data(here());
     update_result result;
     std::string culprit;
     numbers_->add_losses(result, culprit);

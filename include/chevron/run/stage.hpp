@@ -181,6 +181,13 @@ class stage {
     return *this;
   }
 
+  /// What it takes of the batch by name, all its parts together.
+  std::vector<std::string> taken() const {
+    std::vector<std::string> names;
+    for (detail::stage_part const& part : parts_) names.insert(names.end(), part.takes.begin(), part.takes.end());
+    return names;
+  }
+
   /// Says that this parameter and those that other stages call by the same `word` are one parameter (tied.hpp).
   stage& tie(std::string const& parameter_name, std::string word) {
     std::string known;

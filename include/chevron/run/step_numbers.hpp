@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/data_agreement.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/run/update.hpp>
@@ -23,13 +24,18 @@ namespace chevron::detail {
 /// that is not cut at all.
 class step_numbers {
  public:
-  /// Collective: ranks tell each other their parameters' names.
-  /// \param parameters a line for each of this rank's: its stage, a space, its name
-  step_numbers(plan_view plan, transport& line, std::string const& parameters)
+  /// Collective: ranks tell each other their parameters' names, and what their stages take of a batch by name.
+  /// \param lines one for each of this rank's parameters: its stage, a space, its name; and for what it takes: `takes`, a space,
+  /// the name
+  /// \throws usage_error where no stage has anything to train
+  step_numbers(plan_view plan, transport& line, std::string const& lines, data_check check)
       : plan_(plan), line_(&line), names_(static_cast<std::size_t>(plan.stages)) {
-    std::vector<std::string> const all = line.gather_text(parameters);
+    std::vector<std::string> const all = line.gather_text(lines);
+    std::vector<std::vector<std::string>> taken(static_cast<std::size_t>(plan_.size.ranks));
     std::size_t most = 0;
-    for (int r = 0; r < plan_.size.ranks; ++r) most = std::max(most, read_names(all[static_cast<std::size_t>(r)]));
+    for (std::size_t r = 0; r < taken.size(); ++r) most = std::max(most, read_names(all[r], taken[r]));
+    if (most == 0) throw usage_error("no stage has a parameter that needs a gradient: nothing would be learned");
+    data_ = data_agreement(plan_, line.where(), taken, check);
     width_ = first_norm() + most;
     mine_.resize(width_);
     all_.resize(width_ * static_cast<std::size_t>(line.where().world()));
@@ -42,11 +48,17 @@ class step_numbers {
     mine_[2] = input.span_seconds;
     mine_[3] = static_cast<double>(input.samples);
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
+    std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
+    compares_data_ = !input.data.empty();
   }
   /// Squared, of this rank's parameters in their order; zeros after the last.
   std::span<double> norms() { return std::span(mine_).subspan(first_norm()); }
   std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
-  std::span<double const> losses() const { return std::span(mine_).first(first_norm()).subspan(header); }
+  std::span<double const> losses() const {
+    return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.micro_batches));
+  }
+  /// What the ranks of a pipeline use in common of a batch; its numbers come with each step's input.
+  data_agreement const& data() const { return data_; }
 
   void gather() { line_->gather(mine_, all_); }
   void start_gather() { line_->start_gather(mine_); }
@@ -82,6 +94,11 @@ class step_numbers {
                             ", accumulated batches included",
                         here);
     }
+  }
+
+  /// \throws preflight_error where ranks of a pipeline were given other data
+  void check_data(place const& here) const {
+    if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
   }
 
   /// \param culprit where it is empty: takes in words what is not finite
@@ -132,13 +149,21 @@ class step_numbers {
  private:
   static constexpr int header = 4;
 
-  std::size_t first_norm() const { return static_cast<std::size_t>(header + plan_.size.micro_batches); }
-  std::size_t read_names(std::string const& text) {
+  int first_of_data() const { return header + plan_.size.micro_batches; }
+  std::size_t first_norm() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
+  /// \returns how many parameters there are
+  std::size_t read_names(std::string const& text, std::vector<std::string>& taken) {
     std::size_t count = 0;
-    for (std::size_t at = 0; at < text.size(); ++count) {
+    for (std::size_t at = 0; at < text.size();) {
       std::size_t const space = text.find(' ', at), end = text.find('\n', at);
-      names_[std::stoul(text.substr(at, space - at))].push_back(text.substr(space + 1, end - space - 1));
+      std::string const first = text.substr(at, space - at), name = text.substr(space + 1, end - space - 1);
       at = end + 1;
+      if (first == "takes") {
+        taken.push_back(name);
+      } else {
+        names_[std::stoul(first)].push_back(name);
+        ++count;
+      }
     }
     return count;
   }
@@ -148,6 +173,8 @@ class step_numbers {
   plan_view plan_;
   transport* line_;
   std::vector<std::vector<std::string>> names_;  // of all trained parameters, by stage
+  data_agreement data_;
+  bool compares_data_ = false;  // in this step
   std::size_t width_ = 0;
   std::vector<double> mine_, all_;
 };

@@ -13,9 +13,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/run/equal_values.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/gradients.hpp>
 #include <chevron/run/stage.hpp>
@@ -36,7 +38,7 @@ class tied_parameters {
  public:
   tied_parameters() = default;
 
-  /// Collective: who shares what, and equal values to begin with.
+  /// Collective: who shares what, and equal values to begin with. Warns of parameters that nobody ties but begin alike.
   /// \param gradients of this rank's stages, by stage number; null for the others. Must outlive this.
   /// \throws usage_error when ties make no sense, or threads share a tensor: the same on every rank
   tied_parameters(plan_view plan, transport& line, std::vector<stage_gradients*> gradients)
@@ -50,8 +52,10 @@ class tied_parameters {
     }
     std::vector<std::string> const all = line.gather_text(mine);
     std::map<std::string, std::vector<std::string>> seen_at;  // by memory: whose
-    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), line.where(), seen_at);
+    detail::equal_values alike;
+    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), line.where(), seen_at, alike);
     check();
+    if (std::string const warning = alike.warning(); line.where().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
     find_peers(line.where());
     if (!words_.empty()) {
       line.connect(edges());
@@ -141,15 +145,16 @@ class tied_parameters {
     std::string const memory =
         std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl()));
     std::string out;
-    for (std::string const& field : {std::to_string(s), std::to_string(index), memory, p.name, shape, p.tied_as})
+    std::string const values = p.value.requires_grad() ? detail::begins_with(p.value) : "";
+    for (std::string const& field : {std::to_string(s), std::to_string(index), memory, p.name, shape, p.tied_as, values})
       out += field + "\t";
     return out + "\n";
   }
 
   void read(std::string const& text, int global_rank, layout const& where,
-            std::map<std::string, std::vector<std::string>>& seen_at) {
+            std::map<std::string, std::vector<std::string>>& seen_at, detail::equal_values& alike) {
     for (std::size_t at = 0; at < text.size(); ++at) {
-      std::string field[6];
+      std::string field[7];
       for (std::string& f : field) {
         std::size_t const tab = text.find('\t', at);
         f = text.substr(at, tab - at);
@@ -164,6 +169,8 @@ class tied_parameters {
                           (owners[2] == field[0] ? "" : ", and tie the two: stage.tie(\"" + field[3] + "\", \"a word for it\")"));
       }
       if (owners.empty()) owners = {std::to_string(global_rank), who, field[0]};
+      if (!field[6].empty() && global_rank < where.pipeline_ranks)
+        alike.add(std::stoul(field[0]), field[3], field[4] + field[6], field[5]);
       if (field[5].empty() || global_rank / where.pipeline_ranks != where.replica()) continue;
       auto found = std::find_if(words_.begin(), words_.end(), [&](word const& w) { return w.text == field[5]; });
       if (found == words_.end()) found = words_.insert(words_.end(), {field[5], {}});

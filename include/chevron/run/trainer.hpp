@@ -17,6 +17,7 @@
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/buffer_snapshot.hpp>
+#include <chevron/run/data_agreement.hpp>
 #include <chevron/run/device_graph.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/executor.hpp>
@@ -64,8 +65,9 @@ class runnable {
 ///     chevron::trainer train(program, line, build_stage, loss, chevron::optimizer<torch::optim::AdamW>(3e-4));
 ///     auto report = train.step({tokens}, {next_tokens});
 ///
-/// All ranks of a pipeline take the same batch (each uses what its stages need), replicas take different ones. Errors are the
-/// typed ones of error.hpp; after one that is no `usage_error` of the call's arguments the trainer is of no further use.
+/// All ranks of a pipeline take the same batch (each uses what its stages need), replicas take different ones: see sampler.hpp.
+/// Ranks compare their batches in the first step (`trainer_options::check_data`). Errors are the typed ones of error.hpp; after
+/// one that is no `usage_error` of the call's arguments the trainer is of no further use.
 class trainer {
  public:
   /// Collective: compares program, options and parameters over the ranks.
@@ -91,9 +93,11 @@ class trainer {
 
     gradients_.resize(stages_.size());
     std::vector<stage_gradients*> views(stages_.size(), nullptr);
+    std::vector<std::string> taken;
     int buckets = 0;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (!stages_[s]) continue;
+      for (std::string& name : stages_[s].taken()) taken.push_back(std::move(name));
       gradients_[s] = std::make_unique<stage_gradients>(stages_[s], buckets, options.bucket_bytes);
       buckets += gradients_[s]->buckets();
       views[s] = gradients_[s].get();
@@ -101,9 +105,10 @@ class trainer {
     buffers_before_ = buffer_snapshot(stages_);
     tied_ = tied_parameters(p.plan, line, views);
     update_ = std::make_unique<global_update>(
-        p.plan, line, std::move(views), [this] { tied_.sum(*line_, executor_->slots()); }, make,
+        p.plan, line, std::move(views), taken, [this] { tied_.sum(*line_, executor_->slots()); }, make,
         update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate, options.post_validation,
-                       options.calm_steps, options.scaling, options.sums});
+                       options.calm_steps, options.scaling, options.sums, options.check_data});
+    data_ = update_->data();
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_hooks hooks;
     hooks.reduce_gradients = [this](int s) {
@@ -198,6 +203,9 @@ class trainer {
 
   /// Are there gradients that wait for their `step`?
   bool accumulating() const { return passes_ > 0; }
+
+  /// What the ranks of a pipeline use in common of a batch, nothing compared yet.
+  detail::data_agreement const& data() const { return update_->data(); }
 
   /// What this rank computes on.
   std::shared_ptr<lanes> const& on() const { return on_; }
@@ -339,7 +347,9 @@ class trainer {
       peak_in_flight_ = 0;
       launched_ = true;
       memory_ = {};
+      data_.begin();
     }
+    data_.add(batch_);
     if (update_->pending()) {
       buffers_before_.take();
       executor_->run(batch_, step_, [this] { return last_step_stands(); });
@@ -360,7 +370,9 @@ class trainer {
     if (!last_pass_) return read_batch();
     input_.weighted_losses = weighted_losses_;
     input_.all_counts = all_;
+    input_.data = data_.numbers();
     result_ = update_->run(step_, input_, [this] { read_batch(); });
+    data_.was_compared();
   }
 
   /// What the host has to know of it: waits for an accelerator, once.
@@ -418,6 +430,7 @@ class trainer {
   std::vector<std::unique_ptr<stage_gradients>> gradients_;  // by stage; null on other ranks
   tied_parameters tied_;
   std::unique_ptr<global_update> update_;
+  detail::data_agreement data_;
   std::unique_ptr<executor> executor_;
   executor const* turn_ = nullptr;
   std::vector<std::int64_t> shapes_of_turn_, shapes_;

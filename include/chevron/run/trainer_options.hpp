@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chevron/run/data_agreement.hpp>
 #include <chevron/run/device_graph.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/loss_scale.hpp>
@@ -47,6 +48,9 @@ struct trainer_options {
   std::shared_ptr<graph_maker> graphs = {};
   /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
   int calm_steps = 10;
+  /// When the ranks of a pipeline compare fingerprints of their batches: where each shuffles for itself, inputs (of the first
+  /// stage's rank) and targets (of the last one's) do not belong together. In other steps it costs nothing.
+  data_check check_data = data_check::first_step;
 };
 
 /// One step, the same on every rank except for `seconds`, `peak_in_flight`, `launched` and `memory`.
@@ -95,6 +99,9 @@ inline void add(preflight_lines& out, trainer_options const& options) {
   out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
   out.add("gradients over replicas", options.sums == over_replicas::mean ? "mean" : "sum");
   out.add("microbatches count", options.weigh ? "what the caller weighs" : "their samples");
+  out.add("data compared", options.check_data == data_check::never        ? "never"
+                           : options.check_data == data_check::every_step ? "in every step"
+                                                                          : "in the first step");
   out.add("post-validation", options.post_validation ? "after " + std::to_string(options.calm_steps) + " calm steps" : "no");
 }
 

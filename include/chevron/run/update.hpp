@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <chevron/run/data_agreement.hpp>
 #include <chevron/run/loss_scale.hpp>
 
 /// \file
@@ -49,6 +50,7 @@ struct update_options {
   int calm_steps = 10;                             ///< but only after so many steps in a row that nothing had to be put right in
   std::optional<loss_scaling> scaling = {};        ///< gradients come multiplied by `loss_factor`
   over_replicas sums = over_replicas::mean;
+  data_check check_data = data_check::first_step;  ///< when the ranks of a pipeline compare what they were given
 };
 
 /// What every rank knows at the end of a step.
@@ -71,6 +73,7 @@ struct update_input {
   std::int64_t samples = 0;                 ///< of this replica
   double busy_seconds = 0;
   double span_seconds = 0;
+  std::span<double const> data = {};  ///< fingerprints of its batch; empty if none are compared in this step
 };
 
 namespace detail {
