@@ -470,3 +470,19 @@ TEST_CASE("a rank with another batch than its pipeline gets no wrong rows: Gloo'
     for (auto const& w : wrong.all) CHECK_MESSAGE(w.find("rank ") == 0, w);
   }
 }
+
+TEST_CASE("a batch that was computed with parameters of its own is refused: they would not be trained") {
+  auto const plan = plan_of("1F1B", 1, 2);
+  chevron::run_threads({.pipeline_ranks = 1}, [&](transport& line) {
+    chevron::trainer train(chevron::lower(plan), line, build_stage, mean_square, sgd);
+    torch::nn::Linear outside(width, width);
+    at::Tensor const x = at::ones({4, width}), y = outside(x);
+    CHECK_THROWS_WITH_AS(train.step({y}, {x}), doctest::Contains("input 0 needs a gradient, which does not leave the pipeline"),
+                         chevron::usage_error);
+    CHECK_THROWS_WITH_AS(train.step({x}, {y}), doctest::Contains("target 0 needs a gradient"), chevron::usage_error);
+    CHECK_THROWS_WITH_AS(train.step(std::vector<chevron::batch>{{{x}, {x}}, {{x}, {x}, {{"mask", y}}}}),
+                         doctest::Contains("extra `mask` needs a gradient"), chevron::usage_error);
+    CHECK_THROWS_WITH_AS(train.accumulate({y}, {x}, 8), doctest::Contains("input 0 needs a gradient"), chevron::usage_error);
+    CHECK_NOTHROW(train.step({x}, {x}));
+  });
+}

@@ -44,6 +44,19 @@ struct batch {
 /// way.
 inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
 
+/// No gradient leaves the pipeline for what it was given: whatever computed a batch would not be trained.
+/// \throws usage_error for a tensor that needs a gradient
+inline void check_detached(batch const& given) {
+  auto const look = [](at::Tensor const& t, std::string const& name) {
+    if (!t.defined() || !t.requires_grad()) return;
+    throw usage_error(name + " needs a gradient, which does not leave the pipeline: what it was computed with would not be trained. "
+                             "Remedy: compute it in stage 0 or in the loss, or detach() it");
+  };
+  for (std::size_t i = 0; i < given.inputs.size(); ++i) look(given.inputs[i], "input " + std::to_string(i));
+  for (std::size_t i = 0; i < given.targets.size(); ++i) look(given.targets[i], "target " + std::to_string(i));
+  for (extra const& e : given.extras) look(e.value, "extra `" + e.name + "`");
+}
+
 /// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these.
 using weigher = std::function<double(batch const& micro_batch)>;
 

@@ -139,14 +139,14 @@ class trainer {
   step_report step(batch const& whole, double all = 0) {
     std::int64_t const begin = now_ns();
     lanes::scope const here(*on_);
-    batch_.split(on_device(whole), program_.view().plan.size.micro_batches);
+    cut(whole);
     return step_of_batch(begin, all);
   }
   /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
   step_report step(std::vector<batch> const& micro_batches, double all = 0) {
     std::int64_t const begin = now_ns();
     lanes::scope const here(*on_);
-    batch_.take(on_device(micro_batches), program_.view().plan.size.micro_batches);
+    cut(micro_batches);
     return step_of_batch(begin, all);
   }
   /// The same without extras.
@@ -156,12 +156,12 @@ class trainer {
   /// run of the program is trained on by some calls of `accumulate` and then one of `step`.
   void accumulate(batch const& whole, double all) {
     lanes::scope const here(*on_);
-    batch_.split(on_device(whole), program_.view().plan.size.micro_batches);
+    cut(whole);
     accumulate_batch(all);
   }
   void accumulate(std::vector<batch> const& micro_batches, double all) {
     lanes::scope const here(*on_);
-    batch_.take(on_device(micro_batches), program_.view().plan.size.micro_batches);
+    cut(micro_batches);
     accumulate_batch(all);
   }
   void accumulate(tensors const& inputs, tensors const& targets, double all) { accumulate(batch{inputs, targets}, all); }
@@ -248,6 +248,15 @@ class trainer {
   }
 
  private:
+  void cut(batch const& whole) {
+    check_detached(whole);
+    batch_.split(on_device(whole), program_.view().plan.size.micro_batches);
+  }
+  void cut(std::vector<batch> const& micro_batches) {
+    for (batch const& one : micro_batches) check_detached(one);
+    batch_.take(on_device(micro_batches), program_.view().plan.size.micro_batches);
+  }
+
   void check_layout(program_view const& p) const {
     if (p.plan.size.ranks != line_->where().pipeline_ranks) {
       throw usage_error("the program is for " + std::to_string(p.plan.size.ranks) + " pipeline ranks, there are " +
