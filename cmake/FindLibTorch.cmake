@@ -17,7 +17,7 @@ set(CHEVRON_TORCH_DIR "" CACHE PATH "${_torch_help}")
 if(NOT "$ENV{CHEVRON_TORCH_DIR}" STREQUAL "")
   if(CHEVRON_TORCH_DIR STREQUAL "")
     set(CHEVRON_TORCH_DIR "$ENV{CHEVRON_TORCH_DIR}" CACHE PATH "${_torch_help}" FORCE)
-  elseif(NOT CHEVRON_TORCH_DIR STREQUAL "$ENV{CHEVRON_TORCH_DIR}" AND NOT LibTorch_FIND_QUIETLY)
+  elseif(NOT CHEVRON_TORCH_DIR STREQUAL "$ENV{CHEVRON_TORCH_DIR}")
     message(STATUS "chevron: the LibTorch of this build is CHEVRON_TORCH_DIR=${CHEVRON_TORCH_DIR}, not the environment's "
                    "$ENV{CHEVRON_TORCH_DIR}; to change it: -DCHEVRON_TORCH_DIR=<folder>")
   endif()

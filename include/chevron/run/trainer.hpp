@@ -103,7 +103,7 @@ class trainer {
     update_ = std::make_unique<global_update>(
         p.plan, line, std::move(views), [this] { tied_.sum(*line_, executor_->slots()); }, make,
         update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate, options.post_validation,
-                       options.calm_steps, options.scaling, options.sums});
+                       options.calm_steps, options.scaling, options.sums, options.before_optimizer_step});
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_hooks hooks;
     hooks.reduce_gradients = [this](int s) {
