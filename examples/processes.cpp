@@ -40,7 +40,8 @@ int train(int, char**) {
   auto const seen = points.narrow(0, 0, 256), unseen = points.narrow(0, 256, 256);
   auto const truth = inside.narrow(0, 0, 256), hidden = inside.narrow(0, 256, 256);
 
-  chevron::trainer train(program, line, build_stage, loss, chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2)));
+  chevron::trainer train(program, line, build_stage, loss,
+                         chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2)));
   chevron::evaluator evaluate(train);
   for (int step = 1; step <= 60; ++step) {
     auto const report = train.step({seen}, {truth});

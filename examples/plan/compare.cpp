@@ -54,9 +54,9 @@ conditions conditions_of(request const& asked, chevron::shape size) {
   out.asked = &asked;
   out.profile = profile_of(asked);
   bool listed = false;
-  for (auto const& [typed, flag] : {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
-                                    std::pair{&asked.backward_weight, "--backward-weight"},
-                                    std::pair{&asked.communication, "--communication"}}) {
+  for (auto const& [typed, flag] :
+       {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
+        std::pair{&asked.backward_weight, "--backward-weight"}, std::pair{&asked.communication, "--communication"}}) {
     if (is_list(*typed) && asked.chunks.empty()) {
       throw usage(std::string(flag) + " '" + *typed +
                   "' is a list, but schedules cut the model into different numbers of stages: give one number, of a rank's whole "
@@ -259,7 +259,8 @@ int run_compare(request const& asked) {
       out += "Costs in ms as " + asked.profile + " has them, measured under " + given.profile->schedule + " on " +
              some(given.profile->size.ranks, "rank", "s");
     } else {
-      out += std::string(given.by_stage ? "A stage" : "A rank's share of the model") + " costs F=" + asked.forward + " I=" + asked.backward_input + " W=" + asked.backward_weight;
+      out += std::string(given.by_stage ? "A stage" : "A rank's share of the model") + " costs F=" + asked.forward +
+             " I=" + asked.backward_input + " W=" + asked.backward_weight;
     }
     if (given.whole.communication > 0 || is_list(asked.communication)) {
       out += ", a message " + asked.communication;

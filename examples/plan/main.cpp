@@ -119,9 +119,11 @@ int main(int argc, char** argv) {
   compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
       ->type_name("FILE.csv");
   add_shape(compare, asked);
-  add_costs(compare, asked, "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
-            "stage, and then all are a chunk's)",
-            " (or, with --chunks, one for each boundary between stages)");
+  add_costs(
+      compare, asked,
+      "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
+      "stage, and then all are a chunk's)",
+      " (or, with --chunks, one for each boundary between stages)");
   compare
       .add_option("--memory-limit", asked.memory_limit,
                   "most activations held on any rank, in microbatches of a rank's whole share")

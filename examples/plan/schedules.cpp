@@ -17,7 +17,8 @@ struct source {
   std::string_view name, in_cpp, paper;
 };
 
-#define SOURCE(in_cpp, paper) {chevron::catalogue::in_cpp.name, #in_cpp, paper}
+#define SOURCE(in_cpp, paper) \
+  { chevron::catalogue::in_cpp.name, #in_cpp, paper }
 constexpr source sources[] = {
     SOURCE(gpipe, "GPipe, arXiv 1811.06965"),
     SOURCE(one_f_one_b, "PipeDream-flush, arXiv 2006.09503; Megatron-LM, arXiv 2104.04473"),

@@ -1,9 +1,9 @@
 #pragma once
 
 /// \file
-/// Training and evaluation on LibTorch, with ranks as threads of one process: trainer, evaluator, `run_threads`, `run_main`. Ranks as
-/// processes come with <chevron/multiprocess.hpp>, on GPUs with <chevron/nccl.hpp>, files with <chevron/checkpoint.hpp>: each
-/// costs time to compile, and includes this. Needs LibTorch; <chevron/schedule.hpp> does not.
+/// Training and evaluation on LibTorch, with ranks as threads of one process: trainer, evaluator, `run_threads`, `run_main`.
+/// Ranks as processes come with <chevron/multiprocess.hpp>, on GPUs with <chevron/nccl.hpp>, files with <chevron/checkpoint.hpp>:
+/// each costs time to compile, and includes this. Needs LibTorch; <chevron/schedule.hpp> does not.
 
 #include <chevron/run/chunk.hpp>
 #include <chevron/run/error.hpp>

@@ -41,7 +41,8 @@ std::unique_ptr<torch::optim::Optimizer> by_names(std::vector<chevron::named_par
   std::vector<torch::optim::OptimizerParamGroup> groups;
   auto const add = [&](std::vector<at::Tensor>& tensors, double rate, double decay) {
     if (tensors.empty()) return;
-    groups.emplace_back(std::move(tensors), std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(rate).weight_decay(decay)));
+    groups.emplace_back(std::move(tensors),
+                        std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(rate).weight_decay(decay)));
   };
   add(matrices, 0.01, 0.3);
   add(norms[0], 0.01, 0);
@@ -76,7 +77,8 @@ TEST_CASE("groups by the names of parameters: every schedule learns as the model
       for (double const loss : losses) wrong.require(train.step({data.input}, {data.target}).loss == loss, "loss");
       for (auto const& p : named) {
         for (auto& mine : train.stages()[static_cast<std::size_t>(p.stage)].parameters()) {
-          if (mine.name == p.name) wrong.require(at::equal(mine.value, p.value), "stage " + std::to_string(p.stage) + " " + p.name);
+          if (mine.name == p.name)
+            wrong.require(at::equal(mine.value, p.value), "stage " + std::to_string(p.stage) + " " + p.name);
         }
       }
     });
@@ -121,7 +123,9 @@ TEST_CASE("before the optimizer: final gradients on every rank, once a step, and
     chevron::final_gradients seen;
     std::size_t count = 0;
     chevron::trainer train(program, line, build_stage, mean_square, sgd,
-                           {.clip_grad_norm = clip, .when_not_finite = chevron::not_finite::skip, .before_optimizer_step = [&](chevron::final_gradients const& now) {
+                           {.clip_grad_norm = clip,
+                            .when_not_finite = chevron::not_finite::skip,
+                            .before_optimizer_step = [&](chevron::final_gradients const& now) {
                               ++calls;
                               seen = now;
                               count = now.parameters.size();
@@ -178,10 +182,12 @@ TEST_CASE("before the optimizer: what is changed in place is what is stepped wit
 }
 
 TEST_CASE("before the optimizer: not where steps are done over") {
-  CHECK_THROWS_WITH_AS(chevron::run_threads({.pipeline_ranks = 1},
-                                            [&](transport& line) {
-                                              chevron::trainer(chevron::lower(plan_of("1F1B", 1, 2)), line, build_stage, mean_square, sgd,
-                                                               {.before_optimizer_step = [](chevron::final_gradients const&) {}, .post_validation = true});
-                                            }),
-                       doctest::Contains("before_optimizer_step does not go with post_validation"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      chevron::run_threads({.pipeline_ranks = 1},
+                           [&](transport& line) {
+                             chevron::trainer(
+                                 chevron::lower(plan_of("1F1B", 1, 2)), line, build_stage, mean_square, sgd,
+                                 {.before_optimizer_step = [](chevron::final_gradients const&) {}, .post_validation = true});
+                           }),
+      doctest::Contains("before_optimizer_step does not go with post_validation"), chevron::usage_error);
 }

@@ -33,6 +33,7 @@ constexpr plan forwards(shape of) { return forward_part(expand(catalogue::zb_v, 
 static_assert(lowered<forwards, size>.view().plan.forward_only);
 
 // What could not be worked out says so.
-static_assert(check(forward_part(expand(catalogue::one_f_one_b, {.ranks = 2, .micro_batches = 2, .chunks = 3}))).broken == law::shape);
+static_assert(check(forward_part(expand(catalogue::one_f_one_b, {.ranks = 2, .micro_batches = 2, .chunks = 3}))).broken ==
+              law::shape);
 
 }  // namespace

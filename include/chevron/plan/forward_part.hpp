@@ -12,8 +12,9 @@
 
 namespace chevron {
 
-/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many. Lawful if the plan was.
-/// Takes a plan, or what `checked<…>` gives; programs, so what `lower` and `lowered<…>` give, are taken by lower/program.hpp.
+/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many. Lawful if the plan
+/// was. Takes a plan, or what `checked<…>` gives; programs, so what `lower` and `lowered<…>` give, are taken by
+/// lower/program.hpp.
 constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_batches) {
   plan only;
   only.size = of.size;
@@ -24,7 +25,9 @@ constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_b
   only.forward_only = true;
   if (micro_batches < of.size.micro_batches) only.size.micro_batches = micro_batches;
   int const ranks = of.size.ranks, total = of.total();
-  auto const wanted = [&](action what) { return what.what == kind::forward && static_cast<int>(what.micro_batch) < micro_batches; };
+  auto const wanted = [&](action what) {
+    return what.what == kind::forward && static_cast<int>(what.micro_batch) < micro_batches;
+  };
   int forwards = 0;
   for (int i = 0; i < total; ++i) forwards += wanted(of.actions[i]) ? 1 : 0;
   only.actions = buffer<action>(forwards);

@@ -59,8 +59,8 @@ class global_update {
       for (parameter const& p : gradients_[s]->trained()) {
         mine += std::to_string(s) + " " + p.name + "\n";
         // Two stages of this rank may share it: it is stepped once.
-        bool const known =
-            std::any_of(parameters_.begin(), parameters_.end(), [&](named_parameter const& q) { return q.value.is_same(p.value); });
+        bool const known = std::any_of(parameters_.begin(), parameters_.end(),
+                                       [&](named_parameter const& q) { return q.value.is_same(p.value); });
         if (!known) parameters_.push_back({static_cast<int>(s), p.name, p.value});
       }
     }

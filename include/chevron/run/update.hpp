@@ -36,14 +36,14 @@ concept makes_optimizer_of = std::is_invocable_r_v<std::unique_ptr<torch::optim:
 
 }  // namespace detail
 
-/// Makes the optimizer of one rank: any function of its `std::vector<named_parameter>`, or of the `std::vector<at::Tensor>` alone.
-/// A parameter that several of its stages share is there once, as the first one's.
+/// Makes the optimizer of one rank: any function of its `std::vector<named_parameter>`, or of the `std::vector<at::Tensor>`
+/// alone. A parameter that several of its stages share is there once, as the first one's.
 class optimizer_factory {
  public:
   template <class Make>
   requires(!std::same_as<Make, optimizer_factory> &&
            (detail::makes_optimizer_of<Make, at::Tensor> || detail::makes_optimizer_of<Make, named_parameter>))
-  optimizer_factory(Make make) {  // NOLINT
+      optimizer_factory(Make make) {  // NOLINT
     if constexpr (detail::makes_optimizer_of<Make, at::Tensor>) {
       make_ = [make = std::move(make)](std::vector<named_parameter> const& all) -> std::unique_ptr<torch::optim::Optimizer> {
         std::vector<at::Tensor> values;
@@ -73,10 +73,11 @@ optimizer_factory optimizer(Options options) {
   return [options](std::vector<at::Tensor> parameters) { return std::make_unique<Optimizer>(std::move(parameters), options); };
 }
 
-/// What is given to who looks at a step's gradients before the optimizer does. They are this rank's, in `.grad()` of each parameter.
+/// What is given to who looks at a step's gradients before the optimizer does. They are this rank's, in `.grad()` of each
+/// parameter.
 struct final_gradients {
   long step = 0;
-  double loss = 0;       ///< these three as in the step's report
+  double loss = 0;  ///< these three as in the step's report
   double grad_norm = 0;
   double learning_rate = 0;
   std::span<named_parameter const> parameters;
