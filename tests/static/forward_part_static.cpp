@@ -14,7 +14,8 @@ constexpr auto const& program_of_it = lowered<catalogue::dual_pipe_v, size>;
 /// Lawful, on the same ranks, and nothing but the forwards of the first `micro_batches`.
 constexpr bool right(plan const& made, int micro_batches) {
   if (check(made) || !made.forward_only || made.stages != proved.stages || made.size.micro_batches != micro_batches) return false;
-  if (check(lower(made).view()) || std::string_view(made.name) != "DualPipeV") return false;
+  program const lowered_again = lower(made);
+  if (check(lowered_again.view()) || std::string_view(made.name) != "DualPipeV") return false;
   for (int s = 0; s < proved.stages; ++s) {
     if (made.rank_of.data[s] != proved.rank_of[s]) return false;
   }

@@ -90,5 +90,8 @@ struct static_program {
 constexpr plan forward_part(program_view const& of, int micro_batches = max_micro_batches) {
   return forward_part(of.plan, micro_batches);
 }
+constexpr plan forward_part(program const& of, int micro_batches = max_micro_batches) {
+  return forward_part(of.source, micro_batches);
+}
 
 }  // namespace chevron
