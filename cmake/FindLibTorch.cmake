@@ -5,34 +5,44 @@
 # an unpacked LibTorch archive's) and nothing else.
 #
 # Where it looks, first hit wins:
-#   1. the cache variable or environment variable CHEVRON_TORCH_DIR: a folder that holds include/ and lib/
-#   2. .venv in the source tree of the project that calls
+#   1. the cache variable CHEVRON_TORCH_DIR: a folder that holds include/ and lib/. Where it is empty, the environment variable of that
+#      name is written there, so that configuring again from another shell finds the same
+#   2. .venv in the source tree of the whole build, then in that of the project that calls
 #   3. the torch of `python3`, if it has one
 #
-# Sets LibTorch_FOUND, LibTorch_VERSION and LibTorch_DIR_USED.
+# Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_DIR_USED, and LibTorch_REASON: why there is none, and the remedy.
 
-set(CHEVRON_TORCH_DIR "" CACHE PATH "LibTorch to use: a folder that holds include/ and lib/ (empty: .venv, then python3's torch)")
+set(_torch_help "LibTorch to use: a folder that holds include/ and lib/ (empty: .venv, then python3's torch)")
+set(CHEVRON_TORCH_DIR "" CACHE PATH "${_torch_help}")
+if(NOT "$ENV{CHEVRON_TORCH_DIR}" STREQUAL "")
+  if(CHEVRON_TORCH_DIR STREQUAL "")
+    set(CHEVRON_TORCH_DIR "$ENV{CHEVRON_TORCH_DIR}" CACHE PATH "${_torch_help}" FORCE)
+  elseif(NOT CHEVRON_TORCH_DIR STREQUAL "$ENV{CHEVRON_TORCH_DIR}")
+    message(STATUS "chevron: the LibTorch of this build is CHEVRON_TORCH_DIR=${CHEVRON_TORCH_DIR}, not the environment's "
+                   "$ENV{CHEVRON_TORCH_DIR}; to change it: -DCHEVRON_TORCH_DIR=<folder>")
+  endif()
+endif()
 
 set(_torch_header "include/ATen/core/Tensor.h")
 set(_torch_dir "")
 set(_torch_tried "")
-set(_torch_given "${CHEVRON_TORCH_DIR}")
-if(NOT _torch_given AND DEFINED ENV{CHEVRON_TORCH_DIR})
-  set(_torch_given "$ENV{CHEVRON_TORCH_DIR}")
-endif()
 
-if(_torch_given)
-  list(APPEND _torch_tried "CHEVRON_TORCH_DIR=${_torch_given}")
-  if(EXISTS "${_torch_given}/${_torch_header}")
-    set(_torch_dir "${_torch_given}")
+if(NOT CHEVRON_TORCH_DIR STREQUAL "")
+  list(APPEND _torch_tried "CHEVRON_TORCH_DIR=${CHEVRON_TORCH_DIR}")
+  if(EXISTS "${CHEVRON_TORCH_DIR}/${_torch_header}")
+    set(_torch_dir "${CHEVRON_TORCH_DIR}")
   endif()
 else()
-  list(APPEND _torch_tried "${CMAKE_SOURCE_DIR}/.venv")
-  file(GLOB _torch_wheels "${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch")
-  foreach(_torch_wheel IN LISTS _torch_wheels)
-    if(NOT _torch_dir AND EXISTS "${_torch_wheel}/${_torch_header}")
-      set(_torch_dir "${_torch_wheel}")
-    endif()
+  set(_torch_projects "${CMAKE_SOURCE_DIR}" ${PROJECT_SOURCE_DIR})
+  list(REMOVE_DUPLICATES _torch_projects)
+  foreach(_torch_project IN LISTS _torch_projects)
+    list(APPEND _torch_tried "${_torch_project}/.venv")
+    file(GLOB _torch_wheels "${_torch_project}/.venv/lib/python3*/site-packages/torch")
+    foreach(_torch_wheel IN LISTS _torch_wheels)
+      if(NOT _torch_dir AND EXISTS "${_torch_wheel}/${_torch_header}")
+        set(_torch_dir "${_torch_wheel}")
+      endif()
+    endforeach()
   endforeach()
   if(NOT _torch_dir)
     list(APPEND _torch_tried "the torch package of python3")
@@ -72,7 +82,9 @@ elseif(NOT LibTorch_CPU_LIBRARY OR NOT LibTorch_C10_LIBRARY)
     "  Remedy: -DCHEVRON_TORCH_DIR=<folder that holds include/ and lib/>")
   string(JOIN "" _torch_reason ${_torch_reason})
 else()
-  set(_torch_reason "LibTorch in ${_torch_dir} does not suit")
+  set(_torch_reason "LibTorch in ${_torch_dir} is ${LibTorch_VERSION}, wanted is 2.7 or later.\n"
+    "  Remedy: -DCHEVRON_TORCH_DIR=<folder of a newer one>")
+  string(JOIN "" _torch_reason ${_torch_reason})
 endif()
 
 include(FindPackageHandleStandardArgs)
@@ -85,6 +97,10 @@ find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_DIR_USED
   VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE "${_torch_reason}")
+set(LibTorch_REASON "")
+if(NOT LibTorch_FOUND)
+  set(LibTorch_REASON "${_torch_reason}")
+endif()
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   find_package(Threads REQUIRED)

@@ -32,7 +32,7 @@ static_assert(chevron::makespan(proved, chevron::costs{}) == chevron::makespan(c
 // … for up to P - 1 more chunks in flight.
 static_assert(chevron::peak_in_flight(proved, 0) == 5 && chevron::peak_in_flight(classic, 0) == 3);
 
-int main() {
+int train(int, char**) {
   std::cout << chevron::show::timeline_text(proved, slow_links) << '\n';
 
   // The same schedule trains: a circle or a ring, from two coordinates, on three ranks of this process.
@@ -57,4 +57,7 @@ int main() {
       }
     }
   });
+  return 0;
 }
+
+int main(int argc, char** argv) { return chevron::run_main(argc, argv, train); }

@@ -30,7 +30,7 @@ chevron::stage build_stage(int number) {
 
 at::Tensor loss(at::Tensor guess, at::Tensor next) { return nn::functional::cross_entropy(guess, next); }
 
-int main() {
+int train(int, char**) {
   // Proved while this file compiles: every microbatch exactly once, no deadlock, matched messages.
   constexpr auto const& program = chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
 
@@ -48,4 +48,8 @@ int main() {
       if (speaks) std::printf("step %2ld  loss %.4f  grad norm %.4f\n", report.step + 1, report.loss, report.grad_norm);
     }
   });
+  return 0;
 }
+
+// What goes wrong becomes a message and an exit code.
+int main(int argc, char** argv) { return chevron::run_main(argc, argv, train); }

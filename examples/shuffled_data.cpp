@@ -8,9 +8,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
+#include <chevron/data.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/main.hpp>
-#include <chevron/run/sampler.hpp>
 #include <chevron/schedule.hpp>
 
 #include <cstdio>

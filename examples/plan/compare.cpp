@@ -32,31 +32,50 @@ struct conditions {
   std::int64_t activation_bytes = -1;  ///< -1: not declared
   std::int64_t message_bytes = -1;
   int limit = 0;
+  bool by_stage = false;  ///< costs are a list, one a stage, and those of a chunk
+  int stages = 0;         ///< which has so many
   request const* asked = nullptr;
   std::optional<chevron::profile> profile;  ///< if given, costs come from there
 };
 
+bool is_list(std::string const& typed) { return typed.find(',') != std::string::npos; }
+
 /// One value for all: a list a stage would mean different things to schedules that cut the model differently.
 std::string const& single(std::string const& typed, std::string const& flag, char const* of = "a rank's whole share") {
-  if (typed.find(',') != std::string::npos) {
+  if (is_list(typed)) {
     throw usage(flag + " '" + typed +
                 "' is a list, but schedules cut the model into different numbers of stages: give one number, that of " + of);
   }
   return typed;
 }
 
-conditions conditions_of(request const& asked) {
+conditions conditions_of(request const& asked, chevron::shape size) {
   conditions out;
   out.asked = &asked;
   out.profile = profile_of(asked);
-  out.whole.forward = cost_number(single(asked.forward, "--forward"), "--forward");
-  out.whole.backward_input = cost_number(single(asked.backward_input, "--backward-input"), "--backward-input");
-  out.whole.backward_weight = cost_number(single(asked.backward_weight, "--backward-weight"), "--backward-weight");
-  out.whole.communication = cost_number(single(asked.communication, "--communication", "a message"), "--communication");
+  bool listed = false;
+  for (auto const& [typed, flag] :
+       {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
+        std::pair{&asked.backward_weight, "--backward-weight"}, std::pair{&asked.communication, "--communication"}}) {
+    if (is_list(*typed) && asked.chunks.empty()) {
+      throw usage(std::string(flag) + " '" + *typed +
+                  "' is a list, but schedules cut the model into different numbers of stages: give one number, of a rank's whole "
+                  "share or a message, or add --chunks to compare those with so many stages on each rank");
+    }
+    listed = listed || is_list(*typed);
+  }
+  out.by_stage = listed;
+  if (listed) out.stages = size.ranks * whole_number(asked.chunks, "--chunks", 1, 64);
+  if (!listed) {
+    out.whole.forward = cost_number(asked.forward, "--forward");
+    out.whole.backward_input = cost_number(asked.backward_input, "--backward-input");
+    out.whole.backward_weight = cost_number(asked.backward_weight, "--backward-weight");
+  }
+  if (!is_list(asked.communication)) out.whole.communication = cost_number(asked.communication, "--communication");
   out.whole.hidden = share_number(asked.hidden, "--hidden");
   out.whole.communication_occupies = occupies_of(asked);
   out.whole.first_input_gradient = !asked.no_first_input_gradient;
-  if (!(out.whole.forward + out.whole.backward_input + out.whole.backward_weight > 0)) {
+  if (!listed && !(out.whole.forward + out.whole.backward_input + out.whole.backward_weight > 0)) {
     throw usage("--forward, --backward-input and --backward-weight are all 0: give at least one cost above 0");
   }
   if (!asked.activation_bytes.empty())
@@ -81,11 +100,17 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     out.reason = describe(broken).str();
     return out;
   }
+  if (given.by_stage && plan.stages != given.stages) {
+    out.reason = "has " + std::to_string(plan.stages) + " stages; the costs given are those of " + std::to_string(given.stages);
+    return out;
+  }
   if (given.profile) {
     owned_costs const costs = costs_of(*given.asked, *given.profile, chevron::split_stages(plan), out.reason);
     if (!out.reason.empty()) return out;
     out.numbers = chevron::show::figures_of(plan, costs.view());
     out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
+  } else if (given.by_stage) {
+    out.numbers = chevron::show::figures_of(plan, costs_of(*given.asked, chevron::split_stages(plan)).view());
   } else {
     chevron::costs each = given.whole;
     for (double* cost : {&each.forward, &each.backward_input, &each.backward_weight}) *cost /= out.chunks;
@@ -170,7 +195,7 @@ int run_compare(request const& asked) {
     }
     size = {from.read.plan.size.ranks, from.read.plan.size.micro_batches, 0};
   }
-  conditions const given = conditions_of(asked);
+  conditions const given = conditions_of(asked, size);
   chevron::show::text_style const style = style_of(asked);
 
   std::vector<entry> fit, unfit;
@@ -234,10 +259,10 @@ int run_compare(request const& asked) {
       out += "Costs in ms as " + asked.profile + " has them, measured under " + given.profile->schedule + " on " +
              some(given.profile->size.ranks, "rank", "s");
     } else {
-      out +=
-          "A rank's share of the model costs F=" + asked.forward + " I=" + asked.backward_input + " W=" + asked.backward_weight;
+      out += std::string(given.by_stage ? "A stage" : "A rank's share of the model") + " costs F=" + asked.forward +
+             " I=" + asked.backward_input + " W=" + asked.backward_weight;
     }
-    if (given.whole.communication > 0) {
+    if (given.whole.communication > 0 || is_list(asked.communication)) {
       out += ", a message " + asked.communication;
       if (given.whole.communication_occupies != chevron::occupies::nobody) {
         bool const both = given.whole.communication_occupies == chevron::occupies::both;

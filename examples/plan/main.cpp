@@ -1,5 +1,6 @@
 // chevron-plan: look at pipeline schedules. No LibTorch; starts in milliseconds.
 //
+//   chevron-plan list
 //   chevron-plan show --schedule ZBVZeroBubble --ranks 4 --microbatches 8
 //   chevron-plan show --schedule 1F1B --format svg -o timeline.svg
 //   chevron-plan show --schedule ZB-H2 --steps 3 --critical-path -o steps.svg
@@ -80,12 +81,12 @@ int main(int argc, char** argv) {
     one->allow_extras(false);
     one->callback([&command, &asked, one, run] {
       command = run;
-      asked.ranks_given = one->count("--ranks") > 0;
-      asked.micro_batches_given = one->count("--microbatches") > 0;
       auto const typed = [&](char const* flag) {
         CLI::Option const* const option = one->get_option_no_throw(flag);
         return option != nullptr && option->count() > 0;
       };
+      asked.ranks_given = typed("--ranks");
+      asked.micro_batches_given = typed("--microbatches");
       asked.communication_given = typed("--communication");
       asked.hidden_given = typed("--hidden");
       for (char const* flag : {"--forward", "--backward-input", "--backward-weight", "--no-first-input-gradient"}) {
@@ -118,7 +119,11 @@ int main(int argc, char** argv) {
   compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
       ->type_name("FILE.csv");
   add_shape(compare, asked);
-  add_costs(compare, asked, "(of a rank's whole share of the model: a chunk costs its part of it)", "");
+  add_costs(
+      compare, asked,
+      "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
+      "stage, and then all are a chunk's)",
+      " (or, with --chunks, one for each boundary between stages)");
   compare
       .add_option("--memory-limit", asked.memory_limit,
                   "most activations held on any rank, in microbatches of a rank's whole share")
@@ -163,12 +168,15 @@ int main(int argc, char** argv) {
   search.add_option("--seed", asked.search.seed, "another one tries other changes")->type_name("NUMBER")->capture_default_str();
   add_output(search, asked, "text, svg, html, csv, trace or json");
 
+  CLI::App& list = *add("list", "Name the schedules of the catalogue: here, in C++, and where they come from", run_list);
+  list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+
   try {
     app.parse(argc, argv);
     if (command == nullptr) {
       auto const unknown = app.remaining();
       throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
-                  ": choose one of show, compare, check, lower, search; chevron-plan --help-all explains them");
+                  ": choose one of show, compare, check, lower, search, list; chevron-plan --help-all explains them");
     }
     return command(asked);
   } catch (CLI::ParseError const& stop) {

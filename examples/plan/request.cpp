@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -353,9 +354,11 @@ std::string format_of(request const& asked, std::vector<std::string> const& poss
     throw usage("--format " + quoted(asked.format) + " is not known" + (like.empty() ? "" : "; did you mean " + like + "?") +
                 (like.empty() ? ": choose one of " : " There are ") + joined(possible));
   }
-  std::size_t const dot = asked.output.rfind('.');
-  std::string const ending = dot == std::string::npos ? "" : lower_case(asked.output.substr(dot + 1));
-  return has(ending) ? ending : possible.front();
+  std::string const ending = lower_case(std::filesystem::path(asked.output).extension().string());
+  if (ending.empty() || ending == ".txt") return possible.front();
+  if (has(ending.substr(1))) return ending.substr(1);
+  throw usage("-o " + quoted(asked.output) + ": " + ending + " says no format this command has: choose one of " +
+              joined(possible) + ", as the ending or by --format");
 }
 
 chevron::show::text_style style_of(request const& asked) {

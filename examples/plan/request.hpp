@@ -143,7 +143,8 @@ owned_sizes sizes_of(request const& asked, int stages);
 /// How many steps `--steps` asks for; they must fit into one plan.
 int steps_of(request const& asked, chevron::plan_view const& plan);
 
-/// The format asked for, from `--format`, else from the ending of `-o`'s file, else the first of those possible.
+/// The format asked for, from `--format`, else from the ending of `-o`'s file, else the first of those possible, which is text.
+/// Throws `usage` for an ending that is none of them.
 std::string format_of(request const& asked, std::vector<std::string> const& possible);
 /// How the output wants its text: terminal width, colour, characters.
 chevron::show::text_style style_of(request const& asked);
@@ -155,5 +156,6 @@ int run_compare(request const& asked);
 int run_check(request const& asked);
 int run_lower(request const& asked);
 int run_search(request const& asked);
+int run_list(request const& asked);
 
 }  // namespace plan_program

@@ -22,35 +22,92 @@ greet() {
   echo "$printed" | grep -E -q "$greeting"
 }
 
+# refuse TEXT COMMAND...: the command fails, and says this.
+refuse() {
+  said=$1
+  shift
+  if "$@" >"$work/refused.log" 2>&1; then
+    echo "FAILED, since it succeeds: $*"
+    exit 1
+  fi
+  saying "$said" "$work/refused.log"
+}
+# saying TEXT FILE: line ends and indentation are CMake's own.
+saying() {
+  if ! tr -s ' \n' '  ' <"$2" | grep -q -F "$1"; then
+    cat "$2"
+    echo "FAILED, since nothing says: $1"
+    exit 1
+  fi
+}
+
 echo "== an installed package"
 "$cmake" --install "$CHEVRON_BUILD" --prefix "$work/prefix" >"$work/install.log"
 # The installation is moved: nothing in it may point to where it was made.
 mv "$work/prefix" "$work/moved"
-if grep -r -l -F "$CHEVRON_SOURCE/include" "$work/moved"; then
+if grep -r -l -F "$CHEVRON_SOURCE/include" "$work/moved/include" "$work/moved/lib"*; then
   echo "FAILED: these installed files name the source tree"
   exit 1
 fi
-set -- -G Ninja "-DCMAKE_CXX_COMPILER=$compiler" "-DCOMPONENT=$component" "-DCHEVRON_TORCH_DIR=$libtorch"
-"$cmake" -S "$here" -B "$work/package" "$@" -DWAY=package "-DCMAKE_PREFIX_PATH=$work/moved"
+package=-DCMAKE_PREFIX_PATH=$work/moved
+set -- -G Ninja "-DCMAKE_CXX_COMPILER=$compiler" "-DCOMPONENT=$component"
+unset CHEVRON_TORCH_DIR
+"$cmake" -S "$here" -B "$work/package" "$@" -DWAY=package "$package" "-DCHEVRON_TORCH_DIR=$libtorch"
 "$cmake" --build "$work/package"
 greet "$work/package/consumer"
+echo "== its component named"
+"$cmake" "$work/package" -DWAY=component
+"$cmake" --build "$work/package"
 
 echo "== a folder of sources"
-"$cmake" -S "$here" -B "$work/subdirectory" "$@" -DWAY=subdirectory "-DCHEVRON_SOURCE=$CHEVRON_SOURCE"
+"$cmake" -S "$here" -B "$work/subdirectory" "$@" -DWAY=subdirectory "-DCHEVRON_SOURCE=$CHEVRON_SOURCE" "-DCHEVRON_TORCH_DIR=$libtorch"
 "$cmake" --build "$work/subdirectory"
 greet "$work/subdirectory/consumer"
 
+nowhere="-DCHEVRON_TORCH_DIR=$work/nowhere"
 if [ "$component" = schedule ]; then
   echo "== nothing but -I"
   "$compiler" -std=c++20 "-I$CHEVRON_SOURCE/include" "$here/schedule.cpp" -o "$work/bare"
   greet "$work/bare"
 
-  echo "== a component that does not exist is refused"
-  if "$cmake" -S "$here" -B "$work/unknown" "$@" -DCOMPONENT=trainer -DWAY=package "-DCMAKE_PREFIX_PATH=$work/moved" \
-    >"$work/unknown.log" 2>&1; then
-    echo "FAILED: find_package(chevron COMPONENTS trainer) succeeds"
+  echo "== no LibTorch: schedules alone"
+  "$cmake" -S "$here" -B "$work/alone" "$@" -DWAY=package "$package" "$nowhere" >"$work/alone.log" 2>&1
+  saying "chevron::run and chevron::nccl are left out: " "$work/alone.log"
+  "$cmake" "$work/alone" -DWAY=component >"$work/alone.log" 2>&1
+  if grep "left out" "$work/alone.log"; then
+    echo "FAILED: who asks for schedules alone is told what else there is"
     exit 1
   fi
-  grep "has the components schedule, run and nccl" "$work/unknown.log"
+
+  echo "== a component that does not exist is refused"
+  refuse "has the components schedule, run and nccl" "$cmake" -S "$here" -B "$work/unknown" "$@" -DCOMPONENT=trainer -DWAY=component "$package"
+  echo "== the programs are installed"
+  "$work/moved/bin/chevron-plan" show ZBVZeroBubble | grep -q 'makespan 51 '
+fi
+if [ "$component" = run ]; then
+  echo "== no LibTorch: the reason and the remedy"
+  why="No LibTorch found in: CHEVRON_TORCH_DIR=$work/nowhere."
+  for way in component package subdirectory; do
+    refuse "$why Remedy: " "$cmake" -S "$here" -B "$work/none-$way" "$@" -DWAY=$way "$package" "-DCHEVRON_SOURCE=$CHEVRON_SOURCE" "$nowhere"
+  done
+  saying "chevron::run is left out, since " "$work/refused.log"
+
+  echo "== CHEVRON_TORCH_DIR of the environment is remembered"
+  env "CHEVRON_TORCH_DIR=$libtorch" "$cmake" -S "$here" -B "$work/remembers" "$@" -DWAY=package "$package" >"$work/remembers.log"
+  "$cmake" "$work/remembers" >"$work/remembers.log"
+  env "CHEVRON_TORCH_DIR=$work/nowhere" "$cmake" "$work/remembers" >"$work/remembers.log"
+  saying "not the environment's $work/nowhere" "$work/remembers.log"
+  refuse "$why" env "CHEVRON_TORCH_DIR=$libtorch" "$cmake" "$work/remembers" "$nowhere"
+
+  echo "== Chevron's own .venv, in a folder of sources"
+  site=$work/sources/.venv/lib/python3/site-packages
+  mkdir -p "$site"
+  ln -s "$libtorch" "$site/torch"
+  ln -s "$CHEVRON_SOURCE/CMakeLists.txt" "$CHEVRON_SOURCE/cmake" "$CHEVRON_SOURCE/include" "$work/sources"
+  "$cmake" -S "$here" -B "$work/own" "$@" -DWAY=subdirectory "-DCHEVRON_SOURCE=$work/sources" >"$work/own.log"
+  saying "Found LibTorch: $site/torch/lib" "$work/own.log"
+
+  echo "== the programs are installed, and find LibTorch"
+  env -u LD_LIBRARY_PATH "$work/moved/bin/chevron-train" --help | grep -q -e '--schedule'
 fi
 rm -rf "$work"

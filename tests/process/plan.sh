@@ -58,7 +58,18 @@ expect 2 "--steps 2 does not go with --format csv" show 1F1B --steps 2 --format 
 expect 2 "--critical-path does not go with --format text" show 1F1B --critical-path
 expect 2 "--format 'sgv' is not known; did you mean svg?" show 1F1B --format sgv
 expect 2 "-o '/nowhere/x.svg' cannot be written (No such file or directory)" show 1F1B -o /nowhere/x.svg
-expect 2 "'1,2' is a list" compare --forward 1,2
+expect 2 "'1,2' is a list, .* or add --chunks" compare --forward 1,2
+expect 2 "'1,2' is a list" compare --activation-bytes 1,2
+expect 2 "--forward '1,2,3' has 3 values, but the schedule has 4 stages" compare --ranks 2 --chunks 2 --forward 1,2,3
+expect 0 '^2 ranks, 4 microbatches. A stage costs F=1,2,1,3 I=1 W=.5, a message 1,0,2.$' compare --ranks 2 --microbatches 4 --chunks 2 --forward 1,2,1,3 --backward-weight .5 --communication 1,0,2
+expect 0 '^ZBVZeroBubble  *2  *12.5 ' compare --ranks 2 --microbatches 4 --chunks 2 --forward .5,.5,.5,.5 --backward-input .5 --backward-weight .5
+expect 2 "-o 'timeline.sgv': .sgv says no format this command has: choose one of text, svg, html" show 1F1B -o timeline.sgv
+expect 2 "-o 'table.svg': .svg says no format this command has: choose one of text, csv, json" compare -o table.svg
+for file in without_an_ending words.txt; do
+  "$plan" show 1F1B -o $file
+  grep -q '^1F1B  *4 ranks' $file || { cat $file; failed=1; }
+done
+expect 0 '^InterleavedZeroBubble  *interleaved_zero_bubble  *any, else 2  ' list
 expect 0 'bubble 100.0 %' show 1F1B --communication 1e12
 expect 2 "not expected: --bogus" compare --bogus
 
@@ -113,6 +124,17 @@ grep -q "standard output cannot be written" full || { echo "a full disk is not n
 head -c 5 t.svg | grep -q '^<svg ' || { echo "t.svg is no SVG"; failed=1; }
 if "$plan" show 1F1B | grep -q "$(printf '\033')"; then echo "escape sequences in a pipe"; failed=1; fi
 "$plan" show 1F1B --colour always | grep -q "$(printf '\033')" || { echo "--colour always gives no colour"; failed=1; }
+
+# docs/schedules.md shows the list as it is printed.
+"$plan" list > listed
+sed -n '/chevron-plan list$/,/^```$/p' "${CHEVRON_SOURCE:?}/docs/schedules.md" | sed '1d; $d' | diff - listed || failed=1
+
+# The table and lists of costs: a list that says the same as one number gives the same.
+"$plan" compare --ranks 2 --chunks 2 --format csv | grep '^[^,]*,2,' > by_rank
+"$plan" compare --ranks 2 --chunks 2 --format csv --forward .5,.5,.5,.5 --backward-input .5 --backward-weight .5 > by_stage
+grep -q '^GPipe,,.*has 2 stages; the costs given are those of 4' by_stage || { cat by_stage; failed=1; }
+grep '^[^,]*,2,' by_stage | diff by_rank - || failed=1
+grep -q '^ZBVZeroBubble,2,' by_rank || { echo "compare --chunks 2 lacks ZBVZeroBubble"; failed=1; }
 
 # Fastest first; the published makespans at 4 ranks, 8 microbatches and equal costs; who needs too much is told why.
 "$plan" compare --format csv --memory-limit 4 > table.csv

@@ -4,7 +4,9 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/buffer.hpp>
+#include <chevron/plan/forward_part.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/shape.hpp>
 
 /// \file
 /// A program: for each rank one list of instructions, complete with communication and the place of every tensor.
@@ -83,5 +85,13 @@ struct static_program {
   constexpr program_view view() const&& = delete;
   constexpr operator program_view() const&& = delete;
 };
+
+/// The forwards of a program's plan; to be lowered again.
+constexpr plan forward_part(program_view const& of, int micro_batches = max_micro_batches) {
+  return forward_part(of.plan, micro_batches);
+}
+constexpr plan forward_part(program const& of, int micro_batches = max_micro_batches) {
+  return forward_part(of.source, micro_batches);
+}
 
 }  // namespace chevron

@@ -1,27 +1,45 @@
 #pragma once
 
+#include <cstdint>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/shape.hpp>
 
 /// \file
 /// Evaluation with a training schedule's placement.
 
 namespace chevron {
 
-/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many. Lawful if the plan was.
-constexpr plan forward_part(plan const& of, int micro_batches = max_micro_batches) {
-  int const ranks = of.size.ranks;
-  plan only = of;
+/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many. Lawful if the plan
+/// was. Takes a plan, or what `checked<…>` gives; programs, so what `lower` and `lowered<…>` give, are taken by
+/// lower/program.hpp.
+constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_batches) {
+  plan only;
+  only.size = of.size;
+  only.name = of.name;
+  only.problem = of.problem;
+  if (of.problem) return only;
+  only.stages = of.stages;
   only.forward_only = true;
-  only.in_flight_limit = 0;
-  only.message_limit = only.byte_limit = 0;
   if (micro_batches < of.size.micro_batches) only.size.micro_batches = micro_batches;
+  int const ranks = of.size.ranks, total = of.total();
+  auto const wanted = [&](action what) {
+    return what.what == kind::forward && static_cast<int>(what.micro_batch) < micro_batches;
+  };
+  int forwards = 0;
+  for (int i = 0; i < total; ++i) forwards += wanted(of.actions[i]) ? 1 : 0;
+  only.actions = buffer<action>(forwards);
+  only.begin = buffer<int>(ranks + 1);
+  only.rank_of = buffer<std::int16_t>(of.stages);
+  for (int s = 0; s < of.stages; ++s) only.rank_of.data[s] = of.rank_of[s];
   int kept = 0;
   for (int r = 0; r < ranks; ++r) {
-    int const first = of.begin.data[r], last = of.begin.data[r + 1];
     only.begin.data[r] = kept;
-    for (int i = first; i < last; ++i) {
-      if (of.actions.data[i].what != kind::forward || static_cast<int>(of.actions.data[i].micro_batch) >= micro_batches) continue;
-      only.actions.data[kept] = of.actions.data[i];
+    for (int i = of.begin[r]; i < of.begin[r + 1]; ++i) {
+      if (!wanted(of.actions[i])) continue;
+      only.actions.data[kept] = of.actions[i];
       only.actions.data[kept++].fused = 0;  // its other half is left out
     }
   }

@@ -14,6 +14,8 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include <chevron/lower/lower.hpp>
+#include <chevron/lower/program.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/run/data_agreement.hpp>
 #include <chevron/run/error.hpp>
@@ -31,9 +33,15 @@ namespace chevron {
 /// Runs a forward-only program over a trainer's stages, between its steps. No graph is built, and modules are in evaluation
 /// meanwhile. Every rank makes the same calls; the trainer must outlive this.
 ///
-///     chevron::evaluator evaluate(chevron::lower(chevron::forward_part(plan)), train);
+///     chevron::evaluator evaluate(train);
+///     double const held_out = evaluate.loss({tokens}, {next_tokens});
 class evaluator {
  public:
+  /// The forwards of the trainer's own program. Collective.
+  /// \param micro_batches into how many batches are cut; 0: as many as in training, which is also the most
+  explicit evaluator(trainer& owner, int micro_batches = 0) : evaluator(forwards_of(owner.program(), micro_batches), owner) {}
+
+  /// Another program that only runs forward, with the trainer's stages on the trainer's ranks. Collective.
   evaluator(runnable steps, trainer& owner)
       : program_(std::move(steps)),
         owner_(&owner),
@@ -131,6 +139,16 @@ class evaluator {
     out.autocast = owner.autocast();
     out.on = owner.on();
     return out;
+  }
+
+  static program forwards_of(program_view training, int micro_batches) {
+    int const most = training.plan.size.micro_batches;
+    if (micro_batches < 0 || micro_batches > most) {
+      throw usage_error("evaluation in " + std::to_string(micro_batches) + " microbatches, but the trainer's program has " +
+                        std::to_string(most) + ": give a number from 1 to " + std::to_string(most) +
+                        ", 0 for as many, or a program of its own");
+    }
+    return lower(forward_part(training, micro_batches > 0 ? micro_batches : most));
   }
 
   static program_view checked(program_view p, trainer& owner) {

@@ -55,21 +55,20 @@ class global_update {
       : line_(&line), gradients_(std::move(gradients)), sum_tied_(std::move(sum_tied)), options_(std::move(options)) {
     if (options_.scaling) scale_ = loss_scale(*options_.scaling);
     std::string mine;
-    std::vector<at::Tensor> parameters;
     for (std::size_t s = 0; s < gradients_.size(); ++s) {
       if (gradients_[s] == nullptr) continue;
       for (parameter const& p : gradients_[s]->trained()) {
         mine += std::to_string(s) + " " + p.name + "\n";
         // Two stages of this rank may share it: it is stepped once.
-        bool const known =
-            std::any_of(parameters.begin(), parameters.end(), [&](at::Tensor const& q) { return q.is_same(p.value); });
-        if (!known) parameters.push_back(p.value);
+        bool const known = std::any_of(parameters_.begin(), parameters_.end(),
+                                       [&](named_parameter const& q) { return q.value.is_same(p.value); });
+        if (!known) parameters_.push_back({static_cast<int>(s), p.name, p.value});
       }
     }
     for (std::string const& name : taken) mine += "takes " + name + "\n";
     numbers_.emplace(plan, line, mine, options_.check_data);
-    if (!parameters.empty()) {
-      optimizer_ = make(std::move(parameters));
+    if (!parameters_.empty()) {
+      optimizer_ = make(parameters_);
       if (!optimizer_) throw usage_error("the optimizer factory gave no optimizer");
       check_optimizer();
     }
@@ -99,7 +98,8 @@ class global_update {
     note_rates(rates_);
     if (optimizer_ && !certainly_wrong()) {
       before_.take(*optimizer_);
-      change(rate_);
+      set_up(rate_);
+      optimizer_->step();
       stepped_ = true;
     }
     return {};
@@ -279,17 +279,20 @@ class global_update {
         if (g != nullptr) g->scale(factor);
       }
     }
-    if (optimizer_) change(result.learning_rate);
+    if (optimizer_) set_up(result.learning_rate);
+    if (options_.before_optimizer_step)
+      options_.before_optimizer_step({step_, result.loss, result.grad_norm, result.learning_rate, parameters_});
+    if (optimizer_) optimizer_->step();
   }
 
-  void change(double rate) {
+  /// Everything about the optimizer's step but the step.
+  void set_up(double rate) {
     if (options_.learning_rate) {
       for (auto& group : optimizer_->param_groups()) group.options().set_lr(rate);
     }
     for (stage_gradients* g : gradients_) {
       if (g != nullptr) g->round();
     }
-    optimizer_->step();
   }
 
   /// By group of the optimizer.
@@ -346,6 +349,7 @@ class global_update {
   std::vector<stage_gradients*> gradients_;
   std::function<void()> sum_tied_;
   update_options options_;
+  std::vector<named_parameter> parameters_;  // trained on this rank
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::optional<detail::step_numbers> numbers_;
 

@@ -107,7 +107,7 @@ class trainer {
     update_ = std::make_unique<global_update>(
         p.plan, line, std::move(views), taken, [this] { tied_.sum(*line_, executor_->slots()); }, make,
         update_options{options.clip_grad_norm, options.when_not_finite, options.learning_rate, options.post_validation,
-                       options.calm_steps, options.scaling, options.sums, options.check_data});
+                       options.calm_steps, options.scaling, options.sums, options.check_data, options.before_optimizer_step});
     data_ = update_->data();
     weighted_losses_.resize(static_cast<std::size_t>(p.plan.size.micro_batches));
     executor_hooks hooks;

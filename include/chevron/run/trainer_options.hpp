@@ -33,6 +33,11 @@ struct trainer_options {
   std::optional<loss_scaling> scaling = {};             ///< multiply the loss before its backward: for half precision
   over_replicas sums = over_replicas::mean;             ///< what becomes of the replicas' gradients
   weigher weigh = {};                                   ///< what a microbatch counts (its tokens, say); empty: its samples
+  /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
+  /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
+  /// layer, say) and change them in place, on all replicas alike, which the reported norm does not show. It must leave parameters
+  /// alone. Not with `post_validation`, where ranks step before they know whether the gradients are final.
+  std::function<void(final_gradients const&)> before_optimizer_step = {};
   /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
   /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
@@ -85,6 +90,11 @@ inline void check(trainer_options const& options) {
   }
   if (options.calm_steps < 0)
     throw usage_error("calm_steps is " + std::to_string(options.calm_steps) + ": give a number of steps from 0");
+  if (options.post_validation && options.before_optimizer_step) {
+    throw usage_error(
+        "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
+        "a step over: leave either out");
+  }
   if (options.scaling) loss_scale const acceptable(*options.scaling);
 }
 

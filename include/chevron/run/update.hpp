@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -7,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,14 +23,66 @@
 
 namespace chevron {
 
-/// Makes the optimizer for one rank's parameters.
-using optimizer_factory = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+/// A parameter that this rank trains.
+struct named_parameter {
+  int stage = 0;
+  std::string name;  ///< within its stage
+  at::Tensor value;
+};
 
-/// `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`
+namespace detail {
+
+template <class Make, class Each>
+concept makes_optimizer_of = std::is_invocable_r_v<std::unique_ptr<torch::optim::Optimizer>, Make const&, std::vector<Each>>;
+
+}  // namespace detail
+
+/// Makes the optimizer of one rank: any function of its `std::vector<named_parameter>`, or of the `std::vector<at::Tensor>`
+/// alone. A parameter that several of its stages share is there once, as the first one's.
+class optimizer_factory {
+ public:
+  template <class Make>
+  requires(!std::same_as<Make, optimizer_factory> &&
+           (detail::makes_optimizer_of<Make, at::Tensor> || detail::makes_optimizer_of<Make, named_parameter>))
+      optimizer_factory(Make make) {  // NOLINT
+    if constexpr (detail::makes_optimizer_of<Make, at::Tensor>) {
+      make_ = [make = std::move(make)](std::vector<named_parameter> const& all) -> std::unique_ptr<torch::optim::Optimizer> {
+        std::vector<at::Tensor> values;
+        for (named_parameter const& p : all) values.push_back(p.value);
+        return make(std::move(values));
+      };
+    } else {
+      make_ = std::move(make);
+    }
+  }
+
+  std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<named_parameter> const& all) const { return make_(all); }
+  /// The same for tensors without names, as of a model in one piece.
+  std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<at::Tensor> const& all) const {
+    std::vector<named_parameter> nameless;
+    for (at::Tensor const& value : all) nameless.push_back({0, "", value});
+    return make_(nameless);
+  }
+
+ private:
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<named_parameter> const&)> make_;
+};
+
+/// `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`: all parameters alike.
 template <class Optimizer, class Options>
 optimizer_factory optimizer(Options options) {
   return [options](std::vector<at::Tensor> parameters) { return std::make_unique<Optimizer>(std::move(parameters), options); };
 }
+
+/// What is given to who looks at a step's gradients before the optimizer does. They are this rank's, in `.grad()` of each
+/// parameter.
+struct final_gradients {
+  long step = 0;
+  double loss = 0;  ///< these three as in the step's report
+  double grad_norm = 0;
+  double learning_rate = 0;
+  std::span<named_parameter const> parameters;
+};
 
 /// What to do with a step whose loss or gradient is infinite or not a number.
 enum class not_finite {
@@ -51,6 +105,7 @@ struct update_options {
   std::optional<loss_scaling> scaling = {};        ///< gradients come multiplied by `loss_factor`
   over_replicas sums = over_replicas::mean;
   data_check check_data = data_check::first_step;  ///< when the ranks of a pipeline compare what they were given
+  std::function<void(final_gradients const&)> before_optimizer_step = {};
 };
 
 /// What every rank knows at the end of a step.
