@@ -67,7 +67,9 @@ greet "$work/subdirectory/consumer"
 nowhere="-DCHEVRON_TORCH_DIR=$work/nowhere"
 if [ "$component" = schedule ]; then
   echo "== nothing but -I"
-  "$compiler" -std=c++20 "-I$CHEVRON_SOURCE/include" "$here/schedule.cpp" -o "$work/bare"
+  # Its headers stand no warning of a project that looks for all of them.
+  "$compiler" -std=c++20 -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion "-I$CHEVRON_SOURCE/include" \
+    "$here/schedule.cpp" -o "$work/bare"
   greet "$work/bare"
 
   echo "== no LibTorch: schedules alone"

@@ -144,7 +144,7 @@ struct item_order<hana::basic_tuple<Items...>> {
   static constexpr int placed = (0 + ... + (is_placed<Items> ? 1 : 0));
   static constexpr bool splits = (false || ... || is_weight<Items>);
 
-  int position[count > 0 ? count : 1]{};
+  int position[array_size(count)]{};
   constexpr item_order() {
     [[maybe_unused]] int next[3] = {0, forwards, placed};
     int k = 0;
@@ -211,8 +211,8 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
     }
   }
   // A W without a slot follows an I of its chunk.
-  bool leaves_weight[items > 0 ? items : 1]{};
-  int gradient_of[items > 0 ? items : 1]{};
+  bool leaves_weight[array_size(items)]{};
+  int gradient_of[array_size(items)]{};
   for (int w = 0; w < items; ++w) {
     gradient_of[w] = -1;
     for (int k = 0; k < items && at.data[w].when_idle; ++k) {

@@ -4,6 +4,7 @@
 #include <boost/hana/size.hpp>
 
 #include <chevron/describe/schedule.hpp>
+#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
 
 /// \file
@@ -18,9 +19,9 @@ struct played_token {
   kind what{};
   int chunk = any_chunk;
   int times = 1;
-  int stream = 0;  // which stream it draws from
-  int cell = 0;    // chunk × microbatches, for streams of one chunk
-  int stage = -1;  // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
+  int stream = 0;      // which stream it draws from
+  int cell = 0;        // chunk × microbatches, for streams of one chunk
+  int stage = -1;      // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
   bool pairs = false;  // the first half of a fused pair with the next token
   int ends = 0;        // how many tokens a repeated sequence has that ends here and stands beside other items,
   int rounds = 1;      // and how often it runs
@@ -66,7 +67,7 @@ struct score_size<phases<Last, Phases...>> {
 template <class Phases>
 struct score {
   static constexpr int phases_count = score_size<Phases>::phases_count;
-  played_phase phase[phases_count]{};
+  played_phase phase[array_size(phases_count)]{};
   played_token token[score_size<Phases>::tokens_count]{};
   bool mixes_backwards = false;  // both B and W appear: a W must pass over what a B did
   bool queues_weights = false;   // W without a chunk beside I with one: a W takes the oldest I that has none

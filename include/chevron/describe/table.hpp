@@ -111,8 +111,8 @@ constexpr plan plan_of_rows(Rows const& rows, char const* name = "") {
 /// both counted from 0.
 template <int Ranks, int Actions>
 struct schedule_table {
-  action actions[Actions > 0 ? Actions : 1]{};
-  int begin[Ranks + 1]{};
+  action actions[array_size(Actions)]{};
+  int begin[array_size(Ranks + 1)]{};
   char const* name = "";
 
   constexpr schedule_table named(char const* as) const {

@@ -75,9 +75,9 @@ struct program {
 template <int Ranks, int Stages, int Actions, int Instructions>
 struct static_program {
   static_plan<Ranks, Stages, Actions> source;
-  instruction instructions[Instructions > 0 ? Instructions : 1];
-  int begin[Ranks + 1];
-  slot_counts slots[Ranks > 0 ? Ranks : 1];
+  instruction instructions[array_size(Instructions)];
+  int begin[array_size(Ranks + 1)];
+  slot_counts slots[array_size(Ranks)];
 
   constexpr program_view view() const& { return {source.view(), instructions, begin, slots}; }
   constexpr operator program_view() const& { return view(); }

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <cstddef>
+
 /// \file
 /// Memory that a schedule needs while it is worked out, by the compiler as well as at run time.
 
 namespace chevron {
+
+/// The size of an array that is to hold so many elements: an array has at least one.
+constexpr std::size_t array_size(int elements) { return elements > 0 ? static_cast<std::size_t>(elements) : 1; }
 
 /// Asks for zeroed memory.
 struct zeroed_t {};

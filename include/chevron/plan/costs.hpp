@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chevron/plan/action.hpp>
+#include <chevron/plan/buffer.hpp>
 
 /// \file
 /// What actions and messages cost: the unit is the caller's (chunk units, seconds …), the same throughout.
@@ -87,10 +88,10 @@ struct costs {
 /// A cost per stage and per boundary, of fixed size, so that it can be a compile-time value: profiles and uneven models.
 template <int Stages>
 struct stage_costs {
-  double forward[Stages]{};
-  double backward_input[Stages]{};
-  double backward_weight[Stages]{};
-  double communication[Stages > 1 ? Stages - 1 : 1]{};  ///< entry s: between stages s and s + 1
+  double forward[array_size(Stages)]{};
+  double backward_input[array_size(Stages)]{};
+  double backward_weight[array_size(Stages)]{};
+  double communication[array_size(Stages - 1)]{};  ///< entry s: between stages s and s + 1
   double hidden = 0;
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/shape.hpp>
 
 /// \file
@@ -111,7 +112,7 @@ struct counted_t {
 /// Each stage's rank, written down.
 template <int Stages>
 struct listed_t {
-  int rank[Stages];
+  int rank[array_size(Stages)];
   constexpr int stages(shape) const { return Stages; }
   constexpr int rank_of(int stage, shape) const { return rank[stage]; }
 };

@@ -70,14 +70,14 @@ struct static_plan {
   int stages = Stages;
   bool forward_only = false;
   int in_flight_limit = 0;
-  action actions[Actions > 0 ? Actions : 1];
-  int begin[Ranks + 1];
-  std::int16_t rank_of[Stages > 0 ? Stages : 1];
+  action actions[array_size(Actions)];
+  int begin[array_size(Ranks + 1)];
+  std::int16_t rank_of[array_size(Stages)];
   char const* name = "";
   finding problem{};
   std::int64_t message_limit = 0;
   std::int64_t byte_limit = 0;
-  std::int64_t stage_bytes[Stages > 0 ? Stages : 1]{};
+  std::int64_t stage_bytes[array_size(Stages)]{};
 
   constexpr plan_view view() const& {
     return {size, stages,  forward_only,  in_flight_limit, actions,    begin, rank_of,

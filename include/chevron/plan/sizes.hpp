@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include <chevron/plan/buffer.hpp>
+
 /// \file
 /// What stages declare about memory and messages, in bytes.
 
@@ -29,8 +31,8 @@ struct sizes {
 /// Sizes per stage and boundary, of fixed size, so that they can be a compile-time value.
 template <int Stages>
 struct stage_sizes {
-  std::int64_t activation[Stages]{};
-  std::int64_t message[Stages]{};  ///< entry s: between stages s and s + 1; the last has no meaning
+  std::int64_t activation[array_size(Stages)]{};
+  std::int64_t message[array_size(Stages)]{};  ///< entry s: between stages s and s + 1; the last has no meaning
 
   constexpr size_view view() const { return {activation, message, 1}; }
   constexpr operator size_view() const { return view(); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <type_traits>
 
 #include <chevron/plan/text.hpp>
@@ -77,8 +78,8 @@ constexpr int piece_end(text const& said, int first) {
 }
 
 template <int Length>
-constexpr fixed_string<Length> piece_of(text const& said, int first) {
-  fixed_string<Length> piece;
+constexpr fixed_string<static_cast<std::size_t>(Length)> piece_of(text const& said, int first) {
+  fixed_string<static_cast<std::size_t>(Length)> piece;
   for (int i = 0; i < Length; ++i) piece.characters[i] = said.characters[first + i];
   piece.characters[Length] = 0;  // clang prints numbers unless each character was written
   return piece;
@@ -114,8 +115,8 @@ struct gate {
     if (plan.problem) return plan.problem;
     if (finding const f = check_placement(plan)) return f;
     if (stages * plan.size.micro_batches > actions) return diagnose(plan);
-    std::uint8_t state[actions > 0 ? actions : 1]{};
-    int next[ranks + 1], after[ranks + 1];
+    std::uint8_t state[array_size(actions)]{};
+    int next[array_size(ranks + 1)], after[array_size(ranks + 1)];
     return plays_through<true>(result, state, next, after) ? check_limits(plan) : diagnose(plan);
   }
   static constexpr finding found = prove();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chevron/plan/buffer.hpp>
+
 /// \file
 /// What activations weigh: how much each action of a stage takes or gives back, and how much a rank has. The unit is the caller's
 /// (chunks, bytes, bytes of one layer …), the same throughout.
@@ -33,10 +35,10 @@ struct memory_model {
 /// A model per stage of a pipeline with one stage a rank.
 template <int Stages>
 struct stage_memory {
-  double forward[Stages]{};
-  double backward_input[Stages]{};
-  double backward_weight[Stages]{};
-  double limit[Stages]{};
+  double forward[array_size(Stages)]{};
+  double backward_input[array_size(Stages)]{};
+  double backward_weight[array_size(Stages)]{};
+  double limit[array_size(Stages)]{};
 
   constexpr memory_view view() const { return {forward, backward_input, backward_weight, limit, 1}; }
   constexpr operator memory_view() const { return view(); }
