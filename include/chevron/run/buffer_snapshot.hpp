@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/MemoryFormat.h>
 
 #include <chevron/run/stage.hpp>
 
@@ -12,6 +14,20 @@
 /// What forwards leave behind in their modules, so that they can be run over.
 
 namespace chevron {
+
+namespace detail {
+
+/// Copies values of the same shape, also into a tensor that is expanded, some of whose elements are one in memory.
+inline void copy_into(at::Tensor to, at::Tensor from) {
+  for (std::int64_t d = 0; d < to.dim(); ++d) {
+    if (to.stride(d) != 0 || to.size(d) < 2) continue;
+    to = to.narrow(d, 0, 1);
+    from = from.narrow(d, 0, 1);
+  }
+  to.copy_(from);
+}
+
+}  // namespace detail
 
 /// The buffers (running means of a normalization …) of one rank's stages at one time. What forwards draw at random needs no
 /// keeping: it depends on step, stage and microbatch only.
@@ -33,14 +49,14 @@ class buffer_snapshot {
       if (copy.defined() && copy.sizes() == buffer.sizes()) {
         copy.copy_(buffer);
       } else {
-        copy = buffer.clone();
+        copy = buffer.clone(at::MemoryFormat::Contiguous);
       }
     }
   }
 
   void put_back() {
     at::NoGradGuard const off;
-    for (auto& [buffer, copy] : buffers_) buffer.copy_(copy);
+    for (auto& [buffer, copy] : buffers_) detail::copy_into(buffer, copy);
   }
 
  private:

@@ -16,6 +16,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <chevron/run/buffer_snapshot.hpp>
 #include <chevron/run/checkpoint_folder.hpp>
 #include <chevron/run/checkpoint_index.hpp>
 #include <chevron/run/error.hpp>
@@ -299,7 +300,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
     at::NoGradGuard const off;
     for (found_tensor const& one : found) {
       at::Tensor to = one.to.value;
-      to.copy_(index->model(one.from.stage).read(one.from.name));
+      detail::copy_into(to, index->model(one.from.stage).read(one.from.name));
       if (train.optimizer() == nullptr || !to.requires_grad()) continue;
       auto state = detail::optimizer_state(index->optimizer(one.from.stage), about.optimizer, one.from.name, to);
       auto& all = train.optimizer()->state();

@@ -221,6 +221,7 @@ class cuda_streams {
       case at::kDouble: return ncclFloat64;
       case at::kHalf: return ncclFloat16;
       case at::kBFloat16: return ncclBfloat16;
+      case at::kByte: return ncclUint8;
       default:
         TORCH_CHECK(false, "gradients of type ", values.scalar_type(), " cannot be summed over replicas");
     }

@@ -73,23 +73,34 @@ class preflight_lines {
   }
 
   /// \param values with the values of its parameters, since copies of a stage have to begin as one
-  void add(int stage_number, stage const& s, bool values) {
+  /// \param of_buffers with those of its buffers, too
+  void add(int stage_number, stage const& s, bool values, bool of_buffers = true) {
     std::string const prefix = "stage " + std::to_string(stage_number);
     add(prefix + " parameters", std::to_string(s.parameters().size()));
     for (parameter const& p : s.parameters()) {
-      std::string value(c10::toString(p.value.scalar_type()));
-      value += " [";
-      for (std::int64_t i = 0; i < p.value.dim(); ++i) value += (i == 0 ? "" : ", ") + std::to_string(p.value.size(i));
-      value += p.value.requires_grad() ? "]" : "] frozen";
+      std::string value = dtype_and_shape(p.value);
+      if (!p.value.requires_grad()) value += " frozen";
       if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
       add(prefix + " " + p.name, value);
       if (values) add("values of " + prefix + " " + p.name, std::to_string(fingerprint(p.value)));
+    }
+    add(prefix + " buffers", std::to_string(s.buffers().size()));
+    for (parameter const& b : s.buffers()) {
+      std::string const name = prefix + " buffer " + b.name;
+      add(name, b.value.defined() ? dtype_and_shape(b.value) : "undefined");
+      if (values && of_buffers && b.value.defined()) add("values of " + name, std::to_string(fingerprint(b.value)));
     }
   }
 
   std::string const& text() const { return text_; }
 
  private:
+  static std::string dtype_and_shape(at::Tensor const& t) {
+    std::string out = std::string(c10::toString(t.scalar_type())) + " [";
+    for (std::int64_t i = 0; i < t.dim(); ++i) out += (i == 0 ? "" : ", ") + std::to_string(t.size(i));
+    return out + "]";
+  }
+
   std::string text_;
 };
 

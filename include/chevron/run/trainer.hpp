@@ -26,6 +26,7 @@
 #include <chevron/run/micro_batch.hpp>
 #include <chevron/run/optimizer_step.hpp>
 #include <chevron/run/preflight.hpp>
+#include <chevron/run/replica_buffers.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/tied.hpp>
 #include <chevron/run/trainer_options.hpp>
@@ -70,7 +71,7 @@ class runnable {
 /// one that is no `usage_error` of the call's arguments the trainer is of no further use.
 class trainer {
  public:
-  /// Collective: compares program, options and parameters over the ranks.
+  /// Collective: compares program, options, parameters and buffers over the ranks.
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   trainer(runnable steps, transport& line, stage_builder const& build, loss_function loss, optimizer_factory const& make,
           trainer_options options = {})
@@ -88,7 +89,7 @@ class trainer {
       throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
     if (!loss_) throw usage_error("a trainer needs a loss function");
     detail::check(options);
-    build_stages(p, build);
+    build_stages(p, build, options.broadcast_buffers);
     compare(line, lines(p, options));
 
     gradients_.resize(stages_.size());
@@ -103,6 +104,7 @@ class trainer {
       views[s] = gradients_[s].get();
     }
     buffers_before_ = buffer_snapshot(stages_);
+    if (options.broadcast_buffers) buffers_of_all_ = replica_buffers(stages_, line.where(), on_->where(), buckets);
     tied_ = tied_parameters(p.plan, line, views);
     update_ = std::make_unique<global_update>(
         p.plan, line, std::move(views), taken, [this] { tied_.sum(*line_, executor_->slots()); }, make,
@@ -264,7 +266,7 @@ class trainer {
     }
   }
 
-  void build_stages(program_view const& p, stage_builder const& build) {
+  void build_stages(program_view const& p, stage_builder const& build, bool broadcast_buffers) {
     static std::mutex one_at_a_time;
     stages_.resize(static_cast<std::size_t>(p.plan.stages));
     for (int s = 0; s < p.plan.stages; ++s) {
@@ -278,6 +280,14 @@ class trainer {
         throw usage_error("stage " + std::to_string(s) + "'s " + q.name + " is on " + q.value.device().str() +
                               ", but the trainer's options say this rank computes on " + on_->where().str() +
                               ": build the stage there (module->to(device)), or change trainer_options::device",
+                          {line_->where().global_rank, -1, -1, ""});
+      }
+      for (parameter const& b : made.buffers()) {
+        if (line_->where().replicas == 1 || !broadcast_buffers || !b.value.defined()) continue;
+        if (b.value.layout() == at::kStrided && !b.value.is_quantized()) continue;
+        throw usage_error("stage " + std::to_string(s) + "'s buffer " + b.name +
+                              " is sparse or quantized, and cannot be brought from replica 0 to the others. Remedy: a dense one, "
+                              "or trainer_options::broadcast_buffers = false",
                           {line_->where().global_rank, -1, -1, ""});
       }
     }
@@ -303,7 +313,7 @@ class trainer {
     out.add(p);
     detail::add(out, options);
     for (std::size_t s = 0; s < stages_.size(); ++s) {
-      if (stages_[s]) out.add(static_cast<int>(s), stages_[s], line_->where().replicas > 1);
+      if (stages_[s]) out.add(static_cast<int>(s), stages_[s], line_->where().replicas > 1, options.broadcast_buffers);
     }
     return out;
   }
@@ -380,8 +390,10 @@ class trainer {
     input_.weighted_losses = weighted_losses_;
     input_.all_counts = all_;
     input_.data = data_.numbers();
+    buffers_of_all_.start(*line_);
     result_ = update_->run(step_, input_, [this] { read_batch(); });
     data_.was_compared();
+    buffers_of_all_.finish(*line_);
   }
 
   /// What the host has to know of it: waits for an accelerator, once.
@@ -458,6 +470,7 @@ class trainer {
   update_input input_;
   std::optional<update_result> result_;  // of the last step, if it was known at its end
   buffer_snapshot buffers_before_;
+  replica_buffers buffers_of_all_;
   step_report report_;  // of the last step
   long step_ = 0;
 };

@@ -32,6 +32,9 @@ struct trainer_options {
   std::optional<at::ScalarType> autocast = {};          ///< run stages and loss under autocast to this: at::kBFloat16
   std::optional<loss_scaling> scaling = {};             ///< multiply the loss before its backward: for half precision
   over_replicas sums = over_replicas::mean;             ///< what becomes of the replicas' gradients
+  /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
+  /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
+  bool broadcast_buffers = true;
   weigher weigh = {};                                   ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
   /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
@@ -108,6 +111,7 @@ inline void add(preflight_lines& out, trainer_options const& options) {
   out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
   out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
   out.add("gradients over replicas", options.sums == over_replicas::mean ? "mean" : "sum");
+  out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
   out.add("microbatches count", options.weigh ? "what the caller weighs" : "their samples");
   out.add("data compared", options.check_data == data_check::never        ? "never"
                            : options.check_data == data_check::every_step ? "in every step"
