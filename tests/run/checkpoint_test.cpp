@@ -327,27 +327,42 @@ TEST_CASE("a file that was damaged, exchanged or lost is told on every rank, bef
     std::ofstream(saved / name, std::ios::binary) << damaged;
     check_refused(one.path, {name, "was damaged", "Remedy"});
     fs::copy_file(foreign / name, saved / name, fs::copy_options::overwrite_existing);
-    check_refused(one.path, {name, "another job has saved into the same folder"});
+    check_refused(one.path, {name, "damaged or exchanged"});
     std::ofstream(saved / name, std::ios::binary) << whole.substr(0, whole.size() - 8);
     check_refused(one.path, {name, "cut short"});
     fs::remove(saved / name);
     check_refused(one.path, {name, "cannot be opened"});
     std::ofstream(saved / name, std::ios::binary) << whole;
   }
+  // Exchanged for one another: by name, since their names are not this model's.
+  fs::rename(saved / "model-0.safetensors", saved / "kept");
+  fs::rename(saved / "model-1.safetensors", saved / "model-0.safetensors");
+  fs::rename(saved / "kept", saved / "model-1.safetensors");
+  check_refused(one.path, {"model-", ".safetensors", "damaged or exchanged"});
+  fs::rename(saved / "model-0.safetensors", saved / "kept");
+  fs::rename(saved / "model-1.safetensors", saved / "model-0.safetensors");
+  fs::rename(saved / "kept", saved / "model-1.safetensors");
+  fs::copy_file(saved / "optimizer-0.safetensors", saved / "kept");
+  fs::copy_file(saved / "model-0.safetensors", saved / "optimizer-0.safetensors", fs::copy_options::overwrite_existing);
+  check_refused(one.path, {"optimizer-0.safetensors", "damaged or exchanged"});
+  fs::copy_file(saved / "optimizer-0.safetensors", saved / "model-0.safetensors", fs::copy_options::overwrite_existing);
+  fs::copy_file(saved / "kept", saved / "optimizer-0.safetensors", fs::copy_options::overwrite_existing);
+  fs::remove(saved / "kept");
   std::string const manifest = content_of(saved / "manifest.json");
   auto const with = [&](std::string const& from, std::string const& to) {
     std::string changed = manifest;
     REQUIRE(changed.find(from) != std::string::npos);
     changed.replace(changed.find(from), from.size(), to);
     std::ofstream(saved / "manifest.json") << changed;
-    check_refused(one.path, {"manifest.json", "is no manifest"});
+    check_refused(one.path, {"manifest.json", "was damaged, or changed by hand"});
   };
   with("\"next_step\": 2", "\"next_step\": -2");
   with("\"optimizer\": \"AdamW\"", "\"optimizer\": 7");
   with("\"seen\": \"14\"", "\"seen\": [14]");
-  with("\"format\": 2", "\"format\": 1");
+  with("\"format\": 3", "\"format\": 1");
+  with("\"next_step\": 2", "\"next_step\": 1");
   std::ofstream(saved / "manifest.json") << manifest.substr(0, manifest.size() / 2);
-  check_refused(one.path, {"manifest.json", "is no manifest"});
+  check_refused(one.path, {"manifest.json", "was damaged, or changed by hand"});
   std::ofstream(saved / "manifest.json") << manifest;
   CHECK(train({}, 0, one.path, "", make).note.next_step == 2);
 }
@@ -378,7 +393,7 @@ TEST_CASE("a checkpoint of the same step is replaced whole, or stays if the new 
   std::string said;
   std::atomic<int> went_on = 0;
   on_ranks({"GPipe", 2, 4}, make, layers_in(2), [&](chevron::trainer& trainer) {
-    steps_of(trainer, 3);
+    chevron::load_checkpoint(trainer, at.path);
     auto const gather = [&] { trainer.line().gather_text(""); };  // the limit is the whole process's
     gather();
     if (trainer.line().where().global_rank == 0) ::setrlimit(RLIMIT_FSIZE, &low);
@@ -399,7 +414,7 @@ TEST_CASE("a checkpoint of the same step is replaced whole, or stays if the new 
   CHECK(names_in(saved) == names);
   check_same(fine, train({"1F1B", 4, 4}, 0, at.path, "", make));
 
-  auto const other = train({"GPipe", 2, 4}, 3, "", at.path, make);
+  auto const other = train({"GPipe", 2, 4}, 0, at.path, at.path, make);
   CHECK(names_in(saved).size() == 5);
   check_same(other, train({"GPipe", 2, 4}, 0, at.path, "", make));
 }
@@ -492,9 +507,9 @@ TEST_CASE("a checkpoint without a factor of the loss leaves the first one to a j
 }
 
 TEST_CASE("gradients that wait for their step are in no checkpoint: it is refused between accumulate and step") {
-  folder at;
   auto const data = make_batch(8, 1);
   for (bool const loads : {false, true}) {
+    folder at;
     auto const run = [&] {
       on_ranks({}, optimizers[0].second, layers_in(2), [&](chevron::trainer& trainer) {
         chevron::save_checkpoint(trainer, at.path);

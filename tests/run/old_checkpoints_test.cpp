@@ -39,6 +39,7 @@ struct scratch {
   std::set<std::string> names() const {
     std::set<std::string> out;
     for (auto const& entry : fs::directory_iterator(path)) out.insert(entry.path().filename().string());
+    out.erase(chevron::detail::folder_lock::file_name);
     return out;
   }
 };

@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,10 +20,13 @@
 #include <chevron/run/buffer_snapshot.hpp>
 #include <chevron/run/checkpoint_folder.hpp>
 #include <chevron/run/checkpoint_index.hpp>
+#include <chevron/run/checkpoint_manifest.hpp>
+#include <chevron/run/checkpoint_session.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/loss_scale.hpp>
 #include <chevron/run/optimizer_file.hpp>
 #include <chevron/run/optimizer_state.hpp>
+#include <chevron/run/preflight.hpp>
 #include <chevron/run/safetensors.hpp>
 #include <chevron/run/stage.hpp>
 #include <chevron/run/trainer.hpp>
@@ -34,13 +38,17 @@
 ///     DIR/step-00000200/model-3.safetensors       parameters and buffers of stage 3, by the names of its module
 ///                       optimizer-3.safetensors   what the optimizer keeps for them: "exp_avg/layer_1.weight"
 ///                       manifest.json             written last: without it the folder is no checkpoint
+///     DIR/.chevron-lock                             held by the job that saves there
 ///
 /// Another layout (P, V, R, schedule) can load it where parameters' names say which is which: where each name stands in one stage
 /// only, as in a model whose modules are registered under names of their own. Where names repeat from stage to stage
 /// ("0.weight" in each), the number of stages must be the same.
 ///
-/// The manifest names each file's fingerprint: a file that was damaged, exchanged or written by another job is told, and nothing
-/// is loaded. Tied parameters are listed too, so that they can be loaded by layouts that name them once, or oftener.
+/// The manifest names each file's fingerprint, and ends with its own: a file that was damaged, exchanged or changed is told, and
+/// nothing is loaded. A folder is one job's: its name is in the manifest, and kept by those that go on from it. Tied parameters
+/// are listed too, so that they can be loaded by layouts that name them once, or oftener.
+///
+/// Buffers are those of replica 0, which between two steps all replicas have.
 ///
 /// There is no random state to keep: what a stage draws depends on the trainer's seed, step, stage and microbatch only.
 
@@ -65,6 +73,31 @@ inline std::vector<parameter> kept_of(stage const& s) {
   return all;
 }
 
+inline checkpoint_session& session_of(trainer& train) {
+  if (train.checkpoints() == nullptr) train.checkpoints() = std::make_shared<checkpoint_session>();
+  return *train.checkpoints();
+}
+
+/// On global rank 0: makes the folder, and makes sure that it is this job's. \returns the job's name
+inline std::string claim(trainer& train, std::filesystem::path const& folder) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed) refuse_file(folder, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+  return claim_folder(session_of(train), folder, train.next_step());
+}
+
+/// Fingerprints of a rank's buffers, by what they are called.
+inline std::map<std::string, std::string> buffers_of(trainer& train) {
+  std::map<std::string, std::string> out;
+  if (train.line().where().replicas == 1) return out;
+  for (std::size_t s = 0; s < train.stages().size(); ++s) {
+    for (parameter const& b : train.stages()[s].buffers()) {
+      if (b.value.defined()) out["stage " + std::to_string(s) + "'s " + b.name] = std::to_string(fingerprint(b.value));
+    }
+  }
+  return out;
+}
+
 /// A collective: every rank hears of the first failure, and throws it.
 inline void agree(transport& line, std::string const& failure) {
   auto const all = line.gather_text(failure);
@@ -83,6 +116,33 @@ void together(transport& line, Work&& work) {
     failure = e.what();
   }
   agree(line, failure);
+}
+
+/// A checkpoint holds a stage once. \param known by global rank
+inline void compare_buffers(layout const& where, std::vector<std::string> const& known) {
+  for (std::size_t rank = 0; rank < known.size(); ++rank) {
+    auto const first = nlohmann::json::parse(known[rank % static_cast<std::size_t>(where.pipeline_ranks)]);
+    auto const other = nlohmann::json::parse(known[rank]);
+    for (auto const& [name, value] : first["buffers"].items()) {
+      if (other["buffers"].value(name, "") == value) continue;
+      throw checkpoint_error(
+          name + " is another on replica " + std::to_string(rank / static_cast<std::size_t>(where.pipeline_ranks)) +
+          " than on replica 0, and a checkpoint holds one of them. Remedy: trainer_options::broadcast_buffers, "
+          "or make them equal before saving");
+    }
+  }
+}
+
+inline void compare_words(std::filesystem::path const& folder, std::map<std::string, std::string> const& saved,
+                          std::map<std::string, std::string> const& expected) {
+  for (auto const& [word, value] : expected) {
+    auto const there = saved.find(word);
+    if (there != saved.end() && there->second == value) continue;
+    throw checkpoint_error(folder.string() + ": was saved by a run " +
+                           (there != saved.end() ? "with " + word + " " + there->second : "that does not say its " + word) +
+                           ", this one has " + value + ": it would go on as another. Remedy: the same " + word +
+                           ", or begin anew in another folder");
+  }
 }
 
 /// Gradients that wait for their step are in no checkpoint.
@@ -108,13 +168,14 @@ inline std::string kind_to_save(torch::optim::Optimizer* optimizer) {
 
 }  // namespace detail
 
-/// Finds out, before time is spent on training, whether checkpoints can be written into a folder. Collective.
-/// \throws checkpoint_error, on every rank, when one of them cannot write there
+/// Finds out, before time is spent on training, whether checkpoints can be written into a folder, and holds it until the trainer
+/// goes, so that no other job saves there. After `load_checkpoint`, where training goes on from one. Collective.
+/// \throws checkpoint_error, on every rank, when one of them cannot write there, or it is another job's
 inline void check_checkpoint_folder(trainer& train, std::filesystem::path const& folder) {
   detail::together(train.line(), [&] {
-    std::error_code failed;
-    std::filesystem::create_directories(folder, failed);
-    if (failed) detail::refuse_file(folder, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+    if (train.line().where().global_rank == 0) detail::claim(train, folder);
+  });
+  detail::together(train.line(), [&] {
     detail::unnamed_file const never_named(folder / "manifest.json", [](auto const& write) { write("?", 1); });
   });
 }
@@ -122,7 +183,8 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
 /// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective; the folder must be the same, and
 /// shared, for all ranks. Until the manifest has its name, older checkpoints are the last ones; a checkpoint of the same step
 /// stays until all files of the new one are written. \returns the checkpoint's folder \throws checkpoint_error, on every rank,
-/// when one of them cannot write: nothing half-written stays, and training may go on
+/// when one of them cannot write, when the folder holds checkpoints of another job, or a later one: nothing half-written stays,
+/// and training may go on
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& words = {}) {
   detail::be_between_steps(train, "saved");
@@ -131,8 +193,12 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
   std::vector<detail::unnamed_file> written;
   nlohmann::json mine = {{"optimizer", ""}, {"files", nlohmann::json::object()}};
+  std::string job;
   detail::together(line, [&] {
     mine["optimizer"] = detail::kind_to_save(train.optimizer());
+    if (line.where().global_rank == 0) job = detail::claim(train, folder);
+  });
+  detail::together(line, [&] {
     std::error_code failed;
     std::filesystem::create_directories(target, failed);
     if (failed) detail::refuse_file(target, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
@@ -142,15 +208,17 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
       named_tensors kept, state;
       for (parameter const& p : detail::kept_of(one)) kept.emplace_back(p.name, p.value);
       if (train.optimizer() != nullptr) state = detail::optimizer_tensors(*train.optimizer(), one);
-      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "model", static_cast<int>(s)), kept));
-      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "optimizer", static_cast<int>(s)), state));
+      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "model", s), kept));
+      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "optimizer", s), state));
     }
     for (auto const& file : written) mine["files"][file.file().filename().string()] = file.fingerprint();
     mine["same"] = detail::to_json(detail::same_parameters(train.stages()));
+    mine["buffers"] = detail::buffers_of(train);
   });
 
   // All is written. What a checkpoint of this step had goes, its manifest first, and the new files get their names.
   auto const known = line.gather_text(mine.dump());
+  detail::compare_buffers(line.where(), known);
   plan_view const& plan = train.program().plan;
   detail::together(line, [&] {
     if (line.where().global_rank == 0) detail::remove_files(target);
@@ -158,10 +226,13 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   detail::together(line, [&] {
     for (auto& file : written) file.give_name();
   });
+  // What the manifest names is on the disk before it, also after a loss of power.
   detail::together(line, [&] {
     if (line.where().global_rank != 0) return;
+    detail::bring_to_disk(target);
     nlohmann::json manifest = {
-        {"format", 2},
+        {"format", detail::manifest_format},
+        {"job", job},
         {"chevron", version},
         {"next_step", static_cast<std::uint64_t>(train.next_step())},
         {"stages", static_cast<std::uint64_t>(plan.stages)},
@@ -179,8 +250,13 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
       if (manifest["optimizer"].get<std::string>().empty()) manifest["optimizer"] = one["optimizer"];
     }
     manifest["same"] = detail::to_json(same);
-    std::string const text = manifest.dump(2) + "\n";
+    std::string const text = detail::with_fingerprint(manifest);
+    if (text.size() > detail::most_of_a_manifest)
+      detail::refuse_file(target / "manifest.json",
+                          "would have " + std::to_string(text.size()) + " bytes. Remedy: shorter words");
     detail::unnamed_file(target / "manifest.json", [&](auto const& write) { write(text.data(), text.size()); }).give_name();
+    detail::bring_to_disk(target);
+    detail::bring_to_disk(folder);
   });
   return target;
 }
@@ -194,10 +270,12 @@ inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& 
 
 /// Loads a checkpoint into a trainer that was built alike but for layout and schedule, before its next step. Everything is found
 /// and compared, and the files that are needed are read once and found whole, before anything is changed. Collective. \param from
-/// a folder that holds checkpoints, for the last whole one, or one checkpoint's own \throws checkpoint_error, on every rank, when
-/// there is none, when a file is damaged or not of this checkpoint, or when names, shapes, dtypes or the kind of optimizer are
-/// not those of this model
-inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from) {
+/// a folder that holds checkpoints, for the last whole one, or one checkpoint's own \param expected words that must have been
+/// saved with it, just so: what training depends on and the trainer does not know \throws checkpoint_error, on every rank, when
+/// there is none, when a file is damaged or not of this checkpoint, or when names, shapes, dtypes, the kind of optimizer or words
+/// are not those of this job
+inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
+                                       std::map<std::string, std::string> const& expected = {}) {
   detail::be_between_steps(train, "loaded");
   train.settle();
   transport& line = train.line();
@@ -211,8 +289,9 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
                           "to, or begin anew");
     }
     about = detail::read_manifest(folder);
+    detail::compare_words(folder, about.words, expected);
   });
-  auto const chosen = line.gather_text(folder.filename().string());
+  auto const chosen = line.gather_text(detail::name_of(folder) + " " + about.fingerprint);
   for (std::string const& other : chosen) {
     if (other != chosen[0])
       throw checkpoint_error("ranks see different last checkpoints, " + chosen[0] + " and " + other + ": " + from.string() +
@@ -314,6 +393,9 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   });
   if (about.scale) train.scaling().set(*about.scale);
   train.next_step(about.next_step);
+  checkpoint_session& session = detail::session_of(train);
+  session.job = about.job;
+  session.loaded = about.fingerprint;
   return {about.next_step, about.words};
 }
 

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +32,10 @@ inline std::string checkpoint_name(long step) {
   return name;
 }
 
+inline std::filesystem::path stage_file(std::filesystem::path const& folder, char const* sort, std::size_t stage) {
+  return folder / (std::string(sort) + "-" + std::to_string(stage) + ".safetensors");
+}
+
 /// Step N of exactly the name that a checkpoint has, with something before it; -1: another name.
 inline long step_of(std::string const& name, std::string const& before = "") {
   long step = -1;
@@ -42,7 +47,7 @@ inline long step_of(std::string const& name, std::string const& before = "") {
 
 /// Whether a checkpoint has a file of this name, or had one half written.
 inline bool is_checkpoint_file(std::string name) {
-  constexpr std::string_view partial = ".partial", ending = ".safetensors";
+  constexpr std::string_view partial = partial_ending, ending = ".safetensors";
   if (name.ends_with(partial)) {
     name.resize(name.size() - partial.size());
     std::size_t const unique = name.rfind('.') + 1;
@@ -69,10 +74,10 @@ inline void remove_files(std::filesystem::path const& folder) {
   for (auto const& one : old) std::filesystem::remove(one);
 }
 
-/// What the folder lists outlives a loss of power.
+/// What the folder lists outlives a loss of power, where the disk can promise that of folders.
 inline void bring_to_disk(std::filesystem::path const& folder) {
-  int const opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
-  bool const kept = opened >= 0 && ::fsync(opened) == 0;
+  int const opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  bool const kept = opened >= 0 && (::fsync(opened) == 0 || errno == EINVAL || errno == ENOTSUP);
   int const fault = errno;
   if (opened >= 0) ::close(opened);
   if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
@@ -107,21 +112,35 @@ inline void delete_removed(std::filesystem::path const& folder) {
   }
 }
 
-}  // namespace detail
+/// A folder's own name, and where it stands, also for `step-00000002/` and links.
+inline std::filesystem::path without_links(std::filesystem::path const& folder) {
+  std::error_code failed;
+  auto const out = std::filesystem::canonical(folder, failed);
+  return failed ? folder : out;
+}
+inline std::string name_of(std::filesystem::path const& folder) { return without_links(folder).filename().string(); }
+inline std::filesystem::path folder_of(std::filesystem::path const& folder) { return without_links(folder).parent_path(); }
 
-/// The last whole checkpoint in a folder; nothing where there is none.
-inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::path const& folder) {
+/// The last whole checkpoint of a step before this one.
+inline std::optional<std::filesystem::path> last_checkpoint_before(std::filesystem::path const& folder, long end) {
   std::optional<std::filesystem::path> last;
   long last_step = -1;
   std::error_code gone;
   for (auto const& entry : std::filesystem::directory_iterator(folder, gone)) {
-    long const step = detail::step_of(entry.path().filename().string());
-    if (step > last_step && std::filesystem::exists(entry.path() / "manifest.json")) {
+    long const step = step_of(entry.path().filename().string());
+    if (step > last_step && step < end && std::filesystem::exists(entry.path() / "manifest.json", gone)) {
       last_step = step;
       last = entry.path();
     }
   }
   return last;
+}
+
+}  // namespace detail
+
+/// The last whole checkpoint in a folder; nothing where there is none.
+inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::path const& folder) {
+  return detail::last_checkpoint_before(folder, std::numeric_limits<long>::max());
 }
 
 /// Removes old checkpoints from a folder, on a single rank: of the whole ones up to step `newest`, which must be there, the last

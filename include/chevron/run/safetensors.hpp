@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -27,6 +28,7 @@
 
 #include <chevron/run/error.hpp>
 #include <chevron/run/fingerprint.hpp>
+#include <chevron/run/strict_json.hpp>
 
 /// \file
 /// Tensors in files: the safetensors format (8 bytes of length, a JSON header, the tensors' bytes one after another), which
@@ -74,6 +76,16 @@ class no_size_signal {
   sigset_t only_, before_;
 };
 
+/// 16 digits that nobody else draws.
+inline std::string random_digits() {
+  std::random_device random;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
+  return digits;
+}
+
+inline constexpr char const* partial_ending = ".partial";
+
 /// A file that is written under a name which nobody else uses, here or in another job, and brought to the disk. It gets its own
 /// name later, at once; if it never does, it goes.
 class unnamed_file {
@@ -81,10 +93,7 @@ class unnamed_file {
   /// \param write called with a function that takes bytes and their number
   template <class Write>
   unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
-    std::random_device random;
-    char unique[17];
-    std::snprintf(unique, sizeof unique, "%08x%08x", random(), random());
-    partial_ = file_.string() + "." + unique + ".partial";
+    partial_ = file_.string() + "." + random_digits() + partial_ending;
     try {
       no_size_signal const as_an_error;
       std::ofstream out(partial_, std::ios::binary | std::ios::trunc);
@@ -204,7 +213,12 @@ class safetensors_file {
     }
     std::string text(header_size, ' ');
     in.read(text.data(), static_cast<std::streamsize>(header_size));
-    auto const header = nlohmann::json::parse(text, nullptr, false);
+    nlohmann::json header;
+    try {
+      header = detail::parse_strictly(text, 4);
+    } catch (std::exception const& e) {
+      detail::refuse_file(path_, std::string("its header is no JSON of this kind: ") + e.what());
+    }
     if (!header.is_object()) detail::refuse_file(path_, "its header is no JSON object");
     data_ = 8 + header_size;
     for (auto const& [name, about] : header.items()) {
@@ -234,7 +248,7 @@ class safetensors_file {
   }
 
  private:
-  static constexpr std::uint64_t most_header = std::uint64_t{100} << 20;
+  static constexpr std::uint64_t most_header = std::uint64_t{16} << 20;  // a hundred thousand tensors
 
   struct stored {
     at::ScalarType type;

@@ -60,6 +60,8 @@ class runnable {
   program_view view_;
 };
 
+struct checkpoint_session;
+
 /// One rank's trainer. The same code drives threads and processes: build it on every rank with the same program, loss, optimizer
 /// and options, then call `step` on every rank alike.
 ///
@@ -208,6 +210,8 @@ class trainer {
 
   /// What the ranks of a pipeline use in common of a batch, nothing compared yet.
   detail::data_agreement const& data() const { return update_->data(); }
+  /// What checkpoint.hpp knows of this trainer's checkpoints; null before the first.
+  std::shared_ptr<checkpoint_session>& checkpoints() { return checkpoints_; }
 
   /// What this rank computes on.
   std::shared_ptr<lanes> const& on() const { return on_; }
@@ -471,6 +475,7 @@ class trainer {
   std::optional<update_result> result_;  // of the last step, if it was known at its end
   buffer_snapshot buffers_before_;
   replica_buffers buffers_of_all_;
+  std::shared_ptr<checkpoint_session> checkpoints_;
   step_report report_;  // of the last step
   long step_ = 0;
 };

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+/// \file
+/// JSON from files that may be damaged, or anybody's.
+
+namespace chevron::detail {
+
+/// \param most_deep so many objects and arrays may be within each other
+/// \throws std::exception, in words, for what is no JSON, is deeper, or has a key twice
+inline nlohmann::json parse_strictly(std::string_view text, int most_deep) {
+  using json = nlohmann::json;
+  std::vector<std::set<std::string>> keys;  // of the objects that are open, by depth
+  return json::parse(text, [&](int depth, json::parse_event_t event, json const& at) {
+    auto const level = static_cast<std::size_t>(depth);
+    bool const opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    if (opens && depth >= most_deep)
+      throw std::runtime_error("it has more than " + std::to_string(most_deep) + " objects and arrays within each other");
+    if (event == json::parse_event_t::object_start) {
+      keys.resize(level + 2);
+      keys.back().clear();
+    }
+    if (event == json::parse_event_t::key && !keys[level].insert(at.get<std::string>()).second)
+      throw std::runtime_error("'" + at.get<std::string>() + "' is there twice");
+    return true;
+  });
+}
+
+}  // namespace chevron::detail
