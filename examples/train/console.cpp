@@ -9,6 +9,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
 
 #include <chevron/run/error.hpp>
 #include <chevron/show/format.hpp>
@@ -25,6 +29,20 @@ long interval(long steps) {
   if (steps <= 20) return 1;
   if (steps <= 200) return 10;
   return (steps + 199) / 200 * 10;
+}
+
+/// Cuts a file of lines at the first one of a step from `step` on, or at a last one without its end.
+void cut_metrics(std::filesystem::path const& path, long step) {
+  std::error_code failed;
+  if (!std::filesystem::is_regular_file(path, failed)) return;
+  std::ifstream in(path, std::ios::binary);
+  std::uintmax_t whole = 0;
+  for (std::string line; std::getline(in, line) && !in.eof(); whole += line.size() + 1) {
+    long number = -1;
+    if (std::sscanf(line.c_str(), "{\"step\":%ld,", &number) == 1 && number >= step) break;
+  }
+  in.close();
+  if (whole < std::filesystem::file_size(path, failed)) std::filesystem::resize_file(path, whole, failed);
 }
 
 std::string formatted(char const* how, double value) {
@@ -186,10 +204,11 @@ void step_lines::draw(told_step const& r) {
   drawn_ = true;
 }
 
-metrics_file::metrics_file(std::string const& path, bool go_on) {
+metrics_file::metrics_file(std::string const& path, std::optional<long> go_on_at) {
   if (path.empty()) return;
   path_ = path;
-  file_ = std::fopen(path.c_str(), go_on ? "a" : "w");
+  if (go_on_at) cut_metrics(path, *go_on_at);
+  file_ = std::fopen(path.c_str(), go_on_at ? "a" : "w");
   if (file_ == nullptr) {
     throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) +
                       ". Remedy: a file in an existing folder that is writable, or none");

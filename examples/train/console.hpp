@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,11 +87,12 @@ class step_lines {
   clock::time_point begin_, last_drawn_;
 };
 
-/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`; a run that goes
-/// on writes behind what is there.
+/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`. A run that goes on
+/// writes behind what is there, less the steps that it does again and a last line of which a part is missing.
 class metrics_file {
  public:
-  metrics_file(std::string const& path, bool go_on);
+  /// \param go_on_at the step to go on with; nullopt: the file begins anew
+  metrics_file(std::string const& path, std::optional<long> go_on_at);
   ~metrics_file();
   metrics_file(metrics_file const&) = delete;
   metrics_file& operator=(metrics_file const&) = delete;

@@ -187,6 +187,18 @@ std::string told_of_graphs(std::vector<std::string> const& texts, long steps) {
   return out;
 }
 
+char const* name_of(precision p) {
+  constexpr char const* names[] = {"float32", "bfloat16", "autocast"};
+  return names[static_cast<int>(p)];
+}
+
+std::string told_of_text(job const& what) {
+  std::string const& text = what.text.training;
+  auto const length = static_cast<std::int64_t>(text.size());
+  return grouped(length) + " bytes to learn from, fingerprint " +
+         std::to_string(fingerprint(at::from_blob(const_cast<char*>(text.data()), {length}, at::kByte)));
+}
+
 /// Processes have flags and files of their own. The trainer compares what it is given; this is what it does not see: other data,
 /// or one step more, would train nonsense or wait in vain.
 void compare_jobs(job const& what, transport& line) {
@@ -197,8 +209,7 @@ void compare_jobs(job const& what, transport& line) {
   lines.add("--heads", std::to_string(o.model.heads));
   lines.add("--context", std::to_string(o.model.context));
   lines.add("--microbatch-size", std::to_string(o.micro_batch_size));
-  constexpr char const* dtypes[] = {"float32", "bfloat16", "autocast"};
-  lines.add("--dtype", dtypes[static_cast<int>(o.precision)]);
+  lines.add("--dtype", name_of(o.precision));
   lines.add("--recompute", o.recompute ? "yes" : "no");
   lines.add("--steps", std::to_string(o.steps));
   lines.add("--seed", std::to_string(o.seed));
@@ -208,28 +219,26 @@ void compare_jobs(job const& what, transport& line) {
   lines.add("--keep-checkpoints", std::to_string(o.keep_checkpoints));
   lines.add("--resume", o.resume ? "yes" : "no");
   lines.add("--cuda-graph", o.cuda_graph ? "yes" : "no");
-  std::string const& text = what.text.training;
-  auto const length = static_cast<std::int64_t>(text.size());
-  lines.add("--data", grouped(length) + " bytes to learn from, fingerprint " +
-                          std::to_string(fingerprint(at::from_blob(const_cast<char*>(text.data()), {length}, at::kByte))));
+  lines.add("--data", told_of_text(what));
   compare(line, lines);
 }
 
 /// What must be the same for a resumed run to be the run that was interrupted.
-std::map<std::string, std::string> words_of(options const& o) {
+std::map<std::string, std::string> words_of(job const& what) {
+  options const& o = what.options;
   return {{"seed", std::to_string(o.seed)},
-          {"samples_per_step", std::to_string(o.micro_batches * o.micro_batch_size * o.replicas)},
-          {"context", std::to_string(o.model.context)}};
+          {"samples a step", std::to_string(o.micro_batches * o.micro_batch_size * o.replicas)},
+          {"context", std::to_string(o.model.context)},
+          {"layers", std::to_string(o.model.layers)},
+          {"width", std::to_string(o.model.width)},
+          {"heads", std::to_string(o.model.heads)},
+          {"dtype", name_of(o.precision)},
+          {"data", told_of_text(what)}};
 }
 
-void go_on_from_checkpoint(options const& o, trainer& train) {
-  checkpoint_note const note = load_checkpoint(train, o.checkpoint);
-  for (auto const& [name, value] : words_of(o)) {
-    auto const saved = note.words.find(name);
-    if (saved == note.words.end() || saved->second == value) continue;
-    throw checkpoint_error("the checkpoint was saved by a run with " + name + " " + saved->second + ", this one has " + value +
-                           ": it would see other data. Remedy: the same " + name + ", or a new run without --resume");
-  }
+void go_on_from_checkpoint(job const& what, trainer& train) {
+  options const& o = what.options;
+  checkpoint_note const note = load_checkpoint(train, o.checkpoint, words_of(what));
   if (note.next_step > o.steps) {
     throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note.next_step - 1) + ", and --steps is " +
                            std::to_string(o.steps) + ": nothing is left to train. Remedy: more --steps");
@@ -257,14 +266,8 @@ void train_on_rank(job const& what, transport& line) {
                  .device = what.device,
                  .graphs = what.graphs});
   train.next_step(1);
-  if (o.resume) go_on_from_checkpoint(o, train);
-  if (!o.checkpoint.empty()) {
-    check_checkpoint_folder(train, o.checkpoint);
-    if (auto const earlier = last_checkpoint(o.checkpoint); earlier && !o.resume) {
-      throw checkpoint_error(earlier->string() + " is of an earlier run, and --resume would later take it for this one's. Remedy: --resume now, or "
-                             "another folder for --checkpoint");
-    }
-  }
+  if (o.resume) go_on_from_checkpoint(what, train);
+  if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
   long const first_step = train.next_step();
 
   if (speaks) print_header(what);
@@ -273,7 +276,7 @@ void train_on_rank(job const& what, transport& line) {
   std::unique_ptr<metrics_file> metrics;
   if (speaks) {
     lines = std::make_unique<step_lines>(o.steps);
-    metrics = std::make_unique<metrics_file>(o.metrics, o.resume);
+    metrics = std::make_unique<metrics_file>(o.metrics, o.resume ? std::optional(first_step) : std::nullopt);
   }
 
   int const mine = o.micro_batches * o.micro_batch_size;
@@ -304,6 +307,7 @@ void train_on_rank(job const& what, transport& line) {
     lines->show(line_of);
     metrics->write(line_of);
   };
+  auto const words = words_of(what);
   std::int64_t const begin = now_ns();
   for (long step = first_step; step <= o.steps; ++step) {
     std::int64_t const loading_begin = now_ns();
@@ -316,7 +320,7 @@ void train_on_rank(job const& what, transport& line) {
       records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
     bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
     if (!o.checkpoint.empty() && due) {
-      save_checkpoint(train, o.checkpoint, words_of(o));
+      save_checkpoint(train, o.checkpoint, words);
       if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
     }
   }

@@ -565,11 +565,16 @@ TEST_CASE("a header that does not describe its bytes is refused") {
   for (char const* bad : {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,12]}})", R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}})",
                           R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
                           R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", R"({"a":7})", R"([1])", "{",
-                          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", R"({"a":{"dtype":"F32","shape":[2]}})"}) {
+                          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", R"({"a":{"dtype":"F32","shape":[2]}})",
+                          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})"}) {
     CAPTURE(bad);
     write(bad, 8);
     CHECK(failure_of(open).find("x.safetensors") != std::string::npos);
   }
+  write(std::string(1 << 20, '['), 8);
+  check_says(failure_of(open), {"x.safetensors", "within each other"});
+  write(std::string((16 << 20) + 1, ' '), 8);
+  check_says(failure_of(open), {"x.safetensors", "a header of 16777217 bytes"});
   std::ofstream(file) << "short";
   check_says(failure_of(open), {"no safetensors file"});
 }

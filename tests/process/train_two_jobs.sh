@@ -1,0 +1,38 @@
+# Two jobs that are told to save into one folder: the second is refused before its first step, with the process of the first, which
+# goes on undisturbed. Once that has ended, the folder can be gone on from, and nothing else.
+# timeout: 240
+set -eu
+. "$(dirname "$0")/shared/killed.sh"
+train="${CHEVRON_BUILD:?}/bin/chevron-train"
+folder=$(mktemp -d)
+job=
+trap 'test -z "$job" || kill_all $job; rm -rf "$folder"' EXIT
+cd "$folder"
+seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+seq -f "line %.0f of another text, no better" 4000 > other.txt
+common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none"
+fail() { echo "$1"; cat output 2> /dev/null; ls -Ra saved; exit 1; }
+# refused <words>
+refused() {
+  status=0
+  timeout 150 "$train" $common --data other.txt --checkpoint saved --steps 5 > output 2>&1 || status=$?
+  test "$status" -eq 7 || fail "exit code $status, not 7"
+  grep -q "$1" output || fail "it does not say '$1'"
+  if grep -q 'step:' output; then fail "it trained before it found out"; fi
+}
+
+# On threads, so that the process which saves is the one started here.
+"$train" $common --data text.txt --steps 100000 --checkpoint saved --save-every 5 --keep-checkpoints 2 > first 2>&1 &
+job=$!
+until ls saved/step-*/manifest.json > /dev/null 2>&1; do
+  kill -0 $job 2> /dev/null || { cat first; fail "the first job ended"; }
+  sleep 0.05
+done
+refused "another job saves its checkpoints there: process $job on $(hostname)"
+kill -0 $job 2> /dev/null || { cat first; fail "the first job did not outlive the second"; }
+kill_all $job
+job=
+refused "is of an earlier run or of another job"
+
+last=$(ls -d saved/step-*/manifest.json | tail -n 1 | sed 's,.*step-0*\([0-9]*\)/.*,\1,')
+timeout 150 "$train" $common --data text.txt --steps $((last + 1)) --checkpoint saved --resume > output 2>&1 || fail "it does not go on"
