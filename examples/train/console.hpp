@@ -87,8 +87,8 @@ class step_lines {
   clock::time_point begin_, last_drawn_;
 };
 
-/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`. A run that goes on
-/// writes behind what is there, less the steps that it does again and a last line of which a part is missing.
+/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`. A run that goes
+/// on writes behind what is there, less the steps that it does again and a last line of which a part is missing.
 class metrics_file {
  public:
   /// \param go_on_at the step to go on with; nullopt: the file begins anew

@@ -35,7 +35,7 @@ struct trainer_options {
   /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
   /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
   bool broadcast_buffers = true;
-  weigher weigh = {};                                   ///< what a microbatch counts (its tokens, say); empty: its samples
+  weigher weigh = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
   /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
   /// layer, say) and change them in place, on all replicas alike, which the reported norm does not show. It must leave parameters
