@@ -14,6 +14,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chevron/run/autocast.hpp>
+#include <chevron/run/buffer_snapshot.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/loss.hpp>
 #include <chevron/run/random.hpp>
@@ -228,7 +229,7 @@ class chunk {
     }
     compute(task, s, s.inputs);
     s.inputs.clear();
-    for (auto& [buffer, value] : before) buffer.copy_(value);
+    for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
   }
 
   static void keep_inputs(section& s, tensors& values) {

@@ -83,9 +83,10 @@ class gloo_messages {
       refuse(mine, known->second.shapes, shapes_of(slot.values));
     }
     auto const shapes = first ? shapes_of(slot.values) : message_shapes{};
+    strides_of(slot.values, true, strides_);
     for (auto& value : slot.values) value = packed(value);
     if (!first && known->second.near.place != nullptr) {
-      near_->hand_over(known->second.near, slot.values, mine, [&] { take_what_came(); });
+      near_->hand_over(known->second.near, strides_, slot.values, mine, [&] { take_what_came(); });
       slot.values.clear();
       return;
     }
@@ -97,6 +98,7 @@ class gloo_messages {
       }
       send_header(slot, agreed_.emplace(tag, agree(slot, shapes)).first->second, tag);
     }
+    send_numbers(slot, strides_, tag);
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
     if (first) {
       first_sends_.push_back(std::move(slot));
@@ -114,7 +116,6 @@ class gloo_messages {
     slot.comes = nullptr;
     auto const known = agreed_.find(slot.tag);
     slot.header_comes = known == agreed_.end();
-    slot.agreed = slot.header_comes ? nullptr : &known->second;
     if (slot.header_comes) {
       slot.header = at::empty({header_words + 1}, at::kLong);
       slot.header_work = post_one(slot.about, slot.header, slot.tag, 0);
@@ -142,8 +143,8 @@ class gloo_messages {
       slot.header_work.reset();
       post_values(slot, shapes);
       agreement agreed{.shapes = std::move(shapes)};
-      if (near_ != nullptr) agreed.near = near_->from(slot.about.peer, slot.values, place);
-      slot.agreed = &agreed_.emplace(slot.tag, std::move(agreed)).first->second;
+      if (near_ != nullptr) agreed.near = near_->from(slot.about.peer, strides_in(agreed.shapes), slot.values, place);
+      agreed_.emplace(slot.tag, std::move(agreed));
     }
     if (slot.comes != nullptr) {
       near_->wait_for(slot.comes->near, slot.number, slot.about);
@@ -151,7 +152,12 @@ class gloo_messages {
     }
     for (auto& work : slot.works) waits_.work(*work, slot.about);
     slot.works.clear();
-    lay_out(slot.values, slot.agreed->shapes);
+    if (slot.sent_strides.defined()) {
+      auto const* const numbers = slot.sent_strides.const_data_ptr<std::int64_t>();
+      slot.strides.assign(numbers, numbers + slot.sent_strides.numel());
+      slot.sent_strides.reset();
+    }
+    lay_out(slot.values, slot.strides);
     return slot.values;
   }
 
@@ -160,6 +166,7 @@ class gloo_messages {
     for (auto& work : slot.works) waits_.work(*work, slot.about);
     slot.works.clear();
     slot.values.clear();
+    slot.headers.clear();
   }
 
  private:
@@ -184,9 +191,10 @@ class gloo_messages {
     bool header_comes = false;
     at::Tensor header;
     work_ptr header_work;
-    agreement const* agreed = nullptr;  // null until the header has come
     agreement const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
     std::uint64_t number = 0;
+    at::Tensor sent_strides;  // under way over Gloo
+    message_strides strides;
     std::vector<work_ptr> works;
     std::vector<at::Tensor> values;
   };
@@ -196,7 +204,7 @@ class gloo_messages {
   /// As the sender: decides how this message goes from its second time on.
   agreement agree(outgoing const& slot, message_shapes const& shapes) {
     agreement out{.shapes = shapes};
-    if (near_ != nullptr) out.near = near_->to(slot.about.peer, slot.values);
+    if (near_ != nullptr) out.near = near_->to(slot.about.peer, strides_in(shapes), slot.values);
     return out;
   }
 
@@ -208,11 +216,16 @@ class gloo_messages {
     std::copy_n(shapes.begin(), first_count, first_part.data_ptr<std::int64_t>());
     slot.headers = {first_part};
     send(slot, first_part, tag, 0);
-    if (shapes[0] == first_count) return;
-    auto rest = at::empty({shapes[0] - first_count}, at::kLong);
-    std::copy(shapes.begin() + first_count, shapes.end(), rest.data_ptr<std::int64_t>());
-    slot.headers.push_back(rest);
-    send(slot, rest, tag, 0);
+    send_numbers(slot, std::span(shapes).subspan(static_cast<std::size_t>(first_count)), tag);
+  }
+
+  /// Behind the header, if there is one, with which they share a tag.
+  void send_numbers(outgoing& slot, std::span<std::int64_t const> numbers, std::uint32_t tag) {
+    if (numbers.empty()) return;
+    at::Tensor all = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
+    std::copy(numbers.begin(), numbers.end(), all.mutable_data_ptr<std::int64_t>());
+    slot.headers.push_back(all);
+    send(slot, all, tag, 0);
   }
 
   [[noreturn]] void refuse(awaited const& mine, message_shapes const& agreed, message_shapes const& actual) {
@@ -234,6 +247,12 @@ class gloo_messages {
 
   void post_values(incoming& slot, message_shapes const& shapes) {
     make_room(slot.values, shapes, at::kCPU);
+    if (auto const count = static_cast<std::int64_t>(strides_in(shapes)); count > 0) {
+      slot.sent_strides = at::empty({count}, at::kLong);
+      slot.works.push_back(post_one(slot.about, slot.sent_strides, slot.tag, 0));
+    } else {
+      slot.strides.clear();
+    }
     for (std::size_t i = 0; i < slot.values.size(); ++i) {
       at::Tensor& value = slot.values[i];
       if (value.defined() && value.numel() > 0) slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
@@ -243,7 +262,7 @@ class gloo_messages {
   void take(incoming& slot) {
     auto const& agreed = *std::exchange(slot.comes, nullptr);
     make_room(slot.values, agreed.shapes, at::kCPU);
-    near_->take(agreed.near, slot.number, slot.about.peer, slot.values);
+    near_->take(agreed.near, slot.number, slot.about.peer, slot.strides, slot.values);
   }
   void take_what_came() {
     for (auto& slot : receives_) {
@@ -262,6 +281,7 @@ class gloo_messages {
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;
   std::vector<outgoing> first_sends_;
+  message_strides strides_;  // of the message being sent
   unsigned turn_ = 0;  // how often `open` was called
 };
 

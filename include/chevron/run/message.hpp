@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <chevron/plan/action.hpp>
@@ -20,8 +21,7 @@
 
 namespace chevron::detail {
 
-/// [numbers in all, tensors, then for each: dtype, dimensions, sizes…, strides…]: what both sides of a message keep of its first
-/// time.
+/// [numbers in all, tensors, then for each: dtype, dimensions, sizes…]: what both sides of a message keep of its first time.
 using message_shapes = std::vector<std::int64_t>;
 
 /// No message has this tag: microbatches stay below 65535.
@@ -81,19 +81,30 @@ inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   for (auto const& value : values) {
     out.push_back(static_cast<std::int64_t>(value.scalar_type()));  // Undefined is one, too
     out.push_back(value.defined() ? value.dim() : 0);
-    if (!value.defined()) continue;
-    out.insert(out.end(), value.sizes().begin(), value.sizes().end());
-    auto const strides = told_strides(value);
-    out.insert(out.end(), strides.begin(), strides.end());
+    if (value.defined()) out.insert(out.end(), value.sizes().begin(), value.sizes().end());
   }
   out[0] = static_cast<std::int64_t>(out.size());
   return out;
 }
 
+/// The strides of all tensors of a message, one after the other. Unlike shapes they may be others each time: a gradient that is zero,
+/// since a microbatch counts nothing, lies otherwise than one that was computed.
+using message_strides = std::vector<std::int64_t>;
+
+/// \param expanded see `told_strides`
+inline void strides_of(std::vector<at::Tensor> const& values, bool expanded, message_strides& out) {
+  out.clear();
+  for (auto const& value : values) {
+    if (!value.defined()) continue;
+    auto const strides = told_strides(value, expanded);
+    out.insert(out.end(), strides.begin(), strides.end());
+  }
+}
+
 /// One tensor of a message, as its shapes tell it.
 struct told_tensor {
   at::ScalarType type = at::ScalarType::Undefined;
-  at::IntArrayRef sizes, strides;
+  at::IntArrayRef sizes;
 };
 
 /// Calls `see(i, told)` for each tensor of a message.
@@ -102,14 +113,19 @@ void for_each_told(message_shapes const& shapes, See const& see) {
   std::size_t at = 2;
   for (std::int64_t i = 0; i < shapes[1]; ++i) {
     auto const dimensions = static_cast<std::size_t>(shapes[at + 1]);
-    auto const* const sizes = shapes.data() + at + 2;
-    see(static_cast<std::size_t>(i),
-        told_tensor{static_cast<at::ScalarType>(shapes[at]), {sizes, dimensions}, {sizes + dimensions, dimensions}});
-    at += 2 + 2 * dimensions;
+    see(static_cast<std::size_t>(i), told_tensor{static_cast<at::ScalarType>(shapes[at]), {shapes.data() + at + 2, dimensions}});
+    at += 2 + dimensions;
   }
 }
 
-/// Memory on the device `here` for the bytes of a message of these shapes, in what `values` has as far as it will do.
+/// How many strides a message of these shapes has.
+inline std::size_t strides_in(message_shapes const& shapes) {
+  std::size_t count = 0;
+  for_each_told(shapes, [&](std::size_t, told_tensor const& told) { count += told.sizes.size(); });
+  return count;
+}
+
+/// Memory on the device `here` for the elements of a message of these shapes, in what `values` has as far as it will do.
 inline void make_room(std::vector<at::Tensor>& values, message_shapes const& shapes, at::Device here) {
   values.resize(static_cast<std::size_t>(shapes[1]));
   for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
@@ -120,18 +136,31 @@ inline void make_room(std::vector<at::Tensor>& values, message_shapes const& sha
     }
     // Memory that the caller still holds (a graph does) is not written again.
     bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
-                          value.scalar_type() == told.type && value.sizes() == told.sizes && value.strides() == told.strides;
-    if (!reusable) value = room_for(told.sizes, told.strides, at::TensorOptions().dtype(told.type).device(here));
+                          value.scalar_type() == told.type && value.sizes() == told.sizes && value.is_contiguous();
+    if (!reusable) value = at::empty(told.sizes, at::TensorOptions().dtype(told.type).device(here));
   });
 }
 
 /// Gives what has come into `make_room`'s memory the strides that it was sent with.
-inline void lay_out(std::vector<at::Tensor>& values, message_shapes const& shapes) {
-  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
-    at::Tensor& value = values[i];
-    if (value.defined() && (value.strides() != told.strides || value.sizes() != told.sizes))
-      value = laid_out(value, told.sizes, told.strides);
-  });
+inline void lay_out(std::vector<at::Tensor>& values, message_strides const& strides) {
+  std::size_t at = 0;
+  for (at::Tensor& value : values) {
+    if (!value.defined()) continue;
+    auto const dimensions = static_cast<std::size_t>(value.dim());
+    value = laid_out(value, {strides.data() + at, dimensions});
+    at += dimensions;
+  }
+}
+
+/// Gives tensors the strides that were agreed on.
+inline void conform(std::vector<at::Tensor>& values, message_strides const& strides) {
+  std::size_t at = 0;
+  for (at::Tensor& value : values) {
+    if (!value.defined()) continue;
+    auto const dimensions = static_cast<std::size_t>(value.dim());
+    value = with_strides(value, {strides.data() + at, dimensions});
+    at += dimensions;
+  }
 }
 
 inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& shapes) {
@@ -139,22 +168,13 @@ inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& sh
   bool all = true;
   for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
     at::Tensor const& value = values[i];
-    all = all && value.scalar_type() == told.type;
-    if (!all || !value.defined()) return;
-    all = value.sizes() == told.sizes &&
-          (value.is_non_overlapping_and_dense() ? value.strides() == told.strides
-                                                : at::IntArrayRef(told_strides(value)) == told.strides);
+    all = all && value.scalar_type() == told.type && (!value.defined() || value.sizes() == told.sizes);
   });
   return all;
 }
 
-/// For people: `Float[2,8], Float[4,2] with strides 1,4, no tensor, Long[2]`.
+/// For people: `Float[2,8], no tensor, Long[2]`.
 inline std::string text_of(message_shapes const& shapes) {
-  auto const list = [](at::IntArrayRef numbers) {
-    std::string out;
-    for (std::size_t d = 0; d < numbers.size(); ++d) out += (d == 0 ? "" : ",") + std::to_string(numbers[d]);
-    return out;
-  };
   std::string out;
   for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
     out += i == 0 ? "" : ", ";
@@ -162,8 +182,9 @@ inline std::string text_of(message_shapes const& shapes) {
       out += "no tensor";
       return;
     }
-    out += std::string(c10::toString(told.type)) + "[" + list(told.sizes) + "]";
-    if (told.strides != at::IntArrayRef(c10::contiguous_strides(told.sizes))) out += " with strides " + list(told.strides);
+    out += std::string(c10::toString(told.type)) + "[";
+    for (std::size_t d = 0; d < told.sizes.size(); ++d) out += (d == 0 ? "" : ",") + std::to_string(told.sizes[d]);
+    out += "]";
   });
   return out.empty() ? "nothing" : out;
 }

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/failure.hpp>
+#include <chevron/run/message.hpp>
 #include <chevron/run/shared_memory.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/run/waits.hpp>
@@ -22,7 +23,8 @@ namespace chevron::detail {
 
 /// A message that comes again, as one of its two ranks knows it.
 struct near_message {
-  std::size_t bytes = 0;
+  std::size_t strides = 0;  // how many numbers stand before the tensors' elements
+  std::size_t bytes = 0;    // of all
   shared_message* place = nullptr;  // null: it goes another way
   std::uint64_t count = 0;          // how often it went, or was to come
 };
@@ -33,9 +35,9 @@ class near_messages {
   near_messages(shared_memory& memory, layout const& where, bounded_waits& waits)
       : memory_(memory), where_(where), waits_(waits) {}
 
-  /// As the sender: decides whether a message of these tensors goes this way from its second time on, and where.
-  near_message to(int peer, std::span<at::Tensor const> values) {
-    near_message out{.bytes = bytes_of(values)};
+  /// As the sender: decides whether a message of tensors of these sizes goes this way from its second time on, and where.
+  near_message to(int peer, std::size_t strides, std::span<at::Tensor const> values) {
+    near_message out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (memory_.is_near(peer) && out.bytes <= shared_memory::largest_message) out.place = memory_.new_message();
     return out;
   }
@@ -44,8 +46,8 @@ class near_messages {
     return message.place == nullptr ? 0 : memory_.offset_of(*message.place);
   }
   /// As the receiver, told the place.
-  near_message from(int peer, std::span<at::Tensor const> values, std::int64_t place) const {
-    near_message out{.bytes = bytes_of(values)};
+  near_message from(int peer, std::size_t strides, std::span<at::Tensor const> values, std::int64_t place) const {
+    near_message out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (place != 0) out.place = memory_.message_of(peer, static_cast<std::uint64_t>(place));
     return out;
   }
@@ -53,7 +55,7 @@ class near_messages {
   /// Sends. Waits only if the receiver is two whole steps behind, or 256 MiB of messages wait to be taken; then
   /// `take_what_came()` is called: another may wait for the same, from us.
   template <class TakeWhatCame>
-  void hand_over(near_message& message, std::span<at::Tensor const> values, awaited const& mine,
+  void hand_over(near_message& message, message_strides const& strides, std::span<at::Tensor const> values, awaited const& mine,
                  TakeWhatCame const& take_what_came) {
     shared_message& place = *message.place;
     auto const number = ++message.count;
@@ -65,6 +67,8 @@ class near_messages {
       return is_room();
     });
     std::byte* to = memory_.at(where_.global_rank, room->offset);
+    if (!strides.empty()) std::memcpy(to, strides.data(), strides.size() * sizeof(std::int64_t));
+    to += strides.size() * sizeof(std::int64_t);
     for (at::Tensor const& value : values) {
       if (!value.defined() || value.numel() == 0) continue;
       std::memcpy(to, value.const_data_ptr(), value.nbytes());
@@ -82,8 +86,12 @@ class near_messages {
     waits_.memory(memory_, mine, [&] { return has_come(message, number); });
   }
   /// Copies what has come into tensors of its shapes.
-  void take(near_message const& message, std::uint64_t number, int peer, std::span<at::Tensor const> values) {
+  void take(near_message const& message, std::uint64_t number, int peer, message_strides& strides,
+            std::span<at::Tensor const> values) {
     std::byte const* from = memory_.at(peer, message.place->offset[number % 2]);
+    strides.resize(message.strides);
+    if (!strides.empty()) std::memcpy(strides.data(), from, strides.size() * sizeof(std::int64_t));
+    from += strides.size() * sizeof(std::int64_t);
     for (at::Tensor const& value : values) {
       if (!value.defined() || value.numel() == 0) continue;
       std::memcpy(value.mutable_data_ptr(), from, value.nbytes());
@@ -100,8 +108,8 @@ class near_messages {
   }
 
  private:
-  static std::size_t bytes_of(std::span<at::Tensor const> values) {
-    return std::accumulate(values.begin(), values.end(), std::size_t{0},
+  static std::size_t bytes_of(std::size_t strides, std::span<at::Tensor const> values) {
+    return std::accumulate(values.begin(), values.end(), strides * sizeof(std::int64_t),
                            [](std::size_t sum, at::Tensor const& value) { return sum + (value.defined() ? value.nbytes() : 0); });
   }
 

@@ -53,8 +53,8 @@ class operator_watch {
         "it changes running statistics that are none of its buffers: its callable runs a module that the stage was not given, so "
         "evaluation would change them and checkpoints would not hold them. Remedy: chevron::stage(module, callable)");
   }
-  void see_dropout(bool drops) const {
-    if (!drops || !evaluation_ || has_module_) return;
+  void see_dropout(bool drops, double share) const {
+    if (!drops || !(share > 0) || !evaluation_ || has_module_) return;
     throw usage_error(
         "it drops units in evaluation: a callable alone is not told of it. Remedy: chevron::stage(module, callable), and "
         "module->is_training() wherever dropout is called by hand");
@@ -67,22 +67,30 @@ class operator_watch {
   }
 
   static void look(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    if (operator_watch const* const watch = current()) {
+    // An operator may be made of others: instance norm is a batch norm over running means that it has made for that.
+    static thread_local int depth = 0;
+    if (operator_watch const* const watch = current(); watch != nullptr && depth == 0) {
       auto const& arguments = op.schema().arguments();
       std::size_t const first = stack->size() - arguments.size();
       at::Tensor tensor;  // running_mean, or else the weight
+      double share = 0;   // of what is dropped
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         c10::IValue const& value = (*stack)[first + i];
         std::string const& name = arguments[i].name();
         if ((name == "weight" || name == "running_mean") && (value.isTensor() || value.isNone())) {
           tensor = value.isTensor() ? value.toTensor() : at::Tensor();
         }
+        if (name == "p" && value.isDouble()) share = value.toDouble();
         if (!value.isBool()) continue;
         if (name == "training" || name == "use_input_stats") watch->see_statistics(tensor, value.toBool());
-        if (name == "train") watch->see_dropout(value.toBool());
+        if (name == "train") watch->see_dropout(value.toBool(), share);
         if (name == "sparse") watch->see_sparse(tensor, value.toBool());
       }
     }
+    struct deeper {
+      deeper() { ++depth; }
+      ~deeper() { --depth; }
+    } const inside;
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, random_key), stack);
   }
 

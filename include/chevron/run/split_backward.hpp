@@ -55,6 +55,18 @@ struct kept_gradients final : Node {
   variable_list apply(variable_list&&) override { return std::move(kept); }
 };
 
+/// Where a gradient that nobody wants goes.
+struct gradient_sink final : Node {
+  explicit gradient_sink(torch::autograd::InputMetadata const& like) {
+    add_input_metadata(at::empty_symint(like.shape_as_dim_vector(), like.options()));
+  }
+  variable_list apply(variable_list&&) override { return {}; }
+};
+
+/// LibTorch's group norm, where its input is channels_last, writes the gradient of its input also if nobody asked for it, to memory that
+/// is not there (2.11).
+inline bool wants_all_gradients(Node const& node) { return node.name() == "NativeGroupNormBackward0"; }
+
 /// A node from which parameters are reached by a branch of its own, and what arrived at each of its inputs.
 struct kept_node {
   std::shared_ptr<Node> node;
@@ -280,7 +292,10 @@ class stage_graph {
           detail::Edge& edge = node->next_edges()[i];
           if (!edge.is_valid() || !found_.at(edge.function.get()).input) continue;
           if (slices != nullptr && slices->fn) slices->fn->next_edges()[i] = detail::Edge();
-          edge = detail::Edge();
+          bool const asked_all_the_same = kept && detail::wants_all_gradients(*node);
+          edge = asked_all_the_same
+                     ? detail::Edge(std::make_shared<detail::gradient_sink>(edge.function->input_metadata(edge.input_nr)), 0)
+                     : detail::Edge();
         }
       }
     }

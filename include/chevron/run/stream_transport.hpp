@@ -151,10 +151,14 @@ class stream_transport : public transport {
     auto const known = agreed_.find(tag);
     bool const first = known == agreed_.end();
     if (first) {
-      auto const& shapes = agreed_.emplace(tag, detail::shapes_of(slot.values)).first->second;
-      room_.tell(shapes_key(where().pipeline_rank(), peer, tag), text_of_words(shapes));
-    } else if (!detail::fits(slot.values, known->second)) {
-      refuse(mine, known->second, detail::shapes_of(slot.values));
+      agreement& agreed = agreed_[tag];
+      agreed.shapes = detail::shapes_of(slot.values);
+      detail::strides_of(slot.values, false, agreed.strides);
+      room_.tell(shapes_key(where().pipeline_rank(), peer, tag), agreed.text());
+    } else if (!detail::fits(slot.values, known->second.shapes)) {
+      refuse(mine, known->second.shapes, detail::shapes_of(slot.values));
+    } else {
+      detail::conform(slot.values, known->second.strides);
     }
     for (at::Tensor& value : slot.values) {
       value = detail::packed(value);
@@ -183,7 +187,7 @@ class stream_transport : public transport {
     auto& queue = late_[peer];
     auto const known = agreed_.find(slot.tag);
     slot.late = known == agreed_.end() || !queue.empty();
-    slot.late ? queue.push_back(receive_slot) : post(slot, known->second);
+    slot.late ? queue.push_back(receive_slot) : post(slot, known->second.shapes);
   }
 
   std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
@@ -195,15 +199,15 @@ class stream_transport : public transport {
       auto known = agreed_.find(next.tag);
       if (known == agreed_.end()) {
         auto const told = room_.hear(shapes_key(next.peer, where().pipeline_rank(), next.tag), next.about, deadline());
-        known = agreed_.emplace(next.tag, words_of_text(told)).first;
+        known = agreed_.emplace(next.tag, agreement::of_text(told)).first;
       }
       queue.pop_front();
       next.late = false;
-      post(next, known->second);
+      post(next, known->second.shapes);
     }
     wait(*slot.arrived);
     slot.given = slot.values;
-    detail::lay_out(slot.given, agreed_.at(slot.tag));
+    detail::lay_out(slot.given, agreed_.at(slot.tag).strides);
     return slot.given;
   }
 
@@ -269,6 +273,26 @@ class stream_transport : public transport {
     std::vector<at::Tensor> values, given;
     std::unique_ptr<point> arrived;
   };
+  /// What both sides of a message keep. What a rank computes next must not wait for the host, so strides are those of the first time:
+  /// later tensors are given them. One that is expanded arrives with memory for each element, since the next need not be.
+  struct agreement {
+    detail::message_shapes shapes;
+    detail::message_strides strides;
+
+    std::string text() const {
+      std::vector<std::int64_t> all = shapes;
+      all.insert(all.end(), strides.begin(), strides.end());
+      std::string out(all.size() * sizeof(std::int64_t), '\0');
+      std::memcpy(out.data(), all.data(), out.size());
+      return out;
+    }
+    static agreement of_text(std::string const& text) {
+      std::vector<std::int64_t> all(text.size() / sizeof(std::int64_t));
+      std::memcpy(all.data(), text.data(), all.size() * sizeof(std::int64_t));
+      auto const end = all.begin() + all.at(0);
+      return {{all.begin(), end}, {end, all.end()}};
+    }
+  };
   struct gathering {
     at::Tensor mine, all;
     std::unique_ptr<point> done;
@@ -324,11 +348,11 @@ class stream_transport : public transport {
     slot.arrived->record(from->on, slot.about);
   }
 
-  /// Those of a message's tensors that have anything to be sent.
+  /// The memory of those of a message's tensors that have anything to be sent.
   std::span<at::Tensor const> sent_of(std::vector<at::Tensor> const& values) {
     scratch_.clear();
     for (at::Tensor const& value : values) {
-      if (value.defined() && value.numel() > 0) scratch_.push_back(value);
+      if (value.defined() && value.numel() > 0) scratch_.push_back(detail::as_row(value));
     }
     return scratch_;
   }
@@ -337,17 +361,6 @@ class stream_transport : public transport {
     return "shapes" + std::to_string(turn_) + "/" + std::to_string(where().global_of(from)) + "/" + std::to_string(where().global_of(to)) +
            "/" + std::to_string(tag);
   }
-  static std::string text_of_words(detail::message_shapes const& words) {
-    std::string out(words.size() * sizeof(std::int64_t), '\0');
-    std::memcpy(out.data(), words.data(), out.size());
-    return out;
-  }
-  static detail::message_shapes words_of_text(std::string const& text) {
-    detail::message_shapes out(text.size() / sizeof(std::int64_t));
-    std::memcpy(out.data(), text.data(), out.size() * sizeof(std::int64_t));
-    return out;
-  }
-
   [[noreturn]] void refuse(awaited const& mine, detail::message_shapes const& agreed, detail::message_shapes const& actual) {
     detail::refuse_shapes(*failures_, mine, where().global_rank, agreed, actual);
   }
@@ -383,7 +396,7 @@ class stream_transport : public transport {
   stream_watch<Streams> watch_;
   line numbers_, sums_;                // null in a world of one; with one replica
   std::map<int, line> outgoing_, incoming_;  // by peer
-  std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // by tag
+  std::unordered_map<std::uint32_t, agreement> agreed_;  // by tag
   std::map<int, std::deque<std::uint16_t>> late_;                     // by peer: receives that are to be posted, in order
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;

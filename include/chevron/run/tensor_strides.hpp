@@ -66,36 +66,43 @@ inline bool is_packed(at::IntArrayRef sizes, at::IntArrayRef strides) {
 }
 
 /// The strides with which a tensor arrives: its own, wherever it can.
-inline c10::SmallVector<std::int64_t, 8> told_strides(at::Tensor const& value) {
-  bool const own = value.is_non_overlapping_and_dense() || value.numel() == 0 || keeps_strides(value.sizes(), value.strides());
+/// \param expanded whether an expanded tensor is to arrive as one
+inline c10::SmallVector<std::int64_t, 8> told_strides(at::Tensor const& value, bool expanded) {
+  bool own = value.is_non_overlapping_and_dense() || value.numel() == 0;
+  if (!own) {
+    bool const repeats = sizes_in_memory(value.sizes(), value.strides()) != value.sizes();
+    own = (expanded || !repeats) && keeps_strides(value.sizes(), value.strides());
+  }
   if (own) return {value.strides().begin(), value.strides().end()};
   auto const contiguous = c10::contiguous_strides(value.sizes());
   return {contiguous.begin(), contiguous.end()};
 }
 
-/// The elements that are sent of a tensor, without gaps: its own memory, where it has none.
+/// A tensor's elements without gaps, as they are sent: its own memory, where it has none.
 inline at::Tensor packed(at::Tensor const& value) {
-  if (!value.defined() || value.is_non_overlapping_and_dense() || value.numel() == 0) return value;
-  if (!keeps_strides(value.sizes(), value.strides())) return value.contiguous();
-  return value.as_strided(sizes_in_memory(value.sizes(), value.strides()), value.strides()).contiguous();
+  return !value.defined() || value.is_non_overlapping_and_dense() || value.numel() == 0 ? value : value.contiguous();
 }
 
-/// A packed tensor's memory as a row of elements: Gloo asks for contiguous tensors.
+/// A packed tensor's memory as a row of elements, in the order in which they lie there.
 inline at::Tensor as_row(at::Tensor const& packed) {
-  return packed.is_contiguous() ? packed : packed.as_strided({packed.numel()}, {1});
+  return packed.dim() == 1 && packed.is_contiguous() ? packed : packed.as_strided({packed.numel()}, {1});
 }
 
-/// Memory for what `packed` gives of a tensor that is to have these strides.
-inline at::Tensor room_for(at::IntArrayRef sizes, at::IntArrayRef strides, at::TensorOptions const& options) {
-  if (is_packed(sizes, strides)) return at::empty_strided(sizes, strides, options);
-  return at::empty(sizes_in_memory(sizes, strides), options);
-}
-
-/// The tensor that was packed, with its strides.
-inline at::Tensor laid_out(at::Tensor const& packed, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  at::Tensor const out = at::empty_strided(sizes_in_memory(sizes, strides), strides, packed.options());
-  out.copy_(packed);
+/// The tensor whose packed elements have come into `row`, which is contiguous and of its sizes.
+inline at::Tensor laid_out(at::Tensor const& row, at::IntArrayRef strides) {
+  at::IntArrayRef const sizes = row.sizes();
+  if (row.strides() == strides) return row;
+  if (is_packed(sizes, strides)) return row.as_strided(sizes, strides);
+  auto const in_memory = sizes_in_memory(sizes, strides);
+  at::Tensor const out = at::empty_strided(in_memory, strides, row.options());
+  out.copy_(row.as_strided(in_memory, row.strides()));
   return out.as_strided(sizes, strides);
+}
+
+/// A tensor of these values that arrives with these strides, as `told_strides` gave them of another one of its sizes.
+inline at::Tensor with_strides(at::Tensor const& value, at::IntArrayRef strides) {
+  if (value.strides() == strides) return value;
+  return at::empty_strided(value.sizes(), strides, value.options()).copy_(value);
 }
 
 }  // namespace chevron::detail
