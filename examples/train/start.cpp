@@ -87,10 +87,7 @@ int start(int argc, char** argv, gpu_side const* gpus) {
   if (o.backend == backend::nccl && gpus == nullptr) become_nccl_program(argv);
   launch_place const told = read_environment();
   bool const launched_already = told.world > 1;
-  if (launched_already && o.nproc > 0) {
-    throw usage_error("--nproc " + std::to_string(o.nproc) + " starts processes, but " + told.launcher +
-                      " has already done so. Remedy: leave --nproc away");
-  }
+  check_unlaunched(o.nproc);
   if (launched_already && !o.backend_given) o.backend = backend::gloo;
   if (launched_already && o.backend == backend::threads) {
     throw usage_error("--backend threads runs all ranks in one process, but " + told.launcher + " has started " +

@@ -89,6 +89,21 @@ chevron::stage with_mask(int number) {
   return chevron::stage(layer, [layer](at::Tensor x, at::Tensor mask) mutable { return layer(x) * mask; }).takes({"mask"});
 }
 
+/// The parameters of this rank, as they are now.
+tensors values_of(chevron::trainer& train) {
+  tensors out;
+  for (auto const& each : train.stages()) {
+    for (auto const& p : each.parameters()) out.push_back(p.value.detach().clone());
+  }
+  return out;
+}
+int changed_since(tensors const& before, chevron::trainer& train) {
+  tensors const now = values_of(train);
+  int out = 0;
+  for (std::size_t q = 0; q < now.size(); ++q) out += at::equal(before[q], now[q]) ? 0 : 1;
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("each rank shuffles for itself: an error on all ranks, in the first step, parameters as they were") {
@@ -96,15 +111,12 @@ TEST_CASE("each rank shuffles for itself: an error on all ranks, in the first st
     int changed = 0;
     auto const e = run(which, 2, 1, [&](transport& line) {
       chevron::trainer train(chevron::lower(two), line, build_stage, mean_square, sgd);
+      auto const before = values_of(train);
       auto const mine = shuffled(line);
       try {
         train.step({mine.input}, {mine.target});
       } catch (chevron::preflight_error const&) {
-        int const s = line.where().global_rank;
-        auto const before = build_stage(s);
-        auto const now = train.stages()[static_cast<std::size_t>(s)];
-        for (std::size_t q = 0; q < before.parameters().size(); ++q)
-          changed += at::equal(before.parameters()[q].value, now.parameters()[q].value) ? 0 : 1;
+        changed += changed_since(before, train);
         throw;
       }
     });
@@ -271,17 +283,14 @@ TEST_CASE("with post-validation it is found by the verdict, and the step is undo
         auto const e = run(which, 2, 1, [&](transport& line) {
           chevron::trainer train(chevron::lower(two), line, build_stage, mean_square, sgd,
                                  {.post_validation = true, .calm_steps = calm_steps});
+          auto const before = values_of(train);
           auto const mine = shuffled(line), other = make_batch(8, 1);
           try {
             train.step({mine.input}, {mine.target});
             if (settles) train.settle();
             train.step({other.input}, {other.target});
           } catch (chevron::preflight_error const&) {
-            int const s = line.where().global_rank;
-            auto const before = build_stage(s);
-            auto const now = train.stages()[static_cast<std::size_t>(s)];
-            for (std::size_t q = 0; q < before.parameters().size(); ++q)
-              changed += at::equal(before.parameters()[q].value, now.parameters()[q].value) ? 0 : 1;
+            changed += changed_since(before, train);
             throw;
           }
         });

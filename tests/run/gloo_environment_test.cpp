@@ -148,6 +148,36 @@ TEST_CASE("a layout must use every process") {
   CHECK_THROWS_AS(job.place(0, 0), usage_error);
 }
 
+TEST_CASE("a process that a launcher has started as one of several forks no ranks") {
+  auto const forking = [](variables const& set) -> std::string {
+    try {
+      launch({.nproc = 2, .environment = [&](std::string const& name) -> std::optional<std::string> {
+                auto const it = set.find(name);
+                return it == set.end() ? std::nullopt : std::optional<std::string>(it->second);
+              }});
+    } catch (usage_error const& e) {
+      return e.what();
+    }
+    return "forked";
+  };
+  CHECK(forking({{"TORCHELASTIC_RUN_ID", "x"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}) ==
+        "--nproc 2 starts processes, but torchrun has already done so (WORLD_SIZE=2). Remedy: leave --nproc away, or unset "
+        "WORLD_SIZE");
+  CHECK(forking({{"RANK", "1"}, {"WORLD_SIZE", "3"}}).find("but environment has already done so (WORLD_SIZE=3)") !=
+        std::string::npos);
+  CHECK(forking({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).find("but Open MPI has already") !=
+        std::string::npos);
+  CHECK(forking({{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}).find("(PMI_SIZE=4)") != std::string::npos);
+  CHECK(forking({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}).find("but Slurm has already") != std::string::npos);
+  // The shell of a batch script, a step of one task, one process that torchrun has started.
+  check_unlaunched(2, [](std::string const& name) -> std::optional<std::string> {
+    if (name == "SLURM_NTASKS") return "8";
+    if (name == "SLURM_STEP_NUM_TASKS" || name == "WORLD_SIZE") return "1";
+    if (name == "SLURM_PROCID" || name == "RANK") return "0";
+    return std::nullopt;
+  });
+}
+
 // Begun by the next one, in a process with one thread.
 TEST_CASE("ranks of which two never end" * doctest::skip()) {
   rank_processes ranks;
@@ -156,7 +186,7 @@ TEST_CASE("ranks of which two never end" * doctest::skip()) {
   if (rank > 0) {
     for (;;) ::pause();
   }
-  int const code = ranks.wait({.last = std::chrono::milliseconds(200)}, [&](int lost, std::string const& how) {
+  int const code = ranks.wait({.last = std::chrono::milliseconds(200)}, [&](int lost, int, std::string const& how) {
     std::printf("rank %d %s\n", lost, how.c_str());
     std::fflush(stdout);
   });

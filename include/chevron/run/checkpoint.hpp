@@ -91,6 +91,7 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
 /// and training may go on
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& words = {}) {
+  collective_scope const doing(train.line(), "save_checkpoint");
   detail::be_between_steps(train, "saved");
   train.settle();
   transport& line = train.line();
@@ -167,6 +168,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
 
 /// The same after `save_checkpoint`, between the same two steps. Collective.
 inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& folder, int keep) {
+  collective_scope const doing(train.line(), "remove_old_checkpoints");
   detail::together(train.line(), [&] {
     if (train.line().where().global_rank == 0) remove_old_checkpoints(folder, train.next_step(), keep);
   });
@@ -180,6 +182,7 @@ inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& 
 /// are not those of this job
 inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
                                        std::map<std::string, std::string> const& expected = {}) {
+  collective_scope const doing(train.line(), "load_checkpoint");
   detail::be_between_steps(train, "loaded");
   train.settle();
   transport& line = train.line();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
@@ -55,6 +56,16 @@ struct launcher_words {
   char const* local_name;
 };
 
+inline bool is_torchrun(environment_reader const& read) { return read("TORCHELASTIC_RUN_ID").has_value(); }
+
+inline std::array<launcher_words, 4> launchers(environment_reader const& read) {
+  return {{{is_torchrun(read) ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+           {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+           {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+           // Batch scripts have SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
+           {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"}}};
+}
+
 inline std::string required(environment_reader const& read, launcher_words const& words, char const* name, char const* because) {
   if (auto value = read(name)) return *value;
   throw usage_error(std::string("environment variable ") + name + " is missing, while " + because +
@@ -98,13 +109,8 @@ inline std::string first_host(std::string_view list) {
 /// The place of this process, from (in this order) torchrun, RANK and WORLD_SIZE, Open MPI, PMI (MPICH, Intel MPI), Slurm.
 /// None of them: one rank. Half of one of them: a `usage_error` that names the missing variable.
 inline launch_place read_environment(environment_reader const& read = process_environment) {
-  using detail::launcher_words;
-  bool const torchrun = read("TORCHELASTIC_RUN_ID").has_value();
-  launcher_words const plain{torchrun ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"};
-  launcher_words const open_mpi{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"};
-  launcher_words const pmi{"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"};
-  // Batch scripts have SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
-  launcher_words const slurm{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"};
+  auto const& [plain, open_mpi, pmi, slurm] = detail::launchers(read);
+  bool const torchrun = detail::is_torchrun(read);
 
   std::optional<launch_place> found;
   bool slurm_job = false;
@@ -146,6 +152,17 @@ inline launch_place read_environment(environment_reader const& read = process_en
     out.job = read("TORCHELASTIC_RUN_ID").value_or("") + "." + read("TORCHELASTIC_RESTART_COUNT").value_or("0");
   }
   return out;
+}
+
+/// \throws usage_error if a launcher has started this process as one of several, each of which would start `nproc` more
+inline void check_unlaunched(int nproc, environment_reader const& read = process_environment) {
+  if (nproc <= 0) return;
+  for (auto const& words : detail::launchers(read)) {
+    auto const rank = read(words.rank_name), size = read(words.size_name);
+    if (!rank || !size || detail::number_in(words.size_name, *size, 1, 1 << 20) == 1) continue;
+    throw usage_error("--nproc " + std::to_string(nproc) + " starts processes, but " + words.launcher + " has already done so (" +
+                      words.size_name + "=" + *size + "). Remedy: leave --nproc away, or unset " + words.size_name);
+  }
 }
 
 }  // namespace chevron

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <chevron/plan/action.hpp>
 
@@ -11,7 +12,7 @@
 
 namespace chevron {
 
-enum class exit_code : int { ok = 0, usage = 2, peer_lost = 3, timeout = 4, preflight = 5, numerical = 6, checkpoint = 7 };
+enum class exit_code : int { ok = 0, other = 1, usage = 2, peer_lost = 3, timeout = 4, preflight = 5, numerical = 6, checkpoint = 7 };
 
 /// Where in a run something happened. Ranks are global (replica × P + pipeline rank); -1 where it does not apply.
 struct place {
@@ -47,9 +48,16 @@ class error : public std::runtime_error {
 struct usage_error : error {
   explicit usage_error(std::string const& sentence, place where = {}) : error(exit_code::usage, sentence, std::move(where)) {}
 };
-/// Another rank ended or closed its connections.
+/// What a stage, the loss, the optimizer or the function that builds stages threw on this rank: the original is nested
+/// (`std::rethrow_if_nested`). The exit code is 2 if LibTorch refused what it was given, such as shapes that do not fit, that of
+/// the original if it has one, and 1 for anything else, such as too little memory.
+struct stage_error : error {
+  stage_error(exit_code code, std::string const& sentence, place where) : error(code, sentence, std::move(where)) {}
+};
+/// Another rank ended, closed its connections, or failed. A rank that ends because another failed takes over its exit code.
 struct peer_lost : error {
-  peer_lost(std::string const& sentence, place where) : error(exit_code::peer_lost, sentence, std::move(where)) {}
+  peer_lost(std::string const& sentence, place where, exit_code of_the_other = exit_code::peer_lost)
+      : error(of_the_other, sentence, std::move(where)) {}
 };
 /// Another rank is there but did not answer within the deadline.
 struct timeout_error : error {

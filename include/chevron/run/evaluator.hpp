@@ -48,6 +48,7 @@ class evaluator {
         with_loss_(checked(program_.view(), owner), owner.line(), owner.stages(), owner.loss(), hooks(owner)),
         without_loss_(program_.view(), owner.line(), owner.stages(), {}, hooks(owner)),
         data_(owner.data()) {
+    collective_scope const doing(owner.line(), "making the evaluator");
     preflight_lines lines = common_lines(owner.line());
     lines.add(program_.view());
     compare(owner.line(), lines);
@@ -57,6 +58,7 @@ class evaluator {
   /// \param all what is counted over all replicas; 0: every replica has as much as this one
   double loss(batch const& whole, double all = 0) {
     owner_->settle();
+    collective_scope const doing(owner_->line(), evaluating);
     lanes::scope const here(*owner_->on());
     batch_.split(owner_->on_device(whole), program_.view().plan.size.micro_batches);
     return loss_of_batch(all);
@@ -64,6 +66,7 @@ class evaluator {
   /// The same of microbatches that the caller has cut.
   double loss(std::vector<batch> const& micro_batches, double all = 0) {
     owner_->settle();
+    collective_scope const doing(owner_->line(), evaluating);
     lanes::scope const here(*owner_->on());
     batch_.take(owner_->on_device(micro_batches), program_.view().plan.size.micro_batches);
     return loss_of_batch(all);
@@ -76,6 +79,7 @@ class evaluator {
   /// stays so.
   tensors outputs(batch const& whole_batch) {
     owner_->settle();
+    collective_scope const doing(owner_->line(), evaluating);
     lanes::scope const here(*owner_->on());
     batch_.split(owner_->on_device(whole_batch), program_.view().plan.size.micro_batches);
     run(without_loss_);
@@ -94,6 +98,8 @@ class evaluator {
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
 
  private:
+  static constexpr char const* evaluating = "evaluate";
+
   double loss_of_batch(double all_counted) {
     owner_->weigh(batch_, all_counted);
     data_.begin();

@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,7 +15,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <c10/util/Exception.h>
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/lower/program.hpp>
@@ -34,6 +32,7 @@
 #include <chevron/run/record.hpp>
 #include <chevron/run/speculation.hpp>
 #include <chevron/run/stage.hpp>
+#include <chevron/run/stage_failure.hpp>
 #include <chevron/run/transport.hpp>
 
 /// \file
@@ -64,9 +63,9 @@ struct executor_hooks {
 /// Who waits on whom. The transport is driven from here alone: what a fused pair needs is received before it, and sent after.
 /// Where computations are launched as graphs (captured_step.hpp), all else goes as it does without.
 ///
-/// Failure. A transport's error passes through; whatever a stage or the loss throws becomes a `usage_error` with rank, step
-/// and action. After any of them the step is lost and the executor refuses to run again: parameters' gradients are half added up,
-/// other ranks are told by whoever owns the transport.
+/// Failure. A transport's error passes through; whatever a stage or the loss throws becomes a `stage_error` with rank, step and
+/// action, and other ranks are told of it through the transport. After any of them the step is lost and the executor refuses to
+/// run again: parameters' gradients are half added up.
 class executor {
  public:
   /// Collective.
@@ -190,18 +189,8 @@ class executor {
 
   template <class Work>
   void guarded(instruction const& i, long step, Work const& work) const {
-    try {
-      work();
-    } catch (usage_error const& e) {
-      if (e.where().rank >= 0) throw;
-      throw usage_error(thrower(i) + e.what(), at_action(i, step));
-    } catch (error const&) {
-      throw;
-    } catch (c10::Error const& e) {
-      throw usage_error(thrower(i) + e.what_without_backtrace(), at_action(i, step));
-    } catch (std::exception const& e) {
-      throw usage_error(thrower(i) + e.what(), at_action(i, step));
-    }
+    detail::telling_errors(
+        *line_, [&] { return thrower(i); }, [&] { return at_action(i, step); }, work);
   }
 
   /// What may have to be computed again must find the batch as it was.

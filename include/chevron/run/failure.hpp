@@ -33,9 +33,18 @@ struct awaited {
   action what{};                ///< meaningful if `words` is null
   char const* words = nullptr;  ///< else this, a literal: `sum of gradients`
   long step = -1;
+  char const* within = nullptr;  ///< of a message: the call of the user's that it belongs to, a literal; null in a training step
 
   bool is_send() const { return words == nullptr && (what.what == kind::send_forward || what.what == kind::send_backward); }
   std::string action_text() const { return words != nullptr ? words : to_text(what).str(); }
+  /// All of it: `step 4, evaluate, 1RECV_F0 from rank 2`.
+  std::string text() const {
+    std::string out = step >= 0 ? "step " + std::to_string(step) + ", " : "";
+    if (words == nullptr && within != nullptr) out += std::string(within) + ", ";
+    out += action_text();
+    if (peer >= 0) out += (is_send() ? " to rank " : " from rank ") + std::to_string(peer);
+    return out;
+  }
 };
 
 namespace detail {
@@ -74,6 +83,30 @@ inline std::string no_answer(int rank, std::chrono::milliseconds waited) {
   return "rank " + std::to_string(rank) + " did not answer within " + std::to_string(waited.count()) + " ms";
 }
 
+/// The same of what all ranks do together.
+inline std::string not_all_came(std::string const& action, std::chrono::milliseconds waited) {
+  return "not all ranks came to " + action + " within " + std::to_string(waited.count()) + " ms";
+}
+
+/// Of ranks that have met in one collective call and mean different ones.
+inline std::string different_calls(int a, std::string const& of_a, int b, std::string const& of_b) {
+  return "rank " + std::to_string(a) + " is in " + of_a + " where rank " + std::to_string(b) + " is in " + of_b +
+         ": every rank must make the same calls, in the same order";
+}
+
+/// What a rank tells the others of its own failure.
+inline failure failure_by(int rank, std::string const& message, int code, place const& where) {
+  // A message may name this rank already.
+  auto const name = "rank " + std::to_string(rank);
+  bool const names_it =
+      message.starts_with(name + ",") || message.starts_with(name + ":") || message.starts_with(name + " ended:");
+  return {.code = code,
+          .rank = rank,
+          .step = where.step,
+          .action = where.action,
+          .reason = names_it ? message : name + " ended: " + message};
+}
+
 /// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
 inline std::string message_of(std::exception const& e) {
   auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
@@ -87,12 +120,18 @@ inline std::string message_of(std::exception const& e) {
 
 }  // namespace detail
 
-/// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing.
+/// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing. The code is
+/// the cause's; where it belongs to an error that only its own rank can have, the type is `peer_lost`. No rank blames itself for
+/// being lost or late: it says who did.
 [[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
-  place where{.rank = rank, .peer = cause.rank >= 0 ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};
-  std::string sentence = cause.reason + "; this rank was waiting for " + where.action;
+  auto const code = static_cast<exit_code>(cause.code);
+  bool const of_others = cause.rank >= 0 && cause.rank != rank;
+  place where{.rank = rank, .peer = of_others ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};
+  bool const given_up = cause.rank == rank && (code == exit_code::timeout || code == exit_code::peer_lost);
+  std::string sentence = (given_up ? "the other ranks have given this one up, and say: " : "") + cause.reason +
+                         "; this rank was waiting for " + where.action;
   if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);
-  switch (static_cast<exit_code>(cause.code)) {
+  switch (code) {
     case exit_code::timeout:
       throw timeout_error(sentence, where);
     case exit_code::preflight:
@@ -100,7 +139,7 @@ inline std::string message_of(std::exception const& e) {
     case exit_code::numerical:
       throw numerical_error(sentence, where);
     default:
-      throw peer_lost(sentence, where);
+      throw peer_lost(sentence, where, code);
   }
 }
 

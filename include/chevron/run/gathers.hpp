@@ -44,16 +44,18 @@ class gathers {
     round& now = rounds_[static_cast<std::size_t>(which)];
     now.bytes = bytes;
     if (bytes == 0) return;
-    now.shown = memory_ != nullptr && bytes <= shared_memory::largest_gather;
-    if (now.shown) return memory_->show(which, mine, bytes);
-    auto const size = static_cast<std::int64_t>(bytes);
-    if (!now.mine.defined() || now.mine.numel() != size) {
-      now.mine = at::empty({size}, at::kByte);
-      now.all = at::empty({where_.world() * size}, at::kByte);
-    }
-    std::memcpy(now.mine.data_ptr(), mine, bytes);
+    auto const size = static_cast<std::int64_t>(sizeof(header) + bytes);
+    if (!now.mine.defined() || now.mine.numel() != size) now.mine = at::empty({size}, at::kByte);
+    header first{.bytes = bytes, .step = about.step};
+    std::strncpy(first.words, about.words, sizeof first.words - 1);
+    auto* const to = static_cast<std::byte*>(now.mine.data_ptr());
+    std::memcpy(to, &first, sizeof first);
+    std::memcpy(to + sizeof first, mine, bytes);
+    now.shown = memory_ != nullptr && now.mine.nbytes() <= shared_memory::largest_gather;
+    if (now.shown) return memory_->show(which, now.mine.data_ptr(), now.mine.nbytes());
+    if (!now.all.defined() || now.all.numel() != where_.world() * size) now.all = at::empty({where_.world() * size}, at::kByte);
     if (where_.world() == 1) {
-      std::memcpy(now.all.data_ptr(), mine, bytes);
+      now.all.copy_(now.mine);
     } else {
       now.work = waits_.posting(about, [&] { return world_->_allgather_base(now.all, now.mine); });
     }
@@ -63,12 +65,25 @@ class gathers {
   void finish(board which, void* all, awaited const& about) {
     round& now = rounds_[static_cast<std::size_t>(which)];
     if (now.bytes == 0) return;
-    if (now.shown) return read_all(which, now.bytes, static_cast<std::byte*>(all), about);
+    if (now.shown) waits_.memory(*memory_, about, [&] { return memory_->all_shown(which); });
     if (now.work) waits_.collective(std::exchange(now.work, {}), about);
-    std::memcpy(all, now.all.data_ptr(), now.all.nbytes());
+    auto* to = static_cast<std::byte*>(all);
+    for (int r = 0; r < where_.world(); ++r, to += now.bytes) {
+      std::byte const* const from =
+          now.shown ? memory_->shown_by(r, which).first
+                    : static_cast<std::byte const*>(now.all.const_data_ptr()) + static_cast<std::size_t>(r) * now.mine.nbytes();
+      check(from, r, now.bytes, about);
+      std::memcpy(to, from + sizeof(header), now.bytes);
+    }
   }
 
  private:
+  /// What stands before a rank's bytes: ranks that mean different gathers would take each other's numbers for theirs.
+  struct header {
+    std::uint64_t bytes;
+    std::int64_t step;
+    char words[32] = {};
+  };
   struct round {
     std::size_t bytes = 0;
     bool shown = false;
@@ -76,17 +91,19 @@ class gathers {
     bounded_waits::work_ptr work;
   };
 
-  void read_all(board which, std::size_t bytes, std::byte* to, awaited const& about) {
-    waits_.memory(*memory_, about, [&] { return memory_->all_shown(which); });
-    for (int r = 0; r < where_.world(); ++r, to += bytes) {
-      auto const [from, count] = memory_->shown_by(r, which);
-      if (count != bytes) {
-        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(count) + " bytes where rank " +
-                                  std::to_string(where_.global_rank) + " gathers " + std::to_string(bytes),
-                              {.rank = where_.global_rank, .peer = r, .step = about.step, .action = about.action_text()});
-      }
-      std::memcpy(to, from, bytes);
+  void check(std::byte const* from, int r, std::size_t bytes, awaited const& about) const {
+    header theirs;
+    std::memcpy(&theirs, from, sizeof theirs);
+    theirs.words[sizeof theirs.words - 1] = 0;
+    place const here{.rank = where_.global_rank, .peer = r, .step = about.step, .action = about.action_text()};
+    if (std::strncmp(theirs.words, about.words, sizeof theirs.words - 1) != 0) {
+      awaited const other{.words = theirs.words, .step = theirs.step};
+      throw preflight_error(different_calls(r, other.text(), where_.global_rank, about.text()), here);
     }
+    if (theirs.bytes == bytes) return;
+    throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(theirs.bytes) + " bytes where rank " +
+                              std::to_string(where_.global_rank) + " gathers " + std::to_string(bytes),
+                          here);
   }
 
   layout where_;

@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
 #include <chevron/run/gathers.hpp>
 #include <chevron/run/gloo_group.hpp>
 #include <chevron/run/gloo_messages.hpp>
@@ -23,6 +24,7 @@
 #include <chevron/run/shared_sums.hpp>
 #include <chevron/run/store_room.hpp>
 #include <chevron/run/transport.hpp>
+#include <chevron/run/wait_table.hpp>
 #include <chevron/run/waits.hpp>
 #include <chevron/run/watch.hpp>
 
@@ -53,13 +55,15 @@ class gloo_transport final : public transport {
         waits_(*this, watch_),
         gathers_(where, waits_),
         messages_(where, world_, waits_, *watch_) {
+    done_.resize(static_cast<std::size_t>(where.world()));
+    waits_.tells(done_, room_.prefix());
     if (where.world() > 1) join(options);
   }
   gloo_transport(layout const& where, launched const& job)
       : gloo_transport(where, job.store, job.watch, {.address = job.interface_address, .join = job.join}) {}
 
   ~gloo_transport() override {
-    if (!waits_.broken() && std::uncaught_exceptions() == 0) {
+    if (!waits_.broken() && !watch_->failed() && std::uncaught_exceptions() == 0) {
       try {
         close();
       } catch (std::exception const&) {
@@ -80,7 +84,9 @@ class gloo_transport final : public transport {
     messages_.finish_first_sends();
     watch_->look_away();
     awaited const mine = everybody(end_of_job);
-    waits_.collective(waits_.posting(mine, [&] { return world_->barrier(); }), mine);
+    ++done_.ends;
+    auto barrier = waits_.posting(mine, [&] { return world_->barrier(); });
+    needing(count::ends, done_.ends, [&] { waits_.collective(std::move(barrier), mine); });
     // Nobody closes a connection before all have left the barrier.
     room_.leave();
     messages_.clear();
@@ -90,7 +96,13 @@ class gloo_transport final : public transport {
     closed_ = true;
   }
 
-  void open(slot_counts const& slots) override { messages_.open(slots); }
+  void open(slot_counts const& slots) override {
+    // It waits for what was sent first to be taken, at least once by each.
+    waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots); });
+    done_.open();
+    sent_.assign(static_cast<std::size_t>(slots.send), {});
+    posted_.assign(static_cast<std::size_t>(slots.receive), {});
+  }
 
   void begin_step(long step) override {
     transport::begin_step(step);
@@ -99,13 +111,22 @@ class gloo_transport final : public transport {
   }
 
   void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
+    auto& sent = done_.now.sent[static_cast<std::size_t>(where().global_of(peer))];
     messages_.post_send(peer, what, send_slot, values);
+    // It needs as many receives of the other's.
+    sent_.at(send_slot) = {.of = count::received, .turn = done_.turn, .least = ++sent};
   }
   void post_receive(int peer, action what, std::uint16_t receive_slot) override {
+    auto& posted = done_.now.received[static_cast<std::size_t>(where().global_of(peer))];
     messages_.post_receive(peer, what, receive_slot);
+    posted_.at(receive_slot) = {.of = count::sent, .turn = done_.turn, .least = ++posted};
   }
-  std::span<at::Tensor> receive(std::uint16_t receive_slot) override { return messages_.receive(receive_slot); }
-  void wait_send(std::uint16_t send_slot) override { messages_.wait_send(send_slot); }
+  std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
+    return waits_.needing(posted_.at(receive_slot), [&] { return messages_.receive(receive_slot); });
+  }
+  void wait_send(std::uint16_t send_slot) override {
+    waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
+  }
 
   void start_sum(int bucket, at::Tensor values) override {
     if (where().replicas == 1) return;
@@ -113,31 +134,38 @@ class gloo_transport final : public transport {
       throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) +
                         " needs a contiguous tensor. Remedy: .contiguous()");
     }
+    summing& sum = sums_[bucket];
+    sum.number = ++done_.sums;
     if (near_sums_ != nullptr) return near_sums_->start(bucket, std::move(values));
     std::vector<at::Tensor> list{std::move(values)};
-    sums_[bucket] = waits_.posting(everybody(sum_of_gradients), [&] { return replicas_->allreduce(list); });
+    sum.work = waits_.posting(everybody(sum_of_gradients), [&] { return replicas_->allreduce(list); });
   }
 
   void wait_sum(int bucket) override {
     if (where().replicas == 1) return;
     awaited const mine = everybody(sum_of_gradients);
-    if (near_sums_ != nullptr) return near_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
-    if (auto work = std::exchange(sums_[bucket], {})) waits_.collective(std::move(work), mine);
+    summing& sum = sums_[bucket];
+    needing(count::sums, sum.number, [&] {
+      if (near_sums_ != nullptr) return near_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
+    });
   }
 
   void gather(std::span<double const> mine, std::span<double> all) override {
     check_room(mine.size(), all.size());
-    gather_bytes(mine.data(), mine.size_bytes(), all.data(), "gather");
+    gather_bytes(mine.data(), mine.size_bytes(), all.data(), in_words("gather"));
   }
 
   void start_gather(std::span<double const> mine) override {
     early_numbers_ = mine.size();
+    ++done_.early_gathers;
     gathers_.start(board::early_gather, mine.data(), mine.size_bytes(), everybody(early));
   }
 
   void finish_gather(std::span<double> all) override {
     check_room(early_numbers_, all.size());
-    gathers_.finish(board::early_gather, all.data(), everybody(early));
+    needing(count::early_gathers, done_.early_gathers,
+            [&] { gathers_.finish(board::early_gather, all.data(), everybody(early)); });
   }
 
   std::vector<std::string> gather_text(std::string const& mine) override {
@@ -145,12 +173,13 @@ class gloo_transport final : public transport {
     if (world == 1) return {mine};
     double const length = static_cast<double>(mine.size());
     std::vector<double> lengths(world);
-    gather({&length, 1}, lengths);
+    auto const* const words = in_words("gather of texts");
+    gather_bytes(&length, sizeof length, lengths.data(), words);
     auto const longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
     std::string padded = mine;
     padded.resize(longest);
     std::string all(longest * world, '\0');
-    gather_bytes(padded.data(), longest, all.data(), "gather of texts");
+    gather_bytes(padded.data(), longest, all.data(), words);
     std::vector<std::string> out;
     for (std::size_t r = 0; r < world; ++r) out.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
     return out;
@@ -159,16 +188,34 @@ class gloo_transport final : public transport {
  private:
   using work_ptr = detail::bounded_waits::work_ptr;
   using board = detail::shared_memory::board;
+  using count = detail::wait_need::count;
+
+  struct summing {
+    work_ptr work;  // null where replicas share memory
+    std::uint64_t number = 0;
+  };
 
   static constexpr char const* end_of_job = "the end of the job";
   static constexpr char const* early = "gather of what decides the last step";
   static constexpr char const* sum_of_gradients = "sum of gradients";
 
   awaited everybody(char const* words) const { return {.words = words, .step = step()}; }
+  char const* in_words(char const* otherwise) const { return doing() != nullptr ? doing() : otherwise; }
+
+  void publish(error const& found) override {
+    watch_->report(detail::failure_by(where().global_rank, found.what(), found.code(), found.where()));
+  }
+
+  /// Waits for what all ranks do together, or in sums all replicas of this rank's stages.
+  template <class Work>
+  void needing(count of, std::uint64_t number, Work const& work) {
+    waits_.needing({.of = of, .least = number, .every = of == count::sums ? where().pipeline_ranks : 1}, work);
+  }
 
   void gather_bytes(void const* mine, std::size_t bytes, void* all, char const* words) {
+    ++done_.gathers;
     gathers_.start(board::gather, mine, bytes, everybody(words));
-    gathers_.finish(board::gather, all, everybody(words));
+    needing(count::gathers, done_.gathers, [&] { gathers_.finish(board::gather, all, everybody(words)); });
   }
   void check_room(std::size_t mine, std::size_t room) const {
     if (room == mine * static_cast<std::size_t>(where().world())) return;
@@ -249,8 +296,10 @@ class gloo_transport final : public transport {
   std::unique_ptr<detail::shared_sums> near_sums_;  // null: sums go by Gloo
 
   detail::gloo_messages messages_;
-  std::unordered_map<int, work_ptr> sums_;
-  std::size_t early_numbers_ = 0;  // of `start_gather`
+  std::unordered_map<int, summing> sums_;  // by bucket
+  detail::wait_progress done_;
+  std::vector<detail::wait_need> sent_, posted_;  // by slot: what its wait needs
+  std::size_t early_numbers_ = 0;                 // of `start_gather`
   bool closed_ = false;
 };
 

@@ -175,6 +175,10 @@ class host_streams {
       at::Tensor const& into = m.parts[static_cast<std::size_t>(rank)].values[1];
       auto const width = m.parts[0].values[0].numel();
       for (std::size_t r = 0; r < m.parts.size(); ++r) {
+        if (m.parts[r].values[0].numel() != width) {
+          m.fault = "a gather of " + std::to_string(width) + " numbers met one of " + std::to_string(m.parts[r].values[0].numel());
+          return;
+        }
         into.narrow(0, static_cast<std::int64_t>(r) * width, width).copy_(m.parts[r].values[0]);
       }
     });

@@ -14,6 +14,7 @@
 #include <exception>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +26,7 @@
 
 #include <chevron/run/environment.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
 #include <chevron/run/processes.hpp>
 #include <chevron/run/transport.hpp>
 #include <chevron/run/watch.hpp>
@@ -205,12 +207,18 @@ inline void claim_rank(c10d::Store& store, int rank, std::string const& store_ad
     // No wait for ranks: a short one for them would be too short for a store that is only just begun.
     auto const tcp = connect_store("127.0.0.1", port, std::max(options.join, std::chrono::milliseconds(60000)), socket.release());
     c10d::PrefixStore store(prefix, tcp);
-    code = ranks.wait(options.children, [&](int rank, std::string const& how) {
-      failure const lost{.rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"};
-      auto const first = failure_of(store.compareSet("failure", std::string(), to_line(lost)));
+    std::optional<failure> first;
+    code = ranks.wait(options.children, [&](int rank, int of_rank, std::string const& how) {
+      failure const lost{.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"};
+      first = failure_of(store.compareSet("failure", std::string(), to_line(lost)));
       // Whoever else was first has said it.
-      if (first.reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
+      if (first->reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
     });
+    // The first to end need not be the first to fail.
+    if (first) {
+      bool const seen_from_afar = first->code == static_cast<int>(exit_code::peer_lost) && ranks.code_of(first->rank) > 0;
+      code = seen_from_afar ? ranks.code_of(first->rank) : first->code;
+    }
   } catch (std::exception const& e) {
     std::fprintf(stderr, "launcher: %s\n", message_of(e).c_str());
   }
@@ -222,13 +230,15 @@ inline void claim_rank(c10d::Store& store, int rank, std::string const& store_ad
 
 /// Finds out which rank this is and joins the others. With `nproc` it forks: call it before anything of LibTorch has run; it
 /// returns in the children only, each with its share of this machine's cores, while the calling process waits for them and ends
-/// with their result. Stores listen on loopback unless MASTER_ADDR names another address.
+/// with their result. Where a launcher has started this process as one of several, `nproc` is refused. Stores listen on loopback
+/// unless MASTER_ADDR names another address.
 inline launched launch(launch_options const& options = {}) {
   launched out;
   out.join = options.join;
   int store_host = -1;
   if (options.nproc < 0)
     throw usage_error("--nproc " + std::to_string(options.nproc) + " is below 1. Remedy: the number of ranks");
+  check_unlaunched(options.nproc, options.environment);
   if (options.nproc > 0) {
     std::string const prefix = "chevron";
     auto const at = detail::resolve("127.0.0.1", 0);

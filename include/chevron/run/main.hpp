@@ -3,16 +3,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <exception>
-#include <fstream>
 #include <string>
 #include <utility>
 
+#include <chevron/run/end_process.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
 #include <chevron/run/kept_memory.hpp>
 #include <chevron/run/launch.hpp>
 #include <chevron/run/watch.hpp>
@@ -32,58 +30,33 @@ inline void open_standard_files() {
   }
 }
 
-inline std::string json_text(std::string const& plain) {
-  std::string out = "\"";
-  for (char const c : plain) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
-/// torchrun prints, of the file it asked for, `py_callstack` only.
-inline void write_torchrun_error(std::string const& message) {
-  char const* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
-  if (path == nullptr || *path == 0) return;
-  std::ofstream(path) << R"({"message":{"message":)" << json_text(message) << R"(,"extraInfo":{"py_callstack":)"
-                      << json_text(message) << R"(,"timestamp":")" << std::time(nullptr) << R"("}}})";
-}
-
 /// Ends a failing rank: tells stderr, torchrun and the other ranks. Not by `exit`: destroying what a broken job has open may
 /// hang. With `quiet` the program has said itself what is wrong.
 [[noreturn]] inline void end_failing(std::string const& message, int code, place const& where, bool quiet = false) {
-  std::fflush(nullptr);
+  flush_files();
   if (!quiet) std::fprintf(stderr, "%s\n", message.c_str());
   write_torchrun_error(message);
   if (auto const watch = kept_watch) {
-    auto const rank = watch->rank();
-    auto const name = "rank " + std::to_string(rank);
-    if (!watch->failed() && watch->world() > 1) {
-      // Others learn the text itself; its own place is cut off if it names this rank already.
-      watch->report({.code = code,
-                     .rank = rank,
-                     .step = where.step,
-                     .action = where.action,
-                     .reason = message.starts_with(name) ? message : name + " ended: " + message});
-    }
+    if (!watch->failed() && watch->world() > 1) watch->report(failure_by(watch->rank(), message, code, where));
     watch->linger();
   }
-  std::fflush(nullptr);
+  flush_files();
   ::_exit(code);
+}
+
+/// What a program is told of an exception that is none of Chevron's: which rank has thrown it, where that is known.
+inline std::string message_of_current(std::string const& message) {
+  int rank = last_thrown.of(std::current_exception());
+  if (rank < 0 && kept_watch && kept_watch->world() > 1) rank = kept_watch->rank();
+  return rank < 0 ? message : failure_by(rank, message, 0, {}).reason;
 }
 
 }  // namespace detail
 
 /// Runs `body(argc, argv)`, which returns an exit code, and ends the process as DESIGN's exit codes say: 0 ok, 2 usage, 3 peer
-/// lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 1 anything else. A rank that computes while another fails is ended
-/// after 1.5 s. Memory that steps free is kept for the next (kept_memory.hpp).
+/// lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 1 anything else. Whoever ends because another rank failed ends with
+/// that one's code. A rank that computes while another fails is ended after 1.5 s. Memory that steps free is kept for the next
+/// (kept_memory.hpp).
 ///
 ///     int main(int argc, char** argv) { return chevron::run_main(argc, argv, [](int argc, char** argv) { …; return 0; }); }
 template <class Body>
@@ -97,9 +70,10 @@ int run_main(int argc, char** argv, Body&& body) {
   } catch (error const& e) {
     detail::end_failing(e.what(), e.code(), e.where());
   } catch (std::exception const& e) {
-    detail::end_failing(detail::message_of(e), 1, {});
+    detail::end_failing(detail::message_of_current(detail::message_of(e)), static_cast<int>(exit_code::other), {});
   } catch (...) {
-    detail::end_failing("something was thrown that is not an exception", 1, {});
+    detail::end_failing(detail::message_of_current("something was thrown that is no std::exception"),
+                        static_cast<int>(exit_code::other), {});
   }
   if (code != 0 && detail::kept_watch) detail::end_failing("exit code " + std::to_string(code), code, {}, true);
   if (auto const watch = std::exchange(detail::kept_watch, nullptr)) watch->finish();

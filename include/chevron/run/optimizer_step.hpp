@@ -87,7 +87,7 @@ class global_update {
     settle();
     numbers_->set(input);
     if (!options_.post_validation || calm_ < options_.calm_steps) {
-      numbers_->gather();
+      gather_numbers();
       update_result const result = judge();
       apply(result);
       return result;
@@ -305,10 +305,15 @@ class global_update {
     for (std::size_t g = 0; g < rates.size(); ++g) optimizer_->param_groups()[g].options().set_lr(rates[g]);
   }
 
+  void gather_numbers() {
+    collective_scope const doing(*line_, "norm of the gradient");
+    numbers_->gather();
+  }
+
   /// All ranks find the same, but not at the same time: whoever left before the others had, they would take for lost.
   void wait_for_all() {
     try {
-      numbers_->gather();
+      gather_numbers();
     } catch (error const&) {
       // Then there is nobody to wait for.
     }

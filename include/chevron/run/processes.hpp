@@ -67,11 +67,18 @@ class rank_processes {
     std::chrono::milliseconds last{0};            ///< between the first that ends well and SIGKILL for others; 0: never
   };
 
-  /// Waits for all children. The first that fails is told to `on_failure(rank, how)` the moment it happens, `how` as in
-  /// `killed by signal 9`. SIGTERM, SIGHUP and (unless it comes from the terminal, which tells the children itself) SIGINT are
-  /// passed on. Returns 0, or what this process should end with: the exit code of the first child that failed, 3 if a signal
-  /// killed it, 4 if the last did not end in time, 128 + signal if this process was told to stop.
-  int wait(options const& how, std::function<void(int, std::string const&)> const& on_failure) {
+  /// What a child has ended with by itself; -1 if it has not, or was killed.
+  int code_of(int rank) const {
+    auto const at = static_cast<std::size_t>(rank);
+    return rank >= 0 && at < children_.size() ? children_[at].code : -1;
+  }
+
+  /// Waits for all children. The first that fails is told to `on_failure(rank, code, how)` the moment it happens, `how` as in
+  /// `killed by signal 9`, with the exit code that stands for it. SIGTERM, SIGHUP and (unless it comes from the terminal, which
+  /// tells the children itself) SIGINT are passed on. Returns 0, or what this process should end with: the exit code of the first
+  /// child that failed, 3 if a signal killed it, 4 if the last did not end in time, 128 + signal if this process was told to
+  /// stop.
+  int wait(options const& how, std::function<void(int, int, std::string const&)> const& on_failure) {
     using clock = std::chrono::steady_clock;
     auto kill_at = clock::time_point::max();
     auto late_at = clock::time_point::max();
@@ -86,14 +93,15 @@ class rank_processes {
       if (first_failure != 0 || stopped_by != 0) return;
       first_failure = killed ? static_cast<int>(exit_code::peer_lost) : WEXITSTATUS(status);
       kill_at = std::min(kill_at, clock::now() + how.grace);
-      on_failure(rank, killed ? "killed by signal " + std::to_string(WTERMSIG(status))
-                              : "ended with exit code " + std::to_string(WEXITSTATUS(status)));
+      on_failure(rank, first_failure,
+                 killed ? "killed by signal " + std::to_string(WTERMSIG(status))
+                        : "ended with exit code " + std::to_string(WEXITSTATUS(status)));
     })) {
       if (clock::now() >= late_at && first_failure == 0 && stopped_by == 0) {
         first_failure = static_cast<int>(exit_code::timeout);
         kill_at = clock::now();
         auto const late = std::find_if(children_.begin(), children_.end(), [](child const& c) { return c.running; });
-        on_failure(static_cast<int>(late - children_.begin()),
+        on_failure(static_cast<int>(late - children_.begin()), first_failure,
                    "did not end within " + std::to_string(how.last.count()) + " ms after another had");
       }
       if (clock::now() >= kill_at) {
@@ -118,6 +126,7 @@ class rank_processes {
   struct child {
     pid_t id;
     bool running;
+    int code = -1;
   };
 
   static int threads_here() {
@@ -153,6 +162,7 @@ class rank_processes {
       pid_t const got = ::waitpid(c.id, &status, WNOHANG);
       if (got == c.id) {
         c.running = false;
+        if (WIFEXITED(status)) c.code = WEXITSTATUS(status);
         all_ended_well_ = all_ended_well_ && WIFEXITED(status) && WEXITSTATUS(status) == 0;
         told(static_cast<int>(rank), status);
       }

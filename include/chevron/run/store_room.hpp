@@ -69,13 +69,14 @@ class store_room {
   void tell(std::string const& key, std::string const& value) { store_->set(prefix_ + key, value); }
 
   /// What `tell` told, once it is there.
-  std::string hear(std::string const& key, awaited const& mine, milliseconds patience) {
+  /// \param details what of it is to be told to others
+  std::string hear(std::string const& key, awaited const& mine, milliseconds patience, detail::wait_details const& details = {}) {
     std::string const whole = prefix_ + key;
     auto const until = failure_watch::clock::now() + patience;
-    watch_->begin_wait(mine, patience);
+    watch_->host_waits(mine, details);
     struct end {
       failure_watch& watch;
-      ~end() { watch.end_wait(); }
+      ~end() { watch.host_goes_on(); }
     } const ends{*watch_};
     while (!store_->check({whole})) {
       watch_->throw_if_failed(mine);
@@ -93,15 +94,30 @@ class store_room {
   }
 
   /// Everybody's text, by global rank.
-  std::vector<std::string> gather(std::string const& mine, long step, milliseconds patience) {
+  /// \param about what it is for
+  /// \param details as `hear` has them
+  /// \throws preflight_error where ranks mean different things
+  std::vector<std::string> gather(std::string const& mine, awaited const& about, milliseconds patience,
+                                  detail::wait_details const& details) {
     if (where_.world() == 1) return {mine};
     std::string const round = "texts" + std::to_string(++gathered_) + "/";
-    tell(round + std::to_string(where_.global_rank), mine);
+    tell(round + std::to_string(where_.global_rank),
+         about.words + (detail::field_separator + about.text()) + detail::field_separator + mine);
     std::vector<std::string> out;
     for (int r = 0; r < where_.world(); ++r) {
-      out.push_back(r == where_.global_rank
-                        ? mine
-                        : hear(round + std::to_string(r), {.peer = r, .words = "gather of texts", .step = step}, patience));
+      if (r == where_.global_rank) {
+        out.push_back(mine);
+        continue;
+      }
+      std::string const told =
+          hear(round + std::to_string(r), {.peer = r, .words = about.words, .step = about.step}, patience, details);
+      auto const name = told.find(detail::field_separator), place_of_it = told.find(detail::field_separator, name + 1);
+      if (told.compare(0, name, about.words) != 0) {
+        auto const theirs = told.substr(name + 1, place_of_it - name - 1);
+        throw preflight_error(detail::different_calls(r, theirs, where_.global_rank, about.text()),
+                              {.rank = where_.global_rank, .peer = r, .step = about.step, .action = about.words});
+      }
+      out.push_back(told.substr(place_of_it + 1));
     }
     return out;
   }

@@ -22,10 +22,12 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
 #include <chevron/run/message.hpp>
 #include <chevron/run/store_room.hpp>
 #include <chevron/run/stream_watch.hpp>
 #include <chevron/run/transport.hpp>
+#include <chevron/run/wait_table.hpp>
 #include <chevron/run/watch.hpp>
 
 /// \file
@@ -92,8 +94,9 @@ class stream_transport : public transport {
   void close() {
     if (closed_) return;
     if (where().world() > 1) {
-      start_gather_in(now_, {}, end_of_job);
-      finish_gather_in(now_, {}, end_of_job);
+      // Through the store: a rank that does something else yet would gather over the channel.
+      ++done_.ends;
+      gather_texts("", end_of_job, {.of = count::ends, .least = 1});
       while (!watch_.idle()) {
         check({.words = end_of_job, .step = step()});
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -237,18 +240,32 @@ class stream_transport : public transport {
   }
 
   void gather(std::span<double const> mine, std::span<double> all) override {
-    start_gather_in(now_, mine, "gather");
-    finish_gather_in(now_, all, "gather");
+    auto const* const words = doing() != nullptr ? doing() : "gather";
+    start_gather_in(now_, mine, words);
+    finish_gather_in(now_, all, words, {.of = count::gathers, .least = ++done_.gathers});
   }
-  void start_gather(std::span<double const> mine) override { start_gather_in(early_, mine, early_words); }
-  void finish_gather(std::span<double> all) override { finish_gather_in(early_, all, early_words); }
-  std::vector<std::string> gather_text(std::string const& mine) override { return room_.gather(mine, step(), deadline()); }
+  void start_gather(std::span<double const> mine) override {
+    ++done_.early_gathers;
+    start_gather_in(early_, mine, early_words);
+  }
+  void finish_gather(std::span<double> all) override {
+    finish_gather_in(early_, all, early_words, {.of = count::early_gathers, .least = done_.early_gathers});
+  }
+  std::vector<std::string> gather_text(std::string const& mine) override { 
+    return gather_texts(mine, doing() != nullptr ? doing() : "gather of texts", {.of = count::texts, .least = done_.texts + 1});
+  }
+
+ protected:
+  void publish(error const& found) override {
+    failures_->report(detail::failure_by(where().global_rank, found.what(), found.code(), found.where()));
+  }
 
  private:
   using stream = typename Streams::stream;
   using event = typename Streams::event;
   using channel = typename Streams::channel;
   using point = typename stream_watch<Streams>::point;
+  using count = detail::wait_need::count;
 
   static constexpr char const* sum_words = "sum of gradients";
   static constexpr char const* early_words = "gather of what decides the last step";
@@ -308,7 +325,9 @@ class stream_transport : public transport {
     return made;
   }
 
-  awaited message(int peer, action what) const { return {.peer = where().global_of(peer), .what = what, .step = step()}; }
+  awaited message(int peer, action what) const { 
+    return {.peer = where().global_of(peer), .what = what, .step = step(), .within = doing()};
+  }
 
   void check(awaited const& mine) { failures_->throw_if_failed(mine); }
 
@@ -318,7 +337,12 @@ class stream_transport : public transport {
     check(p.about());
   }
   /// What the host does next comes after this.
-  void wait_on_host(point const& p) {
+  void wait_on_host(point const& p, detail::wait_need const& need = {}) {
+    failures_->host_waits(p.about(), {need, &done_, &room_.prefix()});
+    struct end {
+      failure_watch& watch;
+      ~end() { watch.host_goes_on(); }
+    } const ends{*failures_};
     if (!streams_.wait_on_host(p.at(), [this] { return failures_->failed(); })) lost(p.about());
     check(p.about());
   }
@@ -332,6 +356,11 @@ class stream_transport : public transport {
   void let_first_sends_go() {
     for (outgoing& first : first_sends_) wait(*first.done);
     first_sends_.clear();
+  }
+
+  std::vector<std::string> gather_texts(std::string const& mine, char const* words, detail::wait_need const& need) {
+    ++done_.texts;
+    return room_.gather(mine, {.words = words, .step = step()}, deadline(), {need, &done_, &room_.prefix()});
   }
 
   void behind_computation(line_end& to) {
@@ -382,8 +411,8 @@ class stream_transport : public transport {
     streams_.gather(numbers_->way, numbers_->on, g.mine, g.all);
     g.done->record(numbers_->on, about);
   }
-  void finish_gather_in(gathering& g, std::span<double> all, char const* words) {
-    if (where().world() > 1) wait_on_host(*g.done);
+  void finish_gather_in(gathering& g, std::span<double> all, char const* words, detail::wait_need const& need) {
+    if (where().world() > 1) wait_on_host(*g.done, need);
     if (all.size() > static_cast<std::size_t>(g.all.numel())) {
       throw usage_error(std::string(words) + " has " + std::to_string(g.all.numel()) + " numbers, not " + std::to_string(all.size()));
     }
@@ -405,6 +434,7 @@ class stream_transport : public transport {
   gathering now_, early_;
   std::vector<at::Tensor> scratch_;
   unsigned turn_ = 0;  // how often `open` was called
+  detail::wait_progress done_;
   bool closed_ = false;
 };
 

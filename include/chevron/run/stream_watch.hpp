@@ -142,13 +142,12 @@ class stream_watch {
   }
 
   static failure timeout(awaited const& about, milliseconds longest) {
-    return {.code = static_cast<int>(exit_code::timeout),
-            .rank = about.peer,
-            .step = about.step,
-            .action = about.action_text(),
-            .reason = about.peer >= 0
-                          ? detail::no_answer(about.peer, longest)
-                          : "the " + about.action_text() + " did not end within " + std::to_string(longest.count()) + " ms"};
+    return {
+        .code = static_cast<int>(exit_code::timeout),
+        .rank = about.peer,
+        .step = about.step,
+        .action = about.action_text(),
+        .reason = about.peer >= 0 ? detail::no_answer(about.peer, longest) : detail::not_all_came(about.action_text(), longest)};
   }
   static failure lost(awaited const& about, std::string const& fault) {
     return {.rank = about.peer,

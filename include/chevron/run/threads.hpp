@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -14,8 +15,12 @@
 
 #include <ATen/Parallel.h>
 
+#include <chevron/run/end_process.hpp>
+#include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
 #include <chevron/run/threads_hub.hpp>
 #include <chevron/run/transport.hpp>
+#include <chevron/run/wait_table.hpp>
 
 /// \file
 /// Ranks as threads of one process: no launcher, no sockets, and copies only from device to device.
@@ -43,19 +48,21 @@ class threads_transport final : public transport {
 
   void open(slot_counts const& slots) override {
     std::lock_guard const hold(hub_->mutex);
+    ++mine().turn;
     mine().sends.resize(static_cast<std::size_t>(slots.send));
     mine().receives.resize(static_cast<std::size_t>(slots.receive));
   }
 
   void post_send(int peer, action what, std::uint16_t slot, std::span<at::Tensor const> values) override {
     int const to = where().global_of(peer);
-    hub::message message{tensors(values.begin(), values.end()), {}, what, slot};
+    hub::message message{tensors(values.begin(), values.end()), {}, of_message(to, what), 0, slot};
     message.given.give(values);
     int sleeper = -1;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running([&] { return to_text(what).str(); });
+      check_running(of_message(to, what));
       mine().sends.at(slot) = {state::posted, to, what, {}};
+      message.turn = mine().turn;
       hub_->edge_between(rank(), to).sent.push(std::move(message));
       sleeper = hub_->meet(rank(), to);
     }
@@ -67,11 +74,12 @@ class threads_transport final : public transport {
     int sleeper = -1;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running([&] { return to_text(what).str(); });
+      check_running(of_message(from, what));
       auto& r = mine().receives.at(slot);
       r.where = state::posted;
       r.peer = from;
-      r.what = what;
+      r.about = of_message(from, what);
+      r.turn = mine().turn;
       r.values.clear();
       hub_->edge_between(from, rank()).receiving.push(slot);
       sleeper = hub_->meet(from, rank());
@@ -82,7 +90,7 @@ class threads_transport final : public transport {
   std::span<at::Tensor> receive(std::uint16_t slot) override {
     std::unique_lock hold(hub_->mutex);
     auto& r = mine().receives.at(slot);
-    wait(hold, &r, detail::only(r.peer), r.peer, [&] { return to_text(r.what).str(); }, [&](clock::time_point now, clock::time_point& again) {
+    wait(hold, &r, detail::only(r.peer), of_message(r.peer, r.about.what), [&](clock::time_point now, clock::time_point& again) {
       if (r.where != state::met) return false;
       again = r.arrives;
       return r.arrives <= now;
@@ -96,7 +104,7 @@ class threads_transport final : public transport {
     if (!hub_->options.rendezvous) return;
     std::unique_lock hold(hub_->mutex);
     auto& s = mine().sends.at(slot);
-    wait(hold, &s, detail::only(s.peer), s.peer, [&] { return to_text(s.what).str(); }, [&](clock::time_point now, clock::time_point& again) {
+    wait(hold, &s, detail::only(s.peer), of_message(s.peer, s.what), [&](clock::time_point now, clock::time_point& again) {
       if (s.where != state::met) return false;
       again = s.done;
       return s.done <= now;
@@ -114,7 +122,7 @@ class threads_transport final : public transport {
     std::vector<handover> given;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running([] { return std::string("sum of gradients"); });
+      check_running(everybody(sum_of_gradients));
       auto& all = hub_->sums[static_cast<std::size_t>(where().pipeline_rank())];
       if (all.size() <= b) all.resize(b + 1);
       auto& sum = all[b];
@@ -131,7 +139,7 @@ class threads_transport final : public transport {
     for (std::size_t r = 1; r < parts.size(); ++r) {
       if (parts[r].sizes() != parts[0].sizes() || parts[r].dtype() != parts[0].dtype()) {
         throw preflight_error("replicas 0 and " + std::to_string(r) + " sum gradients of different shapes in bucket " + std::to_string(bucket),
-                              here(-1, "sum of gradients"));
+                              {.rank = rank(), .step = step(), .action = sum_of_gradients});
       }
       given[r].wait_for();
       if (r == 1) given[0].wait_for();
@@ -158,25 +166,26 @@ class threads_transport final : public transport {
       bool const same_stages = r % where().pipeline_ranks == where().pipeline_rank();
       return same_stages && all[b].count > 0 && !all[b].arrived[static_cast<std::size_t>(r / where().pipeline_ranks)].defined();
     };
-    wait(hold, &hub::all_ranks, absent, -1, [] { return std::string("sum of gradients"); },
+    wait(hold, &hub::all_ranks, absent, everybody(sum_of_gradients),
          [&](clock::time_point, clock::time_point&) { return all[b].done >= started_.at(b); });
     all[b].sum.wait_for();
   }
 
   void gather(std::span<double const> mine, std::span<double> all) override {
-    start_gather_in(hub_->numbers, std::vector<double>(mine.begin(), mine.end()), "gather");
-    finish_gather_in(hub_->numbers, mine.size(), all, "gather");
+    start_gather_in(hub_->numbers, std::vector<double>(mine.begin(), mine.end()), everybody(in_words("gather")));
+    finish_gather_in(hub_->numbers, mine.size(), all, everybody(in_words("gather")));
   }
 
   void start_gather(std::span<double const> mine) override {
-    start_gather_in(hub_->early_numbers, std::vector<double>(mine.begin(), mine.end()), early);
+    start_gather_in(hub_->early_numbers, std::vector<double>(mine.begin(), mine.end()), everybody(early));
     early_size_ = mine.size();
   }
-  void finish_gather(std::span<double> all) override { finish_gather_in(hub_->early_numbers, early_size_, all, early); }
+  void finish_gather(std::span<double> all) override { finish_gather_in(hub_->early_numbers, early_size_, all, everybody(early)); }
 
   std::vector<std::string> gather_text(std::string const& mine) override {
-    start_gather_in(hub_->texts, mine, "gather of texts");
-    return *wait_gather_in(hub_->texts, "gather of texts");
+    awaited const about = everybody(in_words("gather of texts"));
+    start_gather_in(hub_->texts, mine, about);
+    return wait_gather_in(hub_->texts, about)->parts;
   }
 
  private:
@@ -187,18 +196,24 @@ class threads_transport final : public transport {
 
   int rank() const { return where().global_rank; }
   hub::rank_state& mine() { return hub_->of(rank()); }
-  place here(int peer, std::string what) const { return {rank(), peer, step(), std::move(what)}; }
+  awaited of_message(int peer, action what) const { return {.peer = peer, .what = what, .step = step(), .within = doing()}; }
+  awaited everybody(char const* words) const { return {.words = words, .step = step()}; }
+  char const* in_words(char const* otherwise) const { return doing() != nullptr ? doing() : otherwise; }
+
+  void publish(error const& found) override { hub_->fail(detail::failure_by(rank(), found.what(), found.code(), found.where()), rank()); }
 
   template <class Value>
-  void start_gather_in(hub::gathering<Value>& g, Value mine, char const* what) {
+  void start_gather_in(hub::gathering<Value>& g, Value mine, awaited const& about) {
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running([&] { return std::string(what); });
-      g.parts[static_cast<std::size_t>(rank())] = std::move(mine);
-      g.rounds[static_cast<std::size_t>(rank())] = g.done + 1;
+      check_running(about);
+      auto const me = static_cast<std::size_t>(rank());
+      g.parts[me] = std::move(mine);
+      g.about[me] = about;
+      g.rounds[me] = g.done + 1;
       if (++g.count < where().world()) return;
       // The result of the round before may go: all ranks are here, so all have read it.
-      g.result = std::make_shared<std::vector<Value> const>(g.parts);
+      g.result = std::make_shared<hub::gathered<Value> const>(hub::gathered<Value>{g.parts, g.about});
       g.count = 0;
       ++g.done;
       hub_->tell_all();
@@ -207,65 +222,84 @@ class threads_transport final : public transport {
   }
 
   template <class Value>
-  std::shared_ptr<std::vector<Value> const> wait_gather_in(hub::gathering<Value>& g, char const* what) {
+  std::shared_ptr<hub::gathered<Value> const> wait_gather_in(hub::gathering<Value>& g, awaited const& mine) {
     std::unique_lock hold(hub_->mutex);
     long const round = g.rounds[static_cast<std::size_t>(rank())];
-    wait(hold, &hub::all_ranks, [](int) { return true; }, -1, [&] { return std::string(what); },
-         [&](clock::time_point, clock::time_point&) { return g.done >= round; });
-    return g.result;
+    wait(hold, &hub::all_ranks, [](int) { return true; }, mine, [&](clock::time_point, clock::time_point&) { return g.done >= round; });
+    auto const result = g.result;
+    for (std::size_t r = 0; r < result->about.size(); ++r) {
+      awaited const& theirs = result->about[r];
+      if (std::strcmp(theirs.words, mine.words) == 0) continue;
+      int const other = static_cast<int>(r);
+      throw preflight_error(detail::different_calls(other, theirs.text(), rank(), mine.text()),
+                            {.rank = rank(), .peer = other, .step = mine.step, .action = mine.words});
+    }
+    return result;
   }
 
-  void finish_gather_in(hub::gathering<std::vector<double>>& g, std::size_t count, std::span<double> all, char const* what) {
-    auto const result = wait_gather_in(g, what);
+  void finish_gather_in(hub::gathering<std::vector<double>>& g, std::size_t count, std::span<double> all, awaited const& mine) {
+    auto const result = wait_gather_in(g, mine);
     auto out = all.begin();
-    for (std::size_t r = 0; r < result->size(); ++r) {
-      auto const& part = (*result)[r];
+    for (std::size_t r = 0; r < result->parts.size(); ++r) {
+      auto const& part = result->parts[r];
       if (part.size() != count || static_cast<std::size_t>(all.end() - out) < part.size()) {
         throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(part.size()) + " numbers where rank " +
                                   std::to_string(rank()) + " gathers " + std::to_string(count),
-                              here(static_cast<int>(r), what));
+                              {.rank = rank(), .peer = static_cast<int>(r), .step = mine.step, .action = mine.words});
       }
       out = std::copy(part.begin(), part.end(), out);
     }
   }
 
-  template <class What>
-  void check_running(What const& what) const {
-    if (hub_->failed_rank >= 0 && hub_->failed_rank != rank()) {
-      throw peer_lost("rank " + std::to_string(hub_->failed_rank) + " failed: " + hub_->failure, here(hub_->failed_rank, what()));
-    }
+  void check_running(awaited const& mine) const {
+    if (hub_->first_failure) throw_failure(*hub_->first_failure, mine, rank());
+  }
+
+  /// This rank has found under the lock that nothing can come of its wait.
+  [[noreturn]] void give_up(failure const& found, awaited const& mine) {
+    hub_->set_failure(found, rank());
+    hub_->announce_failure();
+    throw_failure(*hub_->first_failure, mine, rank());
   }
 
   /// Waits under the lock until `ready(now, again)` says so; `again` is when to look next if nobody wakes us. `needed(r)`: without
   /// rank r this cannot come to an end.
   ///
   /// Going to sleep and being woken takes both ranks longer than most messages are away: so first, for a moment, it gives way to
-  /// whoever wants the core, and looks again.
-  template <class Needed, class What, class Ready>
-  void wait(std::unique_lock<std::mutex>& hold, void const* awaited, Needed needed, int peer, What what, Ready ready) {
-    hub::rank_state& me = mine();
+  /// whoever wants the core, and looks again. The last rank to go to sleep finds that nobody is left who could wake it.
+  template <class Needed, class Ready>
+  void wait(std::unique_lock<std::mutex>& hold, void const* awaits, Needed needed, awaited const& mine, Ready ready) {
+    hub::rank_state& me = this->mine();
     auto const begun = clock::now();
     auto const last = begun + deadline();
     auto const patient_until = begun + patience;
     auto now = begun;
-    me.awaits = awaited;
+    me.awaits = awaits;
+    me.waits_for = mine;
     struct at_end {
       hub::rank_state& me;
       ~at_end() {
         me.awaits = nullptr;
         me.sleeps = false;
-        me.waits_for.clear();
+        me.waits = false;
+        me.stuck = false;
       }
     } const no_more{me};
     for (;; now = clock::now()) {
       auto again = last;
       if (ready(now, again)) return;
-      check_running(what);
+      check_running(mine);
       bool const coming = again != last;  // it is on its way, only delayed
-      if (!coming) check_ended(needed, what);
+      if (!coming) check_ended(needed, mine);
       if (now >= last) {
-        std::string const other = peer >= 0 ? "rank " + std::to_string(peer) + " did not answer" : std::string("not all ranks came");
-        throw timeout_error(other + " within " + std::to_string(deadline().count()) + " ms" + what_others_wait_for(), here(peer, what()));
+        int const late = who_is_late(mine);
+        give_up({.code = static_cast<int>(exit_code::timeout),
+                 .rank = late,
+                 .step = mine.step,
+                 .action = mine.action_text(),
+                 .reason = (late >= 0 ? detail::no_answer(late, deadline()) : detail::not_all_came(mine.action_text(), deadline())) +
+                           what_others_wait_for()},
+                mine);
       }
       if (now < patient_until) {
         unsigned const known = me.news.load(std::memory_order_relaxed);
@@ -275,40 +309,101 @@ class threads_transport final : public transport {
         hold.lock();
         continue;
       }
-      if (me.waits_for.empty()) me.waits_for = what();
+      me.waits = true;
+      me.stuck = !coming;
+      if (me.stuck && hub_->all_stuck()) {
+        give_up({.code = static_cast<int>(exit_code::preflight), .step = mine.step, .action = mine.action_text(), .reason = all_wait()}, mine);
+      }
       me.sleeps = true;
       me.woken.wait_until(hold, std::min(again, last));
       me.sleeps = false;
     }
   }
 
-  template <class Needed, class What>
-  void check_ended(Needed needed, What const& what) const {
+  template <class Needed>
+  void check_ended(Needed needed, awaited const& mine) {
     for (int r = 0; r < where().world(); ++r) {
-      if (r != rank() && needed(r) && hub_->of(r).ended) {
-        throw peer_lost("rank " + std::to_string(r) + " has ended", here(r, what()));
-      }
+      if (r == rank() || !needed(r) || !hub_->of(r).ended) continue;
+      give_up({.rank = r, .step = mine.step, .action = mine.action_text(), .reason = "rank " + std::to_string(r) + " has ended"}, mine);
     }
+  }
+
+  /// From the rank that did not answer, along those that wait themselves, to one that does not; of a collective, one that waits for
+  /// nothing. -1 if there is none.
+  int who_is_late(awaited const& mine) const {
+    int late = mine.peer;
+    for (int hops = 0; hops < where().world() && late >= 0 && hub_->of(late).waits; ++hops) late = hub_->of(late).waits_for.peer;
+    if (late >= 0 && late != rank() && !hub_->of(late).waits) return late;
+    for (int r = 0; r < where().world(); ++r) {
+      if (r != rank() && !hub_->of(r).waits && !hub_->of(r).ended) return r;
+    }
+    return -1;
   }
 
   std::string what_others_wait_for() const {
     std::string out;
     for (int r = 0; r < where().world(); ++r) {
-      if (r != rank() && !hub_->of(r).waits_for.empty()) {
-        out += (out.empty() ? "; " : ", ") + ("rank " + std::to_string(r)) + " waits in " + hub_->of(r).waits_for;
-      }
+      auto const& other = hub_->of(r);
+      if (r != rank() && other.waits) out += (out.empty() ? "; rank " : ", rank ") + std::to_string(r) + " waits in " + other.waits_for.text();
     }
     return out;
   }
+  std::string all_wait() const {
+    std::vector<std::pair<int, std::string>> waits;
+    for (int r = 0; r < where().world(); ++r) {
+      if (hub_->of(r).waits) waits.emplace_back(r, hub_->of(r).waits_for.text());
+    }
+    return detail::wait_for_each_other(waits);
+  }
 
   std::shared_ptr<hub> hub_;
+  static constexpr char const* sum_of_gradients = "sum of gradients";
   static constexpr char const* early = "gather of what decides the last step";
   std::vector<long> started_;  // sums begun, by bucket
   std::size_t early_size_ = 0;
 };
 
-/// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When one throws, the
-/// others' waits end with `peer_lost`; the first failure is thrown again here.
+namespace detail {
+
+/// The failure that counts, of those that bodies have thrown: of the rank which found the first. Null if none has thrown.
+inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
+  for (auto const& each : hub.failures) {
+    if (each.rank == hub.finder) return &each;
+  }
+  return hub.failures.empty() ? nullptr : &hub.failures.front();
+}
+
+/// Waits for the ends of all bodies. Once one has failed, those that are left may take their grace; then this process ends, since
+/// a thread that hangs cannot be ended alone, and nobody would hear of what went wrong.
+inline void wait_for_all_ranks(threads_hub& hub) {
+  constexpr auto nap = std::chrono::milliseconds(10);  // counted: where the machine stands still, nobody is late
+  std::unique_lock hold(hub.mutex);
+  for (int naps = 0; hub.ended < static_cast<int>(hub.ranks.size());) {
+    bool const failing = !hub.failures.empty() || (hub.first_failure && hub.ended > 0);
+    if (!failing) {
+      hub.some_ended.wait(hold);
+      continue;
+    }
+    hub.some_ended.wait_for(hold, nap);
+    if (hub.ended == static_cast<int>(hub.ranks.size()) || ++naps * nap < hub.options.grace) continue;
+    auto const* const cause = cause_among(hub);
+    failure const& about = cause != nullptr ? cause->about : *hub.first_failure;
+    std::string missing;
+    for (std::size_t r = 0; r < hub.ranks.size(); ++r) {
+      if (!hub.ranks[r]->ended) missing += (missing.empty() ? "rank " : ", ") + std::to_string(r);
+    }
+    end_process(about.reason + "; " + missing + " did not come back within " + std::to_string(hub.options.grace.count()) +
+                    " ms after that, and so this process ends",
+                about.code);
+  }
+}
+
+}  // namespace detail
+
+/// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When one throws, the others'
+/// waits end with `peer_lost` or the type of its error; what was thrown first is thrown again here. Ranks that do not come back then,
+/// as they compute or hang, are given `thread_options::grace`: after it the process ends, with the message and the exit code of
+/// what was thrown.
 template <class Body>
 void run_threads(thread_options const& options, Body const& body) {
   if (options.pipeline_ranks < 1 || options.replicas < 1) {
@@ -318,27 +413,35 @@ void run_threads(thread_options const& options, Body const& body) {
   auto const hub = std::make_shared<detail::threads_hub>(options);
   int const world = options.pipeline_ranks * options.replicas;
   int const threads_before = at::get_num_threads();
-  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(world));
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
       at::set_num_threads(options.intra_op_threads);
+      std::exception_ptr thrown;
+      failure about;
       try {
         threads_transport line(hub, r);
         body(static_cast<transport&>(line));
+      } catch (error const& e) {
+        thrown = std::current_exception();
+        about = detail::failure_by(r, e.what(), e.code(), e.where());
       } catch (std::exception const& e) {
-        failures[static_cast<std::size_t>(r)] = std::current_exception();
-        hub->fail(r, e.what());
+        thrown = std::current_exception();
+        about = detail::failure_by(r, detail::message_of(e), static_cast<int>(exit_code::other), {});
       } catch (...) {
-        failures[static_cast<std::size_t>(r)] = std::current_exception();
-        hub->fail(r, "an exception that is no std::exception");
+        thrown = std::current_exception();
+        about = detail::failure_by(r, "something was thrown that is no std::exception", static_cast<int>(exit_code::other), {});
       }
-      hub->end(r);
+      hub->end(r, thrown, about);
     });
   }
+  detail::wait_for_all_ranks(*hub);
   for (std::thread& t : threads) t.join();
   at::set_num_threads(threads_before);
-  if (hub->failed_rank >= 0) std::rethrow_exception(failures[static_cast<std::size_t>(hub->failed_rank)]);
+  if (auto const* const cause = detail::cause_among(*hub)) {
+    detail::last_thrown = {cause->what, cause->rank};
+    std::rethrow_exception(cause->what);
+  }
 }
 
 }  // namespace chevron

@@ -6,8 +6,10 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -17,6 +19,7 @@
 
 #include <chevron/plan/text.hpp>
 #include <chevron/run/error.hpp>
+#include <chevron/run/failure.hpp>
 #include <chevron/run/handover.hpp>
 #include <chevron/run/stage.hpp>
 
@@ -37,6 +40,8 @@ struct thread_options {
   std::chrono::milliseconds deadline{300000};
   /// Threads that one operation of one rank may use. Results of some operations depend on it in the last bits.
   int intra_op_threads = 1;
+  /// After a rank has failed the others have this long to notice; then the process ends, for threads cannot be ended alone.
+  std::chrono::milliseconds grace{1500};
 };
 
 namespace detail {
@@ -62,7 +67,8 @@ class threads_hub {
   struct message {
     tensors values;
     handover given;
-    action what{};
+    awaited about;      // as its sender would wait for it
+    unsigned turn = 0;  // how often the sender's transport was opened
     std::uint16_t send_slot = 0;
   };
   /// First in, first out, without giving memory back.
@@ -95,7 +101,8 @@ class threads_hub {
   struct receive_slot {
     state where = state::idle;
     int peer = -1;
-    action what{};
+    awaited about{};
+    unsigned turn = 0;
     clock::time_point arrives{};
     tensors values;
     handover given;
@@ -103,12 +110,15 @@ class threads_hub {
   struct rank_state {
     std::vector<send_slot> sends;
     std::vector<receive_slot> receives;
+    unsigned turn = 0;  // how often its transport was opened
     void const* awaits = nullptr;  // a slot of its own, or `all_ranks`
     std::atomic<unsigned> news{0};
     bool sleeps = false;  // until `woken`; before that it looks at `news`
     std::condition_variable woken;
     bool ended = false;
-    std::string waits_for;  // for the others' error messages
+    awaited waits_for;   // while it `waits`; for the others' error messages
+    bool waits = false;
+    bool stuck = false;  // it waits, has found nothing there, and nobody has brought anything since
   };
   struct sum {
     std::vector<at::Tensor> arrived;
@@ -118,15 +128,22 @@ class threads_hub {
     long done = 0;  // how many times this bucket has been summed
   };
   template <class Value>
+  struct gathered {
+    std::vector<Value> parts;
+    std::vector<awaited> about;
+  };
+  template <class Value>
   struct gathering {
     std::vector<Value> parts;
     std::vector<long> rounds;  // by rank: the round it came to last
+    std::vector<awaited> about;  // by rank: what it is, in this rank's words
     int count = 0;
     long done = 0;
-    std::shared_ptr<std::vector<Value> const> result;
+    std::shared_ptr<gathered<Value> const> result;
     void resize(std::size_t world) {
       parts.resize(world);
       rounds.resize(world);
+      about.resize(world);
     }
   };
 
@@ -141,6 +158,7 @@ class threads_hub {
   bool tell(int rank, void const* what) {
     rank_state& r = of(rank);
     if (r.awaits != what) return false;
+    r.stuck = false;
     r.news.fetch_add(1, std::memory_order_release);
     return std::exchange(r.sleeps, false);
   }
@@ -149,7 +167,10 @@ class threads_hub {
   }
   /// The same for all ranks, whatever they wait for.
   void tell_all() {
-    for (auto& r : ranks) r->news.fetch_add(1, std::memory_order_release);
+    for (auto& r : ranks) {
+      r->stuck = false;
+      r->news.fetch_add(1, std::memory_order_release);
+    }
   }
   void wake_all() {
     for (auto& r : ranks) r->woken.notify_one();
@@ -163,10 +184,10 @@ class threads_hub {
     if (e.sent.empty() || e.receiving.empty()) return -1;
     message m = e.sent.pop();
     receive_slot& r = of(to).receives[e.receiving.pop()];
-    if (!belong_together(m.what, r.what)) {
-      throw preflight_error("rank " + std::to_string(from) + " sends " + to_text(m.what).str() + " where rank " + std::to_string(to) +
-                                " expects " + to_text(r.what).str() + ": the ranks do not run the same program",
-                            {to, from, -1, to_text(r.what).str()});
+    if (m.turn != r.turn || !belong_together(m.about.what, r.about.what)) {
+      throw preflight_error("rank " + std::to_string(from) + " sends " + m.about.text() + " where rank " + std::to_string(to) +
+                                " expects " + r.about.text() + ": the ranks do not run the same program",
+                            {to, from, r.about.step, r.about.action_text()});
     }
     auto const when = clock::now() + delay();
     r.values = std::move(m.values);
@@ -181,27 +202,56 @@ class threads_hub {
     return tell(from, &s) ? from : -1;
   }
 
-  /// The first failure wins; everybody who waits hears of it.
-  void fail(int rank, std::string const& what) {
-    {
-      std::lock_guard const hold(mutex);
-      if (failed_rank < 0) {
-        failed_rank = rank;
-        failure = what;
-      }
-      tell_all();
-    }
-    wake_all();
+  /// Does every rank that has not ended wait for what only another of them could bring? Then that is for ever. Under the lock.
+  bool all_stuck() const {
+    return std::all_of(ranks.begin(), ranks.end(), [](auto const& r) { return r->ended || r->stuck; });
   }
 
-  void end(int rank) {
+  /// The first failure wins; everybody who waits hears of it.
+  void fail(failure const& what, int found_by) {
+    {
+      std::lock_guard const hold(mutex);
+      set_failure(what, found_by);
+    }
+    announce_failure();
+  }
+  /// The same under the lock; `announce_failure` follows.
+  void set_failure(failure const& what, int found_by) {
+    if (!first_failure) {
+      first_failure = what;
+      finder = found_by;
+    }
+    tell_all();
+  }
+
+  void announce_failure() {
+    wake_all();
+    some_ended.notify_all();
+  }
+
+  /// A rank's body is over.
+  /// \param thrown what it has thrown, if anything
+  void end(int rank, std::exception_ptr thrown, failure const& about) {
     {
       std::lock_guard const hold(mutex);
       of(rank).ended = true;
+      if (thrown) {
+        set_failure(about, rank);
+        failures.push_back({rank, about, std::move(thrown)});
+      }
+      ++ended;
       tell_all();
     }
     wake_all();
+    some_ended.notify_all();
   }
+
+  /// What a rank's body threw.
+  struct thrown_failure {
+    int rank;
+    failure about;
+    std::exception_ptr what;
+  };
 
   thread_options const options;
   std::mutex mutex;
@@ -211,8 +261,11 @@ class threads_hub {
   gathering<std::vector<double>> numbers;
   gathering<std::vector<double>> early_numbers;  // of `start_gather`
   gathering<std::string> texts;
-  int failed_rank = -1;
-  std::string failure;
+  std::optional<failure> first_failure;  // as it was published first, by whichever rank
+  int finder = -1;                       // the rank that did
+  std::vector<thrown_failure> failures;  // in the order in which bodies ended by them
+  int ended = 0;
+  std::condition_variable some_ended;
 
  private:
   static bool belong_together(action sent, action received) {

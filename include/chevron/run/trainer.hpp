@@ -28,6 +28,7 @@
 #include <chevron/run/preflight.hpp>
 #include <chevron/run/replica_buffers.hpp>
 #include <chevron/run/stage.hpp>
+#include <chevron/run/stage_failure.hpp>
 #include <chevron/run/tied.hpp>
 #include <chevron/run/trainer_options.hpp>
 #include <chevron/run/transport.hpp>
@@ -84,6 +85,7 @@ class trainer {
         on_(std::make_shared<lanes>(options.device, options.overlap_pairs || !options.device.is_cpu())),
         sums_(options.sums),
         weigh_(options.weigh) {
+    collective_scope const doing(line, "making the trainer");
     program_view const p = program_.view();
     lanes::scope const here(*on_);
     check_layout(p);
@@ -246,6 +248,7 @@ class trainer {
 
   /// Tells the transport whose slots come next, and that messages may have new shapes, when either changed.
   void take_turn(executor& next, split_batch const& cut) {
+    line_->check_usable();
     shapes_.clear();
     cut.append_shapes(shapes_);
     if (turn_ != &next || shapes_ != shapes_of_turn_) next.open(tied_.slots());
@@ -277,7 +280,7 @@ class trainer {
       if (p.plan.rank_of_stage(s) != line_->where().pipeline_rank()) continue;
       std::lock_guard const hold(one_at_a_time);
       stage& made = stages_[static_cast<std::size_t>(s)];
-      made = build(s);
+      made = built(build, s);
       if (!made) throw usage_error("stage " + std::to_string(s) + " was built empty", {line_->where().global_rank, -1, -1, ""});
       for (parameter const& q : made.parameters()) {
         if (q.value.device() == on_->where()) continue;
@@ -298,6 +301,22 @@ class trainer {
     for (std::size_t a = 0; a < stages_.size(); ++a) {
       for (std::size_t b = a + 1; b < stages_.size(); ++b) check_apart(a, b);
     }
+  }
+
+  stage built(stage_builder const& build, int number) const {
+    stage made;
+    auto const who = [&] { return "building stage " + std::to_string(number) + " threw: "; };
+    auto const where = [&] { return place{.rank = line_->where().global_rank}; };
+    detail::telling_errors(*line_, who, where, [&] {
+      try {
+        made = build(number);
+      } catch (usage_error const&) {
+        throw;
+      } catch (error const& e) {
+        detail::throw_stage_error(*line_, who() + e.what(), where());
+      }
+    });
+    return made;
   }
 
   void check_apart(std::size_t a, std::size_t b) const {

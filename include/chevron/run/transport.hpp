@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -65,6 +67,23 @@ class transport {
   /// Called at the start of each step: for errors, and for what is learned in the first one.
   virtual void begin_step(long step) { step_ = step; }
 
+  /// This rank has found an error that is none of the transport's: the others are told now, since whoever catches the error may
+  /// go on without them. From any thread.
+  void fail(error const& found) {
+    failed_ = true;
+    publish(found);
+  }
+  /// \throws usage_error if this rank has failed
+  void check_usable() const {
+    if (!failed_) return;
+    throw usage_error("a step or an evaluation failed on this rank before, and nothing can be run after it. Remedy: end, and go on "
+                      "from a checkpoint in a new run",
+                      {.rank = layout_.global_rank, .step = step_});
+  }
+
+  /// What this rank is doing with the others, in the words of whoever called it: `save_checkpoint`. Null in a training step.
+  char const* doing() const { return doing_; }
+
   /// Starts sending; `what` is the SEND action, as the program has it.
   virtual void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) = 0;
   /// Starts receiving into a slot; `what` is the RECV action, as the program has it.
@@ -93,11 +112,32 @@ class transport {
 
  protected:
   long step() const { return step_; }
+  /// Tells the other ranks. From any thread.
+  virtual void publish(error const&) {}
 
  private:
+  friend class collective_scope;
+
   layout layout_;
   long step_ = -1;
   std::chrono::milliseconds deadline_{300000};
+  char const* doing_ = nullptr;
+  std::atomic<bool> failed_{false};
+};
+
+/// Names what the ranks do together for as long as it lives; of several the innermost counts. Errors say it: `rank 0 is in
+/// save_checkpoint`.
+class collective_scope {
+ public:
+  /// \param name a literal
+  collective_scope(transport& line, char const* name) : line_(line), before_(std::exchange(line.doing_, name)) {}
+  ~collective_scope() { line_.doing_ = before_; }
+  collective_scope(collective_scope const&) = delete;
+  collective_scope& operator=(collective_scope const&) = delete;
+
+ private:
+  transport& line_;
+  char const* before_;
 };
 
 }  // namespace chevron

@@ -15,6 +15,7 @@
 #include <chevron/run/failure.hpp>
 #include <chevron/run/shared_memory.hpp>
 #include <chevron/run/transport.hpp>
+#include <chevron/run/wait_table.hpp>
 #include <chevron/run/watch.hpp>
 
 /// \file
@@ -29,6 +30,18 @@ class bounded_waits {
   using work_ptr = c10::intrusive_ptr<c10d::Work>;
 
   bounded_waits(transport const& line, std::shared_ptr<failure_watch> watch) : line_(line), watch_(std::move(watch)) {}
+
+  /// What this rank has done through the transport, and the transport's name: for the others, to see whether a wait can end.
+  void tells(wait_progress const& done, std::string const& transport) { details_ = {{}, &done, &transport}; }
+  /// The waits within `work()` need this of other ranks.
+  template <class Work>
+  decltype(auto) needing(wait_need const& need, Work const& work) {
+    struct until_here {
+      wait_need& mine;
+      ~until_here() { mine = {}; }
+    } const end{details_.need = need};
+    return work();
+  }
 
   /// Has a wait failed, or was something found that ends all? Then connections are of no further use.
   bool broken() const { return broken_; }
@@ -47,7 +60,7 @@ class bounded_waits {
   /// For a send or a receive of Gloo's.
   void work(c10d::Work& under_way, awaited const& mine) {
     auto const longest = line_.deadline();
-    watch_->begin_wait(mine, longest, &under_way);
+    begin(mine, &under_way);
     bool done = false;
     std::string what;
     try {
@@ -74,7 +87,7 @@ class bounded_waits {
   /// For a flag that another thread of this rank sets through the watch.
   void flag(std::atomic<bool> const& done, awaited const& mine) {
     if (done) return;
-    watch_->begin_wait(mine, line_.deadline());
+    begin(mine);
     bool const came = watch_->wait_for(done);
     auto const ended = watch_->end_wait();
     if (!came) fail(mine, ended, "");
@@ -85,7 +98,7 @@ class bounded_waits {
   void memory(shared_memory& memory, awaited const& mine, Came const& came) {
     if (came()) return;
     auto const last = clock::now() + line_.deadline();
-    watch_->begin_wait(mine, line_.deadline());
+    begin(mine);
     bool late = false;
     // Short naps: the watch, which knows of failures, does not ring.
     while (!came() && !watch_->failed() && !late) {
@@ -105,12 +118,10 @@ class bounded_waits {
     if (late) {
       auto const longest = line_.deadline();
       found.code = static_cast<int>(exit_code::timeout);
-      found.reason = mine.peer >= 0 ? no_answer(mine.peer, longest)
-                                    : "the " + found.action + " did not end within " + std::to_string(longest.count()) + " ms";
+      found.reason = mine.peer >= 0 ? no_answer(mine.peer, longest) : not_all_came(found.action, longest);
     } else {
-      found.reason =
-          (mine.peer >= 0 ? "rank " + std::to_string(mine.peer) + " was lost" : "a rank was lost, by the " + found.action) +
-          (what.empty() ? "" : " (" + what + ")");
+      found.reason = (mine.peer >= 0 ? "rank " + std::to_string(mine.peer) + " was lost" : "a rank was lost in " + found.action) +
+                     (what.empty() ? "" : " (" + what + ")");
     }
     throw_failure(watch_->report(found), mine, line_.where().global_rank);
   }
@@ -122,7 +133,16 @@ class bounded_waits {
   // (its store does not answer).
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
 
+  void begin(awaited mine, c10d::Work* work = nullptr) {
+    mine.within = line_.doing();
+    auto details = details_;
+    // A send that waits for room needs that another message is taken; nobody counts that.
+    if (mine.is_send() && work == nullptr) details.need = {};
+    watch_->begin_wait(mine, line_.deadline(), work, details);
+  }
+
   transport const& line_;
+  wait_details details_;
   std::shared_ptr<failure_watch> watch_;
   bool broken_ = false;
 };

@@ -1,12 +1,10 @@
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,17 +16,19 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <chevron/plan/action.hpp>
+#include <chevron/run/end_process.hpp>
 #include <chevron/run/error.hpp>
 #include <chevron/run/failure.hpp>
 #include <chevron/run/failure_board.hpp>
+#include <chevron/run/wait_table.hpp>
 
 /// \file
 /// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
 ///
 /// One thread a rank, with a connection of its own to the job's store. Ten times a second it looks whether a failure was
 /// published; if so, it ends the wait that its rank is in. A rank that finds a failure itself (a broken connection, a deadline)
-/// hands it to the watch, which settles with the others whose report counts: the first (failure_board.hpp).
+/// hands it to the watch, which settles with the others whose report counts: the first (failure_board.hpp). While its rank waits
+/// it also looks whether the ranks wait for each other (wait_table.hpp).
 
 namespace chevron {
 
@@ -54,10 +54,13 @@ class failure_watch {
   int world() const { return world_; }
 
   /// Marks the begin of a wait; `work`, if any, is aborted when the watch ends the wait (only Gloo's sends and receives can be).
-  void begin_wait(awaited const& mine, milliseconds longest, c10d::Work* work = nullptr) {
+  void begin_wait(awaited const& mine, milliseconds longest, c10d::Work* work = nullptr,
+                  detail::wait_details const& details = {}) {
     std::lock_guard lock(mutex_);
     waiting_ = true;
+    ++waits_;
     mine_ = mine;
+    details_ = details;
     since_ = clock::now();
     deadline_ = since_ + longest;
     work_ = work;
@@ -70,8 +73,21 @@ class failure_watch {
     std::lock_guard lock(mutex_);
     waiting_ = false;
     work_ = nullptr;
+    details_ = {};
     expired_ = expired_ || late;
     return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
+  }
+
+  /// Of a rank whose streams wait (`begin_wait`), and that goes on asking: from here on it waits itself. Nothing that `details`
+  /// tell of changes meanwhile.
+  void host_waits(awaited const& mine, detail::wait_details const& details) {
+    std::lock_guard lock(mutex_);
+    host_ = host_wait{mine, details, clock::now()};
+    ++waits_;
+  }
+  void host_goes_on() {
+    std::lock_guard lock(mutex_);
+    host_.reset();
   }
 
   /// Waits, within `begin_wait` and `end_wait`, for a flag that `wake` announces; false if a failure or the deadline came first.
@@ -114,7 +130,8 @@ class failure_watch {
     }
     if (!verdict_) {
       failure alone = mine;
-      if (board_.asking_since() != board::not_asking && store_host_ >= 0 && mine.code == static_cast<int>(exit_code::timeout)) {
+      if (board_.asking_since() != board::not_asking && store_host_ >= 0 && store_host_ != rank_ &&
+          mine.code == static_cast<int>(exit_code::timeout)) {
         alone.rank = store_host_;
         alone.reason = detail::no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) +
                        ", nor does the store it hosts";
@@ -147,6 +164,7 @@ class failure_watch {
   /// The normal end, once all ranks are past their last message: no more watching, and the host of the store stays until
   /// everybody is done with it (at most five seconds).
   void finish() {
+    if (failed()) linger();
     if (!stop()) return;
     if (failed()) return;
     try {
@@ -168,8 +186,14 @@ class failure_watch {
 
  private:
   using board = detail::failure_board;
+  struct host_wait {
+    awaited mine;
+    detail::wait_details details;
+    clock::time_point since;
+  };
 
   static constexpr auto poll_every = milliseconds(100);
+  static constexpr auto look_every = milliseconds(500);
   static constexpr auto nap = milliseconds(100);  // counted, as those of failure_board are
 
   bool stop() {
@@ -206,10 +230,17 @@ class failure_watch {
         expired_ = true;
         if (work_ != nullptr) work_->abort();
       }
-      if (verdict_ && !consumed_ && patience_.count() > 0 && clock::now() > verdict_at_ + patience_) end_process();
+      if (verdict_ && !consumed_ && patience_.count() > 0 && clock::now() > verdict_at_ + patience_) {
+        detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank was busy and is ended",
+                            verdict_->code);
+      }
       auto const allowed = std::chrono::duration_cast<milliseconds>(deadline_ - since_);
-      bool const long_wait = waiting_ && clock::now() - since_ > std::clamp(allowed / 4, milliseconds(1), milliseconds(1000));
-      awaited const mine = mine_;
+      bool const long_wait = (waiting_ && clock::now() - since_ > std::clamp(allowed / 4, milliseconds(1), milliseconds(1000))) ||
+                             (host_ && clock::now() - host_->since > milliseconds(1000));
+      bool const looks = long_wait && clock::now() >= next_look_;
+      if (looks) next_look_ = clock::now() + look_every;
+      detail::wait_entry mine;
+      if (long_wait || report_) mine = entry();
       auto const reported = std::exchange(report_, std::nullopt);
       lock.unlock();
       std::optional<failure> learned;
@@ -220,6 +251,8 @@ class failure_watch {
           learned = board_.poll();
           if (!learned && (long_wait || reported)) board_.write_waiting(mine);
           if (!learned && reported) learned = board_.settle(*reported, mine, allowed, broken);
+          if (!long_wait) board_.stop_looking();
+          if (!learned && looks) learned = board_.look_for_stuck();
           if (!learned) {
             if (auto lost = broken()) learned = board_.settle(*lost, mine, allowed, broken);
           }
@@ -244,6 +277,21 @@ class failure_watch {
     }
   }
 
+  /// The wait that this rank is in, for the others. With the mutex held: so it goes on, and nothing that it tells of changes.
+  detail::wait_entry entry() const {
+    detail::wait_entry out;
+    out.wait = waits_;
+    awaited const& mine = host_ ? host_->mine : mine_;
+    detail::wait_details const& details = host_ ? host_->details : details_;
+    out.peer = mine.peer;
+    out.words = mine.action_text();
+    out.text = mine.text();
+    out.need = details.need;
+    if (details.done != nullptr) out.done = *details.done;
+    if (details.transport != nullptr) out.transport = *details.transport;
+    return out;
+  }
+
   std::optional<failure> broken_connection() {
     std::lock_guard lock(connections_mutex_);
     for (auto const& [peer, never] : connections_) {
@@ -261,21 +309,12 @@ class failure_watch {
   }
 
   failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
-    if (store_host_ >= 0) {
+    if (store_host_ >= 0 && store_host_ != rank_) {
       return {.rank = store_host_,
               .reason = "rank " + std::to_string(store_host_) + ", which hosts the store, was lost (" + why + ")"};
     }
     if (reported) return *reported;
     return {.reason = "the launcher, which hosts the store, was lost (" + why + ")"};
-  }
-
-  [[noreturn]] void end_process() {
-    auto const line = "rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank was busy and is ended\n";
-    std::fflush(nullptr);
-    if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {
-      // Nobody listens; the exit code tells it all the same.
-    }
-    ::_exit(verdict_->code);
   }
 
   c10::intrusive_ptr<c10d::Store> store_;  // keeps a hosted store alive
@@ -291,6 +330,10 @@ class failure_watch {
   bool expired_ = false;
   bool consumed_ = false;
   awaited mine_;
+  detail::wait_details details_;
+  std::optional<host_wait> host_;
+  std::uint64_t waits_ = 0;  // so many have begun
+  clock::time_point next_look_ = clock::now();
   clock::time_point since_, deadline_, verdict_at_;
   c10d::Work* work_ = nullptr;
   std::optional<failure> report_, verdict_;
