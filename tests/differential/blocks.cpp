@@ -83,7 +83,8 @@ struct own_function : block_module {
 /// Buffers of its own: a number, a flag and a running mean that its output depends on.
 struct own_buffers : block_module {
   at::Tensor calls, seen, mean;
-  explicit own_buffers(int width) {
+  bool felt;  // in training, too
+  own_buffers(int width, bool by_training) : felt(by_training) {
     calls = register_buffer("calls", at::zeros({}, at::kLong));
     seen = register_buffer("seen", at::zeros({}, at::kBool));
     mean = register_buffer("mean", at::zeros({width}));
@@ -96,7 +97,7 @@ struct own_buffers : block_module {
       at::Tensor const now = v[0].detach().to(mean.scalar_type()).reshape({-1, v[0].size(-1)}).mean(0);
       mean.mul_(0.5).add_(now, 0.5);
     }
-    v[0] = v[0] - mean.clone() * (seen.item<bool>() ? 0.5 : 1.0);
+    v[0] = felt || !is_training() ? v[0] - mean.clone() * (seen.item<bool>() ? 0.5 : 1.0) : v[0] * 0.5;
   }
 };
 
@@ -304,7 +305,7 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
                 [to, side](nn::Linear& l, at::Tensor const& x) { return l(x).view({x.size(0), to, side, side}); });
   }
   if (name == "fn2") return std::make_shared<own_function>(width, b.has("both"));
-  if (name == "buf") return std::make_shared<own_buffers>(width);
+  if (name == "buf") return std::make_shared<own_buffers>(width, b.has("felt"));
   if (name == "pen") return std::make_shared<penalty>(width);
   if (name == "cplx") return std::make_shared<complex_scale>(width);
   if (name == "idle") return std::make_shared<unused_parameters>(width);

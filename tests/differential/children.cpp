@@ -36,7 +36,7 @@ void send(int to, std::string const& line) {
   }
   std::string const folder = std::filesystem::temp_directory_path() / ("chevron-differential-" + std::to_string(::getpid()));
   for (program const& p : work) {
-    judgement const j = judge(p, folder);
+    judgement const j = judge(p, folder, [&](char const* who) { send(to, std::string("@") + who + "\n"); });
     std::string words = j.words;
     for (char& c : words) {
       if (c == '\n') c = ' ';
@@ -91,6 +91,10 @@ std::vector<std::pair<program, judgement>> child::poll() {
   for (auto end = heard_.find('\n'); end != std::string::npos && next_ < work_.size(); end = heard_.find('\n')) {
     std::string const line = heard_.substr(0, end);
     heard_.erase(0, end + 1);
+    if (line.starts_with("@")) {
+      runs_ = line.substr(1);
+      continue;
+    }
     auto const space = line.find(' ');
     out.emplace_back(work_[next_++], judgement{static_cast<verdict>(std::atoi(line.c_str())), line.substr(space + 1)});
     since_ = std::chrono::steady_clock::now();
@@ -107,7 +111,9 @@ std::vector<std::pair<program, judgement>> child::poll() {
   ended_ = true;
   if (next_ < work_.size()) {
     judgement j;
-    if (late) {
+    if (runs_ == "plain") {
+      j = {verdict::senseless, "LibTorch by itself does not come to an end"};
+    } else if (late) {
       j = {verdict::hangs, "not done after " + std::to_string(longest.count()) + " s"};
     } else {
       j = {verdict::dies, WIFSIGNALED(status) ? std::string("ended by signal ") + std::to_string(WTERMSIG(status)) + " (" +

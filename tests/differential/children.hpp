@@ -36,7 +36,7 @@ class child {
   std::size_t next_ = 0;  // being run
   pid_t id_ = -1;
   int pipe_ = -1;
-  std::string heard_;
+  std::string heard_, runs_;  // `plain` or `Chevron`
   bool ended_ = false;
   std::chrono::steady_clock::time_point since_;
 };

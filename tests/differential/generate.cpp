@@ -35,7 +35,7 @@ block draw_block(dice& d, flow const& f, bool alone) {
   if (f.what == kind::tokens) {
     return pick(d, {{6, {"emb", {wide, 10}}}, {3, {"bag", {wide, 10}}}});
   }
-  std::vector<choice> from{{4, {"tanh"}}, {2, {"gelu"}}, {2, {"sig"}}, {2, {"relu_"}}, {2, {"add_"}}, {1, {"mul_"}},
+  std::vector<choice> from{{4, {"tanh"}}, {2, {"gelu"}}, {2, {"sig"}}, {1, {"relu_"}}, {1, {"add_"}}, {1, {"mul_"}},
                            {4, {"drop", {30}}}, {1, {"dbl2"}}, {1, {"gaps"}}, {1, {"cols"}}, {1, {"sort"}}, {1, {"part_"}}, {1, {"soft"}}};
   auto const add = [&](int weight, block const& b) { from.push_back({weight, b}); };
   if (!alone && f.others < 3) {
@@ -94,20 +94,13 @@ block draw_block(dice& d, flow const& f, bool alone) {
   }
   if (f.what == kind::vector || f.what == kind::sequence) {
     for (char const* name : {"lin3", "res", "fn2", "buf", "pen", "idle"}) add(2, {name});
+    add(1, {"buf", {}, {"felt"}});
     add(1, {"fn2", {}, {"both"}});
     add(1, {"cplx"});
     if (f.width % 2 == 0 && f.width > 2 && !alone) add(1, {"split"});
     if (f.width % 2 == 0 && f.width > 2) add(1, {"half"});
   }
   return pick(d, from);
-}
-
-bool has_parameters(block const& b) {
-  for (char const* name : {"lin", "lin3", "res", "lstm", "gru", "mha", "enc", "conv1", "conv2", "ln", "gn", "bn", "in", "emb", "bag", "img",
-                           "fn2", "pen", "cplx", "idle"}) {
-    if (b.name == name) return true;
-  }
-  return false;
 }
 
 void draw_model(dice& d, program& p, int stages) {
@@ -138,7 +131,7 @@ void draw_model(dice& d, program& p, int stages) {
           if (form == "seq" && (next.others > 0 || f.others > 0)) {
             if (b.name != "pop" && b.name != "del") continue;
           }
-          if (has_parameters(b) && d.one_in(10)) b.flags.insert("frozen");
+          if (learns(b) && d.one_in(10)) b.flags.insert("frozen");
           if (form == "parts" && d.one_in(3)) b.flags.insert("rc");
           f = next;
           made.blocks.push_back(b);
@@ -221,11 +214,11 @@ program generate(std::uint64_t seed) {
     }
     draw_model(d, p, facts.stages);
     draw_options(d, p);
-    bool learns = false;
+    bool any = false;
     for (stage_text const& s : p.stages) {
-      for (block const& b : s.blocks) learns = learns || (has_parameters(b) && !b.has("frozen"));
+      for (block const& b : s.blocks) any = any || (learns(b) && !b.has("frozen"));
     }
-    if (learns && not_promised(p).empty()) return p;
+    if (any && not_promised(p).empty()) return p;
   }
 }
 

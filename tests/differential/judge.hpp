@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "program.hpp"
@@ -25,7 +26,9 @@ struct judgement {
   std::string words;
 };
 
-/// Runs a program both ways, in this process. \param folder for programs whose ranks are processes
-judgement judge(program const& p, std::string const& folder);
+/// Runs a program both ways, in this process.
+/// \param folder for programs whose ranks are processes
+/// \param begun called when the plain loop, and when Chevron, is about to run: who was it that died?
+judgement judge(program const& p, std::string const& folder, std::function<void(char const*)> const& begun);
 
 }  // namespace differential

@@ -15,6 +15,44 @@ bool any_block(program const& p, std::function<bool(stage_text const&, block con
   return false;
 }
 
+bool in_place(block const& b) { return b.name.ends_with("_"); }
+
+/// Is a tensor changed in place that shares its memory with another one, after both have crossed a cut? In the next stage they may
+/// share it or not.
+bool changes_what_two_share(program const& p) {
+  bool shared = false, crossed = false;
+  for (stage_text const& s : p.stages) {
+    crossed = crossed || shared;
+    for (block const& b : s.blocks) {
+      if (in_place(b) && shared && crossed) return true;
+      bool const shares = b.name == "push" || b.name == "pushv" || b.name == "pushn" || b.name == "split";
+      bool keeps = in_place(b);
+      for (char const* name : {"tr", "last", "flat", "half", "cl", "cont", "rep", "viewt", "drop", "del", "int", "bool", "undef", "empty", "expd",
+                               "cx", "dbl", "det", "pushc", "max", "pop"}) {
+        keeps = keeps || b.name == name;
+      }
+      if (shares) {
+        shared = true;
+      } else if (!keeps) {
+        shared = crossed = false;
+      }
+      if (s.form.name == "parts") crossed = crossed || shared;
+    }
+  }
+  return false;
+}
+
+/// Is something changed in place before which nothing is trained?
+bool changes_before_all_parameters(program const& p) {
+  for (stage_text const& s : p.stages) {
+    for (block const& b : s.blocks) {
+      if (in_place(b)) return true;
+      if (learns(b) && !b.has("frozen")) return false;
+    }
+  }
+  return false;
+}
+
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
 
 }  // namespace
@@ -27,6 +65,10 @@ std::string not_promised(program const& p) {
       })) {
     return "a recurrent network of several layers that is recomputed";
   }
+  // What is computed again has to be what was computed first.
+  if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
+    return "a forward that depends on what earlier forwards left in its buffers, recomputed";
+  if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
   return "";
@@ -38,13 +80,13 @@ std::string must_refuse(program const& p) {
 }
 
 bool may_refuse(program const& p, std::string const& message) {
-  auto const in_place = [](auto const& s, block const& b) { return b.name.ends_with("_") && recomputes(s, b); };
-  if (message.find("in place") != std::string::npos && any_block(p, in_place)) return true;
-  // What a recomputed part was given may also be changed by the next.
-  bool const some = any_block(p, [](auto const& s, block const& b) { return recomputes(s, b); });
-  bool const changes = any_block(p, [](auto const&, block const& b) { return b.name.ends_with("_"); });
-  if (message.find("in place") != std::string::npos && changes && (some || p.has("pv"))) return true;
-  return false;
+  // What a recomputed part computes from, and with post-validation the batch, must stay as it is.
+  bool const recomputed = any_block(p, [](auto const& s, block const& b) { return recomputes(s, b); });
+  bool const changes = any_block(p, [](auto const&, block const& b) { return in_place(b); });
+  if (message.find("in place") != std::string::npos && changes && (recomputed || p.has("pv"))) return true;
+  // What comes into a stage is followed by autograd, also where nothing before it is trained: then autograd objects to changes that it
+  // does not look at in one graph.
+  return message.find("modified by an inplace operation") != std::string::npos && changes_before_all_parameters(p);
 }
 
 bool crosses_twice(program const& p) {

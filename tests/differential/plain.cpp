@@ -152,14 +152,15 @@ class loop {
     casting& operator=(casting const&) = delete;
   };
 
-  /// The loss of a microbatch, its gradients in `.grad`.
+  /// The loss of a microbatch, its gradients in `.grad`. A microbatch is a view of its batch: matrix products round by where in
+  /// memory their operands begin.
   double learn(replica_model& m, samples const& part, double weight, place at) {
     for (trained_parameter const& t : m.trained) t.value.mutable_grad().reset();
     if (how_ == graph::whole) {
       at::Tensor loss;
       {
         casting const cast(p_);
-        tensors values{alone_layout(part.input)};
+        tensors values{part.input};
         forward(m, 0, facts_.stages, values, at);
         loss = loss_of(p_, values, part.target);
       }
@@ -168,7 +169,7 @@ class loop {
     }
     std::vector<tensors> given(static_cast<std::size_t>(facts_.stages)), taken = given;
     at::Tensor loss;
-    tensors values{alone_layout(part.input)};
+    tensors values{part.input};
     {
       casting const cast(p_);
       for (int s = 0; s < facts_.stages; ++s) {
@@ -200,13 +201,6 @@ class loop {
       }
     }
     return loss.item<double>();
-  }
-
-  /// A copy with the same strides: stages may change their input.
-  static at::Tensor alone_layout(at::Tensor const& t) {
-    at::Tensor out = at::empty_strided(t.sizes(), t.strides(), t.options());
-    out.copy_(t);
-    return out;
   }
 
   void train(int step, outcome& out) {
@@ -330,7 +324,7 @@ class loop {
         at::NoGradGuard const off;
         casting const cast(p_);
         for (samples const& part : feed_of(p_, step, -1, r).parts) {
-          tensors values{alone_layout(part.input)};
+          tensors values{part.input};
           forward(m, 0, facts_.stages, values, std::nullopt);
           double const weight = counts_of(p_, part) / all;
           if (weight != 0) mine += loss_of(p_, values, part.target).item<double>() * weight;

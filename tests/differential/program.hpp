@@ -56,6 +56,9 @@ struct program {
   int micro_batches() const;
 };
 
+/// Has this block parameters?
+bool learns(block const& b);
+
 std::string text_of(block const& b);
 std::string text_of(program const& p);
 /// \throws meaningless
