@@ -33,7 +33,8 @@ block pick(dice& d, std::vector<choice> const& from) {
 block draw_block(dice& d, flow const& f, bool alone) {
   int const wide = d.of(widths);
   if (f.what == kind::tokens) {
-    return pick(d, {{6, {"emb", {wide, 10}}}, {3, {"bag", {wide, 10}}}});
+    std::set<std::string> const sparse = d.one_in(25) ? std::set<std::string>{"sparse"} : std::set<std::string>{};
+    return pick(d, {{6, {"emb", {wide, 10}, sparse}}, {3, {"bag", {wide, 10}, sparse}}});
   }
   std::vector<choice> from{{4, {"tanh"}}, {2, {"gelu"}}, {2, {"sig"}}, {1, {"relu_"}}, {1, {"add_"}}, {1, {"mul_"}},
                            {4, {"drop", {30}}}, {1, {"dbl2"}}, {1, {"gaps"}}, {1, {"cols"}}, {1, {"sort"}}, {1, {"part_"}}, {1, {"soft"}}};

@@ -61,15 +61,19 @@ struct job {
   }
 };
 
+std::vector<chevron::parameter> parameters_of(piece const& module) {
+  std::vector<chevron::parameter> all;
+  for (auto const& item : module->named_parameters(true)) all.push_back({item.key(), item.value()});
+  return all;
+}
+
 /// The callable of a stage given with its module, where there is that constructor.
 template <class Callable>
 chevron::stage with_module(piece const& module, Callable call) {
   if constexpr (std::is_constructible_v<chevron::stage, piece, Callable>) {
     return chevron::stage(module, call);
   } else {
-    std::vector<chevron::parameter> all;
-    chevron::append_parameters(all, "", module);
-    return chevron::stage(call, all);
+    return chevron::stage(call, parameters_of(module));
   }
 }
 
@@ -92,9 +96,8 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
     // push_back has made copies of holders only: the blocks and their modes are these.
     made = whole;
   } else if (form == "call") {
-    std::vector<chevron::parameter> all;
-    chevron::append_parameters(all, "", pieces[0]);
-    made = chevron::stage([inner = pieces[0]](std::span<at::Tensor const> values) { return inner->run({values.begin(), values.end()}); }, all);
+    made = chevron::stage([inner = pieces[0]](std::span<at::Tensor const> values) { return inner->run({values.begin(), values.end()}); },
+                          parameters_of(pieces[0]));
   } else if (form == "both") {
     made = with_module(pieces[0], [inner = pieces[0]](std::span<at::Tensor const> values) {
       return inner->run({values.begin(), values.end()});

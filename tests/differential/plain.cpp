@@ -21,10 +21,10 @@ namespace differential {
 
 namespace {
 
-/// The global norm is made of one number for each parameter, in double: eight running sums, added in pairs.
+/// The global norm is made of one number for each parameter, in double: eight running sums over its memory, added in pairs.
 double squares_of(at::Tensor const& g) {
   if (g.is_complex()) return at::sum(at::square(at::view_as_real(g).to(at::kDouble))).item<double>();
-  at::Tensor const wide = g.to(at::kDouble).contiguous();
+  at::Tensor const wide = (g.is_non_overlapping_and_dense() ? g.as_strided({g.numel()}, {1}) : g.reshape({-1})).to(at::kDouble);
   double const* const x = wide.const_data_ptr<double>();
   double sums[8] = {};
   for (std::int64_t i = 0; i < wide.numel(); ++i) {
@@ -211,7 +211,8 @@ class loop {
       replica_model& m = replicas_[static_cast<std::size_t>(r)];
       for (trained_parameter& t : m.trained) {
         bool const half = t.value.scalar_type() == at::kBFloat16;
-        t.sum = at::zeros(t.value.sizes(), half ? t.value.options().dtype(at::kFloat) : t.value.options());
+        t.sum = at::zeros_like(t.value, t.value.options().dtype(half ? at::kFloat : t.value.scalar_type()));
+        t.sum.requires_grad_(false);
       }
       std::vector<double> losses(static_cast<std::size_t>(p_.micro_batches()));
       for (int pass = 0; pass < p_.passes(); ++pass) learn_pass(m, r, step, pass, all, losses);
