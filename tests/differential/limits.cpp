@@ -89,9 +89,10 @@ bool may_refuse(program const& p, std::string const& message) {
   };
   if (by_callable("running statistics", [](block const& b) { return b.name == "bn" || (b.name == "in" && b.has("track")); })) return true;
   if (by_callable("drops units in evaluation", [](block const& b) { return b.name == "drop" || b.name == "enc"; })) return true;
-  // What comes into a stage is followed by autograd, also where nothing before it is trained: then autograd objects to changes that it
-  // does not look at in one graph.
-  return message.find("modified by an inplace operation") != std::string::npos && changes_before_all_parameters(p);
+  // What comes into a stage is followed by autograd, also where nothing before it is trained, and an output that nobody uses has a
+  // gradient of zeros: then autograd objects to changes that it does not look at in one graph.
+  return message.find("modified by an inplace operation") != std::string::npos &&
+         (changes_before_all_parameters(p) || (changes && crosses_twice(p)));
 }
 
 bool crosses_twice(program const& p) {

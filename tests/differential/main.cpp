@@ -117,8 +117,6 @@ int main(int argc, char** argv) {
   app.add_option("--shrink", shrink_seconds, "seconds to make a finding smaller; 0: not at all");
   app.add_option("--findings", most, "stop after so many findings");
   CLI11_PARSE(app, argc, argv);
-  ::setenv("OMP_NUM_THREADS", "1", 1);
-  ::setenv("MKL_NUM_THREADS", "1", 1);
   ::setvbuf(stdout, nullptr, _IOLBF, 0);
 
   if (!*given_seed) seed = std::random_device{}();
