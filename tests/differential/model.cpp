@@ -141,7 +141,9 @@ std::vector<piece> build_stage(program const& p, int stage) {
     // A tied parameter begins as the lowest stage's; seeds go by place otherwise.
     at::manual_seed(p.seed() * 4096 + static_cast<std::uint64_t>(stage) * 64 + i);
     auto const made = make_block(b, f);
+    if (text.form.name == "seq" && f.others > 0) throw meaningless("a Sequential that takes several tensors");
     f = flow_after(f, b);
+    if (text.form.name == "seq" && f.others > 0) throw meaningless("a Sequential that gives several tensors");
     bool const complex = b.name == "cplx";
     if (!complex && dtype_of(p) != at::kFloat) made->to(dtype_of(p));
     if (complex && dtype_of(p) == at::kDouble) {

@@ -57,9 +57,10 @@ MUTANTS = [
      r"parts\[0\]\.add_\(parts\[r\]\.to\(parts\[0\]\.device\(\)\)\);", "parts[0].add_(parts[parts.size() - r].to(parts[0].device()));", "rep=3"),
     ("autocast keeps casts", RUN + "autocast.hpp",
      r"at::autocast::set_autocast_cache_enabled\(false\);", "at::autocast::set_autocast_cache_enabled(true);", "cast="),
+    ("replicas keep buffers of their own", RUN + "replica_buffers.hpp",
+     r"if \(where\.replicas == 1\) return;", "return;", "rep="),
     ("half-precision gradients added in half", RUN + "gradients.hpp",
      r"return p\.scalar_type\(\) == at::kHalf \|\| p\.scalar_type\(\) == at::kBFloat16; \}", "return p.scalar_type() == at::kHalf; }", "bf16"),
-    ("replicas evaluate with buffers of their own", None, None, None, "rep="),
 ]
 
 
@@ -78,11 +79,12 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, help="a folder that CMake has configured with compile commands")
     parser.add_argument("--make", help="instead: a command that builds $B/chevron-differential with headers from $INC")
     parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--skip", default="", help="programs that show a fault of the headers as they are: left out (a regular expression)")
     parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
     how = parser.parse_args()
     missed = []
     for name, file, old, new, only in MUTANTS:
-        if file is None or (how.names and not any(n in name for n in how.names)):
+        if how.names and not any(n in name for n in how.names):
             continue
         with tempfile.TemporaryDirectory() as folder:
             place = pathlib.Path(folder)
@@ -100,7 +102,7 @@ def main():
                 missed.append(name)
                 continue
             begin = time.time()
-            arguments = [program, "--minutes", str(how.minutes), "--seed", "1", "--findings", "1", "--shrink", "20"]
+            arguments = [program, "--minutes", str(how.minutes), "--seed", "1", "--findings", "1", "--shrink", "20", "--skip", how.skip]
             ran = subprocess.run(arguments + (["--only", only] if only else []), capture_output=True, text=True)
             if ran.returncode == 1:
                 lines = ran.stdout.splitlines()

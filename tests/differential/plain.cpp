@@ -62,6 +62,7 @@ class loop {
     bool const later = p_.has("pv");
     for (int step = 0; step < p_.steps(); ++step) {
       train(step, out);
+      share_buffers();
       bool const last = step + 1 == p_.steps();
       if (!later || last) look(step, out);
       if (p_.get("eval") == "each" || (p_.has("eval") && last)) {
@@ -278,6 +279,21 @@ class loop {
     }
   }
 
+  /// Between two steps all replicas have the buffers of the first one.
+  void share_buffers() {
+    at::NoGradGuard const off;
+    for (std::size_t r = 1; r < replicas_.size(); ++r) {
+      for (std::size_t s = 0; s < replicas_[r].stages.size(); ++s) {
+        for (std::size_t i = 0; i < replicas_[r].stages[s].size(); ++i) {
+          auto from = replicas_[0].stages[s][i]->buffers(), to = replicas_[r].stages[s][i]->buffers();
+          for (std::size_t b = 0; b < to.size(); ++b) {
+            if (to[b].defined()) to[b].copy_(from[b]);
+          }
+        }
+      }
+    }
+  }
+
   void look(int step, outcome& out) {
     for (int r = 0; r < p_.replicas(); ++r) {
       replica_model& m = replicas_[static_cast<std::size_t>(r)];
@@ -296,18 +312,6 @@ class loop {
   }
 
   void evaluate(int step, outcome& out) {
-    // All replicas evaluate with the buffers of the first one.
-    for (std::size_t r = 1; r < replicas_.size(); ++r) {
-      at::NoGradGuard const off;
-      for (std::size_t s = 0; s < replicas_[r].stages.size(); ++s) {
-        for (std::size_t i = 0; i < replicas_[r].stages[s].size(); ++i) {
-          auto from = replicas_[0].stages[s][i]->buffers(), to = replicas_[r].stages[s][i]->buffers();
-          for (std::size_t b = 0; b < to.size(); ++b) {
-            if (to[b].defined()) to[b].copy_(from[b]);
-          }
-        }
-      }
-    }
     double const all = total_of(p_, step, true);
     if (!(all > 0)) throw meaningless("an evaluation counts nothing");
     double sum = 0;
