@@ -55,7 +55,8 @@ std::shared_ptr<block_module> wrap(Held m, Call call) {
 
 /// Two results of one node, of which the second may stay without use.
 struct two_results : torch::autograd::Function<two_results> {
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::Tensor const& x, at::Tensor const& weight) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::Tensor const& x,
+                                                at::Tensor const& weight) {
     context->save_for_backward({x, weight});
     return {x * weight, x + weight};
   }
@@ -221,7 +222,8 @@ std::shared_ptr<block_module> make_layout(block const& b) {
   if (name == "cont") return does([](tensors& v) { v[0] = v[0].contiguous(); });
   if (name == "cols") return does([](tensors& v) { v[0] = v[0].transpose(0, 1).contiguous().transpose(0, 1); });
   if (name == "gaps") return does([](tensors& v) { v[0] = at::stack({v[0], v[0] * 2}, -1).select(-1, 0); });
-  if (name == "viewt") return does([](tensors& v) { v[0] = v[0].transpose(1, 2).reshape({v[0].size(0), -1, v[0].size(1)}).transpose(1, 2); });
+  if (name == "viewt")
+    return does([](tensors& v) { v[0] = v[0].transpose(1, 2).reshape({v[0].size(0), -1, v[0].size(1)}).transpose(1, 2); });
   return nullptr;
 }
 
@@ -268,10 +270,11 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
                 [](nn::GRU& l, at::Tensor const& x) { return std::get<0>(l(x)); });
   }
   if (name == "mha") {
-    return wrap(nn::MultiheadAttention(nn::MultiheadAttentionOptions(width, to)), [](nn::MultiheadAttention& l, at::Tensor const& x) {
-      at::Tensor const t = x.transpose(0, 1);
-      return std::get<0>(l(t, t, t)).transpose(0, 1);
-    });
+    return wrap(nn::MultiheadAttention(nn::MultiheadAttentionOptions(width, to)),
+                [](nn::MultiheadAttention& l, at::Tensor const& x) {
+                  at::Tensor const t = x.transpose(0, 1);
+                  return std::get<0>(l(t, t, t)).transpose(0, 1);
+                });
   }
   if (name == "enc") {
     return wrap(nn::TransformerEncoderLayer(
@@ -290,7 +293,8 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
   if (name == "bn") return wrap(nn::BatchNorm2d(width));
   if (name == "in" && before.what == kind::channels)
     return wrap(nn::InstanceNorm1d(nn::InstanceNorm1dOptions(width).affine(true).track_running_stats(b.has("track"))));
-  if (name == "in") return wrap(nn::InstanceNorm2d(nn::InstanceNorm2dOptions(width).affine(true).track_running_stats(b.has("track"))));
+  if (name == "in")
+    return wrap(nn::InstanceNorm2d(nn::InstanceNorm2dOptions(width).affine(true).track_running_stats(b.has("track"))));
   if (name == "drop") return wrap(nn::Dropout(b.number(0, 30) / 100.0));
   if (name == "emb") return wrap(nn::Embedding(nn::EmbeddingOptions(b.number(1, 10), to).sparse(b.has("sparse"))));
   if (name == "bag") {
@@ -301,8 +305,9 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
   if (name == "rep") return std::make_shared<repeat>(b.number(0, 3), width, b.has("scaled"));
   if (name == "img") {
     int const side = b.number(1, 4);
-    return wrap(nn::Linear(width, to * side * side),
-                [to, side](nn::Linear& l, at::Tensor const& x) { return l(x).view({x.size(0), to, side, side}); });
+    return wrap(nn::Linear(width, to * side * side), [to, side](nn::Linear& l, at::Tensor const& x) {
+      return l(x).view({x.size(0), to, side, side});
+    });
   }
   if (name == "fn2") return std::make_shared<own_function>(width, b.has("both"));
   if (name == "buf") return std::make_shared<own_buffers>(width, b.has("felt"));

@@ -36,8 +36,9 @@ block draw_block(dice& d, flow const& f, bool alone) {
     std::set<std::string> const sparse = d.one_in(25) ? std::set<std::string>{"sparse"} : std::set<std::string>{};
     return pick(d, {{6, {"emb", {wide, 10}, sparse}}, {3, {"bag", {wide, 10}, sparse}}});
   }
-  std::vector<choice> from{{4, {"tanh"}}, {2, {"gelu"}}, {2, {"sig"}}, {1, {"relu_"}}, {1, {"add_"}}, {1, {"mul_"}},
-                           {4, {"drop", {30}}}, {1, {"dbl2"}}, {1, {"gaps"}}, {1, {"cols"}}, {1, {"sort"}}, {1, {"part_"}}, {1, {"soft"}}};
+  std::vector<choice> from{{4, {"tanh"}}, {2, {"gelu"}},       {2, {"sig"}},  {1, {"relu_"}}, {1, {"add_"}},
+                           {1, {"mul_"}}, {4, {"drop", {30}}}, {1, {"dbl2"}}, {1, {"gaps"}},  {1, {"cols"}},
+                           {1, {"sort"}}, {1, {"part_"}},      {1, {"soft"}}};
   auto const add = [&](int weight, block const& b) { from.push_back({weight, b}); };
   if (!alone && f.others < 3) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "int", "bool", "undef", "empty", "expd", "cx", "dbl", "det"})
@@ -81,7 +82,9 @@ block draw_block(dice& d, flow const& f, bool alone) {
       add(2, {"mean"});
       break;
     case kind::image:
-      add(8, {"conv2", {d.of(std::vector<int>{4, 8, 16}), d.one_in(2) ? 3 : 1}, d.one_in(3) ? std::set<std::string>{"cl"} : std::set<std::string>{}});
+      add(8, {"conv2",
+              {d.of(std::vector<int>{4, 8, 16}), d.one_in(2) ? 3 : 1},
+              d.one_in(3) ? std::set<std::string>{"cl"} : std::set<std::string>{}});
       add(3, {"bn"});
       if (d.one_in(3)) add(3, {"bn", {}, {"eval"}});
       if (f.width % 2 == 0) add(2, {"gn"});
@@ -91,7 +94,8 @@ block draw_block(dice& d, flow const& f, bool alone) {
       add(3, {"flat"});
       add(2, {"mean"});
       break;
-    case kind::tokens: break;
+    case kind::tokens:
+      break;
   }
   if (f.what == kind::vector || f.what == kind::sequence) {
     for (char const* name : {"lin3", "res", "fn2", "buf", "pen", "idle"}) add(2, {name});
@@ -182,9 +186,12 @@ void draw_options(dice& d, program& p) {
     p.options["cut"] = "own";
     if (p.get("in").starts_with("tok") && d.one_in(2)) p.options["long"] = "1";
   }
-  if (d.one_in(8)) p.options["dtype"] = "f64";
-  else if (d.one_in(8)) p.options["dtype"] = "bf16";
-  else if (d.one_in(6)) p.options["cast"] = "bf16";
+  if (d.one_in(8))
+    p.options["dtype"] = "f64";
+  else if (d.one_in(8))
+    p.options["dtype"] = "bf16";
+  else if (d.one_in(6))
+    p.options["cast"] = "bf16";
   if (d.one_in(3)) p.options["clip"] = d.of(std::vector<std::string>{"0.01", "0.1", "0.5", "2"});
   if (d.one_in(4)) p.options["pv"] = std::to_string(d.below(3));
   if (d.one_in(5)) p.options["acc"] = std::to_string(d.between(2, 3));
@@ -196,7 +203,13 @@ void draw_options(dice& d, program& p) {
   if (d.one_in(6)) p.options["all"] = "1";
   if (p.schedule() == "DualPipeV" && d.one_in(2)) p.options["overlap"] = "1";
   int const line = d.below(100);
-  p.options["line"] = line < 40 ? "threads" : line < 55 ? "rendezvous" : line < 65 ? "delays" : line < 83 ? "gloo" : line < 88 ? "far" : line < 98 ? "streams" : "fork";
+  p.options["line"] = line < 40   ? "threads"
+                      : line < 55 ? "rendezvous"
+                      : line < 65 ? "delays"
+                      : line < 83 ? "gloo"
+                      : line < 88 ? "far"
+                      : line < 98 ? "streams"
+                                  : "fork";
 }
 
 }  // namespace

@@ -15,14 +15,22 @@ namespace differential {
 
 char const* name_of(verdict v) {
   switch (v) {
-    case verdict::equal: return "equal";
-    case verdict::as_cut: return "equal as cut";
-    case verdict::refused: return "refused";
-    case verdict::senseless: return "senseless";
-    case verdict::differs: return "DIFFERS";
-    case verdict::fails: return "FAILS";
-    case verdict::hangs: return "HANGS";
-    case verdict::dies: return "DIES";
+    case verdict::equal:
+      return "equal";
+    case verdict::as_cut:
+      return "equal as cut";
+    case verdict::refused:
+      return "refused";
+    case verdict::senseless:
+      return "senseless";
+    case verdict::differs:
+      return "DIFFERS";
+    case verdict::fails:
+      return "FAILS";
+    case verdict::hangs:
+      return "HANGS";
+    case verdict::dies:
+      return "DIES";
   }
   return "";
 }
@@ -59,14 +67,16 @@ judgement judge(program const& p, std::string const& folder, std::function<void(
   }
   std::string const refusal = must_refuse(p);
   if (!by_chevron.thrown.empty()) {
-    bool const right = (!refusal.empty() && by_chevron.thrown.find(refusal) != std::string::npos) || may_refuse(p, by_chevron.thrown);
+    bool const right =
+        (!refusal.empty() && by_chevron.thrown.find(refusal) != std::string::npos) || may_refuse(p, by_chevron.thrown);
     return {right ? verdict::refused : verdict::fails, by_chevron.thrown};
   }
   if (!refusal.empty()) return {verdict::fails, "must be refused with the word `" + refusal + "`, and was not"};
   std::string const difference = first_difference(expected, by_chevron.what);
   if (difference.empty()) return {verdict::equal, ""};
   try {
-    if (crosses_twice(p) && first_difference(run_plain(p, graph::cut), by_chevron.what).empty()) return {verdict::as_cut, difference};
+    if (crosses_twice(p) && first_difference(run_plain(p, graph::cut), by_chevron.what).empty())
+      return {verdict::as_cut, difference};
   } catch (std::exception const&) {
     // It cannot be cut so: then that is no excuse.
   }

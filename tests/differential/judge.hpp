@@ -8,14 +8,14 @@
 namespace differential {
 
 enum class verdict {
-  equal,    ///< in every bit
-  as_cut,   ///< to the plain loop that cuts its graph where the stages are (limits.hpp)
-  refused,  ///< as it has to be, or may be
+  equal,      ///< in every bit
+  as_cut,     ///< to the plain loop that cuts its graph where the stages are (limits.hpp)
+  refused,    ///< as it has to be, or may be
   senseless,  ///< the plain loop fails, too: not a program that means something
-  differs,  ///< a finding: other bits
-  fails,    ///< a finding: an error where the plain loop has none
-  hangs,    ///< a finding: neither came to an end in time
-  dies      ///< a finding: the process was ended by a signal
+  differs,    ///< a finding: other bits
+  fails,      ///< a finding: an error where the plain loop has none
+  hangs,      ///< a finding: neither came to an end in time
+  dies        ///< a finding: the process was ended by a signal
 };
 
 char const* name_of(verdict v);

@@ -17,8 +17,8 @@ bool any_block(program const& p, std::function<bool(stage_text const&, block con
 
 bool in_place(block const& b) { return b.name.ends_with("_"); }
 
-/// Is a tensor changed in place that shares its memory with another one, after both have crossed a cut? In the next stage they may
-/// share it or not.
+/// Is a tensor changed in place that shares its memory with another one, after both have crossed a cut? In the next stage they
+/// may share it or not.
 bool changes_what_two_share(program const& p) {
   bool shared = false, crossed = false;
   for (stage_text const& s : p.stages) {
@@ -27,8 +27,8 @@ bool changes_what_two_share(program const& p) {
       if (in_place(b) && shared && crossed) return true;
       bool const shares = b.name == "push" || b.name == "pushv" || b.name == "pushn" || b.name == "split";
       bool keeps = in_place(b);
-      for (char const* name : {"tr", "last", "flat", "half", "cl", "cont", "rep", "viewt", "drop", "del", "int", "bool", "undef", "empty", "expd",
-                               "cx", "dbl", "det", "pushc", "max", "pop"}) {
+      for (char const* name : {"tr",   "last",  "flat",  "half", "cl", "cont", "rep", "viewt", "drop", "del", "int",
+                               "bool", "undef", "empty", "expd", "cx", "dbl",  "det", "pushc", "max",  "pop"}) {
         keeps = keeps || b.name == name;
       }
       if (shares) {
@@ -69,8 +69,10 @@ std::string not_promised(program const& p) {
   if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))
     return "a callable without its module that keeps buffers of its own";
   // LibTorch 2.11 dereferences null where a GroupNorm in channels_last is asked for its weights' gradients alone, as W does.
-  bool const channels_last = p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
-  if (channels_last && any_block(p, [](auto const&, block const& b) { return b.name == "gn"; })) return "GroupNorm in channels_last";
+  bool const channels_last =
+      p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
+  if (channels_last && any_block(p, [](auto const&, block const& b) { return b.name == "gn"; }))
+    return "GroupNorm in channels_last";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
   return "";
@@ -90,12 +92,12 @@ bool may_refuse(program const& p, std::string const& message) {
     return message.find(words) != std::string::npos &&
            any_block(p, [&](auto const& s, block const& b) { return s.form.name == "call" && holds(b); });
   };
-  if (by_callable("running statistics", [](block const& b) { return b.name == "bn" || (b.name == "in" && b.has("track")); })) return true;
+  if (by_callable("running statistics", [](block const& b) { return b.name == "bn" || (b.name == "in" && b.has("track")); }))
+    return true;
   if (by_callable("drops units in evaluation", [](block const& b) { return b.name == "drop" || b.name == "enc"; })) return true;
-  // What comes into a stage is followed by autograd, also where nothing before it is trained, and an output that nobody uses has a
-  // gradient of zeros: then autograd objects to changes that it does not look at in one graph.
-  return message.find("inplace") != std::string::npos &&
-         (changes_before_all_parameters(p) || (changes && crosses_twice(p)));
+  // What comes into a stage is followed by autograd, also where nothing before it is trained, and an output that nobody uses has
+  // a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
+  return message.find("inplace") != std::string::npos && (changes_before_all_parameters(p) || (changes && crosses_twice(p)));
 }
 
 bool crosses_twice(program const& p) {

@@ -1,3 +1,4 @@
+// timeout: 600
 #include <poll.h>
 #include <unistd.h>
 
@@ -39,7 +40,8 @@ struct tally {
     in["schedule"][p.schedule()] = true;
     in["transport"][p.get("line", "threads")] = true;
     for (auto const& [key, value] : p.options) {
-      bool const plain = key == "seed" || key == "plan" || key == "line" || key == "n" || key == "steps" || key == "clip" || key == "in";
+      bool const plain =
+          key == "seed" || key == "plan" || key == "line" || key == "n" || key == "steps" || key == "clip" || key == "in";
       if (!plain) in["option"][key + "=" + value] = true;
       if (key == "clip") in["option"][key] = true;
       if (key == "in") in["option"]["in=" + value.substr(0, 3)] = true;
@@ -89,8 +91,9 @@ struct tally {
 };
 
 void print_finding(found const& f, program const& first, std::string const& self) {
-  std::printf("\n%s: %s\n  first      %s\n  smallest   %s\n  (%d tries) again: %s --program '%s'\n\n", name_of(f.said.what), f.said.words.c_str(),
-              text_of(first).c_str(), text_of(f.smallest).c_str(), f.tries, self.c_str(), text_of(f.smallest).c_str());
+  std::printf("\n%s: %s\n  first      %s\n  smallest   %s\n  (%d tries) again: %s --program '%s'\n\n", name_of(f.said.what),
+              f.said.words.c_str(), text_of(first).c_str(), text_of(f.smallest).c_str(), f.tries, self.c_str(),
+              text_of(f.smallest).c_str());
   std::fflush(stdout);
 }
 
@@ -147,7 +150,9 @@ int main(int argc, char** argv) {
   std::vector<std::pair<program, judgement>> findings;
   constexpr int at_once = 40;
   bool const by_count = count > 0;
-  auto const time_left = [&] { return by_count ? next < seed + static_cast<std::uint64_t>(count) : seconds_since(begin) < minutes * 60; };
+  auto const time_left = [&] {
+    return by_count ? next < seed + static_cast<std::uint64_t>(count) : seconds_since(begin) < minutes * 60;
+  };
   while (static_cast<int>(findings.size()) < most) {
     while (static_cast<int>(running.size()) < jobs && (!back.empty() || time_left())) {
       std::vector<program> work;
@@ -181,7 +186,8 @@ int main(int argc, char** argv) {
         counts.add(p, j.what);
         if (all_lines) std::printf("%s %s %s\n", p.get("seed").c_str(), name_of(j.what), j.words.c_str());
         if (!is_finding(j.what)) continue;
-        std::printf("seed %s after %.0f s: %s %s\n", p.get("seed").c_str(), seconds_since(begin), name_of(j.what), j.words.c_str());
+        std::printf("seed %s after %.0f s: %s %s\n", p.get("seed").c_str(), seconds_since(begin), name_of(j.what),
+                    j.words.c_str());
         findings.emplace_back(p, j);
       }
       if (each->done()) {
@@ -193,9 +199,9 @@ int main(int argc, char** argv) {
     if (over) running.clear();
     if (seconds_since(begin) - said >= 60) {
       said = seconds_since(begin);
-      std::printf("%.0f min: %ld programs, %ld equal, %ld as cut, %ld refused, %ld senseless, %ld findings (threads", said / 60, counts.run(),
-                  counts.of(verdict::equal), counts.of(verdict::as_cut), counts.of(verdict::refused), counts.of(verdict::senseless),
-                  counts.findings());
+      std::printf("%.0f min: %ld programs, %ld equal, %ld as cut, %ld refused, %ld senseless, %ld findings (threads", said / 60,
+                  counts.run(), counts.of(verdict::equal), counts.of(verdict::as_cut), counts.of(verdict::refused),
+                  counts.of(verdict::senseless), counts.findings());
       for (auto const& [name, of] : counts.rows["transport"]) {
         long sum = 0;
         for (auto const& [v, n] : of) sum += n;

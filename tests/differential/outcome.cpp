@@ -87,8 +87,9 @@ std::string differing(value const& a, value const& b) {
       ++count;
       first = i;
     }
-    return "plain " + shown(at_of<Number>(a.bytes, first)) + ", Chevron " + shown(at_of<Number>(b.bytes, first)) + " at element " +
-           std::to_string(first) + " of " + a.shape + " (" + std::to_string(count) + " of " + std::to_string(all) + " differ)";
+    return "plain " + shown(at_of<Number>(a.bytes, first)) + ", Chevron " + shown(at_of<Number>(b.bytes, first)) +
+           " at element " + std::to_string(first) + " of " + a.shape + " (" + std::to_string(count) + " of " +
+           std::to_string(all) + " differ)";
   };
   if (a.shape != b.shape) return "plain has " + a.shape + ", Chevron " + b.shape;
   if (a.shape == "words") return "plain: " + a.bytes + "; Chevron: " + b.bytes;

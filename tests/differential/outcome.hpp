@@ -39,7 +39,6 @@ class outcome {
 };
 
 /// The first difference in words; empty where there is none.
-/// \param loosely norms of gradients may differ (see limits.hpp)
 std::string first_difference(outcome const& expected, outcome const& found);
 
 std::string key_of(int step, char const* what, int stage = -1, int replica = -1, std::string const& name = "");

@@ -4,10 +4,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
@@ -96,8 +96,11 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
     // push_back has made copies of holders only: the blocks and their modes are these.
     made = whole;
   } else if (form == "call") {
-    made = chevron::stage([inner = pieces[0]](std::span<at::Tensor const> values) { return inner->run({values.begin(), values.end()}); },
-                          parameters_of(pieces[0]));
+    made = chevron::stage(
+        [inner = pieces[0]](std::span<at::Tensor const> values) {
+          return inner->run({values.begin(), values.end()});
+        },
+        parameters_of(pieces[0]));
   } else if (form == "both") {
     made = with_module(pieces[0], [inner = pieces[0]](std::span<at::Tensor const> values) {
       return inner->run({values.begin(), values.end()});
@@ -156,9 +159,8 @@ void train_on(chevron::transport& line, job const& j, outcome& out) {
     return given_as(p, s, mine[s]);
   };
   chevron::trainer train(
-      j.steps, line, build, [&p](std::span<at::Tensor const> all) {
-        return loss_of(p, tensors(all.begin(), all.end() - 1), all.back());
-      },
+      j.steps, line, build,
+      [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); },
       optimizer_of(p), options_of(p));
   std::optional<chevron::evaluator> evaluate;
   if (p.has("eval")) evaluate.emplace(j.evaluation, train);
@@ -221,8 +223,8 @@ std::string words_of(std::exception_ptr const& thrown) {
 
 /// Ranks in threads, each with a place, a store and a watch as a process has them. What the first that failed by itself said.
 std::string on_ranks(job const& j, outcome& out,
-                     std::function<void(chevron::layout const&, c10::intrusive_ptr<c10d::Store>, std::shared_ptr<chevron::failure_watch>,
-                                        outcome&)> const& rank) {
+                     std::function<void(chevron::layout const&, c10::intrusive_ptr<c10d::Store>,
+                                        std::shared_ptr<chevron::failure_watch>, outcome&)> const& rank) {
   auto const store = c10::make_intrusive<c10d::HashStore>();
   int const world = j.p.ranks() * j.p.replicas();
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world));
@@ -233,7 +235,8 @@ std::string on_ranks(job const& j, outcome& out,
       at::set_num_threads(1);
       auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
       try {
-        rank({.pipeline_ranks = j.p.ranks(), .replicas = j.p.replicas(), .global_rank = r}, store, watch, each[static_cast<std::size_t>(r)]);
+        rank({.pipeline_ranks = j.p.ranks(), .replicas = j.p.replicas(), .global_rank = r}, store, watch,
+             each[static_cast<std::size_t>(r)]);
       } catch (std::exception const& e) {
         thrown[static_cast<std::size_t>(r)] = std::current_exception();
         watch->report({.rank = r, .step = 0, .action = "differential", .reason = e.what()});
@@ -340,7 +343,8 @@ pipelined_run run_forked(program const& p, std::string const& folder) {
     if (out.thrown.empty() || out.thrown.starts_with("(lost)")) out.thrown = words;
   }
   if (out.thrown.empty() && status != 0)
-    out.thrown = WIFEXITED(status) ? "ranks ended with exit code " + std::to_string(WEXITSTATUS(status)) : "the launcher was killed";
+    out.thrown =
+        WIFEXITED(status) ? "ranks ended with exit code " + std::to_string(WEXITSTATUS(status)) : "the launcher was killed";
   return out;
 }
 

@@ -50,8 +50,7 @@ struct replica_model {
 
 class loop {
  public:
-  loop(program const& p, graph how)
-      : p_(p), how_(how), facts_(facts_of(p.schedule(), p.ranks(), p.micro_batches())) {
+  loop(program const& p, graph how) : p_(p), how_(how), facts_(facts_of(p.schedule(), p.ranks(), p.micro_batches())) {
     if (facts_.stages != static_cast<int>(p.stages.size())) throw meaningless("the plan has another number of stages");
     for (int r = 0; r < p.replicas(); ++r) build();
   }
@@ -116,8 +115,8 @@ class loop {
     int step, replica, micro_batch;
   };
 
-  /// Runs stages [first, last) on a microbatch. Dropout draws where Chevron says it does: this is the one thing that the plain loop
-  /// takes from Chevron, since nobody else could draw the same.
+  /// Runs stages [first, last) on a microbatch. Dropout draws where Chevron says it does: this is the one thing that the plain
+  /// loop takes from Chevron, since nobody else could draw the same.
   void forward(replica_model& m, int first, int last, tensors& values, std::optional<place> at) {
     for (int s = first; s < last; ++s) {
       for (std::size_t part = 0; part < m.stages[static_cast<std::size_t>(s)].size(); ++part) {
@@ -268,7 +267,8 @@ class loop {
       double const loss = learn(m, part, weight, {step, replica, pass * count + b});
       bool const counts = weight != 0;
       if (counts) losses[static_cast<std::size_t>(b)] += loss * weight;
-      for (trained_parameter const& t : m.trained) each[static_cast<std::size_t>(b)].push_back(counts ? t.value.grad() : at::Tensor());
+      for (trained_parameter const& t : m.trained)
+        each[static_cast<std::size_t>(b)].push_back(counts ? t.value.grad() : at::Tensor());
     }
     for (std::size_t i = 0; i < m.trained.size(); ++i) {
       trained_parameter& t = m.trained[i];
@@ -297,7 +297,8 @@ class loop {
   void look(int step, outcome& out) {
     for (int r = 0; r < p_.replicas(); ++r) {
       replica_model& m = replicas_[static_cast<std::size_t>(r)];
-      for (int s = 0; s < facts_.stages; ++s) put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], m.optimizer.get());
+      for (int s = 0; s < facts_.stages; ++s)
+        put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], m.optimizer.get());
     }
     out.put(key_of(step, "7 generator"), std::string("as it was"));
   }

@@ -23,8 +23,8 @@ std::vector<program> smaller(program const& p) {
   // Ranks in threads, without delays, then the simplest schedules for as many stages.
   if (p.get("line") != "threads") with([](program& q) { q.options["line"] = "threads"; });
   if (p.get("line") == "fork" || p.get("line") == "far") with([](program& q) { q.options["line"] = "gloo"; });
-  for (char const* key : {"rep", "acc", "pv", "eval", "clip", "cast", "dtype", "weigh", "lr", "bucket", "all", "vary", "cut", "long",
-                          "overlap", "cl"}) {
+  for (char const* key : {"rep", "acc", "pv", "eval", "clip", "cast", "dtype", "weigh", "lr", "bucket", "all", "vary", "cut",
+                          "long", "overlap", "cl"}) {
     if (p.has(key)) with([&](program& q) { q.options.erase(key); });
   }
   if (p.replicas() > 2) with([](program& q) { q.options["rep"] = "2"; });
@@ -36,7 +36,8 @@ std::vector<program> smaller(program const& p) {
     auto const on = [&](program& q, std::size_t count, int micro_batches) {
       q.options["plan"] = std::string(name) + "," + std::to_string(count) + "," + std::to_string(micro_batches);
     };
-    if (p.schedule() != name && p.schedule() != "GPipe" && p.schedule() != "1F1B") with([&](program& q) { on(q, stages, p.micro_batches()); });
+    if (p.schedule() != name && p.schedule() != "GPipe" && p.schedule() != "1F1B")
+      with([&](program& q) { on(q, stages, p.micro_batches()); });
     for (std::size_t s = 0; s + 1 < stages; ++s) {
       with([&](program& q) {
         on(q, stages - 1, p.micro_batches());
