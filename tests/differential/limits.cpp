@@ -73,6 +73,9 @@ std::string not_promised(program const& p) {
       p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
   if (channels_last && any_block(p, [](auto const&, block const& b) { return b.name == "gn"; }))
     return "GroupNorm in channels_last";
+  // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
+  if (crosses_twice(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
+    return "a value that crosses the cut between two parts more than once";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
   return "";
