@@ -1,0 +1,321 @@
+#include "blocks.hpp"
+
+#include <functional>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/instancenorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/modules/transformerlayer.h>
+
+namespace differential {
+
+namespace nn = torch::nn;
+
+namespace {
+
+using kind = flow::kind;
+
+/// A block of one operation without parameters.
+struct operation : block_module {
+  std::function<void(tensors&)> call;
+  explicit operation(std::function<void(tensors&)> f) : call(std::move(f)) {}
+  void run(tensors& values) override { call(values); }
+};
+std::shared_ptr<block_module> does(std::function<void(tensors&)> f) { return std::make_shared<operation>(std::move(f)); }
+
+/// A block around one module of torch::nn.
+template <class Held>
+struct around : block_module {
+  Held inner;
+  std::function<at::Tensor(Held&, at::Tensor const&)> call;
+  around(Held m, std::function<at::Tensor(Held&, at::Tensor const&)> f) : inner(m), call(std::move(f)) {
+    register_module("m", inner);
+  }
+  void run(tensors& values) override { values[0] = call(inner, values[0]); }
+};
+template <class Held>
+std::shared_ptr<block_module> wrap(Held m) {
+  return std::make_shared<around<Held>>(m, [](Held& inner, at::Tensor const& x) { return inner(x); });
+}
+template <class Held, class Call>
+std::shared_ptr<block_module> wrap(Held m, Call call) {
+  return std::make_shared<around<Held>>(m, std::move(call));
+}
+
+/// Two results of one node, of which the second may stay without use.
+struct two_results : torch::autograd::Function<two_results> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::Tensor const& x,
+                                                at::Tensor const& weight) {
+    context->save_for_backward({x, weight});
+    return {x * weight, x + weight};
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list g) {
+    auto const saved = context->get_saved_variables();
+    at::Tensor gx = g[0] * saved[1], gw = g[0] * saved[0];
+    if (g[1].defined()) {
+      gx = gx + g[1];
+      gw = gw + g[1];
+    }
+    while (gw.dim() > saved[1].dim()) gw = gw.sum(0);
+    return {gx, gw};
+  }
+};
+struct own_function : block_module {
+  at::Tensor weight;
+  bool both;
+  own_function(int width, bool uses_both) : both(uses_both) { weight = register_parameter("weight", at::randn({width})); }
+  void run(tensors& v) override {
+    auto results = two_results::apply(v[0], weight);
+    v[0] = both ? results[0] + results[1] * 0.5 : results[0];
+  }
+};
+
+/// Buffers of its own: a number, a flag and a running mean that its output depends on.
+struct own_buffers : block_module {
+  at::Tensor calls, seen, mean;
+  bool felt;  // in training, too
+  own_buffers(int width, bool by_training) : felt(by_training) {
+    calls = register_buffer("calls", at::zeros({}, at::kLong));
+    seen = register_buffer("seen", at::zeros({}, at::kBool));
+    mean = register_buffer("mean", at::zeros({width}));
+  }
+  void run(tensors& v) override {
+    if (is_training()) {
+      at::NoGradGuard const off;
+      calls.add_(1);
+      seen.fill_(true);
+      at::Tensor const now = v[0].detach().to(mean.scalar_type()).reshape({-1, v[0].size(-1)}).mean(0);
+      mean.mul_(0.5).add_(now, 0.5);
+    }
+    v[0] = felt || !is_training() ? v[0] - mean.clone() * (seen.item<bool>() ? 0.5 : 1.0) : v[0] * 0.5;
+  }
+};
+
+/// Penalizes the gradient of its own output: a double backward within the stage.
+struct penalty : block_module {
+  nn::Linear inner{nullptr};
+  explicit penalty(int width) { inner = register_module("m", nn::Linear(width, width)); }
+  void run(tensors& v) override {
+    at::AutoGradMode const on(true);
+    at::Tensor const x = v[0].requires_grad() ? v[0] : v[0].detach().clone().requires_grad_(true);
+    at::Tensor y = inner(x).tanh();
+    at::Tensor const g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+    v[0] = y + g.square() * 0.1;
+  }
+};
+
+/// A parameter of complex numbers.
+struct complex_scale : block_module {
+  at::Tensor weight;
+  explicit complex_scale(int width) {
+    weight = register_parameter("weight", at::complex(at::randn({width}), at::randn({width})));
+  }
+  void run(tensors& v) override {
+    at::Tensor const z = at::complex(v[0], v[0] * 0.5) * weight;
+    v[0] = at::real(z) + at::imag(z);
+  }
+};
+
+struct unused_parameters : block_module {
+  nn::Linear used{nullptr}, idle{nullptr};
+  explicit unused_parameters(int width) {
+    used = register_module("used", nn::Linear(width, width));
+    idle = register_module("idle", nn::Linear(width, 3));
+  }
+  void run(tensors& v) override { v[0] = used(v[0]); }
+};
+
+struct repeat : block_module {  // from one vector to a sequence, without copying it
+  int times;
+  bool copied;
+  at::Tensor scale;
+  repeat(int t, int width, bool copy) : times(t), copied(copy) {
+    static_cast<void>(width);
+    if (copied) scale = register_parameter("scale", at::randn({t, 1}));
+  }
+  void run(tensors& v) override {
+    at::Tensor const row = v[0].unsqueeze(1);
+    v[0] = copied ? row * scale : row.expand({row.size(0), times, row.size(2)});
+  }
+};
+
+/// Any tensor as something that can be added to `x`: a number for each sample, or for all of them.
+at::Tensor summand(at::Tensor const& side, at::Tensor const& x) {
+  at::Tensor s = side.is_complex() ? at::real(side) + at::imag(side) : side;
+  s = s.to(x.scalar_type());
+  if (s.numel() == 0) return s.sum();
+  if (s.dim() == 0 || s.size(0) != x.size(0)) return s.mean();
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(x.dim()), 1);
+  sizes[0] = x.size(0);
+  return s.reshape({s.size(0), -1}).mean(1).view(sizes);
+}
+
+std::shared_ptr<block_module> make_side(block const& b) {
+  std::string const name = b.name;
+  if (name == "push") return does([](tensors& v) { v.push_back(v[0]); });
+  if (name == "pushc") return does([](tensors& v) { v.push_back(v[0].clone()); });
+  if (name == "pushv") return does([](tensors& v) { v.push_back(v[0].select(-1, 0)); });
+  if (name == "pushn") return does([](tensors& v) { v.push_back(v[0].narrow(-1, 1, v[0].size(-1) - 1)); });
+  if (name == "int") return does([](tensors& v) { v.push_back((v[0].detach() * 10).to(at::kLong)); });
+  if (name == "bool") return does([](tensors& v) { v.push_back(v[0].detach() > 0); });
+  if (name == "max") {
+    return does([](tensors& v) {
+      auto const [most, where] = v[0].max(-1);
+      v.push_back(where);
+      v.push_back(most);
+    });
+  }
+  if (name == "undef") return does([](tensors& v) { v.emplace_back(); });
+  if (name == "empty") return does([](tensors& v) { v.push_back(v[0].narrow(0, 0, 0)); });
+  if (name == "expd") return does([](tensors& v) { v.push_back(v[0].mean().expand({v[0].size(0), 3})); });
+  if (name == "cx") return does([](tensors& v) { v.push_back(at::complex(v[0], v[0] * 0.5)); });
+  if (name == "dbl") return does([](tensors& v) { v.push_back(v[0].to(at::kDouble)); });
+  if (name == "det") return does([](tensors& v) { v.push_back(v[0].detach() * 2); });
+  if (name == "split") {
+    return does([](tensors& v) {
+      auto const halves = v[0].chunk(2, -1);
+      v.push_back(halves.back());
+      v[0] = halves[0];
+    });
+  }
+  if (name == "pop") {
+    return does([](tensors& v) {
+      if (v.size() < 2) throw meaningless("pop: nothing goes along");
+      at::Tensor const side = v.back();
+      v.pop_back();
+      if (side.defined()) v[0] = v[0] + summand(side, v[0]);
+    });
+  }
+  if (name == "del") {
+    return does([](tensors& v) {
+      if (v.size() < 2) throw meaningless("del: nothing goes along");
+      v.pop_back();
+    });
+  }
+  return nullptr;
+}
+
+std::shared_ptr<block_module> make_layout(block const& b) {
+  std::string const name = b.name;
+  if (name == "tr") return does([](tensors& v) { v[0] = v[0].transpose(1, 2); });
+  if (name == "last") return does([](tensors& v) { v[0] = v[0].select(1, v[0].size(1) - 1); });
+  if (name == "mean") {
+    return does([](tensors& v) {
+      at::Tensor const& x = v[0];
+      v[0] = x.dim() == 4 ? x.mean(at::IntArrayRef({2, 3})) : x.mean(2);
+    });
+  }
+  if (name == "avg") return does([](tensors& v) { v[0] = v[0].mean(1); });
+  if (name == "flat") return does([](tensors& v) { v[0] = v[0].flatten(2).transpose(1, 2); });
+  if (name == "cl") return does([](tensors& v) { v[0] = v[0].contiguous(at::MemoryFormat::ChannelsLast); });
+  if (name == "cont") return does([](tensors& v) { v[0] = v[0].contiguous(); });
+  if (name == "cols") return does([](tensors& v) { v[0] = v[0].transpose(0, 1).contiguous().transpose(0, 1); });
+  if (name == "gaps") return does([](tensors& v) { v[0] = at::stack({v[0], v[0] * 2}, -1).select(-1, 0); });
+  if (name == "viewt")
+    return does([](tensors& v) { v[0] = v[0].transpose(1, 2).reshape({v[0].size(0), -1, v[0].size(1)}).transpose(1, 2); });
+  return nullptr;
+}
+
+std::shared_ptr<block_module> make_function(block const& b) {
+  std::string const name = b.name;
+  if (name == "tanh") return does([](tensors& v) { v[0] = v[0].tanh(); });
+  if (name == "gelu") return does([](tensors& v) { v[0] = at::gelu(v[0]); });
+  if (name == "sig") return does([](tensors& v) { v[0] = v[0].sigmoid(); });
+  if (name == "relu") return does([](tensors& v) { v[0] = v[0].relu(); });
+  if (name == "relu_") return does([](tensors& v) { v[0].relu_(); });
+  if (name == "add_") return does([](tensors& v) { v[0].add_(0.25); });
+  if (name == "mul_") return does([](tensors& v) { v[0].mul_(0.75); });
+  if (name == "part_") return does([](tensors& v) { v[0].select(-1, 0).mul_(0.5); });
+  if (name == "dbl2") return does([](tensors& v) { v[0] = v[0].to(at::kDouble).sin().to(v[0].scalar_type()); });
+  if (name == "soft") return does([](tensors& v) { v[0] = v[0].softmax(-1); });
+  if (name == "sort") return does([](tensors& v) { v[0] = std::get<0>(v[0].sort(-1)); });
+  if (name == "half") return does([](tensors& v) { v[0] = v[0].chunk(2, -1)[0]; });
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<block_module> make_block(block const& b, flow before) {
+  std::string const& name = b.name;
+  int const width = before.width;
+  int const to = b.number(0, width);
+  bool const flat = before.what == kind::vector;
+  if (auto made = make_side(b)) return made;
+  if (auto made = make_layout(b)) return made;
+  if (auto made = make_function(b)) return made;
+  if (name == "lin") return wrap(nn::Linear(width, to));
+  if (name == "lin3") {
+    return wrap(nn::Linear(width, width), [](nn::Linear& l, at::Tensor const& x) { return l(l(l(x).tanh()).tanh()); });
+  }
+  if (name == "res") return wrap(nn::Linear(width, width), [](nn::Linear& l, at::Tensor const& x) { return x + l(x).tanh(); });
+  if (name == "lstm" || name == "gru") {
+    bool const both = b.has("bi");
+    int const hidden = both ? to / 2 : to;
+    if (name == "lstm") {
+      return wrap(nn::LSTM(nn::LSTMOptions(width, hidden).num_layers(b.number(1, 1)).batch_first(true).bidirectional(both)),
+                  [](nn::LSTM& l, at::Tensor const& x) { return std::get<0>(l(x)); });
+    }
+    return wrap(nn::GRU(nn::GRUOptions(width, hidden).num_layers(b.number(1, 1)).batch_first(true).bidirectional(both)),
+                [](nn::GRU& l, at::Tensor const& x) { return std::get<0>(l(x)); });
+  }
+  if (name == "mha") {
+    return wrap(nn::MultiheadAttention(nn::MultiheadAttentionOptions(width, to)),
+                [](nn::MultiheadAttention& l, at::Tensor const& x) {
+                  at::Tensor const t = x.transpose(0, 1);
+                  return std::get<0>(l(t, t, t)).transpose(0, 1);
+                });
+  }
+  if (name == "enc") {
+    return wrap(nn::TransformerEncoderLayer(
+                    nn::TransformerEncoderLayerOptions(width, to).dim_feedforward(width * 2).dropout(b.number(1, 0) / 100.0)),
+                [](nn::TransformerEncoderLayer& l, at::Tensor const& x) { return l(x.transpose(0, 1)).transpose(0, 1); });
+  }
+  if (name == "conv1") return wrap(nn::Conv1d(nn::Conv1dOptions(width, to, b.number(1, 3)).padding(b.number(1, 3) / 2)));
+  if (name == "conv2") {
+    nn::Conv2d inner(nn::Conv2dOptions(width, to, b.number(1, 3)).padding(b.number(1, 3) / 2));
+    if (b.has("cl")) inner->weight.set_data(inner->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    return wrap(inner);
+  }
+  if (name == "ln") return wrap(nn::LayerNorm(nn::LayerNormOptions({width})));
+  if (name == "gn") return wrap(nn::GroupNorm(nn::GroupNormOptions(2, width)));
+  if (name == "bn" && before.what != kind::image) return wrap(nn::BatchNorm1d(width));
+  if (name == "bn") return wrap(nn::BatchNorm2d(width));
+  if (name == "in" && before.what == kind::channels)
+    return wrap(nn::InstanceNorm1d(nn::InstanceNorm1dOptions(width).affine(true).track_running_stats(b.has("track"))));
+  if (name == "in")
+    return wrap(nn::InstanceNorm2d(nn::InstanceNorm2dOptions(width).affine(true).track_running_stats(b.has("track"))));
+  if (name == "drop") return wrap(nn::Dropout(b.number(0, 30) / 100.0));
+  if (name == "emb") return wrap(nn::Embedding(nn::EmbeddingOptions(b.number(1, 10), to).sparse(b.has("sparse"))));
+  if (name == "bag") {
+    nn::EmbeddingBagOptions options(b.number(1, 10), to);
+    options.sparse(b.has("sparse"));
+    return wrap(nn::EmbeddingBag(options), [](nn::EmbeddingBag& l, at::Tensor const& x) { return l(x); });
+  }
+  if (name == "rep") return std::make_shared<repeat>(b.number(0, 3), width, b.has("scaled"));
+  if (name == "img") {
+    int const side = b.number(1, 4);
+    return wrap(nn::Linear(width, to * side * side), [to, side](nn::Linear& l, at::Tensor const& x) {
+      return l(x).view({x.size(0), to, side, side});
+    });
+  }
+  if (name == "fn2") return std::make_shared<own_function>(width, b.has("both"));
+  if (name == "buf") return std::make_shared<own_buffers>(width, b.has("felt"));
+  if (name == "pen") return std::make_shared<penalty>(width);
+  if (name == "cplx") return std::make_shared<complex_scale>(width);
+  if (name == "idle") return std::make_shared<unused_parameters>(width);
+  static_cast<void>(flat);
+  throw meaningless("there is no block `" + name + "`");
+}
+
+}  // namespace differential

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "program.hpp"
+
+/// \file
+/// The batches of a program, and the harness's own way of cutting them.
+
+namespace differential {
+
+struct samples {
+  at::Tensor input, target;
+  std::int64_t count() const { return input.size(0); }
+};
+
+/// What one replica gets in one pass of one step: a whole batch, or with `cut=own` microbatches of their own sizes.
+struct feed {
+  samples whole;
+  std::vector<samples> parts;  ///< always M of them
+  bool own_parts = false;
+};
+
+/// \param pass of a step's accumulated batches; -1: for evaluation
+feed feed_of(program const& p, int step, int pass, int replica);
+
+/// What a microbatch counts: its samples, or with `weigh` what is said of it.
+double counts_of(program const& p, samples const& part);
+
+/// What a whole step counts over all passes and replicas.
+double total_of(program const& p, int step, bool evaluation);
+
+}  // namespace differential

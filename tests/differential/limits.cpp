@@ -1,0 +1,115 @@
+#include "limits.hpp"
+
+#include <functional>
+
+namespace differential {
+
+namespace {
+
+bool any_block(program const& p, std::function<bool(stage_text const&, block const&)> const& holds) {
+  for (stage_text const& s : p.stages) {
+    for (block const& b : s.blocks) {
+      if (holds(s, b)) return true;
+    }
+  }
+  return false;
+}
+
+bool in_place(block const& b) { return b.name.ends_with("_"); }
+
+/// Is a tensor changed in place that shares its memory with another one, after both have crossed a cut? In the next stage they
+/// may share it or not.
+bool changes_what_two_share(program const& p) {
+  bool shared = false, crossed = false;
+  for (stage_text const& s : p.stages) {
+    crossed = crossed || shared;
+    for (block const& b : s.blocks) {
+      if (in_place(b) && shared && crossed) return true;
+      bool const shares = b.name == "push" || b.name == "pushv" || b.name == "pushn" || b.name == "split";
+      bool keeps = in_place(b);
+      for (char const* name : {"tr",   "last",  "flat",  "half", "cl", "cont", "rep", "viewt", "drop", "del", "int",
+                               "bool", "undef", "empty", "expd", "cx", "dbl",  "det", "pushc", "max",  "pop"}) {
+        keeps = keeps || b.name == name;
+      }
+      if (shares) {
+        shared = true;
+      } else if (!keeps) {
+        shared = crossed = false;
+      }
+      if (s.form.name == "parts") crossed = crossed || shared;
+    }
+  }
+  return false;
+}
+
+/// Is something changed in place before which nothing is trained?
+bool changes_before_all_parameters(program const& p) {
+  for (stage_text const& s : p.stages) {
+    for (block const& b : s.blocks) {
+      if (in_place(b)) return true;
+      if (learns(b) && !b.has("frozen")) return false;
+    }
+  }
+  return false;
+}
+
+bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
+
+}  // namespace
+
+std::string not_promised(program const& p) {
+  // On the CPU LibTorch has other kernels for an LSTM without a graph (the forward of what is recomputed) than with one.
+  if (any_block(p, [](auto const& s, block const& b) { return b.name == "lstm" && recomputes(s, b); }))
+    return "an LSTM that is recomputed";
+  // What is computed again has to be what was computed first.
+  if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
+    return "a forward that depends on what earlier forwards left in its buffers, recomputed";
+  if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
+  // Nobody tells a callable alone what is evaluation, nor knows its buffers: what LibTorch itself keeps in them is refused.
+  if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))
+    return "a callable without its module that keeps buffers of its own";
+  // LibTorch 2.11 dereferences null where a GroupNorm in channels_last is asked for its weights' gradients alone, as W does.
+  bool const channels_last =
+      p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
+  if (channels_last && any_block(p, [](auto const&, block const& b) { return b.name == "gn"; }))
+    return "GroupNorm in channels_last";
+  // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
+  if (crosses_twice(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
+    return "a value that crosses the cut between two parts more than once";
+  // Gloo's ring adds three summands in an order of its own.
+  if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
+  return "";
+}
+
+std::string must_refuse(program const& p) {
+  if (any_block(p, [](auto const&, block const& b) { return b.has("sparse") && !b.has("frozen"); })) return "sparse";
+  return "";
+}
+
+bool may_refuse(program const& p, std::string const& message) {
+  // What a recomputed part computes from, and with post-validation the batch, must stay as it is.
+  bool const recomputed = any_block(p, [](auto const& s, block const& b) { return recomputes(s, b); });
+  bool const changes = any_block(p, [](auto const&, block const& b) { return in_place(b); });
+  if (message.find("in place") != std::string::npos && changes && (recomputed || p.has("pv"))) return true;
+  auto const by_callable = [&](std::string const& words, std::function<bool(block const&)> const& holds) {
+    return message.find(words) != std::string::npos &&
+           any_block(p, [&](auto const& s, block const& b) { return s.form.name == "call" && holds(b); });
+  };
+  if (by_callable("running statistics", [](block const& b) { return b.name == "bn" || (b.name == "in" && b.has("track")); }))
+    return true;
+  if (by_callable("drops units in evaluation", [](block const& b) { return b.name == "drop" || b.name == "enc"; })) return true;
+  // What comes into a stage is followed by autograd, also where nothing before it is trained, and an output that nobody uses has
+  // a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
+  return message.find("inplace") != std::string::npos && (changes_before_all_parameters(p) || (changes && crosses_twice(p)));
+}
+
+bool crosses_twice(program const& p) {
+  return any_block(p, [](auto const&, block const& b) {
+    for (char const* name : {"push", "pushc", "pushv", "pushn", "max", "empty", "expd", "cx", "dbl", "split"}) {
+      if (b.name == name) return true;
+    }
+    return false;
+  });
+}
+
+}  // namespace differential

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "program.hpp"
+
+/// \file
+/// Where bits are not promised to be equal, and what has to be refused; each with its reason.
+
+namespace differential {
+
+/// Why this program is not to be compared; empty: it is.
+std::string not_promised(program const& p);
+
+/// Must Chevron refuse this program, and with which words in its message? Empty: no.
+std::string must_refuse(program const& p);
+
+/// May this be said of this program? A message that is no fault.
+bool may_refuse(program const& p, std::string const& message);
+
+/// May a value cross a cut more than once? Then LibTorch adds its gradients in another order than in one graph, and the program
+/// is to be equal to the loop that cuts its graph where the stages are.
+bool crosses_twice(program const& p);
+
+}  // namespace differential

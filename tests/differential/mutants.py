@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Does the harness find faults? Takes mends back, or puts faults in, one at a time, in a copy of include/, builds chevron-differential
+against it, and runs that for up to five minutes. Run by hand:
+
+    tests/differential/mutants.py --build build            all of them (each is compiled anew: half a minute to some minutes)
+    tests/differential/mutants.py --build build eval       those whose name contains `eval`
+
+`--build` is a folder that CMake has configured: how the harness is compiled and linked is read from there. A mutant that is not
+found makes the exit code 1; one whose text is no longer in the headers is an error, too: then it is to be written anew.
+"""
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUN = "chevron/run/"
+
+# name, file, old text (a regular expression), new text, what only programs with this in their text can show (empty: any)
+MUTANTS = [
+    ("roots of W that nobody used", RUN + "split_backward.hpp",
+     r"if \(!weight_roots_\.empty\(\)\) \{.*?\n    \}\n    clear\(\);",
+     "if (!weight_roots_.empty()) engine().execute(weight_roots_, weight_gradients_, false, false, true);\n    clear();", ""),
+    ("strides that do not cross", RUN + "tensor_strides.hpp",
+     r"bool const own = value\.is_non_overlapping_and_dense\(\)[^;]*;", "bool const own = value.is_contiguous();", ""),
+    ("eval() undone by the trainer", RUN + "trainer.hpp",
+     r"if \(!made\) throw usage_error\(\"stage \"", "made.training(true);\n      if (!made) throw usage_error(\"stage \"", ""),
+    ("eval() undone by evaluation", RUN + "stage.hpp",
+     r"stages_\[s\]\.set_modes\(before_\[s\]\);", "stages_[s].training(true);", ""),
+    ("buffers of stage(module, callable)", RUN + "stage.hpp",
+     r"for \(auto const& item : module->named_buffers\(true\)\) buffers_[^;]*;", "", ""),
+    ("mode of stage(module, callable)", RUN + "stage.hpp",
+     r"parts_\.emplace_back\(\)\.mode = detail::mode_of\(std::move\(module\)\);", "parts_.emplace_back();", ""),
+    ("the last microbatch's weight", RUN + "micro_batch.hpp",
+     r"for \(part& p : parts_\) p\.weight = p\.counts / all;",
+     "for (part& p : parts_) p.weight = p.counts / all;\n    parts_.back().weight = parts_.front().weight;", ""),
+    ("recomputation changes buffers twice", RUN + "chunk.hpp",
+     r"for \(auto& \[buffer, value\] : before\) buffer\.copy_\(value\);", "", ""),
+    ("a step done over keeps buffers", RUN + "buffer_snapshot.hpp",
+     r"for \(auto& \[buffer, copy\] : buffers_\) buffer\.copy_\(copy\);", "", "pv="),
+    ("a step done over keeps the first step", RUN + "optimizer_snapshot.hpp",
+     r"if \(t\.defined\(\)\) t\.copy_\(kept\);", "static_cast<void>(kept);", "pv="),
+    ("clipping with half the factor", RUN + "optimizer_step.hpp",
+     r"options_\.clip_grad_norm / \(result\.grad_norm \+ 1e-6\)", "options_.clip_grad_norm / result.grad_norm", "clip="),
+    ("a part's draws from its stage's stream", RUN + "stage.hpp",
+     r"place\.part = static_cast<int>\(p\);", "place.part = 0;", ""),
+    ("accumulated microbatches numbered anew", RUN + "trainer.hpp",
+     r"batch_\.number_from\(passes_ \* batch_\.count\(\)\);", "batch_.number_from(0);", "acc="),
+    ("tied gradients added in the order of ranks", RUN + "tied.hpp",
+     r"return a\.stage < b\.stage; \}\);", "return a.stage > b.stage; });", "tie"),
+    ("replicas summed the other way round", RUN + "threads.hpp",
+     r"parts\[0\]\.add_\(parts\[r\]\.to\(parts\[0\]\.device\(\)\)\);", "parts[0].add_(parts[parts.size() - r].to(parts[0].device()));", "rep=3"),
+    ("autocast keeps casts", RUN + "autocast.hpp",
+     r"at::autocast::set_autocast_cache_enabled\(false\);", "at::autocast::set_autocast_cache_enabled(true);", "cast="),
+    ("replicas keep buffers of their own", RUN + "replica_buffers.hpp",
+     r"if \(where\.replicas == 1\) return;", "return;", "rep="),
+    ("half-precision gradients added in half", RUN + "gradients.hpp",
+     r"return p\.scalar_type\(\) == at::kHalf \|\| p\.scalar_type\(\) == at::kBFloat16; \}", "return p.scalar_type() == at::kHalf; }", "bf16"),
+]
+
+
+def commands(build):
+    """How each source of the harness is compiled, and how it is linked."""
+    listed = json.loads((build / "compile_commands.json").read_text())
+    each = {pathlib.Path(c["file"]).name: c for c in listed if "/tests/differential/" in c["file"]}
+    if not each:
+        sys.exit(f"{build} does not build chevron-differential")
+    return each
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these")
+    parser.add_argument("--build", type=pathlib.Path, help="a folder that CMake has configured with compile commands")
+    parser.add_argument("--make", help="instead: a command that builds $B/chevron-differential with headers from $INC")
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--skip", default="", help="programs that show a fault of the headers as they are: left out (a regular expression)")
+    parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
+    how = parser.parse_args()
+    missed = []
+    for name, file, old, new, only in MUTANTS:
+        if how.names and not any(n in name for n in how.names):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            shutil.copytree(how.include, place / "include")
+            header = place / "include" / file
+            text, count = re.subn(old, lambda _: new, header.read_text(), flags=re.DOTALL)
+            if count == 0:
+                print(f"{name}: {file} has no such text any more", flush=True)
+                missed.append(name)
+                continue
+            header.write_text(text)
+            program = build_against(place, how)
+            if program is None:
+                print(f"{name}: does not compile", flush=True)
+                missed.append(name)
+                continue
+            begin = time.time()
+            arguments = [program, "--minutes", str(how.minutes), "--seed", "1", "--findings", "1", "--shrink", "20", "--skip", how.skip]
+            ran = subprocess.run(arguments + (["--only", only] if only else []), capture_output=True, text=True)
+            if ran.returncode == 1:
+                lines = ran.stdout.splitlines()
+                first = next((l for l in lines if l.startswith("seed ") and " after " in l), "")
+                small = next((l for l in lines if l.startswith("  smallest")), "")
+                print(f"{name}: found after {time.time() - begin:.0f} s with shrinking\n  {first[:200]}\n{small}", flush=True)
+            else:
+                print(f"{name}: NOT FOUND in {how.minutes} minutes", flush=True)
+                missed.append(name)
+    return 1 if missed else 0
+
+
+def build_against(place, how):
+    """The program that sees the headers of `place`; None where it does not compile."""
+    out = place / "out"
+    out.mkdir()
+    if how.make:
+        run = subprocess.run(how.make, shell=True, env={**__import__("os").environ, "B": str(out), "INC": str(place / "include")},
+                             capture_output=True, text=True)
+        return str(out / "chevron-differential") if run.returncode == 0 else None
+    objects = []
+    for source, c in commands(how.build).items():
+        made = out / (source + ".o")
+        command = c["command"].replace(str(ROOT / "include"), str(place / "include"))
+        command = re.sub(r" -include \S+cmake_pch\S*", "", command)
+        command = re.sub(r" -o \S+", f" -o {made}", command)
+        if subprocess.run(command, shell=True, cwd=c["directory"], capture_output=True).returncode != 0:
+            return None
+        objects.append(str(made))
+    link = (how.build / "tests/CMakeFiles/chevron-differential.dir/link.txt")
+    if link.exists():
+        words = link.read_text()
+    else:  # Ninja keeps it to itself
+        words = subprocess.run(["ninja", "-t", "commands", "-s", "bin/chevron-differential"], cwd=how.build, capture_output=True, text=True).stdout
+    program = out / "chevron-differential"
+    words = re.sub(r"\S*chevron-differential\.dir/\S+\.o\b", "", words)
+    words = re.sub(r" -o \S+", f" {' '.join(objects)} -o {program}", words)
+    return str(program) if subprocess.run(words, shell=True, cwd=how.build, capture_output=True).returncode == 0 else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

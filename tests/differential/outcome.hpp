@@ -1,0 +1,50 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include "model.hpp"
+
+/// \file
+/// What a run leaves behind, by name: loss, norm, gradients, parameters, buffers, optimizer state, modes. Bytes only.
+
+namespace differential {
+
+struct value {
+  std::string shape;  ///< dtype and sizes
+  std::string bytes;
+  bool operator==(value const&) const = default;
+};
+
+/// Keys sort by step and by what is to be looked at first.
+class outcome {
+ public:
+  void put(std::string const& key, at::Tensor const& t);
+  void put(std::string const& key, double number);
+  void put(std::string const& key, std::string const& words);
+  void put_as(std::string const& key, value const& v) { values_[key] = v; }
+
+  std::map<std::string, value> const& values() const { return values_; }
+  void add(outcome const& other) { values_.insert(other.values_.begin(), other.values_.end()); }
+
+  void write(std::string const& file) const;
+  static outcome read(std::string const& file);
+
+ private:
+  std::map<std::string, value> values_;
+};
+
+/// The first difference in words; empty where there is none.
+std::string first_difference(outcome const& expected, outcome const& found);
+
+std::string key_of(int step, char const* what, int stage = -1, int replica = -1, std::string const& name = "");
+
+/// A stage's gradients, parameters, buffers, modes and optimizer state, after a step.
+void put_stage(outcome& out, program const& p, int step, int stage, int replica, std::vector<piece> const& pieces,
+               torch::optim::Optimizer* optimizer);
+
+}  // namespace differential

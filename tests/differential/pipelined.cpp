@@ -1,0 +1,351 @@
+#include "pipelined.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/plan/forward_part.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/run.hpp>
+#include <chevron/run/gloo.hpp>
+#include <chevron/run/host_streams.hpp>
+#include <chevron/run/stream_transport.hpp>
+#include <chevron/run/threads.hpp>
+#include <chevron/run/watch.hpp>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "data.hpp"
+#include "model.hpp"
+
+namespace differential {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+/// What all ranks share: computed once.
+struct job {
+  program const& p;
+  chevron::plan plan;
+  chevron::program steps, evaluation;
+
+  explicit job(program const& of)
+      : p(of), plan(chevron::catalogue::make_plan(of.schedule(), {.ranks = of.ranks(), .micro_batches = of.micro_batches()})) {
+    if (chevron::check(plan)) throw meaningless("no such plan");
+    steps = chevron::lower(plan);
+    evaluation = chevron::lower(chevron::forward_part(plan));
+  }
+};
+
+std::vector<chevron::parameter> parameters_of(piece const& module) {
+  std::vector<chevron::parameter> all;
+  for (auto const& item : module->named_parameters(true)) all.push_back({item.key(), item.value()});
+  return all;
+}
+
+/// The callable of a stage given with its module, where there is that constructor.
+template <class Callable>
+chevron::stage with_module(piece const& module, Callable call) {
+  if constexpr (std::is_constructible_v<chevron::stage, piece, Callable>) {
+    return chevron::stage(module, call);
+  } else {
+    return chevron::stage(call, parameters_of(module));
+  }
+}
+
+chevron::stage given_as(program const& p, int number, std::vector<piece> const& pieces) {
+  stage_text const& text = p.stages[static_cast<std::size_t>(number)];
+  std::string const form = text.form.name;
+  bool const again = text.form.has("rc");
+  chevron::stage made;
+  if (form == "parts") {
+    std::vector<chevron::stage> parts;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      parts.emplace_back(pieces[i]);
+      if (text.blocks[i].has("rc")) parts.back().recompute();
+    }
+    made = chevron::in_sequence(std::move(parts));
+  } else if (form == "seq") {
+    torch::nn::Sequential whole;
+    for (auto const& one : pieces[0]->blocks()) whole->push_back(one_tensorImpl(one));
+    if (text.form.has("eval")) whole->eval();
+    // push_back has made copies of holders only: the blocks and their modes are these.
+    made = whole;
+  } else if (form == "call") {
+    made = chevron::stage(
+        [inner = pieces[0]](std::span<at::Tensor const> values) {
+          return inner->run({values.begin(), values.end()});
+        },
+        parameters_of(pieces[0]));
+  } else if (form == "both") {
+    made = with_module(pieces[0], [inner = pieces[0]](std::span<at::Tensor const> values) {
+      return inner->run({values.begin(), values.end()});
+    });
+  } else {
+    made = pieces[0];
+  }
+  if (again) made.recompute();
+  for (auto const& [word, value] : tied_of(p, number, pieces)) {
+    for (chevron::parameter const& q : made.parameters()) {
+      if (!q.value.is_same(value)) continue;
+      made.tie(std::string(q.name), word);
+      break;
+    }
+  }
+  return made;
+}
+
+chevron::optimizer_factory optimizer_of(program const& p) {
+  std::string const kind = p.get("opt", "sgd");
+  if (kind == "adamw") return chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+  return chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.05).momentum(kind == "mom" ? 0.9 : 0));
+}
+
+chevron::trainer_options options_of(program const& p) {
+  chevron::trainer_options out;
+  out.clip_grad_norm = p.real("clip");
+  out.seed = p.seed();
+  if (p.has("lr")) out.learning_rate = [](long step) { return 0.02 / static_cast<double>(step + 1); };
+  if (p.has("bucket")) out.bucket_bytes = static_cast<std::size_t>(p.number("bucket"));
+  if (p.get("cast") == "bf16") out.autocast = at::kBFloat16;
+  if (p.has("weigh")) {
+    out.weigh = [](chevron::batch const& b) { return b.targets[0].select(1, 0).gt(0).sum().item<double>(); };
+  }
+  if (p.has("pv")) {
+    out.post_validation = true;
+    out.calm_steps = static_cast<int>(p.number("pv"));
+  }
+  out.overlap_pairs = p.has("overlap");
+  return out;
+}
+
+std::string generator_state() {
+  at::Generator g = at::detail::getDefaultCPUGenerator();
+  std::lock_guard const hold(g.mutex());
+  at::Tensor const s = g.get_state();
+  return {static_cast<char const*>(s.const_data_ptr()), s.nbytes()};
+}
+
+/// One rank, from its trainer to its last step.
+void train_on(chevron::transport& line, job const& j, outcome& out) {
+  program const& p = j.p;
+  std::map<int, std::vector<piece>> mine;
+  auto const build = [&](int s) {
+    mine[s] = build_stage(p, s);
+    return given_as(p, s, mine[s]);
+  };
+  chevron::trainer train(
+      j.steps, line, build,
+      [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); },
+      optimizer_of(p), options_of(p));
+  std::optional<chevron::evaluator> evaluate;
+  if (p.has("eval")) evaluate.emplace(j.evaluation, train);
+  int const replica = line.where().replica();
+  bool const reports = line.where().global_rank == 0;
+  auto const report = [&](chevron::step_report const& r) {
+    if (!reports || r.step < 0) return;
+    out.put(key_of(static_cast<int>(r.step), "0 loss"), r.loss);
+    out.put(key_of(static_cast<int>(r.step), "1 norm"), r.grad_norm);
+  };
+  std::string const generator = generator_state();
+  for (int step = 0; step < p.steps(); ++step) {
+    double const all = total_of(p, step, false);
+    double const said = p.replicas() == 1 && p.passes() == 1 && !p.has("all") ? 0 : all;
+    for (int pass = 0; pass < p.passes(); ++pass) {
+      feed const given = feed_of(p, step, pass, replica);
+      bool const last = pass + 1 == p.passes();
+      if (given.own_parts) {
+        std::vector<chevron::batch> parts;
+        for (samples const& one : given.parts) parts.push_back({{one.input}, {one.target}});
+        last ? report(train.step(parts, said)) : train.accumulate(parts, said);
+      } else {
+        chevron::batch const whole{{given.whole.input}, {given.whole.target}};
+        last ? report(train.step(whole, said)) : train.accumulate(whole, said);
+      }
+    }
+    bool const last = step + 1 == p.steps();
+    if (last) report(train.settle());
+    if (!p.has("pv") || last) {
+      for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, train.optimizer());
+      if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));
+    }
+    if (p.get("eval") == "each" || (p.has("eval") && last)) {
+      feed const given = feed_of(p, step, -1, replica);
+      double const loss = evaluate->loss(chevron::batch{{given.whole.input}, {given.whole.target}}, total_of(p, step, true));
+      if (reports) out.put("after evaluation, " + key_of(step, "0 loss"), loss);
+      outcome after;
+      for (auto const& [s, pieces] : mine) put_stage(after, p, step, s, replica, pieces, nullptr);
+      for (auto const& [key, v] : after.values()) {
+        bool const kept = key.find("4 buffer") != std::string::npos || key.find("6 modes") != std::string::npos;
+        if (kept) out.put_as("after evaluation, " + key, v);
+      }
+    }
+  }
+}
+
+std::string words_of(std::exception_ptr const& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (chevron::peer_lost const& e) {
+    return std::string("(lost) ") + e.what();
+  } catch (c10::Error const& e) {
+    return e.what_without_backtrace();
+  } catch (std::exception const& e) {
+    return e.what();
+  } catch (...) {
+    return "what is no exception";
+  }
+}
+
+/// Ranks in threads, each with a place, a store and a watch as a process has them. What the first that failed by itself said.
+std::string on_ranks(job const& j, outcome& out,
+                     std::function<void(chevron::layout const&, c10::intrusive_ptr<c10d::Store>,
+                                        std::shared_ptr<chevron::failure_watch>, outcome&)> const& rank) {
+  auto const store = c10::make_intrusive<c10d::HashStore>();
+  int const world = j.p.ranks() * j.p.replicas();
+  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world));
+  std::vector<outcome> each(static_cast<std::size_t>(world));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      at::set_num_threads(1);
+      auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
+      try {
+        rank({.pipeline_ranks = j.p.ranks(), .replicas = j.p.replicas(), .global_rank = r}, store, watch,
+             each[static_cast<std::size_t>(r)]);
+      } catch (std::exception const& e) {
+        thrown[static_cast<std::size_t>(r)] = std::current_exception();
+        watch->report({.rank = r, .step = 0, .action = "differential", .reason = e.what()});
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  for (auto const& one : each) out.add(one);
+  std::string lost;
+  for (auto const& t : thrown) {
+    if (!t) continue;
+    std::string const words = words_of(t);
+    if (!words.starts_with("(lost)")) return words;
+    if (lost.empty()) lost = words;
+  }
+  return lost;
+}
+
+constexpr milliseconds patience{20000};
+
+}  // namespace
+
+pipelined_run run_pipelined(program const& p) {
+  pipelined_run out;
+  job const j(p);
+  std::string const line = p.get("line", "threads");
+  if (line == "threads" || line == "rendezvous" || line == "delays") {
+    std::mutex mutex;
+    try {
+      chevron::run_threads({.pipeline_ranks = p.ranks(),
+                            .replicas = p.replicas(),
+                            .rendezvous = line != "threads",
+                            .longest_delay = std::chrono::microseconds(line == "delays" ? 300 : 0),
+                            .seed = p.seed(),
+                            .deadline = patience},
+                           [&](chevron::transport& rank) {
+                             outcome mine;
+                             train_on(rank, j, mine);
+                             std::lock_guard const hold(mutex);
+                             out.what.add(mine);
+                           });
+    } catch (...) {
+      out.thrown = words_of(std::current_exception());
+    }
+    return out;
+  }
+  if (line == "gloo" || line == "far") {
+    out.thrown = on_ranks(j, out.what, [&](auto const& where, auto store, auto watch, outcome& mine) {
+      chevron::gloo_transport link(where, store, watch, {.join = patience, .shared_memory = line == "gloo"});
+      link.deadline(patience);
+      train_on(link, j, mine);
+      link.close();
+    });
+    return out;
+  }
+  if (line == "streams") {
+    out.thrown = on_ranks(j, out.what, [&](auto const& where, auto store, auto watch, outcome& mine) {
+      chevron::stream_transport<chevron::host_streams> link(where, store, watch, patience);
+      link.deadline(patience);
+      train_on(link, j, mine);
+      link.close();
+    });
+    return out;
+  }
+  throw meaningless("line=" + line);
+}
+
+pipelined_run run_forked(program const& p, std::string const& folder) {
+  int const world = p.ranks() * p.replicas();
+  std::fflush(nullptr);
+  pid_t const parent = ::fork();
+  if (parent == 0) {
+    int rank = -1;
+    try {
+      chevron::launched const here = chevron::launch({.nproc = world, .join = patience});
+      rank = here.rank;
+      at::set_num_threads(1);
+      job const j(p);
+      outcome mine;
+      {
+        chevron::gloo_transport link(here.place(p.ranks(), p.replicas()), here);
+        link.deadline(patience);
+        train_on(link, j, mine);
+        link.close();
+      }
+      mine.write(folder + "/" + std::to_string(rank));
+    } catch (...) {
+      std::ofstream(folder + "/thrown." + std::to_string(rank)) << words_of(std::current_exception());
+      std::fflush(nullptr);
+      ::_exit(9);
+    }
+    std::fflush(nullptr);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(parent, &status, 0);
+  pipelined_run out;
+  for (int r = -1; r < world; ++r) {
+    std::string const name = folder + "/" + std::to_string(r);
+    if (std::filesystem::exists(name)) out.what.add(outcome::read(name));
+    std::ifstream thrown(folder + "/thrown." + std::to_string(r));
+    if (!thrown) continue;
+    std::string const words((std::istreambuf_iterator<char>(thrown)), {});
+    if (out.thrown.empty() || out.thrown.starts_with("(lost)")) out.thrown = words;
+  }
+  if (out.thrown.empty() && status != 0)
+    out.thrown =
+        WIFEXITED(status) ? "ranks ended with exit code " + std::to_string(WEXITSTATUS(status)) : "the launcher was killed";
+  return out;
+}
+
+}  // namespace differential

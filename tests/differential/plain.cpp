@@ -1,0 +1,356 @@
+#include "plain.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <chevron/run/random.hpp>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "data.hpp"
+#include "model.hpp"
+#include "plans.hpp"
+
+namespace differential {
+
+namespace {
+
+/// The global norm is made of one number for each parameter, in double: eight running sums over its memory, added in pairs.
+double squares_of(at::Tensor const& g) {
+  if (g.is_complex()) return at::sum(at::square(at::view_as_real(g).to(at::kDouble))).item<double>();
+  at::Tensor const wide = (g.is_non_overlapping_and_dense() ? g.as_strided({g.numel()}, {1}) : g.reshape({-1})).to(at::kDouble);
+  double const* const x = wide.const_data_ptr<double>();
+  double sums[8] = {};
+  for (std::int64_t i = 0; i < wide.numel(); ++i) {
+    // A last group of fewer than eight goes to the first sums.
+    sums[i % 8] += x[i] * x[i];
+  }
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+struct trained_parameter {
+  int stage = 0;
+  std::string tie;
+  at::Tensor value;
+  at::Tensor sum;  // of this step's gradients; in single precision where the parameter is in half
+};
+
+/// One replica's model.
+struct replica_model {
+  std::vector<std::vector<piece>> stages;
+  std::vector<trained_parameter> trained;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+};
+
+class loop {
+ public:
+  loop(program const& p, graph how) : p_(p), how_(how), facts_(facts_of(p.schedule(), p.ranks(), p.micro_batches())) {
+    if (facts_.stages != static_cast<int>(p.stages.size())) throw meaningless("the plan has another number of stages");
+    for (int r = 0; r < p.replicas(); ++r) build();
+  }
+
+  outcome run() {
+    outcome out;
+    // With post-validation what is between two steps may yet change: only reports are to be compared, and the end.
+    bool const later = p_.has("pv");
+    for (int step = 0; step < p_.steps(); ++step) {
+      train(step, out);
+      share_buffers();
+      bool const last = step + 1 == p_.steps();
+      if (!later || last) look(step, out);
+      if (p_.get("eval") == "each" || (p_.has("eval") && last)) {
+        evaluate(step, out);
+        for (int r = 0; r < p_.replicas(); ++r) {
+          for (std::size_t s = 0; s < p_.stages.size(); ++s) put_after_evaluation(out, step, r, s);
+        }
+      }
+    }
+    return out;
+  }
+
+ private:
+  void build() {
+    replica_model& made = replicas_.emplace_back();
+    std::map<std::string, at::Tensor> first_of;
+    std::vector<at::Tensor> all;
+    for (int s = 0; s < facts_.stages; ++s) {
+      made.stages.push_back(build_stage(p_, s));
+      auto const ties = tied_of(p_, s, made.stages.back());
+      for (auto const& [word, value] : ties) {
+        if (first_of.contains(word)) {
+          at::NoGradGuard const off;
+          at::Tensor(value).copy_(first_of.at(word));
+        } else {
+          first_of[word] = value;
+        }
+      }
+      for (piece const& each : made.stages.back()) {
+        for (at::Tensor const& q : each->parameters()) {
+          if (!q.requires_grad()) continue;
+          trained_parameter t{s, "", q, {}};
+          for (auto const& [word, value] : ties) {
+            if (value.is_same(q)) t.tie = word;
+          }
+          made.trained.push_back(t);
+          all.push_back(q);
+        }
+      }
+    }
+    if (all.empty()) throw meaningless("nothing to train");
+    std::string const kind = p_.get("opt", "sgd");
+    if (kind == "adamw") {
+      made.optimizer = std::make_unique<torch::optim::AdamW>(all, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+    } else {
+      made.optimizer = std::make_unique<torch::optim::SGD>(all, torch::optim::SGDOptions(0.05).momentum(kind == "mom" ? 0.9 : 0));
+    }
+  }
+
+  struct place {
+    int step, replica, micro_batch;
+  };
+
+  /// Runs stages [first, last) on a microbatch. Dropout draws where Chevron says it does: this is the one thing that the plain
+  /// loop takes from Chevron, since nobody else could draw the same.
+  void forward(replica_model& m, int first, int last, tensors& values, std::optional<place> at) {
+    for (int s = first; s < last; ++s) {
+      for (std::size_t part = 0; part < m.stages[static_cast<std::size_t>(s)].size(); ++part) {
+        std::optional<chevron::random_scope> scope;
+        if (at) {
+          scope.emplace(chevron::random_place{.seed = p_.seed(),
+                                              .step = at->step,
+                                              .replica = at->replica,
+                                              .stage = s,
+                                              .micro_batch = at->micro_batch,
+                                              .part = static_cast<int>(part)});
+        }
+        values = m.stages[static_cast<std::size_t>(s)][part]->run(std::move(values));
+      }
+    }
+  }
+
+  /// Autocast as a user would switch it on, without keeping casts of weights from one use to the next.
+  struct casting {
+    bool on;
+    explicit casting(program const& p) : on(p.get("cast") == "bf16") {
+      if (!on) return;
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+      at::autocast::set_autocast_cache_enabled(false);
+    }
+    ~casting() {
+      if (!on) return;
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::set_autocast_cache_enabled(true);
+    }
+    casting(casting const&) = delete;
+    casting& operator=(casting const&) = delete;
+  };
+
+  /// The loss of a microbatch, its gradients in `.grad`. A microbatch is a view of its batch: matrix products round by where in
+  /// memory their operands begin.
+  double learn(replica_model& m, samples const& part, double weight, place at) {
+    for (trained_parameter const& t : m.trained) t.value.mutable_grad().reset();
+    if (how_ == graph::whole) {
+      at::Tensor loss;
+      {
+        casting const cast(p_);
+        tensors values{part.input};
+        forward(m, 0, facts_.stages, values, at);
+        loss = loss_of(p_, values, part.target);
+      }
+      (loss * weight).backward();
+      return loss.item<double>();
+    }
+    std::vector<tensors> given(static_cast<std::size_t>(facts_.stages)), taken = given;
+    at::Tensor loss;
+    tensors values{part.input};
+    {
+      casting const cast(p_);
+      for (int s = 0; s < facts_.stages; ++s) {
+        taken[static_cast<std::size_t>(s)] = values;
+        tensors own;
+        // Not the leaf itself, so that a stage may change its input.
+        for (at::Tensor const& v : values) own.push_back(v.defined() && v.requires_grad() ? v.view_as(v) : v);
+        forward(m, s, s + 1, own, at);
+        given[static_cast<std::size_t>(s)] = own;
+        values.clear();
+        for (at::Tensor const& v : own) {
+          values.push_back(v.defined() ? v.detach() : v);
+          if (v.defined() && (v.is_floating_point() || v.is_complex())) values.back().requires_grad_(true);
+        }
+      }
+      loss = loss_of(p_, given.back(), part.target);
+    }
+    tensors roots{loss * weight}, gradients{at::Tensor()};
+    for (int s = facts_.stages; s-- > 0;) {
+      if (!roots.empty()) torch::autograd::backward(roots, gradients);
+      roots.clear();
+      gradients.clear();
+      if (s == 0) break;
+      tensors const &from = given[static_cast<std::size_t>(s - 1)], &leaves = taken[static_cast<std::size_t>(s)];
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        if (!from[i].defined() || !from[i].requires_grad()) continue;
+        roots.push_back(from[i]);
+        gradients.push_back(leaves[i].grad().defined() ? leaves[i].grad() : at::zeros_like(leaves[i]));
+      }
+    }
+    return loss.item<double>();
+  }
+
+  void train(int step, outcome& out) {
+    double const all = total_of(p_, step, false);
+    if (!(all > 0)) throw meaningless("a step counts nothing");
+    double step_loss = 0;
+    for (int r = 0; r < p_.replicas(); ++r) {
+      replica_model& m = replicas_[static_cast<std::size_t>(r)];
+      for (trained_parameter& t : m.trained) {
+        bool const half = t.value.scalar_type() == at::kBFloat16;
+        t.sum = at::zeros_like(t.value, t.value.options().dtype(half ? at::kFloat : t.value.scalar_type()));
+        t.sum.requires_grad_(false);
+      }
+      std::vector<double> losses(static_cast<std::size_t>(p_.micro_batches()));
+      for (int pass = 0; pass < p_.passes(); ++pass) learn_pass(m, r, step, pass, all, losses);
+      for (double const each : losses) step_loss += each;
+    }
+    auto& first = replicas_[0].trained;
+    // Over replicas in their order, then tied parameters in the order of stages.
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      for (std::size_t r = 1; r < replicas_.size(); ++r) first[i].sum += replicas_[r].trained[i].sum;
+    }
+    std::map<std::string, at::Tensor> tied;
+    double squares = 0;
+    for (trained_parameter& t : first) {
+      if (t.tie.empty()) continue;
+      if (tied.contains(t.tie)) {
+        tied[t.tie] += t.sum;
+      } else {
+        tied[t.tie] = t.sum.clone();
+      }
+    }
+    std::map<std::string, bool> counted;
+    for (trained_parameter& t : first) {
+      if (!t.tie.empty()) t.sum = tied.at(t.tie).clone();
+      if (t.tie.empty() || !std::exchange(counted[t.tie], true)) squares += squares_of(t.sum);
+    }
+    double const norm = std::sqrt(squares);
+    if (!std::isfinite(norm) || !std::isfinite(step_loss)) throw meaningless("not finite");
+    out.put(key_of(step, "0 loss"), step_loss);
+    out.put(key_of(step, "1 norm"), norm);
+    double const most = p_.real("clip");
+    for (replica_model& m : replicas_) {
+      for (std::size_t i = 0; i < first.size(); ++i) {
+        at::Tensor g = first[i].sum.clone();
+        if (most > 0 && norm > most) g.mul_(most / (norm + 1e-6));
+        m.trained[i].value.mutable_grad() = g.to(m.trained[i].value.scalar_type());
+      }
+      if (p_.has("lr")) {
+        for (auto& group : m.optimizer->param_groups()) group.options().set_lr(0.02 / (step + 1));
+      }
+      m.optimizer->step();
+    }
+  }
+
+  void learn_pass(replica_model& m, int replica, int step, int pass, double all, std::vector<double>& losses) {
+    feed const given = feed_of(p_, step, pass, replica);
+    int const count = p_.micro_batches();
+    // By microbatch and parameter; added up in the order in which the schedule has each stage's backwards.
+    std::vector<std::vector<at::Tensor>> each(static_cast<std::size_t>(count));
+    for (int b = 0; b < count; ++b) {
+      samples const& part = given.parts[static_cast<std::size_t>(b)];
+      double const weight = counts_of(p_, part) / all;
+      double const loss = learn(m, part, weight, {step, replica, pass * count + b});
+      bool const counts = weight != 0;
+      if (counts) losses[static_cast<std::size_t>(b)] += loss * weight;
+      for (trained_parameter const& t : m.trained)
+        each[static_cast<std::size_t>(b)].push_back(counts ? t.value.grad() : at::Tensor());
+    }
+    for (std::size_t i = 0; i < m.trained.size(); ++i) {
+      trained_parameter& t = m.trained[i];
+      for (int const b : facts_.additions[static_cast<std::size_t>(t.stage)]) {
+        at::Tensor const& g = each[static_cast<std::size_t>(b)][i];
+        if (g.defined()) t.sum += g.to(t.sum.scalar_type());
+      }
+    }
+  }
+
+  /// Between two steps all replicas have the buffers of the first one.
+  void share_buffers() {
+    at::NoGradGuard const off;
+    for (std::size_t r = 1; r < replicas_.size(); ++r) {
+      for (std::size_t s = 0; s < replicas_[r].stages.size(); ++s) {
+        for (std::size_t i = 0; i < replicas_[r].stages[s].size(); ++i) {
+          auto from = replicas_[0].stages[s][i]->buffers(), to = replicas_[r].stages[s][i]->buffers();
+          for (std::size_t b = 0; b < to.size(); ++b) {
+            if (to[b].defined()) to[b].copy_(from[b]);
+          }
+        }
+      }
+    }
+  }
+
+  void look(int step, outcome& out) {
+    for (int r = 0; r < p_.replicas(); ++r) {
+      replica_model& m = replicas_[static_cast<std::size_t>(r)];
+      for (int s = 0; s < facts_.stages; ++s)
+        put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], m.optimizer.get());
+    }
+    out.put(key_of(step, "7 generator"), std::string("as it was"));
+  }
+
+  void put_after_evaluation(outcome& out, int step, int r, std::size_t s) {
+    outcome all;
+    put_stage(all, p_, step, static_cast<int>(s), r, replicas_[static_cast<std::size_t>(r)].stages[s], nullptr);
+    for (auto const& [key, v] : all.values()) {
+      bool const kept = key.find("4 buffer") != std::string::npos || key.find("6 modes") != std::string::npos;
+      if (kept) out.put_as("after evaluation, " + key, v);
+    }
+  }
+
+  void evaluate(int step, outcome& out) {
+    double const all = total_of(p_, step, true);
+    if (!(all > 0)) throw meaningless("an evaluation counts nothing");
+    double sum = 0;
+    for (int r = 0; r < p_.replicas(); ++r) {
+      replica_model& m = replicas_[static_cast<std::size_t>(r)];
+      std::vector<std::pair<torch::nn::Module*, bool>> modes;
+      for (auto const& s : m.stages) {
+        for (piece const& each : s) {
+          for (auto const& module : each->modules(true)) modes.emplace_back(module.get(), module->is_training());
+          each->eval();
+        }
+      }
+      double mine = 0;
+      {
+        at::NoGradGuard const off;
+        casting const cast(p_);
+        for (samples const& part : feed_of(p_, step, -1, r).parts) {
+          tensors values{part.input};
+          forward(m, 0, facts_.stages, values, std::nullopt);
+          double const weight = counts_of(p_, part) / all;
+          if (weight != 0) mine += loss_of(p_, values, part.target).item<double>() * weight;
+        }
+      }
+      sum += mine;
+      // train() goes down to children, which come after their parents here.
+      for (auto const& [module, trains] : modes) module->train(trains);
+    }
+    out.put("after evaluation, " + key_of(step, "0 loss"), sum);
+  }
+
+  program const& p_;
+  graph how_;
+  plan_facts facts_;
+  std::vector<replica_model> replicas_;
+};
+
+}  // namespace
+
+outcome run_plain(program const& p, graph how) { return loop(p, how).run(); }
+
+}  // namespace differential

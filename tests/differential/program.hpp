@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+/// \file
+/// A training program as text: what is drawn from a seed, run in two ways, made smaller, and printed.
+///
+///     seed=5 steps=3 plan=ZB-H1,2,4 line=threads in=seq:3:6 n=9 opt=adamw clip=0.05 :: mod lin:8 lstm:8:1 | call+rc lin:4
+///     bn+eval
+///
+/// Before `::` stand options, after it stages, each with its form and its blocks. An option that is not there has its default.
+
+namespace differential {
+
+/// A program that means nothing: blocks that do not fit each other, a plan that does not exist.
+struct meaningless : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// `conv1:8:3+frozen`: a name, numbers, flags.
+struct block {
+  std::string name;
+  std::vector<int> numbers = {};
+  std::set<std::string> flags = {};
+
+  int number(std::size_t i, int otherwise) const { return i < numbers.size() ? numbers[i] : otherwise; }
+  bool has(std::string const& flag) const { return flags.contains(flag); }
+};
+
+/// How a stage is given: `mod` (one module), `seq` (a Sequential), `call` (a callable with parameters), `both` (a module and a
+/// callable), `parts` (in_sequence, a part for each block).
+struct stage_text {
+  block form;
+  std::vector<block> blocks;
+};
+
+struct program {
+  std::map<std::string, std::string> options;
+  std::vector<stage_text> stages;
+
+  bool has(std::string const& key) const { return options.contains(key); }
+  std::string get(std::string const& key, std::string const& otherwise = "") const;
+  long number(std::string const& key, long otherwise = 0) const;
+  double real(std::string const& key, double otherwise = 0) const;
+  std::uint64_t seed() const { return static_cast<std::uint64_t>(number("seed", 1)); }
+  int steps() const { return static_cast<int>(number("steps", 2)); }
+  int replicas() const { return static_cast<int>(number("rep", 1)); }
+  int passes() const { return static_cast<int>(number("acc", 1)); }
+
+  std::string schedule() const;  ///< of `plan=name,P,M`
+  int ranks() const;
+  int micro_batches() const;
+};
+
+/// Has this block parameters?
+bool learns(block const& b);
+
+std::string text_of(block const& b);
+std::string text_of(program const& p);
+/// \throws meaningless
+program program_of(std::string const& text);
+
+std::vector<std::string> split(std::string const& text, char at);
+
+/// Numbers that are the same on every machine.
+class dice {
+ public:
+  explicit dice(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t next();
+  int below(int count) { return static_cast<int>(next() % static_cast<std::uint64_t>(count)); }
+  int between(int least, int most) { return least + below(most - least + 1); }
+  bool one_in(int count) { return below(count) == 0; }
+  double real() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  template <class Item>
+  Item const& of(std::vector<Item> const& items) {
+    return items[static_cast<std::size_t>(below(static_cast<int>(items.size())))];
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+}  // namespace differential
