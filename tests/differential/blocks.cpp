@@ -108,7 +108,7 @@ struct penalty : block_module {
   explicit penalty(int width) { inner = register_module("m", nn::Linear(width, width)); }
   void run(tensors& v) override {
     at::AutoGradMode const on(true);
-    at::Tensor const x = v[0].requires_grad() ? v[0] : v[0].detach().clone().requires_grad_(true);
+    at::Tensor const x = v[0].requires_grad() ? v[0] : v[0].detach().requires_grad_(true);
     at::Tensor y = inner(x).tanh();
     at::Tensor const g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
     v[0] = y + g.square() * 0.1;

@@ -68,11 +68,6 @@ std::string not_promised(program const& p) {
   // Nobody tells a callable alone what is evaluation, nor knows its buffers: what LibTorch itself keeps in them is refused.
   if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))
     return "a callable without its module that keeps buffers of its own";
-  // LibTorch 2.11 dereferences null where a GroupNorm in channels_last is asked for its weights' gradients alone, as W does.
-  bool const channels_last =
-      p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
-  if (channels_last && any_block(p, [](auto const&, block const& b) { return b.name == "gn"; }))
-    return "GroupNorm in channels_last";
   // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
   if (crosses_twice(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
     return "a value that crosses the cut between two parts more than once";

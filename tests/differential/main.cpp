@@ -120,6 +120,8 @@ int main(int argc, char** argv) {
   app.add_option("--shrink", shrink_seconds, "seconds to make a finding smaller; 0: not at all");
   app.add_option("--findings", most, "stop after so many findings");
   CLI11_PARSE(app, argc, argv);
+  // LibTorch's recorder of collective operations is one for the process, and groups of several threads crash in it.
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   ::setvbuf(stdout, nullptr, _IOLBF, 0);
 
   if (!*given_seed) seed = std::random_device{}();
