@@ -142,8 +142,7 @@ TEST_CASE("a layout must use every process") {
   CHECK(job.place(2, 2).replica() == 1);
   CHECK(job.place(4).pipeline_rank() == 3);
   CHECK_THROWS_WITH_AS(job.place(3),
-                       "3 pipeline ranks × 1 replicas need 3 processes, but there are 4 (launcher: ). Remedy: make --ranks × "
-                       "--replicas equal to the number of processes",
+                       "3 pipeline ranks × 1 replicas need 3 processes, but there are 4 (launcher: ). Remedy: as many processes as pipeline ranks × replicas",
                        usage_error);
   CHECK_THROWS_AS(job.place(0, 0), usage_error);
 }

@@ -61,7 +61,7 @@ struct launched {
       throw usage_error(std::to_string(pipeline_ranks) + " pipeline ranks × " + std::to_string(replicas) + " replicas need " +
                         std::to_string(static_cast<long>(pipeline_ranks) * replicas) + " processes, but there " +
                         (world == 1 ? "is 1" : "are " + std::to_string(world)) + " (launcher: " + launcher +
-                        "). Remedy: make --ranks × --replicas equal to the number of processes");
+                        "). Remedy: as many processes as pipeline ranks × replicas");
     }
     return {.pipeline_ranks = pipeline_ranks, .replicas = replicas, .global_rank = rank};
   }
