@@ -1,6 +1,8 @@
 // timeout: 90
+#include "run/near_ranks.hpp"
 #include "run/trained.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -318,6 +320,40 @@ TEST_CASE("what is no scaling is refused before the first step, and ranks that s
   CHECK_THROWS_WITH_AS(build_with({}, {.growth_interval = 100}), doctest::Contains("loss scaling: from 65536 between 1 and 16777216, times 2 after 100 steps"),
                        chevron::preflight_error);
   build_with({.initial = 4}, {.initial = 4});
+}
+
+TEST_CASE("complex parameters train on several replicas: threads, Gloo and shared memory give the same bits") {
+  auto const program = chevron::lower(plan_of("ZB-H1", 2, 2));
+  struct complex_layer : torch::nn::Module {
+    complex_layer() {
+      weight = register_parameter("weight", at::complex(at::randn({width, width}), at::randn({width, width})));
+    }
+    at::Tensor forward(at::Tensor x) { return at::real(x.to(at::kComplexFloat).matmul(weight)).tanh(); }
+    at::Tensor weight;
+  };
+  auto const train_on = [&](transport& line) {
+    auto const build = [](int s) -> chevron::stage {
+      at::manual_seed(70 + s);
+      return std::make_shared<complex_layer>();
+    };
+    chevron::trainer train(program, line, build, mean_square, sgd);
+    auto const data = make_batch(4, 9 + line.where().replica());
+    double norm = 0;
+    for (int step = 0; step < 3; ++step) norm = train.step({data.input}, {data.target}).grad_norm;
+    return norm;
+  };
+  std::array<double, 4> by_threads{};
+  chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& line) {
+    by_threads[static_cast<std::size_t>(line.where().global_rank)] = train_on(line);
+  });
+  CHECK(by_threads[0] > 0);
+  for (bool const shared : {false, true}) {
+    std::array<double, 4> norms{};
+    near_ranks::check_all_well(near_ranks::on_ranks(2, 2, [=](int) { return shared; }, [&](chevron::gloo_transport& line) {
+      norms[static_cast<std::size_t>(line.where().global_rank)] = train_on(line);
+    }));
+    CHECK(norms == by_threads);
+  }
 }
 
 TEST_CASE("learning rates go up, and down again") {

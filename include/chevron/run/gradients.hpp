@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -54,9 +55,11 @@ class stage_gradients {
     }
     for (flat& f : flats_) {
       f.memory = at::zeros({f.elements}, f.options);
-      auto const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes / f.memory.element_size()));
-      for (std::int64_t at = 0; at < f.elements; at += most)
-        buckets_.push_back(f.memory.narrow(0, at, std::min(most, f.elements - at)));
+      // Neither Gloo nor NCCL sums complex numbers.
+      at::Tensor const numbers = f.memory.is_complex() ? at::view_as_real(f.memory).flatten() : f.memory;
+      auto const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes / numbers.element_size()));
+      for (std::int64_t at = 0; at < numbers.numel(); at += most)
+        buckets_.push_back(numbers.narrow(0, at, std::min(most, numbers.numel() - at)));
     }
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       views_.push_back(
