@@ -75,7 +75,7 @@ judgement judge(program const& p, std::string const& folder, std::function<void(
   std::string const difference = first_difference(expected, by_chevron.what);
   if (difference.empty()) return {verdict::equal, ""};
   try {
-    if (crosses_twice(p) && first_difference(run_plain(p, graph::cut), by_chevron.what).empty())
+    if (rounds_as_cut(p) && first_difference(run_plain(p, graph::cut), by_chevron.what).empty())
       return {verdict::as_cut, difference};
   } catch (std::exception const&) {
     // It cannot be cut so: then that is no excuse.

@@ -53,6 +53,28 @@ bool changes_before_all_parameters(program const& p) {
   return false;
 }
 
+/// Is a view that has crossed a cut changed in place? In one graph autograd notes that at what it is a view of, and hands its
+/// gradient on as that lies in memory.
+bool changes_a_view_behind_its_cut(program const& p) {
+  bool view = false, crossed = false;
+  for (stage_text const& s : p.stages) {
+    crossed = view;
+    for (block const& b : s.blocks) {
+      if (in_place(b) && crossed) return true;
+      if (s.form.name == "parts") crossed = crossed || view;
+      bool const keeps = in_place(b) || b.name == "drop" || b.name == "del" || b.name == "int" || b.name == "bool" ||
+                         b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl";
+      bool makes = false;
+      for (char const* name :
+           {"tr", "last", "flat", "half", "split", "rep", "gaps", "cols", "viewt", "img", "mha", "enc", "lstm", "gru"})
+        makes = makes || b.name == name;
+      if (!keeps) crossed = false;
+      view = makes || (keeps && view);
+    }
+  }
+  return false;
+}
+
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
 
 }  // namespace
@@ -69,7 +91,7 @@ std::string not_promised(program const& p) {
   if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))
     return "a callable without its module that keeps buffers of its own";
   // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
-  if (crosses_twice(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
+  if (rounds_as_cut(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
     return "a value that crosses the cut between two parts more than once";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
@@ -95,10 +117,11 @@ bool may_refuse(program const& p, std::string const& message) {
   if (by_callable("drops units in evaluation", [](block const& b) { return b.name == "drop" || b.name == "enc"; })) return true;
   // What comes into a stage is followed by autograd, also where nothing before it is trained, and an output that nobody uses has
   // a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
-  return message.find("inplace") != std::string::npos && (changes_before_all_parameters(p) || (changes && crosses_twice(p)));
+  return message.find("inplace") != std::string::npos && (changes_before_all_parameters(p) || (changes && rounds_as_cut(p)));
 }
 
-bool crosses_twice(program const& p) {
+bool rounds_as_cut(program const& p) {
+  if (changes_a_view_behind_its_cut(p)) return true;
   return any_block(p, [](auto const&, block const& b) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "max", "empty", "expd", "cx", "dbl", "split"}) {
       if (b.name == name) return true;

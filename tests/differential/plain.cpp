@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
@@ -40,6 +43,21 @@ struct trained_parameter {
   at::Tensor value;
   at::Tensor sum;  // of this step's gradients; in single precision where the parameter is in half
 };
+
+/// Where the graph of a stage begins: takes the gradients of what came in, as they lie.
+struct arrivals final : torch::autograd::Node {
+  tensors came;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    came = std::move(gradients);
+    return {};
+  }
+};
+/// Where the graph of a stage ends: an output that has a gradient.
+struct ending {
+  torch::autograd::Edge from;  // invalid: it needs none
+  at::Tensor value;
+};
+bool differentiable(at::Tensor const& t) { return t.is_floating_point() || t.is_complex(); }
 
 /// One replica's model.
 struct replica_model {
@@ -167,38 +185,42 @@ class loop {
       (loss * weight).backward();
       return loss.item<double>();
     }
-    std::vector<tensors> given(static_cast<std::size_t>(facts_.stages)), taken = given;
+    std::vector<std::vector<ending>> given(static_cast<std::size_t>(facts_.stages));
+    std::vector<std::shared_ptr<arrivals>> taken;
     at::Tensor loss;
     tensors values{part.input};
     {
       casting const cast(p_);
       for (int s = 0; s < facts_.stages; ++s) {
-        taken[static_cast<std::size_t>(s)] = values;
-        tensors own;
-        // Not the leaf itself, so that a stage may change its input.
-        for (at::Tensor const& v : values) own.push_back(v.defined() && v.requires_grad() ? v.view_as(v) : v);
-        forward(m, s, s + 1, own, at);
-        given[static_cast<std::size_t>(s)] = own;
-        values.clear();
-        for (at::Tensor const& v : own) {
-          values.push_back(v.defined() ? v.detach() : v);
-          if (v.defined() && (v.is_floating_point() || v.is_complex())) values.back().requires_grad_(true);
+        auto const here = taken.emplace_back(std::make_shared<arrivals>());
+        for (at::Tensor& v : values) {
+          if (!v.defined()) continue;
+          v = v.detach();
+          if (s > 0 && differentiable(v)) torch::autograd::create_gradient_edge(v, here);
+        }
+        here->came.resize(here->num_inputs());
+        forward(m, s, s + 1, values, at);
+        // Noted now: the next stage may change these in place.
+        for (at::Tensor const& v : values) {
+          if (v.defined() && differentiable(v))
+            given[static_cast<std::size_t>(s)].push_back(
+                {v.requires_grad() ? torch::autograd::impl::gradient_edge(v) : torch::autograd::Edge(), v.detach()});
         }
       }
-      loss = loss_of(p_, given.back(), part.target);
+      loss = loss_of(p_, values, part.target);
     }
-    tensors roots{loss * weight}, gradients{at::Tensor()};
-    for (int s = facts_.stages; s-- > 0;) {
-      if (!roots.empty()) torch::autograd::backward(roots, gradients);
-      roots.clear();
-      gradients.clear();
-      if (s == 0) break;
-      tensors const &from = given[static_cast<std::size_t>(s - 1)], &leaves = taken[static_cast<std::size_t>(s)];
-      for (std::size_t i = 0; i < from.size(); ++i) {
-        if (!from[i].defined() || !from[i].requires_grad()) continue;
-        roots.push_back(from[i]);
-        gradients.push_back(leaves[i].grad().defined() ? leaves[i].grad() : at::zeros_like(leaves[i]));
+    (loss * weight).backward();
+    for (int s = facts_.stages; --s > 0;) {
+      torch::autograd::edge_list roots;
+      tensors gradients;
+      std::size_t next = 0;
+      for (ending const& of : given[static_cast<std::size_t>(s - 1)]) {
+        at::Tensor const& g = taken[static_cast<std::size_t>(s)]->came[next++];
+        if (!of.from.is_valid()) continue;
+        roots.push_back(of.from);
+        gradients.push_back(g.defined() ? g : at::zeros_like(of.value));
       }
+      if (!roots.empty()) torch::autograd::Engine::get_default_engine().execute(roots, gradients, false, false, true);
     }
     return loss.item<double>();
   }
