@@ -75,6 +75,27 @@ bool changes_a_view_behind_its_cut(program const& p) {
   return false;
 }
 
+/// Does the first tensor cross a cut in memory that it does not begin? In threads it stays there; elsewhere it arrives in memory
+/// of its own, and matrix products round by where their operands begin.
+bool crosses_with_an_offset(program const& p) {
+  bool offset = true;  // a microbatch is a view of its batch
+  for (std::size_t s = 0; s + 1 < p.stages.size(); ++s) {
+    for (block const& b : p.stages[s].blocks) {
+      bool keeps = in_place(b);
+      for (char const* name : {"tr",   "half", "flat", "cl",  "cont", "rep",   "drop",  "del",   "int", "bool",  "undef", "empty",
+                               "expd", "cx",   "dbl",  "det", "push", "pushc", "pushv", "pushn", "max", "split", "pop"}) {
+        keeps = keeps || b.name == name;
+      }
+      if (b.name == "last" || b.name == "pushn" || b.name == "split")
+        offset = true;
+      else if (!keeps)
+        offset = false;
+    }
+    if (offset) return true;
+  }
+  return false;
+}
+
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
 
 }  // namespace
@@ -93,6 +114,8 @@ std::string not_promised(program const& p) {
   // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
   if (rounds_as_cut(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
     return "a value that crosses the cut between two parts more than once";
+  bool const in_threads = p.get("line", "threads") == "threads" || p.get("line") == "rendezvous" || p.get("line") == "delays";
+  if (!in_threads && crosses_with_an_offset(p)) return "a view that does not begin its memory crosses to another process";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
   return "";
