@@ -112,7 +112,7 @@ class executor {
     clock_.begin_step();
     memory_.begin_step();
     line_->begin_step(step);
-    launching_ = captured_ && captured_->prepare(batch, [&](instruction const& i, auto const& work) { guarded(i, step, work); });
+    launching_ = captured_ && captured_->prepare(batch, [&](instruction const& i, auto const& work) { naming(i, step, nullptr, work); });
     int const length = program_.length(rank_);
     int next = 0;
     if (verdict) {
@@ -189,8 +189,15 @@ class executor {
 
   template <class Work>
   void guarded(instruction const& i, long step, Work const& work) const {
+    naming(i, step, line_, work);
+  }
+
+  /// Says of what `work` throws which action it was.
+  /// \param told_by see `telling_errors`
+  template <class Work>
+  void naming(instruction const& i, long step, transport* told_by, Work const& work) const {
     detail::telling_errors(
-        *line_, [&] { return thrower(i); }, [&] { return at_action(i, step); }, work);
+        told_by, [&] { return thrower(i); }, [&] { return at_action(i, step); }, work);
   }
 
   /// What may have to be computed again must find the batch as it was.

@@ -32,24 +32,26 @@ inline exit_code code_of_current() {
 }
 
 /// Throws a `stage_error` with the current exception nested, and tells the other ranks first.
-[[noreturn]] inline void throw_stage_error(transport& line, std::string const& sentence, place where) {
+/// \param line by which; null: nobody is told
+[[noreturn]] inline void throw_stage_error(transport* line, std::string const& sentence, place where) {
   stage_error const found(code_of_current(), sentence, std::move(where));
-  line.fail(found);
+  if (line != nullptr) line->fail(found);
   std::throw_with_nested(found);
 }
 
 /// Does something of the user's. What is thrown gets a place, and the other ranks hear of it at once: a `usage_error` that has no
 /// place yet keeps its type, other errors of Chevron's pass as they are, and anything else becomes a `stage_error`.
+/// \param line by which others hear; null: nobody is told, since the rank can go on without what failed
 /// \param who  words that stand before the message: who() gives `stage 1 threw: `
 /// \param where where() gives the place
 template <class Who, class Where, class Work>
-void telling_errors(transport& line, Who const& who, Where const& where, Work const& work) {
+void telling_errors(transport* line, Who const& who, Where const& where, Work const& work) {
   try {
     work();
   } catch (usage_error const& e) {
     if (e.where().rank >= 0) throw;
     usage_error const placed(who() + e.what(), where());
-    line.fail(placed);
+    if (line != nullptr) line->fail(placed);
     throw placed;
   } catch (error const&) {
     throw;

@@ -307,13 +307,13 @@ class trainer {
     stage made;
     auto const who = [&] { return "building stage " + std::to_string(number) + " threw: "; };
     auto const where = [&] { return place{.rank = line_->where().global_rank}; };
-    detail::telling_errors(*line_, who, where, [&] {
+    detail::telling_errors(line_, who, where, [&] {
       try {
         made = build(number);
       } catch (usage_error const&) {
         throw;
       } catch (error const& e) {
-        detail::throw_stage_error(*line_, who() + e.what(), where());
+        detail::throw_stage_error(line_, who() + e.what(), where());
       }
     });
     return made;
