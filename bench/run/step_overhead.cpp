@@ -9,9 +9,10 @@
 #include <string>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
-#include <ATen/Parallel.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
@@ -49,8 +50,10 @@ void rank_main(options const& wanted, chevron::program const& program, chevron::
   chevron::trainer train(
       program, line, build, [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
       chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01)));
-  at::Tensor const inputs = at::randn({wanted.micro_batches * 4, wanted.width});
-  at::Tensor const targets = at::randn({wanted.micro_batches * 4, wanted.width});
+  // The same on all ranks: they compare what they were given.
+  auto const generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{1});
+  at::Tensor const inputs = at::randn({wanted.micro_batches * 4, wanted.width}, generator);
+  at::Tensor const targets = at::randn({wanted.micro_batches * 4, wanted.width}, generator);
 
   std::vector<double> seconds;
   spent where;
@@ -70,8 +73,9 @@ void rank_main(options const& wanted, chevron::program const& program, chevron::
     }
   }
   if (line.where().global_rank != 0) return;
-  std::printf(R"({"schedule": "%s", "backend": "%s", "step_ms": %.4f})" "\n", wanted.schedule.c_str(), wanted.backend.c_str(),
-              chevron::median(seconds) * 1e3);
+  std::printf(R"({"schedule": "%s", "backend": "%s", "step_ms": %.4f})"
+              "\n",
+              wanted.schedule.c_str(), wanted.backend.c_str(), chevron::median(seconds) * 1e3);
   if (wanted.actions) {
     std::printf("%-14s %8s %12s %12s\n", "instruction", "a step", "us in it", "us before it");
     for (std::size_t k = 0; k < where.count.size(); ++k) {
