@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -65,7 +67,9 @@ struct gradient_sink final : Node {
 
 /// LibTorch's group norm, where its input is channels_last, writes the gradient of its input also if nobody asked for it, to memory that
 /// is not there (2.11).
-inline bool wants_all_gradients(Node const& node) { return node.name() == "NativeGroupNormBackward0"; }
+inline bool wants_all_gradients(Node const& node) {
+  return std::strstr(typeid(node).name(), "NativeGroupNormBackward0") != nullptr;  // its header would cost seconds to compile
+}
 
 /// A node from which parameters are reached by a branch of its own, and what arrived at each of its inputs.
 struct kept_node {
@@ -216,16 +220,7 @@ class stage_graph {
       }
     }
     kept_.clear();
-    if (!weight_roots_.empty()) {
-      // The engine takes the root's device and stream from a gradient of its own, which nobody reads.
-      auto const known = std::find_if(weight_gradients_.begin(), weight_gradients_.end(), [](auto const& g) { return g.defined(); });
-      at::Tensor const start = at::empty({0}, known == weight_gradients_.end() ? at::TensorOptions() : known->options());
-      auto const root = std::make_shared<detail::kept_gradients>();
-      root->add_input_metadata(start);
-      root->set_next_edges(std::move(weight_roots_));
-      root->kept = std::move(weight_gradients_);
-      engine().execute({detail::Edge(root, 0)}, {start}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
-    }
+    if (!weight_roots_.empty()) begin_weight();
     clear();
   }
 
@@ -345,6 +340,21 @@ class stage_graph {
     std::unordered_map<detail::Node*, reach> found_;
     std::vector<frame> stack_;
   };
+
+  /// Runs the engine from all that I has kept.
+  void begin_weight() {
+    auto const defined = [](at::Tensor const& g) { return g.defined(); };
+    if (!std::all_of(weight_gradients_.begin(), weight_gradients_.end(), defined)) {
+      // The engine takes the root's device and stream from a gradient of its own, which nobody reads.
+      auto const known = std::find_if(weight_gradients_.begin(), weight_gradients_.end(), defined);
+      at::Tensor const start = at::empty({0}, known == weight_gradients_.end() ? at::TensorOptions() : known->options());
+      auto const root = std::make_shared<detail::kept_gradients>();
+      root->add_input_metadata(start);
+      root->set_next_edges(std::exchange(weight_roots_, {detail::Edge(root, 0)}));
+      root->kept = std::exchange(weight_gradients_, {start});
+    }
+    engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
 
   static torch::autograd::Engine& engine() { return torch::autograd::Engine::get_default_engine(); }
 
