@@ -141,26 +141,26 @@ inline void make_room(std::vector<at::Tensor>& values, message_shapes const& sha
   });
 }
 
-/// Gives what has come into `make_room`'s memory the strides that it was sent with.
-inline void lay_out(std::vector<at::Tensor>& values, message_strides const& strides) {
+/// Replaces each tensor of a message by `made(tensor, its strides)`.
+template <class Make>
+void replace_by_strides(std::vector<at::Tensor>& values, message_strides const& strides, Make const& made) {
   std::size_t at = 0;
   for (at::Tensor& value : values) {
     if (!value.defined()) continue;
     auto const dimensions = static_cast<std::size_t>(value.dim());
-    value = laid_out(value, {strides.data() + at, dimensions});
+    value = made(value, at::IntArrayRef(strides.data() + at, dimensions));
     at += dimensions;
   }
 }
 
+/// Gives what has come into `make_room`'s memory the strides that it was sent with.
+inline void lay_out(std::vector<at::Tensor>& values, message_strides const& strides) {
+  replace_by_strides(values, strides, laid_out);
+}
+
 /// Gives tensors the strides that were agreed on.
 inline void conform(std::vector<at::Tensor>& values, message_strides const& strides) {
-  std::size_t at = 0;
-  for (at::Tensor& value : values) {
-    if (!value.defined()) continue;
-    auto const dimensions = static_cast<std::size_t>(value.dim());
-    value = with_strides(value, {strides.data() + at, dimensions});
-    at += dimensions;
-  }
+  replace_by_strides(values, strides, with_strides);
 }
 
 inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& shapes) {
