@@ -96,6 +96,19 @@ bool crosses_with_an_offset(program const& p) {
   return false;
 }
 
+/// Is an expanded tensor made in one stage and something dropped of what comes after it in a later one?
+bool drops_of_an_expanded_tensor(program const& p) {
+  bool expanded = false, crossed = false;
+  for (stage_text const& s : p.stages) {
+    crossed = expanded;
+    for (block const& b : s.blocks) {
+      if (crossed && (b.name == "drop" || b.name == "enc")) return true;
+      expanded = expanded || b.name == "rep" || b.name == "expd";
+    }
+  }
+  return false;
+}
+
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
 
 }  // namespace
@@ -116,6 +129,8 @@ std::string not_promised(program const& p) {
     return "a value that crosses the cut between two parts more than once";
   bool const in_threads = p.get("line", "threads") == "threads" || p.get("line") == "rendezvous" || p.get("line") == "delays";
   if (!in_threads && crosses_with_an_offset(p)) return "a view that does not begin its memory crosses to another process";
+  // Over streams it arrives with memory for each element, and dropout draws in the order of memory.
+  if (p.get("line") == "streams" && drops_of_an_expanded_tensor(p)) return "an expanded tensor over streams, dropped from";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
   return "";
