@@ -66,7 +66,7 @@ bool changes_a_view_behind_its_cut(program const& p) {
                          b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl";
       bool makes = false;
       for (char const* name :
-           {"tr", "last", "flat", "half", "split", "rep", "gaps", "cols", "viewt", "img", "mha", "enc", "lstm", "gru"})
+           {"tr", "last", "flat", "half", "split", "rep", "gaps", "cols", "viewt", "img", "mha", "enc", "lstm", "gru", "in"})
         makes = makes || b.name == name;
       if (!keeps) crossed = false;
       view = makes || (keeps && view);
@@ -131,6 +131,8 @@ std::string not_promised(program const& p) {
   if (!in_threads && crosses_with_an_offset(p)) return "a view that does not begin its memory crosses to another process";
   // Over streams it arrives with memory for each element, and dropout draws in the order of memory.
   if (p.get("line") == "streams" && drops_of_an_expanded_tensor(p)) return "an expanded tensor over streams, dropped from";
+  // Zeros, where a microbatch counts nothing, lie otherwise than gradients of other steps; over streams strides are the first step's.
+  if (p.get("line") == "streams" && p.has("weigh")) return "strides that change from step to step, over streams";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";
   return "";
