@@ -96,14 +96,11 @@ bool crosses_with_an_offset(program const& p) {
   return false;
 }
 
-/// Is an expanded tensor made in one stage and something dropped of what comes after it in a later one?
-bool drops_of_an_expanded_tensor(program const& p) {
-  bool expanded = false, crossed = false;
-  for (stage_text const& s : p.stages) {
-    crossed = expanded;
-    for (block const& b : s.blocks) {
-      if (crossed && (b.name == "drop" || b.name == "enc")) return true;
-      expanded = expanded || b.name == "rep" || b.name == "expd";
+/// Is an expanded tensor made before the last stage?
+bool may_send_an_expanded_tensor(program const& p) {
+  for (std::size_t s = 0; s + 1 < p.stages.size(); ++s) {
+    for (block const& b : p.stages[s].blocks) {
+      if (b.name == "rep" || b.name == "expd") return true;
     }
   }
   return false;
@@ -129,8 +126,8 @@ std::string not_promised(program const& p) {
     return "a value that crosses the cut between two parts more than once";
   bool const in_threads = p.get("line", "threads") == "threads" || p.get("line") == "rendezvous" || p.get("line") == "delays";
   if (!in_threads && crosses_with_an_offset(p)) return "a view that does not begin its memory crosses to another process";
-  // Over streams it arrives with memory for each element, and dropout draws in the order of memory.
-  if (p.get("line") == "streams" && drops_of_an_expanded_tensor(p)) return "an expanded tensor over streams, dropped from";
+  // Over streams it arrives with memory for each element; kernels choose their ways by strides.
+  if (p.get("line") == "streams" && may_send_an_expanded_tensor(p)) return "an expanded tensor over streams";
   // Zeros, where a microbatch counts nothing, lie otherwise than gradients of other steps; over streams strides are the first step's.
   if (p.get("line") == "streams" && p.has("weigh")) return "strides that change from step to step, over streams";
   // Gloo's ring adds three summands in an order of its own.
