@@ -117,6 +117,11 @@ std::string not_promised(program const& p) {
   // What is computed again has to be what was computed first.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";
+  // A stage's outputs that nobody uses get zeros, which lie contiguous: added to other gradients of what they were made of, they
+  // decide how the sum lies.
+  bool const lies_otherwise = p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
+  if (lies_otherwise && any_block(p, [](auto const&, block const& b) { return b.name == "del"; }))
+    return "an output that no later stage uses, beside tensors in channels_last";
   if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
   // Nobody tells a callable alone what is evaluation, nor knows its buffers: what LibTorch itself keeps in them is refused.
   if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))
