@@ -22,8 +22,8 @@ inline constexpr auto eager = chevron::schedule(chevron::placement::linear,
         .named("eager 1F1B");
 
 constexpr chevron::shape size{.ranks = 3, .micro_batches = 8};
-constexpr auto const& proved = chevron::checked<eager, size>;
-constexpr auto const& classic = chevron::checked<chevron::catalogue::one_f_one_b, size>;
+constexpr auto proved = chevron::checked<eager, size>;
+constexpr auto classic = chevron::checked<chevron::catalogue::one_f_one_b, size>;
 
 // What it is for, and what it costs, both checked by the compiler: on links that take half as long as a forward it is faster …
 constexpr chevron::costs slow_links{.forward = 1, .backward_input = 1, .backward_weight = 1, .communication = 0.5};
@@ -47,12 +47,13 @@ int train(int, char**) {
   auto const points = at::rand({256, 2}) * 2 - 1;
   auto const inside = points.square().sum(1, true).lt(0.5).to(at::kFloat);
 
-  chevron::run_threads({.pipeline_ranks = size.ranks}, [&](chevron::transport& line) {
-    auto const adamw = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
-    chevron::trainer train(chevron::lowered<eager, size>, line, build_stage, loss, adamw);
+  constexpr auto program = chevron::lowered<eager, size>;
+  chevron::run_threads(program, {}, [&](chevron::transport& comm) {
+    auto const adamw = chevron::optimizer<torch::optim::AdamW>(1e-2);
+    chevron::trainer trainer({.program = program, .transport = comm, .stages = build_stage, .loss = loss, .optimizer = adamw});
     for (int step = 1; step <= 160; ++step) {
-      auto const report = train.step({points}, {inside});
-      if (line.where().global_rank == 0 && step % 40 == 0) {
+      auto const report = trainer.step(points, inside);
+      if (comm.topology().global_rank == 0 && step % 40 == 0) {
         std::printf("step %3d  loss %.4f  peak in flight %d\n", step, report.loss, report.peak_in_flight);
       }
     }

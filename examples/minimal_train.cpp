@@ -24,7 +24,9 @@ chevron::stage build_stage(int number) {
   at::manual_seed(number);
   auto const relu = [](at::Tensor x) { return x.relu(); };
   auto const join = [](at::Tensor x) { return x.flatten(1); };
-  if (number == 0) return nn::Sequential(nn::Embedding(128, width), nn::Functional(join), nn::Linear(context * width, width), nn::Functional(relu));
+  if (number == 0)
+    return nn::Sequential(nn::Embedding(128, width), nn::Functional(join), nn::Linear(context * width, width),
+                          nn::Functional(relu));
   return nn::Sequential(nn::LayerNorm(nn::LayerNormOptions({width})), nn::Linear(width, 128));
 }
 
@@ -32,19 +34,24 @@ at::Tensor loss(at::Tensor guess, at::Tensor next) { return nn::functional::cros
 
 int train(int, char**) {
   // Proved while this file compiles: every microbatch exactly once, no deadlock, matched messages.
-  constexpr auto const& program = chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
+  constexpr auto program = chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
 
   auto const letters = at::empty({static_cast<long>(text.size())}, at::kLong);
   for (std::size_t i = 0; i < text.size(); ++i) letters[static_cast<long>(i)] = static_cast<long>(text[i]);
   auto const windows = letters.unfold(0, context + 1, 1);
   auto const inputs = windows.narrow(1, 0, context), targets = windows.select(1, context);
 
-  chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& line) {
-    auto const adamw = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
-    chevron::trainer train(program, line, build_stage, loss, adamw, {.clip_grad_norm = 1.0});
+  chevron::run_threads(program, {}, [&](chevron::transport& comm) {
+    auto const adamw = chevron::optimizer<torch::optim::AdamW>(1e-2);
+    chevron::trainer trainer({.program = program,
+                              .transport = comm,
+                              .stages = build_stage,
+                              .loss = loss,
+                              .optimizer = adamw,
+                              .options = {.clip_grad_norm = 1.0}});
     for (int step = 0; step < 60; ++step) {
-      auto const report = train.step({inputs}, {targets});
-      bool const speaks = line.where().global_rank == 0 && step % 10 == 9;
+      auto const report = trainer.step(inputs, targets);
+      bool const speaks = comm.topology().global_rank == 0 && step % 10 == 9;
       if (speaks) std::printf("step %2ld  loss %.4f  grad norm %.4f\n", report.step + 1, report.loss, report.grad_norm);
     }
   });

@@ -26,30 +26,29 @@ chevron::stage build_stage(int number) {
 at::Tensor loss(at::Tensor guess, at::Tensor truth) { return nn::functional::mse_loss(guess, truth); }
 
 int train(int, char**) {
-  constexpr auto const& program = chevron::lowered<chevron::catalogue::zb_h1, chevron::shape{.ranks = 2, .micro_batches = 4}>;
+  constexpr auto program = chevron::lowered<chevron::catalogue::zb_h1, chevron::shape{.ranks = 2, .micro_batches = 4}>;
 
-  // Before anything of LibTorch: from here on this is one rank of several.
-  bool const by_a_launcher = chevron::read_environment().world > 1;
-  chevron::launched const rank = chevron::launch({.nproc = by_a_launcher ? 0 : 2});
-  chevron::gloo_transport line(rank.place(/*pipeline_ranks=*/2), rank);
-  line.deadline(std::chrono::seconds(60));  // the longest that a rank waits for another
+  // Before anything of LibTorch. In here each process is one rank: two are forked, unless a launcher has started them.
+  chevron::run_processes(program, {.deadline = std::chrono::seconds(60)}, [&](chevron::transport& comm) {
+    at::manual_seed(7);  // all ranks of a pipeline need the same batch
+    auto const points = at::rand({512, 2}) * 2 - 1;
+    auto const inside = points.square().sum(1, true).lt(0.5).to(at::kFloat);
+    auto const seen = points.narrow(0, 0, 256), unseen = points.narrow(0, 256, 256);
+    auto const truth = inside.narrow(0, 0, 256), hidden = inside.narrow(0, 256, 256);
 
-  at::manual_seed(7);  // all ranks of a pipeline need the same batch
-  auto const points = at::rand({512, 2}) * 2 - 1;
-  auto const inside = points.square().sum(1, true).lt(0.5).to(at::kFloat);
-  auto const seen = points.narrow(0, 0, 256), unseen = points.narrow(0, 256, 256);
-  auto const truth = inside.narrow(0, 0, 256), hidden = inside.narrow(0, 256, 256);
-
-  chevron::trainer train(program, line, build_stage, loss,
-                         chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2)));
-  chevron::evaluator evaluate(train);
-  for (int step = 1; step <= 60; ++step) {
-    auto const report = train.step({seen}, {truth});
-    if (step % 20 != 0) continue;
-    double const held_out = evaluate.loss({unseen}, {hidden});  // on every rank alike
-    if (rank.rank == 0) std::printf("step %d  loss %.4f  held out %.4f\n", step, report.loss, held_out);
-  }
-  line.close();
+    chevron::trainer trainer({.program = program,
+                              .transport = comm,
+                              .stages = build_stage,
+                              .loss = loss,
+                              .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-2)});
+    chevron::evaluator evaluator(trainer);
+    for (int step = 1; step <= 60; ++step) {
+      auto const report = trainer.step(seen, truth);
+      if (step % 20 != 0) continue;
+      double const held_out = evaluator.loss(unseen, hidden);  // on every rank alike
+      if (comm.topology().global_rank == 0) std::printf("step %d  loss %.4f  held out %.4f\n", step, report.loss, held_out);
+    }
+  });
   return 0;
 }
 

@@ -36,20 +36,19 @@ at::Tensor loss(at::Tensor guess, at::Tensor quadrant) { return nn::functional::
 
 int main(int argc, char** argv) {
   return chevron::run_main(argc, argv, [](int, char**) {
-    constexpr auto const& program =
-        chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
-    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](chevron::transport& line) {
-      auto const adamw = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
-      chevron::trainer train(program, line, build_stage, loss, adamw);
+    constexpr auto program = chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
+    chevron::run_threads(program, {.replicas = 2}, [&](chevron::transport& comm) {
+      auto const adamw = chevron::optimizer<torch::optim::AdamW>(1e-2);
+      chevron::trainer trainer({.program = program, .transport = comm, .stages = build_stage, .loss = loss, .optimizer = adamw});
 
       auto const set = points().map(torch::data::transforms::Stack<>());
-      chevron::distributed_sampler sampler(set.size().value(), line.where(), {.batch_size = 16, .seed = 7});
-      sampler.start_at(train.next_step());  // after a checkpoint is read: the batch that it has come to
+      chevron::distributed_sampler sampler(set.size().value(), comm.topology(), {.batch_size = 16, .seed = 7});
+      sampler.start_at(trainer.next_step());  // after a checkpoint is read: the batch that it has come to
       auto const loader = torch::data::make_data_loader(set, sampler, torch::data::DataLoaderOptions(16).workers(1));
       for (std::size_t epoch = sampler.epoch(); epoch < 5; ++epoch) {
         double last = 0;
-        for (auto& batch : *loader) last = train.step({batch.data}, {batch.target}).loss;
-        if (line.where().global_rank == 0) std::printf("epoch %zu  loss %.4f\n", epoch + 1, last);
+        for (auto& batch : *loader) last = trainer.step(batch.data, batch.target).loss;
+        if (comm.topology().global_rank == 0) std::printf("epoch %zu  loss %.4f\n", epoch + 1, last);
       }
     });
     return 0;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # docs/training.md has a row, or part of one, for each member of trainer_options and of step_report.
 cd "${CHEVRON_SOURCE:-.}" || exit 1
-header=include/chevron/run/trainer_options.hpp
+header=include/chevron/run/training/trainer_options.hpp
 missing=0
 for kind in trainer_options step_report; do
   members=$(sed -n "/^struct $kind {/,/^};/p" $header | grep '^  [a-z]' | sed 's|//.*||; s| = .*||; s|[{;].*||' | awk '{ print $NF }')

@@ -65,7 +65,7 @@ def source(case):
     schedule, ranks, micro_batches, lowered = parse(case)
     made = "chevron::%s<chevron::catalogue::%s, chevron::shape{.ranks = %d, .micro_batches = %d}>" % (
         "lowered" if lowered else "checked", schedule, ranks, micro_batches)
-    return "#include <chevron/schedule.hpp>\nconstexpr auto const& made = %s;\nstatic_assert(made.begin[%d] > 0);\n" % (made, ranks)
+    return "#include <chevron/schedule.hpp>\nconstexpr auto made = %s;\nstatic_assert(made.view().begin[%d] > 0);\n" % (made, ranks)
 
 
 def compile_text(compiler, text, flags, output=os.devnull):

@@ -22,12 +22,12 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/cuda_graph.hpp>
-#include <chevron/run/main.hpp>
-#include <chevron/run/nccl.hpp>
+#include <chevron/run/cuda/cuda_graph.hpp>
+#include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/profile.hpp>
 
 #include "job.hpp"
 
@@ -41,9 +41,9 @@ struct options {
 
 struct figures {
   std::size_t actions = 0;  ///< computations of a step
-  double host_us = 0;    ///< for the host to ask for an action
-  double action_ms = 0;  ///< that the GPU takes for one
-  double idle = 0;       ///< share of the time between a step's first action and its last in which the GPU had none of them
+  double host_us = 0;       ///< for the host to ask for an action
+  double action_ms = 0;     ///< that the GPU takes for one
+  double idle = 0;          ///< share of the time between a step's first action and its last in which the GPU had none of them
 };
 
 chevron::stage layers(int count, int width, at::Device device) {
@@ -61,24 +61,25 @@ figures measure(options const& wanted, std::string const& schedule, int layers_o
   at::Device const device = chevron::gpu_of(0);
   std::vector<double> host, action, idle;
   std::size_t actions = 0;
-  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& line) {
+  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& comm) {
     c10::cuda::set_device(device.index());
-    chevron::trainer train(
-        program, line, [&](int) { return layers(layers_of_stage, width, device); },
-        [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
-        chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)),
-        {.device = device, .graphs = graphs ? chevron::cuda_graphs() : nullptr});
+    chevron::trainer train({.program = program,
+                            .transport = comm,
+                            .stages = [&](int) { return layers(layers_of_stage, width, device); },
+                            .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
+                            .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)),
+                            .options = {.device = device, .graphs = graphs ? chevron::cuda_graphs() : nullptr}});
     at::Tensor const batch = at::randn({wanted.micro_batches * samples, width}, at::TensorOptions().device(device));
     for (int step = 0; step < wanted.steps; ++step) {
-      bool const launched = train.step({batch}, {batch}).launched;
+      bool const launched = train.step({batch}, {batch}).used_graphs;
       if (step < 5) continue;
-      if (launched != graphs) throw chevron::usage_error("no CUDA graphs: " + train.why_not_launched());
+      if (launched != graphs) throw chevron::usage_error("no CUDA graphs: " + train.graph_fallback_reason());
       auto const& record = train.last_record();
       std::vector<std::pair<std::int64_t, std::int64_t>> busy;
       std::int64_t asked = record.begin();
-      for (chevron::recorded const& r : record.entries()) {
-        if (chevron::is_compute(r.what.what)) busy.emplace_back(r.start, r.end);
-        if (r.what.what == chevron::kind::optimizer_step) asked = r.reached;
+      for (chevron::trace_event const& r : record.entries()) {
+        if (chevron::is_compute(r.op.kind)) busy.emplace_back(r.start, r.end);
+        if (r.op.kind == chevron::kind::optimizer_step) asked = r.reached;
       }
       host.push_back(static_cast<double>(asked - record.begin()) * 1e-3 / static_cast<double>(busy.size()));
       actions = busy.size();
@@ -103,12 +104,15 @@ int main(int argc, char** argv) {
     CLI::App app{"what a step costs beside its computations, on a GPU", "bench-gpu_step"};
     options wanted;
     app.add_option("--microbatches", wanted.micro_batches)->check(CLI::Range(1, 1000))->capture_default_str();
-    app.add_option("--steps", wanted.steps, "the first five are not counted")->check(CLI::Range(6, 100000))->capture_default_str();
+    app.add_option("--steps", wanted.steps, "the first five are not counted")
+        ->check(CLI::Range(6, 100000))
+        ->capture_default_str();
     app.add_option("--json", wanted.json, "write the figures to this file, too");
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;
     nlohmann::json out = nlohmann::json::array();
-    std::printf("%-22s %-20s %-8s %14s %14s %10s\n", "schedule", "stage", "launched", "host us/action", "GPU ms/action", "GPU idle");
+    std::printf("%-22s %-20s %-8s %14s %14s %10s\n", "schedule", "stage", "launched", "host us/action", "GPU ms/action",
+                "GPU idle");
     for (char const* const schedule : {"1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipeV"}) {
       struct size {
         char const* name;
@@ -117,8 +121,8 @@ int main(int argc, char** argv) {
       for (size const& s : {size{"1 layer of 64", 1, 64, 4}, size{"8 layers of 4096", 8, 4096, 512}}) {
         for (bool const graphs : {false, true}) {
           figures const f = measure(wanted, schedule, s.layers, s.width, s.samples, graphs);
-          std::printf("%-22s %-20s %-8s %14.1f %14.3f %9.2f%%\n", schedule, s.name, graphs ? "graphs" : "kernels", f.host_us, f.action_ms,
-                      f.idle * 100);
+          std::printf("%-22s %-20s %-8s %14.1f %14.3f %9.2f%%\n", schedule, s.name, graphs ? "graphs" : "kernels", f.host_us,
+                      f.action_ms, f.idle * 100);
           out.push_back({{"schedule", schedule},
                          {"stage", s.name},
                          {"graphs", graphs},

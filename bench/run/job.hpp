@@ -6,8 +6,8 @@
 #include <CLI/CLI.hpp>
 
 #include <chevron/run.hpp>
-#include <chevron/run/gloo.hpp>
-#include <chevron/run/launch.hpp>
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/launch/launch.hpp>
 #include <chevron/schedule.hpp>
 
 /// \file
@@ -16,10 +16,9 @@
 namespace bench {
 
 /// A schedule of the catalogue, proved and lowered.
-inline chevron::program program_of(std::string const& schedule, int ranks, int micro_batches) {
-  chevron::plan const made = chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches});
-  if (auto const broken = chevron::check(made)) throw chevron::usage_error(schedule + ": " + chevron::describe(broken).str());
-  return chevron::lower(made);
+inline chevron::proved_program program_of(std::string const& schedule, int ranks, int micro_batches) {
+  return chevron::lower(
+      chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches})));
 }
 
 /// Runs `rank(transport&)` on every rank: threads of this process, or processes over Gloo, of which this one is the first.
@@ -30,8 +29,8 @@ void on_ranks(std::string const& backend, int pipeline_ranks, int replicas, Rank
     return;
   }
   auto const job = chevron::launch({.nproc = pipeline_ranks * replicas});
-  chevron::gloo_transport line(job.place(pipeline_ranks, replicas), job);
-  rank(line);
+  chevron::gloo_transport comm(job.topology(pipeline_ranks, replicas), job);
+  rank(comm);
 }
 
 /// Reads the command line; true if there is something to do, else `code` is what the program ends with.

@@ -34,7 +34,7 @@
 #include <CLI/CLI.hpp>
 
 #include <chevron/run.hpp>
-#include <chevron/run/main.hpp>
+#include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
 
 #include "job.hpp"
@@ -97,33 +97,35 @@ chevron::stage build_stage(int stages, int number, bool recompute) {
 
 /// Trains two steps on one rank; `begin` is called before the second, `end` after it, on all ranks at the same time.
 template <class Begin, class End>
-void second_step(chevron::transport& line, chevron::program const& steps, int samples, bool recompute, Begin&& begin, End&& end) {
+void second_step(chevron::transport& comm, chevron::proved_program const& steps, int samples, bool recompute, Begin&& begin,
+                 End&& end) {
   auto const plan = steps.view().plan;
   at::Tensor const x = at::ones({std::int64_t{samples} * plan.size.micro_batches, width});
-  chevron::trainer train(
-      steps, line, [&](int s) { return build_stage(plan.stages, s, recompute); },
-      [](at::Tensor const& y, at::Tensor const& t) { return at::mse_loss(y, t); },
-      chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01)));
+  chevron::trainer train({.program = steps,
+                          .transport = comm,
+                          .stages = [&](int s) { return build_stage(plan.stages, s, recompute); },
+                          .loss = [](at::Tensor const& y, at::Tensor const& t) { return at::mse_loss(y, t); },
+                          .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01))});
   double const here = 0;
   std::vector<double> all(static_cast<std::size_t>(plan.size.ranks));
   train.step({x}, {x});
-  line.gather({&here, 1}, all);
+  comm.all_gather({&here, 1}, all);
   begin();
-  line.gather({&here, 1}, all);
+  comm.all_gather({&here, 1}, all);
   train.step({x}, {x});
   end();
-  line.gather({&here, 1}, all);
+  comm.all_gather({&here, 1}, all);
 }
 
 /// Bytes of tensors by rank.
-std::vector<std::int64_t> peaks_of(chevron::program const& steps, int samples, bool recompute) {
+std::vector<std::int64_t> peaks_of(chevron::proved_program const& steps, int samples, bool recompute) {
   auto const plan = steps.view().plan;
   std::vector<std::int64_t> peaks(static_cast<std::size_t>(plan.size.ranks));
-  chevron::run_threads({.pipeline_ranks = plan.size.ranks}, [&](chevron::transport& line) {
-    this_rank = line.where().pipeline_rank();
+  chevron::run_threads({.pipeline_ranks = plan.size.ranks}, [&](chevron::transport& comm) {
+    this_rank = comm.topology().pipeline_rank();
     std::int64_t before = 0;
     second_step(
-        line, steps, samples, recompute,
+        comm, steps, samples, recompute,
         [&] { counting_allocator::peak[this_rank] = before = counting_allocator::live[this_rank]; },
         [&] { peaks[static_cast<std::size_t>(this_rank)] = counting_allocator::peak[this_rank] - before; });
   });
@@ -145,11 +147,11 @@ void resident_line(options const& wanted) {
   mallopt(M_MMAP_THRESHOLD, 32 << 10);
   mallopt(M_TRIM_THRESHOLD, 32 << 10);
   mallopt(M_ARENA_MAX, 1);
-  chevron::program const steps = bench::program_of(wanted.schedule, wanted.size.ranks, wanted.size.micro_batches);
-  bench::on_ranks("gloo", wanted.size.ranks, 1, [&](chevron::transport& line) {
+  chevron::proved_program const steps = bench::program_of(wanted.schedule, wanted.size.ranks, wanted.size.micro_batches);
+  bench::on_ranks("gloo", wanted.size.ranks, 1, [&](chevron::transport& comm) {
     std::int64_t before = 0, peak = 0;
     second_step(
-        line, steps, wanted.samples, false,
+        comm, steps, wanted.samples, false,
         [&] {
           malloc_trim(0);
           std::ofstream("/proc/self/clear_refs") << "5";  // VmHWM starts anew
@@ -158,13 +160,13 @@ void resident_line(options const& wanted) {
         [&] { peak = process_size("VmHWM"); });
     double const mine[] = {static_cast<double>(peak - before), static_cast<double>(peak)};
     std::vector<double> all(2 * static_cast<std::size_t>(wanted.size.ranks));
-    line.gather(mine, all);
-    if (line.where().global_rank != 0) return;
+    comm.all_gather(mine, all);
+    if (comm.topology().global_rank != 0) return;
     std::string chunks, grown;
     char text[32];
     double most = 0, whole = 0;
     for (int r = 0; r < wanted.size.ranks; ++r) {
-      chunks += std::to_string(chevron::peak_in_flight(steps.source, r)) + " ";
+      chunks += std::to_string(chevron::peak_in_flight(steps.view().plan, r)) + " ";
       std::snprintf(text, sizeof text, "%.1f ", all[2 * static_cast<std::size_t>(r)] / 1e6);
       grown += text;
       most = std::max(most, all[2 * static_cast<std::size_t>(r)]);
@@ -217,7 +219,7 @@ int main(int argc, char** argv) {
     chevron::catalogue::for_each([&](auto const& one) {
       auto const plan = chevron::catalogue::make_plan(one.name, wanted.size);
       if (!chevron::catalogue::trains(one.name) || chevron::check(plan)) return;
-      auto const steps = chevron::lower(plan);
+      auto const steps = chevron::lower(chevron::prove(plan));
       auto const kept = peaks_of(steps, wanted.samples, false), again = peaks_of(steps, wanted.samples, true);
       std::string chunks, bytes;
       char text[32];

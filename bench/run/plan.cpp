@@ -28,7 +28,7 @@ void describe_prove_lower(benchmark::State& state, Description const& schedule) 
       state.SkipWithError("the schedule breaks a law");
       break;
     }
-    chevron::program const program = chevron::lower(made);
+    chevron::proved_program const program = chevron::lower(chevron::prove(made));
     instructions = program.view().total();
     benchmark::DoNotOptimize(program.instructions.data);
   }
@@ -46,7 +46,7 @@ int once(std::string_view name, chevron::shape at) {
     return 1;
   }
   auto const proved = now();
-  chevron::program const program = chevron::lower(made);
+  chevron::proved_program const program = chevron::lower(chevron::prove(made));
   auto const lowered = now();
   auto const of = [](timeval t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
   rusage used{};

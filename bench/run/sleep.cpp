@@ -28,12 +28,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/plan/profile.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/main.hpp>
-#include <chevron/run/step_records.hpp>
+#include <chevron/run/launch/run_main.hpp>
+#include <chevron/run/trace/trace_window.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/profile.hpp>
 
 #include "job.hpp"
 
@@ -102,55 +102,58 @@ struct noted {
   double summed;      ///< when the replicas' sums were there
 };
 
-measured run(options const& wanted, bool post_validation, chevron::program const& program, chevron::transport& line) {
-  chevron::plan_view const plan = program.source.view();
+measured run(options const& wanted, bool post_validation, chevron::proved_program const& program, chevron::transport& comm) {
+  chevron::plan_view const plan = program.view().plan;
   double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
   auto const build = [&](int) {
     at::Tensor weight = at::ones({wanted.parameters});
     weight.requires_grad_(true);
     return chevron::stage([weight, seconds](at::Tensor x) { return sleeping::apply(x, weight, seconds); }, {{"weight", weight}});
   };
-  chevron::trainer train(program, line, build, [](at::Tensor y, at::Tensor) { return y.mean(); },
-                         chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)),
-                         {.post_validation = post_validation, .calm_steps = 0});
+  chevron::trainer train({.program = program,
+                          .transport = comm,
+                          .stages = build,
+                          .loss = [](at::Tensor y, at::Tensor) { return y.mean(); },
+                          .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)),
+                          .options = {.post_validation = post_validation, .stable_steps = 0}});
   at::Tensor const batch = at::ones({wanted.micro_batches, 4});
 
   std::vector<at::Tensor> sums;
   for (int chunk = 0; chunk < plan.size.chunks; ++chunk) sums.push_back(at::zeros({wanted.parameters}));
-  chevron::step_records records;
+  chevron::trace_window records;
   std::vector<noted> mine;
   for (int step = 0; step < wanted.steps; ++step) {
     double const taken = train.step({batch}, {batch}).seconds;
     if (step == 0) continue;  // shapes are learned and memory is set aside in the first step
-    chevron::record const& record = train.last_record();
+    chevron::rank_trace const& record = train.last_record();
     records.keep(record, taken);
     double const start = static_cast<double>(record.begin()) * 1e-9;
     // The optimizer's entry begins with the wait for the sums.
     auto const update = std::find_if(record.entries().begin(), record.entries().end(),
-                                     [](chevron::recorded const& r) { return r.what.what == chevron::kind::optimizer_step; });
+                                     [](chevron::trace_event const& r) { return r.op.kind == chevron::kind::optimizer_step; });
     double const waits_from = static_cast<double>(update->reached) * 1e-9;
     mine.push_back({start, start + record.span_seconds(), waits_from + train.last_sum_wait()});
   }
-  train.settle();
+  train.synchronize();
   std::vector<double> alone;
   for (int i = 0; i < 5 && wanted.replicas > 1; ++i) {
     double const nothing = 0;
-    std::vector<double> together(static_cast<std::size_t>(line.where().world()));
-    line.gather({&nothing, 1}, together);
+    std::vector<double> together(static_cast<std::size_t>(comm.topology().world()));
+    comm.all_gather({&nothing, 1}, together);
     auto const from = chevron::now_ns();
-    for (int chunk = 0; chunk < plan.size.chunks; ++chunk) line.start_sum(chunk, sums[static_cast<std::size_t>(chunk)]);
-    for (int chunk = 0; chunk < plan.size.chunks; ++chunk) line.wait_sum(chunk);
+    for (int chunk = 0; chunk < plan.size.chunks; ++chunk) comm.start_all_reduce(chunk, sums[static_cast<std::size_t>(chunk)]);
+    for (int chunk = 0; chunk < plan.size.chunks; ++chunk) comm.wait_all_reduce(chunk);
     alone.push_back(static_cast<double>(chevron::now_ns() - from) * 1e-9);
   }
 
   std::vector<double> numbers{chevron::median(alone)};
   for (noted const& n : mine) numbers.insert(numbers.end(), {n.start, n.end, n.summed});
-  int const world = line.where().world();
+  int const world = comm.topology().world();
   std::vector<double> all(numbers.size() * static_cast<std::size_t>(world));
-  line.gather(numbers, all);
+  comm.all_gather(numbers, all);
 
   measured out;
-  chevron::all_steps const steps = chevron::steps_of(line.gather_text(records.text()));
+  chevron::all_steps const steps = chevron::steps_of(comm.all_gather_text(records.text()));
   out.costs = chevron::costs_of(chevron::profile_of(plan, steps), chevron::split_stages(plan));
   auto const of = [&](int rank) { return all.data() + static_cast<std::size_t>(rank) * numbers.size(); };
   for (int r = 0; r < world; ++r) out.sum_alone = std::max(out.sum_alone, *of(r));
@@ -201,13 +204,13 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
 }
 
 int one(options const& wanted) {
-  chevron::program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
+  chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
   bool good = true;
-  bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas, [&](chevron::transport& line) {
+  bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas, [&](chevron::transport& comm) {
     for (bool const post_validation : {false, true}) {
       if (!wanted.optimizer.empty() && post_validation != (wanted.optimizer == "post-validated")) continue;
-      measured const got = run(wanted, post_validation, program, line);
-      if (line.where().global_rank == 0) good = report(wanted, post_validation, program.source, got) && good;
+      measured const got = run(wanted, post_validation, program, comm);
+      if (comm.topology().global_rank == 0) good = report(wanted, post_validation, program.view().plan, got) && good;
     }
   });
   return good ? 0 : 1;

@@ -18,10 +18,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/main.hpp>
+#include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/profile.hpp>
 
 #include "job.hpp"
 
@@ -45,11 +45,13 @@ struct spent {
   std::array<long, chevron::program_kinds> count{};
 };
 
-void rank_main(options const& wanted, chevron::program const& program, chevron::transport& line) {
+void rank_main(options const& wanted, chevron::proved_program const& program, chevron::transport& comm) {
   auto const build = [&](int) { return chevron::stage(torch::nn::Linear(wanted.width, wanted.width)); };
-  chevron::trainer train(
-      program, line, build, [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
-      chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01)));
+  chevron::trainer train({.program = program,
+                          .transport = comm,
+                          .stages = build,
+                          .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
+                          .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01))});
   // The same on all ranks: they compare what they were given.
   auto const generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{1});
   at::Tensor const inputs = at::randn({wanted.micro_batches * 4, wanted.width}, generator);
@@ -64,15 +66,15 @@ void rank_main(options const& wanted, chevron::program const& program, chevron::
     if (step < warm_up) continue;
     seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
     std::int64_t before = train.last_record().begin();
-    for (chevron::recorded const& r : train.last_record().entries()) {
-      auto const k = static_cast<std::size_t>(r.what.what);
+    for (chevron::trace_event const& r : train.last_record().entries()) {
+      auto const k = static_cast<std::size_t>(r.op.kind);
       ++where.count[k];
       where.waiting[k] += static_cast<double>(r.start - before) * 1e-9;
       where.inside[k] += static_cast<double>(r.end - r.start) * 1e-9;
       before = r.end;
     }
   }
-  if (line.where().global_rank != 0) return;
+  if (comm.topology().global_rank != 0) return;
   std::printf(R"({"schedule": "%s", "backend": "%s", "step_ms": %.4f})"
               "\n",
               wanted.schedule.c_str(), wanted.backend.c_str(), chevron::median(seconds) * 1e3);
@@ -90,8 +92,8 @@ void rank_main(options const& wanted, chevron::program const& program, chevron::
 
 int one(options const& wanted) {
   at::set_num_threads(1);
-  chevron::program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
-  bench::on_ranks(wanted.backend, wanted.ranks, 1, [&](chevron::transport& line) { rank_main(wanted, program, line); });
+  chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
+  bench::on_ranks(wanted.backend, wanted.ranks, 1, [&](chevron::transport& comm) { rank_main(wanted, program, comm); });
   return 0;
 }
 

@@ -4,5 +4,5 @@
 /// <chevron/run.hpp>, and files: checkpoints, and tensors by name as Hugging Face keeps them (safetensors). Needs nlohmann-json.
 
 #include <chevron/run.hpp>
-#include <chevron/run/checkpoint.hpp>
-#include <chevron/run/safetensors.hpp>
+#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>

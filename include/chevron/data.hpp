@@ -3,4 +3,4 @@
 /// \file
 /// Samples for LibTorch's data loader, the same on all ranks of a pipeline: `distributed_sampler`.
 
-#include <chevron/run/sampler.hpp>
+#include <chevron/run/data/sampler.hpp>

@@ -11,6 +11,7 @@
 #include <chevron/describe/table.hpp>
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
+#include <chevron/lower/lowered.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/critical_path.hpp>

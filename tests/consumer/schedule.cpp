@@ -4,6 +4,6 @@
 
 #include <cstdio>
 
-constexpr auto const& plan = chevron::checked<chevron::catalogue::zb_v, chevron::shape{.ranks = 2, .micro_batches = 4}>;
+constexpr auto plan = chevron::checked<chevron::catalogue::zb_v, chevron::shape{.ranks = 2, .micro_batches = 4}>;
 
-int main() { std::printf("chevron %s: %d stages on %d ranks\n", chevron::version, plan.stages, plan.size.ranks); }
+int main() { std::printf("chevron %s: %d stages on %d ranks\n", chevron::version, plan.view().stages, plan.view().size.ranks); }

@@ -14,11 +14,11 @@
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/gloo.hpp>
-#include <chevron/run/host_streams.hpp>
-#include <chevron/run/stream_transport.hpp>
-#include <chevron/run/threads.hpp>
-#include <chevron/run/watch.hpp>
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/comm/streams/host_streams.hpp>
+#include <chevron/run/comm/streams/stream_transport.hpp>
+#include <chevron/run/comm/threads/run_threads.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,13 +51,19 @@ using std::chrono::milliseconds;
 struct job {
   program const& p;
   chevron::plan plan;
-  chevron::program steps, evaluation;
+  chevron::proved_program steps, evaluation;
 
   explicit job(program const& of)
-      : p(of), plan(chevron::catalogue::make_plan(of.schedule(), {.ranks = of.ranks(), .micro_batches = of.micro_batches()})) {
-    if (chevron::check(plan)) throw meaningless("no such plan");
-    steps = chevron::lower(plan);
-    evaluation = chevron::lower(chevron::forward_part(plan));
+      : p(of),
+        plan(plan_of(of)),
+        steps(chevron::lower(chevron::prove(plan))),
+        evaluation(chevron::lower(chevron::prove(chevron::forward_part(plan)))) {}
+
+ private:
+  static chevron::plan plan_of(program const& of) {
+    chevron::plan made = chevron::catalogue::make_plan(of.schedule(), {.ranks = of.ranks(), .micro_batches = of.micro_batches()});
+    if (chevron::check(made)) throw meaningless("no such plan");
+    return made;
   }
 };
 
@@ -133,11 +139,11 @@ chevron::trainer_options options_of(program const& p) {
   if (p.has("bucket")) out.bucket_bytes = static_cast<std::size_t>(p.number("bucket"));
   if (p.get("cast") == "bf16") out.autocast = at::kBFloat16;
   if (p.has("weigh")) {
-    out.weigh = [](chevron::batch const& b) { return b.targets[0].select(1, 0).gt(0).sum().item<double>(); };
+    out.loss_weight = [](chevron::batch const& b) { return b.targets[0].select(1, 0).gt(0).sum().item<double>(); };
   }
   if (p.has("pv")) {
     out.post_validation = true;
-    out.calm_steps = static_cast<int>(p.number("pv"));
+    out.stable_steps = static_cast<int>(p.number("pv"));
   }
   out.overlap_pairs = p.has("overlap");
   return out;
@@ -151,21 +157,24 @@ std::string generator_state() {
 }
 
 /// One rank, from its trainer to its last step.
-void train_on(chevron::transport& line, job const& j, outcome& out) {
+void train_on(chevron::transport& comm, job const& j, outcome& out) {
   program const& p = j.p;
   std::map<int, std::vector<piece>> mine;
   auto const build = [&](int s) {
     mine[s] = build_stage(p, s);
     return given_as(p, s, mine[s]);
   };
-  chevron::trainer train(
-      j.steps, line, build,
-      [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); },
-      optimizer_of(p), options_of(p));
+  auto const loss = [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); };
+  chevron::trainer train({.program = j.steps,
+                          .transport = comm,
+                          .stages = build,
+                          .loss = loss,
+                          .optimizer = optimizer_of(p),
+                          .options = options_of(p)});
   std::optional<chevron::evaluator> evaluate;
   if (p.has("eval")) evaluate.emplace(j.evaluation, train);
-  int const replica = line.where().replica();
-  bool const reports = line.where().global_rank == 0;
+  int const replica = comm.topology().replica();
+  bool const reports = comm.topology().global_rank == 0;
   auto const report = [&](chevron::step_report const& r) {
     if (!reports || r.step < 0) return;
     out.put(key_of(static_cast<int>(r.step), "0 loss"), r.loss);
@@ -188,7 +197,7 @@ void train_on(chevron::transport& line, job const& j, outcome& out) {
       }
     }
     bool const last = step + 1 == p.steps();
-    if (last) report(train.settle());
+    if (last) report(train.synchronize());
     if (!p.has("pv") || last) {
       for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, train.optimizer());
       if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));
@@ -210,7 +219,7 @@ void train_on(chevron::transport& line, job const& j, outcome& out) {
 std::string words_of(std::exception_ptr const& thrown) {
   try {
     std::rethrow_exception(thrown);
-  } catch (chevron::peer_lost const& e) {
+  } catch (chevron::peer_lost_error const& e) {
     return std::string("(lost) ") + e.what();
   } catch (c10::Error const& e) {
     return e.what_without_backtrace();
@@ -223,7 +232,7 @@ std::string words_of(std::exception_ptr const& thrown) {
 
 /// Ranks in threads, each with a place, a store and a watch as a process has them. What the first that failed by itself said.
 std::string on_ranks(job const& j, outcome& out,
-                     std::function<void(chevron::layout const&, c10::intrusive_ptr<c10d::Store>,
+                     std::function<void(chevron::topology const&, c10::intrusive_ptr<c10d::Store>,
                                         std::shared_ptr<chevron::failure_watch>, outcome&)> const& rank) {
   auto const store = c10::make_intrusive<c10d::HashStore>();
   int const world = j.p.ranks() * j.p.replicas();
@@ -311,13 +320,13 @@ pipelined_run run_forked(program const& p, std::string const& folder) {
   if (parent == 0) {
     int rank = -1;
     try {
-      chevron::launched const here = chevron::launch({.nproc = world, .join = patience});
+      chevron::job const here = chevron::launch({.nproc = world, .join = patience});
       rank = here.rank;
       at::set_num_threads(1);
       job const j(p);
       outcome mine;
       {
-        chevron::gloo_transport link(here.place(p.ranks(), p.replicas()), here);
+        chevron::gloo_transport link(here.topology(p.ranks(), p.replicas()), here);
         link.deadline(patience);
         train_on(link, j, mine);
         link.close();

@@ -9,7 +9,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <chevron/run/random.hpp>
+#include <chevron/run/model/random_scope.hpp>
 
 #include <cmath>
 #include <map>
@@ -140,12 +140,12 @@ class loop {
       for (std::size_t part = 0; part < m.stages[static_cast<std::size_t>(s)].size(); ++part) {
         std::optional<chevron::random_scope> scope;
         if (at) {
-          scope.emplace(chevron::random_place{.seed = p_.seed(),
-                                              .step = at->step,
-                                              .replica = at->replica,
-                                              .stage = s,
-                                              .micro_batch = at->micro_batch,
-                                              .part = static_cast<int>(part)});
+          scope.emplace(chevron::rng_key{.seed = p_.seed(),
+                                         .step = at->step,
+                                         .replica = at->replica,
+                                         .stage = s,
+                                         .micro_batch = at->micro_batch,
+                                         .part = static_cast<int>(part)});
         }
         values = m.stages[static_cast<std::size_t>(s)][part]->run(std::move(values));
       }

@@ -14,7 +14,7 @@ plan_facts facts_of(std::string const& schedule, int ranks, int micro_batches) {
   for (int s = 0; s < plan.stages; ++s) out.rank_of.push_back(plan.rank_of.data[static_cast<std::size_t>(s)]);
   for (int i = 0; i < plan.view().total(); ++i) {
     chevron::action const a = plan.actions.data[static_cast<std::size_t>(i)];
-    if (a.what != chevron::kind::backward && a.what != chevron::kind::backward_weight) continue;
+    if (a.kind != chevron::kind::backward && a.kind != chevron::kind::backward_weight) continue;
     out.additions[a.stage].push_back(a.micro_batch);
   }
   return out;

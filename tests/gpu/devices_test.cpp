@@ -1,5 +1,5 @@
 // What is said where there is no GPU. Needs none.
-#include <chevron/run/cuda_devices.hpp>
+#include <chevron/run/cuda/cuda_devices.hpp>
 
 #include <cstdlib>
 #include <optional>

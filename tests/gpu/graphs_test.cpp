@@ -11,7 +11,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
-#include <chevron/run/cuda_graph.hpp>
+#include <chevron/run/cuda/cuda_graph.hpp>
 
 #include <doctest/doctest.h>
 
@@ -27,24 +27,26 @@ constexpr int steps = 8;
 
 using builder = std::function<chevron::stage(int number, int stages, at::Device device)>;
 
-void train_on(chevron::transport& line, at::Device device, chevron::program const& program, bool graphs, outcome& out,
+void train_on(chevron::transport& comm, at::Device device, chevron::proved_program const& program, bool graphs, outcome& out,
               chevron::trainer_options options = {}, builder const& build = build_stage) {
   constexpr int rows = 24;
   int const stages = program.view().plan.stages;
   options.device = device;
   options.learning_rate = [](long step) { return 1e-3 / static_cast<double>(step + 1); };
   if (graphs) options.graphs = chevron::cuda_graphs();
-  chevron::trainer train(
-      program, line, [&](int s) { return build(s, stages, device); },
-      [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
-      chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3)), options);
+  chevron::trainer train({.program = program,
+                          .transport = comm,
+                          .stages = [&](int s) { return build(s, stages, device); },
+                          .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
+                          .optimizer = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3)),
+                          .options = options});
   at::Tensor const all = at::arange(3 * rows * width, at::kFloat).view({3 * rows, width}).sin();
   for (int step = 0; step < steps; ++step) {
     int const now = step == 5 ? rows - 6 : rows;  // one batch of another size
     auto const report = train.step({all.narrow(0, step, now)}, {all.narrow(0, rows - step, now).cos()});
-    out.add(train, line, report);
+    out.add(train, comm, report);
   }
-  train.settle();
+  train.synchronize();
   out.add(train, stages);
 }
 
@@ -64,11 +66,12 @@ void check_launched(outcome const& got, std::string const& what) {
 TEST_CASE("every schedule, launched as graphs, trains as it does kernel by kernel: ranks as threads on one GPU") {
   if (!gpus::at_least(1)) return;
   chevron::catalogue::for_each([&](auto const& one) {
-    auto const program = chevron::lower(chevron::catalogue::make_plan(one.name, {.ranks = 2, .micro_batches = 6}));
+    auto const program =
+        chevron::lower(chevron::prove(chevron::catalogue::make_plan(one.name, {.ranks = 2, .micro_batches = 6})));
     outcome without, with;
     for (bool const graphs : {false, true}) {
-      chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& line) {
-        train_on(line, gpu(0), program, graphs, graphs ? with : without, {.clip_grad_norm = 1});
+      chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
+        train_on(comm, gpu(0), program, graphs, graphs ? with : without, {.clip_grad_norm = 1});
       });
     }
     compare(with, without, one.name);
@@ -94,12 +97,13 @@ TEST_CASE("graphs with replicas, recomputation, half precision, steps that are t
         variant{"autocast", "1F1B", 1, {.autocast = at::kBFloat16}, build_stage},
         variant{
             "loss scaling", "ZB-H1", 1, {.scaling = chevron::loss_scaling{.initial = 256, .growth_interval = 2}}, build_stage},
-        variant{"post-validation", "ZB-H2", 1, {.clip_grad_norm = 1, .post_validation = true, .calm_steps = 1}, build_stage}}) {
-    auto const program = chevron::lower(chevron::catalogue::make_plan(v.schedule, {.ranks = 2, .micro_batches = 6}));
+        variant{"post-validation", "ZB-H2", 1, {.clip_grad_norm = 1, .post_validation = true, .stable_steps = 1}, build_stage}}) {
+    auto const program =
+        chevron::lower(chevron::prove(chevron::catalogue::make_plan(v.schedule, {.ranks = 2, .micro_batches = 6})));
     outcome without, with;
     for (bool const graphs : {false, true}) {
-      chevron::run_threads({.pipeline_ranks = 2, .replicas = v.replicas}, [&](chevron::transport& line) {
-        train_on(line, gpu(0), program, graphs, graphs ? with : without, v.options, v.build);
+      chevron::run_threads({.pipeline_ranks = 2, .replicas = v.replicas}, [&](chevron::transport& comm) {
+        train_on(comm, gpu(0), program, graphs, graphs ? with : without, v.options, v.build);
       });
     }
     compare(with, without, v.name);
@@ -109,7 +113,7 @@ TEST_CASE("graphs with replicas, recomputation, half precision, steps that are t
 
 TEST_CASE("what CUDA does not capture is said in words, and trains kernel by kernel") {
   if (!gpus::at_least(1)) return;
-  auto const program = chevron::lower(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 2}));
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 2})));
   struct variant {
     char const* words;
     builder build;
@@ -132,7 +136,7 @@ TEST_CASE("what CUDA does not capture is said in words, and trains kernel by ker
   for (variant const& v : {variant{"capturing failed: ", looking}, variant{"stage 0 draws random numbers", drawing}}) {
     outcome got;
     chevron::run_threads({.pipeline_ranks = 1},
-                         [&](chevron::transport& line) { train_on(line, gpu(0), program, true, got, {}, v.build); });
+                         [&](chevron::transport& comm) { train_on(comm, gpu(0), program, true, got, {}, v.build); });
     REQUIRE(got.losses.size() == steps);
     for (double const loss : got.losses) CHECK(std::isfinite(loss));
     MESSAGE(got.why_not[0].back());
@@ -140,22 +144,22 @@ TEST_CASE("what CUDA does not capture is said in words, and trains kernel by ker
   }
   // LibTorch's allocator, generator and streams work on: the next job is captured.
   outcome after;
-  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& line) { train_on(line, gpu(0), program, true, after); });
+  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& comm) { train_on(comm, gpu(0), program, true, after); });
   check_launched(after, "after a capture that failed");
 
   outcome on_cpu;
-  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& line) { train_on(line, at::kCPU, program, true, on_cpu); });
+  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& comm) { train_on(comm, at::kCPU, program, true, on_cpu); });
   CHECK(on_cpu.why_not[0].back() == "this rank computes on cpu, not on a GPU");
 }
 
 TEST_CASE("graphs between messages over NCCL") {
   if (!gpus::at_least(2)) return;
   for (char const* const name : {"1F1B", "ZBVZeroBubble", "DualPipeV"}) {
-    auto const program = chevron::lower(chevron::catalogue::make_plan(name, {.ranks = 2, .micro_batches = 6}));
+    auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan(name, {.ranks = 2, .micro_batches = 6})));
     outcome without, with;
     for (bool const graphs : {false, true}) {
       training::over_nccl(
-          2, [&](chevron::transport& line, at::Device mine) { train_on(line, mine, program, graphs, graphs ? with : without); });
+          2, [&](chevron::transport& comm, at::Device mine) { train_on(comm, mine, program, graphs, graphs ? with : without); });
     }
     compare(with, without, name);
     check_launched(with, name);

@@ -33,28 +33,30 @@ chevron::stage build_stage(int number, int stages, at::Device device) {
     made->to(device);
     all_of_stage->push_back(made);
   }
-  return chevron::stage(
-      all_of_stage, [all, device, last = number == stages - 1](at::Tensor const& came) mutable {
-        at::Tensor x = came.to(device);
-        for (auto& layer : all) x = layer->forward(x).tanh();
-        return last ? x : x.cpu();
-      });
+  return chevron::stage(all_of_stage, [all, device, last = number == stages - 1](at::Tensor const& came) mutable {
+    at::Tensor x = came.to(device);
+    for (auto& layer : all) x = layer->forward(x).tanh();
+    return last ? x : x.cpu();
+  });
 }
 
 /// Rank 0's on a GPU, the other ranks being on the CPU.
-chevron::device_memory_use of_rank_0(chevron::plan const& plan) {
-  auto const program = chevron::lower(plan);
-  chevron::device_memory_use out;
-  chevron::run_threads({.pipeline_ranks = plan.size.ranks, .intra_op_threads = 1}, [&](chevron::transport& line) {
-    at::Device const device = line.where().global_rank == 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+chevron::allocator_use of_rank_0(chevron::plan const& plan) {
+  auto const program = chevron::lower(chevron::prove(plan));
+  chevron::allocator_use out;
+  chevron::run_threads({.pipeline_ranks = plan.size.ranks, .intra_op_threads = 1}, [&](chevron::transport& comm) {
+    at::Device const device = comm.topology().global_rank == 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
     chevron::trainer train(
-        program, line, [&](int s) { return build_stage(s, plan.stages, device); },
-        [](at::Tensor const& y, at::Tensor const& target) { return at::mse_loss(y, target.to(y.device())); },
-        chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)), {.device = device});
+        {.program = program,
+         .transport = comm,
+         .stages = [&](int s) { return build_stage(s, plan.stages, device); },
+         .loss = [](at::Tensor const& y, at::Tensor const& target) { return at::mse_loss(y, target.to(y.device())); },
+         .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)),
+         .options = {.device = device}});
     at::Tensor const rows = at::arange(rows_of_one * micro_batches * width, at::kFloat).view({-1, width}).sin();
     for (int step = 0; step < 3; ++step) {
       auto const report = train.step({rows}, {rows.cos()});
-      if (line.where().global_rank == 0) {
+      if (comm.topology().global_rank == 0) {
         out = report.memory;
       } else {
         CHECK(report.memory.active == 0);
@@ -68,7 +70,7 @@ chevron::device_memory_use of_rank_0(chevron::plan const& plan) {
 
 TEST_CASE("a rank's memory on a GPU grows as its plan's chunks in flight do: GPipe, 1F1B, V-Half, V-Min") {
   if (!gpus::at_least(1)) return;
-  std::map<std::string, chevron::device_memory_use> took;
+  std::map<std::string, chevron::allocator_use> took;
   for (char const* const name : {"GPipe", "1F1B", "V-Half", "V-Min"}) {
     auto const plan = chevron::catalogue::make_plan(name, {.ranks = 8, .micro_batches = micro_batches});
     auto const use = took[name] = of_rank_0(plan);

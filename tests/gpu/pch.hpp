@@ -6,4 +6,4 @@
 #include <c10/cuda/CUDAStream.h>
 #include <nccl.h>
 
-#include "../run/pch.hpp"
+#include "run/pch.hpp"

@@ -17,16 +17,18 @@ namespace {
 
 constexpr int samples = 24, steps = 3;
 
-void train_on(chevron::transport& line, at::Device device, chevron::program const& program, outcome& out) {
+void train_on(chevron::transport& comm, at::Device device, chevron::proved_program const& program, outcome& out) {
   int const stages = program.view().plan.stages;
-  chevron::trainer train(
-      program, line, [&](int s) { return training::build_stage(s, stages, device); },
-      [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
-      chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3)), {.clip_grad_norm = 1, .device = device});
+  chevron::trainer train({.program = program,
+                          .transport = comm,
+                          .stages = [&](int s) { return training::build_stage(s, stages, device); },
+                          .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
+                          .optimizer = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3)),
+                          .options = {.clip_grad_norm = 1, .device = device}});
   at::Tensor const all = at::arange(2 * samples * training::width, at::kFloat).view({2 * samples, training::width}).sin();
   for (int step = 0; step < steps; ++step) {
     auto const report = train.step({all.narrow(0, step, samples)}, {all.narrow(0, samples - step, samples).cos()});
-    out.add(train, line, report);
+    out.add(train, comm, report);
     CHECK(report.bubble >= 0);
     CHECK(report.bubble < 1);
   }
@@ -40,46 +42,47 @@ TEST_CASE("every schedule trains on a GPU as the un-pipelined model does: ranks 
   chevron::catalogue::for_each([&](auto const& one) {
     int const ranks = 2, micro_batches = 6;
     auto const made = chevron::catalogue::make_plan(one.name, {.ranks = ranks, .micro_batches = micro_batches});
-    auto const program = chevron::lower(made);
+    auto const program = chevron::lower(chevron::prove(made));
     outcome pipelined, alone;
     chevron::run_threads({.pipeline_ranks = ranks},
-                         [&](chevron::transport& line) { train_on(line, gpu(0), program, pipelined); });
-    auto const one_rank = chevron::lower(chevron::catalogue::make_plan("GPipe", {.ranks = 1, .micro_batches = micro_batches}));
-    chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& line) { train_on(line, gpu(0), one_rank, alone); });
+                         [&](chevron::transport& comm) { train_on(comm, gpu(0), program, pipelined); });
+    auto const one_rank =
+        chevron::lower(chevron::prove(chevron::catalogue::make_plan("GPipe", {.ranks = 1, .micro_batches = micro_batches})));
+    chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& comm) { train_on(comm, gpu(0), one_rank, alone); });
     compare(pipelined, alone, one.name);
   });
 }
 
 TEST_CASE("replicas on one GPU add their gradients") {
   if (!gpus::at_least(1)) return;
-  auto const program = chevron::lower(chevron::catalogue::make_plan("1F1B", {.ranks = 2, .micro_batches = 4}));
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 2, .micro_batches = 4})));
   outcome on_gpu, on_cpu;
   chevron::run_threads({.pipeline_ranks = 2, .replicas = 2},
-                       [&](chevron::transport& line) { train_on(line, gpu(0), program, on_gpu); });
+                       [&](chevron::transport& comm) { train_on(comm, gpu(0), program, on_gpu); });
   chevron::run_threads({.pipeline_ranks = 2, .replicas = 2},
-                       [&](chevron::transport& line) { train_on(line, at::kCPU, program, on_cpu); });
+                       [&](chevron::transport& comm) { train_on(comm, at::kCPU, program, on_cpu); });
   compare(on_gpu, on_cpu, "2 × 2");
 }
 
 TEST_CASE("NCCL between GPUs trains as threads do") {
   if (!gpus::at_least(2)) return;
   for (char const* const name : {"GPipe", "1F1B", "ZBVZeroBubble", "DualPipeV"}) {
-    auto const program = chevron::lower(chevron::catalogue::make_plan(name, {.ranks = 2, .micro_batches = 6}));
+    auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan(name, {.ranks = 2, .micro_batches = 6})));
     outcome by_nccl, by_threads;
-    chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& line) {
-      at::Device const mine = gpu(line.where().global_rank);
+    chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
+      at::Device const mine = gpu(comm.topology().global_rank);
       c10::cuda::CUDAGuard const here(mine);
-      train_on(line, mine, program, by_threads);
+      train_on(comm, mine, program, by_threads);
     });
-    training::over_nccl(2, [&](chevron::transport& line, at::Device mine) { train_on(line, mine, program, by_nccl); });
+    training::over_nccl(2, [&](chevron::transport& comm, at::Device mine) { train_on(comm, mine, program, by_nccl); });
     compare(by_nccl, by_threads, name);
   }
 }
 
 TEST_CASE("one NCCL rank alone: streams, events and the end of a job") {
   if (!gpus::at_least(1)) return;
-  auto const program = chevron::lower(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 4}));
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 4})));
   outcome out;
-  training::over_nccl(1, [&](chevron::transport& line, at::Device mine) { train_on(line, mine, program, out); });
+  training::over_nccl(1, [&](chevron::transport& comm, at::Device mine) { train_on(comm, mine, program, out); });
   CHECK(out.losses.size() == steps);
 }

@@ -13,9 +13,9 @@
 #include <torch/nn/modules/linear.h>
 
 #include <chevron/run.hpp>
-#include <chevron/run/nccl.hpp>
+#include <chevron/run/cuda/nccl_transport.hpp>
 
-#include "../run/ranks.hpp"
+#include "support/thread_ranks.hpp"
 
 #include <doctest/doctest.h>
 
@@ -44,11 +44,11 @@ struct outcome {
   std::mutex mutex;
 
   /// A step of a rank.
-  void add(chevron::trainer const& train, chevron::transport const& line, chevron::step_report const& report) {
-    std::string const why = train.why_not_launched();
-    auto const rank = static_cast<std::size_t>(line.where().global_rank);
+  void add(chevron::trainer const& train, chevron::transport const& comm, chevron::step_report const& report) {
+    std::string const why = train.graph_fallback_reason();
+    auto const rank = static_cast<std::size_t>(comm.topology().global_rank);
     for (auto const& e : train.last_record().entries()) {
-      if (chevron::is_compute(e.what.what)) CHECK(e.end > e.start);
+      if (chevron::is_compute(e.op.kind)) CHECK(e.end > e.start);
     }
     std::lock_guard const hold(mutex);
     if (why_not.size() <= rank) why_not.resize(rank + 1);
@@ -96,12 +96,12 @@ inline void compare(outcome const& got, outcome const& wanted, std::string const
 /// Runs body(line, device) on ranks that each have a GPU, over NCCL.
 template <class Body>
 void over_nccl(int ranks, Body const& body) {
-  auto const thrown = ::ranks::run(ranks, 1, [&](chevron::layout const& where, auto const& store, auto const& watch) {
+  auto const thrown = ::ranks::run(ranks, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
     at::Device const mine = gpu(where.global_rank);
     c10::cuda::CUDAGuard const here(mine);
-    chevron::stream_transport<chevron::cuda_streams> line(where, store, watch, std::chrono::seconds(60), mine);
-    body(line, mine);
-    line.close();
+    chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, std::chrono::seconds(60), mine);
+    body(comm, mine);
+    comm.close();
   });
   for (auto const& each : ::ranks::said(thrown)) CHECK(each == "");
 }

@@ -111,7 +111,7 @@ expect 2 "'./' is not a file" check ./
 expect 2 "--ranks 3 does not go with mine.csv, which has 2" check mine.csv --ranks 3
 expect 2 "--microbatches 8 does not go with mine.csv, which has 4" show mine.csv --microbatches 8
 expect 2 "'1F1B' is no CSV file" compare 1F1B
-expect 5 "broken law 'in_flight': mine.csv, line 1, column 13: rank 0, step 3: 3F0 makes 4" check mine.csv --memory-limit 3
+expect 5 "broken law 'in_flight': mine.csv, line 1, column 13: rank 0, step 3: 3F0 makes 4" check mine.csv --memory-limit 1.5
 # One rank with two stages, one with one: pictures of all sorts.
 printf '0F0,0F1,2F0,2B0,2F1,2B1,0B0,0B1\n1F0,1F1,1B0,1B1\n' > uneven.csv
 for format in text svg html trace json steps csv; do expect 0 . show uneven.csv --format $format; done

@@ -6,9 +6,9 @@ seconds=60
 # Where a published schedule is the best there is, that is said; where it is not, a shorter one is found.
 expect 0 '^linear  *27  *optimal  *27  *27  ZB-H1$' search --memory-limit 4
 expect 0 '^linear  *33  *optimal  *33  *33  1F1B$' search --memory-limit 4 --full-backward
-expect 0 '^vee  *51  *optimal  *51  *51  ZBVZeroBubble$' search --chunks 2 --memory-limit 8
-expect 0 '^loop .* InterleavedZeroBubble$' search --chunks 2 --memory-limit 8
-expect 0 'none fits' search --placement wave --chunks 4 --memory-limit 4 --trials 100
+expect 0 '^vee  *51  *optimal  *51  *51  ZBVZeroBubble$' search --chunks 2 --memory-limit 4
+expect 0 '^loop .* InterleavedZeroBubble$' search --chunks 2 --memory-limit 4
+expect 0 'none fits' search --placement wave --chunks 4 --memory-limit 1 --trials 100
 expect 0 '^span  *24 ' search --objective span
 # The zero-bubble paper's ZB-2p, 1.5B parameters, 8 ranks, 24 microbatches: 2 x 8 microbatches' activations, of which a W needs 0.366.
 costs='--forward 18.522 --backward-input 18.086 --backward-weight 9.337 --communication 0.601'
@@ -17,10 +17,10 @@ expect 0 '^linear  *1152.6  *optimal  *1152.6  *1236.63  ZB-H2$' \
 
 # What was found goes on through the other commands; the same command finds the same.
 uneven='--forward 10,10,10,10,10,10,10,16 --backward-input 11 --backward-weight 9 --communication 0.5'
-what="search --placement vee --microbatches 12 --memory-limit 8 --trials 2000 $uneven"
+what="search --placement vee --microbatches 12 --memory-limit 4 --trials 2000 $uneven"
 expect 0 '^vee  *[0-9.]*  *[+o].*ZBVZeroBubble$' $what -o found.csv
 length=$(awk '$1 == "vee" { print $2 }' output)
-expect 0 '^ok: found.csv, 4 ranks' check found.csv --memory-limit 8
+expect 0 '^ok: found.csv, 4 ranks' check found.csv --memory-limit 4
 expect 0 "^makespan $length " show found.csv $uneven
 expect 0 '^0F0,0SEND_F0,' lower found.csv --format csv-comms
 "$plan" $what --format csv | diff found.csv - || failed=1
@@ -28,7 +28,9 @@ expect 0 '"optimal": ' $what --format json
 python3 -m json.tool output > indented || { echo "not JSON"; failed=1; }
 for format in svg html trace; do expect 0 . $what --format $format; done
 
-expect 2 "--memory-limit 1 is below the smallest possible, 2: a microbatch" search --chunks 2 --memory-limit 1
+expect 2 "--memory-limit 0.5 is below the smallest possible, 1: a microbatch" search --chunks 2 --memory-limit 0.5
+expect 2 "--memory-limit 0.2 is less than one chunk, which is 1/2 of" search --chunks 2 --memory-limit 0.2
+expect 2 "--memory-limit 'much' is not usable: give a number of microbatches above 0" search --memory-limit much
 expect 2 "--placement 'round' is not known: choose one of linear, loop, vee, wave" search --placement round
 expect 2 "--placement vee does not exist with --chunks 3" search --placement vee --chunks 3
 expect 2 "--placement wave does not exist with --chunks 3" search --placement wave --chunks 3

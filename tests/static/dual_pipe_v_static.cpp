@@ -32,7 +32,7 @@ constexpr auto pairs = [](plan_view const& plan) {
     int found = 0;
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
       if (plan.actions[i].fused == 0) continue;
-      if (plan.actions[i].what != kind::forward || plan.actions[i + 1].what != kind::backward) return false;
+      if (plan.actions[i].kind != kind::forward || plan.actions[i + 1].kind != kind::backward) return false;
       ++found;
     }
     if (found != 2 * (m - 2 * p + r + 1) + p - 1 - r - (r == p - 1 ? 1 : 0)) return false;
@@ -42,7 +42,7 @@ constexpr auto pairs = [](plan_view const& plan) {
 static_assert(over_grid(dual_pipe_v, pairs).holds());
 
 // Reference values, P=4, M=8, in chunk units: makespan 27, 47.5 and 28.75 rank units with pairs that hide nothing.
-constexpr auto const& reference = checked<dual_pipe_v, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<dual_pipe_v, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 54 && makespan(reference, light_weights) == 95);
 static_assert(makespan(reference, uneven) == 57.5);
 static_assert(peak_in_flight(reference, 0) == 9 && peak_in_flight(reference, 3) == 9);

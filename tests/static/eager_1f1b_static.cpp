@@ -62,7 +62,7 @@ static_assert(over_grid(eager_1f1b,
                         {.last_ranks = 4})
                   .holds());
 
-constexpr auto const& reference = checked<eager_1f1b, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<eager_1f1b, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 33 && makespan(reference, costs{1, 1, 1, 1}) == 39 &&
               makespan(checked<one_f_one_b, shape{.ranks = 4, .micro_batches = 8}>, costs{1, 1, 1, 1}) == 49);
 static_assert(peak_in_flight(reference, 0) == 7 && peak_in_flight(reference, 1) == 5 && peak_in_flight(reference, 2) == 3 &&

@@ -26,11 +26,11 @@ constexpr bool all_train() {
 static_assert(all_train());
 
 // The program: receives and sends of activations, no gradients to sum and no optimizer.
-constexpr auto const& lowered_three = lowered<forward_only, shape{.ranks = 3, .micro_batches = 4}>;
+constexpr auto lowered_three = lowered<forward_only, shape{.ranks = 3, .micro_batches = 4}>;
 static_assert(check(lowered_three.view()).broken == law::none && lowered_three.view().total() == 12 + 3 * 8);
 constexpr bool only_forward() {
   for (int i = 0; i < lowered_three.view().total(); ++i) {
-    kind const k = lowered_three.view().instructions[i].what.what;
+    kind const k = lowered_three.view().instructions[i].op.kind;
     if (k != kind::forward && k != kind::send_forward && k != kind::receive_forward && k != kind::wait_send_forward) return false;
   }
   return true;

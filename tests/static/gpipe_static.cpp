@@ -17,7 +17,7 @@ static_assert(over_grid(gpipe, [](plan_view const& plan) {
               }).holds());
 
 // Reference values, P=4, M=8.
-constexpr auto const& reference = checked<gpipe, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<gpipe, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 33 && makespan(reference, light_weights) == 55 &&
               makespan(reference, uneven) == 33);
 static_assert(span(reference, equal_costs) == 33);

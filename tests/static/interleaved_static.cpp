@@ -23,7 +23,7 @@ static_assert(over_grid(interleaved_1f1b, [](plan_view const& plan) {
               }).holds());
 
 // Reference values, P=4, M=8, V=2, in chunk units (a rank's time is twice a chunk's).
-constexpr auto const& reference = checked<interleaved_1f1b, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<interleaved_1f1b, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 57 && makespan(reference, light_weights) == 95 &&
               makespan(reference, uneven) == 57);
 static_assert(peak_in_flight(reference, 0) == 11 && peak_in_flight(reference, 1) == 9 && peak_in_flight(reference, 2) == 7 &&

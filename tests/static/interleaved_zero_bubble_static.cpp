@@ -19,6 +19,6 @@ static_assert(over_grid(interleaved_zero_bubble, [](plan_view const& plan) {
                        peaks_are(plan, [&](int) { return p * plan.size.chunks; });
               }).holds());
 
-constexpr auto const& reference = checked<interleaved_zero_bubble, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<interleaved_zero_bubble, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 51 && makespan(reference, light_weights) == 89 &&
               makespan(reference, uneven) == 54);

@@ -19,6 +19,6 @@ static_assert(over_grid(looped_bfs, [](plan_view const& plan) {
                        peaks_are(plan, [&](int) { return plan.size.micro_batches * plan.size.chunks; });
               }).holds());
 
-constexpr auto const& reference = checked<looped_bfs, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<looped_bfs, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 57 && makespan(reference, light_weights) == 95 &&
               makespan(reference, uneven) == 57);

@@ -21,5 +21,5 @@ static_assert(programs_are_lawful<catalogue::zb_h1>());
 static_assert(programs_are_lawful<catalogue::zb_v>());
 
 // Slots are as static as the program: 1F1B keeps as many activations as its peak in flight.
-constexpr auto const& program_of_1f1b = lowered<catalogue::one_f_one_b, shape{.ranks = 4, .micro_batches = 8}>;
-static_assert(program_of_1f1b.slots[0].activation == 4 && program_of_1f1b.slots[3].activation == 1);
+constexpr auto program_of_1f1b = lowered<catalogue::one_f_one_b, shape{.ranks = 4, .micro_batches = 8}>;
+static_assert(program_of_1f1b.view().slots[0].activation == 4 && program_of_1f1b.view().slots[3].activation == 1);

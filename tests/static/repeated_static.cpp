@@ -29,11 +29,11 @@ static_assert(describe(check(expand(negative, shape{2, 3}))).view() ==
 inline constexpr auto pairs =
     schedule(placement::vee,
              warmup(F(0) * 3) | warmup(F(1) * 2) | steady(overlap(F(0), B(1)) * 2, F(1) * 2, B(0) * 2) | cooldown(B(1), B(0)));
-constexpr auto const& six_pairs = checked<pairs, shape{1, 6}>;
+constexpr auto six_pairs = checked<pairs, shape{1, 6}>;
 static_assert(reads(six_pairs, 0,
                     "0F0 0F1 0F2 1F0 1F1 0F3 1B0 0F4 1B1 1F2 1F3 0B0 0B1 0F5 1B2 1B3 1F4 1F5 0B2 0B3 1B4 0B4 1B5 0B5"));
-static_assert(six_pairs.actions[5].fused == 1 && six_pairs.actions[7].fused == 1 && six_pairs.actions[13].fused == 1 &&
-              six_pairs.actions[9].fused == 0);
+static_assert(six_pairs.view().actions[5].fused == 1 && six_pairs.view().actions[7].fused == 1 && six_pairs.view().actions[13].fused == 1 &&
+              six_pairs.view().actions[9].fused == 0);
 
 // A count far above the work there is ends with the work.
 inline constexpr auto far_too_often = schedule(placement::linear, steady((F + I) * 2000000000, W) | cooldown(W));

@@ -7,8 +7,8 @@ using namespace chevron::tests;
 // 1F1B on two ranks, written out.
 inline constexpr auto by_hand = table(row(F(0, 0), F(0, 1), B(0, 0), B(0, 1)), row(F(1, 0), B(1, 0), F(1, 1), B(1, 1)));
 static_assert(by_hand.size() == shape{2, 2, 1});
-constexpr auto const& proved = checked<by_hand, by_hand.size()>;
-constexpr auto const& described = checked<catalogue::one_f_one_b, shape{2, 2}>;
+constexpr auto proved = checked<by_hand, by_hand.size()>;
+constexpr auto described = checked<catalogue::one_f_one_b, shape{2, 2}>;
 constexpr bool same(plan_view const& a, plan_view const& b) {
   if (a.total() != b.total() || a.stages != b.stages || !(a.size == b.size)) return false;
   for (int i = 0; i < a.total(); ++i) {
@@ -32,17 +32,17 @@ constexpr auto gpipe_rows() {
 }
 inline constexpr auto made = table(gpipe_rows()).named("mine");
 static_assert(same(checked<made, shape{3, 3}>, checked<catalogue::gpipe, shape{3, 3}>));
-static_assert(std::string_view(checked<made, shape{3, 3}>.name) == "mine");
+static_assert(std::string_view(checked<made, shape{3, 3}>.view().name) == "mine");
 constexpr std::array<action, 4> first_two_stages{F(0, 0), F(1, 0), B(1, 0), B(0, 0)};
 inline constexpr auto uneven_rows = table(first_two_stages, row(F(2, 0), I(2, 0), W(2, 0)));
-constexpr auto const& three_stages = checked<uneven_rows, shape{2, 1}>;
-static_assert(three_stages.size.chunks == 2 && three_stages.rank_of[1] == 0 && three_stages.rank_of[2] == 1);
+constexpr auto three_stages = checked<uneven_rows, shape{2, 1}>;
+static_assert(three_stages.view().size.chunks == 2 && three_stages.view().rank_of[1] == 0 && three_stages.view().rank_of[2] == 1);
 
 // Fused pairs; forwards alone.
 inline constexpr auto paired = table(row(F(0, 0), F(1, 0), overlap(F(0, 1), B(1, 0)), B(0, 0), F(1, 1), B(1, 1), B(0, 1)));
-static_assert(checked<paired, paired.size()>.actions[2].fused == 1 && checked<paired, paired.size()>.actions[3].fused == 0);
+static_assert(checked<paired, paired.size()>.view().actions[2].fused == 1 && checked<paired, paired.size()>.view().actions[3].fused == 0);
 inline constexpr auto evaluating = table(row(F(0, 0), F(0, 1)), row(F(1, 0), F(1, 1)));
-static_assert(checked<evaluating, evaluating.size()>.forward_only);
+static_assert(checked<evaluating, evaluating.size()>.view().forward_only);
 
 // What is wrong is named with rank and step, which are the table's row and column.
 template <class Table>

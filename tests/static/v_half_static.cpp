@@ -56,10 +56,10 @@ static_assert(small_bubble(1) == 27 && small_bubble(2) == 23 && small_bubble(3) 
 static_assert(small_bubble(4) == 15 && small_bubble(5) == 13 && small_bubble(6) == 17);
 
 // Reference values, P=4, M=8, in chunk units; the order at P=2, M=4 in full.
-constexpr auto const& reference = checked<v_half, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<v_half, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 53 && span(reference, equal_costs) == 53);
 static_assert(makespan(reference, light_weights) == 95 && makespan(reference, uneven) == 61.5);
 static_assert(peaks_are(reference, [](int) { return 6; }));
-constexpr auto const& small = checked<v_half, shape{.ranks = 2, .micro_batches = 4}>;
+constexpr auto small = checked<v_half, shape{.ranks = 2, .micro_batches = 4}>;
 static_assert(reads(small, 0, "0F0 0F1 3F0 3I0 3W0 3F1 0F2 0I0 3I1 3W1 3F2 0W0 0F3 0I1 3I2 3W2 3F3 3I3 0I2 3W3 0I3 0W1 0W2 0W3"));
 static_assert(reads(small, 1, "1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 1F2 2F2 2I1 2W1 1I1 1F3 1W1 2F3 2I2 1I2 2I3 1I3 2W2 2W3 1W2 1W3"));

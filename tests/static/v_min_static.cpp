@@ -52,10 +52,10 @@ constexpr int small_bubble(int micro_batches) {
 static_assert(small_bubble(1) == 27 && small_bubble(2) == 23 && small_bubble(3) == 19 && small_bubble(4) == 27);
 
 // Reference values, P=4, M=8, in chunk units; the order at P=2, M=4 in full.
-constexpr auto const& reference = checked<v_min, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<v_min, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 59 && span(reference, equal_costs) == 59);
 static_assert(makespan(reference, light_weights) == 117 && makespan(reference, uneven) == 83.5);
 static_assert(peaks_are(reference, [](int) { return 4; }));
-constexpr auto const& small = checked<v_min, shape{.ranks = 2, .micro_batches = 4}>;
+constexpr auto small = checked<v_min, shape{.ranks = 2, .micro_batches = 4}>;
 static_assert(reads(small, 0, "0F0 3F0 3I0 3W0 0F1 0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2 0F3 0I2 0W2 3F3 3I3 3W3 0I3 0W3"));
 static_assert(reads(small, 1, "1F0 2F0 2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 1F3 2F3 2W2 1W2 2I3 1I3 2W3 1W3"));

@@ -23,7 +23,7 @@ static_assert(over_grid(zb_h1, [](plan_view const& plan) {
 // Weight gradients longer than forwards: the closed form no longer holds, the makespan is larger.
 static_assert(makespan(expand(zb_h1, shape{4, 8}), costs{1, 1, 2}) > 8 * 4 + 3 * (1 + 1 - 2));
 
-constexpr auto const& reference = checked<zb_h1, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<zb_h1, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 27 && makespan(reference, light_weights) == 49 &&
               makespan(reference, uneven) == 30);
 static_assert(span(reference, equal_costs) == 27);

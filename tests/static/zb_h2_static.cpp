@@ -22,6 +22,6 @@ static_assert(over_grid(zb_h2, [](plan_view const& plan) {
                 return peaks_are(plan, [&](int) { return 2 * p - 1; });
               }).holds());
 
-constexpr auto const& reference = checked<zb_h2, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<zb_h2, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 27 && span(reference, equal_costs) == 24);
 static_assert(makespan(reference, light_weights) == 46 && makespan(reference, uneven) == 28.5);

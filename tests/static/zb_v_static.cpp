@@ -31,7 +31,7 @@ static_assert(makespan(expand(zb_v, shape{4, 4}), equal_costs) == 4 * 6 + 6);
 static_assert(makespan(expand(zb_v, shape{4, 1}), equal_costs) == 1 * 6 + 12);
 
 // Reference values, P=4, M=8, in chunk units: makespan 25.5 and span 24 rank units at equal costs.
-constexpr auto const& reference = checked<zb_v, shape{.ranks = 4, .micro_batches = 8}>;
+constexpr auto reference = checked<zb_v, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 51 && span(reference, equal_costs) == 48);
 static_assert(makespan(reference, light_weights) == 86 && makespan(reference, uneven) == 54);
 static_assert(peak_in_flight(reference, 0) == 8 && peak_in_flight(reference, 3) == 8);

@@ -53,16 +53,16 @@ plan random_plan(dice& any) {
     }
     if (ready.empty()) break;
     auto const run = [&](action a) {
-      at(static_cast<int>(a.stage), static_cast<int>(a.micro_batch)) = a.what == kind::forward           ? forwarded
-                                                                       : a.what == kind::backward_weight ? finished
+      at(static_cast<int>(a.stage), static_cast<int>(a.micro_batch)) = a.kind == kind::forward           ? forwarded
+                                                                       : a.kind == kind::backward_weight ? finished
                                                                                                          : gone_back;
       lists[static_cast<std::size_t>(made.rank_of.data[a.stage])].push_back(a);
     };
     action first = ready[static_cast<std::size_t>(up_to(any, static_cast<int>(ready.size()) - 1))];
     action second{};
-    if (first.what == kind::forward && up_to(any, 1) == 0) {
+    if (first.kind == kind::forward && up_to(any, 1) == 0) {
       for (action b : ready) {
-        bool const backward = b.what == kind::backward || b.what == kind::backward_input;
+        bool const backward = b.kind == kind::backward || b.kind == kind::backward_input;
         if (backward && made.rank_of.data[b.stage] == made.rank_of.data[first.stage]) second = b, first.fused = 1;
       }
     }
@@ -112,13 +112,13 @@ struct oracle {
     bool const receiver = costs.communication_occupies == occupies::receiver || costs.communication_occupies == occupies::both;
     auto const crosses = [&](action a, int direction) {  // whether a message goes in or out
       int const other = static_cast<int>(a.stage) + direction;
-      return a.what != kind::backward_weight && other >= 0 && other < plan.stages && plan.rank_of[other] != plan.rank_of[a.stage];
+      return a.kind != kind::backward_weight && other >= 0 && other < plan.stages && plan.rank_of[other] != plan.rank_of[a.stage];
     };
     auto const transfer = [&](action a, int direction) {
       int const other = static_cast<int>(a.stage) + direction;
       return costs.of_message(std::min(other, static_cast<int>(a.stage)));
     };
-    auto const forward = [](action a) { return a.what == kind::forward ? 1 : -1; };
+    auto const forward = [](action a) { return a.kind == kind::forward ? 1 : -1; };
     std::vector<int> receive_of(task_of.size(), -1), send_of(task_of.size(), -1);
     auto const add = [&](double takes, int after) {
       tasks.push_back({takes, {}, {}, 0});
@@ -133,8 +133,8 @@ struct oracle {
           if (!receiver || !crosses(plan.actions[h], -forward(plan.actions[h]))) continue;
           before = receive_of[static_cast<std::size_t>(h)] = add(transfer(plan.actions[h], -forward(plan.actions[h])), before);
         }
-        double const one = costs.of(plan.actions[i].what, static_cast<int>(plan.actions[i].stage));
-        double const two = last > i ? costs.of(plan.actions[last].what, static_cast<int>(plan.actions[last].stage)) : 0;
+        double const one = costs.of(plan.actions[i].kind, static_cast<int>(plan.actions[i].stage));
+        double const two = last > i ? costs.of(plan.actions[last].kind, static_cast<int>(plan.actions[last].stage)) : 0;
         before = add(one + two - (last > i ? costs.hidden * std::min(one, two) : 0), before);
         for (int h = i; h <= last; ++h) task_of[static_cast<std::size_t>(h)] = before;
         for (int h = i; h <= last; ++h) {
@@ -148,9 +148,9 @@ struct oracle {
       action const a = plan.actions[i];
       for (int j = 0; j < plan.total(); ++j) {
         action const b = plan.actions[j];
-        bool const gradients = a.what != kind::forward && a.what != kind::backward_weight && b.what != kind::forward &&
-                               b.what != kind::backward_weight;
-        if (a.micro_batch != b.micro_batch || !((a.what == kind::forward && b.what == kind::forward) || gradients)) continue;
+        bool const gradients = a.kind != kind::forward && a.kind != kind::backward_weight && b.kind != kind::forward &&
+                               b.kind != kind::backward_weight;
+        if (a.micro_batch != b.micro_batch || !((a.kind == kind::forward && b.kind == kind::forward) || gradients)) continue;
         if (static_cast<int>(b.stage) != static_cast<int>(a.stage) + forward(a) || plan.rank_of[a.stage] == plan.rank_of[b.stage])
           continue;
         std::size_t const from = static_cast<std::size_t>(i), to = static_cast<std::size_t>(j);

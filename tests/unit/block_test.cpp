@@ -256,7 +256,7 @@ TEST_SUITE("block") {
       for (auto const& mine : block.by_rank) {
         int now = 0;
         for (step const& s : unsqueezed(mine, block.interval, 20 + 2 * block.ranks)) {
-          now += in_flight_change(s.what.what, false);
+          now += in_flight_change(s.what.kind, false);
           peak = std::max(peak, now);
         }
         for (piece const& p : mine) cool_from = std::min(cool_from, p.idle ? cool_from : p.slot + (m - 1) * block.interval);

@@ -37,12 +37,12 @@ std::string written(stream_lists const& lists) {
 /// Small programs with all that streams are for: both directions, turns, pairs on either lane, forwards alone.
 std::vector<program> small_programs() {
   std::vector<program> out;
-  out.push_back(lower(expand(catalogue::one_f_one_b, {2, 3})));
-  out.push_back(lower(expand(catalogue::interleaved_1f1b, {2, 3})));
-  out.push_back(lower(expand(catalogue::zb_v, {2, 3})));
-  out.push_back(lower(expand(catalogue::zb_h1, {3, 3})));
-  out.push_back(lower(expand(catalogue::dual_pipe_v, {2, 4})));
-  out.push_back(lower(expand(catalogue::forward_only, {3, 3})));
+  out.push_back(lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy());
+  out.push_back(lower(prove(expand(catalogue::interleaved_1f1b, {2, 3}))).copy());
+  out.push_back(lower(prove(expand(catalogue::zb_v, {2, 3}))).copy());
+  out.push_back(lower(prove(expand(catalogue::zb_h1, {3, 3}))).copy());
+  out.push_back(lower(prove(expand(catalogue::dual_pipe_v, {2, 4}))).copy());
+  out.push_back(lower(prove(expand(catalogue::forward_only, {3, 3}))).copy());
   return out;
 }
 
@@ -72,9 +72,9 @@ stream_lists shared(program_view const& program, sharing how) {
   stream_lists lists = stream_lists_of(program);
   for (auto& list : lists) {
     for (stream_operation& o : list) {
-      if (o.on.what != stream_kind::send && o.on.what != stream_kind::receive) continue;
+      if (o.on.kind != stream_kind::send && o.on.kind != stream_kind::receive) continue;
       if (how == sharing::by_peer)
-        o.on.what = stream_kind::send;
+        o.on.kind = stream_kind::send;
       else
         o.on = {how == sharing::all ? stream_kind::sums : stream_kind::compute};
     }
@@ -113,8 +113,8 @@ void change(dice& d, std::vector<stream_operation>& list) {
         list.erase(here, here + 2);
       break;
     case 6:  // the other lane
-      if (one.does == stream_task::work && is_compute(one.what.what))
-        list[i].on = {one.on.what == stream_kind::compute ? stream_kind::side : stream_kind::compute};
+      if (one.does == stream_task::work && is_compute(one.op.kind))
+        list[i].on = {one.on.kind == stream_kind::compute ? stream_kind::side : stream_kind::compute};
       break;
     case 7:
       if (one.does == stream_task::record || one.does == stream_task::wait) list[i].event = list[any()].event;
@@ -133,13 +133,13 @@ TEST_SUITE("check_streams") {
   TEST_CASE("every schedule of the catalogue, and its forwards alone") {
     int programs = 0, on_side = 0;
     auto const holds = [&](plan const& p, std::string const& name) {
-      program const made = lower(p);
+      program const made = lower(prove(p)).copy();
       stream_finding const f = check_streams(made);
       DOCTEST_CHECK_MESSAGE(!f, name, " ", to_text(p.size).str(), ": ", describe(f).str());
       ++programs;
       for (auto const& list : stream_lists_of(made)) {
         on_side += static_cast<int>(std::count_if(list.begin(), list.end(), [](stream_operation const& o) {
-          return o.does == stream_task::work && o.on.what == stream_kind::side;
+          return o.does == stream_task::work && o.on.kind == stream_kind::side;
         }));
       }
     };
@@ -165,7 +165,7 @@ TEST_SUITE("check_streams") {
     for (unsigned seed = 0; seed < 900; ++seed) {
       dice d{std::mt19937(seed)};
       plan const p = lawful_plan(d);
-      program const made = lower(p);
+      program const made = lower(prove(p)).copy();
       stream_finding const f = check_streams(made);
       if (f) DOCTEST_FAIL_CHECK("seed ", seed, ": ", describe(f).str(), "\n", tests::written(made.view()));
       pairs += static_cast<int>(std::count_if(p.actions.begin(), p.actions.end(), [](action a) { return a.fused != 0; }));
@@ -200,7 +200,7 @@ TEST_SUITE("check_streams") {
     // 0F0 → 1F0 → 2F0 → 3F0 → 4F0 over two ranks. 3F0 begins after 2SEND_F0 has, so after 0SEND_F0 has ended; so 4F0 need not
     // wait for that itself, if it waits for what was made of 3F0.
     auto const way_round = [](plan const& of, std::size_t rank, std::string const& place_of_4f0) {
-      program const p = lower(of);
+      program const p = lower(prove(of)).copy();
       stream_lists lists = stream_lists_of(p);
       auto& list = lists[rank];
       auto const take = [&](stream_operation const& one) {
@@ -272,7 +272,7 @@ TEST_SUITE("check_streams") {
       if (!d.one_in(4)) {
         plan of = lawful_plan(d);
         while (of.view().total() > 32) of = lawful_plan(d);
-        p = lower(of);
+        p = lower(prove(of)).copy();
       }
       stream_lists const original = stream_lists_of(p);
       stream_lists lists = original;
@@ -299,7 +299,7 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("one communicator for both directions of a pair of ranks, as torch's point-to-point has it") {
     auto const says = [](auto const& schedule, shape size, sharing how) {
-      program const p = lower(expand(schedule, size));
+      program const p = lower(prove(expand(schedule, size))).copy();
       return describe(check_lists(p.source, shared(p, how))).str();
     };
     DOCTEST_CHECK(says(catalogue::one_f_one_b, {2, 4}, sharing::by_peer) ==
@@ -322,7 +322,7 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("each law has its sentence") {
     // 1F1B on two ranks, three microbatches; their lists stand in stream_order_test.cpp.
-    program const p = lower(expand(catalogue::one_f_one_b, {2, 3}));
+    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     auto const says = [&](auto alter) {
       stream_lists lists = stream_lists_of(p);
       alter(lists);
@@ -363,7 +363,7 @@ TEST_SUITE("check_streams") {
     DOCTEST_CHECK(without(0, 12) ==
                   "rank 1, operation 8: [from 0] 1RECV_F1 into 1 is posted where this channel delivers 1RECV_F2");
     DOCTEST_CHECK(without(1, 35) == "rank 0, operation 31: [from 1] 0RECV_B2 into 1 is never sent: there is no 1SEND_B2");
-    DOCTEST_CHECK(says([](stream_lists& of) { of[1][8].what.micro_batch = 2; }) ==
+    DOCTEST_CHECK(says([](stream_lists& of) { of[1][8].op.micro_batch = 2; }) ==
                   "rank 1, operation 8: [from 0] 1RECV_F2 into 1 is posted where this channel delivers 1RECV_F1");
     DOCTEST_CHECK(
         says([](stream_lists& of) { of[1][8].peer = 3; }) ==
@@ -376,7 +376,7 @@ TEST_SUITE("check_streams") {
   }
 
   TEST_CASE("a backward on the wrong lane") {
-    program const p = lower(expand(catalogue::one_f_one_b, {2, 3}));
+    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     constexpr stream_name compute{stream_kind::compute}, side{stream_kind::side};
     auto const says = [&](std::size_t rank, action backward, std::uint16_t slot, bool forks) {
       stream_lists lists = stream_lists_of(p);
@@ -401,7 +401,7 @@ TEST_SUITE("check_streams") {
   }
 
   TEST_CASE("a fused pair that is not joined") {
-    program const p = lower(expand(catalogue::dual_pipe_v, {2, 4}));
+    program const p = lower(prove(expand(catalogue::dual_pipe_v, {2, 4}))).copy();
     stream_lists lists = stream_lists_of(p);
     auto& list = lists[0];
     auto const join = std::find(list.begin(), list.end(), waiting({event_kind::side_computed}, {stream_kind::compute}));

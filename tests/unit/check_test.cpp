@@ -95,10 +95,10 @@ TEST_SUITE("check") {
   }
 
   TEST_CASE("the compiler's verdict and the program's are the same value") {
-    constexpr auto const& constant = checked<catalogue::zb_v, shape{.ranks = 3, .micro_batches = 7}>;
+    constexpr auto constant = checked<catalogue::zb_v, shape{.ranks = 3, .micro_batches = 7}>;
     plan const value = catalogue::make_plan("zbvzerobubble", {3, 7});
     DOCTEST_REQUIRE(value.view().total() == constant.view().total());
-    for (int i = 0; i < value.view().total(); ++i) DOCTEST_CHECK(value.actions.data[i] == constant.actions[i]);
+    for (int i = 0; i < value.view().total(); ++i) DOCTEST_CHECK(value.actions.data[i] == constant.view().actions[i]);
   }
 
   TEST_CASE("a count below zero is refused, also the smallest one") {

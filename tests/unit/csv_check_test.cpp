@@ -28,7 +28,7 @@ law broken(std::string_view csv) { return check(read_csv(csv), csv).broken; }
 /// Receives as PyTorch 2.15 orders them with `defer_pp_recv=True`: each just before what uses it, except that the lower rank of
 /// a pair posts those it has put off before it sends to the higher. Sends stay where they were.
 std::string deferred(plan const& p) {
-  program const made = lower(p);
+  program const made = lower(prove(p)).copy();
   std::string const csv = show::csv_with_communication(made, show::csv_waits::left_out);
   csv_schedule const read = read_csv(csv);
   program_view const file = read.program.view();
@@ -40,34 +40,34 @@ std::string deferred(plan const& p) {
       std::vector<instruction> kept;
       for (instruction const& one : put_off) {
         if (which(one))
-          row.push_back(to_text(one.what).str());
+          row.push_back(to_text(one.op).str());
         else
           kept.push_back(one);
       }
       put_off = kept;
     };
     auto const post_what_is_used_by = [&](action a) {
-      if (a.what == kind::backward_weight) return;
-      kind const needed = a.what == kind::forward ? kind::receive_forward : kind::receive_backward;
+      if (a.kind == kind::backward_weight) return;
+      kind const needed = a.kind == kind::forward ? kind::receive_forward : kind::receive_backward;
       action const wanted = make_action(needed, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
-      post([&](instruction const& receive) { return receive.what == wanted; });
+      post([&](instruction const& receive) { return receive.op == wanted; });
     };
     for (int i = 0; i < file.length(r); ++i) {
       instruction const& one = file.at(r, i);
-      if (detail::is_receive(one.what.what)) {
+      if (detail::is_receive(one.op.kind)) {
         put_off.push_back(one);
         continue;
       }
-      if (is_compute(one.what.what)) post_what_is_used_by(one.what);
-      if (one.what.fused != 0) {
-        action const other = file.at(r, ++i).what;
+      if (is_compute(one.op.kind)) post_what_is_used_by(one.op);
+      if (one.op.fused != 0) {
+        action const other = file.at(r, ++i).op;
         post_what_is_used_by(other);
-        row.push_back(to_text(fused_pair{one.what, other}).str());
+        row.push_back(to_text(fused_pair{one.op, other}).str());
         continue;
       }
-      if (detail::is_send(one.what.what) && one.peer > r)
+      if (detail::is_send(one.op.kind) && one.peer > r)
         post([&](instruction const& receive) { return receive.peer == one.peer; });
-      row.push_back(to_text(one.what).str());
+      row.push_back(to_text(one.op).str());
     }
     for (std::size_t i = 0; i < row.size(); ++i) out += (i > 0 ? "," : "") + row[i];
     out += "\n";
@@ -85,7 +85,7 @@ TEST_SUITE("csv check") {
     show_test::for_each_plan([&](plan const& p) {
       if (p.problem) return;
       for (show::csv_waits waits : {show::csv_waits::left_out, show::csv_waits::written}) {
-        program const lowered = lower(p);
+        program const lowered = lower(prove(p)).copy();
         std::string const csv = show::csv_with_communication(lowered, waits);
         CAPTURE(csv);
         csv_schedule const read = read_csv(csv);
@@ -95,7 +95,7 @@ TEST_SUITE("csv check") {
               (waits == show::csv_waits::written ? csv_dialect::communication_waits : csv_dialect::communication));
         std::map<std::string, int> count;
         for (int i = 0; i < read.program.begin.data[p.size.ranks]; ++i)
-          ++count[letters_of(read.program.instructions.data[i].what.what)];
+          ++count[letters_of(read.program.instructions.data[i].op.kind)];
         CHECK(count["SEND_F"] + count["SEND_B"] == messages(p));
         CHECK(count["RECV_F"] + count["RECV_B"] == messages(p));
         CHECK(count["REDUCE_GRAD"] == p.stages);
@@ -126,7 +126,7 @@ TEST_SUITE("csv check") {
       CHECK(!check(read.plan.view()));  // nothing is wrong with the computations
       finding const f = check(read, csv);
       CHECK(f.broken == law::matched);
-      CHECK(f.what.what != f.other.what);  // an activation in a gradient's place, or the other way round
+      CHECK(f.what.kind != f.other.kind);  // an activation in a gradient's place, or the other way round
       // Both are named, and where they stand.
       std::string const sentence = describe(f, read, csv);
       CAPTURE(sentence);
@@ -255,7 +255,7 @@ TEST_SUITE("csv check") {
     CHECK(said("0F0,0SEND_F0,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0RECV_B1,0B1\n" + second) ==
           "line 1, column 24: rank 0, step 3: 0F1 makes a message that this rank never sends: there is no 0SEND_F1");
     // To read, each half has its own line and names the other.
-    chevron::program const lowered = lower(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n").plan);
+    chevron::program const lowered = lower(prove(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n").plan)).copy();
     std::string const program = show::program_text(lowered);
     CAPTURE(program);
     CHECK(program.find("  0F1             slot 1  fused with 0B0\n") != std::string::npos);

@@ -22,8 +22,8 @@ std::int64_t most_bytes(plan_view const& plan, std::vector<std::int64_t> const& 
     std::vector<action> kept;
     for (int i = 0; i < plan.length(r); ++i) {
       action const a = plan.at(r, i);
-      if (a.what == kind::forward) kept.push_back(a);
-      if (a.what == kind::backward || a.what == kind::backward_weight)
+      if (a.kind == kind::forward) kept.push_back(a);
+      if (a.kind == kind::backward || a.kind == kind::backward_weight)
         std::erase_if(kept, [&](action b) { return b.stage == a.stage && b.micro_batch == a.micro_batch; });
       std::int64_t now = 0;
       for (action const b : kept) now += of_stage[b.stage];

@@ -51,7 +51,7 @@ struct by_definition {
     int chunks = 1;
     std::int64_t bytes = like.byte_limit > 0 ? like.stage_bytes.data[stage] : 0;
     for (action const a : lists[static_cast<std::size_t>(rank)]) {
-      int const change = in_flight_change(a.what, false);
+      int const change = in_flight_change(a.kind, false);
       chunks += change;
       if (like.byte_limit > 0) bytes += change * like.stage_bytes.data[a.stage];
     }

@@ -24,7 +24,7 @@ namespace {
 
 std::string list(program_view const& program, int rank) {
   std::string out;
-  for (int i = 0; i < program.length(rank); ++i) out += (i > 0 ? " " : "") + to_text(program.at(rank, i).what).str();
+  for (int i = 0; i < program.length(rank); ++i) out += (i > 0 ? " " : "") + to_text(program.at(rank, i).op).str();
   return out;
 }
 
@@ -39,7 +39,7 @@ TEST_SUITE("lower") {
         for (int ranks = 1; ranks <= 8; ++ranks) {
           for (int micro_batches = 1; micro_batches <= 32; ++micro_batches) {
             plan const p = expand(schedule, {ranks, micro_batches, chunks});
-            program const made = lower(p);
+            program const made = lower(prove(p)).copy();
             finding const f = check(made.view());
             DOCTEST_CHECK_MESSAGE(f.broken == law::none, schedule.name, " ", to_text(p.size).str(), ": ", describe(f).str());
             DOCTEST_CHECK(made.begin.data[ranks] == instructions_needed(p));
@@ -53,7 +53,7 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("1F1B on two ranks, instruction by instruction") {
-    program const p = lower(expand(catalogue::one_f_one_b, {2, 3}));
+    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     DOCTEST_CHECK(
         list(p, 0) ==
         "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0WAIT_SEND_F0 0WAIT_SEND_F1 0RECV_B1 0F2 0SEND_F2 0RECV_B2 0B1 0WAIT_SEND_F2 0B2 "
@@ -71,19 +71,18 @@ TEST_SUITE("lower") {
     };
     auto const on_edge = [](int peer, kind forward, kind backward) {
       return ranges::views::filter(
-          [=](instruction const& i) { return i.peer == peer && (i.what.what == forward || i.what.what == backward); });
+          [=](instruction const& i) { return i.peer == peer && (i.op.kind == forward || i.op.kind == backward); });
     };
     auto const sent = ranges::views::transform([](instruction const& i) {
-      bool const forward = i.what.what == kind::send_forward;
-      return std::tuple(forward, static_cast<int>(i.what.stage) + (forward ? 1 : -1), static_cast<int>(i.what.micro_batch));
+      bool const forward = i.op.kind == kind::send_forward;
+      return std::tuple(forward, static_cast<int>(i.op.stage) + (forward ? 1 : -1), static_cast<int>(i.op.micro_batch));
     });
     auto const received = ranges::views::transform([](instruction const& i) {
-      return std::tuple(i.what.what == kind::receive_forward, static_cast<int>(i.what.stage),
-                        static_cast<int>(i.what.micro_batch));
+      return std::tuple(i.op.kind == kind::receive_forward, static_cast<int>(i.op.stage), static_cast<int>(i.op.micro_batch));
     });
     int messages_seen = 0;
     catalogue::for_each([&](auto const& schedule) {
-      program const made = lower(expand(schedule, {5, 9}));
+      program const made = lower(prove(expand(schedule, {5, 9}))).copy();
       for (auto const [from, to] : ranges::views::cartesian_product(ranges::views::ints(0, 5), ranges::views::ints(0, 5))) {
         auto const sends =
             list_of(made, from) | on_edge(to, kind::send_forward, kind::send_backward) | sent | ranges::to<std::vector>();
@@ -98,22 +97,22 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("neighbours on one rank pass tensors without messages") {
-    program const alone = lower(expand(catalogue::zb_v, {1, 4}));
+    program const alone = lower(prove(expand(catalogue::zb_v, {1, 4}))).copy();
     DOCTEST_CHECK(list(alone, 0).find("SEND") == std::string::npos);
-    program const turn = lower(expand(catalogue::zb_v, {3, 6}));
+    program const turn = lower(prove(expand(catalogue::zb_v, {3, 6}))).copy();
     DOCTEST_CHECK(list(turn, 2).find("2SEND_F") == std::string::npos);  // stages 2 and 3 share rank 2
     DOCTEST_CHECK(list(turn, 2).find("3SEND_F") != std::string::npos);
   }
 
   TEST_CASE("gradients are summed once a stage, right after its last gradient") {
-    program const p = lower(expand(catalogue::zb_h1, {4, 8}));
+    program const p = lower(prove(expand(catalogue::zb_h1, {4, 8}))).copy();
     for (int r = 0; r < 4; ++r) {
       int sums = 0, after = 0;
       bool summed = false;
       for (int i = 0; i < p.view().length(r); ++i) {
-        action const a = p.view().at(r, i).what;
-        if (a.what == kind::reduce_gradients) summed = true, ++sums;
-        if (summed && is_compute(a.what)) ++after;
+        action const a = p.view().at(r, i).op;
+        if (a.kind == kind::reduce_gradients) summed = true, ++sums;
+        if (summed && is_compute(a.kind)) ++after;
       }
       DOCTEST_CHECK(sums == 1);
       DOCTEST_CHECK(after == 0);
@@ -123,12 +122,12 @@ TEST_SUITE("lower") {
   TEST_CASE("receives out of the order of their sends are refused, both messages named") {
     // What happens when receives are moved next to their consumers while sends stay where their producers are: on a V an
     // activation and a gradient of one edge change places.
-    program p = lower(expand(catalogue::zb_v, {2, 4}));
+    program p = lower(prove(expand(catalogue::zb_v, {2, 4}))).copy();
     int first = -1, second = -1;
     for (int i = p.begin.data[1]; i < p.begin.data[2] && second < 0; ++i) {
-      kind const what = p.instructions.data[i].what.what;
+      kind const what = p.instructions.data[i].op.kind;
       if (what != kind::receive_forward && what != kind::receive_backward) continue;
-      if (first >= 0 && what != p.instructions.data[first].what.what)
+      if (first >= 0 && what != p.instructions.data[first].op.kind)
         second = i;
       else
         first = i;
@@ -138,14 +137,14 @@ TEST_SUITE("lower") {
     finding const f = check(p.view());
     DOCTEST_CHECK(f.broken == law::matched);
     std::string const said = describe(f).str();
-    DOCTEST_CHECK(said.find(to_text(p.instructions.data[first].what).str() + " is posted where this edge delivers " +
-                            to_text(p.instructions.data[second].what).str()) != std::string::npos);
+    DOCTEST_CHECK(said.find(to_text(p.instructions.data[first].op).str() + " is posted where this edge delivers " +
+                            to_text(p.instructions.data[second].op).str()) != std::string::npos);
   }
 
   TEST_CASE("each law of a program has its sentence") {
     // 1F1B on two ranks: 0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 … against 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 …
     auto const says = [](auto change) {
-      program p = lower(expand(catalogue::one_f_one_b, {2, 3}));
+      program p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
       lists<instruction> order = lists_of(p.view());
       change(order, p);
       fill(order, p.instructions, p.begin);
@@ -153,7 +152,7 @@ TEST_SUITE("lower") {
     };
     using ranks = lists<instruction>;
     auto const position = [](std::vector<instruction> const& list, kind what, int stage, int m) {
-      return std::find_if(list.begin(), list.end(), [&](instruction const& i) { return i.what == make_action(what, stage, m); }) -
+      return std::find_if(list.begin(), list.end(), [&](instruction const& i) { return i.op == make_action(what, stage, m); }) -
              list.begin();
     };
     auto const drop = [&](int rank, kind what, int stage, int m) {
@@ -198,7 +197,7 @@ TEST_SUITE("lower") {
     auto const at_once = [&](int on_rank) { return says([&](ranks& of, program&) { synchronous_sends(of, on_rank); }); };
     DOCTEST_CHECK(at_once(1) == "all laws hold");
     DOCTEST_CHECK(at_once(-1) == "all laws hold");
-    program looped = lower(expand(catalogue::looped_bfs, {2, 4}));
+    program looped = lower(prove(expand(catalogue::looped_bfs, {2, 4}))).copy();
     lists<instruction> order = lists_of(looped.view());
     synchronous_sends(order, -1);
     fill(order, looped.instructions, looped.begin);
@@ -209,16 +208,16 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("a slot written too early and a receive nobody posts are refused") {
-    program p = lower(expand(catalogue::one_f_one_b, {2, 4}));
+    program p = lower(prove(expand(catalogue::one_f_one_b, {2, 4}))).copy();
     for (int i = 0; i < p.begin.data[1]; ++i) {
-      if (p.instructions.data[i].what.what == kind::forward) p.instructions.data[i].slot = 0;
+      if (p.instructions.data[i].op.kind == kind::forward) p.instructions.data[i].slot = 0;
     }
     DOCTEST_CHECK(check(p.view()).broken == law::slots);
 
-    program q = lower(expand(catalogue::one_f_one_b, {2, 4}));
+    program q = lower(prove(expand(catalogue::one_f_one_b, {2, 4}))).copy();
     instruction& last = q.instructions.data[q.begin.data[1]];
-    DOCTEST_REQUIRE(last.what == make_action(kind::receive_forward, 1, 0));
-    last.what = make_action(kind::receive_forward, 1, 3);
+    DOCTEST_REQUIRE(last.op == make_action(kind::receive_forward, 1, 0));
+    last.op = make_action(kind::receive_forward, 1, 3);
     finding const f = check(q.view());
     DOCTEST_CHECK(f.broken == law::matched);
     DOCTEST_CHECK(describe(f).view() == "rank 1, step 0: 1RECV_F3 is posted where this edge delivers 1RECV_F0");

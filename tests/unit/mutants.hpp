@@ -97,26 +97,26 @@ inline plan random_order(dice& d) {
   lists<action> order(static_cast<std::size_t>(ranks));
   auto const done = [&](action a) {
     int const s = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
-    if (a.what == kind::forward) {
+    if (a.kind == kind::forward) {
       if (s + 1 < stages)
         becomes_ready(make_action(kind::forward, s + 1, m));
       else if (!out.forward_only)
         becomes_ready(backward_of(s, m));
-    } else if (a.what != kind::backward_weight) {
-      if (a.what == kind::backward_input) becomes_ready(make_action(kind::backward_weight, s, m));
+    } else if (a.kind != kind::backward_weight) {
+      if (a.kind == kind::backward_input) becomes_ready(make_action(kind::backward_weight, s, m));
       if (s > 0) becomes_ready(backward_of(s - 1, m));
     }
   };
   while (!ready.empty()) {
     std::size_t pick = static_cast<std::size_t>(d.below(static_cast<int>(ready.size())));
-    for (int tries = 0; tries < 3 && d.below(8) >= temper[static_cast<int>(ready[pick].what)]; ++tries)
+    for (int tries = 0; tries < 3 && d.below(8) >= temper[static_cast<int>(ready[pick].kind)]; ++tries)
       pick = static_cast<std::size_t>(d.below(static_cast<int>(ready.size())));
     action first = ready[pick];
     int const rank = rank_of[first.stage];
     ready.erase(ready.begin() + static_cast<std::ptrdiff_t>(pick));
-    if (pairs && first.what == kind::forward && d.one_in(2)) {
+    if (pairs && first.kind == kind::forward && d.one_in(2)) {
       auto const partner = std::find_if(ready.begin(), ready.end(), [&](action a) {
-        return (a.what == kind::backward || a.what == kind::backward_input) && rank_of[a.stage] == rank;
+        return (a.kind == kind::backward || a.kind == kind::backward_input) && rank_of[a.stage] == rank;
       });
       if (partner != ready.end()) {
         action const second = *partner;
@@ -252,7 +252,7 @@ inline void renumber(dice& d, action& a, int stages, int micro_batches, int kind
       a.stage = static_cast<std::uint32_t>(d.below(stages + 1)) & 0x7ffu;
       break;
     case 2:
-      a.what = static_cast<kind>(d.below(kinds));
+      a.kind = static_cast<kind>(d.below(kinds));
       break;
     default:
       a.fused = a.fused != 0 ? 0 : 1;
@@ -281,12 +281,12 @@ inline void synchronous_sends(lists<instruction>& of, int on_rank) {
     if (on_rank >= 0 && static_cast<int>(r) != on_rank) continue;
     std::vector<instruction> out;
     for (instruction const& one : of[r]) {
-      kind const what = one.what.what;
+      kind const what = one.op.kind;
       if (what == kind::wait_send_forward || what == kind::wait_send_backward) continue;
       out.push_back(one);
       if (what != kind::send_forward && what != kind::send_backward) continue;
       instruction wait = one;
-      wait.what.what = what == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
+      wait.op.kind = what == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
       wait.slot = no_slot;
       out.push_back(wait);
     }
@@ -300,12 +300,12 @@ inline void deferred_receives(lists<instruction>& of, int on_rank) {
     if (on_rank >= 0 && static_cast<int>(r) != on_rank) continue;
     std::vector<instruction> out;
     for (instruction const& one : of[r]) {
-      if (one.what.what == kind::receive_forward || one.what.what == kind::receive_backward) continue;
+      if (one.op.kind == kind::receive_forward || one.op.kind == kind::receive_backward) continue;
       for (instruction const& receive : of[r]) {
-        bool const forward = receive.what.what == kind::receive_forward && one.what.what == kind::forward;
-        bool const backward = receive.what.what == kind::receive_backward &&
-                              (one.what.what == kind::backward || one.what.what == kind::backward_input);
-        bool const same = receive.what.stage == one.what.stage && receive.what.micro_batch == one.what.micro_batch;
+        bool const forward = receive.op.kind == kind::receive_forward && one.op.kind == kind::forward;
+        bool const backward =
+            receive.op.kind == kind::receive_backward && (one.op.kind == kind::backward || one.op.kind == kind::backward_input);
+        bool const same = receive.op.stage == one.op.stage && receive.op.micro_batch == one.op.micro_batch;
         if ((forward || backward) && same) out.push_back(receive);
       }
       out.push_back(one);
@@ -319,15 +319,15 @@ inline void move_tensor(dice& d, std::vector<instruction>& of, slot_counts const
   if (of.empty()) return;
   instruction const one = of[static_cast<std::size_t>(d.below(static_cast<int>(of.size())))];
   auto const any_of = [&](int count) { return static_cast<std::uint16_t>(d.below(count > 0 ? count : 1)); };
-  bool const forward = one.what.what == kind::send_forward || one.what.what == kind::receive_forward;
-  auto const same_chunk = [&](action a) { return a.stage == one.what.stage && a.micro_batch == one.what.micro_batch; };
-  switch (one.what.what) {
+  bool const forward = one.op.kind == kind::send_forward || one.op.kind == kind::receive_forward;
+  auto const same_chunk = [&](action a) { return a.stage == one.op.stage && a.micro_batch == one.op.micro_batch; };
+  switch (one.op.kind) {
     case kind::receive_forward:
     case kind::receive_backward: {
       std::uint16_t const slot = any_of(there.receive);
       for (instruction& i : of) {
-        bool const reads = is_compute(i.what.what) && i.source != no_slot && (i.what.what == kind::forward) == forward;
-        if (same_chunk(i.what) && (i.what.what == one.what.what || reads)) i.source = slot;
+        bool const reads = is_compute(i.op.kind) && i.source != no_slot && (i.op.kind == kind::forward) == forward;
+        if (same_chunk(i.op) && (i.op.kind == one.op.kind || reads)) i.source = slot;
       }
       break;
     }
@@ -336,18 +336,18 @@ inline void move_tensor(dice& d, std::vector<instruction>& of, slot_counts const
       std::uint16_t const slot = any_of(there.send);
       kind const wait = forward ? kind::wait_send_forward : kind::wait_send_backward;
       for (instruction& i : of) {
-        if (same_chunk(i.what) && (i.what.what == one.what.what || i.what.what == wait)) i.source = slot;
+        if (same_chunk(i.op) && (i.op.kind == one.op.kind || i.op.kind == wait)) i.source = slot;
       }
       break;
     }
     case kind::forward: {
       std::uint16_t const slot = any_of(there.activation);
       for (instruction& i : of) {
-        if (same_chunk(i.what) && i.slot != no_slot) i.slot = slot;
-        bool const next = i.what.what == kind::forward && i.what.stage == one.what.stage + 1;
+        if (same_chunk(i.op) && i.slot != no_slot) i.slot = slot;
+        bool const next = i.op.kind == kind::forward && i.op.stage == one.op.stage + 1;
         bool const previous =
-            (i.what.what == kind::backward || i.what.what == kind::backward_input) && i.what.stage + 1 == one.what.stage;
-        if (i.local != no_slot && i.what.micro_batch == one.what.micro_batch && (next || previous)) i.local = slot;
+            (i.op.kind == kind::backward || i.op.kind == kind::backward_input) && i.op.stage + 1 == one.op.stage;
+        if (i.local != no_slot && i.op.micro_batch == one.op.micro_batch && (next || previous)) i.local = slot;
       }
       break;
     }
@@ -388,7 +388,7 @@ inline program mutant(dice& d, program const& of) {
           one.local = any_slot(most);
           break;
         default:
-          renumber(d, one.what, out.source.stages, out.source.size.micro_batches, program_kinds);
+          renumber(d, one.op, out.source.stages, out.source.size.micro_batches, program_kinds);
           break;
       }
     });
@@ -421,7 +421,7 @@ inline std::string written(program_view const& p) {
            std::to_string(c.receive) + " receive, " + std::to_string(c.send) + " send slots):";
     for (int i = 0; i < p.length(r); ++i) {
       instruction const& one = p.at(r, i);
-      out += " " + to_text(one.what).str() + (one.what.fused != 0 ? "+" : "") + "[" + std::to_string(one.peer);
+      out += " " + to_text(one.op).str() + (one.op.fused != 0 ? "+" : "") + "[" + std::to_string(one.peer);
       for (std::uint16_t slot : {one.slot, one.source, one.local}) out += slot == no_slot ? "," : "," + std::to_string(slot);
       out += "]";
     }

@@ -38,12 +38,12 @@ inline unsigned broken_laws(plan_view const& plan) {
     for (int i = 0; i < plan.length(r); ++i) {
       action const a = plan.at(r, i);
       int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
-      bool const computes = a.what == kind::forward || a.what == kind::backward || a.what == kind::backward_input ||
-                            a.what == kind::backward_weight;
+      bool const computes = a.kind == kind::forward || a.kind == kind::backward || a.kind == kind::backward_input ||
+                            a.kind == kind::backward_weight;
       if (!computes || stage >= stages || m >= micro_batches || plan.rank_of_stage(stage) != r)
         broken |= bit(law::ids_in_range);
       else
-        stands[{a.what, stage, m}].push_back(i);
+        stands[{a.kind, stage, m}].push_back(i);
     }
   }
   auto const count = [&](kind k, int s, int m) {
@@ -76,8 +76,8 @@ inline unsigned broken_laws(plan_view const& plan) {
     for (int i = 0; i < plan.length(r); ++i) {
       action const a = plan.at(r, i);
       std::pair<int, int> const chunk{static_cast<int>(a.stage), static_cast<int>(a.micro_batch)};
-      if (a.what == kind::forward) in_flight.insert(chunk);
-      if (a.what == kind::backward || a.what == kind::backward_weight) in_flight.erase(chunk);
+      if (a.kind == kind::forward) in_flight.insert(chunk);
+      if (a.kind == kind::backward || a.kind == kind::backward_weight) in_flight.erase(chunk);
       if (plan.in_flight_limit > 0 && static_cast<int>(in_flight.size()) > plan.in_flight_limit) broken |= bit(law::in_flight);
       std::int64_t bytes = 0;
       for (auto const& [stage, m] : in_flight) bytes += plan.byte_limit > 0 && stage < stages ? plan.stage_bytes[stage] : 0;
@@ -95,7 +95,7 @@ inline unsigned broken_laws(plan_view const& plan) {
       if (a.fused == 0) continue;
       bool const last = i + 1 == plan.length(r);
       action const b = last ? action{} : plan.at(r, i + 1);
-      bool const halves = a.what == kind::forward && (b.what == kind::backward || b.what == kind::backward_input);
+      bool const halves = a.kind == kind::forward && (b.kind == kind::backward || b.kind == kind::backward_input);
       if (last || !halves || (a.stage == b.stage && a.micro_batch == b.micro_batch)) broken |= bit(law::fused_pair);
     }
   }
@@ -116,12 +116,12 @@ inline unsigned broken_laws(plan_view const& plan) {
       bool ready = true;
       for (action const a : node) {
         int const s = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
-        if (a.what == kind::forward) ready = ready && (s == 0 || is_made(kind::forward, s - 1, m));
-        if (a.what == kind::backward || a.what == kind::backward_input)
+        if (a.kind == kind::forward) ready = ready && (s == 0 || is_made(kind::forward, s - 1, m));
+        if (a.kind == kind::backward || a.kind == kind::backward_input)
           ready = ready && (s == stages - 1 || is_made(kind::backward, s + 1, m) || is_made(kind::backward_input, s + 1, m));
       }
       if (!ready) continue;
-      for (action const a : node) made.insert({a.what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)});
+      for (action const a : node) made.insert({a.kind, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)});
       at += static_cast<int>(node.size());
       moved = true;
     }
@@ -167,9 +167,9 @@ class machine {
       }
       instruction const& one = program_.at(r, mine.at);
       int taken = 1;
-      outcome const result = one.what.fused != 0 ? pair(r, mine, taken) : step(r, mine, one);
+      outcome const result = one.op.fused != 0 ? pair(r, mine, taken) : step(r, mine, one);
       if (!result.fault.empty())
-        return "rank " + std::to_string(r) + ", step " + std::to_string(mine.at) + ", " + to_text(one.what).str() + ": " +
+        return "rank " + std::to_string(r) + ", step " + std::to_string(mine.at) + ", " + to_text(one.op).str() + ": " +
                result.fault;
       if (result.blocked) {
         running.erase(running.begin() + static_cast<std::ptrdiff_t>(pick));
@@ -246,9 +246,9 @@ class machine {
   }
 
   outcome step(int r, rank& mine, instruction const& one) {
-    action const a = one.what;
+    action const a = one.op;
     int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
-    switch (a.what) {
+    switch (a.kind) {
       case kind::forward:
       case kind::backward:
       case kind::backward_input:
@@ -266,7 +266,7 @@ class machine {
       case kind::wait_send_backward: {
         if (one.source >= mine.sends.size()) return wrong("no such send slot");
         std::optional<transfer>& in = mine.sends[one.source];
-        kind const sent = a.what == kind::wait_send_forward ? kind::send_forward : kind::send_backward;
+        kind const sent = a.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward;
         if (!in || !(in->label == make_action(sent, stage, m)) || in->peer != one.peer) return wrong("waits for no such send");
         if (!in->complete) return {true};
         in.reset();
@@ -292,9 +292,9 @@ class machine {
   /// A fused pair: one action in time, so both halves must be able to start.
   outcome pair(int r, rank& mine, int& taken) {
     instruction const& first = program_.at(r, mine.at);
-    if (first.what.what != kind::forward || mine.at + 1 == program_.length(r)) return wrong("half a pair");
+    if (first.op.kind != kind::forward || mine.at + 1 == program_.length(r)) return wrong("half a pair");
     instruction const& second = program_.at(r, mine.at + 1);
-    if (second.what.what != kind::backward && second.what.what != kind::backward_input) return wrong("half a pair");
+    if (second.op.kind != kind::backward && second.op.kind != kind::backward_input) return wrong("half a pair");
     for (instruction const* half : {&first, &second}) {
       if (half->source < mine.buffers.size() && mine.buffers[half->source].pending) return {true};
     }
@@ -304,21 +304,21 @@ class machine {
   }
 
   outcome compute(int r, rank& mine, instruction const& one) {
-    action const a = one.what;
+    action const a = one.op;
     if (!lives_here(a, r)) return wrong("not this rank's work");
     int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
     cell const here{stage, m};
     if (one.slot >= mine.activations.size()) return wrong("no such activation slot");
-    bool const forward = a.what == kind::forward;
+    bool const forward = a.kind == kind::forward;
     if (!forward) {
       activation const& slot = mine.activations[one.slot];
       if (slot.graph != here) return wrong("its graph is not there");
-      if (slot.input_gradient_done != (a.what == kind::backward_weight))
+      if (slot.input_gradient_done != (a.kind == kind::backward_weight))
         return wrong("its input gradient comes once, before its W");
     }
 
     // Its input: where from, and is it the right one?
-    if (a.what != kind::backward_weight) {
+    if (a.kind != kind::backward_weight) {
       int const from = forward ? stage - 1 : stage + 1;
       bool const given = from < 0 || from == plan_.stages;
       bool const local = !given && plan_.rank_of_stage(from) == r;
@@ -347,11 +347,11 @@ class machine {
       if (!plan_.forward_only) slot.graph = here;
       slot.input_gradient_done = false;
       if (stage + 1 < plan_.stages) slot.outputs = value{false, stage, m};
-    } else if (a.what != kind::backward_weight) {
+    } else if (a.kind != kind::backward_weight) {
       slot.input_gradient_done = true;
       if (stage > 0) slot.input_gradients = value{true, stage, m};
     }
-    if (a.what == kind::backward || a.what == kind::backward_weight) {
+    if (a.kind == kind::backward || a.kind == kind::backward_weight) {
       slot.graph.reset();
       ++added_[stage];
       for (buffer& b : mine.buffers) {
@@ -370,7 +370,7 @@ class machine {
     if (content != what) return wrong("what it sends is not there");
     if (mine.sends[one.source]) return wrong("an unfinished send is in its slot");
     content.reset();
-    mine.sends[one.source] = transfer{false, one.what, one.peer};
+    mine.sends[one.source] = transfer{false, one.op, one.peer};
     edges_[{r, one.peer}].sends.push_back({one.source, what});
     return exchange(r, one.peer);
   }

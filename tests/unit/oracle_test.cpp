@@ -46,7 +46,7 @@ TEST_SUITE("oracle") {
         DOCTEST_FAIL_CHECK("seed ", seed, ": the oracle says ", broken, ", check says ", describe(f).str(), "\n", written(p));
         continue;
       }
-      program const lowered = lower(p);
+      program const lowered = lower(prove(p)).copy();
       finding const g = check(lowered.view());
       std::string const why = machine(lowered).run(d.random);
       if (g || !why.empty()) {
@@ -105,7 +105,7 @@ TEST_SUITE("oracle") {
     tally t;
     for (unsigned seed = 200000; seed < 210000; ++seed) {
       dice d{std::mt19937(seed)};
-      program const p = mutant(d, lower(lawful_plan(d)));
+      program const p = mutant(d, lower(prove(lawful_plan(d))).copy());
       std::string const why = machine(p).run(d.random);
       finding const f = check(p.view());
       t.count(f);
@@ -115,7 +115,8 @@ TEST_SUITE("oracle") {
     }
     DOCTEST_CHECK(t.seen == 10000);
     DOCTEST_CHECK(t.lawful > 1000);
-    for (law l : {law::ids_in_range, law::no_duplicate, law::complete, law::order, law::fused_pair, law::deadlock, law::matched, law::slots})
+    for (law l : {law::ids_in_range, law::no_duplicate, law::complete, law::order, law::fused_pair, law::deadlock, law::matched,
+                  law::slots})
       DOCTEST_CHECK_MESSAGE(t.by_law[static_cast<int>(l)] >= 20, std::string(name_of(l)), " ", t.by_law[static_cast<int>(l)]);
   }
 }

@@ -115,7 +115,7 @@ TEST_CASE("what each stage costs and holds may differ") {
     double held[4] = {};
     for (int r = 0; r < 4; ++r) {
       for (int i = 0; i < made.view().length(r); ++i) {
-        kind const what = made.view().at(r, i).what;
+        kind const what = made.view().at(r, i).kind;
         held[r] += what == kind::forward          ? memory.forward[r]
                    : what == kind::backward_input ? memory.backward_input[r]
                                                   : memory.backward_weight[r];

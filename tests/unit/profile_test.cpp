@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
 
-#include <chevron/run/step_records.hpp>
+#include <chevron/run/trace/trace_window.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/show/profile_read.hpp>
 
@@ -40,7 +40,7 @@ all_steps recorded_as_simulated(plan_view const& plan, cost_view const& costs, i
     out.emplace_back();
     for (int step = 1; step <= 2; ++step) {
       double const zero = 1000.0 * step + 3.0 * (g / plan.size.ranks) + wrong;
-      recorded_step one;
+      step_trace one;
       one.step = step;
       one.seconds = 0.5;
       double free = 0;
@@ -49,8 +49,8 @@ all_steps recorded_as_simulated(plan_view const& plan, cost_view const& costs, i
         double start = when.start.data[i], end = when.end.data[i];
         // The simulation has a pair's halves at once; a rank runs one, then the other.
         bool const second = i > plan.begin[r] && plan.actions[i - 1].fused != 0;
-        if (a.fused != 0) end = start + costs.of(a.what, static_cast<int>(a.stage));
-        if (second) start = end - costs.of(a.what, static_cast<int>(a.stage));
+        if (a.fused != 0) end = start + costs.of(a.kind, static_cast<int>(a.stage));
+        if (second) start = end - costs.of(a.kind, static_cast<int>(a.stage));
         one.entries.push_back({a, ns(zero + free), ns(zero + start), ns(zero + end)});
         free = end;
       }
@@ -145,14 +145,14 @@ TEST_CASE("what fused pairs gain is measured where their halves run beside each 
   auto const ran = [](kind what, unsigned fused, int micro_batch, double start, double end) {
     action a = make_action(what, 0, micro_batch);
     a.fused = fused & 1u;
-    return recorded{a, ns(start), ns(start), ns(end)};
+    return trace_event{a, ns(start), ns(start), ns(end)};
   };
   constexpr kind f = kind::forward, b = kind::backward;
-  recorded_step const step{.step = 1,
-                           .seconds = 0.0155,
-                           .peak_in_flight = 1,
-                           .entries = {ran(f, 0, 0, 0, 2), ran(f, 1, 1, 2, 6), ran(b, 0, 0, 2.5, 6.5), ran(f, 1, 2, 6.5, 9.5),
-                                       ran(b, 0, 1, 6.5, 11), ran(b, 0, 2, 11, 15)}};
+  step_trace const step{.step = 1,
+                        .seconds = 0.0155,
+                        .peak_in_flight = 1,
+                        .entries = {ran(f, 0, 0, 0, 2), ran(f, 1, 1, 2, 6), ran(b, 0, 0, 2.5, 6.5), ran(f, 1, 2, 6.5, 9.5),
+                                    ran(b, 0, 1, 6.5, 11), ran(b, 0, 2, 11, 15)}};
   profile const measured = profile_of(made, {{step}});
   CHECK(measured.forward[0] == doctest::Approx(2));
   CHECK(measured.backward[0] == doctest::Approx(4));
@@ -162,9 +162,9 @@ TEST_CASE("what fused pairs gain is measured where their halves run beside each 
 }
 
 TEST_CASE("what a rank kept is the same on whoever reads it") {
-  step_records kept;
+  trace_window kept;
   for (long step = 1; step <= 25; ++step) {
-    record of;
+    rank_trace of;
     of.reserve(2);
     of.begin_step(step);
     action half = make_action(kind::forward, 3, static_cast<int>(step));
@@ -178,9 +178,9 @@ TEST_CASE("what a rank kept is the same on whoever reads it") {
   }
   all_steps const read = steps_of({kept.text(), kept.text()});
   REQUIRE(read.size() == 2);
-  REQUIRE(read[1].size() == step_records::kept);
-  for (std::size_t k = 0; k < step_records::kept; ++k) {
-    recorded_step const& one = read[1][k];
+  REQUIRE(read[1].size() == trace_window::kept);
+  for (std::size_t k = 0; k < trace_window::kept; ++k) {
+    step_trace const& one = read[1][k];
     auto const step = static_cast<long>(k) + 6;
     CHECK(one.step == step);
     CHECK(one.seconds == 0.25 * static_cast<double>(step));
@@ -190,12 +190,12 @@ TEST_CASE("what a rank kept is the same on whoever reads it") {
     CHECK(one.memory.planned == 17);
     CHECK(one.memory.total == 80L << 30);
     REQUIRE(one.entries.size() == 2);
-    CHECK(to_text(one.entries[0].what).str() == to_text(make_action(kind::forward, 3, static_cast<int>(step))).str());
-    CHECK(one.entries[0].what.fused == 1);
+    CHECK(to_text(one.entries[0].op).str() == to_text(make_action(kind::forward, 3, static_cast<int>(step))).str());
+    CHECK(one.entries[0].op.fused == 1);
     CHECK(one.entries[0].start == 1000 * step);
     CHECK(one.entries[0].end == 1000 * step + 7);
-    CHECK(one.entries[1].what.what == kind::backward_weight);
-    CHECK(one.entries[1].what.stage == 5);
+    CHECK(one.entries[1].op.kind == kind::backward_weight);
+    CHECK(one.entries[1].op.stage == 5);
   }
 }
 

@@ -26,7 +26,7 @@ double peak_held(plan_view const& p, double kept_for_weight) {
   for (int r = 0; r < p.size.ranks; ++r) {
     double held = 0;
     for (int i = 0; i < p.length(r); ++i) {
-      kind const what = p.at(r, i).what;
+      kind const what = p.at(r, i).kind;
       held += what == kind::forward          ? 1
               : what == kind::backward       ? -1
               : what == kind::backward_input ? kept_for_weight - 1
@@ -171,7 +171,7 @@ TEST_CASE("backwards that stay whole") {
                            {.trials = 500}, work_graph::full_backward);
     REQUIRE_FALSE(check(got.best));
     for (int i = 0; i < got.best.view().total(); ++i) {
-      kind const what = got.best.actions.data[i].what;
+      kind const what = got.best.actions.data[i].kind;
       CHECK((what == kind::forward || what == kind::backward));
     }
     if (limit != 2) CHECK(got.length == 33);  // 1F1B, which nothing beats

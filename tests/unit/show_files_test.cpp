@@ -160,7 +160,7 @@ TEST_SUITE("show csv") {
       plan_view const view = made;
       for (int i = 0; i < view.total(); ++i) {
         action const a = view.actions[i];
-        if (a.what != kind::forward || a.stage == 0) continue;
+        if (a.kind != kind::forward || a.stage == 0) continue;
         CHECK(
             column.at(to_text(a).str()) >
             column.at(to_text(make_action(kind::forward, static_cast<int>(a.stage) - 1, static_cast<int>(a.micro_batch))).str()));
@@ -290,7 +290,7 @@ TEST_SUITE("show trace") {
 TEST_SUITE("show program") {
   TEST_CASE("every instruction is one line under its rank, with its peer") {
     show_test::for_each_plan([](plan const& p) {
-      program const made = lower(p);
+      program const made = lower(prove(p)).copy();
       program_view const view = made;
       std::vector<std::string> const lines = split(show::program_text(view), '\n');
       std::size_t at = 0;
@@ -300,8 +300,8 @@ TEST_SUITE("show program") {
         for (int i = 0; i < view.length(r); ++i, ++at) {
           instruction const& one = view.at(r, i);
           std::string const line = lines[at] + " ";
-          CHECK(line.find(" " + std::to_string(i) + "  " + to_text(one.what).str() + " ") != std::string::npos);
-          bool const sends = one.what.what == kind::send_forward || one.what.what == kind::send_backward;
+          CHECK(line.find(" " + std::to_string(i) + "  " + to_text(one.op).str() + " ") != std::string::npos);
+          bool const sends = one.op.kind == kind::send_forward || one.op.kind == kind::send_backward;
           if (sends) CHECK(line.find("to rank " + std::to_string(one.peer) + " ") != std::string::npos);
         }
         ++at;  // the empty line between ranks

@@ -116,9 +116,9 @@ TEST_SUITE("show picture") {
       show::box const& to = p.boxes[static_cast<std::size_t>(m.to)];
       CHECK(from.rank / 2 == to.rank / 2);
       CHECK(from.rank != to.rank);
-      bool const forward = from.what.what == kind::send_forward;
-      CHECK((forward || from.what.what == kind::send_backward));
-      CHECK(to.what.what == (forward ? kind::receive_forward : kind::receive_backward));
+      bool const forward = from.op.kind == kind::send_forward;
+      CHECK((forward || from.op.kind == kind::send_backward));
+      CHECK(to.op.kind == (forward ? kind::receive_forward : kind::receive_backward));
     }
   }
 }
@@ -180,7 +180,7 @@ TEST_SUITE("show svg") {
     CHECK(size_words(three) == "4 ranks, 8 microbatches, 3 steps");
     CHECK(three.boxes.size() == static_cast<std::size_t>(3 * p.actions.count));
     CHECK(messages_of(three).size() == static_cast<std::size_t>(3 * messages(p)));
-    for (show::box const& b : three.boxes) CHECK(b.what.micro_batch < 8);
+    for (show::box const& b : three.boxes) CHECK(b.op.micro_batch < 8);
     std::string error;
     std::vector<element> const all = show_test::read_xml(show::svg(three), error);
     CHECK(error == "");
@@ -195,8 +195,8 @@ TEST_SUITE("show svg") {
         std::vector<std::vector<std::pair<double, double>>> rows(static_cast<std::size_t>(p.size.ranks));
         int transfers = 0;
         for (show::box const& b : drawn.boxes) {
-          transfers += is_compute(b.what.what) ? 0 : 1;
-          if (!is_compute(b.what.what)) CHECK(b.end - b.start == doctest::Approx(0.25));
+          transfers += is_compute(b.op.kind) ? 0 : 1;
+          if (!is_compute(b.op.kind)) CHECK(b.end - b.start == doctest::Approx(0.25));
           if (b.of_pair != show::half::second) rows[static_cast<std::size_t>(b.rank)].push_back({b.start, b.end});
         }
         CHECK(transfers == messages(p) * (who == occupies::both ? 2 : 1));

@@ -76,8 +76,8 @@ TEST_SUITE("show text") {
               bool all = true;
               for (int i = 0; i < view.length(r); ++i) {
                 show::box b;
-                b.what = view.at(r, i);
-                b.chunk = view.chunk_of(static_cast<int>(b.what.stage));
+                b.op = view.at(r, i);
+                b.chunk = view.chunk_of(static_cast<int>(b.op.stage));
                 std::size_t const at = row.find(show::detail::label_of(b, view.size.chunks), from);
                 all = all && at != std::string::npos;
                 if (all) from = at + 1;

@@ -75,10 +75,10 @@ class stream_machine {
     return ((gradient ? plan_.stages : 0) + stage) * plan_.size.micro_batches + m;
   }
   int sent_by(action a) const {
-    return result(a.what == kind::send_backward, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
+    return result(a.kind == kind::send_backward, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
   }
   int received_by(action a) const {
-    bool const gradient = a.what == kind::receive_backward;
+    bool const gradient = a.kind == kind::receive_backward;
     return result(gradient, static_cast<int>(a.stage) + (gradient ? 1 : -1), static_cast<int>(a.micro_batch));
   }
   static bool computes(kind k) {
@@ -97,7 +97,7 @@ class stream_machine {
     std::map<int, int> additions, uses_left;  // by stage; by result received
     std::vector<int> sums(static_cast<std::size_t>(plan_.stages));
     auto const stream_of = [&](stream_name s) -> std::vector<int>& {
-      return streams_[{rank, {static_cast<int>(s.what), static_cast<int>(s.peer)}}];
+      return streams_[{rank, {static_cast<int>(s.kind), static_cast<int>(s.peer)}}];
     };
     auto const queue = [&](operation one) {
       stream_of(one.what.on).push_back(static_cast<int>(all_.size()));
@@ -112,7 +112,7 @@ class stream_machine {
     for (std::size_t at = 0; at < list.size(); ++at) {
       operation one{.what = list[at], .rank = rank, .position = static_cast<int>(at)};
       stream_operation const& o = one.what;
-      action const a = o.what;
+      action const a = o.op;
       int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
       if (o.does == stream_task::let_go) {
         if (in_send.count(o.slot) == 0) return wrong("lets go of nothing");
@@ -120,7 +120,7 @@ class stream_machine {
         in_send.erase(o.slot);
         continue;
       }
-      auto const event = std::pair(o.event.what, static_cast<int>(o.event.number));
+      auto const event = std::pair(o.event.kind, static_cast<int>(o.event.number));
       if (o.does == stream_task::record) recorded[event] = static_cast<int>(all_.size());
       if (o.does == stream_task::wait) {
         if (recorded.count(event) == 0) return wrong("waits for an event that was not recorded");
@@ -129,13 +129,13 @@ class stream_machine {
       if (o.does == stream_task::work) {
         auto const has = [&](kind k, int s) { return issued.count({k, result(false, s, m)}) > 0; };
         auto const has_gradient = [&](int s) { return has(kind::backward, s) || has(kind::backward_input, s); };
-        if (sends(a.what) || receives(a.what)) {
-          auto const ends = sends(a.what) ? std::pair(rank, static_cast<int>(o.peer)) : std::pair(static_cast<int>(o.peer), rank);
+        if (sends(a.kind) || receives(a.kind)) {
+          auto const ends = sends(a.kind) ? std::pair(rank, static_cast<int>(o.peer)) : std::pair(static_cast<int>(o.peer), rank);
           one.channel = static_cast<int>(channels_.try_emplace(ends, channels_.size()).first->second);
         }
-        if (computes(a.what)) {
-          bool const weights = a.what == kind::backward_weight, forward = a.what == kind::forward;
-          if (has(a.what, stage)) return wrong("computes twice");
+        if (computes(a.kind)) {
+          bool const weights = a.kind == kind::backward_weight, forward = a.kind == kind::forward;
+          if (has(a.kind, stage)) return wrong("computes twice");
           if (!forward && !weights && has_gradient(stage)) return wrong("computes a gradient twice");
           if (weights && (!has(kind::backward_input, stage) || has(kind::backward, stage))) return wrong("W without I");
           if (!forward && !weights && !has(kind::forward, stage)) return wrong("no graph to go back");
@@ -145,28 +145,28 @@ class stream_machine {
                                   : in_receive.count(o.slot) == 0 || in_receive[o.slot] != result(!forward, from, m))
               return wrong("its input is not there");
           }
-          if (plan_.forward_only ? forward : adds(a.what)) {
+          if (plan_.forward_only ? forward : adds(a.kind)) {
             for (int const done :
                  {stage > 0 ? result(false, stage - 1, m) : -1, stage + 1 < plan_.stages ? result(true, stage + 1, m) : -1})
               uses_left[done] = 0;
           }
-          if (adds(a.what)) {
+          if (adds(a.kind)) {
             if (sums[a.stage] != 0) return wrong("adds to a sum");
             one.turn = additions[stage]++;
           }
-          issued[{a.what, result(false, stage, m)}] = 1;
+          issued[{a.kind, result(false, stage, m)}] = 1;
           one.lost = lost;
-        } else if (sends(a.what)) {
-          if (a.what == kind::send_forward ? !has(kind::forward, stage) : !has_gradient(stage)) return wrong("nothing to send");
+        } else if (sends(a.kind)) {
+          if (a.kind == kind::send_forward ? !has(kind::forward, stage) : !has_gradient(stage)) return wrong("nothing to send");
           if (in_send.count(o.slot) > 0) return wrong("a send in its slot");
           in_send[o.slot] = sent_by(a);
-        } else if (receives(a.what)) {
+        } else if (receives(a.kind)) {
           if (in_receive.count(o.slot) > 0 && uses_left[in_receive[o.slot]] != 0) return wrong("receives over what is needed");
           in_receive[o.slot] = received_by(a);
           uses_left[received_by(a)] = 1;
           one.memory = static_cast<int>(memories_.try_emplace({rank, o.slot}, memories_.size()).first->second);
           slots_[static_cast<std::size_t>(received_by(a))] = one.memory;
-        } else if (a.what == kind::reduce_gradients) {
+        } else if (a.kind == kind::reduce_gradients) {
           if (sums[a.stage]++ != 0 || additions[stage] != plan_.size.micro_batches) return wrong("sums too early, or twice");
         } else {
           for (int s = 0; s < plan_.stages; ++s) {
@@ -231,7 +231,7 @@ class stream_machine {
     if (o.what.does != stream_task::work || state_[static_cast<std::size_t>(i)] == state::queued) return true;
     if (o.channel < 0) return true;
     // A rendezvous: as many must have begun at the other end.
-    auto const& there = sends(o.what.what.what) ? receives_ : sends_;
+    auto const& there = sends(o.what.op.kind) ? receives_ : sends_;
     return there[static_cast<std::size_t>(o.channel)].size() > turn_[static_cast<std::size_t>(i)];
   }
 
@@ -255,17 +255,17 @@ class stream_machine {
       return "begins before the step";
     if (!begins) --working;
     for (int const lost : begins ? o.lost : std::vector<int>{}) made_[static_cast<std::size_t>(lost)] = 0;
-    action const a = o.what.what;
-    if (computes(a.what)) return compute(o, begins);
+    action const a = o.what.op;
+    if (computes(a.kind)) return compute(o, begins);
     auto const meets = [&](auto& of) {
       turn_[static_cast<std::size_t>(i)] = of[static_cast<std::size_t>(o.channel)].size();
       of[static_cast<std::size_t>(o.channel)].push_back(i);
     };
-    if (sends(a.what)) {
+    if (sends(a.kind)) {
       if (begins) meets(sends_);
       return made_[static_cast<std::size_t>(sent_by(a))] != 0 ? "" : "what it sends is not there";
     }
-    if (receives(a.what)) {
+    if (receives(a.kind)) {
       int& into = content_[static_cast<std::size_t>(o.memory)];
       if (begins) {
         into = -1;
@@ -273,10 +273,10 @@ class stream_machine {
         return {};
       }
       int const from = sends_[static_cast<std::size_t>(o.channel)][turn_[static_cast<std::size_t>(i)]];
-      into = sent_by(all_[static_cast<std::size_t>(from)].what.what);
+      into = sent_by(all_[static_cast<std::size_t>(from)].what.op);
       return into == received_by(a) ? "" : "another message arrives";
     }
-    if (a.what == kind::reduce_gradients) {
+    if (a.kind == kind::reduce_gradients) {
       (begins ? summing_ : summed_)[a.stage] = 1;
       return additions_[a.stage] == plan_.size.micro_batches ? "" : "sums what is not complete";
     }
@@ -287,7 +287,7 @@ class stream_machine {
   }
 
   std::string compute(operation const& o, bool begins) {
-    action const a = o.what.what;
+    action const a = o.what.op;
     int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
     auto const there = [&](bool gradient, int from) {
       int const wanted = result(gradient, from, m);
@@ -295,21 +295,21 @@ class stream_machine {
       int const memory = slots_[static_cast<std::size_t>(wanted)];
       return memory >= 0 && content_[static_cast<std::size_t>(memory)] == wanted;
     };
-    bool const forward = a.what == kind::forward, weights = a.what == kind::backward_weight;
+    bool const forward = a.kind == kind::forward, weights = a.kind == kind::backward_weight;
     // What a W reads of its neighbours on this rank went into its graph.
     if (stage > 0 && (forward || !local(stage - 1, o.rank)) && !there(false, stage - 1)) return "its input is not there";
     if (!forward && stage + 1 < plan_.stages && (!weights || !local(stage + 1, o.rank)) && !there(true, stage + 1))
       return "its gradient is not there";
     int& graph = graph_[static_cast<std::size_t>(result(false, stage, m))];
     if (graph != (forward ? 0 : weights ? 2 : 1)) return "its graph is not there";
-    if (adds(a.what)) {
+    if (adds(a.kind)) {
       if (summing_[a.stage] != 0) return "adds to what is being summed";
       if (additions_[a.stage] != o.turn) return "adds out of turn";
     }
     if (begins) return {};
     if (forward) graph = 1, made_[static_cast<std::size_t>(result(false, stage, m))] = 1;
     if (!forward && !weights) graph = 2, made_[static_cast<std::size_t>(result(true, stage, m))] = 1;
-    if (adds(a.what)) ++additions_[a.stage];
+    if (adds(a.kind)) ++additions_[a.stage];
     return {};
   }
 

@@ -26,7 +26,7 @@ constexpr stream_name compute{stream_kind::compute}, side{stream_kind::side};
 
 TEST_SUITE("stream_order") {
   TEST_CASE("1F1B on two ranks, operation by operation") {
-    program const p = lower(expand(catalogue::one_f_one_b, {2, 3}));
+    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     DOCTEST_CHECK(listed(stream_order(p, 0)) ==
                   "[compute] 0F0\n"
                   "[compute] record computed\n"
@@ -77,7 +77,7 @@ TEST_SUITE("stream_order") {
 
   TEST_CASE("a fused pair: both messages are there, then two lanes, then one again") {
     // Rank 0 has stages 0 and 3.
-    program const p = lower(expand(catalogue::dual_pipe_v, {2, 5}));
+    program const p = lower(prove(expand(catalogue::dual_pipe_v, {2, 5}))).copy();
     buffer<stream_operation> const list = stream_order(p, 0);
     std::string const all = listed(list);
     DOCTEST_CHECK(all.find("[compute] record computed\n"
@@ -112,21 +112,21 @@ TEST_SUITE("stream_order") {
     for (unsigned seed = 0; seed < 500; ++seed) {
       dice d{std::mt19937(seed)};
       plan const of = lawful_plan(d);
-      program const p = lower(of);
+      program const p = lower(prove(of)).copy();
       std::map<std::pair<unsigned, unsigned>, stream_name> ran;  // F, by stage and microbatch
       for (int r = 0; r < of.size.ranks; ++r) {
         buffer<stream_operation> const list = stream_order(p, r);
         std::vector<stream_operation> work;
         for (stream_operation const& o : list) {
-          if (o.does == stream_task::work && is_compute(o.what.what)) work.push_back(o);
+          if (o.does == stream_task::work && is_compute(o.op.kind)) work.push_back(o);
         }
         DOCTEST_REQUIRE(static_cast<int>(work.size()) == of.view().length(r));
         for (std::size_t i = 0; i < work.size(); ++i) {
           stream_operation const& o = work[i];
           action const a = of.view().at(r, static_cast<int>(i));
           bool const half = a.fused != 0 || (i > 0 && of.view().at(r, static_cast<int>(i) - 1).fused != 0);
-          bool right = o.what == a && (o.on == compute || o.on == side);
-          if (a.what == kind::forward) {
+          bool right = o.op == a && (o.on == compute || o.on == side);
+          if (a.kind == kind::forward) {
             ran[{a.stage, a.micro_batch}] = o.on;
             right = right && (half ? !(o.on == work[i + 1].on) : o.on == compute);
           } else {

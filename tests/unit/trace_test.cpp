@@ -20,13 +20,13 @@ show::picture recorded(plan_view const& plan, costs const& each, double send) {
   show::picture out = show::picture_of(plan, each.view(), "measured");
   std::vector<show::box> messages;
   for (show::box const& b : out.boxes) {
-    int const stage = static_cast<int>(b.what.stage), micro_batch = static_cast<int>(b.what.micro_batch);
-    bool const forward = b.what.what == kind::forward;
-    if (boundary_sent(plan, b.what) >= 0) {
+    int const stage = static_cast<int>(b.op.stage), micro_batch = static_cast<int>(b.op.micro_batch);
+    bool const forward = b.op.kind == kind::forward;
+    if (boundary_sent(plan, b.op) >= 0) {
       messages.push_back(
           {b.rank, b.end, b.end + send, make_action(forward ? kind::send_forward : kind::send_backward, stage, micro_batch)});
     }
-    if (boundary_received(plan, b.what) >= 0) {
+    if (boundary_received(plan, b.op) >= 0) {
       messages.push_back({b.rank, b.start - 10, b.start,
                           make_action(forward ? kind::receive_forward : kind::receive_backward, stage, micro_batch)});
     }

@@ -90,11 +90,11 @@ struct stream_laws {
       if (!order.begins_with_step(i, r))
         return order.found(law::order, i,
                            " does not wait for the end of the step before: for nothing that its compute stream recorded");
-      stream_finding const f = is_compute(o.what.what)                 ? compute(i)
-                               : is_send(o.what.what)                  ? send(i)
-                               : is_receive(o.what.what)               ? receive(i)
-                               : o.what.what == kind::reduce_gradients ? sum(i)
-                                                                       : step(i, r);
+      stream_finding const f = is_compute(o.op.kind)                 ? compute(i)
+                               : is_send(o.op.kind)                  ? send(i)
+                               : is_receive(o.op.kind)               ? receive(i)
+                               : o.op.kind == kind::reduce_gradients ? sum(i)
+                                                                     : step(i, r);
       if (f) return f;
     }
     for (int const left : sent) {
@@ -117,10 +117,10 @@ struct stream_laws {
 
   /// What a computation begins with: the results of the stage before (or behind), from this rank or another.
   constexpr stream_finding take_input(int i) const {
-    action const a = at(i).what;
-    int const from = a.what == kind::backward_weight ? -1 : input_stage(plan, a);
+    action const a = at(i).op;
+    int const from = a.kind == kind::backward_weight ? -1 : input_stage(plan, a);
     if (from < 0) return {};
-    bool const goes_forward = a.what == kind::forward;
+    bool const goes_forward = a.kind == kind::forward;
     int const m = static_cast<int>(a.micro_batch);
     if (plan.rank_of[from] == plan.rank_of[a.stage]) {
       int const made = (goes_forward ? forward : gradient).data[from * plan.size.micro_batches + m];
@@ -130,23 +130,23 @@ struct stream_laws {
     int const message = received.data[at(i).slot];
     action const wanted =
         make_action(goes_forward ? kind::receive_forward : kind::receive_backward, static_cast<int>(a.stage), m);
-    if (message < 0 || !(at(message).what == wanted))
+    if (message < 0 || !(at(message).op == wanted))
       return order.found(law::slots, i, " takes from a slot that does not hold ", wanted);
     return before(message, i) ? stream_finding{} : late(law::order, i, message, ", whose message it takes");
   }
 
   constexpr stream_finding compute(int i) {
-    action const a = at(i).what;
+    action const a = at(i).op;
     int const cell = order.cell_of(a);
     int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
-    bool const adds = a.what == kind::backward || a.what == kind::backward_weight;
+    bool const adds = a.kind == kind::backward || a.kind == kind::backward_weight;
     if (stream_finding const f = allocate(i)) return f;
     if (stream_finding const f = take_input(i)) return f;
-    int& made = (a.what == kind::forward ? forward : a.what == kind::backward_weight ? weight : gradient).data[cell];
+    int& made = (a.kind == kind::forward ? forward : a.kind == kind::backward_weight ? weight : gradient).data[cell];
     if (made >= 0) return again(i);
     made = i;
-    if (a.what != kind::forward) {
-      bool const weights = a.what == kind::backward_weight;
+    if (a.kind != kind::forward) {
+      bool const weights = a.kind == kind::backward_weight;
       int const first = (weights ? gradient : forward).data[cell];
       if (first < 0) return early(i, make_action(weights ? kind::backward_input : kind::forward, stage, m));
       if (!before(first, i)) return late(law::order, i, first, ", whose graph it walks");
@@ -164,11 +164,11 @@ struct stream_laws {
 
   constexpr stream_finding send(int i) {
     stream_operation const& o = at(i);
-    bool const goes_forward = o.what.what == kind::send_forward;
-    int const made = (goes_forward ? forward : gradient).data[order.cell_of(o.what)];
+    bool const goes_forward = o.op.kind == kind::send_forward;
+    int const made = (goes_forward ? forward : gradient).data[order.cell_of(o.op)];
     if (made < 0)
-      return early(i, make_action(goes_forward ? kind::forward : kind::backward, static_cast<int>(o.what.stage),
-                                  static_cast<int>(o.what.micro_batch)));
+      return early(i, make_action(goes_forward ? kind::forward : kind::backward, static_cast<int>(o.op.stage),
+                                  static_cast<int>(o.op.micro_batch)));
     if (!before(made, i)) return late(law::order, i, made, ", whose results it sends");
     int& held = sent.data[o.slot];
     if (held >= 0) return order.found(law::slots, i, " takes the send slot of ", held, ", which has not been let go of");
@@ -180,8 +180,8 @@ struct stream_laws {
     stream_operation const& o = at(i);
     int& held = received.data[o.slot];
     if (held >= 0) {
-      int const cell = order.cell_of(at(held).what);
-      bool const input = at(held).what.what == kind::receive_forward;
+      int const cell = order.cell_of(at(held).op);
+      bool const input = at(held).op.kind == kind::receive_forward;
       if ((plan.forward_only ? forward : weight).data[cell] < 0)
         return order.found(law::slots, i, " is received over what is still needed of ", held);
       for (int const use : {input ? forward.data[cell] : -1, gradient.data[cell], weight.data[cell]}) {
@@ -200,7 +200,7 @@ struct stream_laws {
   }
 
   constexpr stream_finding sum(int i) {
-    int const stage = static_cast<int>(at(i).what.stage);
+    int const stage = static_cast<int>(at(i).op.stage);
     if (summed.data[stage] >= 0) return again(i);
     summed.data[stage] = i;
     if (additions.data[stage] < plan.size.micro_batches) {

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include <chevron/lower/program.hpp>
-#include <chevron/prove/gate.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/proved_plan.hpp>
 
 /// \file
 /// From a proved plan to a program: where sends, receives and waits go, which slot each tensor lives in, when gradients are
@@ -76,9 +76,10 @@ constexpr int instructions_needed(plan_view const& plan) {
   return plan.total() + 3 * messages(plan) + (plan.forward_only ? 0 : plan.stages + plan.size.ranks);
 }
 
-/// Lowers a plan that passed `check`; for any other the result means nothing. The program keeps the plan: move it in where it is
-/// not needed any more. O(actions + ranks²).
-constexpr program lower(plan source) {
+namespace detail {
+
+/// The program of a lawful plan; for any other the result means nothing.
+constexpr program lower_lawful(plan source) {
   program result;
   result.source = static_cast<plan&&>(source);
   plan_view const plan = result.source.view();
@@ -101,8 +102,8 @@ constexpr program lower(plan source) {
       action const a = actions[i];
       int const cell = static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch);
       int const position = i - plan.begin[r];
-      if (a.what == kind::forward) forward_at[cell] = position;
-      if (a.what == kind::backward || a.what == kind::backward_input) gradient_at[cell] = position;
+      if (a.kind == kind::forward) forward_at[cell] = position;
+      if (a.kind == kind::backward || a.kind == kind::backward_input) gradient_at[cell] = position;
     }
   }
 
@@ -119,10 +120,10 @@ constexpr program lower(plan source) {
   for (int sender = 0; sender < ranks; ++sender) {
     for (int r = 0; r < ranks; ++r) earliest_use[r] = plan.begin[r + 1] - plan.begin[r];
     for (int i = plan.begin[sender + 1] - 1; i >= plan.begin[sender]; --i) {
-      int const receiver = receivers[actions[i].stage].of(actions[i].what);
+      int const receiver = receivers[actions[i].stage].of(actions[i].kind);
       if (receiver < 0) continue;
       int const cell = static_cast<int>(actions[i].stage) * micro_batches + static_cast<int>(actions[i].micro_batch);
-      bool const goes_forward = actions[i].what == kind::forward;
+      bool const goes_forward = actions[i].kind == kind::forward;
       int const message = goes_forward ? cell : cells + cell;
       int use = goes_forward ? forward_at[cell + micro_batches] : gradient_at[cell - micro_batches];
       int const* const begin_there = plan.begin + receiver;
@@ -220,7 +221,7 @@ constexpr program lower(plan source) {
       std::uint16_t local_slot = no_slot;
       int peer_heard = -1;
       int heard = -1;
-      if (a.what == kind::forward) {
+      if (a.kind == kind::forward) {
         activation[cell] = activation_pool.take();
         done_once[cell] = false;
         if (stage > 0) {
@@ -233,7 +234,7 @@ constexpr program lower(plan source) {
             heard = forward_at[cell - micro_batches];
           }
         }
-      } else if (a.what != kind::backward_weight && stage < last_stage) {
+      } else if (a.kind != kind::backward_weight && stage < last_stage) {
         int const from = plan.rank_of[stage + 1];
         if (from == r) {
           local_slot = activation[cell + micro_batches];
@@ -253,9 +254,9 @@ constexpr program lower(plan source) {
         bool const second = i > plan.begin[r] && actions[i - 1].fused != 0;
         for (int half = second ? 0 : 1; half < 2; ++half) {
           outcome const& done = half == 0 ? first_half : own;
-          int const receiver = receivers[done.what.stage].of(done.what.what);
+          int const receiver = receivers[done.what.stage].of(done.what.kind);
           if (receiver < 0) continue;
-          bool const goes_forward = done.what.what == kind::forward;
+          bool const goes_forward = done.what.kind == kind::forward;
           int const message = goes_forward ? done.cell : cells + done.cell;
           sent_message& now = sent[sends++];
           now = {message, 0, send_pool.take()};
@@ -283,7 +284,7 @@ constexpr program lower(plan source) {
         }
       }
 
-      bool const lets_go = plan.forward_only || a.what == kind::backward || a.what == kind::backward_weight;
+      bool const lets_go = plan.forward_only || a.kind == kind::backward || a.kind == kind::backward_weight;
       if (lets_go) {
         if (stage > 0 && plan.rank_of[stage - 1] != r) {
           int const slot = receive_slot[cell - micro_batches];
@@ -305,7 +306,7 @@ constexpr program lower(plan source) {
         if (previous_here) activation_pool.give(activation[cell - micro_batches]);
         continue;
       }
-      if (next_here && (a.what == kind::backward || a.what == kind::backward_input)) {
+      if (next_here && (a.kind == kind::backward || a.kind == kind::backward_input)) {
         if (done_once[cell + micro_batches]) activation_pool.give(activation[cell + micro_batches]);
         done_once[cell + micro_batches] = true;
       }
@@ -325,37 +326,20 @@ constexpr program lower(plan source) {
   return result;
 }
 
-template <plan_source Source>
-constexpr program lower(Source const&) {
-  static_assert(!plan_source<Source>,
-                "a schedule is lowered at a shape: lower(expand(schedule, shape{.ranks = 4, .micro_batches = 8}))");
-  return {};
-}
-
-namespace detail {
-
-template <auto const& Source, shape Size>
-struct lowering {
-  using proved = gate<Source, Size>;
-  static constexpr int instructions = proved::holds ? instructions_needed(proved::result.view()) : 0;
-
-  static constexpr static_program<proved::ranks, proved::stages, proved::actions, instructions> work_out() {
-    static_program<proved::ranks, proved::stages, proved::actions, instructions> to;
-    program const from = lower(expand(Source, Size));
-    if (instructions == 0) to.instructions[0] = {};
-    to.source = proved::result;
-    for (int i = 0; i < instructions; ++i) to.instructions[i] = from.instructions.data[i];
-    for (int r = 0; r <= proved::ranks; ++r) to.begin[r] = from.begin.data[r];
-    for (int r = 0; r < proved::ranks; ++r) to.slots[r] = from.slots.data[r];
-    return to;
-  }
-  static constexpr auto result = work_out();
-};
-
 }  // namespace detail
 
-/// A proved schedule's program, as a constant.
-template <auto const& Source, shape Size>
-inline constexpr auto const& lowered = detail::lowering<Source, Size>::result;
+/// Lowers a proved plan, which the program keeps: move it in where it is not needed any more. O(actions + ranks²).
+constexpr proved_program lower(proved_plan source) {
+  if (source.owned_.begin.count > 0) return proved_program(detail::lower_lawful(static_cast<plan&&>(source.owned_)));
+  return proved_program(detail::lower_lawful(copy_of(source.constant_)));
+}
+
+/// A plan may break a law, and a program of such a plan would not run.
+template <std::same_as<plan> Plan>
+constexpr proved_program lower(Plan const&) {
+  static_assert(!std::same_as<Plan, plan>, "only a proved plan is lowered: lower(prove(plan))");
+  return lower(prove(plan()));
+}
+constexpr proved_program lower(plan_view const&) = delete;  // only a proved plan is lowered: lower(prove(plan))
 
 }  // namespace chevron

@@ -7,6 +7,7 @@
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/shape.hpp>
+#include <chevron/prove/proved_plan.hpp>
 
 /// \file
 /// A program: for each rank one list of instructions, complete with communication and the place of every tensor.
@@ -18,19 +19,27 @@ inline constexpr std::int16_t no_peer = -1;
 
 /// One instruction. Which fields count depends on the action's kind:
 ///
-/// | kind | peer | slot | source |
-/// |---|---|---|---|
-/// | F | – | activation slot that keeps inputs, outputs and graph until B or W | receive slot of its input; `no_slot` on stage 0
-/// or when the previous stage is on this rank (then `local` names that stage's activation slot) | | B, I | – | activation slot |
-/// receive slot of its output gradient; `no_slot` on the last stage or when the next stage is on this rank (then `local` names
-/// that stage's activation slot, which holds the gradient) | | W | – | activation slot; free afterwards | – | | SEND_F, SEND_B |
-/// rank that receives | activation slot whose output (or input gradient) is sent; directly after its F, B or I | send slot that
-/// keeps the transfer | | WAIT_SEND_F, WAIT_SEND_B | rank that receives | – | send slot; free afterwards | | RECV_F, RECV_B |
-/// rank that sends | – | receive slot the tensors go to | | REDUCE_GRAD, OPTIMIZER_STEP | – | – | – |
+// clang-format off
+/// | kind                   | peer  | slot                | source            | local               |
+/// |------------------------|-------|---------------------|-------------------|---------------------|
+/// | F                      | –     | its activation      | of its input      | of stage - 1        |
+/// | B, I                   | –     | its activation      | of its gradient   | of stage + 1        |
+/// | W                      | –     | its activation      | –                 | –                   |
+/// | SEND_F, SEND_B         | to    | that holds the data | its send slot     | –                   |
+/// | RECV_F, RECV_B         | from  | –                   | its receive slot  | –                   |
+/// | WAIT_SEND_F, _B        | to    | –                   | its send slot     | –                   |
+/// | REDUCE_GRAD, OPTIMIZER_STEP | – | –                  | –                 | –                   |
+// clang-format on
+///
+/// - An activation slot keeps inputs, outputs and graph of one (stage, microbatch) from its F until its B or W, which frees it.
+/// - The source of F, B and I is the receive slot of what they consume. It is `no_slot` where nothing is received: stage 0's
+///   input, the last stage's gradient, or a neighbour on this rank. Then `local` is that neighbour's activation slot.
+/// - A SEND stands directly after the F, B or I whose output or input gradient it sends. Its send slot is free after the
+/// WAIT_SEND.
 ///
 /// SEND actions carry the stage that sends, RECV actions the stage that receives: `2SEND_F0` meets `3RECV_F0`.
 struct instruction {
-  action what;
+  action op;
   std::int16_t peer;
   std::uint16_t slot;
   std::uint16_t source;
@@ -57,7 +66,7 @@ struct program_view {
   constexpr instruction const& at(int rank, int position) const { return instructions[begin[rank] + position]; }
 };
 
-/// A program that owns its memory, its plan included.
+/// A program that owns its memory, its plan included: as a file may hold it, lawful or not. What runs is a `proved_program`.
 struct program {
   chevron::plan source;
   buffer<instruction> instructions;
@@ -71,7 +80,7 @@ struct program {
   constexpr operator program_view() const&& = delete;
 };
 
-/// A program whose size is part of its type: what `lowered<>` gives.
+/// A program whose size is part of its type: where `lowered<>` keeps it.
 template <int Ranks, int Stages, int Actions, int Instructions>
 struct static_program {
   static_plan<Ranks, Stages, Actions> source;
@@ -86,12 +95,55 @@ struct static_program {
   constexpr operator program_view() const&& = delete;
 };
 
-/// The forwards of a program's plan; to be lowered again.
+namespace detail {
+template <auto const& Source, shape Size>
+struct lowering;
+}
+
+/// A program that may run. Only `lower` makes one, of a proved plan, and `lowered<>`: that of `lower` owns its program, that of
+/// `lowered<>` is a handle to a constant. Either may be held by value and copied.
+class proved_program {
+ public:
+  /// The program, for as long as this lives. Not of a temporary: it would point to what is gone.
+  constexpr program_view view() const& { return owned_.begin.count > 0 ? owned_.view() : constant_; }
+  constexpr program_view view() const&& = delete;
+  constexpr operator program_view() const& { return view(); }
+  constexpr operator program_view() const&& = delete;
+
+  /// A copy to look into or to change; nothing runs it.
+  constexpr program copy() const {
+    program_view const from = view();
+    program to;
+    if (owned_.begin.count > 0) return owned_;
+    int const ranks = from.plan.size.ranks;
+    to.source = copy_of(from.plan);
+    to.instructions = buffer<instruction>(from.total());
+    to.begin = buffer<int>(ranks + 1);
+    to.slots = buffer<slot_counts>(ranks);
+    for (int i = 0; i < from.total(); ++i) to.instructions.data[i] = from.instructions[i];
+    for (int r = 0; r <= ranks; ++r) to.begin.data[r] = from.begin[r];
+    for (int r = 0; r < ranks; ++r) to.slots.data[r] = from.slots[r];
+    return to;
+  }
+
+ private:
+  friend constexpr proved_program lower(proved_plan source);
+  template <auto const& Source, shape Size>
+  friend struct detail::lowering;
+
+  constexpr explicit proved_program(program made) : owned_(static_cast<program&&>(made)) {}
+  constexpr explicit proved_program(program_view constant) : constant_(constant) {}
+
+  program owned_;            // empty in a handle to a constant
+  program_view constant_{};  // empty where the program is owned
+};
+
+/// The forwards of a program's plan; to be proved and lowered again.
 constexpr plan forward_part(program_view const& of, int micro_batches = max_micro_batches) {
   return forward_part(of.plan, micro_batches);
 }
-constexpr plan forward_part(program const& of, int micro_batches = max_micro_batches) {
-  return forward_part(of.source, micro_batches);
+constexpr plan forward_part(proved_program const& of, int micro_batches = max_micro_batches) {
+  return forward_part(of.view().plan, micro_batches);
 }
 
 }  // namespace chevron

@@ -79,16 +79,16 @@ struct stream_clocks {
 
   constexpr bool makes_sense(stream_operation const& o, int rank) const {
     if (o.does == stream_task::let_go) return o.slot != no_slot;
-    bool const edge = o.on.what == stream_kind::send || o.on.what == stream_kind::receive;
-    if (o.on.what > stream_kind::receive || (edge && !is_peer(o.on.peer, rank))) return false;
-    if (o.does == stream_task::record || o.does == stream_task::wait) return o.event.what <= event_kind::summed;
-    action const a = o.what;
-    if (o.does != stream_task::work || static_cast<int>(a.what) >= program_kinds || is_wait(a.what)) return false;
-    if (a.what == kind::optimizer_step) return true;
+    bool const edge = o.on.kind == stream_kind::send || o.on.kind == stream_kind::receive;
+    if (o.on.kind > stream_kind::receive || (edge && !is_peer(o.on.peer, rank))) return false;
+    if (o.does == stream_task::record || o.does == stream_task::wait) return o.event.kind <= event_kind::summed;
+    action const a = o.op;
+    if (o.does != stream_task::work || static_cast<int>(a.kind) >= program_kinds || is_wait(a.kind)) return false;
+    if (a.kind == kind::optimizer_step) return true;
     if (static_cast<int>(a.stage) >= plan.stages || plan.rank_of[a.stage] != rank) return false;
-    if (a.what == kind::reduce_gradients) return true;
+    if (a.kind == kind::reduce_gradients) return true;
     if (static_cast<int>(a.micro_batch) >= micro_batches) return false;
-    if (is_compute(a.what)) {
+    if (is_compute(a.kind)) {
       int const from = input_stage(plan, a);
       return from < 0 || plan.rank_of[from] == rank || o.slot != no_slot;
     }
@@ -111,8 +111,8 @@ struct stream_clocks {
           return found(law::ids_in_range, i,
                        " names a stream, event, peer, slot, stage or microbatch that this rank does not have");
         if (o.does == stream_task::let_go) continue;
-        int const which = o.on.what < stream_kind::send    ? static_cast<int>(o.on.what)
-                          : o.on.what == stream_kind::send ? 3 + o.on.peer
+        int const which = o.on.kind < stream_kind::send    ? static_cast<int>(o.on.kind)
+                          : o.on.kind == stream_kind::send ? 3 + o.on.peer
                                                            : 3 + ranks + o.on.peer;
         int& known = number.data[r * kinds + which];
         if (which != 0 && known == 0) head.data[streams] = -1, known = streams++;
@@ -139,14 +139,14 @@ struct stream_clocks {
       for (int i = begin.data[r]; i < begin.data[r + 1]; ++i) {
         stream_operation const& o = operations.data[i];
         if (o.does != stream_task::record && o.does != stream_task::wait) continue;
-        int& record = recorded.data[static_cast<int>(o.event.what) * numbers + o.event.number];
+        int& record = recorded.data[static_cast<int>(o.event.kind) * numbers + o.event.number];
         if (o.does == stream_task::record) record = i;
         if (o.does == stream_task::wait && record < 0) return found(law::order, i, ", an event that has not been recorded");
         if (o.does == stream_task::wait) partner.data[i] = record;
       }
       for (int i = begin.data[r + 1] - 1; i >= begin.data[r]; --i) {
         stream_operation const& o = operations.data[i];
-        if (o.does != stream_task::work || !is_receive(o.what.what)) continue;
+        if (o.does != stream_task::work || !is_receive(o.op.kind)) continue;
         int& channel = first.data[o.peer * ranks + r];
         chain.data[i] = channel;
         channel = i;
@@ -155,11 +155,11 @@ struct stream_clocks {
     for (int r = 0; r < ranks; ++r) {
       for (int i = begin.data[r]; i < begin.data[r + 1]; ++i) {
         stream_operation const& o = operations.data[i];
-        if (o.does != stream_task::work || !is_send(o.what.what)) continue;
+        if (o.does != stream_task::work || !is_send(o.op.kind)) continue;
         int& channel = first.data[r * ranks + o.peer];
-        action const wanted = receive_of(o.what);
+        action const wanted = receive_of(o.op);
         if (channel < 0) return found(law::matched, i, " is never received: nobody posts ", wanted);
-        if (!(operations.data[channel].what == wanted))
+        if (!(operations.data[channel].op == wanted))
           return found(law::matched, channel, " is posted where this channel delivers ", wanted);
         partner.data[i] = channel;
         partner.data[channel] = i;
@@ -167,7 +167,7 @@ struct stream_clocks {
       }
     }
     for (int const left : first) {
-      if (left >= 0) return found(law::matched, left, " is never sent: there is no ", send_of(operations.data[left].what));
+      if (left >= 0) return found(law::matched, left, " is never sent: there is no ", send_of(operations.data[left].op));
     }
     return {};
   }

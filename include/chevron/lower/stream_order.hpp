@@ -20,15 +20,15 @@ enum class stream_kind : std::uint8_t {
 
 /// A stream of a rank: `compute`, `side`, `sums`, `to 1`, `from 1`.
 struct stream_name {
-  stream_kind what;
+  stream_kind kind;
   std::int16_t peer = no_peer;  ///< of send and receive
   friend constexpr bool operator==(stream_name, stream_name) = default;
 };
 
 constexpr void append(text& out, stream_name s) {
   constexpr char const* names[] = {"compute", "side", "sums", "to ", "from "};
-  out.append(static_cast<int>(s.what) < 5 ? names[static_cast<int>(s.what)] : "?");
-  if (s.what == stream_kind::send || s.what == stream_kind::receive) out.append(static_cast<int>(s.peer));
+  out.append(static_cast<int>(s.kind) < 5 ? names[static_cast<int>(s.kind)] : "?");
+  if (s.kind == stream_kind::send || s.kind == stream_kind::receive) out.append(static_cast<int>(s.peer));
 }
 
 enum class event_kind : std::uint8_t {
@@ -41,15 +41,15 @@ enum class event_kind : std::uint8_t {
 
 /// An event. Recorded anew, it is another point: a wait means the last record before it in the order of the host.
 struct event_name {
-  event_kind what;
+  event_kind kind;
   std::uint16_t number = 0;  ///< of arrived, sent and summed
   friend constexpr bool operator==(event_name, event_name) = default;
 };
 
 constexpr void append(text& out, event_name e) {
   constexpr char const* names[] = {"computed", "side computed", "arrived ", "sent ", "summed "};
-  out.append(static_cast<int>(e.what) < 5 ? names[static_cast<int>(e.what)] : "?");
-  if (e.what >= event_kind::arrived) out.append(static_cast<int>(e.number));
+  out.append(static_cast<int>(e.kind) < 5 ? names[static_cast<int>(e.kind)] : "?");
+  if (e.kind >= event_kind::arrived) out.append(static_cast<int>(e.number));
 }
 
 enum class stream_task : std::uint8_t {
@@ -65,7 +65,7 @@ struct stream_operation {
   stream_name on;
   stream_task does;
   event_name event;    ///< record, wait
-  action what;         ///< work
+  action op;           ///< work
   std::int16_t peer;   ///< SEND and RECV: the other rank; with it, the channel, whatever the stream is
   std::uint16_t slot;  ///< SEND, let_go: send slot. RECV, and F, B, I that take a message: receive slot
   friend constexpr bool operator==(stream_operation const&, stream_operation const&) = default;
@@ -102,8 +102,8 @@ constexpr void append(text& out, stream_operation const& o) {
       append(out, o.event);
       break;
     case stream_task::work: {
-      append(out, o.what);
-      bool const receives = o.what.what == kind::receive_forward || o.what.what == kind::receive_backward;
+      append(out, o.op);
+      bool const receives = o.op.kind == kind::receive_forward || o.op.kind == kind::receive_backward;
       if (o.slot != no_slot) out.append(receives ? " into " : " from ").append(static_cast<int>(o.slot));
       break;
     }
@@ -165,12 +165,12 @@ constexpr buffer<stream_operation> stream_order(program_view const& program, int
     if (one.source != no_slot) write.add(waiting({event_kind::arrived, one.source}, compute));
   };
   auto const run = [&](instruction const& one) {
-    write.add(working(one.what, lane[cell(one.what)] == 0 ? compute : side, one.source));
+    write.add(working(one.op, lane[cell(one.op)] == 0 ? compute : side, one.source));
   };
   for (int i = 0; i < length; ++i) {
     instruction const& one = program.at(rank, i);
-    action const a = one.what;
-    switch (a.what) {
+    action const a = one.op;
+    switch (a.kind) {
       case kind::receive_forward:
       case kind::receive_backward:
         write.aside(working(a, {stream_kind::receive, one.peer}, one.source, one.peer), {event_kind::arrived, one.source});
@@ -195,8 +195,8 @@ constexpr buffer<stream_operation> stream_order(program_view const& program, int
         break;
       default: {
         instruction const* const other = a.fused != 0 ? &program.at(rank, ++i) : nullptr;  // a pair's second half
-        if (a.what == kind::forward)
-          lane[cell(a)] = other != nullptr && lane[cell(other->what)] == 0 ? std::uint8_t{1} : std::uint8_t{0};
+        if (a.kind == kind::forward)
+          lane[cell(a)] = other != nullptr && lane[cell(other->op)] == 0 ? std::uint8_t{1} : std::uint8_t{0};
         bool const forks = other != nullptr || lane[cell(a)] != 0;
         take_message(one);
         if (other != nullptr) take_message(*other);

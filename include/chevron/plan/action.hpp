@@ -44,17 +44,17 @@ inline constexpr int max_micro_batches = 65535;
 
 /// One action: this kind of work, on this stage, for this microbatch. Written `3F0`: stage 3, forward, microbatch 0.
 ///
-/// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two actions next to each other: an F with
-/// `fused` set, then its B or I. The two are one action in time: the pair starts when both have what they need, and both
+/// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two actions next to each other: an F
+/// with `fused` set, then its B or I. The two are one action in time: the pair starts when both have what they need, and both
 /// results are there at its end. Equality is about the work alone, fused or not.
 struct action {
-  kind what : 4;
+  chevron::kind kind : 4;
   std::uint32_t fused : 1;  ///< this F and the action after it are a fused pair
   std::uint32_t stage : 11;
   std::uint32_t micro_batch : 16;
 
   friend constexpr bool operator==(action a, action b) {
-    return a.what == b.what && a.stage == b.stage && a.micro_batch == b.micro_batch;
+    return a.kind == b.kind && a.stage == b.stage && a.micro_batch == b.micro_batch;
   }
 };
 static_assert(sizeof(action) == 4, "an action is four bytes: constant evaluation and traces rely on it");
@@ -64,13 +64,13 @@ constexpr action make_action(kind what, int stage, int micro_batch) {
 }
 
 constexpr void append(text& out, action a) {
-  if (a.what == kind::optimizer_step) {
-    out.append(letters_of(a.what));
+  if (a.kind == kind::optimizer_step) {
+    out.append(letters_of(a.kind));
     return;
   }
   out.append(static_cast<int>(a.stage));
-  out.append(letters_of(a.what));
-  if (a.what != kind::reduce_gradients) out.append(static_cast<int>(a.micro_batch));
+  out.append(letters_of(a.kind));
+  if (a.kind != kind::reduce_gradients) out.append(static_cast<int>(a.micro_batch));
 }
 
 /// The two halves of a fused pair, for its text: `(0F7;7B3)OVERLAP_F_B`, as PyTorch spells it.

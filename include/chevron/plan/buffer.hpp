@@ -39,7 +39,8 @@ struct buffer {
     }
     return *this;
   }
-  constexpr buffer(buffer const& other) : buffer(other.count) {
+  constexpr buffer(buffer const& other)
+      : data(other.data == nullptr ? nullptr : new Element[array_size(other.count)]), count(other.count) {
     for (int i = 0; i < count; ++i) data[i] = other.data[i];
   }
   constexpr buffer& operator=(buffer const& other) {

@@ -51,8 +51,8 @@ struct cost_view {
 
   /// Cost of a fused pair.
   constexpr double of_pair(action forward_half, action backward_half) const {
-    double const f = of(forward_half.what, static_cast<int>(forward_half.stage));
-    double const b = of(backward_half.what, static_cast<int>(backward_half.stage));
+    double const f = of(forward_half.kind, static_cast<int>(forward_half.stage));
+    double const b = of(backward_half.kind, static_cast<int>(backward_half.stage));
     return f + b - hidden * (f < b ? f : b);
   }
 

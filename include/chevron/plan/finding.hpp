@@ -31,8 +31,9 @@ enum class law : int {
 };
 
 constexpr char const* name_of(law l) {
-  constexpr char const* names[] = {"none",     "shape", "description", "placement", "ids_in_range", "no_duplicate",
-                                   "complete", "order", "fused_pair", "deadlock",    "in_flight", "bytes", "messages", "matched",      "slots"};
+  constexpr char const* names[] = {"none",         "shape",    "description", "placement",  "ids_in_range",
+                                   "no_duplicate", "complete", "order",       "fused_pair", "deadlock",
+                                   "in_flight",    "bytes",    "messages",    "matched",    "slots"};
   return names[static_cast<int>(l)];
 }
 
@@ -53,7 +54,8 @@ struct finding {
   std::int64_t number = 0;
   std::int64_t limit = 0;
   char const* words = "";
-  // For a schedule that came as text: the place, counted from 1, and what stands there. With a place and no rank, `words` say all.
+  // For a schedule that came as text: the place, counted from 1, and what stands there. With a place and no rank, `words` say
+  // all.
   int line = 0;
   int column = 0;
   std::string_view there{};

@@ -26,7 +26,7 @@ constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_b
   if (micro_batches < of.size.micro_batches) only.size.micro_batches = micro_batches;
   int const ranks = of.size.ranks, total = of.total();
   auto const wanted = [&](action what) {
-    return what.what == kind::forward && static_cast<int>(what.micro_batch) < micro_batches;
+    return what.kind == kind::forward && static_cast<int>(what.micro_batch) < micro_batches;
   };
   int forwards = 0;
   for (int i = 0; i < total; ++i) forwards += wanted(of.actions[i]) ? 1 : 0;

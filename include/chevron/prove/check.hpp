@@ -89,28 +89,28 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       f.rank = r;
       f.position = i - first;
       f.what = a;
-      if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r || !is_compute(a.what)) {
+      if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r || !is_compute(a.kind)) {
         f.broken = law::ids_in_range;
-        if (is_compute(a.what)) return misplaced(plan, f);
+        if (is_compute(a.kind)) return misplaced(plan, f);
         f.words = " is no computation: a plan holds only F, B, I and W; stages: ", f.limit = plan.stages;
         return f;
       }
       std::uint8_t& cell = seen[stage * micro_batches + micro_batch];
-      std::uint8_t const bit = seen_bit(a.what);
+      std::uint8_t const bit = seen_bit(a.kind);
       if ((cell & bit) != 0) {
         f.broken = law::no_duplicate;
         f.words = " was already done at step ";
         f.other_position = position_of(plan, r, a);
         return f;
       }
-      if (plan.forward_only && a.what != kind::forward) {
+      if (plan.forward_only && a.kind != kind::forward) {
         f.broken = law::no_duplicate;
         f.words = " has no place in a forward-only plan";
         return f;
       }
       if (a.fused != 0) {
         action const other = i + 1 < stop ? actions[i + 1] : a;
-        bool const pair = a.what == kind::forward && (other.what == kind::backward || other.what == kind::backward_input);
+        bool const pair = a.kind == kind::forward && (other.kind == kind::backward || other.kind == kind::backward_input);
         if (!pair || (other.stage == a.stage && other.micro_batch == a.micro_batch)) {
           f.broken = law::fused_pair;
           f.words = i + 1 == stop ? " is marked as half of a fused pair, but is the last action of its rank"
@@ -121,18 +121,18 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
           return f;
         }
       }
-      bool const mixes = (a.what == kind::backward && (cell & (seen_input | seen_weight)) != 0) ||
-                         ((a.what == kind::backward_input || a.what == kind::backward_weight) && (cell & seen_backward) != 0);
+      bool const mixes = (a.kind == kind::backward && (cell & (seen_input | seen_weight)) != 0) ||
+                         ((a.kind == kind::backward_input || a.kind == kind::backward_weight) && (cell & seen_backward) != 0);
       if (mixes) {
         f.broken = law::no_duplicate;
-        f.words = a.what == kind::backward ? " would add these gradients twice: this microbatch already has an I or a W"
+        f.words = a.kind == kind::backward ? " would add these gradients twice: this microbatch already has an I or a W"
                                            : " would add these gradients twice: this microbatch already has a B";
         return f;
       }
-      std::uint8_t const needs = a.what == kind::forward ? 0 : a.what == kind::backward_weight ? seen_input : seen_forward;
+      std::uint8_t const needs = a.kind == kind::forward ? 0 : a.kind == kind::backward_weight ? seen_input : seen_forward;
       if ((cell & needs) != needs && !late) {
         f.broken = law::order;
-        f.other = make_action(a.what == kind::backward_weight ? kind::backward_input : kind::forward, stage, micro_batch);
+        f.other = make_action(a.kind == kind::backward_weight ? kind::backward_input : kind::forward, stage, micro_batch);
         late = f;
       }
       cell = static_cast<std::uint8_t>(cell | bit);
@@ -175,11 +175,11 @@ constexpr need need_of(plan_view const& plan, action a, std::uint8_t const* seen
   int const micro_batches = plan.size.micro_batches;
   int const stage = static_cast<int>(a.stage);
   int const micro_batch = static_cast<int>(a.micro_batch);
-  if (a.what == kind::forward && stage > 0) {
+  if (a.kind == kind::forward && stage > 0) {
     bool const made = (seen[(stage - 1) * micro_batches + micro_batch] & made_forward) != 0;
     return {!made, make_action(kind::forward, stage - 1, micro_batch)};
   }
-  if ((a.what == kind::backward || a.what == kind::backward_input) && stage + 1 < plan.stages) {
+  if ((a.kind == kind::backward || a.kind == kind::backward_input) && stage + 1 < plan.stages) {
     std::uint8_t const after = seen[(stage + 1) * micro_batches + micro_batch];
     kind const made_by = (after & seen_input) != 0 ? kind::backward_input : kind::backward;
     return {(after & made_gradient) == 0, make_action(made_by, stage + 1, micro_batch)};
@@ -208,8 +208,8 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t* seen) {
         for (int half = 0; half < halves; ++half) {
           action const a = plan.actions[next[r]++];
           std::uint8_t& cell = seen[static_cast<int>(a.stage) * plan.size.micro_batches + static_cast<int>(a.micro_batch)];
-          if (a.what == kind::forward) cell = static_cast<std::uint8_t>(cell | made_forward);
-          if (a.what == kind::backward || a.what == kind::backward_input) cell = static_cast<std::uint8_t>(cell | made_gradient);
+          if (a.kind == kind::forward) cell = static_cast<std::uint8_t>(cell | made_forward);
+          if (a.kind == kind::backward || a.kind == kind::backward_input) cell = static_cast<std::uint8_t>(cell | made_gradient);
         }
         moved = true;
       }
@@ -253,7 +253,7 @@ constexpr finding check_in_flight(plan_view const& plan) {
     if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
     int now = 0;
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-      now += in_flight_change(plan.actions[i].what, plan.forward_only);
+      now += in_flight_change(plan.actions[i].kind, plan.forward_only);
       if (now <= limit) continue;
       finding f;
       f.broken = law::in_flight;

@@ -45,9 +45,9 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   int* const maker = maker_memory.data;
   for (int i = 0; i < total; ++i) {
     action const a = plan.actions[i];
-    if (a.what == kind::backward_weight) continue;
+    if (a.kind == kind::backward_weight) continue;
     int const cell = static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch);
-    maker[a.what == kind::forward ? cell : cells + cell] = i;
+    maker[a.kind == kind::forward ? cell : cells + cell] = i;
   }
   auto const first_of_pair = [&](int i) {
     return i > plan.begin[plan.rank_of[plan.actions[i].stage]] && plan.actions[i - 1].fused != 0 ? i - 1 : i;
@@ -84,9 +84,9 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
       action const a = plan.actions[half];
       int const boundary = boundary_received(plan, a);
       if (boundary < 0) continue;
-      int const from = a.what == kind::forward ? boundary : boundary + 1;
+      int const from = a.kind == kind::forward ? boundary : boundary + 1;
       int const cell = from * micro_batches + static_cast<int>(a.micro_batch);
-      int const producer = maker[a.what == kind::forward ? cell : cells + cell];
+      int const producer = maker[a.kind == kind::forward ? cell : cells + cell];
       double const takes = costs.of_message(boundary);
       double arrives = sender ? sent_at(producer) : when.end.data[producer] + takes;
       if (receiver) arrives -= takes;

@@ -6,6 +6,7 @@
 
 #include <chevron/plan/text.hpp>
 #include <chevron/prove/check.hpp>
+#include <chevron/prove/proved_plan.hpp>
 
 /// \file
 /// The gate: `checked<schedule, shape>` compiles only if every law holds.
@@ -49,6 +50,13 @@ concept plan_source = requires(Source const& source, shape size) {
 };
 
 /// What only a plan can be asked.
+template <plan_source Source>
+constexpr proved_plan prove(Source const&) {
+  static_assert(!plan_source<Source>,
+                "a schedule is proved at a shape: prove(expand(schedule, shape{.ranks = 4, .micro_batches = 8})), or while "
+                "compiling checked<schedule, shape{.ranks = 4, .micro_batches = 8}>");
+  return prove(plan());
+}
 template <plan_source Source>
 constexpr finding check(Source const&) {
   static_assert(!plan_source<Source>,
@@ -136,14 +144,14 @@ struct gate {
   static constexpr bool holds = verdict::holds;
 
   /// The plan, once `holds` has been asked for.
-  static constexpr plan_type const& passed() {
+  static constexpr proved_plan passed() {
     static_assert(holds || !holds);
-    return result;
+    return proved_plan(result.view());
   }
 };
 
 template <auto const& Source, shape Size>
-constexpr auto const& through_the_gate() {
+constexpr proved_plan through_the_gate() {
   if constexpr (requires { expand(Source, Size); }) {
     return gate<Source, Size>::passed();
   } else {
@@ -151,20 +159,20 @@ constexpr auto const& through_the_gate() {
         requires { expand(Source, Size); },
         "checked takes a schedule: a description, a list schedule, a building block, from_csv, or a constexpr function "
         "plan(shape)");
-    return Source;
+    return prove(plan());
   }
 }
 
 }  // namespace detail
 
-/// A proved plan, as a constant. `Source` is a description (or a constexpr function `plan(shape)`) with static storage,
-/// passed by reference so that it does not enter symbol names.
+/// A proved plan, as a constant: a handle that may be copied. `Source` is a description (or a constexpr function `plan(shape)`)
+/// with static storage, passed by reference so that it does not enter symbol names.
 ///
 /// ```cpp
-/// constexpr auto const& plan = chevron::checked<chevron::catalogue::zb_v, chevron::shape{.ranks = 4, .micro_batches = 8}>;
+/// constexpr auto plan = chevron::checked<chevron::catalogue::zb_v, chevron::shape{.ranks = 4, .micro_batches = 8}>;
 /// static_assert(peak_in_flight(plan, 0) == 8);
 /// ```
 template <auto const& Source, shape Size>
-inline constexpr auto const& checked = detail::through_the_gate<Source, Size>();
+inline constexpr proved_plan checked = detail::through_the_gate<Source, Size>();
 
 }  // namespace chevron

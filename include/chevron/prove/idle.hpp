@@ -47,9 +47,9 @@ constexpr buffer<idle_time> idle_times(plan_view const& plan, cost_view const& c
     int const first = plan.begin[r];
     int const stop = plan.begin[r + 1];
     int first_backward = first;
-    while (first_backward < stop && (plan.actions[first_backward].what == kind::forward)) ++first_backward;
+    while (first_backward < stop && (plan.actions[first_backward].kind == kind::forward)) ++first_backward;
     int last_forward = stop - 1;
-    while (last_forward > first && plan.actions[last_forward].what != kind::forward) --last_forward;
+    while (last_forward > first && plan.actions[last_forward].kind != kind::forward) --last_forward;
     if (first_backward == stop) first_backward = first;
 
     idle_time sum;

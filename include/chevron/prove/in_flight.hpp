@@ -20,12 +20,12 @@ struct in_flight_from {
 constexpr buffer<in_flight_from> in_flight_over_time(plan_view const& plan, timeline const& when, int rank) {
   int const stop = plan.begin[rank + 1];
   int count = 0;
-  for (int i = plan.begin[rank]; i < stop; ++i) count += in_flight_change(plan.actions[i].what, plan.forward_only) != 0 ? 1 : 0;
+  for (int i = plan.begin[rank]; i < stop; ++i) count += in_flight_change(plan.actions[i].kind, plan.forward_only) != 0 ? 1 : 0;
   buffer<in_flight_from> result(count);
   int now = 0;
   int filled = 0;
   for (int i = plan.begin[rank]; i < stop; ++i) {
-    int const change = in_flight_change(plan.actions[i].what, plan.forward_only);
+    int const change = in_flight_change(plan.actions[i].kind, plan.forward_only);
     if (change == 0) continue;
     now += change;
     result.data[filled++] = {change > 0 ? when.start.data[i] : when.end.data[i], now};

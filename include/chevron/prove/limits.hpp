@@ -26,7 +26,7 @@ constexpr finding check_bytes(plan_view const& plan) {
     std::int64_t now = 0;
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
       action const a = plan.actions[i];
-      now += in_flight_change(a.what, plan.forward_only) * plan.stage_bytes[a.stage];
+      now += in_flight_change(a.kind, plan.forward_only) * plan.stage_bytes[a.stage];
       if (now <= plan.byte_limit) continue;
       finding f;
       f.broken = law::bytes;

@@ -22,7 +22,7 @@ constexpr int peak_in_flight(plan_view const& plan, int rank) {
   int const stop = plan.begin[rank + 1];
   action const* const actions = plan.actions;
   for (int i = plan.begin[rank]; i < stop; ++i) {
-    now += in_flight_change(actions[i].what, plan.forward_only);
+    now += in_flight_change(actions[i].kind, plan.forward_only);
     most = now > most ? now : most;
   }
   return most;
@@ -45,7 +45,7 @@ constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes,
   int const stop = plan.begin[rank + 1];
   for (int i = plan.begin[rank]; i < stop; ++i) {
     action const a = plan.actions[i];
-    now += in_flight_change(a.what, plan.forward_only) * sizes.activation_of(static_cast<int>(a.stage));
+    now += in_flight_change(a.kind, plan.forward_only) * sizes.activation_of(static_cast<int>(a.stage));
     most = now > most ? now : most;
   }
   return most;

@@ -24,18 +24,18 @@ constexpr int last_of_pair(action const* actions, int i, int stop) { return acti
 
 /// The boundary that an action's result crosses to another rank: s between the stages s and s + 1; -1: none.
 constexpr int boundary_sent(plan_view const& plan, action a) {
-  if (a.what == kind::backward_weight) return -1;
+  if (a.kind == kind::backward_weight) return -1;
   int const stage = static_cast<int>(a.stage);
-  int const to = a.what == kind::forward ? stage + 1 : stage - 1;
+  int const to = a.kind == kind::forward ? stage + 1 : stage - 1;
   if (to < 0 || to >= plan.stages || plan.rank_of[to] == plan.rank_of[stage]) return -1;
   return to < stage ? to : stage;
 }
 
 /// The boundary over which an action's input comes from another rank; -1: none.
 constexpr int boundary_received(plan_view const& plan, action a) {
-  if (a.what == kind::backward_weight) return -1;
+  if (a.kind == kind::backward_weight) return -1;
   int const stage = static_cast<int>(a.stage);
-  int const from = a.what == kind::forward ? stage - 1 : stage + 1;
+  int const from = a.kind == kind::forward ? stage - 1 : stage + 1;
   if (from < 0 || from >= plan.stages || plan.rank_of[from] == plan.rank_of[stage]) return -1;
   return from < stage ? from : stage;
 }
@@ -90,9 +90,9 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
       if (halves == 0) {
         int needed = -1;
-        if (a.what == kind::forward) {
+        if (a.kind == kind::forward) {
           if (stage > 0) needed = cell - micro_batches;
-        } else if (a.what == kind::backward_weight) {
+        } else if (a.kind == kind::backward_weight) {
           if (made[cells + cell] < 0) needed = cells + cell;
         } else if (made[cell] < 0) {
           needed = cell;
@@ -123,13 +123,13 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
           i -= 2;  // back to the first half
           continue;
         }
-        now = finish = earliest + costs.of(a.what, stage);
+        now = finish = earliest + costs.of(a.kind, stage);
       }
       start[i] = earliest;
       end[i] = finish;
-      if (a.what != kind::backward_weight) {
-        int const result = a.what == kind::forward ? cell : cells + cell;
-        int const to = a.what == kind::forward ? stage + 1 : stage - 1;
+      if (a.kind != kind::backward_weight) {
+        int const result = a.kind == kind::forward ? cell : cells + cell;
+        int const to = a.kind == kind::forward ? stage + 1 : stage - 1;
         made[result] = finish;
         if (to >= 0 && to <= last_stage) {
           int const consumer = rank_of[to];
@@ -199,7 +199,7 @@ constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
   for (int i = plan.begin[rank]; i < stop;) {
     int const last = last_of_pair(plan.actions, i, stop);
     sum += last > i ? costs.of_pair(plan.actions[i], plan.actions[last])
-                    : costs.of(plan.actions[i].what, static_cast<int>(plan.actions[i].stage));
+                    : costs.of(plan.actions[i].kind, static_cast<int>(plan.actions[i].stage));
     i = last + 1;
   }
   return sum;

@@ -67,13 +67,13 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
       if (micro_batch >= micro_batches) return false;
       int cell = micro_batch * stages + stage;
 
-      if (a.what == kind::forward) {
+      if (a.kind == kind::forward) {
         if (a.fused != 0) {
           // Both halves must be able to start.
           if (i + 1 == stop || forward_only) return false;
           action other = plan.actions[i + 1];
           int other_stage = static_cast<int>(other.stage);
-          if (other.what != kind::backward && other.what != kind::backward_input) return false;
+          if (other.kind != kind::backward && other.kind != kind::backward_input) return false;
           if (other_stage > last_stage || plan.rank_of[other_stage] != rank) return false;
           if (static_cast<int>(other.micro_batch) >= micro_batches) return false;
           int other_cell = static_cast<int>(other.micro_batch) * stages + other_stage;
@@ -98,7 +98,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
         ++stage;  // whose rank waits
       } else {
         if (a.fused != 0 || forward_only) return false;
-        if (a.what == kind::backward_weight) {
+        if (a.kind == kind::backward_weight) {
           if (state[cell] != input_done) return false;
           state[cell] = gradient_done;
           continue;
@@ -108,10 +108,10 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
           break;
         }
         int now = state[cell];
-        if (a.what == kind::backward) {
+        if (a.kind == kind::backward) {
           state[cell] = gradient_done;
         } else {
-          if (a.what != kind::backward_input) return false;
+          if (a.kind != kind::backward_input) return false;
           state[cell] = input_done;
           ++missing;
         }

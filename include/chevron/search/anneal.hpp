@@ -49,7 +49,7 @@ constexpr bool keeps(activation_limit const& memory, action const* actions, int 
   if (!(memory.most > 0)) return true;
   double held = 0;
   for (int i = from; i < to; ++i) {
-    held += held_change(actions[i].what, memory);
+    held += held_change(actions[i].kind, memory);
     if (held > memory.most + held_rounding) return false;
   }
   return true;
@@ -143,7 +143,7 @@ class annealing {
     int const cells = seen_.stages * seen_.size.micro_batches;
     for (int i = from; i < to; ++i) {
       action const a = order_.data[i];
-      if (a.what != kind::backward_weight) maker_.data[a.what == kind::forward ? cell_of(a) : cells + cell_of(a)] = i;
+      if (a.kind != kind::backward_weight) maker_.data[a.kind == kind::forward ? cell_of(a) : cells + cell_of(a)] = i;
     }
   }
 
@@ -172,7 +172,7 @@ class annealing {
       if (int const boundary = boundary_received(seen_, a); boundary >= 0) {
         int const micro_batches = seen_.size.micro_batches;
         int const producer =
-            a.what == kind::forward ? maker_.data[cell_of(a) - micro_batches] : maker_.data[cells + cell_of(a) + micro_batches];
+            a.kind == kind::forward ? maker_.data[cell_of(a) - micro_batches] : maker_.data[cells + cell_of(a) + micro_batches];
         double const later = when_.end.data[producer] + costs_.of_message(boundary) - (alone ? 0 : when_.end.data[at - 1]);
         if (alone || later > same || (later > -same && random_.coin())) cause = producer;
       }
@@ -199,7 +199,7 @@ class annealing {
     // Microbatches keep their order in each kind of a stage, each its F before its backward; all else may be passed.
     for (int i = from < to ? from + 1 : to; i < (from < to ? to + 1 : from); ++i) {
       action const other = order_.data[i];
-      if (other.stage == moved.stage && (other.what == moved.what || other.micro_batch == moved.micro_batch)) return;
+      if (other.stage == moved.stage && (other.kind == moved.kind || other.micro_batch == moved.micro_batch)) return;
     }
     shift(from, to);
     if (keeps(memory_, order_.data, seen_.begin[rank], seen_.begin[rank + 1])) {

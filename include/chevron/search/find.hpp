@@ -24,11 +24,11 @@ struct effort {
 
 /// What a search came to.
 struct found {
-  plan best;               ///< proved; or, where there is none, `best.problem` says why
-  double length = 0;       ///< of the best, in the costs' unit
-  double bound = 0;        ///< no schedule on this placement is shorter
-  char const* start = "";  ///< what the best was made from
-  plan published;          ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
+  plan best;          ///< proved; or, where there is none, `best.problem` says why
+  double length = 0;  ///< of the best, in the costs' unit
+  double bound = 0;   ///< no schedule on this placement is shorter
+  plan_name start;    ///< what the best was made from
+  plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
   double published_length = 0;
   int trials = 0;  ///< changes tried
 
@@ -38,36 +38,21 @@ struct found {
 
 namespace detail {
 
-constexpr plan copy_of(plan_view const& from) {
-  plan to;
-  to.size = from.size;
-  to.stages = from.stages;
-  to.name = from.name;
-  to.in_flight_limit = from.in_flight_limit;
-  to.actions = buffer<action>(from.total());
-  to.begin = buffer<int>(from.size.ranks + 1);
-  to.rank_of = buffer<std::int16_t>(from.stages);
-  for (int i = 0; i < from.total(); ++i) to.actions.data[i] = from.actions[i];
-  for (int r = 0; r <= from.size.ranks; ++r) to.begin.data[r] = from.begin[r];
-  for (int s = 0; s < from.stages; ++s) to.rank_of.data[s] = from.rank_of[s];
-  return to;
-}
-
 /// The same order one action at a time: no fused pairs and, if wanted, each B as its I and W.
 constexpr plan taken_apart(plan_view const& from, bool split) {
   plan to = copy_of(from);
   int total = from.total();
-  for (int i = 0; i < from.total(); ++i) total += split && from.actions[i].what == kind::backward ? 1 : 0;
+  for (int i = 0; i < from.total(); ++i) total += split && from.actions[i].kind == kind::backward ? 1 : 0;
   to.actions = buffer<action>(total);
   int filled = 0;
   for (int r = 0; r < from.size.ranks; ++r) {
     to.begin.data[r] = filled;
     for (int i = from.begin[r]; i < from.begin[r + 1]; ++i) {
       action const a = from.actions[i];
-      bool const both = split && a.what == kind::backward;
+      bool const both = split && a.kind == kind::backward;
       int const stage = static_cast<int>(a.stage);
       int const micro_batch = static_cast<int>(a.micro_batch);
-      to.actions.data[filled++] = make_action(both ? kind::backward_input : a.what, stage, micro_batch);
+      to.actions.data[filled++] = make_action(both ? kind::backward_input : a.kind, stage, micro_batch);
       if (both) to.actions.data[filled++] = make_action(kind::backward_weight, stage, micro_batch);
     }
   }
@@ -90,8 +75,8 @@ class starting_point {
     bool whole = true;  // nothing that is taken apart for local search
     for (int i = 0; i < made.view().total(); ++i) {
       action const a = made.actions.data[i];
-      if (!split_ && a.what == kind::backward_weight) return false;
-      whole = whole && a.fused == 0 && (!split_ || a.what != kind::backward);
+      if (!split_ && a.kind == kind::backward_weight) return false;
+      whole = whole && a.fused == 0 && (!split_ || a.kind != kind::backward);
     }
     if (!keeps(memory_, made) || check(made)) return false;
     take_if_shorter(shortest, shortest_length, made, name);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <chevron/prove/critical_path.hpp>
+#include <chevron/show/figures.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 #include <chevron/show/text.hpp>

@@ -12,6 +12,7 @@
 
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
+#include <chevron/show/picture_messages.hpp>
 
 /// \file
 /// Pictures as a trace in Chrome's JSON format, which Perfetto, chrome://tracing and PyTorch's tools read.
@@ -55,7 +56,7 @@ inline std::vector<int> lanes_of(picture const& p) {
       lane[static_cast<std::size_t>(i)] = lane[static_cast<std::size_t>(i - 1)];
       continue;
     }
-    auto& lanes = busy_until[static_cast<std::size_t>(b.rank * stream_count + stream_of(b.what.what))];
+    auto& lanes = busy_until[static_cast<std::size_t>(b.rank * stream_count + stream_of(b.op.kind))];
     std::size_t free = 0;
     while (free < lanes.size() && lanes[free] > b.start) ++free;
     if (free == lanes.size()) lanes.push_back(0);
@@ -94,11 +95,11 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     std::vector<int> const lane = detail::lanes_of(p);
     auto const process = [&](int rank) { return std::to_string(first_process + rank); };
     auto const track = [&](std::size_t i) {
-      return std::to_string(detail::stream_of(p.boxes[i].what.what) + detail::stream_count * lane[i]);
+      return std::to_string(detail::stream_of(p.boxes[i].op.kind) + detail::stream_count * lane[i]);
     };
     std::vector<std::pair<int, int>> tracks;  // row, stream + lane * stream_count
     for (std::size_t i = 0; i < p.boxes.size(); ++i) {
-      tracks.push_back({p.boxes[i].rank, detail::stream_of(p.boxes[i].what.what) + detail::stream_count * lane[i]});
+      tracks.push_back({p.boxes[i].rank, detail::stream_of(p.boxes[i].op.kind) + detail::stream_count * lane[i]});
     }
     std::sort(tracks.begin(), tracks.end());
     tracks.erase(std::unique(tracks.begin(), tracks.end()), tracks.end());
@@ -124,16 +125,16 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
       box const& b = p.boxes[i];
       if (b.of_pair == half::second) continue;  // part of the slice before
       std::string args;
-      if (b.what.what != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.what.stage) + ", ";
-      if (b.what.what != kind::optimizer_step && b.what.what != kind::reduce_gradients) {
-        args += "\"micro_batch\": " + std::to_string(b.what.micro_batch) + ", \"chunk\": " + std::to_string(b.chunk) + ", ";
+      if (b.op.kind != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.op.stage) + ", ";
+      if (b.op.kind != kind::optimizer_step && b.op.kind != kind::reduce_gradients) {
+        args += "\"micro_batch\": " + std::to_string(b.op.micro_batch) + ", \"chunk\": " + std::to_string(b.chunk) + ", ";
       }
-      std::string name = to_text(b.what).str();
+      std::string name = to_text(b.op).str();
       if (b.of_pair == half::first) {
         box const& other = p.boxes[i + 1];
-        name = to_text(fused_pair{b.what, other.what}).str();
-        args += "\"backward_stage\": " + std::to_string(other.what.stage) +
-                ", \"backward_micro_batch\": " + std::to_string(other.what.micro_batch) +
+        name = to_text(fused_pair{b.op, other.op}).str();
+        args += "\"backward_stage\": " + std::to_string(other.op.stage) +
+                ", \"backward_micro_batch\": " + std::to_string(other.op.micro_batch) +
                 ", \"backward_chunk\": " + std::to_string(other.chunk) + ", ";
       }
       event("\"name\": " + json_string("PP:" + name) + ", \"cat\": " + category + ", \"ph\": \"X\", \"ts\": " +
@@ -143,8 +144,8 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     for (message const& m : messages_of(p)) {
       box const& from = p.boxes[static_cast<std::size_t>(m.from)];
       box const& to = p.boxes[static_cast<std::size_t>(m.to)];
-      // A flow binds to the slice around its time: a moment inside each, never back in time. It may have arrived before its sender was
-      // through with sending.
+      // A flow binds to the slice around its time: a moment inside each, never back in time. It may have arrived before its
+      // sender was through with sending.
       double const leaves = std::max(from.start, std::min(from.start + (from.end - from.start) / 2, to.end));
       double const earliest = std::max(to.start, std::min(leaves, to.end));
       double const arrives = earliest + (to.end - earliest) / 2;

@@ -43,8 +43,8 @@ class made_so_far {
   /// Whether an action has what it needs.
   bool ready(action a) const {
     int const stage = static_cast<int>(a.stage);
-    if (a.what == kind::forward) return stage == 0 || forward_[at(stage - 1, a)];
-    if (a.what == kind::backward_weight) return gradient_[at(stage, a)];
+    if (a.kind == kind::forward) return stage == 0 || forward_[at(stage - 1, a)];
+    if (a.kind == kind::backward_weight) return gradient_[at(stage, a)];
     return forward_[at(stage, a)] && (stage + 1 == plan_.stages || gradient_[at(stage + 1, a)]);
   }
   /// Whether all that starts at this position has.
@@ -54,9 +54,9 @@ class made_so_far {
     return all;
   }
   void make(action a) {
-    if (a.what == kind::forward)
+    if (a.kind == kind::forward)
       forward_[at(static_cast<int>(a.stage), a)] = true;
-    else if (a.what != kind::backward_weight)
+    else if (a.kind != kind::backward_weight)
       gradient_[at(static_cast<int>(a.stage), a)] = true;
   }
 
@@ -149,10 +149,10 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
       bool ran = false;
       for (int& i = next[static_cast<std::size_t>(r)]; i < program.length(r); ++i) {
         instruction const& one = program.at(r, i);
-        action const a = one.what;
+        action const a = one.op;
         int const stage = static_cast<int>(a.stage);
         int const m = static_cast<int>(a.micro_batch);
-        if (is_compute(a.what)) {
+        if (is_compute(a.kind)) {
           int& position = computed[static_cast<std::size_t>(r)];
           if (ran || !made.ready(r, position)) break;
           ran = true;
@@ -160,13 +160,13 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
           int const stop = position + detail::actions_at(plan, r, position);
           i += stop - position - 1;  // the other half of a pair is the next instruction
           for (; position < stop; ++position) made.make(plan.at(r, position));
-        } else if (a.what == kind::send_forward || a.what == kind::send_backward) {
-          bool const up = a.what == kind::send_forward;
+        } else if (a.kind == kind::send_forward || a.kind == kind::send_backward) {
+          bool const up = a.kind == kind::send_forward;
           add(r, to_text(a).str());
           add(one.peer, name(up ? kind::receive_forward : kind::receive_backward, up ? stage + 1 : stage - 1, m));
-        } else if (a.what == kind::wait_send_forward || a.what == kind::wait_send_backward) {
+        } else if (a.kind == kind::wait_send_forward || a.kind == kind::wait_send_backward) {
           if (waits == csv_waits::written) add(r, to_text(a).str());
-        } else if (a.what == kind::reduce_gradients) {
+        } else if (a.kind == kind::reduce_gradients) {
           wait_for_reduction(r);  // at most one is under way
           add(r, to_text(a).str());
           reducing[static_cast<std::size_t>(r)] = stage;

@@ -26,7 +26,7 @@ constexpr std::uint16_t row_bit(kind what) {
 /// Whether an action stands in the rest of a row.
 constexpr bool follows(program_view const& program, int rank, int position, action wanted) {
   for (int i = program.begin[rank] + position + 1; i < program.begin[rank + 1]; ++i) {
-    if (program.instructions[i].what == wanted) return true;
+    if (program.instructions[i].op == wanted) return true;
   }
   return false;
 }
@@ -38,28 +38,28 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
   int const last_stage = plan.stages - 1;
   for (int i = program.begin[rank]; i < program.begin[rank + 1]; ++i) {
     instruction const& one = program.instructions[i];
-    action const a = one.what;
+    action const a = one.op;
     int const position = i - program.begin[rank];
     int const stage = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
     if (stage > last_stage || m >= micro_batches || plan.rank_of[stage] != rank) {
       return misplaced(plan, program_finding(law::ids_in_range, rank, position, a));
     }
-    if (a.what == kind::reduce_gradients) {
+    if (a.kind == kind::reduce_gradients) {
       if (done[stage] < 0) return program_finding(law::no_duplicate, rank, position, a, " comes a second time");
       if (plan.forward_only) return program_finding(law::no_duplicate, rank, position, a, " has no place in a forward-only plan");
       for (int j = i + 1; j < program.begin[rank + 1] && done[stage] < micro_batches; ++j) {
-        action const later = program.instructions[j].what;
-        bool const completes = later.what == kind::backward || later.what == kind::backward_weight;
+        action const later = program.instructions[j].op;
+        bool const completes = later.kind == kind::backward || later.kind == kind::backward_weight;
         if (completes && later.stage == a.stage) return program_finding(law::order, rank, position, a, "", later);
       }
       done[stage] = -1;
       continue;
     }
     std::uint16_t& cell = seen[stage * micro_batches + m];
-    if (is_compute(a.what)) {
-      bool const forward = a.what == kind::forward;
-      if (a.what != kind::backward_weight && (forward ? stage > 0 : stage < last_stage)) {
+    if (is_compute(a.kind)) {
+      bool const forward = a.kind == kind::forward;
+      if (a.kind != kind::backward_weight && (forward ? stage > 0 : stage < last_stage)) {
         kind const receive = forward ? kind::receive_forward : kind::receive_backward;
         bool const remote = plan.rank_of[forward ? stage - 1 : stage + 1] != rank;
         if (remote && (cell & row_bit(receive)) == 0) {
@@ -69,11 +69,11 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
                                  wanted);
         }
       }
-      if (a.what == kind::backward || a.what == kind::backward_weight) ++done[stage];
-      if (a.what != kind::backward_weight) cell = static_cast<std::uint16_t>(cell | (forward ? row_forward : row_gradient));
+      if (a.kind == kind::backward || a.kind == kind::backward_weight) ++done[stage];
+      if (a.kind != kind::backward_weight) cell = static_cast<std::uint16_t>(cell | (forward ? row_forward : row_gradient));
       continue;
     }
-    bool const up = a.what == kind::send_forward || a.what == kind::wait_send_forward || a.what == kind::receive_backward;
+    bool const up = a.kind == kind::send_forward || a.kind == kind::wait_send_forward || a.kind == kind::receive_backward;
     if (up ? stage == last_stage : stage == 0)
       return program_finding(law::matched, rank, position, a,
                              up ? " has nobody at its other end: no stage comes after that of "
@@ -82,36 +82,36 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     if (one.peer == rank)
       return program_finding(law::matched, rank, position, a,
                              " is a message of a rank to itself: the neighbouring stage is on this rank too and needs no ", a);
-    if ((cell & row_bit(a.what)) != 0) return program_finding(law::no_duplicate, rank, position, a, " comes a second time");
-    if (is_send(a.what)) {
-      bool const forward = a.what == kind::send_forward;
+    if ((cell & row_bit(a.kind)) != 0) return program_finding(law::no_duplicate, rank, position, a, " comes a second time");
+    if (is_send(a.kind)) {
+      bool const forward = a.kind == kind::send_forward;
       if ((cell & (forward ? row_forward : row_gradient)) == 0) {
         action producer = make_action(forward ? kind::forward : kind::backward, stage, m);
-        if (!forward && !follows(program, rank, position, producer)) producer.what = kind::backward_input;
+        if (!forward && !follows(program, rank, position, producer)) producer.kind = kind::backward_input;
         return program_finding(law::order, rank, position, a, "", producer);
       }
     }
-    if (is_wait(a.what)) {
-      kind const send = a.what == kind::wait_send_forward ? kind::send_forward : kind::send_backward;
+    if (is_wait(a.kind)) {
+      kind const send = a.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward;
       if ((cell & row_bit(send)) == 0) return program_finding(law::order, rank, position, a, "", make_action(send, stage, m));
     }
-    cell = static_cast<std::uint16_t>(cell | row_bit(a.what));
+    cell = static_cast<std::uint16_t>(cell | row_bit(a.kind));
   }
   for (int i = program.begin[rank]; i < program.begin[rank + 1]; ++i) {
-    action const a = program.instructions[i].what;
+    action const a = program.instructions[i].op;
     int const position = i - program.begin[rank];
     int const stage = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
     std::uint16_t const cell = seen[stage * micro_batches + m];
-    if (is_compute(a.what) && receivers_of(plan, stage).of(a.what) >= 0) {
-      kind const send = a.what == kind::forward ? kind::send_forward : kind::send_backward;
+    if (is_compute(a.kind) && receivers_of(plan, stage).of(a.kind) >= 0) {
+      kind const send = a.kind == kind::forward ? kind::send_forward : kind::send_backward;
       if ((cell & row_bit(send)) == 0) {
         return program_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ",
                                make_action(send, stage, m));
       }
     }
-    if (waits && is_send(a.what)) {
-      kind const wait = a.what == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
+    if (waits && is_send(a.kind)) {
+      kind const wait = a.kind == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
       if ((cell & row_bit(wait)) == 0) {
         return program_finding(law::matched, rank, position, a,
                                " is never waited for, though this file waits for its sends: there is no ",

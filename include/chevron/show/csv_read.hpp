@@ -177,8 +177,8 @@ constexpr csv_schedule read_csv(std::string_view text) {
   // Who is at the other end of each message; whether there is anybody is for the laws to say.
   for (int i = 0; i < filled; ++i) {
     instruction& one = instructions.data[i];
-    kind const what = one.what.what;
-    int const stage = static_cast<int>(one.what.stage);
+    kind const what = one.op.kind;
+    int const stage = static_cast<int>(one.op.stage);
     bool const up = what == kind::send_forward || what == kind::wait_send_forward || what == kind::receive_backward;
     bool const down = what == kind::send_backward || what == kind::wait_send_backward || what == kind::receive_forward;
     int const other = up ? stage + 1 : down ? stage - 1 : -1;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <chevron/show/figures.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/in_flight_svg.hpp>
 #include <chevron/show/picture.hpp>
@@ -118,10 +119,10 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
   std::vector<std::string> lists(static_cast<std::size_t>(std::max(first.rows, 0)));
   for (std::size_t i = 0; i < first.boxes.size(); ++i) {
     box const& b = first.boxes[i];
-    if (!is_compute(b.what.what) || b.of_pair == half::second) continue;
+    if (!is_compute(b.op.kind) || b.of_pair == half::second) continue;
     bool const pair = b.of_pair == half::first;
     lists[static_cast<std::size_t>(b.rank)] +=
-        " " + (pair ? to_text(fused_pair{b.what, first.boxes[i + 1].what}) : to_text(b.what)).str();
+        " " + (pair ? to_text(fused_pair{b.op, first.boxes[i + 1].op}) : to_text(b.op)).str();
   }
   for (std::size_t r = 0; r < lists.size(); ++r) out += "rank " + std::to_string(r) + ":" + xml_text(lists[r]) + "\n";
   return out + "</pre></details>\n</body>\n</html>\n";
@@ -138,7 +139,8 @@ inline std::string html(std::span<picture const> pictures) {
 
 inline std::string html(picture const& one) { return html(std::span<picture const>(&one, 1)); }
 
-/// A plan's page, with all that the analyses know; `steps` back to back are drawn, the numbers are one step's. `unit`: the costs'.
+/// A plan's page, with all that the analyses know; `steps` back to back are drawn, the numbers are one step's. `unit`: the
+/// costs'.
 inline std::string html(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1,
                         std::string unit = {}) {
   picture one = steps > 1 ? picture_of_steps(plan, costs, steps) : picture_of(plan, costs);

@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include <chevron/show/figures.hpp>
 #include <chevron/show/picture.hpp>
+#include <chevron/show/picture_messages.hpp>
 #include <chevron/show/svg.hpp>
 
 /// \file

@@ -3,9 +3,11 @@
 #include <string>
 #include <vector>
 
+#include <chevron/plan/profile.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/in_flight.hpp>
 #include <chevron/prove/steps.hpp>
+#include <chevron/show/figures.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 
@@ -102,6 +104,35 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
     lists += "]";
   }
   entry("actions", "[" + lists + "\n  ]");
+  return out + "\n}\n";
+}
+
+/// A profile as JSON. The keys are a promise: `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages
+/// micro_batches replicas steps`, `pipeline step` (measured), `forward backward backward_input backward_weight` with one entry a
+/// stage, `communication` with one a boundary, `hidden` (a share); null is what was not measured.
+inline std::string json(profile const& p) {
+  auto const list = [](std::vector<double> const& times) {
+    std::string out;
+    for (double const time : times) out += (out.empty() ? "" : ", ") + (time < 0 ? "null" : fixed(time, 4));
+    return "[" + out + "]";
+  };
+  std::string out = "{\n  \"chevron_profile\": 1,\n  \"unit\": \"ms\"";
+  auto const entry = [&](char const* key, std::string const& value) { out += std::string(",\n  \"") + key + "\": " + value; };
+  entry("schedule", json_string(p.schedule));
+  entry("ranks", std::to_string(p.size.ranks));
+  entry("chunks", std::to_string(p.size.chunks));
+  entry("stages", std::to_string(p.stages));
+  entry("micro_batches", std::to_string(p.size.micro_batches));
+  entry("replicas", std::to_string(p.replicas));
+  entry("steps", std::to_string(p.steps));
+  entry("pipeline", fixed(p.pipeline, 4));
+  entry("step", fixed(p.step, 4));
+  entry("forward", list(p.forward));
+  entry("backward", list(p.backward));
+  entry("backward_input", list(p.backward_input));
+  entry("backward_weight", list(p.backward_weight));
+  entry("communication", list(p.communication));
+  entry("hidden", p.hidden < 0 ? "null" : fixed(p.hidden, 4));
   return out + "\n}\n";
 }
 

@@ -28,7 +28,7 @@ struct box {
   int rank = 0;      ///< row: pipeline rank, or global rank (replica × P + pipeline rank) where there are replicas
   double start = 0;  ///< in the picture's unit
   double end = 0;
-  action what{};  ///< any kind: compute, messages, gradient sums, optimizer
+  action op{};    ///< any kind: compute, messages, gradient sums, optimizer
   int chunk = 0;  ///< which of its rank's stages, from the input side
   int step = 0;   ///< training step, where a picture holds several
   half of_pair = half::none;
@@ -49,30 +49,13 @@ struct picture {
   std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty where it is not known
 };
 
-/// The numbers that go with a picture. Times are in the picture's unit.
-struct figures {
-  double makespan = 0;              ///< first start to last end over all rows
-  double span = 0;                  ///< longest single row's first start to last end
-  double bubble_makespan = 0;       ///< share of rows × makespan without compute
-  double bubble_span = 0;           ///< share of rows × span without compute
-  std::vector<int> peak_in_flight;  ///< per row: most chunks between the start of F and the end of B or W
-  std::vector<double> busy;         ///< per row: time computing
-  int messages = 0;                 ///< activations and gradients that cross between ranks
-  // Of plans only:
-  double steady = 0;                     ///< each of many steps back to back; 0: not known
-  double bubble_steady = 0;              ///< share of rows × steady without compute
-  std::vector<idle_time> idle;           ///< per row: when it does not compute
-  std::vector<std::int64_t> peak_bytes;  ///< per row: most bytes of activations; empty where stages declare no sizes
-  std::int64_t message_bytes = -1;       ///< of all messages; -1 where stages declare no sizes
-};
-
 /// Makes pairs of neighbouring boxes that are an F marked as fused and, at the same time on the same row, its other half.
 template <class = void>
 void mark_pairs(picture& p) {
   for (std::size_t i = 0; i + 1 < p.boxes.size(); ++i) {
     box& f = p.boxes[i];
     box& b = p.boxes[i + 1];
-    if (f.what.fused == 0 || f.rank != b.rank || f.start != b.start || f.end != b.end || !is_compute(b.what.what)) continue;
+    if (f.op.fused == 0 || f.rank != b.rank || f.start != b.start || f.end != b.end || !is_compute(b.op.kind)) continue;
     f.of_pair = half::first;
     b.of_pair = half::second;
   }
@@ -123,7 +106,7 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
         action const a = plan.actions[h];
         int const boundary = boundary_sent(plan, a);
         if (!costs.occupies_sender() || boundary < 0) continue;
-        kind const what = a.what == kind::forward ? kind::send_forward : kind::send_backward;
+        kind const what = a.kind == kind::forward ? kind::send_forward : kind::send_backward;
         double const from = sent;
         sent += costs.of_message(boundary);
         out.boxes.push_back({r, from, sent, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
@@ -134,7 +117,7 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
         action const a = plan.actions[h];
         int const boundary = boundary_received(plan, a);
         if (!costs.occupies_receiver() || boundary < 0) continue;
-        kind const what = a.what == kind::forward ? kind::receive_forward : kind::receive_backward;
+        kind const what = a.kind == kind::forward ? kind::receive_forward : kind::receive_backward;
         double const to = received;
         received -= costs.of_message(boundary);
         out.boxes.push_back({r, received, to, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
@@ -154,9 +137,9 @@ picture picture_of_steps(plan_view const& plan, cost_view const& costs, int step
   out.size.micro_batches = plan.size.micro_batches;
   out.steps = steps;
   for (box& b : out.boxes) {
-    int const micro_batch = static_cast<int>(b.what.micro_batch);
+    int const micro_batch = static_cast<int>(b.op.micro_batch);
     b.step = micro_batch / plan.size.micro_batches;
-    b.what.micro_batch = static_cast<std::uint32_t>(micro_batch % plan.size.micro_batches) & 0xffffu;
+    b.op.micro_batch = static_cast<std::uint32_t>(micro_batch % plan.size.micro_batches) & 0xffffu;
   }
   return out;
 }
@@ -167,7 +150,7 @@ double first_start(picture const& p) {
   bool any = false;
   double first = 0;
   for (box const& b : p.boxes) {
-    if (!is_compute(b.what.what)) continue;
+    if (!is_compute(b.op.kind)) continue;
     first = any ? std::min(first, b.start) : b.start;
     any = true;
   }
@@ -201,143 +184,6 @@ picture scaled(picture p, double factor, std::string unit) {
   p.unit = std::move(unit);
   p.microseconds /= factor;
   return p;
-}
-
-/// One message: the boxes where it leaves and where it arrives, as indices into `picture::boxes`.
-struct message {
-  int from = -1;
-  int to = -1;
-};
-
-/// Every message of a picture. Where SEND and RECV boxes were recorded they are the ends, else the computations that
-/// produce and consume it.
-template <class = void>
-std::vector<message> messages_of(picture const& p) {
-  // Every box by what it is, in one number: step and replica, kind, stage, microbatch. Of equal ones the first counts.
-  struct entry {
-    std::uint64_t what;
-    int box;
-  };
-  std::vector<entry> where;
-  where.reserve(p.boxes.size());
-  int const ranks = std::max(1, p.size.ranks);
-  int replicas = 1;
-  for (box const& b : p.boxes) replicas = std::max(replicas, b.rank / ranks + 1);
-  auto const number_of = [&](box const& like, kind what, int stage) {
-    std::uint64_t const run = static_cast<std::uint64_t>(like.step) * static_cast<std::uint64_t>(replicas) +
-                              static_cast<std::uint64_t>(like.rank / ranks);
-    return run << 31 | static_cast<std::uint64_t>(what) << 27 | static_cast<std::uint64_t>(stage) << 16 | like.what.micro_batch;
-  };
-  for (std::size_t i = 0; i < p.boxes.size(); ++i) {
-    box const& b = p.boxes[i];
-    where.push_back({number_of(b, b.what.what, static_cast<int>(b.what.stage)), static_cast<int>(i)});
-  }
-  std::sort(where.begin(), where.end(),
-            [](entry const& a, entry const& b) { return a.what != b.what ? a.what < b.what : a.box < b.box; });
-  auto const find = [&](box const& like, kind what, int stage) {
-    if (stage < 0 || stage >= max_stages) return -1;
-    std::uint64_t const wanted = number_of(like, what, stage);
-    auto const at =
-        std::lower_bound(where.begin(), where.end(), wanted, [](entry const& e, std::uint64_t w) { return e.what < w; });
-    return at == where.end() || at->what != wanted ? -1 : at->box;
-  };
-  std::vector<message> out;
-  for (std::size_t i = 0; i < p.boxes.size(); ++i) {
-    box const& from = p.boxes[i];
-    int const stage = static_cast<int>(from.what.stage);
-    bool const forward = from.what.what == kind::forward;
-    bool const backward = from.what.what == kind::backward || from.what.what == kind::backward_input;
-    if (!forward && !backward) continue;
-    int const next = forward ? stage + 1 : stage - 1;
-    int to = find(from, from.what.what, next);
-    if (to < 0 && backward) to = find(from, from.what.what == kind::backward ? kind::backward_input : kind::backward, next);
-    if (to < 0 || p.boxes[static_cast<std::size_t>(to)].rank == from.rank) continue;
-    message m{static_cast<int>(i), to};
-    int const sent = find(from, forward ? kind::send_forward : kind::send_backward, stage);
-    int const received = find(from, forward ? kind::receive_forward : kind::receive_backward, next);
-    if (sent >= 0 && received >= 0) m = {sent, received};
-    out.push_back(m);
-  }
-  return out;
-}
-
-/// Chunks in flight on each row over time: (time, row, chunks), in order of time.
-struct in_flight_point {
-  double time = 0;
-  int rank = 0;
-  int chunks = 0;
-};
-
-template <class = void>
-std::vector<in_flight_point> in_flight_over_time(picture const& p) {
-  std::vector<in_flight_point> out;
-  for (box const& b : p.boxes) {
-    int const change = is_compute(b.what.what) ? in_flight_change(b.what.what, p.forward_only) : 0;
-    if (change != 0) out.push_back({change > 0 ? b.start : b.end, b.rank, change});
-  }
-  // Stable: where one action ends at the moment the next one starts, the order of a row's boxes decides.
-  std::stable_sort(out.begin(), out.end(), [](in_flight_point const& a, in_flight_point const& b) { return a.time < b.time; });
-  std::vector<int> now(static_cast<std::size_t>(std::max(p.rows, 0)));
-  for (in_flight_point& c : out) c.chunks = now[static_cast<std::size_t>(c.rank)] += c.chunks;
-  return out;
-}
-
-/// The numbers of any picture, from its boxes.
-template <class = void>
-figures figures_of(picture const& p) {
-  figures out;
-  std::size_t const rows = static_cast<std::size_t>(std::max(p.rows, 0));
-  std::vector<double> first(rows), last(rows);
-  std::vector<bool> any(rows);
-  out.busy.resize(rows);
-  out.peak_in_flight.resize(rows);
-  double end = 0;
-  double const start = first_start(p);
-  double total = 0;
-  for (box const& b : p.boxes) {
-    if (!is_compute(b.what.what)) continue;
-    std::size_t const r = static_cast<std::size_t>(b.rank);
-    first[r] = any[r] ? std::min(first[r], b.start) : b.start;
-    last[r] = any[r] ? std::max(last[r], b.end) : b.end;
-    any[r] = true;
-    end = std::max(end, b.end);
-    if (b.of_pair == half::second) continue;
-    out.busy[r] += b.end - b.start;
-    total += b.end - b.start;
-  }
-  out.makespan = end - start;
-  for (std::size_t r = 0; r < rows; ++r) out.span = std::max(out.span, last[r] - first[r]);
-  if (out.makespan > 0) out.bubble_makespan = 1 - total / (static_cast<double>(rows) * out.makespan);
-  if (out.span > 0) out.bubble_span = 1 - total / (static_cast<double>(rows) * out.span);
-  for (in_flight_point const& c : in_flight_over_time(p)) {
-    int& peak = out.peak_in_flight[static_cast<std::size_t>(c.rank)];
-    peak = std::max(peak, c.chunks);
-  }
-  out.messages = static_cast<int>(messages_of(p).size());
-  return out;
-}
-
-/// The numbers of a plan, from the analyses themselves; in bytes as well as far as `sizes` declares any.
-template <class = void>
-figures figures_of(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}) {
-  timeline const when = simulate(plan, costs);
-  figures out;
-  out.makespan = makespan(plan, when);
-  out.span = span(plan, when);
-  out.steady = steady_step_time(plan, costs).most;
-  out.bubble_makespan = bubble(plan, costs, out.makespan);
-  out.bubble_span = bubble(plan, costs, out.span);
-  out.bubble_steady = bubble(plan, costs, out.steady);
-  buffer<idle_time> const idle = idle_times(plan, costs, when);
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    out.idle.push_back(idle.data[r]);
-    out.peak_in_flight.push_back(peak_in_flight(plan, r));
-    if (sizes.activation != nullptr) out.peak_bytes.push_back(peak_bytes(plan, sizes, r));
-    out.busy.push_back(busy(plan, costs, r));
-  }
-  out.messages = messages(plan);
-  if (sizes.message != nullptr) out.message_bytes = message_bytes(plan, sizes);
-  return out;
 }
 
 /// `4 ranks × 2 chunks, 8 microbatches`.

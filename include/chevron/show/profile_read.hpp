@@ -9,7 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include <chevron/plan/action.hpp>
-#include <chevron/show/profile.hpp>
+#include <chevron/plan/profile.hpp>
+#include <chevron/show/json.hpp>
 
 /// \file
 /// Reads the file that `show::json(profile)` writes. Not part of <chevron/show.hpp>, since it needs nlohmann-json.

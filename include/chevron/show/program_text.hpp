@@ -22,20 +22,20 @@ inline std::string program_text(program_view const& program) {
            " receive, " + std::to_string(slots.send) + " send\n";
     int const digits = static_cast<int>(std::to_string(std::max(program.length(r) - 1, 0)).size());
     std::size_t widest = 0;
-    for (int i = 0; i < program.length(r); ++i) widest = std::max(widest, to_text(program.at(r, i).what).view().size());
+    for (int i = 0; i < program.length(r); ++i) widest = std::max(widest, to_text(program.at(r, i).op).view().size());
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& one = program.at(r, i);
       std::string const position = std::to_string(i);
-      std::string const name = to_text(one.what).str();
+      std::string const name = to_text(one.op).str();
       std::string line = "  " + std::string(static_cast<std::size_t>(digits) - position.size(), ' ') + position + "  " + name +
                          std::string(widest - name.size(), ' ');
       auto const say = [&](std::string const& words) { line += "  " + words; };
       auto const slot = [](std::uint16_t n) { return std::to_string(n); };
-      switch (one.what.what) {
+      switch (one.op.kind) {
         case kind::forward:
         case kind::backward:
         case kind::backward_input: {
-          bool const forward = one.what.what == kind::forward;
+          bool const forward = one.op.kind == kind::forward;
           say("slot " + slot(one.slot));
           if (one.source != no_slot)
             say((forward ? "input from receive " : "gradient from receive ") + slot(one.source));
@@ -64,8 +64,8 @@ inline std::string program_text(program_view const& program) {
         default:
           break;
       }
-      if (one.what.fused != 0 && i + 1 < program.length(r)) say("fused with " + to_text(program.at(r, i + 1).what).str());
-      if (i > 0 && program.at(r, i - 1).what.fused != 0) say("fused with " + to_text(program.at(r, i - 1).what).str());
+      if (one.op.fused != 0 && i + 1 < program.length(r)) say("fused with " + to_text(program.at(r, i + 1).op).str());
+      if (i > 0 && program.at(r, i - 1).op.fused != 0) say("fused with " + to_text(program.at(r, i - 1).op).str());
       while (line.back() == ' ') line.pop_back();
       out += line + "\n";
     }

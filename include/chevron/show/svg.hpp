@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <chevron/show/figures.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 
@@ -98,7 +99,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     double const zero = first_start(p);
     for (box const& b : p.boxes) {
       longest = std::max(longest, b.end - zero);
-      present[static_cast<int>(b.what.what)] = true;
+      present[static_cast<int>(b.op.kind)] = true;
       pairs = pairs || b.of_pair != half::none;
     }
     chunks = std::max(chunks, p.size.chunks);
@@ -164,7 +165,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     double const zero = first_start(p);
     bool strips[2] = {};
     for (box const& b : p.boxes) {
-      int const s = detail::strip_of(b.what.what);
+      int const s = detail::strip_of(b.op.kind);
       if (s >= 0) strips[s] = true;
     }
     if (several) {
@@ -183,15 +184,15 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     for (box const& b : p.boxes) {
       double const x = left + (b.start - zero) * per_unit;
       double const width = (b.end - b.start) * per_unit;
-      int const s = detail::strip_of(b.what.what);
+      int const s = detail::strip_of(b.op.kind);
       double const gap = std::min(1.0, 0.15 * width);
       std::string hint;
       if (boxes <= 6000) {
-        hint = "<title>" + xml_text(to_text(b.what).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - zero) +
+        hint = "<title>" + xml_text(to_text(b.op).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - zero) +
                " to " + number(b.end - zero) + xml_text(unit) + "</title>";
       }
       if (s < 0) {
-        detail::ink const ink = detail::ink_of(b.what.what, b.chunk, chunks);
+        detail::ink const ink = detail::ink_of(b.op.kind, b.chunk, chunks);
         // A pair is one box in two colours: the forward above its backward.
         double const height = b.of_pair == half::none ? row : row / 2;
         double const box_top = top + b.rank * pitch + (b.of_pair == half::second ? height : 0);
@@ -199,7 +200,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
                     std::string("class=\"compute\"") + (width > 6 && b.of_pair == half::none ? " rx=\"2\"" : "") + " fill=\"" +
                         ink.fill + "\"",
                     hint);
-        std::string const words = std::to_string(b.what.micro_batch);
+        std::string const words = std::to_string(b.op.micro_batch);
         double const size = b.of_pair == half::none ? 11 : 9.5;
         if (detail::text_width(words, size) + 2 <= width - gap && height >= 11) {
           (b.of_pair == half::none ? labels : pair_labels)
@@ -207,7 +208,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
         }
       } else {
         double const below = top + b.rank * pitch + row + 1.5 + (s == 1 && strips[0] ? strip + 1.5 : 0);
-        shapes.rect(x, below, width - gap, strip, std::string("class=\"other\" fill=\"") + detail::grey_of(b.what.what) + "\"",
+        shapes.rect(x, below, width - gap, strip, std::string("class=\"other\" fill=\"") + detail::grey_of(b.op.kind) + "\"",
                     hint);
       }
     }
@@ -215,7 +216,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     std::vector<int> step_of(static_cast<std::size_t>(std::max(p.rows, 0)), -1);
     for (box const& b : p.boxes) {
       int& now = step_of[static_cast<std::size_t>(b.rank)];
-      if (!is_compute(b.what.what) || b.step <= now) continue;
+      if (!is_compute(b.op.kind) || b.step <= now) continue;
       bool const begins = now < 0;
       now = b.step;
       if (begins) continue;

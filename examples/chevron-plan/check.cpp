@@ -1,0 +1,90 @@
+#include <iostream>
+#include <utility>
+
+#include <chevron/lower/check_program.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/show/csv.hpp>
+#include <chevron/show/picture.hpp>
+#include <chevron/show/program_text.hpp>
+
+#include "request.hpp"
+
+namespace plan_program {
+namespace {
+
+std::string title_of(request const& asked, chevron::plan const& plan) {
+  chevron::show::picture sizes;
+  sizes.size = plan.size;
+  sizes.rows = plan.size.ranks;
+  std::string const name = *plan.name != 0 ? std::string(plan.name) : asked.schedule;
+  return name + ", " + size_words(sizes, style_of(asked).unicode ? "\xc3\x97" : "x");
+}
+
+int report(request const& asked, chevron::finding const& broken) {
+  std::cout << law_words(asked, broken) << "\n";
+  return exit_broken_law;
+}
+
+}  // namespace
+
+int run_check(request const& asked) {
+  chevron::csv_dialect dialect = chevron::csv_dialect::compute_only;
+  if (is_file(asked.schedule)) {
+    foreign const from = read_file(asked);
+    if (from.broken) return report(asked, from.broken);
+    dialect = from.read.dialect;
+  }
+  chevron::plan const plan = plan_of(asked);
+  if (chevron::finding const broken = check(plan)) return report(asked, broken);
+  chevron::proved_program const program = lower(prove(plan));
+  if (chevron::finding const broken = check(program)) return report(asked, broken);
+  std::string const limit = plan.in_flight_limit > 0 ? "never above the declared limit of " + std::to_string(plan.in_flight_limit)
+                                                     : "no limit declared";
+  std::pair<chevron::law, std::string> const laws[] = {
+      {chevron::law::placement, "every stage lives on one rank, every rank has a stage"},
+      {chevron::law::ids_in_range, "every action names a stage of its own rank and a microbatch that exists"},
+      {chevron::law::no_duplicate, "no action twice; B, or I and W, never both"},
+      {chevron::law::complete, "every stage has all its work for every microbatch"},
+      {chevron::law::order, "F before B or I, I before W"},
+      {chevron::law::deadlock, "no rank waits for what is queued behind its own next action, with rendezvous sends too"},
+      {chevron::law::in_flight, limit + "; at most " + std::to_string(peak_in_flight(plan)) + " chunks on a rank"},
+      {chevron::law::matched, std::to_string(messages(plan)) + " messages, each sent and received once, in order on each edge"},
+      {chevron::law::slots, "no tensor's place is used again while it is needed"}};
+  std::string out = "ok: " + title_of(asked, plan) + "\n";
+  for (auto const& [law, meaning] : laws) {
+    std::string const name = name_of(law);
+    out += "  " + name + std::string(14 - name.size(), ' ') + meaning + "\n";
+  }
+  if (dialect != chevron::csv_dialect::compute_only) {
+    out +=
+        "  The file's own messages keep 'matched' and 'deadlock' too; as CSV says nothing of slots, 'slots' holds of what lower "
+        "makes of it.\n";
+  }
+  write(asked, out);
+  return exit_ok;
+}
+
+int run_lower(request const& asked) {
+  std::string const format = format_of(asked, {"text", "csv-comms", "csv-comms-2.15", "csv"});
+  if (is_file(asked.schedule)) {
+    if (chevron::finding const broken = read_file(asked).broken) return report(asked, broken);
+  }
+  chevron::plan const plan = plan_of(asked);
+  if (chevron::finding const broken = check(plan)) return report(asked, broken);
+  chevron::proved_program const program = lower(prove(plan));
+  if (format == "csv") {
+    write(asked, chevron::show::csv(plan));
+    return exit_ok;
+  }
+  if (format != "text") {
+    write(asked, chevron::show::csv_with_communication(
+                     program, format == "csv-comms" ? chevron::show::csv_waits::left_out : chevron::show::csv_waits::written));
+    return exit_ok;
+  }
+  write(asked, title_of(asked, plan) + "\n\n" + chevron::show::program_text(program));
+  return exit_ok;
+}
+
+}  // namespace plan_program

@@ -1,0 +1,311 @@
+#include <algorithm>
+#include <iostream>
+
+#include <chevron/prove/check.hpp>
+#include <chevron/show/format.hpp>
+#include <chevron/show/picture.hpp>
+
+#include "request.hpp"
+
+namespace plan_program {
+namespace {
+
+using chevron::show::exact;
+using chevron::show::json_string;
+using chevron::show::number;
+using chevron::show::percent;
+
+/// One schedule of the table: its numbers, or why it has none.
+struct entry {
+  std::string name;
+  int chunks = 0;
+  chevron::show::figures numbers;
+  int peak = 0;                 ///< chunks, on the rank that has most
+  std::int64_t peak_bytes = 0;  ///< on the rank that has most
+  std::string reason;
+  std::string measured;  ///< of the schedule that a profile was taken under: what it took beside what is predicted
+};
+
+/// What all schedules are given: costs and sizes of a rank's whole share of the model, and of a message.
+struct conditions {
+  chevron::costs whole;
+  std::int64_t activation_bytes = -1;  ///< -1: not declared
+  std::int64_t message_bytes = -1;
+  bool by_stage = false;  ///< costs are a list, one a stage, and those of a chunk
+  int stages = 0;         ///< which has so many
+  request const* asked = nullptr;
+  std::optional<chevron::profile> profile;  ///< if given, costs come from there
+};
+
+bool is_list(std::string const& typed) { return typed.find(',') != std::string::npos; }
+
+/// One value for all: a list a stage would mean different things to schedules that cut the model differently.
+std::string const& single(std::string const& typed, std::string const& flag, char const* of = "a rank's whole share") {
+  if (is_list(typed)) {
+    throw usage(flag + " '" + typed +
+                "' is a list, but schedules cut the model into different numbers of stages: give one number, that of " + of);
+  }
+  return typed;
+}
+
+conditions conditions_of(request const& asked, chevron::shape size) {
+  conditions out;
+  out.asked = &asked;
+  out.profile = profile_of(asked);
+  bool listed = false;
+  for (auto const& [typed, flag] :
+       {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
+        std::pair{&asked.backward_weight, "--backward-weight"}, std::pair{&asked.communication, "--communication"}}) {
+    if (is_list(*typed) && asked.chunks.empty()) {
+      throw usage(std::string(flag) + " '" + *typed +
+                  "' is a list, but schedules cut the model into different numbers of stages: give one number, of a rank's whole "
+                  "share or a message, or add --chunks to compare those with so many stages on each rank");
+    }
+    listed = listed || is_list(*typed);
+  }
+  out.by_stage = listed;
+  if (listed) out.stages = size.ranks * whole_number(asked.chunks, "--chunks", 1, 64);
+  if (!listed) {
+    out.whole.forward = cost_number(asked.forward, "--forward");
+    out.whole.backward_input = cost_number(asked.backward_input, "--backward-input");
+    out.whole.backward_weight = cost_number(asked.backward_weight, "--backward-weight");
+  }
+  if (!is_list(asked.communication)) out.whole.communication = cost_number(asked.communication, "--communication");
+  out.whole.hidden = share_number(asked.hidden, "--hidden");
+  out.whole.communication_occupies = occupies_of(asked);
+  out.whole.first_input_gradient = !asked.no_first_input_gradient;
+  if (!listed && !(out.whole.forward + out.whole.backward_input + out.whole.backward_weight > 0)) {
+    throw usage("--forward, --backward-input and --backward-weight are all 0: give at least one cost above 0");
+  }
+  if (!asked.activation_bytes.empty())
+    out.activation_bytes = byte_number(single(asked.activation_bytes, "--activation-bytes"), "--activation-bytes");
+  if (!asked.message_bytes.empty())
+    out.message_bytes = byte_number(single(asked.message_bytes, "--message-bytes", "a message"), "--message-bytes");
+  return out;
+}
+
+/// The numbers of one plan, or why it has none.
+entry look_at(std::string const& name, chevron::plan plan, conditions const& given) {
+  entry out;
+  out.name = name;
+  if (plan.problem) {
+    out.reason = describe(plan.problem).str();
+    return out;
+  }
+  out.chunks = plan.size.chunks;
+  plan.in_flight_limit = 0;
+  if (chevron::finding const broken = check(plan)) {
+    out.reason = describe(broken).str();
+    return out;
+  }
+  if (given.by_stage && plan.stages != given.stages) {
+    out.reason = "has " + std::to_string(plan.stages) + " stages; the costs given are those of " + std::to_string(given.stages);
+    return out;
+  }
+  if (given.profile) {
+    owned_costs const costs = costs_of(*given.asked, *given.profile, chevron::split_stages(plan), out.reason);
+    if (!out.reason.empty()) return out;
+    out.numbers = chevron::show::figures_of(plan, costs.view());
+    out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
+  } else if (given.by_stage) {
+    out.numbers = chevron::show::figures_of(plan, costs_of(*given.asked, chevron::split_stages(plan)).view());
+  } else {
+    chevron::costs each = given.whole;
+    for (double* cost : {&each.forward, &each.backward_input, &each.backward_weight}) *cost /= out.chunks;
+    out.numbers = chevron::show::figures_of(plan, each);
+  }
+  out.peak = *std::max_element(out.numbers.peak_in_flight.begin(), out.numbers.peak_in_flight.end());
+  out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
+  if (int const limit = chunk_limit(*given.asked, out.chunks); limit > 0 && out.peak > limit) {
+    out.reason = "peak " + number(static_cast<double>(out.peak) / out.chunks);
+    if (out.chunks > 1) out.reason += " (" + std::to_string(out.peak) + " chunks of 1/" + std::to_string(out.chunks) + ")";
+    out.reason += " is above the limit of " + given.asked->memory_limit;
+  }
+  return out;
+}
+
+/// A schedule of the catalogue.
+entry look_at(std::string const& name, chevron::shape size, conditions const& given) {
+  chevron::plan plan = plan_named(name, size);
+  // A schedule whose number of chunks is fixed takes part with its own.
+  if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
+  return look_at(name, std::move(plan), given);
+}
+
+/// A schedule from a file, which must cut the model evenly: the costs are of a rank's whole share.
+entry look_at(request const& asked, foreign const& from, conditions const& given) {
+  entry out;
+  out.name = asked.schedule;
+  chevron::plan const& plan = from.read.plan;
+  if (from.broken) {
+    out.reason = describe(from.broken, from.read, from.text);
+  } else if (plan.stages != plan.size.ranks * plan.size.chunks) {
+    out.reason = "its ranks have different numbers of stages; a rank's whole share then means different things";
+  } else {
+    return look_at(asked.schedule, plan, given);
+  }
+  return out;
+}
+
+/// Words as one field of CSV. A file's name may hold anything.
+std::string field(std::string const& words) {
+  std::string out = "\"";
+  for (char c : words) out += c == '"' ? std::string(2, c) : std::string(1, c);
+  return out + "\"";
+}
+
+using table = std::vector<std::vector<std::string>>;
+
+/// Columns as wide as they need to be, the first to the left, the others to the right.
+std::string aligned(table const& rows) {
+  std::vector<int> width(rows.front().size());
+  for (auto const& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], chevron::show::columns_of(row[c]));
+  }
+  std::string out;
+  for (auto const& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      std::string const gap(static_cast<std::size_t>(width[c] - chevron::show::columns_of(row[c])), ' ');
+      out += c == 0 ? row[c] + gap : "  " + gap + row[c];
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+}  // namespace
+
+int run_compare(request const& asked) {
+  std::string const format = format_of(asked, {"text", "csv", "json"});
+  foreign from;
+  chevron::shape size;
+  if (asked.schedule.empty()) {
+    size = shape_of(asked);
+  } else {
+    if (!is_file(asked.schedule)) {
+      throw usage("'" + asked.schedule +
+                  "' is no CSV file: the catalogue's schedules are all compared anyway; name a file that ends in .csv");
+    }
+    from = read_file(asked);
+    if (from.read.plan.problem) {
+      std::cout << law_words(asked, from.broken) << "\n";
+      return exit_broken_law;
+    }
+    size = {from.read.plan.size.ranks, from.read.plan.size.micro_batches, 0};
+  }
+  conditions const given = conditions_of(asked, size);
+  chevron::show::text_style const style = style_of(asked);
+
+  std::vector<entry> fit, unfit;
+  for (std::string const& name : schedule_names()) {
+    entry one = look_at(name, size, given);
+    (one.reason.empty() ? fit : unfit).push_back(std::move(one));
+  }
+  if (!asked.schedule.empty()) {
+    entry one = look_at(asked, from, given);
+    (one.reason.empty() ? fit : unfit).push_back(std::move(one));
+  }
+  std::stable_sort(fit.begin(), fit.end(), [](entry const& a, entry const& b) {
+    if (std::abs(a.numbers.makespan - b.numbers.makespan) > 1e-9 * a.numbers.makespan)
+      return a.numbers.makespan < b.numbers.makespan;
+    return a.peak * b.chunks < b.peak * a.chunks;
+  });
+
+  auto const share = [](entry const& e) { return static_cast<double>(e.peak) / e.chunks; };
+  bool const held = given.activation_bytes >= 0;
+  bool const sent = given.message_bytes >= 0;
+  auto const sent_bytes = [&](entry const& e) { return given.message_bytes * e.numbers.messages; };
+  std::string out;
+  if (format == "json") {
+    out = "[";
+    for (auto const* list : {&fit, &unfit}) {
+      for (entry const& e : *list) {
+        out += std::string(out.size() > 1 ? "," : "") + "\n  {\"schedule\": " + json_string(e.name);
+        if (e.reason.empty()) {
+          out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"makespan\": " + exact(e.numbers.makespan) +
+                 ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) +
+                 ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"steady_step_time\": " + exact(e.numbers.steady) +
+                 ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
+                 ", \"peak_share\": " + exact(share(e)) + ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
+                 ", \"messages\": " + std::to_string(e.numbers.messages) +
+                 ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null") + "}";
+        } else {
+          out += ", \"reason\": " + json_string(e.reason) + "}";
+        }
+      }
+    }
+    out += "\n]\n";
+  } else if (format == "csv") {
+    out =
+        "schedule,chunks,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_share,"
+        "peak_bytes,messages,message_bytes,reason\n";
+    auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
+    for (entry const& e : fit) {
+      out += name(e) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
+             "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + exact(e.numbers.steady) + "," +
+             exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," + exact(share(e)) + "," +
+             (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
+             (sent ? std::to_string(sent_bytes(e)) : "") + ",\n";
+    }
+    for (entry const& e : unfit) out += name(e) + ",,,,,,,,,,,,," + field(e.reason) + "\n";
+  } else {
+    auto const some = [](int n, char const* one, char const* ending) {
+      return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
+    };
+    out = some(size.ranks, "rank", "s") + ", " + some(size.micro_batches, "microbatch", "es") + ". ";
+    if (given.profile) {
+      out += "Costs in ms as " + asked.profile + " has them, measured under " + given.profile->schedule + " on " +
+             some(given.profile->size.ranks, "rank", "s");
+    } else {
+      out += std::string(given.by_stage ? "A stage" : "A rank's share of the model") + " costs F=" + asked.forward +
+             " I=" + asked.backward_input + " W=" + asked.backward_weight;
+    }
+    if (given.whole.communication > 0 || is_list(asked.communication)) {
+      out += ", a message " + asked.communication;
+      if (given.whole.communication_occupies != chevron::occupies::nobody) {
+        bool const both = given.whole.communication_occupies == chevron::occupies::both;
+        out += std::string(", during which ") +
+               (both ? "both its ends compute" : "its " + asked.communication_occupies + " computes") + " nothing";
+      }
+    }
+    out += ".\n";
+    if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
+    if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
+    out += "\n";
+    if (!fit.empty()) {
+      table rows{{"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
+      if (held) rows.front().push_back("peak bytes");
+      if (sent) rows.front().push_back("bytes sent");
+      double const best = fit.front().numbers.makespan;
+      for (entry const& e : fit) {
+        double const more = e.numbers.makespan / best - 1;
+        rows.push_back({e.name, std::to_string(e.chunks), number(e.numbers.makespan), more > 1e-9 ? percent(more) : "-",
+                        percent(e.numbers.bubble_makespan), number(e.numbers.span), number(e.numbers.steady),
+                        percent(e.numbers.bubble_steady), number(share(e)), std::to_string(e.numbers.messages)});
+        if (held) rows.back().push_back(chevron::show::bytes(e.peak_bytes));
+        if (sent) rows.back().push_back(chevron::show::bytes(sent_bytes(e)));
+      }
+      std::string lines = aligned(rows);
+      if (style.colour) lines = "\x1b[1m" + lines.substr(0, lines.find('\n')) + "\x1b[0m" + lines.substr(lines.find('\n'));
+      out += lines +
+             "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
+             "steady: each of many steps without a barrier between\n"
+             "peak: activations on the fullest rank, in microbatches of a rank's whole share\n";
+      for (entry const& e : fit) {
+        if (!e.measured.empty()) out += "profile: " + e.name + " " + e.measured + "\n";
+      }
+    }
+    if (!unfit.empty()) {
+      out += std::string(fit.empty() ? "" : "\n") + "left out:\n";
+      table rows;
+      for (entry const& e : unfit) rows.push_back({"  " + e.name, e.reason});
+      std::size_t widest = 0;
+      for (auto const& row : rows) widest = std::max(widest, row[0].size());
+      for (auto const& row : rows) out += row[0] + std::string(widest - row[0].size() + 3, ' ') + row[1] + "\n";
+    }
+  }
+  write(asked, out);
+  return exit_ok;
+}
+
+}  // namespace plan_program

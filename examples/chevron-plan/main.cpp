@@ -1,0 +1,189 @@
+// chevron-plan: look at pipeline schedules. No LibTorch; starts in milliseconds.
+//
+//   chevron-plan list
+//   chevron-plan show --schedule ZBVZeroBubble --ranks 4 --microbatches 8
+//   chevron-plan show --schedule 1F1B --format svg -o timeline.svg
+//   chevron-plan show --schedule ZB-H2 --steps 3 --critical-path -o steps.svg
+//   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8 --message-bytes 32MiB
+//   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
+//   chevron-plan search --ranks 8 --microbatches 32 --forward 3 --backward-input 2 --memory-limit 8 -o mine.csv
+//   chevron-plan compare --ranks 2 --microbatches 8 --profile measured.json
+//   chevron-plan check mine.csv
+//   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
+//   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "request.hpp"
+
+using namespace plan_program;
+
+namespace {
+
+void add_shape(CLI::App& command, request& asked) {
+  command.add_option("--ranks", asked.ranks, "pipeline ranks")->type_name("P")->capture_default_str();
+  command.add_option("--chunks", asked.chunks, "stages on each rank, where the schedule leaves that open")->type_name("V");
+  command.add_option("--microbatches", asked.micro_batches, "microbatches of a step")->type_name("M")->capture_default_str();
+}
+
+void add_costs(CLI::App& command, request& asked, char const* of, char const* of_messages) {
+  command.add_option("--forward", asked.forward, std::string("cost of F ") + of)->type_name("COST")->capture_default_str();
+  command.add_option("--backward-input", asked.backward_input, std::string("cost of I ") + of)
+      ->type_name("COST")
+      ->capture_default_str();
+  command.add_option("--backward-weight", asked.backward_weight, std::string("cost of W ") + of + "; B costs I and W together")
+      ->type_name("COST")
+      ->capture_default_str();
+  command.add_option("--communication", asked.communication, std::string("time of a message between ranks") + of_messages)
+      ->type_name("COST")
+      ->capture_default_str();
+  command
+      .add_option("--communication-occupies", asked.communication_occupies,
+                  "whom a message keeps from computing: nobody, sender, receiver or both")
+      ->type_name("WHO")
+      ->capture_default_str();
+  command
+      .add_option("--hidden", asked.hidden, "of a fused pair's shorter half, the share that the longer half hides, from 0 to 1")
+      ->type_name("SHARE")
+      ->capture_default_str();
+  command.add_flag("--no-first-input-gradient", asked.no_first_input_gradient,
+                   "stage 0 has none, as in a real model: its I is free, its W is the whole backward");
+  command
+      .add_option("--profile", asked.profile,
+                  "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication and "
+                  "--hidden still count")
+      ->type_name("FILE.json");
+  command.add_option("--activation-bytes", asked.activation_bytes, std::string("what a microbatch keeps in memory ") + of)
+      ->type_name("BYTES");
+  command.add_option("--message-bytes", asked.message_bytes, std::string("size of a message between ranks") + of_messages)
+      ->type_name("BYTES");
+}
+
+void add_output(CLI::App& command, request& asked, std::string const& formats) {
+  command.add_option("--format", asked.format, formats + "; without it, as the ending of -o's file says")->type_name("FORMAT");
+  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+  command.add_option("--width", asked.width, "columns of text; without it, the terminal's, else 80")->type_name("COLUMNS");
+  command.add_option("--colour,--color", asked.colour, "auto, always or never; auto honours NO_COLOR")->type_name("WHEN");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Look at pipeline schedules: timelines, numbers, laws.", "chevron-plan");
+  app.require_subcommand(0, 1);
+  app.allow_extras();  // an unknown command gets a sentence of its own
+  app.set_help_all_flag("--help-all", "Help on all commands");
+  request asked;
+  int (*command)(request const&) = nullptr;
+  auto const add = [&](char const* name, char const* what, int (*run)(request const&)) {
+    CLI::App* const one = app.add_subcommand(name, what);
+    one->allow_extras(false);
+    one->callback([&command, &asked, one, run] {
+      command = run;
+      auto const typed = [&](char const* flag) {
+        CLI::Option const* const option = one->get_option_no_throw(flag);
+        return option != nullptr && option->count() > 0;
+      };
+      asked.ranks_given = typed("--ranks");
+      asked.micro_batches_given = typed("--microbatches");
+      asked.communication_given = typed("--communication");
+      asked.hidden_given = typed("--hidden");
+      for (char const* flag : {"--forward", "--backward-input", "--backward-weight", "--no-first-input-gradient"}) {
+        if (asked.cost_flag.empty() && typed(flag)) asked.cost_flag = flag;
+      }
+    });
+    return one;
+  };
+  std::string names;
+  for (std::string const& name : all_names()) names += (names.empty() ? "" : " ") + name;
+  auto const add_schedule = [&](CLI::App& one) {
+    one.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation, or one of: " + names)
+        ->type_name("NAME|FILE.csv");
+    add_shape(one, asked);
+  };
+  char const* const limit_help = "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks where it has 2";
+
+  CLI::App& show = *add("show", "Draw a schedule's timeline and give its numbers", run_show);
+  add_schedule(show);
+  add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)",
+            " (one number, or one for each boundary between stages)");
+  show.add_option("--steps", asked.steps, "draw so many steps back to back, without a barrier between them")
+      ->type_name("K")
+      ->capture_default_str();
+  show.add_flag("--critical-path", asked.critical_path, "draw a line along it (svg)");
+  show.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_output(show, asked, "text, svg, html, csv, csv-steps (with an empty cell where a rank waits), trace, json or steps");
+
+  CLI::App& compare = *add("compare", "Compare all schedules for one shape, the fastest first", run_compare);
+  compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
+      ->type_name("FILE.csv");
+  add_shape(compare, asked);
+  add_costs(
+      compare, asked,
+      "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
+      "stage, and then all are a chunk's)",
+      " (or, with --chunks, one for each boundary between stages)");
+  compare.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_output(compare, asked, "text, csv or json");
+
+  CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
+  add_schedule(check);
+  check.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  check.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+
+  CLI::App& lower = *add("lower", "Print each rank's program: with messages, slots, gradient sums and the optimizer", run_lower);
+  add_schedule(lower);
+  lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  lower
+      .add_option("--format", asked.format,
+                  "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 wants; "
+                  "csv: computations only")
+      ->type_name("FORMAT");
+  lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+
+  CLI::App& search = *add("search", "Look for the shortest schedule with given costs and memory", run_search);
+  add_shape(search, asked);
+  add_costs(search, asked, "(a chunk's; one number, or one a stage with commas between)",
+            " (one number, or one for each boundary between stages)");
+  search.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  search
+      .add_option("--kept-for-weight", asked.search.kept_for_weight,
+                  "share of a chunk's activations that its W still needs after its I, as the limit counts it")
+      ->type_name("SHARE")
+      ->capture_default_str();
+  search.add_option("--objective", asked.search.objective, "makespan, or span: where steps overlap")
+      ->type_name("LENGTH")
+      ->capture_default_str();
+  search
+      .add_option("--placement", asked.search.placement,
+                  "linear, loop, vee or wave; without it, every one that has so many chunks on each rank")
+      ->type_name("NAME");
+  search.add_flag("--full-backward", asked.search.full_backward, "keep B whole, for stages whose backward cannot be split");
+  search.add_option("--trials", asked.search.trials, "changes to try; without it, as many as take a second or so")
+      ->type_name("COUNT");
+  search.add_option("--seed", asked.search.seed, "another one tries other changes")->type_name("NUMBER")->capture_default_str();
+  add_output(search, asked, "text, svg, html, csv, trace or json");
+
+  CLI::App& list = *add("list", "Name the schedules of the catalogue: here, in C++, and where they come from", run_list);
+  list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+
+  try {
+    app.parse(argc, argv);
+    if (command == nullptr) {
+      auto const unknown = app.remaining();
+      throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
+                  ": choose one of show, compare, check, lower, search, list; chevron-plan --help-all explains them");
+    }
+    return command(asked);
+  } catch (CLI::ParseError const& stop) {
+    if (stop.get_exit_code() == 0) return app.exit(stop);  // help was asked for
+    std::string what = stop.what();
+    for (char& c : what) c = c == '\n' ? ' ' : c;
+    std::cerr << "chevron-plan: " << what << "; chevron-plan --help-all lists every command and flag\n";
+    return exit_usage;
+  } catch (usage const& wrong) {
+    std::cerr << "chevron-plan: " << wrong.what() << "\n";
+    return exit_usage;
+  }
+}

@@ -1,0 +1,421 @@
+#include "request.hpp"
+
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include <chevron/show/format.hpp>
+#include <chevron/show/profile_read.hpp>
+
+namespace plan_program {
+namespace {
+
+std::string quoted(std::string const& value) { return "'" + value + "'"; }
+
+std::string joined(std::vector<std::string> const& words, std::string const& between = ", ") {
+  std::string out;
+  for (std::string const& word : words) out += (out.empty() ? "" : between) + word;
+  return out;
+}
+
+std::string lower_case(std::string s) {
+  for (char& c : s) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return s;
+}
+
+/// Insertions, deletions and replacements that lead from one word to the other.
+int edits(std::string const& a, std::string const& b) {
+  std::vector<int> row(b.size() + 1);
+  for (std::size_t j = 0; j < row.size(); ++j) row[j] = static_cast<int>(j);
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      int const replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row.back();
+}
+
+/// The name most like the one typed, or nothing when none is.
+std::string nearest(std::string const& typed, std::vector<std::string> const& names) {
+  std::string const wanted = lower_case(typed);
+  std::string best;
+  int fewest = 1000;
+  for (std::string const& name : names) {
+    std::string const candidate = lower_case(name);
+    bool const part = wanted.size() >= 2 && candidate.find(wanted) != std::string::npos;
+    int const distance = part ? 0 : edits(wanted, candidate);
+    if (distance <= std::max<int>(2, static_cast<int>(wanted.size()) / 2) && distance < fewest) {
+      fewest = distance;
+      best = name;
+    }
+  }
+  return best;
+}
+
+/// One value for all `count` things, or one for each with commas between.
+template <class Read>
+auto value_list(std::string const& typed, std::string const& flag, int count, char const* things, Read read) {
+  std::vector<decltype(read(typed, flag))> out;
+  std::size_t from = 0;
+  while (true) {
+    std::size_t const comma = typed.find(',', from);
+    out.push_back(read(typed.substr(from, comma - from), flag));
+    if (comma == std::string::npos) break;
+    from = comma + 1;
+  }
+  std::size_t const wanted = static_cast<std::size_t>(count);
+  if (out.size() == 1) out.resize(std::max<std::size_t>(wanted, 1), out.front());
+  if (out.size() != std::max<std::size_t>(wanted, 1)) {
+    throw usage(flag + " " + quoted(typed) + " has " + std::to_string(out.size()) + " values, but the schedule has " +
+                std::to_string(count) + " " + things + ": give one for all, or " + std::to_string(count) +
+                " separated by commas");
+  }
+  return out;
+}
+
+constexpr char const* between_stages = "boundaries between stages";
+
+/// A file's text. `name`: the flag and the file, for errors; `what`, `form`: what should be named instead.
+std::string text_of(std::string const& file, std::string const& name, char const* what, char const* form) {
+  constexpr std::size_t most = std::size_t{1} << 29;
+  struct stat status {};
+  if (stat(file.c_str(), &status) != 0) throw usage(name + " cannot be read (" + std::strerror(errno) + "): name " + what);
+  // A pipe would be waited for without an end, and a device has none.
+  if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: name " + form);
+  if (static_cast<std::size_t>(status.st_size) > most) throw usage(name + " is larger than 512 MiB: nothing of use is");
+  errno = 0;
+  std::ifstream in(file, std::ios::binary);
+  std::string text(static_cast<std::size_t>(status.st_size), 0);
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!in) throw usage(name + " cannot be read (" + std::strerror(errno != 0 ? errno : EIO) + "): check that you may read it");
+  return text;
+}
+
+}  // namespace
+
+int whole_number(std::string const& value, std::string const& flag, int lowest, int highest) {
+  int number = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || number < lowest || number > highest) {
+    throw usage(flag + " " + quoted(value) + " is not usable: give a whole number from " + std::to_string(lowest) + " to " +
+                std::to_string(highest));
+  }
+  return number;
+}
+
+double cost_number(std::string const& value, std::string const& flag) {
+  double number = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(number) || number < 0 || number > 1e12) {
+    throw usage(flag + " " + quoted(value) + " is not a cost: give a number from 0 to 1e12, such as 1 or 0.5");
+  }
+  return number;
+}
+
+double share_number(std::string const& value, std::string const& flag) {
+  double number = -1;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || !(number >= 0) || number > 1) {
+    throw usage(flag + " " + quoted(value) + " is not a share: give a number from 0 to 1, such as 0.5");
+  }
+  return number;
+}
+
+int chunk_limit(request const& asked, int chunks) {
+  std::string const& value = asked.memory_limit;
+  if (value.empty()) return 0;
+  double number = -1;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || !(number > 0) || number > 1e6) {
+    throw usage("--memory-limit " + quoted(value) + " is not usable: give a number of microbatches above 0, such as 4 or 4.5");
+  }
+  int const whole = static_cast<int>(number * chunks + 1e-9);
+  if (whole > 0) return whole;
+  throw usage("--memory-limit " + value + " is less than one chunk, which is 1/" + std::to_string(chunks) +
+              " of a microbatch's share of a rank");
+}
+
+std::int64_t byte_number(std::string const& value, std::string const& flag) {
+  constexpr double most = 16.0 * 1024 * 1024 * 1024;
+  double number = -1;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  std::string unit = lower_case(std::string(end, value.data() + value.size()));
+  if (unit.ends_with("b")) unit.pop_back();
+  bool const binary = unit.ends_with("i");
+  if (binary) unit.pop_back();
+  std::string const prefixes = "kmg";
+  std::size_t const power = unit.empty() ? 0 : prefixes.find(unit) + 1;
+  bool const known = unit.size() <= 1 && (unit.empty() ? !binary : power != 0);
+  for (std::size_t i = 0; i < power && known; ++i) number *= binary ? 1024 : 1000;
+  if (error != std::errc{} || !known || !(number >= 0) || number > most) {
+    throw usage(flag + " " + quoted(value) + " is not a size: give bytes up to 16GiB, such as 65536, 64KiB or 1.5GB");
+  }
+  return static_cast<std::int64_t>(std::llround(number));
+}
+
+chevron::occupies occupies_of(request const& asked) {
+  std::vector<std::string> names;
+  for (auto const which :
+       {chevron::occupies::nobody, chevron::occupies::sender, chevron::occupies::receiver, chevron::occupies::both}) {
+    names.emplace_back(name_of(which));
+    if (names.back() == lower_case(asked.communication_occupies)) return which;
+  }
+  throw usage("--communication-occupies " + quoted(asked.communication_occupies) + " is not known: choose one of " +
+              joined(names));
+}
+
+chevron::shape shape_of(request const& asked) {
+  chevron::shape size;
+  size.ranks = whole_number(asked.ranks, "--ranks", 1, 1024);
+  size.micro_batches = whole_number(asked.micro_batches, "--microbatches", 1, 16384);
+  size.chunks = asked.chunks.empty() ? 0 : whole_number(asked.chunks, "--chunks", 1, 64);
+  int const stages = size.ranks * std::max(size.chunks, 1);
+  if (stages > chevron::max_stages) {
+    throw usage("--ranks " + asked.ranks + " with --chunks " + asked.chunks + " makes " + std::to_string(stages) +
+                " stages, more than " + std::to_string(chevron::max_stages) + ": ask for fewer of either");
+  }
+  return size;
+}
+
+bool is_file(std::string const& schedule) {
+  return schedule.find('/') != std::string::npos || lower_case(schedule).ends_with(".csv");
+}
+
+foreign read_file(request const& asked) {
+  foreign out;
+  out.file = asked.schedule;
+  std::string const name = "--schedule " + quoted(asked.schedule);
+  out.text = text_of(out.file, name, "a CSV file that exists, or a schedule of the catalogue",
+                     "a CSV file with a line of actions for each rank");
+  out.read = chevron::read_csv(out.text);
+  chevron::finding const& problem = out.read.plan.problem;
+  if (problem && problem.broken == chevron::law::description) throw usage(name + ", " + describe(problem).str());
+  if (!problem) {
+    chevron::plan& plan = out.read.plan;
+    auto const differs = [&](bool given, std::string const& flag, std::string const& typed, int highest, int has) {
+      if (given && whole_number(typed, flag, 1, highest) != has) {
+        throw usage(flag + " " + typed + " does not go with " + out.file + ", which has " + std::to_string(has) + ": leave " +
+                    flag + " out");
+      }
+    };
+    differs(asked.ranks_given, "--ranks", asked.ranks, chevron::max_csv_ranks, plan.size.ranks);
+    differs(asked.micro_batches_given, "--microbatches", asked.micro_batches, chevron::max_micro_batches,
+            plan.size.micro_batches);
+    if (!asked.chunks.empty()) differs(true, "--chunks", asked.chunks, chevron::max_stages, plan.size.chunks);
+    // A program numbers its slots with 16 bits; a microbatch of a stage takes two receive slots at most.
+    for (int r = 0; r < plan.size.ranks; ++r) {
+      constexpr int most_forwards = 32767;
+      auto const* const first = plan.actions.data + plan.begin.data[r];
+      auto const* const last = plan.actions.data + plan.begin.data[r + 1];
+      if (std::count_if(first, last, [](chevron::action a) { return a.kind == chevron::kind::forward; }) > most_forwards) {
+        throw usage(name + ", line " + std::to_string(r + 1) + ", column 1: this rank has more than " +
+                    std::to_string(most_forwards) +
+                    " F, more than a program has slots for: give it fewer stages or the step fewer microbatches");
+      }
+    }
+  }
+  out.broken = check(out.read, out.text);
+  return out;
+}
+
+std::string law_words(request const& asked, chevron::finding const& broken) {
+  std::string where;
+  std::string sentence = describe(broken).str();
+  if (is_file(asked.schedule)) {
+    foreign const from = read_file(asked);
+    where = asked.schedule + ", ";
+    sentence = describe(broken, from.read, from.text);
+  }
+  return "broken law '" + std::string(name_of(broken.broken)) + "': " + where + sentence;
+}
+
+chevron::plan plan_of(request const& asked) {
+  if (is_file(asked.schedule)) {
+    chevron::plan made = read_file(asked).read.plan;
+    if (!asked.memory_limit.empty()) made.in_flight_limit = chunk_limit(asked, made.size.chunks);
+    return made;
+  }
+  std::vector<std::string> const names = all_names();
+  if (asked.schedule.empty())
+    throw usage("no schedule given: add --schedule FILE.csv or --schedule NAME, one of " + joined(names));
+  bool known = false;
+  for (std::string const& name : names) known = known || lower_case(name) == lower_case(asked.schedule);
+  if (!known) {
+    std::string const like = nearest(asked.schedule, names);
+    throw usage("--schedule " + quoted(asked.schedule) + " is not known" + (like.empty() ? "" : "; did you mean " + like + "?") +
+                (like.empty() ? ": choose one of " : " There are ") + joined(names));
+  }
+  chevron::shape const size = shape_of(asked);
+  chevron::plan made = plan_named(asked.schedule, size);
+  if (made.problem && size.chunks != 0) {
+    chevron::plan const without = plan_named(asked.schedule, {size.ranks, size.micro_batches, 0});
+    if (!without.problem) {
+      throw usage("--chunks " + asked.chunks + " does not go with " + without.name.characters + ", which has " +
+                  std::to_string(without.size.chunks) + " per rank by itself (" + describe(made.problem).str() +
+                  "): leave --chunks out");
+    }
+  }
+  if (made.problem) {
+    throw usage("--schedule " + asked.schedule + " with --ranks " + asked.ranks + " --microbatches " + asked.micro_batches +
+                ": " + describe(made.problem).str());
+  }
+  if (!asked.memory_limit.empty()) made.in_flight_limit = chunk_limit(asked, made.size.chunks);
+  return made;
+}
+
+std::optional<chevron::profile> profile_of(request const& asked) {
+  if (asked.profile.empty()) return std::nullopt;
+  std::string const name = "--profile " + quoted(asked.profile);
+  if (!asked.cost_flag.empty())
+    throw usage(asked.cost_flag + " does not go with " + name + ", which says what it costs: give one of them");
+  auto read = chevron::read_profile(
+      text_of(asked.profile, name, "a file that chevron-train --profile wrote", "a file that chevron-train --profile wrote"));
+  if (!read.problem.empty()) throw usage(name + ": " + read.problem + "; name a file that chevron-train --profile wrote");
+  return read.value;
+}
+
+owned_costs costs_of(request const& asked, chevron::profile const& measured, std::vector<bool> const& split,
+                     std::string& problem) {
+  int const boundaries = static_cast<int>(split.size()) - 1;
+  chevron::profiled_costs made = chevron::costs_of(measured, split);
+  problem = made.problem;
+  owned_costs out;
+  if (!problem.empty()) return out;
+  if (asked.communication_given)
+    made.communication = value_list(asked.communication, "--communication", boundaries, between_stages, cost_number);
+  else if (!made.communication_known && boundaries > 0 && measured.size.ranks > 1)
+    problem = "'communication' is null for every boundary: give --communication, in milliseconds";
+  out.forward = std::move(made.forward);
+  out.backward_input = std::move(made.backward_input);
+  out.backward_weight = std::move(made.backward_weight);
+  out.communication = std::move(made.communication);
+  out.hidden = asked.hidden_given ? share_number(asked.hidden, "--hidden") : made.hidden;
+  out.communication_occupies = occupies_of(asked);
+  return out;
+}
+
+owned_costs costs_of(request const& asked, std::vector<bool> const& split) {
+  if (auto const measured = profile_of(asked)) {
+    std::string problem;
+    owned_costs out = costs_of(asked, *measured, split, problem);
+    if (!problem.empty()) throw usage("--profile " + quoted(asked.profile) + ": " + problem);
+    return out;
+  }
+  int const stages = static_cast<int>(split.size());
+  owned_costs out;
+  out.forward = value_list(asked.forward, "--forward", stages, "stages", cost_number);
+  out.backward_input = value_list(asked.backward_input, "--backward-input", stages, "stages", cost_number);
+  out.backward_weight = value_list(asked.backward_weight, "--backward-weight", stages, "stages", cost_number);
+  out.communication = value_list(asked.communication, "--communication", stages - 1, between_stages, cost_number);
+  out.hidden = share_number(asked.hidden, "--hidden");
+  out.communication_occupies = occupies_of(asked);
+  out.first_input_gradient = !asked.no_first_input_gradient;
+  double sum = 0;
+  for (auto const* list : {&out.forward, &out.backward_input, &out.backward_weight}) {
+    for (double cost : *list) sum += cost;
+  }
+  if (!(sum > 0)) throw usage("--forward, --backward-input and --backward-weight are all 0: give at least one cost above 0");
+  return out;
+}
+
+std::string measured_words(chevron::profile const& measured, chevron::plan_view const& plan, double predicted) {
+  using namespace chevron::show;
+  if (!chevron::taken_under(measured, plan) || !(predicted > 0)) return {};
+  double const off = predicted / measured.pipeline - 1;
+  return "measured " + number(measured.pipeline) + " ms, the median of " + std::to_string(measured.steps) +
+         (measured.steps == 1 ? " step" : " steps") +
+         (measured.replicas > 1 ? " and " + std::to_string(measured.replicas) + " replicas" : "") + "; the prediction is " +
+         percent(std::abs(off)) + (off < 0 ? " below" : " above");
+}
+
+owned_sizes sizes_of(request const& asked, int stages) {
+  owned_sizes out;
+  if (!asked.activation_bytes.empty())
+    out.activation = value_list(asked.activation_bytes, "--activation-bytes", stages, "stages", byte_number);
+  if (!asked.message_bytes.empty())
+    out.message = value_list(asked.message_bytes, "--message-bytes", stages - 1, between_stages, byte_number);
+  return out;
+}
+
+int steps_of(request const& asked, chevron::plan_view const& plan) {
+  // Drawings of more are of no use to anybody.
+  constexpr int most_actions = 4'000'000;
+  int const most = std::min(chevron::max_micro_batches / plan.size.micro_batches, most_actions / std::max(plan.total(), 1));
+  return whole_number(asked.steps, "--steps", 1, std::max(most, 1));
+}
+
+std::string format_of(request const& asked, std::vector<std::string> const& possible) {
+  auto const has = [&](std::string const& format) {
+    return std::find(possible.begin(), possible.end(), format) != possible.end();
+  };
+  if (!asked.format.empty()) {
+    if (has(lower_case(asked.format))) return lower_case(asked.format);
+    std::string const like = nearest(asked.format, possible);
+    throw usage("--format " + quoted(asked.format) + " is not known" + (like.empty() ? "" : "; did you mean " + like + "?") +
+                (like.empty() ? ": choose one of " : " There are ") + joined(possible));
+  }
+  std::string const ending = lower_case(std::filesystem::path(asked.output).extension().string());
+  if (ending.empty() || ending == ".txt") return possible.front();
+  if (has(ending.substr(1))) return ending.substr(1);
+  throw usage("-o " + quoted(asked.output) + ": " + ending + " says no format this command has: choose one of " +
+              joined(possible) + ", as the ending or by --format");
+}
+
+chevron::show::text_style style_of(request const& asked) {
+  chevron::show::text_style style;
+  bool const terminal = asked.output.empty() && isatty(STDOUT_FILENO) == 1;
+  if (!asked.width.empty()) {
+    style.width = whole_number(asked.width, "--width", 40, 10000);
+  } else if (winsize size{}; terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40) {
+    style.width = size.ws_col;
+  }
+  std::string const colour = lower_case(asked.colour);
+  if (colour != "auto" && colour != "always" && colour != "never") {
+    throw usage("--colour " + quoted(asked.colour) + " is not known: choose one of auto, always, never");
+  }
+  // https://no-color.org: set and not empty.
+  char const* const no_colour = std::getenv("NO_COLOR");
+  char const* const kind_of_terminal = std::getenv("TERM");
+  bool const dumb = kind_of_terminal != nullptr && std::strcmp(kind_of_terminal, "dumb") == 0;
+  style.colour = colour == "always" || (colour == "auto" && terminal && !dumb && (no_colour == nullptr || *no_colour == 0));
+  for (char const* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    char const* const value = std::getenv(name);
+    if (value == nullptr || *value == 0) continue;
+    style.unicode = std::strcmp(value, "C") != 0 && std::strcmp(value, "POSIX") != 0;
+    break;
+  }
+  return style;
+}
+
+void write(request const& asked, std::string const& content) {
+  if (asked.output.empty()) {
+    errno = 0;
+    if (!(std::cout << content << std::flush))
+      throw usage(std::string("standard output cannot be written (") + std::strerror(errno) + "): is the disk full?");
+    return;
+  }
+  errno = 0;
+  std::ofstream file(asked.output, std::ios::binary);
+  file << content;
+  file.close();
+  if (!file) {
+    throw usage("-o " + quoted(asked.output) + " cannot be written (" + std::strerror(errno) +
+                "): name a file in a folder that exists and that you may write to");
+  }
+}
+
+}  // namespace plan_program

@@ -1,0 +1,164 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/plan/profile.hpp>
+#include <chevron/plan/sizes.hpp>
+#include <chevron/show/csv_check.hpp>
+#include <chevron/show/text.hpp>
+
+/// \file
+/// What the command line asks for, and the ways from there to a plan, to costs and to an output.
+
+namespace plan_program {
+
+inline constexpr int exit_ok = 0;
+inline constexpr int exit_usage = 2;
+inline constexpr int exit_broken_law = 5;
+
+/// Something on the command line cannot be used as given. The sentence names value, flag and remedy; exit code 2.
+struct usage : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The flags of `search` alone.
+struct search_request {
+  std::string placement;  ///< empty: every one with so many chunks
+  std::string objective = "makespan";
+  std::string kept_for_weight = "1";
+  std::string trials;
+  std::string seed = "1";
+  bool full_backward = false;
+};
+
+/// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
+struct request {
+  search_request search;
+  std::string schedule;
+  std::string ranks = "4";
+  std::string chunks;
+  std::string micro_batches = "8";
+  std::string forward = "1";
+  std::string backward_input = "1";
+  std::string backward_weight = "1";
+  std::string communication = "0";
+  std::string communication_occupies = "nobody";
+  std::string hidden = "0";
+  bool no_first_input_gradient = false;
+  std::string profile;  ///< a file with measured costs, which are then in milliseconds
+  std::string activation_bytes;
+  std::string message_bytes;
+  std::string steps = "1";
+  bool critical_path = false;
+  std::string memory_limit;
+  std::string format;
+  std::string output;
+  std::string width;
+  std::string colour = "auto";
+  bool ranks_given = false;          ///< `--ranks` was typed; for a schedule from a file it then must agree
+  bool micro_batches_given = false;  ///< the same of `--microbatches`
+  bool communication_given = false;  ///< `--communication` was typed, which then stands instead of a profile's
+  bool hidden_given = false;         ///< the same of `--hidden`
+  std::string cost_flag;             ///< a flag that was typed and means what a profile says; empty: none
+};
+
+/// A schedule that was read from a CSV file.
+struct foreign {
+  std::string file;
+  std::string text;
+  chevron::csv_schedule read;
+  chevron::finding broken;  ///< the first law that it breaks, its messages included
+};
+
+/// Costs that own their memory: one entry a stage, and one a boundary between stages.
+struct owned_costs {
+  std::vector<double> forward, backward_input, backward_weight, communication;
+  double hidden = 0;
+  chevron::occupies communication_occupies = chevron::occupies::nobody;
+  bool first_input_gradient = true;
+  chevron::cost_view view() const {
+    return {forward.data(), backward_input.data(),  backward_weight.data(), 1, communication.data(), 1,
+            hidden,         communication_occupies, first_input_gradient};
+  }
+};
+
+/// Sizes that own their memory, as far as any were given.
+struct owned_sizes {
+  std::vector<std::int64_t> activation, message;
+  chevron::size_view view() const {
+    return {activation.empty() ? nullptr : activation.data(), message.empty() ? nullptr : message.data(), 1};
+  }
+};
+
+/// A whole number from `lowest` up to `highest`.
+int whole_number(std::string const& value, std::string const& flag, int lowest, int highest);
+/// A number that is not negative.
+double cost_number(std::string const& value, std::string const& flag);
+
+/// A share from 0 to 1.
+double share_number(std::string const& value, std::string const& flag);
+/// `--memory-limit`, given in microbatches of a rank's whole share, in chunks of 1 / `chunks` of it, rounded down; 0 without the
+/// flag.
+int chunk_limit(request const& asked, int chunks);
+/// Bytes, such as `65536`, `64KiB` or `1.5GB`.
+std::int64_t byte_number(std::string const& value, std::string const& flag);
+/// Whom transfers occupy, as `--communication-occupies` says.
+chevron::occupies occupies_of(request const& asked);
+
+/// Names of the catalogue's schedules that train, in its order.
+std::vector<std::string> schedule_names();
+/// Those, and the schedules that evaluate.
+std::vector<std::string> all_names();
+/// The shape that `--ranks --chunks --microbatches` ask for.
+chevron::shape shape_of(request const& asked);
+/// Whether `--schedule` names a file: it ends in `.csv` or holds a `/`.
+bool is_file(std::string const& schedule);
+/// The file's schedule. Throws `usage` where it cannot be read, is no schedule, or is not of the shape asked for; a broken law is
+/// not complained about.
+foreign read_file(request const& asked);
+/// A finding on the schedule asked for as one line: where in its file it stands, what is broken.
+std::string law_words(request const& asked, chevron::finding const& broken);
+/// The plan for a name of the catalogue; `--memory-limit` becomes its declared limit. Throws `usage` for a name or a shape
+/// that does not exist; or what `read_file` gives. Whether the plan keeps the laws is not looked at.
+chevron::plan plan_of(request const& asked);
+/// The same for one name and shape, without a complaint: look at `problem`.
+chevron::plan plan_named(std::string const& name, chevron::shape size);
+/// Costs from the flags, for so many stages as `split` has entries: a number for all, or one a stage; of messages, one a
+/// boundary. With
+/// `--profile`, from there; `split` says which stages take their backward in two.
+owned_costs costs_of(request const& asked, std::vector<bool> const& split);
+/// The profile that `--profile` names, if it names any.
+std::optional<chevron::profile> profile_of(request const& asked);
+/// Costs from a profile; `problem` where it does not serve a schedule with these stages.
+owned_costs costs_of(request const& asked, chevron::profile const& measured, std::vector<bool> const& split,
+                     std::string& problem);
+/// A line on what a profile's own run took beside what is predicted for it, in milliseconds; empty for another plan than its own.
+std::string measured_words(chevron::profile const& measured, chevron::plan_view const& plan, double predicted);
+/// Sizes from the flags, for this many stages.
+owned_sizes sizes_of(request const& asked, int stages);
+/// How many steps `--steps` asks for; they must fit into one plan.
+int steps_of(request const& asked, chevron::plan_view const& plan);
+
+/// The format asked for, from `--format`, else from the ending of `-o`'s file, else the first of those possible, which is text.
+/// Throws `usage` for an ending that is none of them.
+std::string format_of(request const& asked, std::vector<std::string> const& possible);
+/// How the output wants its text: terminal width, colour, characters.
+chevron::show::text_style style_of(request const& asked);
+/// To the file named by `-o`, or to standard output.
+void write(request const& asked, std::string const& content);
+
+int run_show(request const& asked);
+int run_compare(request const& asked);
+int run_check(request const& asked);
+int run_lower(request const& asked);
+int run_search(request const& asked);
+int run_list(request const& asked);
+
+}  // namespace plan_program

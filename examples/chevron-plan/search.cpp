@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <iostream>
+#include <utility>
+
+#include <chevron/search.hpp>
+#include <chevron/show/chrome_trace.hpp>
+#include <chevron/show/csv.hpp>
+#include <chevron/show/html.hpp>
+#include <chevron/show/json.hpp>
+#include <chevron/show/svg.hpp>
+#include <chevron/show/text.hpp>
+
+#include "request.hpp"
+
+namespace plan_program {
+namespace {
+
+using chevron::show::exact;
+using chevron::show::json_string;
+using chevron::show::number;
+using chevron::show::percent;
+
+/// What was found on one placement.
+struct entry {
+  std::string placement;
+  chevron::search::found found;
+};
+
+/// What to search with, from the flags.
+struct job {
+  chevron::shape size;
+  chevron::activation_limit memory;
+  chevron::search::objective goal = chevron::search::objective::makespan;
+  chevron::search::effort effort;
+  chevron::work_graph work = chevron::work_graph::split_backward;
+};
+
+chevron::search::found find_on(std::string const& placement, job const& asked, chevron::cost_view const& costs) {
+  auto const on = [&](auto const& where) {
+    return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, asked.effort, asked.work);
+  };
+  if (placement == "linear") return on(chevron::placement::linear);
+  if (placement == "loop") return on(chevron::placement::loop);
+  if (placement == "vee") return on(chevron::placement::vee);
+  return on(chevron::placement::waves);
+}
+
+/// The placement asked for, or all that have so many chunks on each rank, a schedule of one being another's for none of them.
+std::vector<std::string> placements_of(request const& asked, chevron::shape& size) {
+  std::string wanted = asked.search.placement;
+  for (char& c : wanted) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  if (wanted.empty()) {
+    if (size.chunks == 0) size.chunks = 1;
+    if (size.chunks == 1) return {"linear"};
+    if (size.chunks == 2) return {"vee", "loop"};
+    return size.chunks % 2 == 0 ? std::vector<std::string>{"wave", "loop"} : std::vector<std::string>{"loop"};
+  }
+  std::vector<std::string> const known = {"linear", "loop", "vee", "wave"};
+  if (std::find(known.begin(), known.end(), wanted) == known.end()) {
+    throw usage("--placement '" + asked.search.placement + "' is not known: choose one of linear, loop, vee, wave");
+  }
+  bool const in_line = wanted == "linear";
+  if (size.chunks == 0) size.chunks = in_line ? 1 : 2;
+  bool const fits = in_line            ? size.chunks == 1
+                    : wanted == "vee"  ? size.chunks == 2
+                    : wanted == "wave" ? size.chunks % 2 == 0
+                                       : true;
+  if (!fits) {
+    throw usage("--placement " + wanted + " does not exist with --chunks " + std::to_string(size.chunks) + ": " +
+                (in_line           ? "linear has 1 chunk on each rank, loop any number"
+                 : wanted == "vee" ? "vee has 2 chunks on each rank, wave any even number"
+                                   : "wave has an even number of chunks on each rank, loop any number"));
+  }
+  return {wanted};
+}
+
+job job_of(request const& asked) {
+  job out;
+  out.memory.kept_for_weight = share_number(asked.search.kept_for_weight, "--kept-for-weight");
+  if (!(out.memory.kept_for_weight > 0)) {
+    throw usage("--kept-for-weight '" + asked.search.kept_for_weight +
+                "' is not usable: a W needs the activations it multiplies; give a share above 0");
+  }
+  std::string const& goal = asked.search.objective;
+  if (goal != "makespan" && goal != "span") throw usage("--objective '" + goal + "' is not known: choose one of makespan, span");
+  if (goal == "span") out.goal = chevron::search::objective::span;
+  if (!asked.search.trials.empty()) out.effort.trials = whole_number(asked.search.trials, "--trials", 1, 1'000'000'000);
+  out.effort.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
+  if (asked.search.full_backward) out.work = chevron::work_graph::full_backward;
+  return out;
+}
+
+std::string above(double length, double bound) {
+  double const more = bound > 0 ? length / bound - 1 : 0;
+  return more < 1e-9 ? "optimal" : "+" + chevron::show::fixed(more * 100, more < 0.01 ? 2 : 1) + " %";
+}
+
+/// One line a placement: what was found, what the catalogue has, what no schedule beats.
+std::string report(job const& asked, std::vector<entry> const& entries) {
+  std::string out = std::to_string(asked.size.ranks) + (asked.size.ranks == 1 ? " rank, " : " ranks, ") +
+                    std::to_string(asked.size.chunks) + (asked.size.chunks == 1 ? " chunk" : " chunks") + " on each, " +
+                    std::to_string(asked.size.micro_batches) + (asked.size.micro_batches == 1 ? " microbatch" : " microbatches");
+  if (asked.memory.most > 0) out += ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
+  if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
+  out += ".\n\n";
+  std::vector<std::vector<std::string>> rows{
+      {"placement", name_of(asked.goal), "above the bound", "lower bound", "catalogue's best", ""}};
+  for (auto const& [placement, found] : entries) {
+    bool const any = found.published_length > 0;
+    rows.push_back({placement, number(found.length), above(found.length, found.bound), number(found.bound),
+                    any ? number(found.published_length) : "none fits", any ? found.published.name.characters : ""});
+  }
+  std::vector<int> width(rows.front().size());
+  for (auto const& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], chevron::show::columns_of(row[c]));
+  }
+  for (auto const& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      std::string const gap(static_cast<std::size_t>(width[c] - chevron::show::columns_of(row[c])), ' ');
+      bool const left = c == 0 || c + 1 == row.size();
+      out += c == 0 ? row[c] + gap : left ? "  " + row[c] : "  " + gap + row[c];
+    }
+    while (out.back() == ' ') out.pop_back();
+    out += "\n";
+  }
+  chevron::search::found const& best = entries.front().found;
+  out += "\nThe " + std::string(entries.size() > 1 ? "first" : "schedule") + " was made from " + best.start.characters +
+         (best.trials > 0 ? " in " + std::to_string(best.trials) + " trials" : "") + ".";
+  if (best.optimal()) out += " No schedule on this placement is shorter within this memory.";
+  return out + "\n";
+}
+
+std::string as_json(job const& asked, std::vector<entry> const& entries, chevron::cost_view const& costs) {
+  std::string out = "{\n  \"objective\": " + json_string(name_of(asked.goal)) + ",\n  \"placements\": [";
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    chevron::search::found const& found = entries[i].found;
+    bool const any = found.published_length > 0;
+    out += std::string(i > 0 ? "," : "") + "\n    {\"placement\": " + json_string(entries[i].placement) +
+           ", \"length\": " + exact(found.length) + ", \"bound\": " + exact(found.bound) +
+           ", \"optimal\": " + (found.optimal() ? "true" : "false") + ", \"start\": " + json_string(found.start.characters) +
+           ", \"trials\": " + std::to_string(found.trials) +
+           ", \"published\": " + (any ? json_string(found.published.name.characters) : "null") +
+           ", \"published_length\": " + (any ? exact(found.published_length) : "null") + "}";
+  }
+  std::string plan = chevron::show::json(entries.front().found.best, costs);
+  while (!plan.empty() && plan.back() == '\n') plan.pop_back();
+  return out + "\n  ],\n  \"plan\": " + plan + "\n}\n";
+}
+
+}  // namespace
+
+int run_search(request const& asked) {
+  std::string const format = format_of(asked, {"text", "svg", "html", "csv", "trace", "json"});
+  chevron::show::text_style const style = style_of(asked);
+  job what = job_of(asked);
+  what.size = shape_of(asked);
+  std::vector<std::string> const placements = placements_of(asked, what.size);
+  what.memory.most = chunk_limit(asked, what.size.chunks);
+  if (what.size.ranks * what.size.chunks > chevron::max_stages) {
+    throw usage("--ranks " + asked.ranks + " with " + std::to_string(what.size.chunks) + " chunks on each makes more than " +
+                std::to_string(chevron::max_stages) + " stages: ask for fewer of either");
+  }
+  if (what.memory.most > 0 && what.memory.most < what.size.chunks) {
+    throw usage("--memory-limit " + asked.memory_limit + " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
+  }
+  owned_costs const costs = costs_of(asked, std::vector<bool>(static_cast<std::size_t>(what.size.ranks * what.size.chunks),
+                                                              what.work == chevron::work_graph::split_backward));
+  std::vector<entry> entries;
+  for (std::string const& placement : placements) {
+    entries.push_back({placement, find_on(placement, what, costs.view())});
+    if (chevron::finding const& problem = entries.back().found.best.problem) throw usage(describe(problem).str());
+  }
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](entry const& a, entry const& b) { return a.found.length < b.found.length * (1 - 1e-12); });
+  chevron::plan const& best = entries.front().found.best;
+  std::string const words = report(what, entries);
+  std::string content;
+  if (format == "csv")
+    content = chevron::show::csv(best);
+  else if (format == "json")
+    content = as_json(what, entries, costs.view());
+  else if (format == "svg")
+    content = chevron::show::svg(best, costs.view());
+  else if (format == "html")
+    content = chevron::show::html(best, costs.view());
+  else if (format == "trace")
+    content = chevron::show::chrome_trace(best, costs.view());
+  else
+    content = words + "\n" + chevron::show::timeline_text(best, costs.view(), style);
+  write(asked, content);
+  // A file holds the schedule; what was found is then said on the terminal.
+  if (!asked.output.empty()) std::cout << words;
+  return exit_ok;
+}
+
+}  // namespace plan_program

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/run/trace/rank_trace.hpp>
+
+/// \file
+/// What a person sees while a model trains. Only global rank 0 has one.
+
+namespace chevron::train {
+
+/// `1,234,567`
+std::string grouped(std::int64_t number);
+/// Seconds for people: `4.2 ms`, `1.3 s`, `2 min 5 s`.
+std::string duration(double seconds);
+
+/// Lines of a name and words, words broken at spaces to the width of the terminal and aligned.
+void print_facts(std::vector<std::pair<std::string, std::string>> const& facts);
+
+/// Text that a model wrote, as a terminal can show it: no control characters, no broken UTF-8.
+std::string shown(std::string const& bytes);
+
+bool colour_wanted();
+std::string bold(std::string const& words);
+std::string faint(std::string const& words);
+
+/// A step as it is told.
+struct told_step {
+  long step = 0;  ///< from 1
+  double loss = 0;
+  double grad_norm = 0;
+  double learning_rate = 0;
+  double seconds = 0;          ///< with the loading of its data
+  double loading_seconds = 0;  ///< of these
+  double tokens = 0;           ///< of all ranks; a token is a byte
+  double tokens_seen = 0;      ///< since the beginning of training
+  int ranks = 1;
+  double flops_per_token = 0;
+  double bubble = 0;              ///< a share
+  allocator_use device_memory{};  ///< of rank 0's GPU; 0 without one
+
+  /// By each rank, as torchtitan counts.
+  double tokens_per_second() const { return tokens / seconds / ranks; }
+};
+
+/// Memory, and that as a share of all there is.
+struct memory_use {
+  double gibibytes = 0;
+  double share = 0;
+};
+/// The most that this process has had: of its GPU in the step, or without one from the operating system since it began.
+memory_use peak_memory(told_step const& step);
+
+/// Steps as they come: one line that is rewritten where a person looks at a terminal, else a plain line now and then.
+class step_lines {
+ public:
+  explicit step_lines(long steps);
+  ~step_lines();
+  step_lines(step_lines const&) = delete;
+  step_lines& operator=(step_lines const&) = delete;
+
+  void show(told_step const& step);
+  /// Whether plain lines were printed.
+  bool plain() const { return plain_; }
+  /// Takes the progress line away, so that other text can follow.
+  void clear();
+
+ private:
+  using clock = std::chrono::steady_clock;
+  std::string line(told_step const& step) const;
+  void add(told_step const& step);
+  void draw(told_step const& step);
+
+  long steps_;
+  bool progress_;
+  bool plain_;
+  bool drawn_ = false;
+  // Single steps scatter: speed and bubble are shown as means, since the last plain line, or fading on the progress line.
+  double tokens_ = 0, seconds_ = 0, bubble_seconds_ = 0;
+  double fading_seconds_ = 0, fading_tokens_ = 0, fading_bubble_ = 0;
+  clock::time_point begin_, last_drawn_;
+};
+
+/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`. A run that goes
+/// on writes behind what is there, less the steps that it does again and a last line of which a part is missing.
+class metrics_file {
+ public:
+  /// \param go_on_at the step to go on with; nullopt: the file begins anew
+  metrics_file(std::string const& path, std::optional<long> go_on_at);
+  ~metrics_file();
+  metrics_file(metrics_file const&) = delete;
+  metrics_file& operator=(metrics_file const&) = delete;
+  void write(told_step const& step);
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace chevron::train

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// How large the model is, and how it is cut into stages.
+
+namespace chevron::train {
+
+/// A token is a byte, so there is no vocabulary to build.
+inline constexpr int vocabulary = 256;
+
+struct gpt_size {
+  int layers = 4;
+  int width = 128;
+  int heads = 4;
+  int context = 64;  ///< bytes the model sees at once
+
+  /// Parameters of the whole model, however it is cut.
+  constexpr std::int64_t parameters() const {
+    std::int64_t const w = width;
+    std::int64_t const attention = 2 * w + 3 * w * w + w * w;
+    std::int64_t const two_maps = 2 * w + (4 * w * w + 4 * w) + (4 * w * w + w);
+    return (vocabulary + context) * w + layers * (attention + two_maps) + 2 * w + vocabulary * w;
+  }
+
+  /// Floating-point operations that training spends on a token, as torchtitan counts them: 6 for each parameter that multiplies,
+  /// and attention's own, as if it saw the whole window.
+  constexpr double flops_per_token() const {
+    double const multiplying = static_cast<double>(parameters() - std::int64_t{vocabulary + context} * width);
+    return 6 * multiplying + 12.0 * layers * width * context;
+  }
+};
+
+/// The layers [first, last) of one stage, and whether it starts with the embedding or ends with the head.
+struct gpt_cut {
+  int first = 0;
+  int last = 0;
+  bool embeds = false;
+  bool predicts = false;
+};
+
+/// Which layers a stage holds. They are spread evenly, the front first, since the head weighs on the last stage. Up to two more
+/// stages than layers will do: then the head, and after it the embedding, are stages of their own.
+inline gpt_cut cut_of(int layers, int stages, int stage) {
+  if (stages > layers + 2) {
+    throw usage_error("the schedule cuts the model into " + std::to_string(stages) + " stages, but with --layers " +
+                      std::to_string(layers) + " there are " + std::to_string(layers + 2) +
+                      " pieces (embedding, layers, head). Remedy: --layers " + std::to_string(stages - 2) +
+                      " or more, or fewer --ranks or --chunks");
+  }
+  auto const begin = [&](int s) {
+    if (stages == layers + 2) return std::min(std::max(s - 1, 0), layers);
+    return (s * layers + stages - 1) / stages;
+  };
+  return {begin(stage), begin(stage + 1), stage == 0, stage == stages - 1};
+}
+
+/// The piece as words: `embedding, layers 0-1`.
+inline std::string words_for(gpt_cut const& cut) {
+  std::string out;
+  auto const add = [&](std::string const& part) { out += (out.empty() ? "" : ", ") + part; };
+  if (cut.embeds) add("embedding");
+  if (cut.last - cut.first == 1) add("layer " + std::to_string(cut.first));
+  if (cut.last - cut.first > 1) add("layers " + std::to_string(cut.first) + "-" + std::to_string(cut.last - 1));
+  if (cut.predicts) add("head");
+  return out;
+}
+
+}  // namespace chevron::train

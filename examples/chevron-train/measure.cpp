@@ -1,0 +1,181 @@
+#include "measure.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/steps.hpp>
+#include <chevron/prove/timeline.hpp>
+#include <chevron/show/format.hpp>
+
+#include "console.hpp"
+
+namespace chevron::train {
+namespace {
+
+/// A message's time at its receiver: from the moment the action that needs it was reached until it could start.
+std::optional<action> received_by(plan_view const& plan, action a) {
+  int const stage = static_cast<int>(a.stage);
+  if (a.kind == kind::forward && stage > 0 && plan.rank_of[stage - 1] != plan.rank_of[stage]) {
+    return make_action(kind::receive_forward, stage, static_cast<int>(a.micro_batch));
+  }
+  if ((a.kind == kind::backward || a.kind == kind::backward_input) && stage + 1 < plan.stages &&
+      plan.rank_of[stage + 1] != plan.rank_of[stage]) {
+    return make_action(kind::receive_backward, stage, static_cast<int>(a.micro_batch));
+  }
+  return std::nullopt;
+}
+
+/// The picture of one step as it was recorded, in milliseconds.
+show::picture drawn(show::picture like, plan_view const& plan, all_steps const& all, std::size_t k) {
+  std::int64_t const zero = pipeline_of(all, k, 0, all.size()).first;
+  auto const at = [&](std::int64_t time) { return 1e3 * seconds_between(zero, time); };
+  like.title = "measured, step " + std::to_string(all.front()[k].step);
+  like.rows = static_cast<int>(all.size());
+  like.boxes.clear();
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    auto const& entries = all[rank][k].entries;
+    auto const box = [&](action what, std::int64_t from, std::int64_t to) {
+      int const chunk = is_compute(what.kind) ? plan.chunk_of(static_cast<int>(what.stage)) : 0;
+      like.boxes.push_back({static_cast<int>(rank), at(from), at(to), what, chunk, static_cast<int>(all.front()[k].step)});
+    };
+    // The picture begins with the first F: who was ready before waits from there.
+    auto const wait_for = [&](trace_event const& r) {
+      if (auto const message = received_by(plan, r.op)) box(*message, std::max(r.reached, zero), r.start);
+    };
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      trace_event const& r = entries[i];
+      // Posting a receive takes no time; the wait for it does, and is drawn where it is.
+      if (r.op.kind == kind::receive_forward || r.op.kind == kind::receive_backward) continue;
+      if (!is_compute(r.op.kind)) {
+        box(r.op, r.reached, r.end);
+        continue;
+      }
+      wait_for(r);
+      if (r.op.fused != 0 && i + 1 < entries.size()) {
+        // A fused pair is one action, whether its halves ran beside each other or not.
+        trace_event const& other = entries[++i];
+        wait_for(other);
+        for (action const half : {r.op, other.op}) box(half, std::min(r.start, other.start), std::max(r.end, other.end));
+      } else {
+        box(r.op, r.start, r.end);
+      }
+    }
+  }
+  mark_pairs(like);
+  return like;
+}
+
+}  // namespace
+
+comparison compared(program_view const& program, std::vector<std::string> const& texts, bool steps_overlap) {
+  plan_view const& plan = program.plan;
+  all_steps const all = steps_of(texts);
+  comparison out;
+  out.measured = profile_of(plan, all);
+
+  profiled_costs const costs = costs_of(out.measured, split_stages(plan));
+  timeline const when = simulate(plan, costs.view());
+  out.predicted_pipeline = makespan(plan, when);
+  out.predicted_bubble = bubble(plan, costs.view(), out.predicted_pipeline);
+  if (steps_overlap) out.predicted_step = steady_step_time(plan, costs.view()).most;
+  for (int r = 0; r < plan.size.ranks; ++r) out.predicted_peak.push_back(peak_in_flight(plan, r));
+  out.predicted_picture = show::picture_of(plan, when, "predicted from measured costs");
+  out.predicted_picture.unit = "ms";
+
+  auto const ranks = static_cast<std::size_t>(plan.size.ranks);
+  std::vector<double> bubbles;
+  std::size_t typical = 0;
+  double nearest = std::numeric_limits<double>::max();
+  for (std::size_t k = 0; k < all.front().size(); ++k) {
+    for (std::size_t g = 0; g < all.size(); g += ranks) {
+      auto const [first, last] = pipeline_of(all, k, g, ranks);
+      double const length = seconds_between(first, last);
+      double busy = 0;
+      for (std::size_t r = g; r < g + ranks; ++r) {
+        each_computation(all[r][k].entries,
+                         [&](trace_event const& one, trace_event const* other, std::int64_t start, std::int64_t end) {
+                           // Halves that ran one after the other may have waited in between.
+                           bool const apart = other != nullptr && other->start >= one.end;
+                           busy += apart ? seconds_between(one.start, one.end) + seconds_between(other->start, other->end)
+                                         : seconds_between(start, end);
+                         });
+      }
+      bubbles.push_back(1 - busy / (static_cast<double>(ranks) * length));
+      if (double const off = std::abs(1e3 * length - out.measured.pipeline); off < nearest) {
+        nearest = off;
+        typical = k;
+      }
+    }
+  }
+  out.measured_bubble = median(bubbles);
+  out.typical_step = all.front()[typical].step;
+  out.measured_picture = drawn(out.predicted_picture, plan, all, typical);
+  for (auto const& of_rank : all) {
+    int peak = 0;
+    allocator_use memory;
+    for (auto const& step : of_rank) {
+      peak = std::max(peak, step.peak_in_flight);
+      memory.add(step.memory);
+    }
+    out.measured_peak.push_back(peak);
+    out.memory.push_back(memory);
+  }
+  return out;
+}
+
+std::string table_of(comparison const& c, std::string const& shared_cores) {
+  std::string out;
+  auto const row = [&](std::string const& name, std::string const& predicted, std::string const& measured,
+                       std::string const& remark = "") {
+    auto const right = [](std::string const& s, int width) {
+      return std::string(static_cast<std::size_t>(std::max(0, width - show::columns_of(s))), ' ') + s;
+    };
+    std::string line = "  " + name + std::string(static_cast<std::size_t>(std::max(1, 32 - show::columns_of(name))), ' ') +
+                       right(predicted, 10) + right(measured, 12) + (remark.empty() ? "" : "   " + remark);
+    while (!line.empty() && line.back() == ' ') line.pop_back();
+    out += line + "\n";
+  };
+  std::size_t const ranks = c.predicted_peak.size();
+  row("", "predicted", "measured");
+  auto const time = [](double milliseconds) { return duration(milliseconds * 1e-3); };
+  profile const& m = c.measured;
+  row("pipeline, first F to last B or W", time(c.predicted_pipeline), time(m.pipeline),
+      show::fixed(m.pipeline / c.predicted_pipeline, 3) + " times the prediction");
+  row("bubble", show::percent(c.predicted_bubble), show::percent(c.measured_bubble));
+  for (std::size_t r = 0; r < ranks; ++r) {
+    int most = 0;
+    std::string who;
+    for (std::size_t g = r; g < c.measured_peak.size(); g += ranks) {
+      most = std::max(most, c.measured_peak[g]);
+      who += (who.empty() ? "" : ", ") + std::to_string(g);
+    }
+    row((r == 0 ? "peak in flight, rank " : "                rank ") + who, std::to_string(c.predicted_peak[r]),
+        std::to_string(most), r == 0 ? "chunks" : "");
+  }
+  for (std::size_t g = 0; g < c.memory.size() && c.memory.front().active > 0; ++g) {
+    auto const text = [](std::int64_t bytes) { return show::fixed(static_cast<double>(bytes) / (1 << 20), 1); };
+    row((g == 0 ? "peak memory, rank " : "             rank ") + std::to_string(g), text(c.memory[g].planned),
+        text(c.memory[g].active), g == 0 ? "MiB; predicted: what chunks in flight keep, and what is there between steps" : "");
+  }
+  row("whole step", c.predicted_step > 0 ? time(c.predicted_step) : "-", time(m.step),
+      c.predicted_step > 0 ? "back to back: the next begins before all ranks are done" : "with gradient sums and optimizer");
+
+  out += "\n  Measured: the median of the last " + std::to_string(m.steps) + (m.steps == 1 ? " step" : " steps") +
+         ". Predicted: the schedule, simulated with the\n  median time of each action and message in these steps:\n";
+  for (std::size_t s = 0; s < m.forward.size(); ++s) {
+    out += "    stage " + std::to_string(s) + "   F " + time(m.forward[s]);
+    if (m.backward[s] >= 0) out += "   B " + time(m.backward[s]);
+    if (m.backward_input[s] >= 0) out += "   I " + time(m.backward_input[s]) + "   W " + time(m.backward_weight[s]);
+    if (s < m.communication.size() && m.communication[s] >= 0)
+      out += "   to and from stage " + std::to_string(s + 1) + " " + time(m.communication[s]);
+    out += "\n";
+  }
+  if (!shared_cores.empty()) out += "  " + shared_cores + "\n";
+  return out;
+}
+
+}  // namespace chevron::train

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/plan/profile.hpp>
+#include <chevron/run/trace/trace_window.hpp>
+#include <chevron/show/picture.hpp>
+
+/// \file
+/// The prediction put to the test: what the last steps cost, and what the schedule makes of these costs.
+
+namespace chevron::train {
+
+/// What came of it, times in milliseconds.
+struct comparison {
+  profile measured;       ///< costs by stage and boundary, the pipeline's and the whole step's time: medians
+  long typical_step = 0;  ///< the one whose pipeline took the median time
+  show::picture predicted_picture, measured_picture;  ///< of the typical step
+  double predicted_pipeline = 0;                      ///< first F to last B or W over all ranks
+  double predicted_step = 0;                          ///< where steps overlap, what each of many adds; else 0
+  double predicted_bubble = 0, measured_bubble = 0;   ///< share of ranks × that time without compute
+  std::vector<int> predicted_peak, measured_peak;     ///< chunks in flight; predicted by pipeline rank, measured by global rank
+  std::vector<allocator_use> memory;                  ///< by global rank; 0 without GPUs
+};
+
+/// \param texts every rank's `trace_window::text`, by global rank
+/// \param steps_overlap ranks go on with the next step without waiting for each other
+comparison compared(program_view const& program, std::vector<std::string> const& texts, bool steps_overlap);
+
+/// The table for people. `shared_cores`: how many ranks of this machine share how few cores; empty if each has its own.
+std::string table_of(comparison const& c, std::string const& shared_cores);
+
+}  // namespace chevron::train

@@ -1,0 +1,73 @@
+#include "pictures.hpp"
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/plan/profile.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/show/chrome_trace.hpp>
+#include <chevron/show/json.hpp>
+#include <chevron/show/svg.hpp>
+
+#include "console.hpp"
+
+namespace chevron::train {
+namespace {
+
+void check_file(char const* flag, std::string const& path) {
+  if (path.empty()) return;
+  std::error_code ignored;
+  bool const was_there = std::filesystem::exists(path, ignored);
+  std::FILE* const file = std::fopen(path.c_str(), "a");
+  if (file == nullptr) {
+    throw usage_error(std::string(flag) + " " + path + " cannot be written: " + std::strerror(errno) +
+                      ". Remedy: a file in an existing folder that is writable, or none");
+  }
+  std::fclose(file);
+  if (!was_there) std::filesystem::remove(path, ignored);
+}
+
+void write(char const* flag, std::string const& path, std::string const& content) {
+  std::ofstream out(path, std::ios::binary);
+  out << content;
+  out.close();
+  if (!out) throw usage_error(std::string(flag) + " " + path + " could not be written. Remedy: is the disk full?");
+}
+
+}  // namespace
+
+void check_files(options const& o) {
+  check_file("--metrics", o.metrics);
+  check_file("--trace", o.trace);
+  check_file("--timeline", o.timeline);
+  check_file("--profile", o.profile);
+}
+
+void write_files(options const& o, comparison const& outcome) {
+  std::array const both{outcome.predicted_picture, outcome.measured_picture};
+  std::vector<std::pair<std::string, std::string>> facts;
+  if (!o.timeline.empty()) {
+    write("--timeline", o.timeline, show::svg(both));
+    facts.push_back({"timeline", o.timeline + ": step " + std::to_string(outcome.typical_step) +
+                                     ", a typical one, predicted above measured"});
+  }
+  if (!o.trace.empty()) {
+    write("--trace", o.trace, show::chrome_trace(both));
+    facts.push_back({"trace", o.trace + ": the same for https://ui.perfetto.dev or chrome://tracing"});
+  }
+  if (!o.profile.empty()) {
+    write("--profile", o.profile, show::json(outcome.measured));
+    facts.push_back(
+        {"profile", o.profile + ": what each stage and message cost, for chevron-plan show|compare|search --profile"});
+  }
+  if (!facts.empty()) print_facts(facts);
+}
+
+}  // namespace chevron::train

@@ -1,0 +1,361 @@
+#include "train.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numbers>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/softmax.h>
+#include <torch/optim/adamw.h>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/timeline.hpp>
+#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/run/optimizer/learning_rate.hpp>
+#include <chevron/run/training/evaluator.hpp>
+#include <chevron/run/training/preflight.hpp>
+#include <chevron/run/training/trainer.hpp>
+#include <chevron/show/format.hpp>
+
+#include "console.hpp"
+#include "gpt.hpp"
+#include "measure.hpp"
+#include "pictures.hpp"
+
+namespace chevron::train {
+namespace {
+
+/// Windows of a text at places that depend on seed, step and sample only: the bytes, and for each the byte that follows.
+struct windows {
+  at::Tensor bytes, following;
+
+  windows(std::string const& text, int count, int context, std::uint64_t seed, std::uint64_t step, std::uint64_t first_sample)
+      : bytes(at::empty({count, context}, at::kLong)), following(at::empty({count, context}, at::kLong)) {
+    auto* x = bytes.data_ptr<std::int64_t>();
+    auto* y = following.data_ptr<std::int64_t>();
+    std::uint64_t const places = text.size() - static_cast<std::size_t>(context);
+    for (int i = 0; i < count; ++i) {
+      char const* const at = text.data() + mixed(seed, step, first_sample + static_cast<std::uint64_t>(i)) % places;
+      for (int j = 0; j < context; ++j) {
+        *x++ = static_cast<unsigned char>(at[j]);
+        *y++ = static_cast<unsigned char>(at[j + 1]);
+      }
+    }
+  }
+};
+
+at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following) {
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), following.flatten());
+}
+
+stage make_stage(task const& what, int stages, int number) {
+  options const& o = what.options;
+  gpt_stage made(o.model, cut_of(o.model.layers, stages, number), o.seed);
+  if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
+  made->to(what.device);
+  return stage(made).recompute(o.recompute);
+}
+
+std::string some(std::int64_t count, std::string const& one) { return grouped(count) + " " + one + (count == 1 ? "" : "s"); }
+
+void print_header(task const& what) {
+  options const& o = what.options;
+  plan_view const plan = what.programs->training.view().plan;
+  costs const equal{};
+  double const share = bubble_makespan(plan, equal);
+  std::string const sentence = "no rank can wait for ever, each gradient is computed once, sends and receives match";
+  std::string peaks;
+  for (int r = 0; r < plan.size.ranks; ++r) peaks += (r == 0 ? "" : ", ") + std::to_string(peak_in_flight(plan, r));
+  std::string cut;
+  for (int s = 0; s < plan.stages; ++s) {
+    cut += (s == 0 ? "" : " | ") + words_for(cut_of(o.model.layers, plan.stages, s));
+  }
+  auto const samples = static_cast<std::int64_t>(o.micro_batches) * o.micro_batch_size * o.replicas;
+  print_facts({
+      {"model", "byte-level GPT, " + grouped(o.model.parameters()) + " parameters: " + some(o.model.layers, "layer") +
+                    ", width " + std::to_string(o.model.width) + ", " + some(o.model.heads, "head") + ", context " +
+                    std::to_string(o.model.context)},
+      {"data", what.text.source},
+      {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + what.launcher},
+      {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
+      {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
+                   some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
+                   " bytes in all"},
+      {"proved", (what.programs->proved_while_compiling ? "while this program was compiled: "
+                                                       : "just now, by the laws the compiler uses: ") +
+                     sentence},
+      {"predicted", "bubble " + show::percent(share) +
+                        " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks},
+  });
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+/// Where timings of several ranks are no fair test of a schedule, says why; else nothing.
+std::string shared_cores(int ranks) {
+  auto const cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (cores == 0 || cores >= ranks) return {};
+  return "Note: " + std::to_string(ranks) + " ranks share " + std::to_string(cores) + (cores == 1 ? " core" : " cores") +
+         ". They take turns, so an action's time varies with what else runs just then;\n  a fair test of a schedule needs "
+         "a core for each rank.";
+}
+
+/// Mean loss on text never shown in training.
+double held_out_loss(task const& what, trainer& train) {
+  options const& o = what.options;
+  evaluator evaluate(what.programs->evaluation, train);
+  int const mine = o.micro_batches * o.micro_batch_size;
+  constexpr int batches = 8;
+  double sum = 0;
+  for (int b = 0; b < batches; ++b) {
+    auto const first = static_cast<std::uint64_t>(train.comm().topology().replica()) * static_cast<std::uint64_t>(mine);
+    // Steps of training count from 1, so that these places are others.
+    windows const batch(what.text.held_out, mine, o.model.context, o.seed + 1, static_cast<std::uint64_t>(b), first);
+    sum += evaluate.loss({batch.bytes}, {batch.following});
+  }
+  return sum / batches;
+}
+
+/// What the model writes after a piece of the held-out text: byte by byte, each drawn from what the last stage says. The last
+/// stage's rank of the first replica draws and tells the others.
+std::string sample_text(task const& what, trainer& train, std::string const& prompt, int length) {
+  options const& o = what.options;
+  constexpr double temperature = 0.8;
+  evaluator forward(what.programs->sampling, train);
+  transport& comm = train.comm();
+  plan_view const plan = what.programs->sampling.view().plan;
+  auto const source = static_cast<std::size_t>(plan.rank_of_stage(plan.stages - 1));
+  std::mt19937_64 random(o.seed);
+  std::vector<double> said(static_cast<std::size_t>(comm.topology().world()));
+
+  std::string text = prompt;
+  for (int i = 0; i < length; ++i) {
+    // Always a whole window, so that all messages have one shape; what stands behind the last byte is not seen by it.
+    auto const seen = std::min(text.size(), static_cast<std::size_t>(o.model.context));
+    at::Tensor window = at::full({1, o.model.context}, 0, at::kLong);
+    for (std::size_t j = 0; j < seen; ++j)
+      window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
+    tensors const logits = forward.outputs({window});
+    double drawn = 0;
+    if (!logits.empty()) {
+      at::Tensor const share =
+          at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1).to(at::kFloat) / temperature, 0)
+              .cpu()
+              .contiguous();
+      double left = std::uniform_real_distribution<double>(0, 1)(random);
+      int byte = 0;
+      for (; byte < vocabulary - 1; ++byte) {
+        left -= static_cast<double>(share.data_ptr<float>()[byte]);
+        if (left < 0) break;
+      }
+      drawn = byte;
+    }
+    comm.all_gather(std::span<double const>(&drawn, 1), said);
+    text += static_cast<char>(static_cast<int>(said[source]));
+  }
+  return text.substr(prompt.size());
+}
+
+/// The beginning of a line of the held-out text, to be continued.
+std::string prompt_from(std::string const& text, std::uint64_t seed, int context) {
+  auto const length = static_cast<std::size_t>(std::min(context, 48));
+  auto at = static_cast<std::size_t>(mixed(seed, 0, 1) % (text.size() - length));
+  auto const line = text.find('\n', at);
+  if (line != std::string::npos && line + 1 + length <= text.size()) at = line + 1;
+  return text.substr(at, length);
+}
+
+/// \param texts by global rank: in how many steps its computations were launched as graphs, and why not in the last
+std::string told_of_graphs(std::vector<std::string> const& texts, long steps) {
+  std::map<std::string, std::string> ranks;  // that say the same
+  for (std::size_t r = 0; r < texts.size(); ++r) ranks[texts[r]] += (ranks[texts[r]].empty() ? "" : ", ") + std::to_string(r);
+  std::string out = "computations launched as CUDA graphs ";
+  for (auto const& [text, who] : ranks) {
+    auto const space = text.find(' ');
+    std::string const why = text.substr(space + 1);
+    out += (who == ranks.begin()->second ? "" : "; ") + std::string("in ") + text.substr(0, space) + " of " +
+           some(steps, "step") + (ranks.size() == 1 ? "" : " on rank " + who) + (why.empty() ? "" : ", in the end not: " + why);
+  }
+  return out;
+}
+
+char const* name_of(precision p) {
+  constexpr char const* names[] = {"float32", "bfloat16", "autocast"};
+  return names[static_cast<int>(p)];
+}
+
+std::string told_of_text(task const& what) {
+  std::string const& text = what.text.training;
+  auto const length = static_cast<std::int64_t>(text.size());
+  return grouped(length) + " bytes to learn from, fingerprint " +
+         std::to_string(fingerprint(at::from_blob(const_cast<char*>(text.data()), {length}, at::kByte)));
+}
+
+/// Processes have flags and files of their own. The trainer compares what it is given; this is what it does not see: other data,
+/// or one step more, would train nonsense or wait in vain.
+void compare_jobs(task const& what, transport& comm) {
+  options const& o = what.options;
+  named_values lines = common_values(comm);
+  lines.add("--layers", std::to_string(o.model.layers));
+  lines.add("--width", std::to_string(o.model.width));
+  lines.add("--heads", std::to_string(o.model.heads));
+  lines.add("--context", std::to_string(o.model.context));
+  lines.add("--microbatch-size", std::to_string(o.micro_batch_size));
+  lines.add("--dtype", name_of(o.precision));
+  lines.add("--recompute", o.recompute ? "yes" : "no");
+  lines.add("--steps", std::to_string(o.steps));
+  lines.add("--seed", std::to_string(o.seed));
+  lines.add("--learning-rate", show::exact(o.learning_rate));
+  lines.add("--checkpoint", o.checkpoint);
+  lines.add("--save-every", std::to_string(o.save_every));
+  lines.add("--keep-checkpoints", std::to_string(o.keep_checkpoints));
+  lines.add("--resume", o.resume ? "yes" : "no");
+  lines.add("--cuda-graph", o.cuda_graph ? "yes" : "no");
+  lines.add("--data", told_of_text(what));
+  check_consistency(comm, lines);
+}
+
+/// What must be the same for a resumed run to be the run that was interrupted.
+std::map<std::string, std::string> words_of(task const& what) {
+  options const& o = what.options;
+  return {{"seed", std::to_string(o.seed)},
+          {"samples a step", std::to_string(o.micro_batches * o.micro_batch_size * o.replicas)},
+          {"context", std::to_string(o.model.context)},
+          {"layers", std::to_string(o.model.layers)},
+          {"width", std::to_string(o.model.width)},
+          {"heads", std::to_string(o.model.heads)},
+          {"dtype", name_of(o.precision)},
+          {"data", told_of_text(what)}};
+}
+
+void go_on_from_checkpoint(task const& what, trainer& train) {
+  options const& o = what.options;
+  checkpoint_note const note = load_checkpoint(train, o.checkpoint, words_of(what));
+  if (note.next_step > o.steps) {
+    throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note.next_step - 1) + ", and --steps is " +
+                           std::to_string(o.steps) + ": nothing is left to train. Remedy: more --steps");
+  }
+}
+
+}  // namespace
+
+void train_on_rank(task const& what, transport& comm) {
+  options const& o = what.options;
+  plan_view const plan = what.programs->training.view().plan;
+  topology const& here = comm.topology();
+  bool const speaks = here.global_rank == 0;
+  if (o.backend != backend::threads) compare_jobs(what, comm);
+
+  // Steps count from 1 here.
+  auto const steps = static_cast<double>(o.steps);
+  warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
+  trainer train({.program = what.programs->training,
+                 .transport = comm,
+                 .stages = [&](int s) { return make_stage(what, plan.stages, s); },
+                 .loss = next_byte_loss,
+                 .optimizer = optimizer<torch::optim::AdamW>(
+                     torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
+                 .options = {.clip_grad_norm = o.clip_grad_norm,
+                             .learning_rate = [rate](long step) { return rate(step - 1); },
+                             .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
+                             .post_validation = o.post_validation,
+                             .device = what.device,
+                             .graphs = what.graphs}});
+  train.next_step(1);
+  if (o.resume) go_on_from_checkpoint(what, train);
+  if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
+  long const first_step = train.next_step();
+
+  if (speaks) print_header(what);
+  if (speaks && o.resume) print_facts({{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint + "\n"}});
+  std::unique_ptr<step_lines> lines;
+  std::unique_ptr<metrics_file> metrics;
+  if (speaks) {
+    lines = std::make_unique<step_lines>(o.steps);
+    metrics = std::make_unique<metrics_file>(o.metrics, o.resume ? std::optional(first_step) : std::nullopt);
+  }
+
+  int const mine = o.micro_batches * o.micro_batch_size;
+  auto const tokens = static_cast<double>(mine) * o.replicas * o.model.context;
+  double loading = 0;
+  trace_window records;
+  double first_loss = 0, last_loss = 0;
+  long launched = 0;
+  // With post-validation a step is known only when the next has begun.
+  auto const told = [&](step_report const& report) {
+    if (report.step < 1) return;
+    if (report.used_graphs) ++launched;
+    if (report.step == first_step) first_loss = report.loss;
+    last_loss = report.loss;
+    if (!speaks) return;
+    told_step const line_of{.step = report.step,
+                            .loss = report.loss,
+                            .grad_norm = report.grad_norm,
+                            .learning_rate = report.learning_rate,
+                            .seconds = report.seconds + loading,
+                            .loading_seconds = loading,
+                            .tokens = tokens,
+                            .tokens_seen = static_cast<double>(report.step) * tokens,
+                            .ranks = here.world(),
+                            .flops_per_token = o.model.flops_per_token(),
+                            .bubble = report.bubble,
+                            .device_memory = report.memory};
+    lines->show(line_of);
+    metrics->write(line_of);
+  };
+  auto const words = words_of(what);
+  std::int64_t const begin = now_ns();
+  for (long step = first_step; step <= o.steps; ++step) {
+    std::int64_t const loading_begin = now_ns();
+    auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
+    windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
+    std::int64_t const step_begin = now_ns();
+    loading = static_cast<double>(step_begin - loading_begin) * 1e-9;
+    told(train.step({batch.bytes}, {batch.following}));
+    if (step > o.steps - static_cast<long>(trace_window::kept) && (step > first_step || o.steps == first_step))
+      records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
+    bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
+    if (!o.checkpoint.empty() && due) {
+      save_checkpoint(train, o.checkpoint, words);
+      if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
+    }
+  }
+  if (o.post_validation) told(train.synchronize());
+  double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
+  if (speaks && lines->plain()) std::printf("\n");
+  lines.reset();
+  metrics.reset();
+
+  double const held_out = held_out_loss(what, train);
+  auto const texts = comm.all_gather_text(records.text());
+  std::vector<std::string> of_graphs;
+  if (o.cuda_graph) of_graphs = comm.all_gather_text(std::to_string(launched) + " " + train.graph_fallback_reason());
+  std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
+  if (speaks) {
+    print_facts(
+        {{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) +
+                         " → " + show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
+                         " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
+    if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
+    comparison const outcome = compared(what.programs->training, texts, o.post_validation);
+    std::printf("\n%s\n", table_of(outcome, what.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
+    write_files(o, outcome);
+    std::fflush(stdout);
+  }
+  std::string const written = sample_text(what, train, prompt, 320);
+  if (speaks) {
+    std::printf("\n%s\n%s%s\n", bold("The model goes on from a line it never saw:").c_str(), faint(shown(prompt)).c_str(),
+                shown(written).c_str());
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace chevron::train

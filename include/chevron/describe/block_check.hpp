@@ -1,0 +1,191 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/describe/block_layout.hpp>
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/finding.hpp>
+
+/// \file
+/// Whether a building block can be repeated, and what it then keeps in flight.
+
+namespace chevron::detail {
+
+/// Fills in, for every rank and slot modulo the interval, what the rank does there once all blocks run. Two actions in one
+/// slot, or more work than slots, are findings.
+constexpr finding fill_slots(block_layout const& block, int* table) {
+  finding f;
+  f.broken = law::description;
+  if (block.interval > longest_interval) {
+    f.words = "an interval must be at most 16384 slots, not ";
+    f.number = block.interval;
+    return f;
+  }
+  for (int r = 0; r < block.ranks; ++r) {
+    block_action const* const mine = block.at + r * block.items;
+    int* const slots = table + r * block.interval;
+    f.rank = r;
+    int work = 0;
+    for (int k = 0; k < block.items; ++k) work += mine[k].stage >= 0 ? slots_of(mine[k].what) : 0;
+    if (work > block.interval) {
+      f.words = "what a rank does in one block needs an interval of at least ";
+      f.number = work;
+      f.limit = block.interval;
+      return f;
+    }
+    for (int s = 0; s < block.interval; ++s) slots[s] = idle_slot;
+    for (int k = 0; k < block.items; ++k) {
+      block_action const a = mine[k];
+      if (a.stage < 0 || a.when_idle) continue;
+      if (a.slot < 0 || a.slot > last_block_slot) {
+        f.words =
+            a.slot < 0 ? "a slot of a block is negative, see max_of; it is " : "a slot of a block must be at most 262144, not ";
+        f.number = a.slot;
+        return f;
+      }
+      for (int part = 0; part < slots_of(a.what); ++part) {
+        int& taken = slots[(a.slot + part) % block.interval];
+        if (taken != idle_slot) {
+          f.what = make_action(a.what, a.stage, 0);
+          block_action const other = mine[taken >= 0 ? taken : busy_slot - taken];
+          f.other = make_action(other.what, other.stage, 0);
+          f.links = 2;
+          f.words = " must move to another slot, or the blocks repeat at another interval: once repeated it meets ";
+          return f;
+        }
+        taken = part == 0 ? k : busy_slot - k;
+      }
+    }
+  }
+  return {};
+}
+
+/// Whether a block holds, for each stage, F and B, or F, I and W, each in a slot after what it needs.
+constexpr finding check_block(block_layout const& block) {
+  buffer<int> memory(compute_kinds * block.stages);  // by stage and kind: the item
+  int* const item_of = memory.data;
+  for (int i = 0; i < compute_kinds * block.stages; ++i) item_of[i] = -1;
+  finding f;
+  for (int r = 0; r < block.ranks; ++r) {
+    for (int k = r * block.items; k < (r + 1) * block.items; ++k) {
+      if (block.at[k].stage < 0) continue;
+      int& first = item_of[block.at[k].stage * compute_kinds + static_cast<int>(block.at[k].what)];
+      if (first >= 0) {
+        f.broken = law::no_duplicate;
+        f.rank = r;
+        f.what = make_action(block.at[k].what, block.at[k].stage, 0);
+        f.words = " stands in the block more than once";
+        return f;
+      }
+      first = k;
+    }
+  }
+  for (int s = 0; s < block.stages; ++s) {
+    int const* const has = item_of + s * compute_kinds;
+    bool const whole = has[static_cast<int>(kind::backward)] >= 0;
+    bool const split = has[static_cast<int>(kind::backward_input)] >= 0;
+    bool const weight = has[static_cast<int>(kind::backward_weight)] >= 0;
+    f.rank = block.rank_of[s];
+    f.what = make_action(kind::backward, s, 0);
+    if (whole && (split || weight)) {
+      f.broken = law::no_duplicate;
+      f.words = " would add these gradients twice: the block also has an I or a W of this stage";
+      return f;
+    }
+    f.broken = law::complete;
+    if (has[static_cast<int>(kind::forward)] < 0) {
+      f.what = make_action(kind::forward, s, 0);
+      f.words = "the block must say in which slot";
+    } else if (!whole && !split) {
+      f.words = "the block must say in which slot, or give an I and a W";
+    } else if (split && !weight) {
+      f.what = make_action(kind::backward_weight, s, 0);
+      f.words = "the block must say in which slot, or name W without one, to run in idle slots";
+    } else {
+      continue;
+    }
+    return f;
+  }
+  f.broken = law::description;
+  f.links = 2;
+  f.words = " must have a later slot in the block: it does not wait for the end of ";
+  for (int s = 0; s < block.stages; ++s) {
+    int const* const has = item_of + s * compute_kinds;
+    bool const whole = has[static_cast<int>(kind::backward)] >= 0;
+    kind const gradient = whole ? kind::backward : kind::backward_input;
+    auto const starts_after = [&](kind what, kind needed, int stage) {
+      block_action const& a = block.at[item_of[s * compute_kinds + static_cast<int>(what)]];
+      block_action const& n = block.at[item_of[stage * compute_kinds + static_cast<int>(needed)]];
+      if (a.when_idle || a.slot >= n.slot + slots_of(needed)) return true;
+      f.rank = block.rank_of[s];
+      f.what = make_action(what, s, 0);
+      f.other = make_action(needed, stage, 0);
+      return false;
+    };
+    if (s > 0 && !starts_after(kind::forward, kind::forward, s - 1)) return f;
+    if (!starts_after(gradient, kind::forward, s)) return f;
+    if (s + 1 < block.stages) {
+      bool const next_whole = has[compute_kinds + static_cast<int>(kind::backward)] >= 0;
+      if (!starts_after(gradient, next_whole ? kind::backward : kind::backward_input, s + 1)) return f;
+    }
+    if (!whole && !starts_after(kind::backward_weight, kind::backward_input, s)) return f;
+  }
+  return {};
+}
+
+/// Goes through one rank's slots as the repeated block has them.
+struct block_walk {
+  static constexpr int done = -1;
+  static constexpr int waiting_weight = -2;  // a W that fills an idle slot
+
+  block_action const* mine;
+  int const* slots;  // of the rank, modulo the interval
+  int interval;
+  int slot = 0;
+  int phase = 0;    // slot modulo the interval
+  int waiting = 0;  // W's that wait for an idle slot
+
+  /// The next thing that starts before `end`; it starts at `slot`.
+  constexpr int next(int end) {
+    for (; slot < end; step()) {
+      int const here = slots[phase];
+      if (here >= 0 && slot >= mine[here].slot) return here;
+      if (here <= busy_slot && slot > mine[busy_slot - here].slot) continue;
+      if (waiting > 0) return waiting_weight;
+    }
+    return done;
+  }
+  constexpr void step() {
+    ++slot;
+    if (++phase == interval) phase = 0;
+  }
+};
+
+/// The most chunks in flight on any rank once all blocks run.
+constexpr int steady_peak(block_layout const& block, int const* table, bool const* leaves_weight) {
+  int most = 0;
+  for (int r = 0; r < block.ranks; ++r) {
+    block_walk walk{block.at + r * block.items, table + r * block.interval, block.interval};
+    int end = 0;
+    for (int k = 0; k < block.items; ++k) end = walk.mine[k].slot > end ? walk.mine[k].slot : end;
+    end += 2 * block.interval;
+    int now = 0;
+    for (int what = walk.next(end); what != block_walk::done; what = walk.next(end)) {
+      kind const k = what == block_walk::waiting_weight ? kind::backward_weight : walk.mine[what].what;
+      if (k == kind::forward)
+        ++now;
+      else if (k != kind::backward_input)
+        --now;
+      if (what == block_walk::waiting_weight)
+        --walk.waiting;
+      else
+        walk.waiting += leaves_weight[what] ? 1 : 0;
+      most = now > most ? now : most;
+      walk.step();
+    }
+  }
+  return most;
+}
+
+}  // namespace chevron::detail

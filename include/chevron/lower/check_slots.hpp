@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/lower/messages.hpp>
+#include <chevron/lower/program.hpp>
+#include <chevron/plan/finding.hpp>
+#include <chevron/prove/check.hpp>
+
+/// \file
+/// The law of slots: none is read before it is filled, or written while its content is needed, and every tensor is let go.
+
+namespace chevron::detail {
+
+// What an activation slot still holds of its stage and microbatch.
+inline constexpr std::uint8_t holds_graph = 1;      // until B or W
+inline constexpr std::uint8_t holds_outputs = 2;    // until they are sent, or taken by the next stage on this rank
+inline constexpr std::uint8_t holds_gradients = 4;  // of the inputs: until they are sent, or taken by the previous stage here
+
+/// What each slot holds, instruction by instruction: nothing is written over that is still needed, nothing is read that is
+/// not there, nothing is left at the end.
+constexpr finding check_slots(program_view const& program) {
+  plan_view const& plan = program.plan;
+  int const micro_batches = plan.size.micro_batches;
+  int const cells = plan.stages * micro_batches;
+  buffer<std::uint16_t> arrived_memory(2 * cells, zeroed);  // receive slot of each input and gradient, counted from 1
+  std::uint16_t* const arrived = arrived_memory.data;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    slot_counts const counts = program.slots[r];
+    buffer<action> activation(counts.activation), receive(counts.receive), send(counts.send);
+    buffer<std::uint8_t> holds_memory(counts.activation, zeroed), receive_live_memory(counts.receive, zeroed),
+        send_live_memory(counts.send, zeroed);
+    std::uint8_t* const holds = holds_memory.data;
+    std::uint8_t* const receive_live = receive_live_memory.data;
+    std::uint8_t* const send_live = send_live_memory.data;
+    auto const has = [&](int slot, std::uint8_t what, int stage, action a) {
+      return (holds[slot] & what) != 0 && static_cast<int>(activation.data[slot].stage) == stage &&
+             activation.data[slot].micro_batch == a.micro_batch;
+    };
+    for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
+      instruction const& one = program.instructions[i];
+      int const at = i - program.begin[r];
+      action const a = one.op;
+      int const stage = static_cast<int>(a.stage);
+      int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+      if (is_receive(a.kind)) {
+        if (receive_live[one.source] != 0)
+          return program_finding(law::slots, r, at, a, " is received over what is still needed of ", receive.data[one.source]);
+        receive.data[one.source] = a;
+        receive_live[one.source] = 1;
+        arrived[a.kind == kind::receive_forward ? cell : cells + cell] = static_cast<std::uint16_t>(one.source + 1);
+      } else if (is_send(a.kind)) {
+        bool const forward = a.kind == kind::send_forward;
+        std::uint8_t const what = forward ? holds_outputs : holds_gradients;
+        if (!has(one.slot, what, stage, a))
+          return program_finding(law::slots, r, at, a,
+                                 forward ? " sends from a slot that does not hold the outputs of "
+                                         : " sends from a slot that does not hold the input gradients of ",
+                                 make_action(forward ? kind::forward : kind::backward, stage, static_cast<int>(a.micro_batch)));
+        if (send_live[one.source] != 0)
+          return program_finding(law::slots, r, at, a, " takes the send slot of ", send.data[one.source]);
+        holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] & ~what);
+        send.data[one.source] = a;
+        send_live[one.source] = 1;
+      } else if (is_wait(a.kind)) {
+        if (send_live[one.source] == 0 || !(send.data[one.source] == send_of_wait(a)))
+          return program_finding(law::slots, r, at, a, " waits for a send slot that does not hold ", send_of_wait(a));
+        send_live[one.source] = 0;
+      } else if (is_compute(a.kind)) {
+        bool const forward = a.kind == kind::forward;
+        int const from = input_stage(plan, a);
+        if (!forward && !has(one.slot, holds_graph, stage, a))
+          return program_finding(law::slots, r, at, a, " needs a slot that no longer holds ",
+                                 make_action(kind::forward, stage, static_cast<int>(a.micro_batch)));
+        if (from >= 0 && plan.rank_of[from] == r) {
+          std::uint8_t const what = forward ? holds_outputs : holds_gradients;
+          if (!has(one.local, what, from, a))
+            return program_finding(law::slots, r, at, a, " reads a slot that does not hold the results of ",
+                                   make_action(forward ? kind::forward : kind::backward, from, static_cast<int>(a.micro_batch)));
+          holds[one.local] = static_cast<std::uint8_t>(holds[one.local] & ~what);
+        } else if (from >= 0) {
+          action const wanted =
+              make_action(forward ? kind::receive_forward : kind::receive_backward, stage, static_cast<int>(a.micro_batch));
+          if (receive_live[one.source] == 0 || !(receive.data[one.source] == wanted))
+            return program_finding(law::slots, r, at, a, " reads a slot that does not hold ", wanted);
+        }
+        if (forward) {
+          if (holds[one.slot] != 0)
+            return program_finding(law::slots, r, at, a, " writes over what is still needed of ", activation.data[one.slot]);
+          activation.data[one.slot] = a;
+          // The last stage's outputs go to the loss or to the caller at once.
+          holds[one.slot] =
+              static_cast<std::uint8_t>((plan.forward_only ? 0 : holds_graph) | (stage + 1 < plan.stages ? holds_outputs : 0));
+        } else if (a.kind != kind::backward_weight && stage > 0) {
+          holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] | holds_gradients);
+        }
+        if (plan.forward_only || a.kind == kind::backward || a.kind == kind::backward_weight) {
+          holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] & ~holds_graph);
+          // What the graph was made from goes with it.
+          if (int const slot = arrived[cell]; slot != 0) receive_live[slot - 1] = 0;
+          if (int const slot = arrived[cells + cell]; slot != 0) receive_live[slot - 1] = 0;
+        }
+      }
+    }
+    // Everything has been let go.
+    for (int s = 0; s < counts.activation; ++s) {
+      if (holds[s] == 0) continue;
+      action const kept = activation.data[s];
+      return program_finding(law::slots, r, -1, kept,
+                             (holds[s] & holds_outputs) != 0
+                                 ? " leaves outputs behind that nobody sends or takes: there is no send for "
+                                 : " leaves input gradients behind that nobody sends or takes: there is no send for ",
+                             kept);
+    }
+    for (int s = 0; s < counts.receive; ++s) {
+      if (receive_live[s] != 0)
+        return program_finding(law::slots, r, -1, receive.data[s], " is never used: no action reads ", receive.data[s]);
+    }
+    for (int s = 0; s < counts.send; ++s) {
+      if (send_live[s] == 0) continue;
+      action const sent = send.data[s];
+      return program_finding(law::slots, r, -1, sent, " is never waited for: its tensors are kept for ever; there is no ",
+                             make_action(sent.kind == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward,
+                                         static_cast<int>(sent.stage), static_cast<int>(sent.micro_batch)));
+    }
+  }
+  return {};
+}
+
+}  // namespace chevron::detail

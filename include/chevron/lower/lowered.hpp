@@ -1,0 +1,48 @@
+#pragma once
+
+#include <chevron/lower/lower.hpp>
+#include <chevron/lower/program.hpp>
+#include <chevron/prove/gate.hpp>
+
+/// \file
+/// A schedule's program as a constant of the program that is compiled.
+
+namespace chevron {
+
+/// What only a proved plan can be asked.
+template <plan_source Source>
+constexpr proved_program lower(Source const&) {
+  static_assert(!plan_source<Source>,
+                "a schedule is proved at a shape before it is lowered: lower(prove(expand(schedule, shape{.ranks = 4, "
+                ".micro_batches = 8}))), or while compiling lowered<schedule, shape{.ranks = 4, .micro_batches = 8}>");
+  return lower(prove(plan()));
+}
+
+namespace detail {
+
+template <auto const& Source, shape Size>
+struct lowering {
+  using proved = gate<Source, Size>;
+  static constexpr int instructions = proved::holds ? instructions_needed(proved::result.view()) : 0;
+
+  static constexpr static_program<proved::ranks, proved::stages, proved::actions, instructions> work_out() {
+    static_program<proved::ranks, proved::stages, proved::actions, instructions> to;
+    program const from = lower_lawful(expand(Source, Size));
+    if (instructions == 0) to.instructions[0] = {};
+    to.source = proved::result;
+    for (int i = 0; i < instructions; ++i) to.instructions[i] = from.instructions.data[i];
+    for (int r = 0; r <= proved::ranks; ++r) to.begin[r] = from.begin.data[r];
+    for (int r = 0; r < proved::ranks; ++r) to.slots[r] = from.slots.data[r];
+    return to;
+  }
+  static constexpr auto result = work_out();
+  static constexpr proved_program handle() { return proved_program(result.view()); }
+};
+
+}  // namespace detail
+
+/// A proved schedule's program, as a constant: a handle that may be copied.
+template <auto const& Source, shape Size>
+inline constexpr proved_program lowered = detail::lowering<Source, Size>::handle();
+
+}  // namespace chevron

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/plan/finding.hpp>
+
+/// \file
+/// Which instructions of a program belong together: a send, its wait and its receive, and what a computation consumes.
+
+namespace chevron::detail {
+
+constexpr action receive_of(action send) {
+  return send.kind == kind::send_forward
+             ? make_action(kind::receive_forward, static_cast<int>(send.stage) + 1, static_cast<int>(send.micro_batch))
+             : make_action(kind::receive_backward, static_cast<int>(send.stage) - 1, static_cast<int>(send.micro_batch));
+}
+constexpr action send_of(action receive) {
+  return receive.kind == kind::receive_forward
+             ? make_action(kind::send_forward, static_cast<int>(receive.stage) - 1, static_cast<int>(receive.micro_batch))
+             : make_action(kind::send_backward, static_cast<int>(receive.stage) + 1, static_cast<int>(receive.micro_batch));
+}
+/// The send that a wait is for.
+constexpr action send_of_wait(action wait) {
+  return make_action(wait.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward,
+                     static_cast<int>(wait.stage), static_cast<int>(wait.micro_batch));
+}
+
+constexpr finding program_finding(law broken, int rank, int position, action what, char const* words = "", action other = {}) {
+  finding f;
+  f.broken = broken;
+  f.rank = rank;
+  f.position = position;
+  f.what = what;
+  f.words = words;
+  f.other = other;
+  return f;
+}
+
+constexpr bool is_send(kind what) { return what == kind::send_forward || what == kind::send_backward; }
+constexpr bool is_receive(kind what) { return what == kind::receive_forward || what == kind::receive_backward; }
+constexpr bool is_wait(kind what) { return what == kind::wait_send_forward || what == kind::wait_send_backward; }
+
+/// The stage that an action's input comes from, by way of another rank or not; -1: from none.
+constexpr int input_stage(plan_view const& plan, action a) {
+  int const stage = static_cast<int>(a.stage);
+  if (a.kind == kind::forward) return stage - 1;
+  if (a.kind == kind::backward || a.kind == kind::backward_input) return stage + 1 < plan.stages ? stage + 1 : -1;
+  return -1;
+}
+
+/// The stage at the other end of a message; -1: there is none.
+constexpr int other_end(plan_view const& plan, action message) {
+  bool const up =
+      message.kind == kind::send_forward || message.kind == kind::wait_send_forward || message.kind == kind::receive_backward;
+  int const stage = static_cast<int>(message.stage) + (up ? 1 : -1);
+  return stage < plan.stages ? stage : -1;
+}
+
+}  // namespace chevron::detail

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// What a run was measured to cost, and costs for the planner made of it. As a file: <chevron/plan/profile.hpp>.
+
+namespace chevron {
+
+/// The middle value; 0 of none.
+inline double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// Measured costs, in milliseconds. What never ran, or crossed no ranks, is `not_measured`.
+struct profile {
+  static constexpr double not_measured = -1;
+
+  std::string schedule;  ///< under which it was measured
+  shape size{};
+  int stages = 0;
+  int replicas = 1;
+  int steps = 0;        ///< measured
+  double pipeline = 0;  ///< first F to last B or W of a replica: the makespan that really was; median
+  double step = 0;      ///< all of a step, with gradient sums and optimizer, on a replica's slowest rank; median
+  /// One entry a stage, medians. Stage 0's missing input gradient needs no flag: its I is measured to be next to nothing.
+  std::vector<double> forward, backward, backward_input, backward_weight;
+  std::vector<double> communication;  ///< one entry a boundary between stages, either direction
+  double hidden = not_measured;       ///< of a fused pair's shorter half, the share that the longer half hides: 0 to 1
+};
+
+/// Costs made of a profile, for one number of stages. They own their memory.
+struct profiled_costs {
+  std::vector<double> forward, backward_input, backward_weight;
+  std::vector<double> communication;  ///< 0 throughout where the profile knows of no boundary
+  double hidden = 0;
+  bool communication_known = false;
+  std::string problem;  ///< why the profile does not serve; empty: it does
+
+  cost_view view() const {
+    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden};
+  }
+};
+
+/// Which stages of a plan take their backward as I and W.
+inline std::vector<bool> split_stages(plan_view const& plan) {
+  std::vector<bool> out(static_cast<std::size_t>(plan.stages));
+  for (int i = 0; i < plan.total(); ++i) {
+    if (plan.actions[i].kind == kind::backward_input) out[plan.actions[i].stage] = true;
+  }
+  return out;
+}
+
+/// Costs for a model cut into as many stages as `split` has entries; true: the stage's I and W are asked for one by one. A
+/// profile of k times as many stages serves too: k neighbours cost what they cost together. A boundary that was not measured (its
+/// stages stood on one rank) is taken to be like the median of the others.
+inline profiled_costs costs_of(profile const& measured, std::vector<bool> const& split) {
+  profiled_costs out;
+  out.hidden = std::max(measured.hidden, 0.0);
+  int const stages = static_cast<int>(split.size());
+  auto const several = [](int n) { return std::to_string(n) + (n == 1 ? " stage" : " stages"); };
+  if (stages == 0 || measured.stages % stages != 0) {
+    out.problem = "it has " + several(measured.stages) + ", which do not add up to this schedule's " + std::to_string(stages) +
+                  ": take a profile with " + several(stages);
+    return out;
+  }
+  int const each = measured.stages / stages;
+  auto const lacks = [&](char const* key, int stage, char const* because) {
+    if (out.problem.empty()) out.problem = std::string("'") + key + "' of stage " + std::to_string(stage) + " is null" + because;
+  };
+  for (int s = 0; s < stages; ++s) {
+    double forward = 0, input = 0, weight = 0;
+    for (int k = s * each; k < (s + 1) * each; ++k) {
+      auto const i = static_cast<std::size_t>(k);
+      bool const halves = measured.backward_input[i] >= 0 && measured.backward_weight[i] >= 0;
+      if (measured.forward[i] < 0) lacks("forward", k, ": take a profile of a schedule that trains");
+      if (split[static_cast<std::size_t>(s)] && !halves) {
+        lacks(
+            "backward_input", k,
+            ", for its backward ran whole, and this schedule takes it in two: take a profile under one that does, such as ZB-H1");
+      } else if (!halves && measured.backward[i] < 0) {
+        lacks("backward", k, ": take a profile of a schedule that trains");
+      }
+      forward += measured.forward[i];
+      // Where the backward stays whole, only the sum of its halves counts.
+      bool const whole = !split[static_cast<std::size_t>(s)] && measured.backward[i] >= 0;
+      input += whole ? measured.backward[i] : measured.backward_input[i];
+      weight += whole ? 0 : measured.backward_weight[i];
+    }
+    if (!out.problem.empty()) return out;
+    out.forward.push_back(forward);
+    out.backward_input.push_back(input);
+    out.backward_weight.push_back(weight);
+  }
+  std::vector<double> known;
+  for (double const time : measured.communication) {
+    if (time >= 0) known.push_back(time);
+  }
+  out.communication_known = !known.empty();
+  double const typical = median(known);
+  for (int s = 0; s + 1 < stages; ++s) {
+    double const time = measured.communication[static_cast<std::size_t>((s + 1) * each - 1)];
+    out.communication.push_back(time >= 0 ? time : typical);
+  }
+  if (out.communication.empty()) out.communication.push_back(0);
+  return out;
+}
+
+/// Whether a plan is the one that a profile was taken under, so that its measured times are what the plan's prediction is about.
+inline bool taken_under(profile const& measured, plan_view const& plan) {
+  return measured.schedule == plan.name && measured.size.ranks == plan.size.ranks &&
+         measured.size.micro_batches == plan.size.micro_batches && measured.stages == plan.stages;
+}
+
+}  // namespace chevron

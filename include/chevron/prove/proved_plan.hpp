@@ -1,0 +1,71 @@
+#pragma once
+
+#include <exception>
+
+#include <chevron/plan/finding.hpp>
+#include <chevron/plan/forward_part.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/plan/text.hpp>
+#include <chevron/prove/check.hpp>
+
+/// \file
+/// The proof as a type: whoever has a `proved_plan` has a plan that keeps every law.
+
+namespace chevron {
+
+/// What `prove` throws: the first law that a plan breaks, with `describe`'s sentence.
+class invalid_schedule_error : public std::exception {
+ public:
+  explicit invalid_schedule_error(finding const& broken) : found_(broken), said_(describe(broken)) {}
+  char const* what() const noexcept override { return said_.characters; }
+  /// Which law, where and why.
+  finding const& found() const { return found_; }
+
+ private:
+  finding found_;
+  text said_;
+};
+
+namespace detail {
+template <auto const& Source, shape Size>
+struct gate;
+}
+
+class proved_program;
+
+/// A plan that passed `check`. Only `prove` makes one, while the program runs, and `checked<>`, while it compiles: that of
+/// `prove` owns its plan, that of `checked<>` is a handle to a constant. Either may be held by value and copied.
+class proved_plan {
+ public:
+  /// The plan, for as long as this lives. Not of a temporary: it would point to what is gone.
+  constexpr plan_view view() const& { return owned_.begin.count > 0 ? owned_.view() : constant_; }
+  constexpr plan_view view() const&& = delete;
+  constexpr operator plan_view() const& { return view(); }
+  constexpr operator plan_view() const&& = delete;
+
+ private:
+  friend constexpr proved_plan prove(plan source);
+  friend constexpr proved_program lower(proved_plan source);
+  template <auto const& Source, shape Size>
+  friend struct detail::gate;
+
+  constexpr explicit proved_plan(plan source) : owned_(static_cast<plan&&>(source)) {}
+  constexpr explicit proved_plan(plan_view constant) : constant_(constant) {}
+
+  plan owned_;            // empty in a handle to a constant
+  plan_view constant_{};  // empty where the plan is owned
+};
+
+/// The forwards of a proved plan; to be proved again.
+constexpr plan forward_part(proved_plan const& of, int micro_batches = max_micro_batches) {
+  return forward_part(of.view(), micro_batches);
+}
+
+/// Proves a plan. O(actions).
+/// \throws invalid_schedule_error for one that breaks a law
+constexpr proved_plan prove(plan source) {
+  if (finding const f = check(source.view())) throw invalid_schedule_error(f);
+  return proved_plan(static_cast<plan&&>(source));
+}
+
+}  // namespace chevron

@@ -1,0 +1,309 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/checkpoint_folder.hpp>
+#include <chevron/run/checkpoint/checkpoint_index.hpp>
+#include <chevron/run/checkpoint/checkpoint_manifest.hpp>
+#include <chevron/run/checkpoint/checkpoint_ranks.hpp>
+#include <chevron/run/checkpoint/checkpoint_session.hpp>
+#include <chevron/run/checkpoint/optimizer_file.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/loss_scale.hpp>
+#include <chevron/run/training/trainer.hpp>
+#include <chevron/version.hpp>
+
+/// \file
+/// Checkpoints: what training needs to go on, to the last bit. Not part of <chevron/run.hpp>, since it needs nlohmann-json.
+///
+///     DIR/step-00000200/model-3.safetensors       parameters and buffers of stage 3, by the names of its module
+///                       optimizer-3.safetensors   what the optimizer keeps for them: "exp_avg/layer_1.weight"
+///                       manifest.json             written last: without it the folder is no checkpoint
+///     DIR/.chevron-lock                             held by the job that saves there
+///
+/// Another layout (P, V, R, schedule) can load it where parameters' names say which is which: where each name stands in one stage
+/// only, as in a model whose modules are registered under names of their own. Where names repeat from stage to stage
+/// ("0.weight" in each), the number of stages must be the same.
+///
+/// The manifest names each file's fingerprint, and ends with its own: a file that was damaged, exchanged or changed is told, and
+/// nothing is loaded. A folder is one job's: its name is in the manifest, and kept by those that go on from it. Tied parameters
+/// are listed too, so that they can be loaded by layouts that name them once, or oftener.
+///
+/// Buffers are those of replica 0, which between two steps all replicas have.
+///
+/// There is no random state to keep: what a stage draws depends on the trainer's seed, step, stage and microbatch only.
+
+namespace chevron {
+
+/// What a checkpoint says besides its tensors.
+struct checkpoint_note {
+  long next_step = 0;                           ///< the step to go on with
+  std::map<std::string, std::string> metadata;  ///< the caller's own: position in the data, settings, …
+};
+
+namespace detail {
+
+/// What of a stage goes into its model file: each tensor once, buffers too.
+inline std::vector<parameter> kept_of(stage const& s) {
+  std::vector<parameter> all;
+  for (auto const* list : {&s.parameters(), &s.buffers()}) {
+    for (parameter const& p : *list) {
+      if (p.value.defined()) all.push_back(p);
+    }
+  }
+  return all;
+}
+
+}  // namespace detail
+
+/// Finds out, before time is spent on training, whether checkpoints can be written into a folder, and holds it until the trainer
+/// goes, so that no other job saves there. After `load_checkpoint`, where training goes on from one. Collective.
+/// \throws checkpoint_error, on every rank, when one of them cannot write there, or it is another job's
+inline void check_checkpoint_folder(trainer& train, std::filesystem::path const& folder) {
+  detail::together(train.comm(), [&] {
+    if (train.comm().topology().global_rank == 0) detail::claim(train, folder);
+  });
+  detail::together(train.comm(), [&] {
+    detail::unnamed_file const never_named(folder / "manifest.json", [](auto const& write) { write("?", 1); });
+  });
+}
+
+/// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective; the folder must be the same, and
+/// shared, for all ranks. Until the manifest has its name, older checkpoints are the last ones; a checkpoint of the same step
+/// stays until all files of the new one are written. \returns the checkpoint's folder \throws checkpoint_error, on every rank,
+/// when one of them cannot write, when the folder holds checkpoints of another job, or a later one: nothing half-written stays,
+/// and training may go on
+inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
+                                             std::map<std::string, std::string> const& metadata = {}) {
+  collective_scope const doing(train.comm(), "save_checkpoint");
+  detail::be_between_steps(train, "saved");
+  train.synchronize();
+  transport& comm = train.comm();
+  std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
+  std::vector<detail::unnamed_file> written;
+  nlohmann::json mine = {{"optimizer", ""}, {"files", nlohmann::json::object()}};
+  std::string job;
+  detail::together(comm, [&] {
+    mine["optimizer"] = detail::kind_to_save(train.optimizer());
+    if (comm.topology().global_rank == 0) job = detail::claim(train, folder);
+  });
+  detail::together(comm, [&] {
+    std::error_code failed;
+    std::filesystem::create_directories(target, failed);
+    if (failed) detail::refuse_file(target, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+    for (std::size_t s = 0; s < train.stages().size(); ++s) {
+      stage const& one = train.stages()[s];
+      if (!one || comm.topology().replica() != 0) continue;
+      named_tensors kept, state;
+      for (parameter const& p : detail::kept_of(one)) kept.emplace_back(p.name, p.value);
+      if (train.optimizer() != nullptr) state = detail::optimizer_tensors(*train.optimizer(), one);
+      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "model", s), kept));
+      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "optimizer", s), state));
+    }
+    for (auto const& file : written) mine["files"][file.file().filename().string()] = file.fingerprint();
+    mine["same"] = detail::to_json(detail::same_parameters(train.stages()));
+    mine["buffers"] = detail::buffers_of(train);
+  });
+
+  // All is written. What a checkpoint of this step had goes, its manifest first, and the new files get their names.
+  auto const known = comm.all_gather_text(mine.dump());
+  detail::compare_buffers(comm.topology(), known);
+  plan_view const& plan = train.program().plan;
+  detail::together(comm, [&] {
+    if (comm.topology().global_rank == 0) detail::remove_files(target);
+  });
+  detail::together(comm, [&] {
+    for (auto& file : written) file.give_name();
+  });
+  // What the manifest names is on the disk before it, also after a loss of power.
+  detail::together(comm, [&] {
+    if (comm.topology().global_rank != 0) return;
+    detail::bring_to_disk(target);
+    nlohmann::json manifest = {
+        {"format", detail::manifest_format},
+        {"job", job},
+        {"chevron", version},
+        {"next_step", static_cast<std::uint64_t>(train.next_step())},
+        {"stages", static_cast<std::uint64_t>(plan.stages)},
+        {"layout", {{"schedule", plan.name}, {"ranks", plan.size.ranks}, {"replicas", comm.topology().replicas}}},
+        {"optimizer", ""},
+        {"words", metadata},
+        {"files", nlohmann::json::object()}};
+    if (loss_scale const& scale = train.scaling(); scale.on())
+      manifest["loss_scale"] = {{"factor", scale.get().factor}, {"steps", scale.get().steps}};
+    std::map<std::string, std::set<detail::saved_name>> same;
+    for (std::string const& text : known) {
+      auto const one = nlohmann::json::parse(text);
+      manifest["files"].update(one["files"]);
+      detail::add_from_json(same, one["same"]);
+      if (manifest["optimizer"].get<std::string>().empty()) manifest["optimizer"] = one["optimizer"];
+    }
+    manifest["same"] = detail::to_json(same);
+    std::string const text = detail::with_fingerprint(manifest);
+    if (text.size() > detail::most_of_a_manifest)
+      detail::refuse_file(target / "manifest.json",
+                          "would have " + std::to_string(text.size()) + " bytes. Remedy: shorter words");
+    detail::unnamed_file(target / "manifest.json", [&](auto const& write) { write(text.data(), text.size()); }).give_name();
+    detail::bring_to_disk(target);
+    detail::bring_to_disk(folder);
+  });
+  return target;
+}
+
+/// The same after `save_checkpoint`, between the same two steps. Collective.
+inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& folder, int keep) {
+  collective_scope const doing(train.comm(), "remove_old_checkpoints");
+  detail::together(train.comm(), [&] {
+    if (train.comm().topology().global_rank == 0) remove_old_checkpoints(folder, train.next_step(), keep);
+  });
+}
+
+/// Loads a checkpoint into a trainer that was built alike but for layout and schedule, before its next step. Everything is found
+/// and compared, and the files that are needed are read once and found whole, before anything is changed. Collective. \param from
+/// a folder that holds checkpoints, for the last whole one, or one checkpoint's own \param expected words that must have been
+/// saved with it, just so: what training depends on and the trainer does not know \throws checkpoint_error, on every rank, when
+/// there is none, when a file is damaged or not of this checkpoint, or when names, shapes, dtypes, the kind of optimizer or words
+/// are not those of this job
+inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
+                                       std::map<std::string, std::string> const& expected = {}) {
+  collective_scope const doing(train.comm(), "load_checkpoint");
+  detail::be_between_steps(train, "loaded");
+  train.synchronize();
+  transport& comm = train.comm();
+  std::filesystem::path folder;
+  detail::manifest about;
+  detail::together(comm, [&] {
+    folder = std::filesystem::exists(from / "manifest.json") ? from : last_checkpoint(from).value_or("");
+    if (folder.empty()) {
+      detail::refuse_file(from,
+                          "holds no whole checkpoint, no folder step-N with a manifest.json. Remedy: the folder that was saved "
+                          "to, or begin anew");
+    }
+    about = detail::read_manifest(folder);
+    detail::compare_words(folder, about.metadata, expected);
+  });
+  auto const chosen = comm.all_gather_text(detail::name_of(folder) + " " + about.fingerprint);
+  for (std::string const& other : chosen) {
+    if (other != chosen[0])
+      throw checkpoint_error("ranks see different last checkpoints, " + chosen[0] + " and " + other + ": " + from.string() +
+                             " must be one shared folder");
+  }
+  std::map<std::string, std::set<detail::saved_name>> same;
+  for (std::string const& text : comm.all_gather_text(detail::to_json(detail::same_parameters(train.stages())).dump()))
+    detail::add_from_json(same, nlohmann::json::parse(text));
+
+  struct found_tensor {
+    parameter to;
+    detail::saved_name from;
+  };
+  std::optional<detail::checkpoint_index> index;
+  std::vector<found_tensor> found;
+  std::vector<double> rates;  // by group of the optimizer
+  auto taken = nlohmann::json::array();
+  detail::together(comm, [&] {
+    std::string const kind = detail::kind_to_save(train.optimizer());
+    if (train.optimizer() != nullptr && kind != about.optimizer) {
+      throw checkpoint_error(folder.string() + ": was trained with " +
+                             (about.optimizer.empty() ? "no optimizer" : about.optimizer) + ", this job steps " + kind +
+                             ". Remedy: the same optimizer");
+    }
+    index.emplace(folder, about, train.stages().size());
+    for (auto const& [word, all] : same) {
+      detail::saved_name const first = index->find(all.begin()->stage, all.begin()->name, all);
+      for (detail::saved_name const& one : all) {
+        detail::saved_name const other = index->find(one.stage, one.name, all);
+        if (index->are_one(first, other)) continue;
+        throw checkpoint_error(folder.string() + ": stage " + std::to_string(all.begin()->stage) + "'s " + all.begin()->name +
+                               " and stage " + std::to_string(one.stage) + "'s " + one.name +
+                               " are one parameter here, and were two when this was saved. Remedy: the model that was saved");
+      }
+    }
+    std::map<void const*, double> rate_of;
+    for (std::size_t s = 0; s < train.stages().size(); ++s) {
+      if (!train.stages()[s]) continue;
+      for (parameter const& p : detail::kept_of(train.stages()[s])) {
+        std::set<detail::saved_name> also;
+        for (auto const& [word, all] : same) {
+          if (all.count({s, p.name}) != 0) also = all;
+        }
+        detail::saved_name const there = index->find(s, p.name, also);
+        safetensors_file const& file = index->model(there.stage);
+        if (at::IntArrayRef(file.shape(there.name)) != p.value.sizes() || file.dtype(there.name) != p.value.scalar_type()) {
+          throw checkpoint_error(file.path().string() + ": " + there.name + " is " + c10::toString(file.dtype(there.name)) + " " +
+                                 detail::plain_shape(file.shape(there.name)) + ", the model's is " +
+                                 c10::toString(p.value.scalar_type()) + " " + detail::plain_shape(p.value.sizes()) +
+                                 ". Remedy: the model that was saved");
+        }
+        if (train.optimizer() != nullptr && p.value.requires_grad()) {
+          safetensors_file const& states = index->optimizer(there.stage);
+          detail::check_optimizer_state(states, kind, there.name, p.value);
+          if (states.holds("lr/" + there.name))
+            rate_of[p.value.unsafeGetTensorImpl()] = states.read("lr/" + there.name).item<double>();
+        }
+        found.push_back({p, there});
+        if (comm.topology().replica() == 0) taken.push_back({there.stage, there.name});
+      }
+    }
+    if (train.optimizer() == nullptr) return;
+    for (auto& group : train.optimizer()->param_groups()) {
+      std::optional<double> rate;
+      for (at::Tensor const& p : group.params()) {
+        auto const saved = rate_of.find(p.unsafeGetTensorImpl());
+        if (saved == rate_of.end()) continue;
+        if (rate && *rate != saved->second) {
+          throw checkpoint_error(
+              folder.string() + ": parameters that are in one group of this optimizer were trained with learning rates " +
+              detail::plain(*rate) + " and " + detail::plain(saved->second) + ". Remedy: the groups that were saved");
+        }
+        rate = saved->second;
+      }
+      rates.push_back(rate.value_or(group.options().get_lr()));
+    }
+  });
+  std::set<detail::saved_name> all_taken;
+  for (std::string const& text : comm.all_gather_text(taken.dump())) {
+    for (auto const& one : nlohmann::json::parse(text)) all_taken.insert({one[0].get<std::size_t>(), one[1].get<std::string>()});
+  }
+  index->check_taken(all_taken);
+
+  detail::together(comm, [&] {
+    at::NoGradGuard const off;
+    for (found_tensor const& one : found) {
+      at::Tensor to = one.to.value;
+      detail::copy_into(to, index->model(one.from.stage).read(one.from.name));
+      if (train.optimizer() == nullptr || !to.requires_grad()) continue;
+      auto state = detail::optimizer_state(index->optimizer(one.from.stage), about.optimizer, one.from.name, to);
+      auto& all = train.optimizer()->state();
+      if (state != nullptr) {
+        all[to.unsafeGetTensorImpl()] = std::move(state);
+      } else if (about.optimizer != "Adagrad") {  // which makes its states when it is made
+        all.erase(to.unsafeGetTensorImpl());
+      }
+    }
+    for (std::size_t g = 0; g < rates.size(); ++g) train.optimizer()->param_groups()[g].options().set_lr(rates[g]);
+  });
+  if (about.scale) train.scaling().set(*about.scale);
+  train.next_step(about.next_step);
+  checkpoint_session& session = detail::session_of(train);
+  session.job = about.job;
+  session.loaded = about.fingerprint;
+  return {about.next_step, about.metadata};
+}
+
+}  // namespace chevron

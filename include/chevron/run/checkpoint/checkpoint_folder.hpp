@@ -1,0 +1,179 @@
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include <chevron/run/checkpoint/safetensors.hpp>
+
+/// \file
+/// Which checkpoints a folder holds, and which of them go.
+
+namespace chevron {
+
+namespace detail {
+
+inline std::string checkpoint_name(long step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step-%08ld", step);
+  return name;
+}
+
+inline std::filesystem::path stage_file(std::filesystem::path const& folder, char const* sort, std::size_t stage) {
+  return folder / (std::string(sort) + "-" + std::to_string(stage) + ".safetensors");
+}
+
+/// Step N of exactly the name that a checkpoint has, with something before it; -1: another name.
+inline long step_of(std::string const& name, std::string const& before = "") {
+  long step = -1;
+  std::size_t const digits = before.size() + 5;
+  if (name.size() <= digits || std::from_chars(name.data() + digits, name.data() + name.size(), step).ec != std::errc{})
+    return -1;
+  return name == before + checkpoint_name(step) ? step : -1;
+}
+
+/// Whether a checkpoint has a file of this name, or had one half written.
+inline bool is_checkpoint_file(std::string name) {
+  constexpr std::string_view partial = partial_ending, ending = ".safetensors";
+  if (name.ends_with(partial)) {
+    name.resize(name.size() - partial.size());
+    std::size_t const unique = name.rfind('.') + 1;
+    if (name.size() - unique != 16 || name.find_first_not_of("0123456789abcdef", unique) != name.npos) return false;
+    name.resize(unique - 1);
+  }
+  if (name == "manifest.json") return true;
+  for (std::string_view const sort : {"model-", "optimizer-"}) {
+    if (!name.starts_with(sort) || !name.ends_with(ending) || name.size() <= sort.size() + ending.size()) continue;
+    auto const number = std::string_view(name).substr(sort.size(), name.size() - sort.size() - ending.size());
+    if (number.find_first_not_of("0123456789") == number.npos) return true;
+  }
+  return false;
+}
+
+/// Takes a checkpoint's manifest away, and then its files; not those of somebody else, nor what is not named yet.
+inline void remove_files(std::filesystem::path const& folder) {
+  std::filesystem::remove(folder / "manifest.json");
+  std::vector<std::filesystem::path> old;
+  for (auto const& entry : std::filesystem::directory_iterator(folder)) {
+    std::string const name = entry.path().filename().string();
+    if (name.ends_with(".safetensors") && is_checkpoint_file(name)) old.push_back(entry.path());
+  }
+  for (auto const& one : old) std::filesystem::remove(one);
+}
+
+/// What the folder lists outlives a loss of power, where the disk can promise that of folders.
+inline void bring_to_disk(std::filesystem::path const& folder) {
+  int const opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  bool const kept = opened >= 0 && (::fsync(opened) == 0 || errno == EINVAL || errno == ENOTSUP);
+  int const fault = errno;
+  if (opened >= 0) ::close(opened);
+  if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
+}
+
+/// Whether this is a folder, and no link to one, with nothing in it but a checkpoint's files.
+inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
+  std::error_code gone;
+  if (!std::filesystem::is_directory(std::filesystem::symlink_status(folder, gone))) return false;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, gone)) {
+    if (!is_checkpoint_file(entry.path().filename().string()) || !std::filesystem::is_regular_file(entry.symlink_status(gone)))
+      return false;
+  }
+  return !gone;
+}
+
+inline constexpr char const* removed_prefix = "removed-";
+
+/// Deletes what is called a removed checkpoint. What cannot be deleted now (a reader on a network disk) is tried again next time.
+inline void delete_removed(std::filesystem::path const& folder) {
+  std::error_code ignored;
+  std::vector<std::filesystem::path> removed;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    if (step_of(entry.path().filename().string(), removed_prefix) >= 0 && holds_only_a_checkpoint(entry.path()))
+      removed.push_back(entry.path());
+  }
+  for (auto const& one : removed) {
+    std::vector<std::filesystem::path> files;
+    for (auto const& entry : std::filesystem::directory_iterator(one, ignored)) files.push_back(entry.path());
+    for (auto const& file : files) std::filesystem::remove(file, ignored);
+    std::filesystem::remove(one, ignored);  // only if it is empty
+  }
+}
+
+/// A folder's own name, and where it stands, also for `step-00000002/` and links.
+inline std::filesystem::path without_links(std::filesystem::path const& folder) {
+  std::error_code failed;
+  auto const out = std::filesystem::canonical(folder, failed);
+  return failed ? folder : out;
+}
+inline std::string name_of(std::filesystem::path const& folder) { return without_links(folder).filename().string(); }
+inline std::filesystem::path folder_of(std::filesystem::path const& folder) { return without_links(folder).parent_path(); }
+
+/// The last whole checkpoint of a step before this one.
+inline std::optional<std::filesystem::path> last_checkpoint_before(std::filesystem::path const& folder, long end) {
+  std::optional<std::filesystem::path> last;
+  long last_step = -1;
+  std::error_code gone;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, gone)) {
+    long const step = step_of(entry.path().filename().string());
+    if (step > last_step && step < end && std::filesystem::exists(entry.path() / "manifest.json", gone)) {
+      last_step = step;
+      last = entry.path();
+    }
+  }
+  return last;
+}
+
+}  // namespace detail
+
+/// The last whole checkpoint in a folder; nothing where there is none.
+inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::path const& folder) {
+  return detail::last_checkpoint_before(folder, std::numeric_limits<long>::max());
+}
+
+/// Removes old checkpoints from a folder, on a single rank: of the whole ones up to step `newest`, which must be there, the last
+/// `keep` stay. Whatever else is in the folder stays too: later checkpoints, half-written ones, links, and checkpoints into which
+/// somebody has put a file. A checkpoint is renamed to `removed-step-N` first, then deleted. Killed in between, it is no longer
+/// taken for one, and the next call deletes what is left. \param keep 1 or more \throws checkpoint_error where one cannot be
+/// renamed
+inline void remove_old_checkpoints(std::filesystem::path const& folder, long newest, int keep) {
+  std::vector<long> whole;
+  std::error_code gone;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, gone)) {
+    long const step = detail::step_of(entry.path().filename().string());
+    if (step < 0 || step > newest || !std::filesystem::exists(entry.path() / "manifest.json")) continue;
+    if (step == newest || detail::holds_only_a_checkpoint(entry.path())) whole.push_back(step);
+  }
+  std::sort(whole.begin(), whole.end());
+  // Nothing goes before the newest has come to stay.
+  if (whole.empty() || whole.back() != newest) return;
+  whole.resize(whole.size() - std::min(whole.size(), static_cast<std::size_t>(std::max(keep, 1))));
+  if (!whole.empty()) {
+    detail::bring_to_disk(folder / detail::checkpoint_name(newest));
+    detail::bring_to_disk(folder);
+  }
+  detail::delete_removed(folder);
+  for (long const step : whole) {
+    std::filesystem::path const from = folder / detail::checkpoint_name(step);
+    std::error_code failed;
+    std::filesystem::rename(from, folder / (detail::removed_prefix + detail::checkpoint_name(step)), failed);
+    if (failed && failed != std::errc::directory_not_empty && failed != std::errc::file_exists)
+      detail::refuse_file(
+          from, "is an old checkpoint and cannot be removed: " + failed.message() + ". Remedy: a folder that may be written to");
+  }
+  detail::delete_removed(folder);
+}
+
+}  // namespace chevron

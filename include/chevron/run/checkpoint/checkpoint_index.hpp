@@ -1,0 +1,133 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/run/checkpoint/checkpoint_folder.hpp>
+#include <chevron/run/checkpoint/checkpoint_manifest.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// Where a checkpoint holds what a model needs.
+
+namespace chevron::detail {
+
+/// Where a checkpoint holds what a model needs: by name, and where a name stands in several stages by the stage's number. Only
+/// headers are read until a file is asked for.
+class checkpoint_index {
+ public:
+  checkpoint_index(std::filesystem::path folder, manifest const& about, std::size_t stages_here)
+      : folder_(std::move(folder)), about_(&about), same_stages_(about.stages == stages_here), stages_here_(stages_here) {
+    for (std::size_t s = 0; s < about.stages; ++s) {
+      models_.emplace_back(stage_file(folder_, "model", s));
+      for (std::string const& name : models_.back().names()) where_[name].push_back(s);
+    }
+    for (auto const& [word, all] : about.same) {
+      for (saved_name const& one : all) word_of_[one] = word;
+    }
+  }
+
+  /// The model file of a stage of the checkpoint, found to be whole.
+  safetensors_file const& model(std::size_t s) {
+    be_whole(models_[s].path());
+    return models_[s];
+  }
+  safetensors_file const& optimizer(std::size_t s) {
+    auto found = optimizers_.find(s);
+    if (found == optimizers_.end()) {
+      auto const file = stage_file(folder_, "optimizer", s);
+      found = optimizers_.emplace(s, safetensors_file(file)).first;
+      be_whole(file);
+    }
+    return found->second;
+  }
+
+  /// \param also names of the same parameter in other stages of this model
+  saved_name find(std::size_t s, std::string const& name, std::set<saved_name> const& also) {
+    if (auto const there = held(s, name)) return *there;
+    for (saved_name const& other : also) {
+      if (auto const there = held(other.stage, other.name)) return *there;
+    }
+    all_be_whole();
+    throw checkpoint_error(folder_.string() + ": stage " + std::to_string(s) + " needs " + name +
+                           ", which the checkpoint does not hold. Remedy: the model that was saved");
+  }
+
+  /// Whether two tensors of the checkpoint are one parameter.
+  bool are_one(saved_name const& a, saved_name const& b) const {
+    if (a == b) return true;
+    auto const of_a = word_of_.find(a), of_b = word_of_.find(b);
+    return of_a != word_of_.end() && of_b != word_of_.end() && of_a->second == of_b->second;
+  }
+
+  /// \throws checkpoint_error where the checkpoint holds what nobody took
+  void check_taken(std::set<saved_name> const& taken) {
+    std::set<std::string> words;
+    for (saved_name const& one : taken) {
+      if (auto const word = word_of_.find(one); word != word_of_.end()) words.insert(word->second);
+    }
+    std::size_t held = 0;
+    std::optional<saved_name> left;
+    for (auto const& [name, places] : where_) {
+      held += places.size();
+      for (std::size_t const s : places) {
+        saved_name const one{s, name};
+        auto const word = word_of_.find(one);
+        if (taken.count(one) == 0 && (word == word_of_.end() || words.count(word->second) == 0) && !left) left = one;
+      }
+    }
+    if (!left) return;
+    all_be_whole();
+    throw checkpoint_error(folder_.string() + ": holds " + std::to_string(held) + " tensors, this model has " +
+                           std::to_string(taken.size()) + ": none is " + left->name + " of stage " + std::to_string(left->stage) +
+                           ". Remedy: the model that was saved");
+  }
+
+ private:
+  std::optional<saved_name> held(std::size_t s, std::string const& name) const {
+    auto const found = where_.find(name);
+    if (found == where_.end()) return {};
+    auto const& places = found->second;
+    if (same_stages_ && std::count(places.begin(), places.end(), s) == 1) return saved_name{s, name};
+    for (std::size_t const other : places) {
+      if (are_one({places[0], name}, {other, name})) continue;
+      throw checkpoint_error(folder_.string() + ": stage " + std::to_string(s) + " needs " + name + ", which " +
+                             std::to_string(places.size()) + " of the checkpoint's " + std::to_string(about_->stages) +
+                             " stages hold: names that repeat can only be loaded by as many stages, not " +
+                             std::to_string(stages_here_) + ". Remedy: register modules under names of their own");
+    }
+    return saved_name{places[0], name};
+  }
+
+  /// Names that are not this model's may come from a file that is not this checkpoint's.
+  void all_be_whole() {
+    for (safetensors_file const& one : models_) be_whole(one.path());
+  }
+
+  void be_whole(std::filesystem::path const& file) {
+    if (!whole_.insert(file).second) return;
+    auto const wanted = about_->files.find(file.filename().string());
+    if (wanted != about_->files.end() && fingerprint_of(file) == wanted->second) return;
+    refuse_file(file, "is not the file that the manifest names: it was damaged or exchanged" + without(folder_));
+  }
+
+  std::filesystem::path folder_;
+  manifest const* about_;
+  bool same_stages_;
+  std::size_t stages_here_;
+  std::vector<safetensors_file> models_;
+  std::map<std::size_t, safetensors_file> optimizers_;
+  std::map<std::string, std::vector<std::size_t>> where_;  // by name: stages that hold it
+  std::map<saved_name, std::string> word_of_;
+  std::set<std::filesystem::path> whole_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,230 @@
+#pragma once
+
+#include <cerrno>
+#include <climits>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/checkpoint_folder.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/strict_json.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/loss_scale.hpp>
+#include <chevron/version.hpp>
+
+/// \file
+/// What a checkpoint says of itself. Its last entry is a fingerprint of all bytes before, so that no bit of it can change
+/// unnoticed.
+
+namespace chevron::detail {
+
+/// A tensor of a checkpoint: whose file, and its name there.
+struct saved_name {
+  std::size_t stage = 0;
+  std::string name;
+  friend auto operator<=>(saved_name const&, saved_name const&) = default;
+};
+
+/// This rank's parameters that are one with others, by a word: that of the tie, or one made up for a tensor that has several
+/// names.
+inline std::map<std::string, std::set<saved_name>> same_parameters(std::vector<stage> const& stages) {
+  std::map<void const*, std::set<saved_name>> names;
+  std::map<void const*, std::string> words;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    for (parameter const& p : stages[s].parameters()) {
+      void const* const key = p.value.unsafeGetTensorImpl();
+      names[key].insert({s, p.name});
+      if (!p.tied_as.empty()) words[key] = "tied " + p.tied_as;
+    }
+  }
+  std::map<std::string, std::set<saved_name>> out;
+  for (auto const& [key, all] : names) {
+    std::string const word =
+        words.count(key) != 0 ? words[key] : "tensor " + std::to_string(all.begin()->stage) + " " + all.begin()->name;
+    if (all.size() > 1 || words.count(key) != 0) out[word].insert(all.begin(), all.end());
+  }
+  return out;
+}
+
+inline nlohmann::json to_json(std::map<std::string, std::set<saved_name>> const& same) {
+  auto out = nlohmann::json::object();
+  for (auto const& [word, all] : same) {
+    for (saved_name const& one : all) out[word].push_back({one.stage, one.name});
+  }
+  return out;
+}
+
+inline void add_from_json(std::map<std::string, std::set<saved_name>>& same, nlohmann::json const& from) {
+  for (auto const& [word, all] : from.items()) {
+    for (auto const& one : all) {
+      if (one.size() != 2 || !one[0].is_number_unsigned()) throw std::runtime_error("'same' does not name stages and tensors");
+      same[word].insert({one[0].get<std::size_t>(), one[1].get<std::string>()});
+    }
+  }
+}
+
+/// What a manifest says.
+struct manifest {
+  std::string job;  // whose it is: a run's, and that of those which went on from it
+  long next_step = 0;
+  std::size_t stages = 0;
+  std::string optimizer;                             // its kind
+  std::optional<loss_scale::state> scale;            // where losses were scaled
+  std::map<std::string, std::string> files;          // fingerprints
+  std::map<std::string, std::set<saved_name>> same;  // parameters that are one
+  std::map<std::string, std::string> metadata;
+  std::string fingerprint;  // of the manifest itself
+};
+
+inline constexpr int manifest_format = 3;
+inline constexpr std::uintmax_t most_of_a_manifest = std::uintmax_t{16} << 20;
+
+inline constexpr std::string_view before_fingerprint = ",\n  \"fingerprint\": \"", after_fingerprint = "\"\n}\n";
+inline constexpr std::size_t fingerprint_digits = 16;
+
+/// A JSON object as text that ends with the fingerprint of what stands before.
+inline std::string with_fingerprint(nlohmann::json const& all) {
+  std::string text = all.dump(2);
+  text.resize(text.size() - 2);  // "\n}"
+  byte_fingerprint sum;
+  sum.add(text.data(), text.size());
+  return text.append(before_fingerprint).append(sum.text()).append(after_fingerprint);
+}
+
+/// The fingerprint at the end of a text if it is that of what stands before; empty: it is not.
+inline std::string true_fingerprint_of(std::string_view text) {
+  constexpr std::size_t tail = before_fingerprint.size() + fingerprint_digits + after_fingerprint.size();
+  if (text.size() < tail) return {};
+  std::string_view const end = text.substr(text.size() - tail);
+  byte_fingerprint sum;
+  sum.add(text.data(), text.size() - tail);
+  std::string const right = sum.text();
+  return end == std::string(before_fingerprint) + right + std::string(after_fingerprint) ? right : std::string();
+}
+
+/// What to do without this checkpoint.
+inline std::string without(std::filesystem::path const& folder) {
+  std::string const name = name_of(folder);
+  std::optional<std::filesystem::path> before;
+  if (long const step = step_of(name); step >= 0) before = last_checkpoint_before(folder_of(folder), step);
+  if (!before) return ". Remedy: another checkpoint";
+  return ". Remedy: move " + name + " away, then the one before it, " + before->filename().string() + ", is the last one";
+}
+
+namespace reading {
+
+inline void require(bool holds, char const* what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+/// A manifest of another version says so; another text is none.
+inline void check_format(nlohmann::json const& json) {
+  auto const format = json.find("format");
+  auto const by = json.find("chevron");
+  require(format != json.end() && format->is_number_unsigned() && by != json.end() && by->is_string(), "it says no format");
+  if (*format == manifest_format) return;
+  throw std::runtime_error("its format is " + format->dump() + ", written by Chevron " + by->get<std::string>() + "; Chevron " +
+                           version + " reads format " + std::to_string(manifest_format) +
+                           ". Remedy: go on with that version, or begin anew");
+}
+
+inline manifest from_json(nlohmann::json const& json) {
+  check_format(json);
+  manifest out;
+  out.job = json.at("job").get<std::string>();
+  require(!out.job.empty(), "it names no job");
+  auto const& step = json.at("next_step");
+  require(step.is_number_unsigned() && step.get<std::uint64_t>() <= static_cast<std::uint64_t>(LONG_MAX),
+          "next_step is no number of a step");
+  out.next_step = step.get<long>();
+  auto const& stages = json.at("stages");
+  require(stages.is_number_unsigned(), "stages is no number of stages");
+  out.stages = stages.get<std::size_t>();
+  out.optimizer = json.at("optimizer").get<std::string>();
+  out.files = json.at("files").get<std::map<std::string, std::string>>();
+  require(out.stages > 0 && out.files.size() % 2 == 0 && out.files.size() / 2 == out.stages,
+          "it does not name two files for each stage");
+  for (std::size_t s = 0; s < out.stages; ++s) {
+    for (char const* sort : {"model", "optimizer"})
+      require(out.files.count(stage_file({}, sort, s).string()) == 1, "it does not name two files for each stage");
+  }
+  out.metadata = json.at("words").get<std::map<std::string, std::string>>();
+  add_from_json(out.same, json.at("same"));
+  for (auto const& [word, all] : out.same) {
+    for (saved_name const& one : all) require(one.stage < out.stages, "'same' names a stage that there is not");
+  }
+  if (auto const scale = json.find("loss_scale"); scale != json.end()) {
+    auto const &factor = scale->at("factor"), &steps = scale->at("steps");
+    require(factor.is_number() && std::isfinite(factor.get<double>()) && factor.get<double>() > 0,
+            "the factor of the loss is no number above 0");
+    require(steps.is_number_unsigned() && steps.get<std::uint64_t>() <= INT_MAX, "the factor of the loss has no number of steps");
+    out.scale = {factor.get<double>(), steps.get<int>()};
+  }
+  return out;
+}
+
+}  // namespace reading
+
+/// \throws checkpoint_error for a manifest that was damaged, changed by hand or written by another version, or that is of another
+/// step than its folder
+inline manifest read_manifest(std::filesystem::path const& folder) {
+  std::filesystem::path const file = folder / "manifest.json";
+  constexpr int most_deep = 5;
+  std::error_code failed;
+  std::uintmax_t const size = std::filesystem::file_size(file, failed);
+  if (failed) refuse_file(file, "cannot be read: " + failed.message());
+  if (size > most_of_a_manifest)
+    refuse_file(file, "is no manifest of a checkpoint: it has " + std::to_string(size) + " bytes" + without(folder));
+  std::string text(size, ' ');
+  std::ifstream in(file, std::ios::binary);
+  in.read(text.data(), static_cast<std::streamsize>(size));
+  if (!in) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+
+  std::string const fingerprint = true_fingerprint_of(text);
+  if (fingerprint.empty()) {
+    // Manifests of earlier formats have none.
+    try {
+      reading::check_format(parse_strictly(text, most_deep));
+    } catch (nlohmann::json::exception const&) {
+    } catch (std::exception const& e) {
+      if (text.find(before_fingerprint) == text.npos)
+        refuse_file(file, std::string("is no manifest that can be read: ") + e.what());
+    }
+    refuse_file(file, "was damaged, or changed by hand: it does not end with the fingerprint of its bytes" + without(folder));
+  }
+  manifest out;
+  try {
+    out = reading::from_json(parse_strictly(text, most_deep));
+  } catch (std::exception const& e) {
+    refuse_file(file, std::string("is no manifest that can be read: ") + e.what());
+  }
+  out.fingerprint = fingerprint;
+  // A copy may be called otherwise, but not as another step's.
+  std::string const name = name_of(folder);
+  if (step_of(name) >= 0 && step_of(name) != out.next_step) {
+    refuse_file(file, "is of step " + std::to_string(out.next_step) + ", and stands in the folder " + name +
+                          ". Remedy: give the folder its name back");
+  }
+  return out;
+}
+
+}  // namespace chevron::detail

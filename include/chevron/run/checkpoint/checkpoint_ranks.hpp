@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/checkpoint_session.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/optimizer_state.hpp>
+#include <chevron/run/training/trainer.hpp>
+
+/// \file
+/// What must hold on all ranks before a checkpoint is saved or loaded.
+
+namespace chevron::detail {
+
+inline checkpoint_session& session_of(trainer& train) {
+  if (train.checkpoints() == nullptr) train.checkpoints() = std::make_shared<checkpoint_session>();
+  return *train.checkpoints();
+}
+
+/// On global rank 0: makes the folder, and makes sure that it is this job's. \returns the job's name
+inline std::string claim(trainer& train, std::filesystem::path const& folder) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed) refuse_file(folder, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+  return claim_folder(session_of(train), folder, train.next_step());
+}
+
+/// Fingerprints of a rank's buffers, by what they are called.
+inline std::map<std::string, std::string> buffers_of(trainer& train) {
+  std::map<std::string, std::string> out;
+  if (train.comm().topology().replicas == 1) return out;
+  for (std::size_t s = 0; s < train.stages().size(); ++s) {
+    for (parameter const& b : train.stages()[s].buffers()) {
+      if (b.value.defined()) out["stage " + std::to_string(s) + "'s " + b.name] = std::to_string(fingerprint(b.value));
+    }
+  }
+  return out;
+}
+
+/// A collective: every rank hears of the first failure, and throws it.
+inline void agree(transport& comm, std::string const& failure) {
+  auto const all = comm.all_gather_text(failure);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) throw checkpoint_error(all[rank], {static_cast<int>(rank), -1, -1, ""});
+  }
+}
+
+/// Does something on this rank that may throw, and tells all ranks how it went.
+template <class Work>
+void together(transport& comm, Work&& work) {
+  std::string failure;
+  try {
+    work();
+  } catch (std::exception const& e) {
+    failure = e.what();
+  }
+  agree(comm, failure);
+}
+
+/// A checkpoint holds a stage once. \param known by global rank
+inline void compare_buffers(topology const& where, std::vector<std::string> const& known) {
+  for (std::size_t rank = 0; rank < known.size(); ++rank) {
+    auto const first = nlohmann::json::parse(known[rank % static_cast<std::size_t>(where.pipeline_ranks)]);
+    auto const other = nlohmann::json::parse(known[rank]);
+    for (auto const& [name, value] : first["buffers"].items()) {
+      if (other["buffers"].value(name, "") == value) continue;
+      throw checkpoint_error(
+          name + " is another on replica " + std::to_string(rank / static_cast<std::size_t>(where.pipeline_ranks)) +
+          " than on replica 0, and a checkpoint holds one of them. Remedy: trainer_options::broadcast_buffers, "
+          "or make them equal before saving");
+    }
+  }
+}
+
+inline void compare_words(std::filesystem::path const& folder, std::map<std::string, std::string> const& saved,
+                          std::map<std::string, std::string> const& expected) {
+  for (auto const& [word, value] : expected) {
+    auto const there = saved.find(word);
+    if (there != saved.end() && there->second == value) continue;
+    throw checkpoint_error(folder.string() + ": was saved by a run " +
+                           (there != saved.end() ? "with " + word + " " + there->second : "that does not say its " + word) +
+                           ", this one has " + value + ": it would go on as another. Remedy: the same " + word +
+                           ", or begin anew in another folder");
+  }
+}
+
+/// Gradients that wait for their step are in no checkpoint.
+inline void be_between_steps(trainer const& train, char const* what) {
+  if (!train.accumulating()) return;
+  throw usage_error(std::string("a checkpoint cannot be ") + what +
+                        " between accumulate() and its step(): the accumulated gradients are in no file. "
+                        "Remedy: after step()",
+                    {-1, -1, train.next_step(), ""});
+}
+
+/// \throws checkpoint_error for an optimizer that keeps nobody knows what
+inline std::string kind_to_save(torch::optim::Optimizer* optimizer) {
+  if (optimizer == nullptr) return "";
+  std::string kind = kind_of(*optimizer);
+  if (kind.empty()) {
+    throw checkpoint_error(
+        "what this optimizer keeps is not known here, so it can neither be saved nor loaded. Remedy: SGD, Adam, AdamW, "
+        "RMSprop or Adagrad of torch::optim, or write_safetensors() for the parameters alone");
+  }
+  return kind;
+}
+
+}  // namespace chevron::detail

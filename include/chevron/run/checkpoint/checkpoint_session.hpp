@@ -1,0 +1,190 @@
+#pragma once
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <chevron/run/checkpoint/checkpoint_folder.hpp>
+#include <chevron/run/checkpoint/checkpoint_manifest.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// Whose a folder of checkpoints is. Two jobs that save into one would each take the other's checkpoints for their own.
+
+namespace chevron {
+
+namespace detail {
+
+/// Held on a folder by one process at a time; it goes with the process, however that ends. Trainers of one process that go on
+/// from one another share it.
+class folder_lock {
+ public:
+  static constexpr char const* file_name = ".chevron-lock";
+
+  /// Waits a moment for a process that is about to end. \returns null where files cannot be locked, as on some network disks
+  /// \throws checkpoint_error where another job holds it, naming its process
+  static std::shared_ptr<folder_lock> take(std::filesystem::path const& folder, std::string const& job) {
+    constexpr std::chrono::milliseconds moment{2000}, again{50};
+    auto const until = std::chrono::steady_clock::now() + moment;
+    for (;;) {
+      std::string holder;
+      auto lock = try_to_take(folder / file_name, job, holder);
+      if (lock != nullptr || holder.empty()) return lock;
+      if (std::chrono::steady_clock::now() > until) {
+        refuse_file(folder, "another job saves its checkpoints there: " + holder +
+                                ". Remedy: a folder for each job, or wait until that one has ended");
+      }
+      std::this_thread::sleep_for(again);
+    }
+  }
+
+  folder_lock(folder_lock const&) = delete;
+  folder_lock& operator=(folder_lock const&) = delete;
+  ~folder_lock() { ::close(opened_); }
+
+  /// Whether the file is still there: the folder may have been deleted and made again.
+  bool stands_in(std::filesystem::path const& folder) const {
+    struct stat there {};
+    return ::stat((folder / file_name).c_str(), &there) == 0 && identity(there.st_dev, there.st_ino) == file_;
+  }
+
+ private:
+  using identity = std::pair<dev_t, ino_t>;
+
+  folder_lock(int opened, identity file, std::string job) : opened_(opened), file_(file), job_(std::move(job)) {}
+
+  /// \param holder who has it; empty with a null result: it cannot be known
+  static std::shared_ptr<folder_lock> try_to_take(std::filesystem::path const& file, std::string const& job,
+                                                  std::string& holder) {
+    static std::mutex mutex;
+    static std::map<identity, std::weak_ptr<folder_lock>> held;  // by this process
+    std::lock_guard const hold(mutex);
+    int opened = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (opened < 0) opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    if (opened < 0) return nullptr;  // saving will say why
+    struct stat about {};
+    if (::fstat(opened, &about) != 0) return ::close(opened), nullptr;
+    identity const known(about.st_dev, about.st_ino);
+    if (auto const mine = held[known].lock()) {
+      ::close(opened);
+      if (mine->job_ == job) return mine;
+      holder = "a trainer of this process, " + std::to_string(::getpid());
+      return nullptr;
+    }
+    if (::flock(opened, LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) holder = read_from(opened);
+      ::close(opened);
+      return nullptr;
+    }
+    std::shared_ptr<folder_lock> const out(new folder_lock(opened, known, job));
+    held[known] = out;
+    write_to(opened);
+    return out;
+  }
+
+  static void write_to(int opened) {
+    char host[256] = "?";
+    ::gethostname(host, sizeof host - 1);
+    std::string const text = "process " + std::to_string(::getpid()) + " on " + host + "\n";
+    no_size_signal const as_an_error;
+    if (::ftruncate(opened, 0) != 0 || ::pwrite(opened, text.data(), text.size(), 0) < 0) return;  // it is only for people
+  }
+  static std::string read_from(int opened) {
+    char text[300];
+    auto const got = ::pread(opened, text, sizeof text, 0);
+    std::string out;
+    for (ssize_t i = 0; i < got && text[i] >= ' ' && text[i] <= '~'; ++i) out += text[i];
+    return out.empty() ? "a process that did not say its name" : out;
+  }
+
+  int opened_;
+  identity file_;
+  std::string job_;
+};
+
+}  // namespace detail
+
+/// What a trainer's rank knows of checkpoints: the job that they belong to, and the folders it saves into.
+struct checkpoint_session {
+  struct claim {
+    std::string job;
+    std::shared_ptr<detail::folder_lock> lock;
+  };
+  std::string job;     ///< made up, or that of the checkpoint it went on from
+  std::string loaded;  ///< the fingerprint of that one's manifest
+  std::map<std::filesystem::path, claim> folders;
+};
+
+namespace detail {
+
+/// Removes what jobs that were killed have left half written.
+inline void remove_partial_files(std::filesystem::path const& folder) {
+  std::error_code ignored;
+  std::vector<std::filesystem::path> left;
+  auto const look = [&](std::filesystem::path const& in) {
+    for (auto const& entry : std::filesystem::directory_iterator(in, ignored)) {
+      std::string const name = entry.path().filename().string();
+      if (name.ends_with(partial_ending) && is_checkpoint_file(name)) left.push_back(entry.path());
+    }
+  };
+  look(folder);
+  for (auto const& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    if (step_of(entry.path().filename().string()) >= 0) look(entry.path());
+  }
+  for (auto const& one : left) std::filesystem::remove(one, ignored);
+}
+
+/// Makes sure that a folder's checkpoints are this job's, and stay so. On a single rank, before anything is written there.
+/// \returns the job's name \throws checkpoint_error where they are another's
+inline std::string claim_folder(checkpoint_session& session, std::filesystem::path const& folder, long next_step) {
+  if (session.job.empty()) session.job = random_digits();
+  std::filesystem::path const key = std::filesystem::weakly_canonical(folder);
+  auto const found = session.folders.find(key);
+  bool const first = found == session.folders.end();
+  checkpoint_session::claim mine = first ? checkpoint_session::claim{session.job, nullptr} : found->second;
+  if (mine.lock == nullptr || !mine.lock->stands_in(folder)) {
+    mine.lock.reset();
+    mine.lock = folder_lock::take(folder, mine.job);
+  }
+  if (auto const last = last_checkpoint(folder)) {
+    std::optional<manifest> about;
+    try {
+      about = read_manifest(*last);
+    } catch (checkpoint_error const&) {
+      if (first) throw;  // one that was damaged since ends no job
+    }
+    if (about && (about->job != mine.job || (first && about->fingerprint != session.loaded))) {
+      refuse_file(*last,
+                  "is of an earlier run or of another job, and would later be taken for this one's. Remedy: go on from it "
+                  "(--resume), or save into another folder");
+    }
+    if (step_of(last->filename().string()) > next_step) {
+      refuse_file(*last,
+                  "is later than step " + std::to_string(next_step) +
+                      ", at which this job saves, and would still be taken for the last one. Remedy: move it away, or save "
+                      "into another folder");
+    }
+  }
+  if (first && mine.lock != nullptr) remove_partial_files(folder);
+  session.folders[key] = mine;
+  return mine.job;
+}
+
+}  // namespace detail
+
+}  // namespace chevron

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/optimizer_state.hpp>
+
+/// \file
+/// What an optimizer keeps for a stage's parameters, as tensors of a file.
+
+namespace chevron::detail {
+
+inline std::string plain_shape(at::IntArrayRef shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+/// Learning rates by parameter: those of its group.
+inline std::map<void const*, double> rates_of(torch::optim::Optimizer& optimizer) {
+  std::map<void const*, double> rates;
+  for (auto& group : optimizer.param_groups()) {
+    for (at::Tensor const& p : group.params()) rates[p.unsafeGetTensorImpl()] = group.options().get_lr();
+  }
+  return rates;
+}
+
+/// What the optimizer keeps for one stage's parameters, and their learning rates.
+inline named_tensors optimizer_tensors(torch::optim::Optimizer& optimizer, stage const& s) {
+  named_tensors out;
+  std::set<void const*> seen;
+  auto const rates = rates_of(optimizer);
+  for (parameter const& p : s.parameters()) {
+    void* const key = p.value.unsafeGetTensorImpl();
+    auto const rate = rates.find(key);
+    if (rate == rates.end() || !seen.insert(key).second) continue;
+    out.emplace_back("lr/" + p.name, at::full({}, rate->second, at::kDouble));
+    auto const found = optimizer.state().find(key);
+    if (found == optimizer.state().end()) continue;
+    visit_state(
+        *found->second,
+        [&](char const* name, at::Tensor const& t) {
+          if (t.defined()) out.emplace_back(std::string(name) + "/" + p.name, t);
+        },
+        [&](char const* name, auto const& number) {
+          out.emplace_back(std::string(name) + "/" + p.name, at::full({}, static_cast<std::int64_t>(number), at::kLong));
+        });
+  }
+  return out;
+}
+
+/// Is what the file has of a parameter's state of its shape and dtype?
+inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
+                                  at::Tensor const& p) {
+  auto const require = [&](std::string const& key, at::IntArrayRef shape, at::ScalarType dtype) {
+    if (!from.holds(key) || (at::IntArrayRef(from.shape(key)) == shape && from.dtype(key) == dtype)) return;
+    refuse_file(from.path(), key + " is " + c10::toString(from.dtype(key)) + " " + plain_shape(from.shape(key)) +
+                                 ", this model needs " + c10::toString(dtype) + " " + plain_shape(shape));
+  };
+  visit_state(
+      *empty_state(kind),
+      [&](char const* name, at::Tensor&) { require(std::string(name) + "/" + saved_name, p.sizes(), p.scalar_type()); },
+      [&](char const* name, auto&) { require(std::string(name) + "/" + saved_name, {}, at::kLong); });
+  require("lr/" + saved_name, {}, at::kDouble);
+}
+
+/// Takes the state of one parameter out of a file; null if the file has none.
+inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safetensors_file const& from, std::string const& kind,
+                                                                          std::string const& saved_name, at::Tensor const& p) {
+  auto state = empty_state(kind);
+  bool any = false;
+  visit_state(
+      *state,
+      [&](char const* name, at::Tensor& t) {
+        std::string const key = std::string(name) + "/" + saved_name;
+        if (!from.holds(key)) return;
+        t = from.read(key).to(p.device());
+        any = true;
+      },
+      [&](char const* name, auto& number) {
+        std::string const key = std::string(name) + "/" + saved_name;
+        if (!from.holds(key)) return;
+        number = static_cast<std::remove_reference_t<decltype(number)>>(from.read(key).template item<std::int64_t>());
+        any = true;
+      });
+  return any ? std::move(state) : nullptr;
+}
+
+}  // namespace chevron::detail

@@ -1,0 +1,302 @@
+#pragma once
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/strict_json.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+
+/// \file
+/// Tensors in files: the safetensors format (8 bytes of length, a JSON header, the tensors' bytes one after another), which
+/// Python and others read too.
+
+namespace chevron {
+
+/// Tensors by name, in the order in which they are written.
+using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+namespace detail {
+
+struct stored_dtype {
+  at::ScalarType type;
+  char const* name;
+};
+inline constexpr stored_dtype stored_dtypes[] = {
+    {at::kDouble, "F64"}, {at::kFloat, "F32"}, {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kLong, "I64"},
+    {at::kInt, "I32"},    {at::kShort, "I16"}, {at::kChar, "I8"},  {at::kByte, "U8"},       {at::kBool, "BOOL"}};
+
+[[noreturn]] inline void refuse_file(std::filesystem::path const& file, std::string const& why) {
+  throw checkpoint_error(file.string() + ": " + why);
+}
+
+/// While it lives, a write of this thread beyond the limit on the size of files (`ulimit -f`) fails like any other. The signal
+/// that says so would end the process.
+class no_size_signal {
+ public:
+  no_size_signal() {
+    sigemptyset(&only_);
+    sigaddset(&only_, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &only_, &before_);
+  }
+  ~no_size_signal() {
+    if (sigismember(&before_, SIGXFSZ) == 1) return;
+    timespec const at_once{};
+    while (::sigtimedwait(&only_, nullptr, &at_once) > 0) {
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  no_size_signal(no_size_signal const&) = delete;
+  no_size_signal& operator=(no_size_signal const&) = delete;
+
+ private:
+  sigset_t only_, before_;
+};
+
+/// 16 digits that nobody else draws.
+inline std::string random_digits() {
+  std::random_device random;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
+  return digits;
+}
+
+inline constexpr char const* partial_ending = ".partial";
+
+/// A file that is written under a name which nobody else uses, here or in another job, and brought to the disk. It gets its own
+/// name later, at once; if it never does, it goes.
+class unnamed_file {
+ public:
+  /// \param write called with a function that takes bytes and their number
+  template <class Write>
+  unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
+    partial_ = file_.string() + "." + random_digits() + partial_ending;
+    try {
+      no_size_signal const as_an_error;
+      std::ofstream out(partial_, std::ios::binary | std::ios::trunc);
+      write([&](void const* bytes, std::size_t count) {
+        out.write(static_cast<char const*>(bytes), static_cast<std::streamsize>(count));
+        sum_.add(bytes, count);
+      });
+      out.close();
+      if (!out)
+        refuse_file(file_,
+                    std::string("cannot be written: ") + std::strerror(errno) + ". Remedy: make room, or choose another folder");
+      int const opened = ::open(partial_.c_str(), O_RDONLY);
+      bool const kept = opened >= 0 && ::fsync(opened) == 0;
+      int const fault = errno;
+      if (opened >= 0) ::close(opened);
+      if (!kept) refuse_file(file_, std::string("cannot be brought to the disk: ") + std::strerror(fault));
+    } catch (...) {
+      forget();
+      throw;
+    }
+  }
+  unnamed_file(unnamed_file&& other) noexcept
+      : file_(std::move(other.file_)), partial_(std::exchange(other.partial_, {})), sum_(other.sum_) {}
+  unnamed_file& operator=(unnamed_file&&) = delete;
+  ~unnamed_file() { forget(); }
+
+  std::filesystem::path const& file() const { return file_; }
+  std::string fingerprint() const { return sum_.text(); }
+
+  /// \throws checkpoint_error where the disk refuses, or somebody took the file away
+  void give_name() {
+    std::error_code failed;
+    std::filesystem::rename(partial_, file_, failed);
+    if (failed) refuse_file(file_, "cannot get its name: " + failed.message() + ". Remedy: a folder that no other job writes to");
+    partial_.clear();
+  }
+
+ private:
+  void forget() {
+    std::error_code ignored;
+    if (!partial_.empty()) std::filesystem::remove(partial_, ignored);
+    partial_.clear();
+  }
+
+  std::filesystem::path file_, partial_;
+  byte_fingerprint sum_;
+};
+
+/// The fingerprint of a file as it is.
+inline std::string fingerprint_of(std::filesystem::path const& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) refuse_file(file, std::string("cannot be opened: ") + std::strerror(errno));
+  byte_fingerprint sum;
+  std::vector<char> piece(std::size_t{1} << 20);
+  while (in) {
+    in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    sum.add(piece.data(), static_cast<std::size_t>(in.gcount()));
+  }
+  if (!in.eof()) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+  return sum.text();
+}
+
+/// Tensors as a file that has not got its name yet.
+inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named_tensors const& all) {
+  nlohmann::json header = nlohmann::json::object();
+  std::uint64_t offset = 0;
+  for (auto const& [name, value] : all) {
+    char const* dtype = nullptr;
+    for (auto const& known : stored_dtypes) dtype = known.type == value.scalar_type() ? known.name : dtype;
+    if (dtype == nullptr)
+      refuse_file(file,
+                  name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(value.scalar_type())));
+    if (header.contains(name)) refuse_file(file, "two tensors are called " + name);
+    std::uint64_t const bytes = value.nbytes();
+    header[name] = {{"dtype", dtype}, {"shape", value.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return {file, [&](auto const& write) {
+            unsigned char length[8];
+            for (int i = 0; i < 8; ++i)
+              length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> (8 * i));
+            write(length, 8);
+            write(text.data(), text.size());
+            for (auto const& [name, value] : all) {
+              at::Tensor const plain = value.detach().cpu().contiguous();
+              write(plain.const_data_ptr(), plain.nbytes());
+            }
+          }};
+}
+
+}  // namespace detail
+
+/// Writes tensors, of any device and layout, as one file. It is there whole or not at all.
+/// \throws checkpoint_error for a dtype the format has no name for, for a name given twice, and where the disk refuses
+inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
+  detail::unnamed_safetensors(file, all).give_name();
+}
+
+/// A safetensors file opened for reading. Its header is checked in full when it is opened; tensors are read one at a time.
+class safetensors_file {
+ public:
+  /// \throws checkpoint_error when the file is not there, is cut short, or its header does not describe its bytes
+  explicit safetensors_file(std::filesystem::path file) : path_(std::move(file)) {
+    std::ifstream in(path_, std::ios::binary);
+    if (!in) detail::refuse_file(path_, std::string("cannot be opened: ") + std::strerror(errno));
+    std::error_code ignored;
+    std::uint64_t const size = std::filesystem::file_size(path_, ignored);
+    unsigned char length[8] = {};
+    in.read(reinterpret_cast<char*>(length), 8);
+    std::uint64_t header_size = 0;
+    for (int i = 0; i < 8; ++i) header_size |= static_cast<std::uint64_t>(length[i]) << (8 * i);
+    if (!in || size < 8 || header_size > size - 8 || header_size > most_header) {
+      detail::refuse_file(path_, "is no safetensors file, or was cut short: its first 8 bytes give a header of " +
+                                     std::to_string(header_size) + " bytes, the file has " + std::to_string(size));
+    }
+    std::string text(header_size, ' ');
+    in.read(text.data(), static_cast<std::streamsize>(header_size));
+    nlohmann::json header;
+    try {
+      header = detail::parse_strictly(text, 4);
+    } catch (std::exception const& e) {
+      detail::refuse_file(path_, std::string("its header is no JSON of this kind: ") + e.what());
+    }
+    if (!header.is_object()) detail::refuse_file(path_, "its header is no JSON object");
+    data_ = 8 + header_size;
+    for (auto const& [name, about] : header.items()) {
+      if (name != "__metadata__") entries_.emplace(name, entry_of(name, about, size - data_));
+    }
+  }
+
+  std::filesystem::path const& path() const { return path_; }
+  bool holds(std::string const& name) const { return entries_.count(name) != 0; }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (auto const& [name, about] : entries_) all.push_back(name);
+    return all;
+  }
+  std::vector<std::int64_t> const& shape(std::string const& name) const { return entry(name).shape; }
+  at::ScalarType dtype(std::string const& name) const { return entry(name).type; }
+
+  /// Reads one tensor into the main memory.
+  at::Tensor read(std::string const& name) const {
+    auto const& about = entry(name);
+    at::Tensor out = at::empty(about.shape, about.type);
+    std::ifstream in(path_, std::ios::binary);  // opened anew: a checkpoint may have more files than a process may have open
+    in.seekg(static_cast<std::streamoff>(data_ + about.begin));
+    in.read(static_cast<char*>(out.mutable_data_ptr()), static_cast<std::streamsize>(about.bytes));
+    if (!in) detail::refuse_file(path_, "cannot be read at " + name + ": " + std::strerror(errno));
+    return out;
+  }
+
+ private:
+  static constexpr std::uint64_t most_header = std::uint64_t{16} << 20;  // a hundred thousand tensors
+
+  struct stored {
+    at::ScalarType type;
+    std::vector<std::int64_t> shape;
+    std::uint64_t begin, bytes;
+  };
+
+  stored const& entry(std::string const& name) const {
+    auto const found = entries_.find(name);
+    if (found == entries_.end()) detail::refuse_file(path_, "holds no tensor called " + name);
+    return found->second;
+  }
+
+  stored entry_of(std::string const& name, nlohmann::json const& about, std::uint64_t data_size) const {
+    auto const bad = [&](char const* what) {
+      detail::refuse_file(path_, "its header does not describe its bytes: " + name + " " + what);
+    };
+    stored out{};
+    if (!about.is_object() || !about.contains("dtype") || !about["dtype"].is_string()) bad("has no dtype");
+    bool known = false;
+    for (auto const& dtype : detail::stored_dtypes) {
+      if (about["dtype"] == dtype.name) out.type = dtype.type, known = true;
+    }
+    if (!known) bad("has a dtype that is not known here");
+    if (!about.contains("shape") || !about["shape"].is_array()) bad("has no shape");
+    std::uint64_t elements = 1;
+    for (auto const& extent : about["shape"]) {
+      if (!extent.is_number_unsigned()) bad("has a shape that is not made of whole numbers");
+      out.shape.push_back(extent.get<std::int64_t>());
+      std::uint64_t const n = extent.get<std::uint64_t>();
+      if (n != 0 && elements > data_size / n) bad("is larger than the file");
+      elements *= n;
+    }
+    if (!about.contains("data_offsets") || !about["data_offsets"].is_array() || about["data_offsets"].size() != 2 ||
+        !about["data_offsets"][0].is_number_unsigned() || !about["data_offsets"][1].is_number_unsigned()) {
+      bad("has no place");
+    }
+    out.begin = about["data_offsets"][0].get<std::uint64_t>();
+    std::uint64_t const end = about["data_offsets"][1].get<std::uint64_t>();
+    if (end < out.begin || end > data_size) bad("reaches beyond the end of the file, which was cut short");
+    out.bytes = end - out.begin;
+    if (out.bytes != elements * c10::elementSize(out.type)) bad("has another size than its shape says");
+    return out;
+  }
+
+  std::filesystem::path path_;
+  std::uint64_t data_ = 0;
+  std::map<std::string, stored> entries_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,307 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/comm/gloo/bounded_wait.hpp>
+#include <chevron/run/comm/gloo/gloo_all_gather.hpp>
+#include <chevron/run/comm/gloo/point_to_point.hpp>
+#include <chevron/run/comm/gloo/process_group.hpp>
+#include <chevron/run/comm/rendezvous.hpp>
+#include <chevron/run/comm/shared_memory/shared_all_reduce.hpp>
+#include <chevron/run/comm/shared_memory/shared_memory.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/wait_table.hpp>
+#include <chevron/run/launch/launch.hpp>
+
+/// \file
+/// The transport between processes: c10d's Gloo.
+///
+/// What ranks of one machine can do in memory that they share does not go by Gloo: messages of up to 1 MiB (point_to_point.hpp),
+/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the sums of a stage whose replicas all are
+/// (shared_all_reduce.hpp). The connections by which a lost rank is noticed are Gloo's in any case.
+
+namespace chevron {
+
+struct gloo_options {
+  std::string address = "127.0.0.1";      ///< of this machine; where the others connect to
+  std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
+  bool shared_memory = true;              ///< between ranks of one machine that can open each other's
+};
+
+class gloo_transport final : public transport {
+ public:
+  /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
+  gloo_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch,
+                 gloo_options const& options = {})
+      : transport(where),
+        store_(std::move(store)),
+        watch_(std::move(watch)),
+        rendezvous_(store_, watch_, where),
+        waits_(*this, watch_),
+        all_gather_(where, waits_),
+        messages_(where, world_, waits_, *watch_) {
+    done_.resize(static_cast<std::size_t>(where.world()));
+    waits_.tells(done_, rendezvous_.prefix());
+    if (where.world() > 1) join(options);
+  }
+  gloo_transport(chevron::topology const& where, job const& job)
+      : gloo_transport(where, job.store, job.watch, {.address = job.interface_address, .join = job.join}) {}
+
+  ~gloo_transport() override {
+    if (!waits_.broken() && !watch_->failed() && std::uncaught_exceptions() == 0) {
+      try {
+        close();
+      } catch (std::exception const&) {
+        waits_.set_broken();
+      }
+    }
+    if (closed_ || topology().world() == 1) return;
+    watch_->look_away();
+    // A broken group's destructor waits for operations that will never end: let it be, the process is about to end anyway.
+    (void)world_.release();
+    (void)replicas_.release();
+  }
+
+  /// The normal end: waits until every rank has come this far and all sends are done, then closes the connections. Implied by
+  /// the destructor, which however cannot report.
+  void close() {
+    if (closed_ || topology().world() == 1) return;
+    messages_.finish_first_sends();
+    watch_->look_away();
+    awaited const mine = everybody(end_of_job);
+    ++done_.ends;
+    auto barrier = waits_.posting(mine, [&] { return world_->barrier(); });
+    needing(count::ends, done_.ends, [&] { waits_.collective(std::move(barrier), mine); });
+    // Nobody closes a connection before all have left the barrier.
+    rendezvous_.leave();
+    messages_.clear();
+    sums_.clear();
+    replicas_.reset();
+    world_.reset();
+    closed_ = true;
+  }
+
+  void open(slot_counts const& slots) override {
+    // It waits for what was sent first to be taken, at least once by each.
+    waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots); });
+    done_.open();
+    sent_.assign(static_cast<std::size_t>(slots.send), {});
+    posted_.assign(static_cast<std::size_t>(slots.receive), {});
+  }
+
+  void begin_step(long step) override {
+    transport::begin_step(step);
+    messages_.begin_step(step);
+    watch_->throw_if_failed({.words = "the start of the step", .step = step});
+  }
+
+  void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
+    auto& sent = done_.now.sent[static_cast<std::size_t>(topology().global_of(peer))];
+    messages_.post_send(peer, what, send_slot, values);
+    // It needs as many receives of the other's.
+    sent_.at(send_slot) = {.of = count::received, .turn = done_.turn, .least = ++sent};
+  }
+  void post_receive(int peer, action what, std::uint16_t receive_slot) override {
+    auto& posted = done_.now.received[static_cast<std::size_t>(topology().global_of(peer))];
+    messages_.post_receive(peer, what, receive_slot);
+    posted_.at(receive_slot) = {.of = count::sent, .turn = done_.turn, .least = ++posted};
+  }
+  std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
+    return waits_.needing(posted_.at(receive_slot), [&] { return messages_.receive(receive_slot); });
+  }
+  void wait_send(std::uint16_t send_slot) override {
+    waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
+  }
+
+  void start_all_reduce(int bucket, at::Tensor values) override {
+    if (topology().replicas == 1) return;
+    if (!values.is_contiguous()) {
+      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) +
+                        " needs a contiguous tensor. Remedy: .contiguous()");
+    }
+    summing& sum = sums_[bucket];
+    sum.number = ++done_.sums;
+    if (near_sums_ != nullptr) return near_sums_->start(bucket, std::move(values));
+    std::vector<at::Tensor> list{std::move(values)};
+    sum.work = waits_.posting(everybody(sum_of_gradients), [&] { return replicas_->allreduce(list); });
+  }
+
+  void wait_all_reduce(int bucket) override {
+    if (topology().replicas == 1) return;
+    awaited const mine = everybody(sum_of_gradients);
+    summing& sum = sums_[bucket];
+    needing(count::sums, sum.number, [&] {
+      if (near_sums_ != nullptr) return near_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
+    });
+  }
+
+  void all_gather(std::span<double const> mine, std::span<double> all) override {
+    check_room(mine.size(), all.size());
+    all_gather_bytes(mine.data(), mine.size_bytes(), all.data(), in_words("all_gather"));
+  }
+
+  void start_all_gather(std::span<double const> mine) override {
+    early_numbers_ = mine.size();
+    ++done_.early_gathers;
+    all_gather_.start(exchange_buffer::early_all_gather, mine.data(), mine.size_bytes(), everybody(early));
+  }
+
+  void finish_all_gather(std::span<double> all) override {
+    check_room(early_numbers_, all.size());
+    needing(count::early_gathers, done_.early_gathers,
+            [&] { all_gather_.finish(exchange_buffer::early_all_gather, all.data(), everybody(early)); });
+  }
+
+  std::vector<std::string> all_gather_text(std::string const& mine) override {
+    auto const world = static_cast<std::size_t>(topology().world());
+    if (world == 1) return {mine};
+    double const length = static_cast<double>(mine.size());
+    std::vector<double> lengths(world);
+    auto const* const words = in_words("all_gather of texts");
+    all_gather_bytes(&length, sizeof length, lengths.data(), words);
+    auto const longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+    std::string padded = mine;
+    padded.resize(longest);
+    std::string all(longest * world, '\0');
+    all_gather_bytes(padded.data(), longest, all.data(), words);
+    std::vector<std::string> out;
+    for (std::size_t r = 0; r < world; ++r) out.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
+    return out;
+  }
+
+ private:
+  using work_ptr = detail::bounded_wait::work_ptr;
+  using exchange_buffer = detail::shared_memory::exchange_buffer;
+  using count = detail::wait_need::count;
+
+  struct summing {
+    work_ptr work;  // null where replicas share memory
+    std::uint64_t number = 0;
+  };
+
+  static constexpr char const* end_of_job = "the end of the job";
+  static constexpr char const* early = "all_gather of what decides the last step";
+  static constexpr char const* sum_of_gradients = "sum of gradients";
+
+  awaited everybody(char const* words) const { return {.words = words, .step = step()}; }
+  char const* in_words(char const* otherwise) const { return doing() != nullptr ? doing() : otherwise; }
+
+  void publish(error const& found) override {
+    watch_->report(detail::failure_by(topology().global_rank, found.what(), found.code(), found.context()));
+  }
+
+  /// Waits for what all ranks do together, or in sums all replicas of this rank's stages.
+  template <class Work>
+  void needing(count of, std::uint64_t number, Work const& work) {
+    waits_.needing({.of = of, .least = number, .every = of == count::sums ? topology().pipeline_ranks : 1}, work);
+  }
+
+  void all_gather_bytes(void const* mine, std::size_t bytes, void* all, char const* words) {
+    ++done_.gathers;
+    all_gather_.start(exchange_buffer::all_gather, mine, bytes, everybody(words));
+    needing(count::gathers, done_.gathers, [&] { all_gather_.finish(exchange_buffer::all_gather, all, everybody(words)); });
+  }
+  void check_room(std::size_t mine, std::size_t room) const {
+    if (room == mine * static_cast<std::size_t>(topology().world())) return;
+    throw usage_error("gather of " + std::to_string(mine) + " numbers needs room for " + std::to_string(topology().world()) +
+                      " times as many, not for " + std::to_string(room));
+  }
+
+  /// Meets all ranks in the store, then connects to them.
+  void join(gloo_options const& options) {
+    awaited const mine{.words = "the other ranks to join"};
+    auto const rank = topology().global_rank;
+    auto const patience = std::min(options.join, deadline());
+    auto const guarded = [&](auto const& work) {
+      try {
+        work();
+      } catch (error const&) {
+        waits_.set_broken();
+        throw;
+      } catch (std::exception const& e) {
+        waits_.fail(mine, failure_watch::interruption::none, detail::message_of(e));
+      }
+    };
+    guarded([&] {
+      rendezvous_.join(patience);
+      world_ =
+          detail::connect_gloo(options.address, store_, rendezvous_.prefix() + "world/", rank, topology().world(), patience, 1);
+    });
+    all_gather_.connect(*world_);
+    check_connections();
+    memory_ = detail::shared_memory::make(options.shared_memory, rank, topology().world(), *this);
+    if (memory_ != nullptr) {
+      messages_.share(*memory_);
+      all_gather_.share(*memory_);
+    }
+    if (topology().replicas > 1) guarded([&] { join_replicas(options.address, patience); });
+    for (int peer = 0; peer < topology().world(); ++peer) {
+      if (peer == rank) continue;
+      std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
+      watch_->look_at(peer, waits_.posting(mine, [&] { return world_->recv(list, peer, detail::never_sent); }));
+    }
+  }
+
+  /// With the other copies of this rank's stages: in shared memory if all can read it, else over Gloo.
+  void join_replicas(std::string const& address, std::chrono::milliseconds patience) {
+    auto const me = topology().pipeline_rank();
+    std::vector<int> copies;
+    for (int r = 0; r < topology().replicas; ++r) copies.push_back(r * topology().pipeline_ranks + me);
+    if (memory_ != nullptr && memory_->are_near(copies)) {
+      near_sums_ = std::make_unique<detail::shared_all_reduce>(*memory_, std::move(copies), topology().replica(), watch_);
+      return;
+    }
+    replicas_ = detail::connect_gloo(address, store_, rendezvous_.prefix() + "replicas" + std::to_string(me) + "/",
+                                     topology().replica(), topology().replicas, patience, 2);
+  }
+
+  /// LibTorch's Gloo is built against headers we do not have: one exchange with known numbers shows that both sides of this
+  /// program and that library understand each other.
+  void check_connections() {
+    std::vector<double> all(static_cast<std::size_t>(topology().world()));
+    double const mine = 1.5 * topology().global_rank;
+    all_gather({&mine, 1}, all);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r] != 1.5 * static_cast<double>(r)) {
+        throw preflight_error("Gloo gives wrong numbers. Remedy: build against the LibTorch that is loaded",
+                              {.rank = topology().global_rank});
+      }
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<failure_watch> watch_;
+  rendezvous rendezvous_;
+  detail::bounded_wait waits_;
+  detail::gloo_all_gather all_gather_;
+  detail::gloo_group world_;     // messages and gathers
+  detail::gloo_group replicas_;  // this stage's copies; null if there is one only, or they share memory
+
+  std::unique_ptr<detail::shared_memory> memory_;         // null: everything goes by Gloo
+  std::unique_ptr<detail::shared_all_reduce> near_sums_;  // null: sums go by Gloo
+
+  detail::point_to_point messages_;
+  std::unordered_map<int, summing> sums_;  // by bucket
+  detail::wait_progress done_;
+  std::vector<detail::wait_need> sent_, posted_;  // by slot: what its wait needs
+  std::size_t early_numbers_ = 0;                 // of `start_all_gather`
+  bool closed_ = false;
+};
+
+}  // namespace chevron

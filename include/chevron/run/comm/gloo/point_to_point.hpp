@@ -1,0 +1,288 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/comm/gloo/bounded_wait.hpp>
+#include <chevron/run/comm/gloo/process_group.hpp>
+#include <chevron/run/comm/gloo/shared_memory_channel.hpp>
+#include <chevron/run/comm/message_signature.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+
+/// \file
+/// What a rank of `gloo_transport` sends to its neighbours and receives from them.
+
+namespace chevron::detail {
+
+/// Messages over Gloo, and between ranks of one machine in shared memory.
+///
+/// Gloo checks nothing: a receive buffer that is too small aborts the process, one that is too large is filled in part, and
+/// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with its shapes
+/// and dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag
+/// of its own, so one can never be taken for another.
+///
+/// Also on one machine a message of Gloo's is three writes and as many threads woken. So there, from its second time on, a
+/// message of up to 1 MiB is handed over in shared memory (shared_memory_channel.hpp); the header of the first time says where.
+/// Larger messages stay with Gloo, whose threads move them while the ranks compute.
+class point_to_point {
+ public:
+  /// \param world  of which messages go; not used before the first of them, and alive until `clear`
+  point_to_point(topology const& where, gloo_group const& world, bounded_wait& waits, failure_watch& watch)
+      : topology_(where), world_(world), waits_(waits), watch_(watch) {}
+
+  /// From here on messages may go in shared memory.
+  void share(shared_memory& memory) { near_ = std::make_unique<shared_memory_channel>(memory, topology_, waits_); }
+
+  /// As `transport` has it. Also forgets the shapes of earlier programs: all ranks open together.
+  void open(slot_counts const& slots) {
+    finish_first_sends();
+    if (near_ != nullptr) near_->forget(step_);
+    agreed_.clear();
+    ++turn_;
+    clear();
+    sends_.resize(static_cast<std::size_t>(slots.send));
+    receives_.resize(static_cast<std::size_t>(slots.receive));
+  }
+  void begin_step(long step) {
+    step_ = step;
+    finish_first_sends();
+  }
+  void finish_first_sends() {
+    for (auto& slot : first_sends_) {
+      for (auto& work : slot.works) waits_.work(*work, slot.about);
+    }
+    first_sends_.clear();
+  }
+  /// Lets go of all slots.
+  void clear() {
+    sends_.clear();
+    receives_.clear();
+  }
+
+  void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) {
+    awaited const mine = message(peer, what);
+    watch_.throw_if_failed(mine);
+    auto& slot = sends_.at(send_slot);
+    slot.about = mine;
+    slot.works.clear();
+    slot.values.clear();
+    for (auto const& value : values) slot.values.push_back(sendable(value, mine, at::kCPU, "Gloo"));
+    auto const tag = tag_in_turn(tag_of(what), turn_);
+    auto const known = agreed_.find(tag);
+    bool const first = known == agreed_.end();
+    if (!first && !fits(slot.values, known->second.shapes)) {
+      refuse(mine, known->second.shapes, shapes_of(slot.values));
+    }
+    auto const shapes = first ? shapes_of(slot.values) : message_shapes{};
+    strides_of(slot.values, true, strides_);
+    for (auto& value : slot.values) value = packed(value);
+    if (!first && known->second.near.place != nullptr) {
+      near_->hand_over(known->second.near, strides_, slot.values, mine, [&] { drain_arrived(); });
+      slot.values.clear();
+      return;
+    }
+    if (first) {
+      // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
+      // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
+      for (auto& value : slot.values) {
+        if (value.defined()) value = value.clone();
+      }
+      send_header(slot, agreed_.emplace(tag, agree(slot, shapes)).first->second, tag);
+    }
+    send_numbers(slot, strides_, tag);
+    for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
+    if (first) {
+      first_sends_.push_back(std::move(slot));
+      slot = {};
+    }
+  }
+
+  void post_receive(int peer, action what, std::uint16_t receive_slot) {
+    awaited const mine = message(peer, what);
+    watch_.throw_if_failed(mine);
+    auto& slot = receives_.at(receive_slot);
+    slot.about = mine;
+    slot.tag = tag_in_turn(tag_of(what), turn_);
+    slot.works.clear();
+    slot.comes = nullptr;
+    auto const known = agreed_.find(slot.tag);
+    slot.header_comes = known == agreed_.end();
+    if (slot.header_comes) {
+      slot.header = at::empty({header_words + 1}, at::kLong);
+      slot.header_work = post_one(slot.about, slot.header, slot.tag, 0);
+    } else if (known->second.near.place != nullptr) {
+      slot.comes = &known->second;
+      slot.number = ++known->second.near.count;
+    } else {
+      post_values(slot, known->second.shapes);
+    }
+  }
+
+  std::span<at::Tensor> receive(std::uint16_t receive_slot) {
+    auto& slot = receives_.at(receive_slot);
+    if (slot.header_comes) {
+      waits_.work(*slot.header_work, slot.about);
+      auto const* words = slot.header.data_ptr<std::int64_t>();
+      message_shapes shapes(words, words + std::min<std::int64_t>(words[0], header_words));
+      if (words[0] > header_words) {
+        auto rest = at::empty({words[0] - header_words}, at::kLong);
+        waits_.work(*post_one(slot.about, rest, slot.tag, 0), slot.about);
+        shapes.insert(shapes.end(), rest.data_ptr<std::int64_t>(), rest.data_ptr<std::int64_t>() + rest.numel());
+      }
+      std::int64_t const place = words[header_words];
+      slot.header_comes = false;
+      slot.header_work.reset();
+      post_values(slot, shapes);
+      agreement agreed{.shapes = std::move(shapes)};
+      if (near_ != nullptr) agreed.near = near_->from(slot.about.peer, strides_in(agreed.shapes), slot.values, place);
+      agreed_.emplace(slot.tag, std::move(agreed));
+    }
+    if (slot.comes != nullptr) {
+      near_->wait_for(slot.comes->near, slot.number, slot.about);
+      take(slot);
+    }
+    for (auto& work : slot.works) waits_.work(*work, slot.about);
+    slot.works.clear();
+    if (slot.sent_strides.defined()) {
+      auto const* const numbers = slot.sent_strides.const_data_ptr<std::int64_t>();
+      slot.strides.assign(numbers, numbers + slot.sent_strides.numel());
+      slot.sent_strides.reset();
+    }
+    lay_out(slot.values, slot.strides);
+    return slot.values;
+  }
+
+  void wait_send(std::uint16_t send_slot) {
+    auto& slot = sends_.at(send_slot);
+    for (auto& work : slot.works) waits_.work(*work, slot.about);
+    slot.works.clear();
+    slot.values.clear();
+    slot.headers.clear();
+  }
+
+ private:
+  using work_ptr = bounded_wait::work_ptr;
+
+  static constexpr std::int64_t header_words = 64;
+
+  /// What both sides know of a message that comes again.
+  struct agreement {
+    message_shapes shapes;
+    near_message near{};
+  };
+  struct outgoing {
+    awaited about;
+    std::vector<work_ptr> works;
+    std::vector<at::Tensor> values;
+    std::vector<at::Tensor> headers;
+  };
+  struct incoming {
+    awaited about;
+    std::uint32_t tag = 0;
+    bool header_comes = false;
+    at::Tensor header;
+    work_ptr header_work;
+    agreement const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
+    std::uint64_t number = 0;
+    at::Tensor sent_strides;  // under way over Gloo
+    message_strides strides;
+    std::vector<work_ptr> works;
+    std::vector<at::Tensor> values;
+  };
+
+  awaited message(int peer, action what) const { return {.peer = topology_.global_of(peer), .what = what, .step = step_}; }
+
+  /// As the sender: decides how this message goes from its second time on.
+  agreement agree(outgoing const& slot, message_shapes const& shapes) {
+    agreement out{.shapes = shapes};
+    if (near_ != nullptr) out.near = near_->to(slot.about.peer, strides_in(shapes), slot.values);
+    return out;
+  }
+
+  void send_header(outgoing& slot, agreement const& agreed, std::uint32_t tag) {
+    auto const& shapes = agreed.shapes;
+    auto first_part = at::zeros({header_words + 1}, at::kLong);
+    first_part.data_ptr<std::int64_t>()[header_words] = near_ != nullptr ? near_->place_of(agreed.near) : 0;
+    auto const first_count = std::min<std::int64_t>(shapes[0], header_words);
+    std::copy_n(shapes.begin(), first_count, first_part.data_ptr<std::int64_t>());
+    slot.headers = {first_part};
+    send(slot, first_part, tag, 0);
+    send_numbers(slot, std::span(shapes).subspan(static_cast<std::size_t>(first_count)), tag);
+  }
+
+  /// Behind the header, if there is one, with which they share a tag.
+  void send_numbers(outgoing& slot, std::span<std::int64_t const> numbers, std::uint32_t tag) {
+    if (numbers.empty()) return;
+    at::Tensor all = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
+    std::copy(numbers.begin(), numbers.end(), all.mutable_data_ptr<std::int64_t>());
+    slot.headers.push_back(all);
+    send(slot, all, tag, 0);
+  }
+
+  [[noreturn]] void refuse(awaited const& mine, message_shapes const& agreed, message_shapes const& actual) {
+    waits_.set_broken();
+    refuse_shapes(watch_, mine, topology_.global_rank, agreed, actual);
+  }
+
+  void send(outgoing& slot, at::Tensor& value, std::uint32_t tag, std::size_t index) {
+    if (!value.defined() || value.numel() == 0) return;
+    std::vector<at::Tensor> list{as_row(value)};
+    slot.works.push_back(
+        waits_.posting(slot.about, [&] { return world_->send(list, slot.about.peer, tag_of_tensor(tag, index)); }));
+  }
+
+  work_ptr post_one(awaited const& about, at::Tensor& value, std::uint32_t tag, std::size_t index) {
+    std::vector<at::Tensor> list{as_row(value)};
+    return waits_.posting(about, [&] { return world_->recv(list, about.peer, tag_of_tensor(tag, index)); });
+  }
+
+  void post_values(incoming& slot, message_shapes const& shapes) {
+    make_room(slot.values, shapes, at::kCPU);
+    if (auto const count = static_cast<std::int64_t>(strides_in(shapes)); count > 0) {
+      slot.sent_strides = at::empty({count}, at::kLong);
+      slot.works.push_back(post_one(slot.about, slot.sent_strides, slot.tag, 0));
+    } else {
+      slot.strides.clear();
+    }
+    for (std::size_t i = 0; i < slot.values.size(); ++i) {
+      at::Tensor& value = slot.values[i];
+      if (value.defined() && value.numel() > 0) slot.works.push_back(post_one(slot.about, value, slot.tag, i + 1));
+    }
+  }
+
+  void take(incoming& slot) {
+    auto const& agreed = *std::exchange(slot.comes, nullptr);
+    make_room(slot.values, agreed.shapes, at::kCPU);
+    near_->take(agreed.near, slot.number, slot.about.peer, slot.strides, slot.values);
+  }
+  void drain_arrived() {
+    for (auto& slot : receives_) {
+      if (slot.comes != nullptr && shared_memory_channel::has_come(slot.comes->near, slot.number)) take(slot);
+    }
+  }
+
+  topology topology_;
+  gloo_group const& world_;
+  bounded_wait& waits_;
+  failure_watch& watch_;
+  std::unique_ptr<shared_memory_channel> near_;  // null: all go by Gloo
+  long step_ = -1;
+
+  std::unordered_map<std::uint32_t, agreement> agreed_;  // by tag: every message seen
+  std::vector<outgoing> sends_;
+  std::vector<incoming> receives_;
+  std::vector<outgoing> first_sends_;
+  message_strides strides_;  // of the message being sent
+  unsigned turn_ = 0;        // how often `open` was called
+};
+
+}  // namespace chevron::detail

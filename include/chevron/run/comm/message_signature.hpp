@@ -1,0 +1,208 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/run/comm/tensor_strides.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+
+/// \file
+/// What transports between processes say of a message: its tag, and the shapes and dtypes both sides agree on.
+
+namespace chevron::detail {
+
+/// [numbers in all, tensors, then for each: dtype, dimensions, sizes…]: what both sides of a message keep of its first time.
+using message_shapes = std::vector<std::int64_t>;
+
+/// No message has this tag: microbatches stay below 65535.
+inline constexpr int never_sent = 0x7fffffff;
+
+/// One number a message of this pair of ranks, equal on both sides: direction, producing stage, microbatch; the three low bits
+/// are for the turn and the tensors.
+inline std::uint32_t tag_of(action what) {
+  auto stage = static_cast<std::uint32_t>(what.stage);
+  std::uint32_t direction = 0;
+  switch (what.kind) {
+    case kind::send_forward:
+      break;
+    case kind::receive_forward:
+      stage -= 1;
+      break;
+    case kind::send_backward:
+      direction = 1;
+      break;
+    case kind::receive_backward:
+      direction = 1, stage += 1;
+      break;
+    default:
+      throw usage_error(to_text(what).str() + " is neither a send nor a receive");
+  }
+  return (direction << 30) | ((stage & 0x7ffu) << 19) | (static_cast<std::uint32_t>(what.micro_batch) << 3);
+}
+
+/// How often shapes were agreed anew, odd or even: a rank that missed it (it was given another batch) waits for a message that
+/// does not come, and never takes tensors of other shapes for its own.
+inline std::uint32_t tag_in_turn(std::uint32_t tag, unsigned turn) { return tag | (turn & 1u) << 2; }
+
+// 0 is the header, 1 and 2 the first tensors; Gloo keeps the order of what shares a tag, here the third and all after it.
+inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
+  return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
+}
+
+/// A tensor as it is sent: on the device `here`, its bytes being its values. An undefined tensor stays one.
+/// \param who the transport, for its error
+inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Device here, char const* who) {
+  if (!value.defined()) return value;
+  if (value.device() != here || value.layout() != at::kStrided || value.is_nested()) {
+    throw usage_error(mine.action_text() + ": " + who + " sends dense tensors " +
+                      (here.is_cpu() ? "in main memory" : "on " + here.str()) + ", not " +
+                      (value.device() != here ? "one on " + value.device().str()
+                       : value.is_nested()    ? "a nested one"
+                                              : "a sparse one") +
+                      ". Remedy: " + (here.is_cpu() ? ".cpu()" : ".to() that device") + ", or another transport");
+  }
+  if (value._is_zerotensor()) return at::zeros(value.sizes(), value.options());
+  bool const as_it_is = !value.requires_grad() && !value.is_conj() && !value.is_neg();
+  return as_it_is ? value : value.detach().resolve_conj().resolve_neg();
+}
+
+inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
+  message_shapes out{0, static_cast<std::int64_t>(values.size())};
+  for (auto const& value : values) {
+    out.push_back(static_cast<std::int64_t>(value.scalar_type()));  // Undefined is one, too
+    out.push_back(value.defined() ? value.dim() : 0);
+    if (value.defined()) out.insert(out.end(), value.sizes().begin(), value.sizes().end());
+  }
+  out[0] = static_cast<std::int64_t>(out.size());
+  return out;
+}
+
+/// The strides of all tensors of a message, one after the other. Unlike shapes they may be others each time: a gradient that is
+/// zero, since a microbatch counts nothing, lies otherwise than one that was computed.
+using message_strides = std::vector<std::int64_t>;
+
+/// \param expanded see `told_strides`
+inline void strides_of(std::vector<at::Tensor> const& values, bool expanded, message_strides& out) {
+  out.clear();
+  for (auto const& value : values) {
+    if (!value.defined()) continue;
+    auto const strides = told_strides(value, expanded);
+    out.insert(out.end(), strides.begin(), strides.end());
+  }
+}
+
+/// One tensor of a message, as its shapes tell it.
+struct told_tensor {
+  at::ScalarType type = at::ScalarType::Undefined;
+  at::IntArrayRef sizes;
+};
+
+/// Calls `see(i, told)` for each tensor of a message.
+template <class See>
+void for_each_told(message_shapes const& shapes, See const& see) {
+  std::size_t at = 2;
+  for (std::int64_t i = 0; i < shapes[1]; ++i) {
+    auto const dimensions = static_cast<std::size_t>(shapes[at + 1]);
+    see(static_cast<std::size_t>(i), told_tensor{static_cast<at::ScalarType>(shapes[at]), {shapes.data() + at + 2, dimensions}});
+    at += 2 + dimensions;
+  }
+}
+
+/// How many strides a message of these shapes has.
+inline std::size_t strides_in(message_shapes const& shapes) {
+  std::size_t count = 0;
+  for_each_told(shapes, [&](std::size_t, told_tensor const& told) { count += told.sizes.size(); });
+  return count;
+}
+
+/// Memory on the device `here` for the elements of a message of these shapes, in what `values` has as far as it will do.
+inline void make_room(std::vector<at::Tensor>& values, message_shapes const& shapes, at::Device here) {
+  values.resize(static_cast<std::size_t>(shapes[1]));
+  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
+    at::Tensor& value = values[i];
+    if (told.type == at::ScalarType::Undefined) {
+      value = at::Tensor();
+      return;
+    }
+    // Memory that the caller still holds (a graph does) is not written again.
+    bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
+                          value.scalar_type() == told.type && value.sizes() == told.sizes && value.is_contiguous();
+    if (!reusable) value = at::empty(told.sizes, at::TensorOptions().dtype(told.type).device(here));
+  });
+}
+
+/// Replaces each tensor of a message by `made(tensor, its strides)`.
+template <class Make>
+void replace_by_strides(std::vector<at::Tensor>& values, message_strides const& strides, Make const& made) {
+  std::size_t at = 0;
+  for (at::Tensor& value : values) {
+    if (!value.defined()) continue;
+    auto const dimensions = static_cast<std::size_t>(value.dim());
+    value = made(value, at::IntArrayRef(strides.data() + at, dimensions));
+    at += dimensions;
+  }
+}
+
+/// Gives what has come into `make_room`'s memory the strides that it was sent with.
+inline void lay_out(std::vector<at::Tensor>& values, message_strides const& strides) {
+  replace_by_strides(values, strides, laid_out);
+}
+
+/// Gives tensors the strides that were agreed on.
+inline void conform(std::vector<at::Tensor>& values, message_strides const& strides) {
+  replace_by_strides(values, strides, with_strides);
+}
+
+inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& shapes) {
+  if (shapes[1] != static_cast<std::int64_t>(values.size())) return false;
+  bool all = true;
+  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
+    at::Tensor const& value = values[i];
+    all = all && value.scalar_type() == told.type && (!value.defined() || value.sizes() == told.sizes);
+  });
+  return all;
+}
+
+/// For people: `Float[2,8], no tensor, Long[2]`.
+inline std::string text_of(message_shapes const& shapes) {
+  std::string out;
+  for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
+    out += i == 0 ? "" : ", ";
+    if (told.type == at::ScalarType::Undefined) {
+      out += "no tensor";
+      return;
+    }
+    out += std::string(c10::toString(told.type)) + "[";
+    for (std::size_t d = 0; d < told.sizes.size(); ++d) out += (d == 0 ? "" : ",") + std::to_string(told.sizes[d]);
+    out += "]";
+  });
+  return out.empty() ? "nothing" : out;
+}
+
+/// A sender whose tensors are no longer those that both sides agreed on tells everybody, and throws.
+[[noreturn]] inline void refuse_shapes(failure_watch& watch, awaited const& mine, int rank, message_shapes const& agreed,
+                                       message_shapes const& actual) {
+  std::string const sentence = text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " +
+                               text_of(agreed) + ". Remedy: keep the shapes of each microbatch, or open the executor anew";
+  auto const first =
+      watch.report({.code = static_cast<int>(exit_code::preflight),
+                    .rank = rank,
+                    .step = mine.step,
+                    .action = mine.action_text(),
+                    .reason = "rank " + std::to_string(rank) + " would send in " + mine.action_text() + ": " + sentence});
+  if (first.rank != rank) throw_failure(first, mine, rank);
+  throw preflight_error("would send " + sentence,
+                        {.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()});
+}
+
+}  // namespace chevron::detail

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+
+/// \file
+/// What the ranks of one transport tell each other through the job's store.
+
+namespace chevron {
+
+/// The keys of one transport. Every wait is bounded, ends when a failure is published, and says for whom it waited.
+class rendezvous {
+ public:
+  using milliseconds = std::chrono::milliseconds;
+
+  rendezvous(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch, topology const& where)
+      : store_(std::move(store)), watch_(std::move(watch)), where_(where) {}
+
+  /// Waits for all ranks of the job. Every rank makes its transports in one order.
+  /// \throws timeout_error naming those that did not come; preflight_error when another rank has another layout
+  void join(milliseconds patience) {
+    if (where_.world() == 1) return;
+    awaited const mine{.words = "the other ranks to join"};
+    auto const me = where_.global_rank;
+    std::string const shape =
+        std::to_string(where_.pipeline_ranks) + " pipeline ranks × " + std::to_string(where_.replicas) + " replicas";
+    prefix_ = "transport" + std::to_string(store_->add("transports/" + std::to_string(me), 1)) + "/";
+    store_->set(key_of(me), shape);
+    auto const until = failure_watch::clock::now() + patience;
+    for (int peer = 0; peer < where_.world(); ++peer) {
+      while (!store_->check({key_of(peer)})) {
+        watch_->throw_if_failed(mine);
+        if (failure_watch::clock::now() > until) fail_to_meet(peer, mine, patience);
+        std::this_thread::sleep_for(milliseconds(2));
+      }
+      auto const theirs = store_->get_to_str(key_of(peer));
+      if (theirs == shape) continue;
+      throw preflight_error("this rank has " + shape + ", rank " + std::to_string(peer) + " has " + theirs +
+                                ". Remedy: give every rank the same flags",
+                            {.rank = me, .peer = peer, .action = "join"});
+    }
+  }
+
+  /// What all keys of this transport begin with.
+  std::string const& prefix() const { return prefix_; }
+  /// Says that this rank has left, and waits, at most five seconds, until all have.
+  void leave() {
+    store_->add(prefix_ + "left", 1);
+    auto const until = failure_watch::clock::now() + std::chrono::seconds(5);
+    while (store_->add(prefix_ + "left", 0) < where_.world() && !watch_->failed() && failure_watch::clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+
+  void publish(std::string const& key, std::string const& value) { store_->set(prefix_ + key, value); }
+
+  /// What `tell` told, once it is there.
+  /// \param details what of it is to be told to others
+  std::string wait_for(std::string const& key, awaited const& mine, milliseconds patience,
+                       detail::wait_details const& details = {}) {
+    std::string const whole = prefix_ + key;
+    auto const until = failure_watch::clock::now() + patience;
+    watch_->host_waits(mine, details);
+    struct end {
+      failure_watch& watch;
+      ~end() { watch.host_goes_on(); }
+    } const ends{*watch_};
+    while (!store_->check({whole})) {
+      watch_->throw_if_failed(mine);
+      if (failure_watch::clock::now() > until) {
+        failure const late{.code = static_cast<int>(exit_code::timeout),
+                           .rank = mine.peer,
+                           .step = mine.step,
+                           .action = mine.action_text(),
+                           .reason = detail::no_answer(mine.peer, patience)};
+        throw_failure(watch_->report(late), mine, where_.global_rank);
+      }
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return store_->get_to_str(whole);
+  }
+
+  /// Everybody's text, by global rank.
+  /// \param about what it is for
+  /// \param details as `hear` has them
+  /// \throws preflight_error where ranks mean different things
+  std::vector<std::string> all_gather(std::string const& mine, awaited const& about, milliseconds patience,
+                                      detail::wait_details const& details) {
+    if (where_.world() == 1) return {mine};
+    std::string const round = "texts" + std::to_string(++gathered_) + "/";
+    publish(round + std::to_string(where_.global_rank),
+            about.words + (detail::field_separator + about.text()) + detail::field_separator + mine);
+    std::vector<std::string> out;
+    for (int r = 0; r < where_.world(); ++r) {
+      if (r == where_.global_rank) {
+        out.push_back(mine);
+        continue;
+      }
+      std::string const told =
+          wait_for(round + std::to_string(r), {.peer = r, .words = about.words, .step = about.step}, patience, details);
+      auto const name = told.find(detail::field_separator), place_of_it = told.find(detail::field_separator, name + 1);
+      if (told.compare(0, name, about.words) != 0) {
+        auto const theirs = told.substr(name + 1, place_of_it - name - 1);
+        throw preflight_error(detail::different_calls(r, theirs, where_.global_rank, about.text()),
+                              {.rank = where_.global_rank, .peer = r, .step = about.step, .action = about.words});
+      }
+      out.push_back(told.substr(place_of_it + 1));
+    }
+    return out;
+  }
+
+ private:
+  std::string key_of(int rank) const { return prefix_ + "here/" + std::to_string(rank); }
+
+  [[noreturn]] void fail_to_meet(int peer, awaited const& mine, milliseconds patience) {
+    std::string missing;
+    for (int r = peer; r < where_.world(); ++r) {
+      if (!store_->check({key_of(r)})) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    }
+    failure const late{.code = static_cast<int>(exit_code::timeout),
+                       .rank = peer,
+                       .action = "join",
+                       .reason = "rank " + missing + " did not join within " + std::to_string(patience.count()) + " ms"};
+    throw_failure(watch_->report(late), mine, where_.global_rank);
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<failure_watch> watch_;
+  topology where_;
+  std::string prefix_;
+  long gathered_ = 0;
+};
+
+}  // namespace chevron

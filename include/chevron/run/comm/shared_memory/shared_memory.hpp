@@ -1,0 +1,274 @@
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/run/comm/shared_memory/shared_file.hpp>
+
+/// \file
+/// Memory that the ranks of one machine share: where small messages, gathers and sums over replicas pass between them.
+///
+/// Each rank has one file in memory, which it alone fills and the others read. A file holds
+///
+/// - two bells, on each of which a thread of its rank sleeps, and which others ring,
+/// - boards, on which its rank writes what it gives to a gather,
+/// - areas for pieces of what replicas sum, and how far its rank is with them,
+/// - for each message that comes again every step a place (how often it was sent and taken, and where it lies), and
+/// - blocks, in which the messages lie.
+///
+/// Nothing here waits without a bound, and nothing throws.
+
+namespace chevron::detail {
+
+template <class Number>
+Number read(Number& shared) {
+  return std::atomic_ref<Number>(shared).load();
+}
+template <class Number>
+void publish(Number& shared, Number value) {
+  std::atomic_ref<Number>(shared).store(value);
+}
+
+/// A message that comes again: the n-th of its kind lies at `offset[n % 2]` of the sender's file once `sent` is n, and until
+/// `taken` is n. So a sender may be two ahead.
+struct alignas(64) shared_message {
+  std::uint64_t sent, taken;
+  std::array<std::uint64_t, 2> offset;
+};
+
+/// Progress of one rank's reduce-scatter and all-gather, in pieces of at most 1 MiB: copied out, reduced, gathered. An area is
+/// used again once every rank has gathered it.
+struct sum_progress {
+  std::uint64_t copied, reduced, gathered;
+};
+/// What a piece is of: equal on all ranks that sum it.
+struct sum_label {
+  std::int64_t bucket, type, bytes;
+  bool operator==(sum_label const&) const = default;
+};
+
+/// One rank's own file, and those of the others on its machine.
+class shared_memory {
+ public:
+  static constexpr std::size_t largest_message = std::size_t{1} << 20;
+  static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
+  static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
+  static constexpr std::uint64_t sum_areas = 4;                   ///< pieces in use at a time
+  enum class exchange_buffer { all_gather, early_all_gather };
+  enum class wakeup { rank, sums };  ///< who sleeps on it: the rank, or the thread that sums for it
+
+  /// A piece of the own file, and the message that lies or lay in it.
+  struct block {
+    std::uint64_t offset;
+    shared_message* message = nullptr;
+    std::uint64_t number = 0;
+    bool is_free() const { return message == nullptr || read(message->taken) >= number; }
+  };
+
+  /// \returns null if the system gives no such memory
+  static std::unique_ptr<shared_memory> make(int rank, int world) {
+    auto file = shared_file::make(file_bytes);
+    if (file == nullptr) return nullptr;
+    auto out = std::unique_ptr<shared_memory>(new shared_memory(rank));
+    out->files_.resize(static_cast<std::size_t>(world));
+    out->files_[static_cast<std::size_t>(rank)] = std::move(file);
+    return out;
+  }
+  /// The same for all ranks that `line` connects, each with those that it can map and that can map it. Collective: also those
+  /// come that want none.
+  template <class Line>
+  static std::unique_ptr<shared_memory> make(bool wanted, int rank, int world, Line& line) {
+    auto out = wanted ? make(rank, world) : nullptr;
+    auto const addresses = line.all_gather_text(out == nullptr ? "" : out->address());
+    auto const ranks = static_cast<std::size_t>(world);
+    std::vector<double> mapped(ranks), all(ranks * ranks);
+    for (std::size_t r = 0; r < ranks; ++r) mapped[r] = out != nullptr && out->map(static_cast<int>(r), addresses[r]) ? 1 : 0;
+    line.all_gather(mapped, all);
+    if (out == nullptr) return nullptr;
+    out->own().close();
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (all[r * ranks + static_cast<std::size_t>(rank)] == 0) out->files_[r].reset();
+    }
+    out->mapped_ = std::move(all);
+    return out;
+  }
+
+  std::string address() const { return own().address(); }
+  /// \returns whether the memory at this address is now that of this rank
+  bool map(int rank, std::string const& address) {
+    auto& file = files_[static_cast<std::size_t>(rank)];
+    if (rank != rank_) file = shared_file::open(address);
+    if (file != nullptr && file->bytes() != file_bytes) file.reset();
+    return file != nullptr;
+  }
+  bool shares_memory_with(int rank) const { return files_[static_cast<std::size_t>(rank)] != nullptr; }
+  /// Can each of these ranks read what every other of them writes? The same answer on all of them.
+  bool are_near(std::span<int const> ranks) const {
+    auto const reads = [&](int reader, int owner) {
+      return mapped_[static_cast<std::size_t>(reader) * files_.size() + static_cast<std::size_t>(owner)] != 0;
+    };
+    return !mapped_.empty() && std::all_of(ranks.begin(), ranks.end(), [&](int reader) {
+      return std::all_of(ranks.begin(), ranks.end(), [&](int owner) { return reads(reader, owner); });
+    });
+  }
+
+  // ---- Sending
+
+  /// The place of one more message; null if there is no room.
+  shared_message* new_message() {
+    if (messages_ == most_messages) return nullptr;
+    return new (at(rank_, first_message + messages_++ * sizeof(shared_message))) shared_message{};
+  }
+  /// How the receiver finds it.
+  std::int64_t offset_of(shared_message const& message) const {
+    return reinterpret_cast<std::byte const*>(&message) - own().memory();
+  }
+  shared_message* message_of(int rank, std::uint64_t offset) const { return reinterpret_cast<shared_message*>(at(rank, offset)); }
+  /// A block that nobody reads any more; null if there is none. The first, so that few are used and stay in the caches.
+  block* free_block(std::size_t bytes) {
+    auto& blocks = blocks_of(bytes);
+    for (block& each : blocks) {
+      if (each.is_free()) return &each;
+    }
+    std::size_t const rounded = (bytes + 63) / 64 * 64;
+    if (rounded > file_bytes - next_block_) return nullptr;
+    blocks.push_back({.offset = next_block_});
+    next_block_ += rounded;
+    return &blocks.back();
+  }
+  /// Has everything been read that was sent?
+  bool all_taken() const {
+    return std::all_of(blocks_.begin(), blocks_.end(), [](auto const& of_size) {
+      return std::all_of(of_size.second.begin(), of_size.second.end(), [](block const& each) { return each.is_free(); });
+    });
+  }
+  /// Forgets all messages and blocks: once everything is taken.
+  void start_anew() {
+    messages_ = 0;
+    next_block_ = first_block;
+    blocks_.clear();
+  }
+
+  std::byte* at(int rank, std::uint64_t offset) const { return file(rank).memory() + offset; }
+
+  // ---- Gathering, if all ranks are near. Each round of a board is of two halves; a rank begins the next when it has read this.
+
+  /// Shows `mine` to all.
+  void show(exchange_buffer which, void const* mine, std::size_t bytes) {
+    auto const round = ++rounds_[static_cast<std::size_t>(which)];
+    std::byte* const here = board_of(rank_, which, round);
+    std::memcpy(here, &bytes, sizeof bytes);
+    std::memcpy(here + sizeof bytes, mine, bytes);
+    auto const world = static_cast<std::uint64_t>(files_.size());
+    // Only the last to come has anybody to wake.
+    if (std::atomic_ref(shown(which)).fetch_add(1) + 1 < round * world) return;
+    for (int r = 0; r < static_cast<int>(world); ++r) notify(r);
+  }
+  bool all_shown(exchange_buffer which) const {
+    return read(shown(which)) >= rounds_[static_cast<std::size_t>(which)] * static_cast<std::uint64_t>(files_.size());
+  }
+  /// What a rank showed, and how many bytes.
+  std::pair<std::byte const*, std::size_t> shown_by(int rank, exchange_buffer which) const {
+    std::byte const* const there = board_of(rank, which, rounds_[static_cast<std::size_t>(which)]);
+    std::size_t bytes = 0;
+    std::memcpy(&bytes, there, sizeof bytes);
+    return {there + sizeof bytes, bytes};
+  }
+
+  // ---- Summing (shared_all_reduce.hpp)
+
+  sum_progress& progress_of(int rank) const { return head_of(rank).progress; }
+  /// Of a rank's `number`th piece, whose place was that of the piece `sum_areas` before it.
+  sum_label& label_of(int rank, std::uint64_t number) const { return head_of(rank).labels[number % sum_areas]; }
+  std::byte* area_of(int rank, std::uint64_t number) const { return at(rank, first_area + number % sum_areas * sum_piece); }
+
+  // ---- Waiting
+
+  /// Wakes who sleeps on this bell of this rank. After whatever may be waited for was published.
+  void notify(int rank, wakeup which = wakeup::rank) {
+    bell_words& words = bell_of(rank, which);
+    std::atomic_ref asleep(words.asleep);
+    if (asleep.load() == 0 || asleep.exchange(0) == 0) return;
+    std::atomic_ref(words.rung).fetch_add(1);
+    ::syscall(SYS_futex, &words.rung, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  }
+
+  /// Sleeps until this rank's bell is rung, at most so long; not at all if it is there already.
+  template <class Came>
+  void sleep(Came const& came, std::chrono::nanoseconds longest, wakeup which = wakeup::rank) {
+    bell_words& words = bell_of(rank_, which);
+    std::atomic_ref asleep(words.asleep);
+    asleep.store(1);
+    // Whoever publishes from here on sees that we sleep, or we see what was published.
+    auto const before = read(words.rung);
+    if (!came()) {
+      timespec const time{.tv_sec = longest.count() / 1'000'000'000, .tv_nsec = longest.count() % 1'000'000'000};
+      ::syscall(SYS_futex, &words.rung, FUTEX_WAIT, before, &time, nullptr, 0);
+    }
+    asleep.store(0);
+  }
+
+ private:
+  struct alignas(64) bell_words {
+    std::uint32_t rung, asleep;
+  };
+  /// What a file begins with.
+  struct head_words {
+    std::array<bell_words, 2> bells;
+    alignas(64) std::array<std::uint64_t, 2> shown;  // by board, of the first rank: how often anybody showed anything
+    alignas(64) sum_progress progress;
+    alignas(64) std::array<sum_label, sum_areas> labels;
+  };
+
+  static constexpr std::uint64_t most_messages = 1 << 14;
+  static constexpr std::uint64_t board_bytes = largest_gather + sizeof(std::size_t);
+  static constexpr std::uint64_t first_board = 4096;
+  static constexpr std::uint64_t first_area = first_board + 4 * board_bytes;
+  static constexpr std::uint64_t first_message = first_area + sum_areas * sum_piece;
+  static constexpr std::uint64_t first_block = first_message + most_messages * sizeof(shared_message);
+  static constexpr std::uint64_t file_bytes = std::uint64_t{1} << 28;
+  static_assert(sizeof(head_words) <= first_board);
+
+  explicit shared_memory(int rank) : rank_(rank) {}
+
+  shared_file& file(int rank) const { return *files_[static_cast<std::size_t>(rank)]; }
+  shared_file& own() const { return file(rank_); }
+  head_words& head_of(int rank) const { return *reinterpret_cast<head_words*>(file(rank).memory()); }
+  bell_words& bell_of(int rank, wakeup which) const { return head_of(rank).bells[static_cast<std::size_t>(which)]; }
+  std::uint64_t& shown(exchange_buffer which) const { return head_of(0).shown[static_cast<std::size_t>(which)]; }
+  std::byte* board_of(int rank, exchange_buffer which, std::uint64_t round) const {
+    return file(rank).memory() + first_board + (static_cast<std::uint64_t>(which) * 2 + round % 2) * board_bytes;
+  }
+  std::vector<block>& blocks_of(std::size_t bytes) {
+    for (auto& [size, blocks] : blocks_) {
+      if (size == bytes) return blocks;
+    }
+    return blocks_.emplace_back(bytes, std::vector<block>()).second;
+  }
+
+  int rank_;
+  std::vector<std::unique_ptr<shared_file>> files_;  // by rank; null: elsewhere
+  std::vector<double> mapped_;                       // by reader and owner: whether the one has the other's file
+  std::uint64_t messages_ = 0;
+  std::uint64_t next_block_ = first_block;
+  std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // by size: a pipeline has few
+  std::array<std::uint64_t, 2> rounds_{};
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+
+/// \file
+/// Errors of a user's code, named and told.
+
+namespace chevron::detail {
+
+/// The exit code for what a user's code threw, while it is being handled.
+inline exit_code code_of_current() {
+  try {
+    throw;
+  } catch (error const& e) {
+    return static_cast<exit_code>(e.code());
+  } catch (c10::OutOfMemoryError const&) {
+    return exit_code::other;
+  } catch (c10::Error const&) {
+    return exit_code::usage;
+  } catch (...) {
+    return exit_code::other;
+  }
+}
+
+/// Throws a `stage_error` with the current exception nested, and tells the other ranks first.
+/// \param line by which; null: nobody is told
+[[noreturn]] inline void throw_stage_error(transport* comm, std::string const& sentence, error_context where) {
+  stage_error const found(code_of_current(), sentence, std::move(where));
+  if (comm != nullptr) comm->fail(found);
+  std::throw_with_nested(found);
+}
+
+/// Does something of the user's. What is thrown gets a place, and the other ranks hear of it at once: a `usage_error` that has no
+/// place yet keeps its type, other errors of Chevron's pass as they are, and anything else becomes a `stage_error`.
+/// \param line by which others hear; null: nobody is told, since the rank can go on without what failed
+/// \param who  words that stand before the message: who() gives `stage 1 threw: `
+/// \param where where() gives the place
+template <class Who, class Where, class Work>
+void telling_errors(transport* comm, Who const& who, Where const& where, Work const& work) {
+  try {
+    work();
+  } catch (usage_error const& e) {
+    if (e.context().rank >= 0) throw;
+    usage_error const placed(who() + e.what(), where());
+    if (comm != nullptr) comm->fail(placed);
+    throw placed;
+  } catch (error const&) {
+    throw;
+  } catch (std::exception const& e) {
+    throw_stage_error(comm, who() + message_of(e), where());
+  } catch (...) {
+    throw_stage_error(comm, who() + "something that is no std::exception", where());
+  }
+}
+
+}  // namespace chevron::detail

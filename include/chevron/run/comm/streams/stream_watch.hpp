@@ -1,0 +1,175 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+
+/// \file
+/// Looks after what streams have been asked to do: the host does not wait for it, so somebody else has to notice that it never
+/// ends.
+
+namespace chevron {
+
+/// A thread of one rank. Fifty times a second it looks which of the operations that were asked for are done. When none of them
+/// has ended for as long as the deadline, or a stream reports a fault, or another rank's failure is published, it sees to it that
+/// all ranks hear of the same cause, and ends all that is under way here (`Streams::abort`).
+template <class Streams>
+class stream_watch {
+ public:
+  using stream = typename Streams::stream;
+  using event = typename Streams::event;
+  using clock = failure_watch::clock;
+  using milliseconds = std::chrono::milliseconds;
+
+  /// The end of an operation.
+  class point {
+   public:
+    explicit point(stream_watch& owner) : owner_(&owner), at_(owner.streams_->make_event()) {
+      std::lock_guard const hold(owner_->mutex_);
+      owner_->points_.push_back(this);
+    }
+    ~point() {
+      std::lock_guard const hold(owner_->mutex_);
+      std::erase(owner_->points_, this);
+    }
+    point(point const&) = delete;
+    point& operator=(point const&) = delete;
+
+    /// What was asked of the stream last is the operation; `about` says in words what it is.
+    void record(stream& on, awaited const& about) {
+      std::lock_guard const hold(owner_->mutex_);
+      owner_->streams_->record(at_, on);
+      about_ = about;
+      order_ = ++owner_->asked_;
+      if (!owner_->busy_) owner_->last_end_ = clock::now();
+      owner_->busy_ = busy_ = true;
+    }
+    /// Waited for by others than the watch; not to be recorded meanwhile.
+    event const& at() const { return at_; }
+    awaited const& about() const { return about_; }
+
+   private:
+    friend stream_watch;
+    stream_watch* owner_;
+    event at_;
+    awaited about_{};
+    std::uint64_t order_ = 0;
+    bool busy_ = false;
+  };
+
+  stream_watch(Streams& streams, failure_watch& failures) : streams_(&streams), failures_(&failures) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~stream_watch() {
+    {
+      std::lock_guard const hold(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  stream_watch(stream_watch const&) = delete;
+  stream_watch& operator=(stream_watch const&) = delete;
+
+  void deadline(milliseconds longest) {
+    std::lock_guard const hold(mutex_);
+    deadline_ = longest;
+  }
+
+  /// Nothing that was asked for is under way.
+  bool idle() {
+    std::lock_guard const hold(mutex_);
+    return std::none_of(points_.begin(), points_.end(), [&](point* p) { return p->busy_ && !streams_->passed(p->at_); });
+  }
+
+ private:
+  static constexpr auto look_again = milliseconds(20);
+
+  void run() {
+    std::unique_lock hold(mutex_);
+    while (!stop_) {
+      point const* const oldest = look();
+      std::uint64_t const waits_for = oldest == nullptr ? 0 : oldest->order_;
+      awaited const about = oldest == nullptr ? awaited{} : oldest->about_;
+      auto const since = last_end_;
+      auto const longest = deadline_;
+      hold.unlock();
+      // The others look there whom this rank waits for.
+      if (waits_for != told_) {
+        if (told_ != 0) failures_->end_wait();
+        if (waits_for != 0) failures_->begin_wait(about, longest);
+        told_ = waits_for;
+      }
+      std::string const fault = streams_->fault();
+      bool const late = waits_for != 0 && clock::now() > since + longest;
+      if (!ended_ && !failures_->failed() && (!fault.empty() || late))
+        failures_->report(late ? timeout(about, longest) : lost(about, fault));
+      if (!ended_ && failures_->failed()) {
+        ended_ = true;
+        streams_->abort();
+      }
+      hold.lock();
+      changed_.wait_for(hold, look_again, [this] { return stop_; });
+    }
+    if (told_ != 0) failures_->end_wait();
+  }
+
+  /// Marks finished operations as idle and returns the oldest unfinished one, or null. The caller holds the mutex.
+  point const* look() {
+    point const* oldest = nullptr;
+    for (point* p : points_) {
+      if (!p->busy_) continue;
+      if (streams_->passed(p->at_)) {
+        p->busy_ = false;
+        last_end_ = clock::now();
+      } else if (oldest == nullptr || p->order_ < oldest->order_) {
+        oldest = p;
+      }
+    }
+    busy_ = oldest != nullptr;
+    return oldest;
+  }
+
+  static failure timeout(awaited const& about, milliseconds longest) {
+    return {
+        .code = static_cast<int>(exit_code::timeout),
+        .rank = about.peer,
+        .step = about.step,
+        .action = about.action_text(),
+        .reason = about.peer >= 0 ? detail::no_answer(about.peer, longest) : detail::not_all_came(about.action_text(), longest)};
+  }
+  static failure lost(awaited const& about, std::string const& fault) {
+    return {.rank = about.peer,
+            .step = about.step,
+            .action = about.action_text(),
+            .reason = (about.peer >= 0 ? "rank " + std::to_string(about.peer) + " was lost" : std::string("a rank was lost")) +
+                      " (" + fault + ")"};
+  }
+
+  Streams* streams_;
+  failure_watch* failures_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<point*> points_;
+  std::uint64_t asked_ = 0;
+  bool busy_ = false;
+  clock::time_point last_end_ = clock::now();
+  milliseconds deadline_{300000};
+  bool stop_ = false;
+  bool ended_ = false;      // of the thread
+  std::uint64_t told_ = 0;  // of the thread
+  std::thread thread_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/Parallel.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/comm/threads/threads_hub.hpp>
+#include <chevron/run/comm/threads/threads_transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/end_process.hpp>
+#include <chevron/run/failure/failure.hpp>
+
+/// \file
+/// Ranks as threads of this process, with one call.
+
+namespace chevron {
+
+namespace detail {
+
+/// The failure that counts, of those that bodies have thrown: of the rank which found the first. Null if none has thrown.
+inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
+  for (auto const& each : hub.failures) {
+    if (each.rank == hub.finder) return &each;
+  }
+  return hub.failures.empty() ? nullptr : &hub.failures.front();
+}
+
+/// Waits for the ends of all bodies. Once one has failed, those that are left may take their grace; then this process ends, since
+/// a thread that hangs cannot be ended alone, and nobody would hear of what went wrong.
+inline void wait_for_all_ranks(threads_hub& hub) {
+  constexpr auto nap = std::chrono::milliseconds(10);  // counted: where the machine stands still, nobody is late
+  std::unique_lock hold(hub.mutex);
+  for (int naps = 0; hub.ended < static_cast<int>(hub.ranks.size());) {
+    bool const failing = !hub.failures.empty() || (hub.first_failure && hub.ended > 0);
+    if (!failing) {
+      hub.some_ended.wait(hold);
+      continue;
+    }
+    hub.some_ended.wait_for(hold, nap);
+    if (hub.ended == static_cast<int>(hub.ranks.size()) || ++naps * nap < hub.options.grace) continue;
+    auto const* const cause = cause_among(hub);
+    failure const& about = cause != nullptr ? cause->about : *hub.first_failure;
+    std::string missing;
+    for (std::size_t r = 0; r < hub.ranks.size(); ++r) {
+      if (!hub.ranks[r]->ended) missing += (missing.empty() ? "rank " : ", ") + std::to_string(r);
+    }
+    end_process(about.reason + "; " + missing + " did not come back within " + std::to_string(hub.options.grace.count()) +
+                    " ms after that, and so this process ends",
+                about.code);
+  }
+}
+
+}  // namespace detail
+
+/// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When one throws, the
+/// others' waits end with `peer_lost` or the type of its error; what was thrown first is thrown again here. Ranks that do not
+/// come back then, as they compute or hang, are given `thread_options::grace`: after it the process ends, with the message and
+/// the exit code of what was thrown.
+template <class Body>
+void run_threads(thread_options const& options, Body const& body) {
+  if (options.pipeline_ranks < 1 || options.replicas < 1) {
+    throw usage_error("cannot run " + std::to_string(options.pipeline_ranks) + " pipeline ranks × " +
+                      std::to_string(options.replicas) + " replicas: both must be at least 1");
+  }
+  auto const hub = std::make_shared<detail::threads_hub>(options);
+  int const world = options.pipeline_ranks * options.replicas;
+  int const threads_before = at::get_num_threads();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      at::set_num_threads(options.intra_op_threads);
+      std::exception_ptr thrown;
+      failure about;
+      try {
+        threads_transport comm(hub, r);
+        body(static_cast<transport&>(comm));
+      } catch (error const& e) {
+        thrown = std::current_exception();
+        about = detail::failure_by(r, e.what(), e.code(), e.context());
+      } catch (std::exception const& e) {
+        thrown = std::current_exception();
+        about = detail::failure_by(r, detail::message_of(e), static_cast<int>(exit_code::other), {});
+      } catch (...) {
+        thrown = std::current_exception();
+        about = detail::failure_by(r, "something was thrown that is no std::exception", static_cast<int>(exit_code::other), {});
+      }
+      hub->end(r, thrown, about);
+    });
+  }
+  detail::wait_for_all_ranks(*hub);
+  for (std::thread& t : threads) t.join();
+  at::set_num_threads(threads_before);
+  if (auto const* const cause = detail::cause_among(*hub)) {
+    detail::last_thrown = {cause->what, cause->rank};
+    std::rethrow_exception(cause->what);
+  }
+}
+
+/// The same on as many pipeline ranks as a program has, which `body` trains or evaluates with:
+///
+///     chevron::run_threads(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
+template <class Body>
+void run_threads(program_view const& program, thread_options options, Body const& body) {
+  options.pipeline_ranks = program.plan.size.ranks;
+  run_threads(options, body);
+}
+
+}  // namespace chevron

@@ -1,0 +1,382 @@
+#pragma once
+// long: one class: each way to wait stands beside what it waits for under the one lock
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <chevron/run/comm/threads/threads_hub.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/end_process.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/wait_table.hpp>
+
+/// \file
+/// Ranks as threads of one process: no launcher, no sockets, and copies only from device to device.
+
+namespace chevron {
+
+namespace detail {
+
+inline auto only(int peer) {
+  return [peer](int r) { return r == peer; };
+}
+
+}  // namespace detail
+
+/// One rank of a `threads_hub`. Tensors are handed over, not copied; sums over replicas add in the order of replicas,
+/// ((r0 + r1) + r2) …, so they are the same in every run.
+class threads_transport final : public transport {
+ public:
+  threads_transport(std::shared_ptr<detail::threads_hub> shared, int global_rank)
+      : transport({shared->options.pipeline_ranks, shared->options.replicas, global_rank}), hub_(std::move(shared)) {
+    deadline(hub_->options.deadline);
+  }
+
+  bool is_zero_copy() const override { return true; }
+
+  void open(slot_counts const& slots) override {
+    std::lock_guard const hold(hub_->mutex);
+    ++mine().turn;
+    mine().sends.resize(static_cast<std::size_t>(slots.send));
+    mine().receives.resize(static_cast<std::size_t>(slots.receive));
+  }
+
+  void post_send(int peer, action what, std::uint16_t slot, std::span<at::Tensor const> values) override {
+    int const to = topology().global_of(peer);
+    hub::message message{tensors(values.begin(), values.end()), {}, of_message(to, what), 0, slot};
+    message.given.record(values);
+    int sleeper = -1;
+    {
+      std::lock_guard const hold(hub_->mutex);
+      check_running(of_message(to, what));
+      mine().sends.at(slot) = {state::posted, to, what, {}};
+      message.turn = mine().turn;
+      hub_->edge_between(rank(), to).sent.push(std::move(message));
+      sleeper = hub_->meet(rank(), to);
+    }
+    hub_->wake(sleeper);
+  }
+
+  void post_receive(int peer, action what, std::uint16_t slot) override {
+    int const from = topology().global_of(peer);
+    int sleeper = -1;
+    {
+      std::lock_guard const hold(hub_->mutex);
+      check_running(of_message(from, what));
+      auto& r = mine().receives.at(slot);
+      r.where = state::posted;
+      r.peer = from;
+      r.about = of_message(from, what);
+      r.turn = mine().turn;
+      r.values.clear();
+      hub_->edge_between(from, rank()).receiving.push(slot);
+      sleeper = hub_->meet(from, rank());
+    }
+    hub_->wake(sleeper);
+  }
+
+  std::span<at::Tensor> receive(std::uint16_t slot) override {
+    std::unique_lock hold(hub_->mutex);
+    auto& r = mine().receives.at(slot);
+    wait(hold, &r, detail::only(r.peer), of_message(r.peer, r.about.what), [&](clock::time_point now, clock::time_point& again) {
+      if (r.where != state::met) return false;
+      again = r.arrives;
+      return r.arrives <= now;
+    });
+    r.where = state::idle;
+    r.given.acquire(r.values);
+    return r.values;
+  }
+
+  void wait_send(std::uint16_t slot) override {
+    if (!hub_->options.rendezvous) return;
+    std::unique_lock hold(hub_->mutex);
+    auto& s = mine().sends.at(slot);
+    wait(hold, &s, detail::only(s.peer), of_message(s.peer, s.what), [&](clock::time_point now, clock::time_point& again) {
+      if (s.where != state::met) return false;
+      again = s.done;
+      return s.done <= now;
+    });
+    s.where = state::idle;
+  }
+
+  void start_all_reduce(int bucket, at::Tensor values) override {
+    int const replicas = topology().replicas;
+    if (replicas == 1) return;
+    auto const b = static_cast<std::size_t>(bucket);
+    if (started_.size() <= b) started_.resize(b + 1);
+    ++started_[b];
+    std::vector<at::Tensor> parts;
+    std::vector<stream_handoff> given;
+    {
+      std::lock_guard const hold(hub_->mutex);
+      check_running(everybody(sum_of_gradients));
+      auto& all = hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())];
+      if (all.size() <= b) all.resize(b + 1);
+      auto& sum = all[b];
+      sum.arrived.resize(static_cast<std::size_t>(replicas));
+      sum.given.resize(static_cast<std::size_t>(replicas));
+      sum.given[static_cast<std::size_t>(topology().replica())].record(std::span(&values, 1));
+      sum.arrived[static_cast<std::size_t>(topology().replica())] = std::move(values);
+      if (++sum.count < replicas) return;
+      parts = std::move(sum.arrived);
+      given = std::move(sum.given);
+      sum.count = 0;
+    }
+    // The last to come adds for all, outside the lock: until `done` counts up nobody touches the tensors.
+    for (std::size_t r = 1; r < parts.size(); ++r) {
+      if (parts[r].sizes() != parts[0].sizes() || parts[r].dtype() != parts[0].dtype()) {
+        throw preflight_error(
+            "replicas 0 and " + std::to_string(r) + " sum gradients of different shapes in bucket " + std::to_string(bucket),
+            {.rank = rank(), .step = step(), .action = sum_of_gradients});
+      }
+      given[r].wait_for();
+      if (r == 1) given[0].wait_for();
+      parts[0].add_(parts[r].to(parts[0].device()));
+    }
+    for (std::size_t r = 1; r < parts.size(); ++r) parts[r].copy_(parts[0]);
+    stream_handoff sum;
+    sum.record(parts);
+    {
+      std::lock_guard const hold(hub_->mutex);
+      hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())][b].sum = std::move(sum);
+      ++hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())][b].done;
+      hub_->tell_all();
+    }
+    hub_->wake_all();
+  }
+
+  void wait_all_reduce(int bucket) override {
+    if (topology().replicas == 1) return;
+    auto const b = static_cast<std::size_t>(bucket);
+    std::unique_lock hold(hub_->mutex);
+    auto& all = hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())];
+    auto const absent = [&](int r) {
+      bool const same_stages = r % topology().pipeline_ranks == topology().pipeline_rank();
+      return same_stages && all[b].count > 0 &&
+             !all[b].arrived[static_cast<std::size_t>(r / topology().pipeline_ranks)].defined();
+    };
+    wait(hold, &hub::all_ranks, absent, everybody(sum_of_gradients),
+         [&](clock::time_point, clock::time_point&) { return all[b].done >= started_.at(b); });
+    all[b].sum.wait_for();
+  }
+
+  void all_gather(std::span<double const> mine, std::span<double> all) override {
+    start_all_gather_in(hub_->numbers, std::vector<double>(mine.begin(), mine.end()), everybody(in_words("all_gather")));
+    finish_all_gather_in(hub_->numbers, mine.size(), all, everybody(in_words("all_gather")));
+  }
+
+  void start_all_gather(std::span<double const> mine) override {
+    start_all_gather_in(hub_->early_numbers, std::vector<double>(mine.begin(), mine.end()), everybody(early));
+    early_size_ = mine.size();
+  }
+  void finish_all_gather(std::span<double> all) override {
+    finish_all_gather_in(hub_->early_numbers, early_size_, all, everybody(early));
+  }
+
+  std::vector<std::string> all_gather_text(std::string const& mine) override {
+    awaited const about = everybody(in_words("all_gather of texts"));
+    start_all_gather_in(hub_->texts, mine, about);
+    return wait_gather_in(hub_->texts, about)->parts;
+  }
+
+ private:
+  using hub = detail::threads_hub;
+  using state = hub::state;
+  using clock = hub::clock;
+  static constexpr std::chrono::microseconds patience{30};
+
+  int rank() const { return topology().global_rank; }
+  hub::rank_state& mine() { return hub_->of(rank()); }
+  awaited of_message(int peer, action what) const { return {.peer = peer, .what = what, .step = step(), .within = doing()}; }
+  awaited everybody(char const* words) const { return {.words = words, .step = step()}; }
+  char const* in_words(char const* otherwise) const { return doing() != nullptr ? doing() : otherwise; }
+
+  void publish(error const& found) override {
+    hub_->fail(detail::failure_by(rank(), found.what(), found.code(), found.context()), rank());
+  }
+
+  template <class Value>
+  void start_all_gather_in(hub::gathering<Value>& g, Value mine, awaited const& about) {
+    {
+      std::lock_guard const hold(hub_->mutex);
+      check_running(about);
+      auto const me = static_cast<std::size_t>(rank());
+      g.parts[me] = std::move(mine);
+      g.about[me] = about;
+      g.rounds[me] = g.done + 1;
+      if (++g.count < topology().world()) return;
+      // The result of the round before may go: all ranks are here, so all have read it.
+      g.result = std::make_shared<hub::gathered<Value> const>(hub::gathered<Value>{g.parts, g.about});
+      g.count = 0;
+      ++g.done;
+      hub_->tell_all();
+    }
+    hub_->wake_all();
+  }
+
+  template <class Value>
+  std::shared_ptr<hub::gathered<Value> const> wait_gather_in(hub::gathering<Value>& g, awaited const& mine) {
+    std::unique_lock hold(hub_->mutex);
+    long const round = g.rounds[static_cast<std::size_t>(rank())];
+    wait(
+        hold, &hub::all_ranks, [](int) { return true; }, mine,
+        [&](clock::time_point, clock::time_point&) { return g.done >= round; });
+    auto const result = g.result;
+    for (std::size_t r = 0; r < result->about.size(); ++r) {
+      awaited const& theirs = result->about[r];
+      if (std::strcmp(theirs.words, mine.words) == 0) continue;
+      int const other = static_cast<int>(r);
+      throw preflight_error(detail::different_calls(other, theirs.text(), rank(), mine.text()),
+                            {.rank = rank(), .peer = other, .step = mine.step, .action = mine.words});
+    }
+    return result;
+  }
+
+  void finish_all_gather_in(hub::gathering<std::vector<double>>& g, std::size_t count, std::span<double> all,
+                            awaited const& mine) {
+    auto const result = wait_gather_in(g, mine);
+    auto out = all.begin();
+    for (std::size_t r = 0; r < result->parts.size(); ++r) {
+      auto const& part = result->parts[r];
+      if (part.size() != count || static_cast<std::size_t>(all.end() - out) < part.size()) {
+        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(part.size()) + " numbers where rank " +
+                                  std::to_string(rank()) + " gathers " + std::to_string(count),
+                              {.rank = rank(), .peer = static_cast<int>(r), .step = mine.step, .action = mine.words});
+      }
+      out = std::copy(part.begin(), part.end(), out);
+    }
+  }
+
+  void check_running(awaited const& mine) const {
+    if (hub_->first_failure) throw_failure(*hub_->first_failure, mine, rank());
+  }
+
+  /// This rank has found under the lock that nothing can come of its wait.
+  [[noreturn]] void give_up(failure const& found, awaited const& mine) {
+    hub_->set_failure(found, rank());
+    hub_->announce_failure();
+    throw_failure(*hub_->first_failure, mine, rank());
+  }
+
+  /// Waits under the lock until `ready(now, again)` says so; `again` is when to look next if nobody wakes us. `needed(r)`:
+  /// without rank r this cannot come to an end.
+  ///
+  /// Going to sleep and being woken takes both ranks longer than most messages are away: so first, for a moment, it gives way to
+  /// whoever wants the core, and looks again. The last rank to go to sleep finds that nobody is left who could wake it.
+  template <class Needed, class Ready>
+  void wait(std::unique_lock<std::mutex>& hold, void const* awaits, Needed needed, awaited const& mine, Ready ready) {
+    hub::rank_state& me = this->mine();
+    auto const begun = clock::now();
+    auto const last = begun + deadline();
+    auto const patient_until = begun + patience;
+    auto now = begun;
+    me.awaits = awaits;
+    me.waits_for = mine;
+    struct at_end {
+      hub::rank_state& me;
+      ~at_end() {
+        me.awaits = nullptr;
+        me.sleeps = false;
+        me.waits = false;
+        me.stuck = false;
+      }
+    } const no_more{me};
+    for (;; now = clock::now()) {
+      auto again = last;
+      if (ready(now, again)) return;
+      check_running(mine);
+      bool const coming = again != last;  // it is on its way, only delayed
+      if (!coming) check_ended(needed, mine);
+      if (now >= last) {
+        int const late = who_is_late(mine);
+        give_up(
+            {.code = static_cast<int>(exit_code::timeout),
+             .rank = late,
+             .step = mine.step,
+             .action = mine.action_text(),
+             .reason = (late >= 0 ? detail::no_answer(late, deadline()) : detail::not_all_came(mine.action_text(), deadline())) +
+                       what_others_wait_for()},
+            mine);
+      }
+      if (now < patient_until) {
+        unsigned const known = me.news.load(std::memory_order_relaxed);
+        auto const until = std::min(again, patient_until);
+        hold.unlock();
+        while (me.news.load(std::memory_order_acquire) == known && clock::now() < until) std::this_thread::yield();
+        hold.lock();
+        continue;
+      }
+      me.waits = true;
+      me.stuck = !coming;
+      if (me.stuck && hub_->all_stuck()) {
+        give_up({.code = static_cast<int>(exit_code::preflight),
+                 .step = mine.step,
+                 .action = mine.action_text(),
+                 .reason = all_wait()},
+                mine);
+      }
+      me.sleeps = true;
+      me.woken.wait_until(hold, std::min(again, last));
+      me.sleeps = false;
+    }
+  }
+
+  template <class Needed>
+  void check_ended(Needed needed, awaited const& mine) {
+    for (int r = 0; r < topology().world(); ++r) {
+      if (r == rank() || !needed(r) || !hub_->of(r).ended) continue;
+      give_up({.rank = r, .step = mine.step, .action = mine.action_text(), .reason = "rank " + std::to_string(r) + " has ended"},
+              mine);
+    }
+  }
+
+  /// From the rank that did not answer, along those that wait themselves, to one that does not; of a collective, one that waits
+  /// for nothing. -1 if there is none.
+  int who_is_late(awaited const& mine) const {
+    int late = mine.peer;
+    for (int hops = 0; hops < topology().world() && late >= 0 && hub_->of(late).waits; ++hops)
+      late = hub_->of(late).waits_for.peer;
+    if (late >= 0 && late != rank() && !hub_->of(late).waits) return late;
+    for (int r = 0; r < topology().world(); ++r) {
+      if (r != rank() && !hub_->of(r).waits && !hub_->of(r).ended) return r;
+    }
+    return -1;
+  }
+
+  std::string what_others_wait_for() const {
+    std::string out;
+    for (int r = 0; r < topology().world(); ++r) {
+      auto const& other = hub_->of(r);
+      if (r != rank() && other.waits)
+        out += (out.empty() ? "; rank " : ", rank ") + std::to_string(r) + " waits in " + other.waits_for.text();
+    }
+    return out;
+  }
+  std::string all_wait() const {
+    std::vector<std::pair<int, std::string>> waits;
+    for (int r = 0; r < topology().world(); ++r) {
+      if (hub_->of(r).waits) waits.emplace_back(r, hub_->of(r).waits_for.text());
+    }
+    return detail::wait_for_each_other(waits);
+  }
+
+  std::shared_ptr<hub> hub_;
+  static constexpr char const* sum_of_gradients = "sum of gradients";
+  static constexpr char const* early = "all_gather of what decides the last step";
+  std::vector<long> started_;  // sums begun, by bucket
+  std::size_t early_size_ = 0;
+};
+
+}  // namespace chevron

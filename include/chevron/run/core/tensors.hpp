@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+/// \file
+/// Tensors, and tensors that have a name.
+
+namespace chevron {
+
+using tensors = std::vector<at::Tensor>;
+
+/// One parameter (a leaf tensor), with its name within its stage.
+struct parameter {
+  std::string name;
+  at::Tensor value;
+  std::string tied_as = {};  ///< parameters of several stages with the same word here are one; empty: tied to none
+};
+
+/// A tensor of the batch that stages ask for by name, whichever rank they are on: masks, positions. It does not go through the
+/// pipeline and gets no gradient.
+struct side_input {
+  std::string name;
+  at::Tensor value;
+  bool whole = false;  ///< each microbatch gets all of it; else its samples, cut along dimension 0
+};
+
+}  // namespace chevron

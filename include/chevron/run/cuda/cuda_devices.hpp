@@ -1,0 +1,145 @@
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// Which GPUs this process may use, which of them is a rank's, and in plain words why there is none.
+
+namespace chevron {
+
+/// What CUDA's runtime said when it was asked for GPUs.
+struct cuda_devices {
+  int count = 0;   ///< of those that CUDA_VISIBLE_DEVICES leaves
+  int status = 0;  ///< a `cudaError_t`
+  int driver = 0;  ///< the newest CUDA that the driver is for, 1000 × major + 10 × minor; 0: there is no driver
+};
+
+namespace detail {
+
+/// A GPU takes the work of its streams through a few queues, eight unless CUDA is told otherwise before it begins. Two streams in
+/// one queue wait for each other: a rank's receive for its send, say, and the other rank's the other way round.
+inline void keep_streams_apart() {
+  constexpr char const* name = "CUDA_DEVICE_MAX_CONNECTIONS";
+  ::setenv(name, "32", 0);
+  char const* const value = std::getenv(name);
+  if (std::atoi(value) >= 8) return;
+  throw usage_error(std::string(name) + "=" + value +
+                    " lets streams wait for each other, and ranks for ever. Remedy: unset it, or give 32");
+}
+
+}  // namespace detail
+
+/// Asks CUDA in this process, which must not fork afterwards: CUDA does not work in children of a process that has used it.
+inline cuda_devices look_for_cuda_devices() {
+  detail::keep_streams_apart();  // CUDA reads it when it is first used
+  cuda_devices out;
+  if (cudaDriverGetVersion(&out.driver) != cudaSuccess) out.driver = 0;
+  out.status = cudaGetDeviceCount(&out.count);
+  if (out.status != cudaSuccess) {
+    out.count = 0;
+    (void)cudaGetLastError();  // else whatever asks next would report it
+  }
+  return out;
+}
+
+/// The same, asked by a child process, so that this one can still fork. Call it while this process has one thread.
+inline cuda_devices look_for_cuda_devices_before_fork() {
+  detail::keep_streams_apart();
+  cuda_devices out{.status = cudaErrorUnknown};
+  int ends[2];
+  if (::pipe(ends) != 0) {
+    throw usage_error(std::string("no pipe to a process that looks for GPUs: ") + std::strerror(errno) +
+                      ". Remedy: a higher limit of open files (ulimit -n)");
+  }
+  std::fflush(nullptr);
+  pid_t const child = ::fork();
+  if (child == 0) {
+    cuda_devices const found = look_for_cuda_devices();
+    ::_exit(::write(ends[1], &found, sizeof found) == sizeof found ? 0 : 1);
+  }
+  ::close(ends[1]);
+  cuda_devices told;
+  if (child > 0 && ::read(ends[0], &told, sizeof told) == sizeof told) out = told;
+  ::close(ends[0]);
+  while (child > 0 && ::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return out;
+}
+
+namespace detail {
+
+inline std::string cuda_version_text(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+/// ` with CUDA_VISIBLE_DEVICES=0,1`, where that is set: it may hide GPUs from this process, and all of them where it is empty.
+inline std::string with_visible_devices() {
+  char const* const value = std::getenv("CUDA_VISIBLE_DEVICES");
+  return value == nullptr ? "" : std::string(" with CUDA_VISIBLE_DEVICES=") + (*value == 0 ? "(empty)" : value);
+}
+
+}  // namespace detail
+
+/// Why there is no GPU, and the remedy, as the end of a sentence: `there is no NVIDIA driver …. Remedy: …`. Empty where there is
+/// one.
+inline std::string why_no_cuda_device(cuda_devices const& found) {
+  if (found.count > 0) return "";
+  auto const visible = detail::with_visible_devices();
+  if (found.status == cudaErrorInsufficientDriver && found.driver == 0)
+    return "there is no NVIDIA driver on this machine (no libcuda.so.1). Remedy: a machine with GPUs and their driver";
+  if (found.status == cudaErrorInsufficientDriver) {
+    return "the NVIDIA driver of this machine is for CUDA " + detail::cuda_version_text(found.driver) +
+           ", this program for CUDA " + detail::cuda_version_text(CUDART_VERSION) +
+           ". Remedy: a newer driver, or a LibTorch built for CUDA " + std::to_string(found.driver / 1000);
+  }
+  if (found.status == cudaErrorStubLibrary)
+    return "the libcuda.so.1 that was found is a stub, made to link with. Remedy: take its folder out of LD_LIBRARY_PATH";
+  if (found.status == cudaErrorNoDevice || found.status == cudaSuccess) {
+    return "the NVIDIA driver sees no GPU" + visible + ". Remedy: " +
+           (visible.empty() ? "see whether nvidia-smi lists one"
+                            : "numbers that nvidia-smi lists, or unset CUDA_VISIBLE_DEVICES");
+  }
+  return "CUDA cannot use the GPUs of this machine" + visible + ": " +
+         cudaGetErrorString(static_cast<cudaError_t>(found.status)) + " (" + std::to_string(found.status) +
+         "). Remedy: see whether nvidia-smi lists them without an error";
+}
+
+/// What is known of the ranks of a machine.
+struct cuda_sharing {
+  bool own_view = false;  ///< each process may have been left one GPU alone to see, as by srun --gpus-per-task=1
+  bool share = false;     ///< more ranks than GPUs are wanted
+};
+
+/// The GPU of a rank, by its number on its machine. A `usage_error` where there is none for it.
+inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
+  auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
+  if (auto const why = why_no_cuda_device(found); !why.empty()) throw usage_error(rank + why);
+  if (local_rank < found.count) return local_rank;
+  if (how.share) return local_rank % found.count;
+  auto const visible = detail::with_visible_devices();
+  if (how.own_view && found.count == 1 && !visible.empty()) return 0;
+  throw usage_error(rank + "there " + (found.count == 1 ? "is 1 GPU" : "are " + std::to_string(found.count) + " GPUs") + visible +
+                    ". Remedy: at most " + std::to_string(found.count) + (found.count == 1 ? " rank" : " ranks") +
+                    " on this machine");
+}
+
+/// For ranks that share a GPU: NCCL refuses two of one machine on one GPU, so each pretends to be a machine of its own. Their
+/// messages then go through sockets, and are slow. Call it before NCCL is used.
+inline void share_cuda_device(int local_rank) {
+  char name[256] = "localhost";
+  ::gethostname(name, sizeof name - 1);
+  ::setenv("NCCL_HOSTID", (std::string(name) + ".rank" + std::to_string(local_rank)).c_str(), 0);
+}
+
+}  // namespace chevron

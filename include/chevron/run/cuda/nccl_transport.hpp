@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <chevron/run/comm/streams/stream_transport.hpp>
+#include <chevron/run/cuda/cuda_devices.hpp>
+#include <chevron/run/cuda/cuda_streams.hpp>
+#include <chevron/run/launch/launch.hpp>
+
+/// \file
+/// The transport between GPUs: NCCL.
+
+namespace chevron {
+
+struct nccl_options {
+  int device = -1;  ///< the GPU of this rank, as CUDA numbers those it may see; -1: see `cuda_device_of`
+};
+
+/// The GPU that a rank computes on, made this thread's current one.
+/// \throws usage_error without a usable GPU of that number
+inline at::Device gpu_of(int local_rank, nccl_options const& options = {}) {
+  int const index =
+      options.device >= 0 ? options.device : cuda_device_of(local_rank, look_for_cuda_devices(), {.own_view = true});
+  at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+  c10::cuda::set_device(device.index());
+  return device;
+}
+
+/// Ranks on GPUs: one process a rank, one GPU a process.
+class nccl_transport final : public stream_transport<cuda_streams> {
+ public:
+  nccl_transport(chevron::topology const& where, job const& job, nccl_options const& options = {})
+      : stream_transport<cuda_streams>(where, job.store, job.watch, job.join, gpu_of(job.local_rank, options)) {}
+};
+
+}  // namespace chevron

@@ -1,0 +1,175 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <torch/data/samplers/base.h>
+#include <torch/serialize/archive.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// Which samples of a data set each rank trains on. Not part of run.hpp: include it beside LibTorch's data loader.
+
+namespace chevron {
+
+struct sampler_options {
+  std::size_t batch_size = 0;  ///< of one replica: what the data loader is told, too
+  std::uint64_t seed = 0;
+  bool shuffle = true;    ///< anew in each epoch; else samples come in their order
+  bool drop_last = true;  ///< leave out what fills no batch of all replicas at an epoch's end; else see below
+};
+
+/// A sampler for LibTorch's data loader, as PyTorch's `DistributedSampler`: all ranks of a pipeline get the same samples,
+/// replicas different ones, and all as many.
+///
+///     chevron::distributed_sampler sampler(set.size().value(), line.where(), {.batch_size = 16, .seed = 1});
+///     sampler.start_at(train.next_step());  // 0, or where a checkpoint goes on
+///     auto const loader = torch::data::make_data_loader(set, sampler, torch::data::DataLoaderOptions(16).workers(2));
+///     for (std::size_t epoch = sampler.epoch(); epoch < epochs; ++epoch) {
+///       for (auto& b : *loader) train.step({b.data}, {b.target});
+///     }
+///
+/// The order depends on seed and epoch, and on nothing else: on no generator of the process, machine or library. Batch k of all
+/// replicas together holds the same samples for any number of replicas, if together they are as many.
+///
+/// Each pass of a loader is the next epoch. With `drop_last` all batches are whole. Without, the last batch may be smaller, and
+/// where samples do not divide among replicas the first ones of the epoch are taken once more.
+class distributed_sampler : public torch::data::samplers::Sampler<> {
+ public:
+  /// \param size of the data set
+  /// \throws usage_error where no batch comes of it
+  distributed_sampler(std::size_t size, topology const& where, sampler_options options)
+      : options_(options),
+        size_(size),
+        replica_(static_cast<std::size_t>(where.replica())),
+        replicas_(static_cast<std::size_t>(where.replicas)) {
+    if (options_.batch_size == 0)
+      throw usage_error("a sampler needs to know how many samples a batch has: give sampler_options::batch_size");
+    check_size();
+  }
+
+  /// How many batches an epoch has, the same on every rank.
+  std::size_t batches() const {
+    std::size_t const b = options_.batch_size;
+    return options_.drop_last ? size_ / replicas_ / b : ((size_ + replicas_ - 1) / replicas_ + b - 1) / b;
+  }
+
+  /// The epoch it is in, or begins with.
+  std::size_t epoch() const { return epoch_; }
+
+  /// Begins with this batch, counted from 0 over all epochs: as many as training has used. With a batch a step that is the
+  /// trainer's `next_step()`, also when it goes on from a checkpoint. To be called before a loader is made, which takes a copy
+  /// and asks ahead: so a position that is asked of a loader's sampler would not be that of the training.
+  void start_at(long batch) {
+    if (batch < 0) throw usage_error("a sampler cannot start at batch " + std::to_string(batch) + ": they are counted from 0");
+    epoch_ = static_cast<std::size_t>(batch) / batches();
+    next_ = static_cast<std::size_t>(batch) % batches();
+    in_pass_ = false;
+    order_.clear();
+  }
+
+  /// Called by a loader when a pass begins: the first goes on where the sampler was told to, others are the next epoch.
+  /// \param new_size of the data set, if it has changed
+  void reset(std::optional<std::size_t> new_size = std::nullopt) override {
+    if (in_pass_) {
+      ++epoch_;
+      next_ = 0;
+    }
+    if (new_size && *new_size != size_) {
+      size_ = *new_size;
+      check_size();
+      next_ = 0;
+    }
+    in_pass_ = true;
+    put_in_order();
+  }
+
+  /// Called by a loader: the samples of this replica's next batch; none at the end of an epoch.
+  /// \throws usage_error where the loader's batches have another size than the sampler was told
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
+    if (batch_size != options_.batch_size) {
+      throw usage_error("the data loader asks for batches of " + std::to_string(batch_size) +
+                        " samples, but its sampler was told " + std::to_string(options_.batch_size) +
+                        ": give both the same batch_size, that of one replica");
+    }
+    if (!in_pass_) reset();
+    if (next_ == batches()) return std::nullopt;
+    std::size_t const first = next_++ * batch_size;
+    auto const from = order_.begin() + static_cast<std::ptrdiff_t>(first);
+    return std::vector<std::size_t>(from, from + static_cast<std::ptrdiff_t>(std::min(batch_size, order_.size() - first)));
+  }
+
+  /// As other samplers of LibTorch do: where the loader goes on. To go on where the training does, see `start_at`.
+  void save(torch::serialize::OutputArchive& archive) const override {
+    archive.write("next_batch", c10::IValue(static_cast<std::int64_t>(epoch_ * batches() + next_)));
+    archive.write("settings", c10::IValue(settings()));
+  }
+  /// \throws usage_error where it was saved with another data set or other options
+  void load(torch::serialize::InputArchive& archive) override {
+    c10::IValue next, saved;
+    archive.read("next_batch", next);
+    archive.read("settings", saved);
+    if (saved.toStringRef() != settings()) {
+      throw usage_error("a sampler was saved with " + saved.toStringRef() + ", this one has " + settings() +
+                        ": its batches are others");
+    }
+    start_at(static_cast<long>(next.toInt()));
+  }
+
+  /// What decides which samples a batch of all replicas holds, in words: for a resumed run it must be the same.
+  std::string settings() const {
+    return std::to_string(size_) + " samples, " + std::to_string(options_.batch_size * replicas_) +
+           " in a batch of all replicas, " +
+           (options_.shuffle ? "shuffled by seed " + std::to_string(options_.seed) : "in their order") +
+           (options_.drop_last ? "" : ", the last ones too");
+  }
+
+ private:
+  void check_size() const {
+    if (batches() > 0) return;
+    throw usage_error("a data set of " + std::to_string(size_) + " samples has no batch of " +
+                      std::to_string(options_.batch_size) + " for each of " + std::to_string(replicas_) +
+                      " replicas: smaller batches, or drop_last = false");
+  }
+
+  /// This replica's samples of an epoch: every R-th of all.
+  void put_in_order() {
+    std::vector<std::size_t> all(size_);
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    if (options_.shuffle) shuffle(all, options_.seed, epoch_);
+    std::size_t const mine = options_.drop_last ? batches() * options_.batch_size : (size_ + replicas_ - 1) / replicas_;
+    order_.resize(mine);
+    for (std::size_t i = 0; i < mine; ++i) order_[i] = all[(i * replicas_ + replica_) % size_];
+  }
+
+  /// Fisher and Yates. The standard says each bit of this engine and of its seeding, but neither what std::shuffle nor what
+  /// distributions make of them; ATen's permutations are other ones from version to version.
+  static void shuffle(std::vector<std::size_t>& all, std::uint64_t seed, std::uint64_t epoch) {
+    std::seed_seq from{seed & 0xffffffffu, seed >> 32, epoch & 0xffffffffu, epoch >> 32};
+    std::mt19937_64 engine(from);
+    for (std::size_t count = all.size(); count > 1; --count) {
+      std::uint64_t const whole = std::mt19937_64::max() / count * count;  // below it all remainders are equally likely
+      std::uint64_t drawn = engine();
+      while (drawn >= whole) drawn = engine();
+      std::swap(all[count - 1], all[drawn % count]);
+    }
+  }
+
+  sampler_options options_;
+  std::size_t size_, replica_, replicas_;
+  std::size_t epoch_ = 0, next_ = 0;  // next_: batch of the epoch
+  bool in_pass_ = false;
+  std::vector<std::size_t> order_;  // of this epoch, this replica's
+};
+
+}  // namespace chevron

@@ -1,0 +1,160 @@
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <chevron/run/device/worker_thread.hpp>
+
+/// \file
+/// What a rank computes on.
+
+namespace chevron {
+
+/// The main stream (lane 0), on which a rank computes one thing after the other, and the side stream (lane 1) beside it for the
+/// other half of a fused pair. On an accelerator lanes are streams of the rank's own, none of them the default one; on the CPU
+/// the main stream is the calling thread and the side stream a worker thread.
+///
+/// For one thread, as is everything of a rank.
+class compute_streams {
+ public:
+  /// \param two whether fused pairs are to use both; without it their halves run one after the other
+  compute_streams(at::Device where, bool two) : where_(where), two_(two) {
+    if (on_accelerator()) {
+      c10::impl::VirtualGuardImpl const device(where.type());
+      if (!where_.has_index()) where_ = device.getDevice();
+      for (auto& s : streams_) s = device.getStreamFromGlobalPool(where_);
+    } else if (two) {
+      side_ = std::make_unique<worker_thread>();
+    }
+  }
+
+  at::Device where() const { return where_; }
+  bool two() const { return two_; }
+  bool on_accelerator() const { return !where_.is_cpu(); }
+  /// On an accelerator: the stream of a lane.
+  c10::Stream stream(int lane) const { return *streams_[lane]; }
+
+  /// While it lives, this thread computes on the main stream, after what it had computed before; and what it computes afterwards
+  /// comes after that. One within another does nothing.
+  class scope {
+   public:
+    explicit scope(compute_streams& of) {
+      if (!of.on_accelerator() || of.entered_) return;
+      of_ = &of;
+      device_.emplace(of.where_);
+      outside_ = c10::impl::VirtualGuardImpl(of.where_.type()).getStream(of.where_);
+      of.after(*of.streams_[0], *outside_);
+      stream_.emplace(*of.streams_[0]);
+      of.entered_ = true;
+    }
+    ~scope() {
+      if (of_ == nullptr) return;
+      of_->entered_ = false;
+      stream_.reset();
+      try {
+        of_->after(*outside_, *of_->streams_[0]);
+      } catch (std::exception const&) {
+        // The device is lost: whoever asks it next will hear.
+      }
+    }
+    scope(scope const&) = delete;
+    scope& operator=(scope const&) = delete;
+
+   private:
+    compute_streams* of_ = nullptr;
+    std::optional<c10::DeviceGuard> device_;
+    std::optional<c10::Stream> outside_;
+    std::optional<c10::StreamGuard> stream_;
+  };
+
+  /// Runs `beside` on a lane and `here` on the other, both after all that the main stream has, and the main stream goes on after
+  /// both. On the CPU `beside` has the worker thread, with this thread's modes. Whichever throws, both have ended; the first's
+  /// error goes first.
+  template <class Beside, class Here>
+  void both(int lane_of_beside, Beside const& beside, Here const& here) {
+    if (!on_accelerator()) return with_worker(beside, here);
+    after(*streams_[1], *streams_[0]);
+    std::exception_ptr first, second;
+    on_lane(lane_of_beside, beside, first);
+    on_lane(1 - lane_of_beside, here, second);
+    after(*streams_[0], *streams_[1]);
+    if (first) std::rethrow_exception(first);
+    if (second) std::rethrow_exception(second);
+  }
+
+ private:
+  void after(c10::Stream const& later, c10::Stream const& earlier) {
+    c10::Event here(where_.type());
+    here.record(earlier);
+    here.block(later);
+  }
+
+  template <class Work>
+  void on_lane(int lane, Work const& work, std::exception_ptr& problem) {
+    c10::StreamGuard const on(*streams_[lane]);
+    try {
+      work();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+  }
+
+  template <class Beside, class Here>
+  void with_worker(Beside const& beside, Here const& here) {
+    struct {
+      std::mutex mutex;
+      std::condition_variable changed;
+      bool done = false;
+      std::exception_ptr problem;
+    } there;
+    at::ThreadLocalState const modes;
+    int const threads = at::get_num_threads();
+    side_->post([&] {
+      if (at::get_num_threads() != threads) at::set_num_threads(threads);
+      std::exception_ptr problem;
+      {
+        at::ThreadLocalStateGuard const same(modes);
+        try {
+          beside();
+        } catch (...) {
+          problem = std::current_exception();
+        }
+      }
+      std::lock_guard const hold(there.mutex);
+      there.problem = std::move(problem);
+      there.done = true;
+      there.changed.notify_one();
+    });
+    std::exception_ptr problem;
+    try {
+      here();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+    std::unique_lock hold(there.mutex);
+    there.changed.wait(hold, [&] { return there.done; });
+    if (there.problem) std::rethrow_exception(there.problem);
+    if (problem) std::rethrow_exception(problem);
+  }
+
+  at::Device where_;
+  bool two_;
+  bool entered_ = false;
+  std::optional<c10::Stream> streams_[2];
+  std::unique_ptr<worker_thread> side_;
+};
+
+}  // namespace chevron

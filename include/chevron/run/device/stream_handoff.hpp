@@ -1,0 +1,66 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+/// \file
+/// Tensors of an accelerator, from thread to thread of one process.
+
+namespace chevron {
+
+/// What a thread has asked its stream to compute, another may use when its own stream has waited for it. In main memory
+/// nothing is to be done. From device to device tensors are copied, directly where the devices reach each other.
+class stream_handoff {
+ public:
+  /// By the thread that computed them, on its current stream.
+  void record(std::span<at::Tensor const> values) {
+    ready_.reset();
+    for (at::Tensor const& value : values) {
+      if (!value.defined() || value.is_cpu()) continue;
+      ready_ = std::make_shared<c10::Event>(value.device().type());
+      ready_->record(c10::impl::VirtualGuardImpl(value.device().type()).getStream(value.device()));
+      return;
+    }
+  }
+
+  /// By the thread that is going to use them on the current stream of its current device; there they are afterwards.
+  void acquire(std::span<at::Tensor> values) {
+    if (!ready_) return;
+    c10::impl::VirtualGuardImpl const device(ready_->device_type());
+    at::Device const here = device.getDevice();
+    c10::Stream const stream = device.getStream(here);
+    ready_->block(stream);
+    for (at::Tensor& value : values) {
+      if (!value.defined() || value.is_cpu()) continue;
+      if (value.device() == here) {
+        value.record_stream(stream);
+        continue;
+      }
+      // The copy is put on the current stream of the device that it reads from: the allocator there must not give that memory
+      // away before it.
+      at::Tensor const source = value;
+      value = source.to(here, /*non_blocking=*/true);
+      source.record_stream(device.getStream(source.device()));
+      value.record_stream(stream);
+    }
+    ready_.reset();
+  }
+
+  /// The same, for tensors that stay where they are.
+  void wait_for() const {
+    if (!ready_) return;
+    c10::impl::VirtualGuardImpl const device(ready_->device_type());
+    ready_->block(device.getStream(device.getDevice()));
+  }
+
+ private:
+  std::shared_ptr<c10::Event> ready_;
+};
+
+}  // namespace chevron

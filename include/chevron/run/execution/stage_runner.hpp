@@ -1,0 +1,145 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/stage_execution.hpp>
+
+/// \file
+/// What a rank computes, whoever asks for it: the executor, or a capture of its program.
+
+namespace chevron {
+
+/// What a slot holds: from F on the graph of its microbatch (or the inputs, to compute it again) and, until they are sent or
+/// taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where the graph saved them.
+/// From I on it holds the gradients that W needs; the graph between is gone.
+struct activation {
+  stage_execution work;
+  int lane = 0;       // that its F ran on
+  bool drew = false;  // random numbers, in its F
+  at::Tensor loss;    // of the last stage's F, until it is noted
+  tensors outputs;
+  tensors input_gradients;
+};
+
+/// One rank's activations, and F, B, I and W on them.
+///
+/// What is computed, is computed on the main stream of the rank's compute streams (compute_streams.hpp); of a fused pair the
+/// halves run beside each other where there are two, F on the lane that the other half's microbatch did not have in its F:
+/// autograd runs a backward where its forward ran.
+class stage_runner {
+ public:
+  /// What stages and loss compute with, besides what goes through the pipeline.
+  struct settings {
+    std::uint64_t seed = 0;  ///< of what they draw (random_scope.hpp)
+    int replica = 0;
+    std::optional<at::ScalarType> autocast = {};
+  };
+
+  stage_runner(program_view steps, int rank, std::vector<stage>& stages, loss_function loss, settings with,
+               std::shared_ptr<compute_streams> streams)
+      : plan_(steps.plan),
+        stages_(&stages),
+        loss_(std::move(loss)),
+        with_(with),
+        streams_(std::move(streams)),
+        slots_(static_cast<std::size_t>(steps.slots[rank].activation)),
+        losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)) {}
+
+  compute_streams& streams() const { return *streams_; }
+  std::vector<stage> const& stages() const { return *stages_; }
+  bool has_loss() const { return static_cast<bool>(loss_); }
+  bool is_last(instruction const& i) const { return static_cast<int>(i.op.stage) == plan_.stages - 1; }
+
+  activation& of(instruction const& i) { return slots_[i.slot]; }
+  /// Of the stage that hands this one its inputs or gradients on this rank.
+  activation& neighbour_of(instruction const& i) { return slots_[i.local]; }
+  /// What the F under way works on; it is gone afterwards.
+  tensors& inputs() { return inputs_; }
+  /// The same of the B or I under way.
+  tensors& output_gradients() { return gradients_; }
+  /// The mean loss of each microbatch.
+  tensors& losses() { return losses_; }
+  tensors const& losses() const { return losses_; }
+
+  /// F, B, I or W, its inputs or gradients being there.
+  /// \param step from which random numbers come, or none: then nothing is to draw from numbers of the step
+  void compute(instruction const& i, split_batch const& batch, std::optional<long> step) {
+    activation& slot = of(i);
+    stage_task const task = task_of(i, batch, step);
+    switch (i.op.kind) {
+      case kind::forward:
+        slot.loss = slot.work.forward(task, inputs_, slot.outputs);
+        return;
+      case kind::backward:
+        slot.work.backward(task, gradients_, slot.input_gradients);
+        break;
+      case kind::backward_input:
+        slot.work.backward_input(task, gradients_, slot.input_gradients);
+        break;
+      default:
+        slot.work.backward_weight(task);
+    }
+    gradients_.clear();
+  }
+
+  /// The work of a fused pair's halves, on the two lanes.
+  template <class Forward, class Backward>
+  void beside(instruction const& f, instruction const& b, Forward const& forward, Backward const& backward) {
+    int const lane = 1 - of(b).lane;
+    of(f).lane = lane;
+    // The other lane must not get their memory while F still reads it.
+    tensors const inputs_of_f = inputs_;
+    streams_->both(lane, forward, backward);
+  }
+
+  /// Lets go of all microbatches under way.
+  void drop() {
+    for (activation& slot : slots_) slot = {};
+    inputs_.clear();
+    gradients_.clear();
+  }
+
+ private:
+  stage_task task_of(instruction const& i, split_batch const& batch, std::optional<long> step) {
+    int const m = static_cast<int>(i.op.micro_batch);
+    auto const stage_number = static_cast<int>(i.op.stage);
+    bool const with_loss = is_last(i) && loss_;
+    std::optional<rng_key> draws;
+    if (step) {
+      draws = {
+          .seed = with_.seed, .step = *step, .replica = with_.replica, .stage = stage_number, .micro_batch = batch.number(m)};
+    }
+    return {
+        .owner = &(*stages_)[i.op.stage],
+        .around = {.side_inputs = batch.side_inputs(m), .draws = draws, .drew = &of(i).drew, .evaluation = plan_.forward_only},
+        .training = !plan_.forward_only,
+        .differentiable = stage_number > 0,
+        .loss = with_loss ? &loss_ : nullptr,
+        .autocast = with_.autocast,
+        .targets = with_loss ? &batch.targets(m) : nullptr};
+  }
+
+  plan_view plan_;
+  std::vector<stage>* stages_;
+  loss_function loss_;
+  settings with_;
+  std::shared_ptr<compute_streams> streams_;
+  std::vector<activation> slots_;
+  tensors losses_;
+  tensors inputs_, gradients_;  // of the action under way
+};
+
+}  // namespace chevron

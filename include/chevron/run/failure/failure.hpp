@@ -1,0 +1,146 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// A failure as ranks tell it to each other, and as they throw it.
+
+namespace chevron {
+
+/// What went wrong first, as all ranks tell it.
+struct failure {
+  int code = static_cast<int>(exit_code::peer_lost);  ///< what programs end with
+  int rank = -1;                                      ///< global rank at fault; -1 if none in particular
+  long step = -1;                                     ///< step of the rank that reported it
+  std::string action{};                               ///< what that rank was doing
+  std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
+};
+
+/// What a rank is waiting for, in the words of its error message; made into text only when needed.
+struct awaited {
+  int peer = -1;                ///< global rank; -1 for a collective
+  action what{};                ///< meaningful if `words` is null
+  char const* words = nullptr;  ///< else this, a literal: `sum of gradients`
+  long step = -1;
+  char const* within = nullptr;  ///< of a message: the call of the user's that it belongs to, a literal; null in a training step
+
+  bool is_send() const { return words == nullptr && (what.kind == kind::send_forward || what.kind == kind::send_backward); }
+  std::string action_text() const { return words != nullptr ? words : to_text(what).str(); }
+  /// All of it: `step 4, evaluate, 1RECV_F0 from rank 2`.
+  std::string text() const {
+    std::string out = step >= 0 ? "step " + std::to_string(step) + ", " : "";
+    if (words == nullptr && within != nullptr) out += std::string(within) + ", ";
+    out += action_text();
+    if (peer >= 0) out += (is_send() ? " to rank " : " from rank ") + std::to_string(peer);
+    return out;
+  }
+};
+
+namespace detail {
+
+inline constexpr char field_separator = '\x1f';
+
+inline std::vector<std::string> fields_of(std::string const& line) {
+  std::vector<std::string> out;
+  std::size_t from = 0;
+  for (std::size_t to; (to = line.find(field_separator, from)) != std::string::npos; from = to + 1) {
+    out.push_back(line.substr(from, to - from));
+  }
+  out.push_back(line.substr(from));
+  return out;
+}
+
+inline long number_of(std::string const& digits) { return std::strtol(digits.c_str(), nullptr, 10); }
+
+inline std::string to_line(failure const& f) {
+  std::string const s(1, field_separator);
+  return std::to_string(f.code) + s + std::to_string(f.rank) + s + std::to_string(f.step) + s + f.action + s + f.reason;
+}
+
+inline failure failure_of(std::string const& line) {
+  auto const field = fields_of(line);
+  if (field.size() != 5) return {.reason = "an unreadable failure was published: " + line};
+  return {.code = static_cast<int>(number_of(field[0])),
+          .rank = static_cast<int>(number_of(field[1])),
+          .step = number_of(field[2]),
+          .action = field[3],
+          .reason = field[4]};
+}
+
+/// The reason of a timeout.
+inline std::string no_answer(int rank, std::chrono::milliseconds waited) {
+  return "rank " + std::to_string(rank) + " did not answer within " + std::to_string(waited.count()) + " ms";
+}
+
+/// The same of what all ranks do together.
+inline std::string not_all_came(std::string const& action, std::chrono::milliseconds waited) {
+  return "not all ranks came to " + action + " within " + std::to_string(waited.count()) + " ms";
+}
+
+/// Of ranks that have met in one collective call and mean different ones.
+inline std::string different_calls(int a, std::string const& of_a, int b, std::string const& of_b) {
+  return "rank " + std::to_string(a) + " is in " + of_a + " where rank " + std::to_string(b) + " is in " + of_b +
+         ": every rank must make the same calls, in the same order";
+}
+
+/// What a rank tells the others of its own failure.
+inline failure failure_by(int rank, std::string const& message, int code, error_context const& where) {
+  // A message may name this rank already.
+  auto const name = "rank " + std::to_string(rank);
+  bool const names_it =
+      message.starts_with(name + ",") || message.starts_with(name + ":") || message.starts_with(name + " ended:");
+  return {.code = code,
+          .rank = rank,
+          .step = where.step,
+          .action = where.action,
+          .reason = names_it ? message : name + " ended: " + message};
+}
+
+/// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
+inline std::string message_of(std::exception const& e) {
+  auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
+  std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : e.what();
+  if (text.starts_with('[')) {
+    if (auto const end = text.find("] "); end != std::string::npos && text.find(".cc:") < end) text.erase(0, end + 2);
+  }
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ' || text.back() == '.')) text.pop_back();
+  return text;
+}
+
+}  // namespace detail
+
+/// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing. The code is
+/// the cause's; where it belongs to an error that only its own rank can have, the type is `peer_lost`. No rank blames itself for
+/// being lost or late: it says who did.
+[[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
+  auto const code = static_cast<exit_code>(cause.code);
+  bool const of_others = cause.rank >= 0 && cause.rank != rank;
+  error_context where{.rank = rank, .peer = of_others ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};
+  bool const given_up = cause.rank == rank && (code == exit_code::timeout || code == exit_code::peer_lost);
+  std::string sentence = (given_up ? "the other ranks have given this one up, and say: " : "") + cause.reason +
+                         "; this rank was waiting for " + where.action;
+  if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);
+  switch (code) {
+    case exit_code::timeout:
+      throw timeout_error(sentence, where);
+    case exit_code::preflight:
+      throw preflight_error(sentence, where);
+    case exit_code::numerical:
+      throw numerical_error(sentence, where);
+    default:
+      throw peer_lost_error(sentence, where, code);
+  }
+}
+
+}  // namespace chevron

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/wait_table.hpp>
+
+/// \file
+/// What ranks tell each other of a failure, through the store of their job, and whose failure it was.
+
+namespace chevron::detail {
+
+/// For one thread, the watch's; only `asking_since` is for others, too.
+class failure_board {
+ public:
+  using clock = std::chrono::steady_clock;
+  using milliseconds = std::chrono::milliseconds;
+
+  /// Patience with others is counted in naps, not by the clock: where a machine or a whole job stood still meanwhile (a paused
+  /// virtual machine, SIGSTOP to all ranks), nobody has kept anybody waiting.
+  static constexpr auto nap = milliseconds(10);
+  static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
+
+  /// \param own a connection to the store that nobody else uses
+  failure_board(c10::intrusive_ptr<c10d::Store> own, int rank, int world) : own_(std::move(own)), rank_(rank), world_(world) {}
+
+  /// Since when the store is being asked: one that does not answer keeps the thread there.
+  clock::time_point asking_since() const { return asking_since_; }
+  void begins_asking() { asking_since_ = clock::now(); }
+  void ends_asking() { asking_since_ = not_asking; }
+
+  /// What was published, if anything was.
+  std::optional<failure> poll() {
+    if (!own_->check({"failure"})) return std::nullopt;
+    return failure_of(own_->get_to_str("failure"));
+  }
+
+  /// How many ranks have read it.
+  int acknowledged() { return static_cast<int>(own_->add("acknowledged", 0)); }
+  void acknowledge() { own_->add("acknowledged", 1); }
+
+  /// Tells the others for what this rank waits. While it waits long its watch does so again and again, with a new tick each
+  /// time: a rank that was stopped keeps its record but no longer ticks.
+  void write_waiting(wait_entry mine) {
+    mine.tick = ++tick_;
+    own_->set(waiting_key(rank_), to_line(mine));
+  }
+
+  /// To be asked every now and then while this rank waits: do ranks wait for each other, so that none of them can go on? Of the
+  /// ranks that wait, the lowest looks.
+  std::optional<failure> look_for_stuck() {
+    std::vector<std::optional<wait_entry>> now;
+    for (int r = 0; r < world_; ++r) {
+      now.push_back(read_waiting(r));
+      if (r >= rank_ || !now.back()) continue;
+      ticks_.resize(static_cast<std::size_t>(world_));
+      if (std::exchange(ticks_[static_cast<std::size_t>(r)], now.back()->tick) == now.back()->tick) continue;
+      looks_.forget();
+      return std::nullopt;
+    }
+    auto const waits = looks_.look(std::move(now));
+    auto const stuck = stuck_ranks(waits);
+    if (stuck.empty()) return std::nullopt;
+    return publish(failure_of_stuck(stuck, waits));
+  }
+  /// This rank has stopped waiting.
+  void stop_looking() { looks_.forget(); }
+
+  /// Publishes what this rank found, or gives what another rank found before. A loss waits 0.3 s for a better explanation (a
+  /// launcher knows the signal), a timeout follows the chain of who waits for whom to the rank that waits for nobody.
+  /// \param waiting what this rank waits for, and has `waited` for
+  /// \param broken_connection the loss of a rank that is to be seen from here, if there is one
+  template <class BrokenConnection>
+  failure settle(failure mine, wait_entry const& waiting, milliseconds waited, BrokenConnection const& broken_connection) {
+    if (mine.code == static_cast<int>(exit_code::peer_lost)) {
+      if (auto better = poll_for(milliseconds(300), waiting)) return *better;
+      // A collective does not say whose connection broke; the connections do.
+      if (mine.rank < 0) {
+        if (auto const lost = broken_connection()) mine.rank = lost->rank, mine.reason = lost->reason;
+      }
+    }
+    if (mine.code == static_cast<int>(exit_code::timeout)) {
+      if (auto better = follow(mine, waiting, waited)) return *better;
+    }
+    return publish(mine);
+  }
+
+ private:
+  failure publish(failure const& mine) { return failure_of(own_->compareSet("failure", std::string(), to_line(mine))); }
+
+  /// Looks for a failure for that long, and keeps telling the others that this rank waits: they may look just now.
+  std::optional<failure> poll_for(milliseconds time, wait_entry const& waiting) {
+    for (int naps = 0; naps < time / nap; ++naps, std::this_thread::sleep_for(nap)) {
+      begins_asking();  // anew: it has answered so far
+      if (auto f = poll()) return f;
+      if (naps % 4 == 0) write_waiting(waiting);
+    }
+    return std::nullopt;
+  }
+
+  static std::string waiting_key(int rank) { return "waiting/" + std::to_string(rank); }
+  std::optional<wait_entry> read_waiting(int rank) {
+    auto const key = waiting_key(rank);
+    return own_->check({key}) ? wait_of(own_->get_to_str(key)) : std::nullopt;
+  }
+
+  /// From the rank that did not answer, along those that wait themselves, to one that does not; from a collective, to whoever
+  /// waits for nothing. A failure that was published meanwhile is given back; otherwise `mine` names the rank found.
+  std::optional<failure> follow(failure& mine, wait_entry const& waiting, milliseconds waited) {
+    std::vector<std::optional<wait_entry>> before, now;
+    for (int r = 0; r < world_; ++r) before.push_back(read_waiting(r));
+    if (auto better = poll_for(milliseconds(400), waiting)) return better;
+    for (int r = 0; r < world_; ++r) now.push_back(read_waiting(r));
+    auto const waits = [&](int r) {
+      auto const i = static_cast<std::size_t>(r);
+      return r == rank_ || (now[i] && (!before[i] || now[i]->tick != before[i]->tick));
+    };
+
+    std::string chain;
+    int at = mine.rank;
+    for (int hops = 0; hops < world_ && at >= 0 && at != rank_ && waits(at); ++hops) {
+      wait_entry const& one = *now[static_cast<std::size_t>(at)];
+      chain += (chain.empty() ? "rank " : ", rank ") + std::to_string(at) + " waits for " + one.words +
+               (one.peer < 0 ? "" : (one.is_send() ? " to rank " : " from rank ") + std::to_string(one.peer));
+      at = one.peer;
+    }
+    if (at >= 0 && !waits(at)) {
+      if (at != mine.rank) mine.reason = no_answer(at, waited) + " (" + chain + ")";
+      mine.rank = at;
+      return std::nullopt;
+    }
+    std::string others;
+    int silent = -1;
+    for (int r = 0; r < world_; ++r) {
+      if (waits(r)) continue;
+      if (silent >= 0) others += (others.empty() ? "" : ", ") + std::to_string(r);
+      if (silent < 0) silent = r;
+    }
+    if (silent >= 0) {
+      mine.rank = silent;
+      mine.reason = no_answer(silent, waited) + (others.empty() ? "" : ", nor did " + others);
+    } else {
+      mine.reason += chain.empty() ? "; all ranks wait" : "; all ranks wait: " + chain;
+    }
+    return std::nullopt;
+  }
+
+  c10::intrusive_ptr<c10d::Store> own_;
+  int rank_, world_;
+  long tick_ = 0;
+  std::vector<long> ticks_;  // by rank, as last seen
+  wait_looks looks_;
+  std::atomic<clock::time_point> asking_since_{not_asking};
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,348 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/end_process.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_board.hpp>
+#include <chevron/run/failure/wait_table.hpp>
+
+/// \file
+/// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
+///
+/// One thread a rank, with a connection of its own to the job's store. Ten times a second it looks whether a failure was
+/// published; if so, it ends the wait that its rank is in. A rank that finds a failure itself (a broken connection, a deadline)
+/// hands it to the watch, which settles with the others whose report counts: the first (failure_board.hpp). While its rank waits
+/// it also looks whether the ranks wait for each other (wait_table.hpp).
+
+namespace chevron {
+
+class failure_watch {
+ public:
+  using clock = std::chrono::steady_clock;
+  using milliseconds = std::chrono::milliseconds;
+
+  /// How a wait ended that the watch, not the transfer, has ended.
+  enum class interruption { none, failure, deadline };
+
+  /// \param store       shared by the ranks of this job and nobody else (put a prefix on it)
+  /// \param store_host  global rank whose end takes the store away; -1 if the store outlives the ranks
+  failure_watch(c10::intrusive_ptr<c10d::Store> store, int rank, int world, int store_host = -1)
+      : store_(std::move(store)), board_(store_->clone(), rank, world), rank_(rank), world_(world), store_host_(store_host) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~failure_watch() { stop(); }
+  failure_watch(failure_watch const&) = delete;
+  failure_watch& operator=(failure_watch const&) = delete;
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+
+  /// Marks the begin of a wait; `work`, if any, is aborted when the watch ends the wait (only Gloo's sends and receives can be).
+  void begin_wait(awaited const& mine, milliseconds longest, c10d::Work* work = nullptr,
+                  detail::wait_details const& details = {}) {
+    std::lock_guard lock(mutex_);
+    waiting_ = true;
+    ++waits_;
+    mine_ = mine;
+    details_ = details;
+    since_ = clock::now();
+    deadline_ = since_ + longest;
+    work_ = work;
+    expired_ = false;
+    // Published before this wait began: the next poll would be up to 100 ms later.
+    if (verdict_ && work_ != nullptr) work_->abort();
+  }
+  /// Ends it, and says whether the watch had to; `late` if the rank saw the deadline pass itself.
+  interruption end_wait(bool late = false) {
+    std::lock_guard lock(mutex_);
+    waiting_ = false;
+    work_ = nullptr;
+    details_ = {};
+    expired_ = expired_ || late;
+    return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
+  }
+
+  /// Of a rank whose streams wait (`begin_wait`), and that goes on asking: from here on it waits itself. Nothing that `details`
+  /// tell of changes meanwhile.
+  void host_waits(awaited const& mine, detail::wait_details const& details) {
+    std::lock_guard lock(mutex_);
+    host_ = host_wait{mine, details, clock::now()};
+    ++waits_;
+  }
+  void host_goes_on() {
+    std::lock_guard lock(mutex_);
+    host_.reset();
+  }
+
+  /// Waits, within `begin_wait` and `end_wait`, for a flag that `wake` announces; false if a failure or the deadline came first.
+  bool wait_for(std::atomic<bool> const& done) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline_, [&] { return done.load() || verdict_.has_value(); });
+    if (!done.load() && !verdict_) expired_ = true;
+    return done.load();
+  }
+  void wake(std::atomic<bool>& done) {
+    {
+      std::lock_guard lock(mutex_);
+      done = true;
+    }
+    changed_.notify_all();
+  }
+
+  /// Whether a failure is known here. Costs one atomic load.
+  bool failed() const { return known_.load(std::memory_order_acquire); }
+  /// Throws the published failure, if there is one.
+  void throw_if_failed(awaited const& mine) {
+    if (failed()) throw_failure(consumed(), mine, rank_);
+  }
+
+  /// Publishes what this rank found and gives back what counts: the first report of all ranks. Takes at most two seconds,
+  /// whatever state the store is in.
+  failure report(failure const& mine) {
+    std::unique_lock lock(mutex_);
+    if (!verdict_ && !stop_) {
+      report_ = mine;
+      changed_.notify_all();
+      // A store that keeps the watch waiting since a second ago will hardly answer this.
+      auto asking = board_.asking_since();
+      int in_store = asking + milliseconds(1000) < clock::now() ? 7 : 0;
+      for (int naps = 0; naps < 20 && in_store < 10 && !verdict_; ++naps) {
+        changed_.wait_for(lock, nap, [&] { return verdict_.has_value(); });
+        auto const before = std::exchange(asking, board_.asking_since());
+        in_store = asking != board::not_asking && asking == before ? in_store + 1 : 0;
+      }
+    }
+    if (!verdict_) {
+      failure alone = mine;
+      if (board_.asking_since() != board::not_asking && store_host_ >= 0 && store_host_ != rank_ &&
+          mine.code == static_cast<int>(exit_code::timeout)) {
+        alone.rank = store_host_;
+        alone.reason = detail::no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) +
+                       ", nor does the store it hosts";
+      }
+      set_verdict(alone);
+    }
+    consumed_ = true;
+    return *verdict_;
+  }
+
+  /// A connection to another rank that the watch looks at, too: `never` is a receive that stays pending until the connection
+  /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
+  void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) {
+    std::lock_guard lock(connections_mutex_);
+    connections_.push_back({peer, std::move(never)});
+  }
+  /// Before connections are closed in good order.
+  void look_away() {
+    std::lock_guard lock(connections_mutex_);
+    connections_.clear();
+  }
+
+  /// From now on a rank that does not notice a published failure for this long (it computes, or hangs outside of any wait) is
+  /// ended by its watch, with the failure's exit code. For programs that have nothing to save.
+  void end_process_after(milliseconds patience) {
+    std::lock_guard lock(mutex_);
+    patience_ = patience;
+  }
+
+  /// The normal end, once all ranks are past their last message: no more watching, and the host of the store stays until
+  /// everybody is done with it (at most five seconds).
+  void finish() {
+    if (failed()) linger();
+    if (!stop()) return;
+    if (failed()) return;
+    try {
+      store_->add("ended", 1);
+      auto const until = clock::now() + milliseconds(5000);
+      while (rank_ == store_host_ && store_->add("ended", 0) < world_ && clock::now() < until) {
+        std::this_thread::sleep_for(milliseconds(2));
+      }
+    } catch (std::exception const&) {
+      // The store is gone: its host has ended, which it does last.
+    }
+  }
+
+  /// Before a failing host of the store ends: gives the others up to 0.8 s to read why.
+  void linger() {
+    if (rank_ != store_host_) return;
+    for (int naps = 0; naps < 80 && acknowledged_.load() < world_ - 1; ++naps) std::this_thread::sleep_for(board::nap);
+  }
+
+ private:
+  using board = detail::failure_board;
+  struct host_wait {
+    awaited mine;
+    detail::wait_details details;
+    clock::time_point since;
+  };
+
+  static constexpr auto poll_every = milliseconds(100);
+  static constexpr auto look_every = milliseconds(500);
+  static constexpr auto nap = milliseconds(100);  // counted, as those of failure_board are
+
+  bool stop() {
+    {
+      std::lock_guard lock(mutex_);
+      if (stop_) return false;
+      stop_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    return true;
+  }
+
+  failure consumed() {
+    std::lock_guard lock(mutex_);
+    consumed_ = true;
+    return *verdict_;
+  }
+
+  // With mutex_ held.
+  void set_verdict(failure const& f) {
+    if (verdict_) return;
+    verdict_ = f;
+    verdict_at_ = clock::now();
+    known_.store(true, std::memory_order_release);
+    if (waiting_ && work_ != nullptr) work_->abort();
+    changed_.notify_all();
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      if (waiting_ && !verdict_ && !expired_ && clock::now() >= deadline_) {
+        expired_ = true;
+        if (work_ != nullptr) work_->abort();
+      }
+      if (verdict_ && !consumed_ && patience_.count() > 0 && clock::now() > verdict_at_ + patience_) {
+        detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank was busy and is ended",
+                            verdict_->code);
+      }
+      auto const allowed = std::chrono::duration_cast<milliseconds>(deadline_ - since_);
+      bool const long_wait = (waiting_ && clock::now() - since_ > std::clamp(allowed / 4, milliseconds(1), milliseconds(1000))) ||
+                             (host_ && clock::now() - host_->since > milliseconds(1000));
+      bool const looks = long_wait && clock::now() >= next_look_;
+      if (looks) next_look_ = clock::now() + look_every;
+      detail::wait_entry mine;
+      if (long_wait || report_) mine = entry();
+      auto const reported = std::exchange(report_, std::nullopt);
+      lock.unlock();
+      std::optional<failure> learned;
+      try {
+        if (!failed()) {
+          auto const broken = [this] { return broken_connection(); };
+          board_.begins_asking();
+          learned = board_.poll();
+          if (!learned && (long_wait || reported)) board_.write_waiting(mine);
+          if (!learned && reported) learned = board_.settle(*reported, mine, allowed, broken);
+          if (!long_wait) board_.stop_looking();
+          if (!learned && looks) learned = board_.look_for_stuck();
+          if (!learned) {
+            if (auto lost = broken()) learned = board_.settle(*lost, mine, allowed, broken);
+          }
+        } else if (rank_ == store_host_) {
+          acknowledged_ = board_.acknowledged();
+        }
+      } catch (std::exception const& e) {
+        if (!failed()) learned = store_gone(reported, detail::message_of(e));
+      }
+      if (learned && rank_ != store_host_) {
+        try {
+          board_.acknowledge();
+        } catch (std::exception const&) {
+        }
+      }
+      board_.ends_asking();
+      lock.lock();
+      if (learned) set_verdict(*learned);
+      auto next = clock::now() + (verdict_ ? milliseconds(20) : poll_every);
+      if (waiting_ && !expired_ && !verdict_) next = std::min(next, std::max(deadline_, clock::now() + milliseconds(1)));
+      changed_.wait_until(lock, next, [&] { return stop_ || report_.has_value(); });
+    }
+  }
+
+  /// The wait that this rank is in, for the others. With the mutex held: so it goes on, and nothing that it tells of changes.
+  detail::wait_entry entry() const {
+    detail::wait_entry out;
+    out.wait = waits_;
+    awaited const& mine = host_ ? host_->mine : mine_;
+    detail::wait_details const& details = host_ ? host_->details : details_;
+    out.peer = mine.peer;
+    out.words = mine.action_text();
+    out.text = mine.text();
+    out.need = details.need;
+    if (details.done != nullptr) out.done = *details.done;
+    if (details.transport != nullptr) out.transport = *details.transport;
+    return out;
+  }
+
+  std::optional<failure> broken_connection() {
+    std::lock_guard lock(connections_mutex_);
+    for (auto const& [peer, never] : connections_) {
+      try {
+        never->abort();  // so that the wait returns at once, unless the connection is broken
+        never->wait(milliseconds(1000));
+      } catch (std::exception const& e) {
+        auto const why = detail::message_of(e);
+        // Gloo gave up waiting and closed the connection from here: whose wait that was says so, and that no rank was lost.
+        if (why.find("timeout") != std::string::npos) continue;
+        return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
+      }
+    }
+    return std::nullopt;
+  }
+
+  failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
+    if (store_host_ >= 0 && store_host_ != rank_) {
+      return {.rank = store_host_,
+              .reason = "rank " + std::to_string(store_host_) + ", which hosts the store, was lost (" + why + ")"};
+    }
+    if (reported) return *reported;
+    return {.reason = "the launcher, which hosts the store, was lost (" + why + ")"};
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;  // keeps a hosted store alive
+  board board_;                            // of the watch's thread, over a connection of its own
+  int rank_;
+  int world_;
+  int store_host_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  bool waiting_ = false;
+  bool expired_ = false;
+  bool consumed_ = false;
+  awaited mine_;
+  detail::wait_details details_;
+  std::optional<host_wait> host_;
+  std::uint64_t waits_ = 0;  // so many have begun
+  clock::time_point next_look_ = clock::now();
+  clock::time_point since_, deadline_, verdict_at_;
+  c10d::Work* work_ = nullptr;
+  std::optional<failure> report_, verdict_;
+  milliseconds patience_{0};
+  std::atomic<bool> known_{false};
+  std::mutex connections_mutex_;
+  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;
+  std::atomic<int> acknowledged_{0};
+  std::thread thread_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,261 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/run/failure/failure.hpp>
+
+/// \file
+/// Who waits for whom, and whether that can ever end.
+///
+/// The rule. Each rank counts what it has done towards the others: messages sent to and receives posted from each of them since
+/// the transport was opened last, collective calls begun. A wait says which count of which ranks it needs, and up to where: the
+/// third message from rank 2 needs that rank 2 has sent three to this one. While a rank waits its counts stand still. So where
+/// every rank of a set waits, and each of them needs a count that another rank of the set has not reached, none of them will ever
+/// go on (`stuck_ranks`). Who needs nothing that is missing may yet go on, however long it waits: its message is under way. And a
+/// rank that computes does not wait.
+///
+/// In one process the waits are known exactly, under one lock (threads_transport.hpp). Between processes they are read from the
+/// job's store one after another, while ranks go on: `wait_looks` asks for the same waits in three looks before it believes them.
+
+namespace chevron::detail {
+
+/// What a wait needs from other ranks.
+struct wait_need {
+  enum class count : std::uint8_t { unknown, sent, received, gathers, early_gathers, texts, sums, ends };
+  count of = count::unknown;  ///< unknown: nobody can tell whether it will end
+  unsigned turn = 0;          ///< of messages: since which opening they are counted
+  std::uint64_t least = 0;
+  int every = 1;  ///< of collectives: the ranks that are this many apart take part
+
+  bool operator==(wait_need const&) const = default;
+};
+
+/// What a rank has done towards the others, through one transport.
+struct wait_progress {
+  struct messages {
+    std::vector<std::uint64_t> sent, received;  ///< by global rank of the other
+    bool operator==(messages const&) const = default;
+  };
+  unsigned turn = 0;     ///< how often the transport was opened
+  messages now, before;  ///< since then, and in the turn before
+  std::uint64_t gathers = 0, early_gathers = 0, texts = 0, sums = 0, ends = 0;
+
+  void resize(std::size_t world) {
+    for (auto* one : {&now, &before}) {
+      one->sent.assign(world, 0);
+      one->received.assign(world, 0);
+    }
+  }
+  void open() {
+    ++turn;
+    std::swap(now, before);
+    std::fill(now.sent.begin(), now.sent.end(), 0);
+    std::fill(now.received.begin(), now.received.end(), 0);
+  }
+  bool operator==(wait_progress const&) const = default;
+};
+
+/// Of a wait, what is to be told. What is pointed at must not change before the wait has ended.
+struct wait_details {
+  wait_need need{};
+  wait_progress const* done = nullptr;
+  std::string const* transport = nullptr;
+};
+
+/// A wait as a rank tells it to the others.
+struct wait_entry {
+  long tick = 0;           ///< told anew so often: of a rank that has stopped, or waits no more, it stands still
+  std::uint64_t wait = 0;  ///< which of its waits it is
+  int peer = -1;           ///< global rank; -1 for a collective
+  std::string words;       ///< `1RECV_F0`
+  std::string text;        ///< all of it: `step 4, 1RECV_F0 from rank 2`
+  std::string transport;   ///< through which
+  wait_need need;
+  wait_progress done;
+
+  bool is_send() const { return words.find("SEND") != std::string::npos; }
+};
+
+inline std::string numbers_of(std::vector<std::uint64_t> const& all) {
+  std::string out;
+  for (auto const each : all) out += (out.empty() ? "" : ",") + std::to_string(each);
+  return out;
+}
+inline std::vector<std::uint64_t> numbers_in(std::string const& text) {
+  std::vector<std::uint64_t> out;
+  for (std::size_t at = 0; at < text.size();) {
+    auto const comma = std::min(text.find(',', at), text.size());
+    out.push_back(static_cast<std::uint64_t>(number_of(text.substr(at, comma - at))));
+    at = comma + 1;
+  }
+  return out;
+}
+
+inline std::string to_line(wait_entry const& e) {
+  std::string out;
+  auto const add = [&](std::string const& field) { out += (out.empty() ? "" : std::string(1, field_separator)) + field; };
+  add(std::to_string(e.tick));
+  add(std::to_string(e.wait));
+  add(std::to_string(e.peer));
+  for (auto const* each : {&e.words, &e.text, &e.transport}) add(*each);
+  add(std::to_string(static_cast<int>(e.need.of)));
+  add(numbers_of({e.need.turn, e.need.least, static_cast<std::uint64_t>(e.need.every)}));
+  add(numbers_of({e.done.turn, e.done.gathers, e.done.early_gathers, e.done.texts, e.done.sums, e.done.ends}));
+  for (auto const* each : {&e.done.now, &e.done.before}) {
+    add(numbers_of(each->sent));
+    add(numbers_of(each->received));
+  }
+  return out;
+}
+
+/// \returns nothing where that is no such line
+inline std::optional<wait_entry> wait_of(std::string const& line) {
+  auto const field = fields_of(line);
+  if (field.size() != 13) return std::nullopt;
+  auto const need = numbers_in(field[7]), done = numbers_in(field[8]);
+  if (need.size() != 3 || done.size() != 6) return std::nullopt;
+  wait_entry out;
+  out.tick = number_of(field[0]);
+  out.wait = static_cast<std::uint64_t>(number_of(field[1]));
+  out.peer = static_cast<int>(number_of(field[2]));
+  out.words = field[3];
+  out.text = field[4];
+  out.transport = field[5];
+  out.need = {static_cast<wait_need::count>(number_of(field[6])), static_cast<unsigned>(need[0]), need[1],
+              static_cast<int>(need[2])};
+  out.done.turn = static_cast<unsigned>(done[0]);
+  out.done.gathers = done[1];
+  out.done.early_gathers = done[2];
+  out.done.texts = done[3];
+  out.done.sums = done[4];
+  out.done.ends = done[5];
+  out.done.now = {numbers_in(field[9]), numbers_in(field[10])};
+  out.done.before = {numbers_in(field[11]), numbers_in(field[12])};
+  return out;
+}
+
+/// Has `other` not yet done what `waiting` needs of it?
+inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, int other_rank) {
+  using count = wait_need::count;
+  wait_need const& need = waiting.need;
+  if (rank == other_rank || need.of == count::unknown || waiting.transport != other.transport) return false;
+  if (need.of == count::sent || need.of == count::received) {
+    if (other_rank != waiting.peer) return false;
+    // Who is a turn ahead may have sent it before; who is more, too.
+    if (other.done.turn > need.turn + 1) return false;
+    if (other.done.turn < need.turn) return true;
+    auto const& turn = other.done.turn == need.turn ? other.done.now : other.done.before;
+    auto const& counts = need.of == count::sent ? turn.sent : turn.received;
+    return static_cast<std::size_t>(rank) < counts.size() && counts[static_cast<std::size_t>(rank)] < need.least;
+  }
+  if (need.every > 1 && other_rank % need.every != rank % need.every) return false;
+  // The same call by its number, and another by its name: they will not come to terms.
+  if (other.need == need && other.words != waiting.words) return true;
+  switch (need.of) {
+    case count::gathers:
+      return other.done.gathers < need.least;
+    case count::early_gathers:
+      return other.done.early_gathers < need.least;
+    case count::texts:
+      return other.done.texts < need.least;
+    case count::sums:
+      return other.done.sums < need.least;
+    case count::ends:
+      return other.done.ends < need.least;
+    default:
+      return false;
+  }
+}
+
+/// The ranks that will wait for ever, of those that wait at the same time; empty if all may go on.
+/// \param waits by rank; nothing for a rank that does not wait
+inline std::vector<int> stuck_ranks(std::vector<std::optional<wait_entry>> const& waits) {
+  std::vector<int> stuck;
+  for (std::size_t r = 0; r < waits.size(); ++r) {
+    if (waits[r]) stuck.push_back(static_cast<int>(r));
+  }
+  auto const at = [&](int r) -> wait_entry const& { return *waits[static_cast<std::size_t>(r)]; };
+  for (;;) {
+    auto const may_go_on = [&](int r) {
+      return std::none_of(stuck.begin(), stuck.end(), [&](int other) { return lacks(at(r), r, at(other), other); });
+    };
+    std::vector<int> left;
+    for (int const r : stuck) {
+      if (!may_go_on(r)) left.push_back(r);
+    }
+    if (left.size() == stuck.size()) return stuck;
+    stuck = std::move(left);
+  }
+}
+
+/// In words, with ranks that wait in the same together.
+inline std::string wait_for_each_other(std::vector<std::pair<int, std::string>> const& waits) {
+  std::vector<std::pair<std::string, std::string>> groups;  // ranks, what they wait in
+  std::size_t const most = 8;
+  for (auto const& [rank, text] : waits) {
+    auto const same = std::find_if(groups.begin(), groups.end(), [&](auto const& g) { return g.second == text; });
+    if (same != groups.end()) {
+      same->first += ", " + std::to_string(rank);
+    } else {
+      groups.emplace_back("rank " + std::to_string(rank), text);
+    }
+  }
+  std::string out = "the ranks wait for each other, and none can go on: ";
+  for (std::size_t g = 0; g < groups.size() && g < most; ++g) {
+    out += (g == 0 ? "" : "; ") + groups[g].first + (g == 0 ? " waiting in " : " in ") + groups[g].second;
+  }
+  if (groups.size() > most) out += "; …";
+  return out + ". Remedy: every rank makes the same calls, in the same order";
+}
+
+/// What must be published of ranks that are stuck. Where one has come to the end of the job, that is the cause.
+inline failure failure_of_stuck(std::vector<int> const& stuck, std::vector<std::optional<wait_entry>> const& waits) {
+  std::vector<std::pair<int, std::string>> texts;
+  failure out{.code = static_cast<int>(exit_code::preflight)};
+  for (int const r : stuck) {
+    wait_entry const& one = *waits[static_cast<std::size_t>(r)];
+    texts.emplace_back(r, one.text);
+    if (one.need.of != wait_need::count::ends || out.rank >= 0) continue;
+    out.code = static_cast<int>(exit_code::peer_lost);
+    out.rank = r;
+  }
+  out.reason = wait_for_each_other(texts);
+  if (out.rank >= 0) out.reason = "rank " + std::to_string(out.rank) + " has ended: " + out.reason;
+  return out;
+}
+
+/// Looks at waits that are read one after another while ranks go on. Who is found in the same wait in three looks, and has told
+/// it anew in between, was in it all the time from the end of the first to the begin of the last but one; so all were at once.
+class wait_looks {
+ public:
+  /// \param now what each rank has told last; nothing if it never has
+  /// \returns the waits that were there in this look and the two before
+  std::vector<std::optional<wait_entry>> look(std::vector<std::optional<wait_entry>> now) {
+    std::vector<std::optional<wait_entry>> sure(now.size());
+    seen_.resize(now.size());
+    for (std::size_t r = 0; r < now.size(); ++r) {
+      bool const goes_on =
+          now[r] && last_.size() > r && last_[r] && last_[r]->wait == now[r]->wait && last_[r]->tick != now[r]->tick;
+      seen_[r] = goes_on ? seen_[r] + 1 : 0;
+      if (seen_[r] >= 2) sure[r] = now[r];
+    }
+    last_ = std::move(now);
+    return sure;
+  }
+  void forget() {
+    last_.clear();
+    seen_.clear();
+  }
+
+ private:
+  std::vector<std::optional<wait_entry>> last_;
+  std::vector<int> seen_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,168 @@
+#pragma once
+
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// Who started this process, and as which rank: what launchers say in environment variables.
+
+namespace chevron {
+
+/// What a launcher said.
+struct launch_environment {
+  int rank = 0;
+  int world = 1;
+  int local_rank = 0;
+  std::string launcher = "none";      ///< `none`, `torchrun`, `environment`, `Open MPI`, `PMI`, `Slurm`, `--nproc`
+  std::string address = "127.0.0.1";  ///< where the store is
+  std::uint16_t port = 29500;
+  bool store_is_there = false;  ///< somebody else already hosts the store: every rank is a client
+  std::string job = "job";      ///< tells this job's keys from others' in a shared store
+};
+
+/// Reads an environment variable; tests hand in their own.
+using environment_reader = std::function<std::optional<std::string>(std::string const&)>;
+
+inline std::optional<std::string> process_environment(std::string const& name) {
+  char const* value = std::getenv(name.c_str());
+  return value == nullptr || *value == 0 ? std::nullopt : std::optional<std::string>(value);
+}
+
+namespace detail {
+
+inline int number_in(std::string const& name, std::string const& value, int least, int most) {
+  int number = 0;
+  auto const [end, fault] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (fault != std::errc() || end != value.data() + value.size() || number < least || number > most) {
+    throw usage_error("environment variable " + name + "=" + value + " is not a number from " + std::to_string(least) + " to " +
+                      std::to_string(most) + ". Remedy: correct or unset it");
+  }
+  return number;
+}
+
+/// The variables of one launcher: whoever finds `rank_name` or `size_name` set takes it to be meant.
+struct launcher_words {
+  char const* launcher;
+  char const* rank_name;
+  char const* size_name;
+  char const* local_name;
+};
+
+inline bool is_torchrun(environment_reader const& read) { return read("TORCHELASTIC_RUN_ID").has_value(); }
+
+inline std::array<launcher_words, 4> launchers(environment_reader const& read) {
+  return {{{is_torchrun(read) ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+           {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+           {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+           // Batch scripts have SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
+           {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"}}};
+}
+
+inline std::string required(environment_reader const& read, launcher_words const& words, char const* name, char const* because) {
+  if (auto value = read(name)) return *value;
+  throw usage_error(std::string("environment variable ") + name + " is missing, while " + because +
+                    " is set (launcher: " + words.launcher + "). Remedy: set both or neither, or start with --nproc N");
+}
+
+inline launch_environment place_from(environment_reader const& read, launcher_words const& words) {
+  // torchrun may be known by its run's name alone.
+  auto const set = [&](char const* name) { return read(name) ? name : "TORCHELASTIC_RUN_ID"; };
+  auto const rank = required(read, words, words.rank_name, set(words.size_name));
+  auto const size = required(read, words, words.size_name, set(words.rank_name));
+  launch_environment out;
+  out.launcher = words.launcher;
+  out.world = number_in(words.size_name, size, 1, 1 << 20);
+  out.rank = number_in(words.rank_name, rank, 0, (1 << 20) - 1);
+  if (out.rank >= out.world) {
+    throw usage_error(std::string(words.rank_name) + "=" + rank + " is not below " + words.size_name + "=" + size +
+                      ". Remedy: ranks count from 0");
+  }
+  if (auto local = read(words.local_name)) out.local_rank = number_in(words.local_name, *local, 0, 1 << 20);
+  return out;
+}
+
+}  // namespace detail
+
+/// The first host of a Slurm node list: `gnode[10,20-25],x` gives `gnode10`. Leading zeros stay (`n[007-9]` gives `n007`).
+inline std::string first_host(std::string_view list) {
+  auto const open = list.find('[');
+  auto const comma = list.find(',');
+  if (open == std::string_view::npos || comma < open) return std::string(list.substr(0, comma));
+  auto const end = list.find_first_of(",-]", open);
+  auto const close = list.find(']', open);
+  if (end == std::string_view::npos || close == std::string_view::npos) {
+    throw usage_error("node list " + std::string(list) + " has no closing bracket. Remedy: set MASTER_ADDR");
+  }
+  auto const after = list.find_first_of(",[", close);
+  auto const suffix = list.substr(close + 1, after == std::string_view::npos ? after : after - close - 1);
+  return std::string(list.substr(0, open)) + std::string(list.substr(open + 1, end - open - 1)) + std::string(suffix);
+}
+
+/// The place of this process, from (in this order) torchrun, RANK and WORLD_SIZE, Open MPI, PMI (MPICH, Intel MPI), Slurm.
+/// None of them: one rank. Half of one of them: a `usage_error` that names the missing variable.
+inline launch_environment read_environment(environment_reader const& read = process_environment) {
+  auto const& [plain, open_mpi, pmi, slurm] = detail::launchers(read);
+  bool const torchrun = detail::is_torchrun(read);
+
+  std::optional<launch_environment> found;
+  bool slurm_job = false;
+  for (auto const& words : {plain, open_mpi, pmi}) {
+    if (!found && (read(words.rank_name) || read(words.size_name) || (torchrun && words.rank_name == plain.rank_name))) {
+      found = detail::place_from(read, words);
+    }
+  }
+  if (!found && read(slurm.size_name)) {
+    found = detail::place_from(read, slurm);
+    slurm_job = true;
+  }
+  if (!found) return {};
+  launch_environment out = *found;
+
+  auto const address = read("MASTER_ADDR");
+  auto const port = read("MASTER_PORT");
+  if (address) out.address = *address;
+  if (port) out.port = static_cast<std::uint16_t>(detail::number_in("MASTER_PORT", *port, 1, 65535));
+  if (slurm_job) {
+    auto const nodes = read("SLURM_STEP_NODELIST"), id = read("SLURM_JOB_ID");
+    if (out.world > 1 && ((!address && !nodes) || (!port && !id))) {
+      throw usage_error(std::string("environment variable ") + (!address && !nodes ? "SLURM_STEP_NODELIST" : "SLURM_JOB_ID") +
+                        " is missing, while Slurm says " + std::to_string(out.world) +
+                        " ranks. Remedy: start with srun, or set MASTER_ADDR and MASTER_PORT to where rank 0 runs");
+    }
+    if (!address && nodes) out.address = first_host(*nodes);
+    if (!port && id) out.port = static_cast<std::uint16_t>(20000 + std::strtoul(id->c_str(), nullptr, 10) % 20000);
+    out.job = "slurm." + id.value_or("") + "." + read("SLURM_STEP_ID").value_or("");
+  } else if (out.world > 1 && (!address || !port)) {
+    char const* const missing = !address ? "MASTER_ADDR" : "MASTER_PORT";
+    throw usage_error(std::string("environment variable ") + missing + " is missing, while " + out.launcher + " says " +
+                      std::to_string(out.world) + " ranks. Remedy: set it to where rank 0 runs, or start with --nproc N");
+  }
+  if (torchrun) {
+    // torchrun's agent hosts the store; where it says that it does not, rank 0 has to.
+    auto const agent = read("TORCHELASTIC_USE_AGENT_STORE");
+    out.store_is_there = agent && (*agent == "True" || *agent == "true" || *agent == "1");
+    out.job = read("TORCHELASTIC_RUN_ID").value_or("") + "." + read("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  }
+  return out;
+}
+
+/// \throws usage_error if a launcher has started this process as one of several, each of which would start `nproc` more
+inline void check_unlaunched(int nproc, environment_reader const& read = process_environment) {
+  if (nproc <= 0) return;
+  for (auto const& words : detail::launchers(read)) {
+    auto const rank = read(words.rank_name), size = read(words.size_name);
+    if (!rank || !size || detail::number_in(words.size_name, *size, 1, 1 << 20) == 1) continue;
+    throw usage_error("--nproc " + std::to_string(nproc) + " starts processes, but " + words.launcher + " has already done so (" +
+                      words.size_name + "=" + *size + "). Remedy: leave --nproc away, or unset " + words.size_name);
+  }
+}
+
+}  // namespace chevron

@@ -1,0 +1,294 @@
+#pragma once
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/topology.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/launch/environment.hpp>
+#include <chevron/run/launch/rank_processes.hpp>
+
+/// \file
+/// From a command line to ranks that can talk: `--nproc N` forks them here, else a launcher has started them.
+
+namespace chevron {
+
+struct launch_options {
+  int nproc = 0;                          ///< fork this many ranks on this machine; 0: ask the environment
+  std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
+  rank_processes::options children{};     ///< with nproc: how failing children are dealt with
+  environment_reader environment = process_environment;
+};
+
+/// This process as one rank of a job. Keep it until the last transport is gone.
+struct job {
+  int rank = 0;
+  int world = 1;
+  int local_rank = 0;
+  std::string launcher;
+  std::string interface_address = "127.0.0.1";  ///< of this machine, as the others reach it: where transports listen
+  std::string store_address;                    ///< for people: `127.0.0.1:4711`
+  std::chrono::milliseconds join{60000};
+  c10::intrusive_ptr<c10d::Store> store;  ///< only this job's keys
+  std::shared_ptr<failure_watch> watch;
+
+  /// `P × R` ranks. A `usage_error` if that is not how many there are.
+  chevron::topology topology(int pipeline_ranks, int replicas = 1) const {
+    if (pipeline_ranks < 1 || replicas < 1 || static_cast<long>(pipeline_ranks) * replicas != world) {
+      throw usage_error(std::to_string(pipeline_ranks) + " pipeline ranks × " + std::to_string(replicas) + " replicas need " +
+                        std::to_string(static_cast<long>(pipeline_ranks) * replicas) + " processes, but there " +
+                        (world == 1 ? "is 1" : "are " + std::to_string(world)) + " (launcher: " + launcher +
+                        "). Remedy: as many processes as pipeline ranks × replicas");
+    }
+    return {.pipeline_ranks = pipeline_ranks, .replicas = replicas, .global_rank = rank};
+  }
+
+  /// One line for the log.
+  std::string text() const {
+    return "rank " + std::to_string(rank) + " of " + std::to_string(world) + ", launched by " + launcher +
+           (store_address.empty() ? "" : ", store at " + store_address);
+  }
+};
+
+namespace detail {
+
+/// The watch of this process outlives what made it while a `run_main` is there to report to it.
+inline bool keep_watch = false;
+inline std::shared_ptr<failure_watch> kept_watch;
+
+/// A socket that listens on one address only; TCPStore would listen on all of them.
+class listener {
+ public:
+  explicit listener(sockaddr const* at, socklen_t size, std::string const& name) {
+    handle_ = ::socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int const yes = 1;
+    if (handle_ >= 0) ::setsockopt(handle_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (handle_ < 0 || ::bind(handle_, at, size) != 0 || ::listen(handle_, 1024) != 0) {
+      int const fault = errno;
+      if (handle_ >= 0) ::close(handle_);
+      throw preflight_error("cannot listen on " + name + ": " + std::strerror(fault) +
+                            (fault == EADDRINUSE ? ". Remedy: another job has this port; choose another MASTER_PORT"
+                                                 : ". Remedy: MASTER_ADDR must be an address of the machine of rank 0"));
+    }
+  }
+  listener(listener const&) = delete;
+  listener& operator=(listener const&) = delete;
+  ~listener() {
+    if (handle_ >= 0) ::close(handle_);
+  }
+  std::uint16_t port() const {
+    sockaddr_storage at{};
+    socklen_t size = sizeof at;
+    ::getsockname(handle_, reinterpret_cast<sockaddr*>(&at), &size);
+    return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(at).sin6_port
+                                          : reinterpret_cast<sockaddr_in&>(at).sin_port);
+  }
+  /// Gives the socket away.
+  int release() { return std::exchange(handle_, -1); }
+
+ private:
+  int handle_ = -1;
+};
+
+struct resolved {
+  sockaddr_storage at{};
+  socklen_t size = 0;
+};
+
+inline resolved resolve(std::string const& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (int const fault = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); fault != 0) {
+    throw usage_error("MASTER_ADDR=" + host + " is unknown: " + ::gai_strerror(fault) +
+                      ". Remedy: the name or address of rank 0's machine");
+  }
+  resolved out;
+  std::memcpy(&out.at, found->ai_addr, found->ai_addrlen);
+  out.size = found->ai_addrlen;
+  ::freeaddrinfo(found);
+  return out;
+}
+
+/// The address this machine uses towards another one (nothing is sent): loopback towards itself.
+inline std::string address_towards(resolved const& there) {
+  int const probe = ::socket(there.at.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage here{};
+  socklen_t size = sizeof here;
+  bool const known = probe >= 0 && ::connect(probe, reinterpret_cast<sockaddr const*>(&there.at), there.size) == 0 &&
+                     ::getsockname(probe, reinterpret_cast<sockaddr*>(&here), &size) == 0;
+  if (probe >= 0) ::close(probe);
+  char name[NI_MAXHOST];
+  if (!known || ::getnameinfo(reinterpret_cast<sockaddr*>(&here), size, name, sizeof name, nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "127.0.0.1";
+  }
+  return name;
+}
+
+inline c10::intrusive_ptr<c10d::TCPStore> connect_store(std::string const& address, std::uint16_t port,
+                                                        std::chrono::milliseconds patience, int listening = -1) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = listening >= 0;
+  if (listening >= 0) options.masterListenFd = listening;
+  options.waitWorkers = false;
+  options.timeout = patience;
+  return c10::make_intrusive<c10d::TCPStore>(address, options);
+}
+
+/// A client of the store at `address:port`. LibTorch would wait without end for a server there that is none and says nothing, and
+/// write about each try; so it tries in a thread, and who waits here has given up before it has.
+/// \throws timeout_error after `patience`, at the latest
+inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address, std::uint16_t port,
+                                                     std::chrono::milliseconds patience, error_context where) {
+  std::promise<c10::intrusive_ptr<c10d::TCPStore>> promised;
+  auto joined = promised.get_future();
+  std::thread([=, made = std::move(promised)]() mutable {
+    try {
+      made.set_value(connect_store(address, port, patience + std::chrono::seconds(30)));
+    } catch (...) {
+      made.set_exception(std::current_exception());
+    }
+  }).detach();
+  std::string why = "nobody answered within " + std::to_string(patience.count()) + " ms";
+  try {
+    if (joined.wait_for(patience) == std::future_status::ready) {
+      auto store = joined.get();
+      store->setTimeout(patience);
+      return store;
+    }
+  } catch (std::exception const& e) {
+    why = message_of(e);
+  }
+  where.action = "launch";
+  throw timeout_error("no store at " + address + ":" + std::to_string(port) + " (" + why +
+                          "). Remedy: is rank 0 up, and are MASTER_ADDR and MASTER_PORT right?",
+                      std::move(where));
+}
+
+/// Two processes under one rank: two jobs that met in one store.
+inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
+  if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
+    throw preflight_error("rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
+                              ". Remedy: two jobs use one MASTER_PORT; give this one another",
+                          {.rank = rank});
+  }
+}
+
+/// The parent of `--nproc`: hosts the store, waits for the ranks, and ends this process.
+[[noreturn]] inline void be_the_launcher(rank_processes& ranks, launch_options const& options, listener& socket,
+                                         std::string const& prefix) {
+  int code = static_cast<int>(exit_code::peer_lost);
+  try {
+    auto const port = socket.port();
+    // No wait for ranks: a short one for them would be too short for a store that is only just begun.
+    auto const tcp = connect_store("127.0.0.1", port, std::max(options.join, std::chrono::milliseconds(60000)), socket.release());
+    c10d::PrefixStore store(prefix, tcp);
+    std::optional<failure> first;
+    code = ranks.wait(options.children, [&](int rank, int of_rank, std::string const& how) {
+      failure const lost{.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"};
+      first = failure_of(store.compareSet("failure", std::string(), to_line(lost)));
+      // Whoever else was first has said it.
+      if (first->reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
+    });
+    // The first to end need not be the first to fail.
+    if (first) {
+      bool const seen_from_afar = first->code == static_cast<int>(exit_code::peer_lost) && ranks.code_of(first->rank) > 0;
+      code = seen_from_afar ? ranks.code_of(first->rank) : first->code;
+    }
+  } catch (std::exception const& e) {
+    std::fprintf(stderr, "launcher: %s\n", message_of(e).c_str());
+  }
+  std::fflush(nullptr);
+  ::_exit(code);
+}
+
+}  // namespace detail
+
+/// Finds out which rank this is and joins the others. With `nproc` it forks: call it before anything of LibTorch has run; it
+/// returns in the children only, each with its share of this machine's cores, while the calling process waits for them and ends
+/// with their result. Where a launcher has started this process as one of several, `nproc` is refused. Stores listen on loopback
+/// unless MASTER_ADDR names another address.
+inline job launch(launch_options const& options = {}) {
+  job out;
+  out.join = options.join;
+  int store_host = -1;
+  if (options.nproc < 0)
+    throw usage_error("--nproc " + std::to_string(options.nproc) + " is below 1. Remedy: the number of ranks");
+  check_unlaunched(options.nproc, options.environment);
+  if (options.nproc > 0) {
+    std::string const prefix = "chevron";
+    auto const at = detail::resolve("127.0.0.1", 0);
+    detail::listener socket(reinterpret_cast<sockaddr const*>(&at.at), at.size, "127.0.0.1");
+    auto const port = socket.port();
+    rank_processes ranks;
+    out.rank = ranks.fork(options.nproc);
+    if (out.rank < 0) detail::be_the_launcher(ranks, options, socket, prefix);
+    ::close(socket.release());
+    out.local_rank = out.rank;
+    out.world = options.nproc;
+    out.launcher = "--nproc " + std::to_string(options.nproc);
+    out.store_address = "127.0.0.1:" + std::to_string(port);
+    if (!process_environment("OMP_NUM_THREADS")) {
+      at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.nproc));
+    }
+    out.store =
+        c10::make_intrusive<c10d::PrefixStore>(prefix, detail::join_store("127.0.0.1", port, options.join, {.rank = out.rank}));
+  } else {
+    auto const told = read_environment(options.environment);
+    out.rank = told.rank;
+    out.world = told.world;
+    out.local_rank = told.local_rank;
+    out.launcher = told.launcher;
+    if (told.world == 1) {
+      out.store = c10::make_intrusive<c10d::HashStore>();
+    } else {
+      auto const there = detail::resolve(told.address, told.port);
+      auto const name = told.address + ":" + std::to_string(told.port);
+      bool const host = told.rank == 0 && !told.store_is_there;
+      store_host = told.store_is_there ? -1 : 0;
+      c10::intrusive_ptr<c10d::Store> tcp;
+      if (host) {
+        int const listening = detail::listener(reinterpret_cast<sockaddr const*>(&there.at), there.size, name).release();
+        tcp = detail::connect_store(told.address, told.port, options.join, listening);
+      } else {
+        tcp = detail::join_store(told.address, told.port, options.join, {.rank = told.rank, .peer = store_host});
+      }
+      out.store = c10::make_intrusive<c10d::PrefixStore>("chevron." + told.job, tcp);
+      out.interface_address = detail::address_towards(there);
+      out.store_address = name;
+      detail::claim_rank(*out.store, out.rank, name);
+    }
+  }
+  out.watch = std::make_shared<failure_watch>(out.store, out.rank, out.world, store_host);
+  if (detail::keep_watch) {
+    detail::kept_watch = out.watch;
+    out.watch->end_process_after(std::chrono::milliseconds(1500));
+  }
+  return out;
+}
+
+}  // namespace chevron

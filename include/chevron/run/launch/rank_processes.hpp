@@ -1,0 +1,183 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// Ranks as child processes of this one: forked, watched, stopped and reaped.
+
+namespace chevron {
+
+/// The ranks a process has forked. Made before the process has a second thread; each child ends when its parent does.
+class rank_processes {
+ public:
+  /// In the parent returns -1, in each child its rank.
+  int fork(int count) {
+    if (threads_here() > 1) {
+      throw usage_error("ranks cannot be forked: this process already has " + std::to_string(threads_here()) +
+                        " threads. Remedy: launch before anything computes");
+    }
+    std::fflush(nullptr);  // else every child would write it once more
+    for (int each : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched_, each);
+    sigset_t before;
+    sigprocmask(SIG_BLOCK, &watched_, &before);
+    ::signal(SIGCHLD, SIG_DFL);
+    pid_t const parent = ::getpid();
+    for (int rank = 0; rank < count; ++rank) {
+      pid_t const id = ::fork();
+      if (id < 0) {
+        std::string const why = std::strerror(errno);
+        for (auto const& c : children_) ::kill(c.id, SIGKILL);
+        for (auto const& c : children_) ::waitpid(c.id, nullptr, 0);
+        sigprocmask(SIG_SETMASK, &before, nullptr);
+        throw usage_error("rank " + std::to_string(rank) + " of " + std::to_string(count) + " cannot be forked: " + why +
+                          ". Remedy: fewer ranks, or a higher limit of processes (ulimit -u)");
+      }
+      if (id == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (::getppid() != parent) ::_exit(static_cast<int>(exit_code::peer_lost));  // it ended before the line above
+        sigprocmask(SIG_SETMASK, &before, nullptr);
+        children_.clear();
+        return rank;
+      }
+      children_.push_back({id, true});
+    }
+    return -1;
+  }
+
+  struct options {
+    std::chrono::milliseconds grace{2000};        ///< between the first failure and SIGKILL for those still there
+    std::chrono::milliseconds stop_grace{30000};  ///< between a forwarded SIGTERM or SIGINT and SIGKILL
+    std::chrono::milliseconds last{0};            ///< between the first that ends well and SIGKILL for others; 0: never
+  };
+
+  /// What a child has ended with by itself; -1 if it has not, or was killed.
+  int code_of(int rank) const {
+    auto const at = static_cast<std::size_t>(rank);
+    return rank >= 0 && at < children_.size() ? children_[at].code : -1;
+  }
+
+  /// Waits for all children. The first that fails is told to `on_failure(rank, code, how)` the moment it happens, `how` as in
+  /// `killed by signal 9`, with the exit code that stands for it. SIGTERM, SIGHUP and (unless it comes from the terminal, which
+  /// tells the children itself) SIGINT are passed on. Returns 0, or what this process should end with: the exit code of the first
+  /// child that failed, 3 if a signal killed it, 4 if the last did not end in time, 128 + signal if this process was told to
+  /// stop.
+  int wait(options const& how, std::function<void(int, int, std::string const&)> const& on_failure) {
+    using clock = std::chrono::steady_clock;
+    auto kill_at = clock::time_point::max();
+    auto late_at = clock::time_point::max();
+    int first_failure = 0;
+    int stopped_by = 0;
+    while (reap([&](int rank, int status) {
+      bool const killed = WIFSIGNALED(status);
+      if (!killed && WEXITSTATUS(status) == 0) {
+        if (how.last.count() > 0) late_at = std::min(late_at, clock::now() + how.last);
+        return;
+      }
+      if (first_failure != 0 || stopped_by != 0) return;
+      first_failure = killed ? static_cast<int>(exit_code::peer_lost) : WEXITSTATUS(status);
+      kill_at = std::min(kill_at, clock::now() + how.grace);
+      on_failure(rank, first_failure,
+                 killed ? "killed by signal " + std::to_string(WTERMSIG(status))
+                        : "ended with exit code " + std::to_string(WEXITSTATUS(status)));
+    })) {
+      if (clock::now() >= late_at && first_failure == 0 && stopped_by == 0) {
+        first_failure = static_cast<int>(exit_code::timeout);
+        kill_at = clock::now();
+        auto const late = std::find_if(children_.begin(), children_.end(), [](child const& c) { return c.running; });
+        on_failure(static_cast<int>(late - children_.begin()), first_failure,
+                   "did not end within " + std::to_string(how.last.count()) + " ms after another had");
+      }
+      if (clock::now() >= kill_at) {
+        send_all(SIGKILL);
+        kill_at = clock::time_point::max();
+      }
+      timespec const slice{.tv_sec = 0, .tv_nsec = 50'000'000};
+      siginfo_t info{};
+      int const got = sigtimedwait(&watched_, &info, &slice);
+      if (got == SIGINT || got == SIGTERM || got == SIGHUP) {
+        bool const again = stopped_by != 0;
+        stopped_by = got;
+        if (info.si_code <= 0) send_all(got);  // sent by a process; the terminal's own comes with SI_KERNEL
+        kill_at = std::min(kill_at, again ? clock::now() : clock::now() + how.stop_grace);
+      }
+    }
+    if (first_failure != 0) return first_failure;
+    return stopped_by != 0 && !all_ended_well_ ? 128 + stopped_by : 0;
+  }
+
+ private:
+  struct child {
+    pid_t id;
+    bool running;
+    int code = -1;
+  };
+
+  static int threads_here() {
+    int count = 0;
+    std::error_code none;
+    for (auto it = std::filesystem::directory_iterator("/proc/self/task", none); it != std::filesystem::directory_iterator();
+         ++it) {
+      ++count;
+    }
+    return count;
+  }
+
+  void send_all(int signal) {
+    for (auto const& c : children_) {
+      if (c.running) ::kill(c.id, signal);
+    }
+    // A stopped process takes no signal but SIGKILL until it goes on.
+    if (signal != SIGKILL) {
+      for (auto const& c : children_) {
+        if (c.running) ::kill(c.id, SIGCONT);
+      }
+    }
+  }
+
+  /// Collects those that ended; false once none is left.
+  template <class Told>
+  bool reap(Told const& told) {
+    bool any = false;
+    for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+      auto& c = children_[rank];
+      if (!c.running) continue;
+      int status = 0;
+      pid_t const got = ::waitpid(c.id, &status, WNOHANG);
+      if (got == c.id) {
+        c.running = false;
+        if (WIFEXITED(status)) c.code = WEXITSTATUS(status);
+        all_ended_well_ = all_ended_well_ && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        told(static_cast<int>(rank), status);
+      }
+      any = any || c.running;
+    }
+    return any;
+  }
+
+  std::vector<child> children_;
+  sigset_t watched_ = [] {
+    sigset_t none;
+    sigemptyset(&none);
+    return none;
+  }();
+  bool all_ended_well_ = true;
+};
+
+}  // namespace chevron

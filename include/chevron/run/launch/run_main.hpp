@@ -1,0 +1,83 @@
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/end_process.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/launch/launch.hpp>
+#include <chevron/run/launch/malloc_tuning.hpp>
+
+/// \file
+/// The last line of defence of a program: whatever is thrown becomes a message, a report to the other ranks and an exit code.
+
+namespace chevron {
+
+namespace detail {
+
+/// Where a program was started with standard input, output or errors closed, the next file or connection to be opened would take
+/// that place, and what is printed would go into it.
+inline void open_standard_files() {
+  for (int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(file, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
+  }
+}
+
+/// Ends a failing rank: tells stderr, torchrun and the other ranks. Not by `exit`: destroying what a broken job has open may
+/// hang. With `quiet` the program has said itself what is wrong.
+[[noreturn]] inline void end_failing(std::string const& message, int code, error_context const& where, bool quiet = false) {
+  flush_files();
+  if (!quiet) std::fprintf(stderr, "%s\n", message.c_str());
+  write_torchrun_error(message);
+  if (auto const watch = kept_watch) {
+    if (!watch->failed() && watch->world() > 1) watch->report(failure_by(watch->rank(), message, code, where));
+    watch->linger();
+  }
+  flush_files();
+  ::_exit(code);
+}
+
+/// What a program is told of an exception that is none of Chevron's: which rank has thrown it, where that is known.
+inline std::string message_of_current(std::string const& message) {
+  int rank = last_thrown.of(std::current_exception());
+  if (rank < 0 && kept_watch && kept_watch->world() > 1) rank = kept_watch->rank();
+  return rank < 0 ? message : failure_by(rank, message, 0, {}).reason;
+}
+
+}  // namespace detail
+
+/// Runs `body(argc, argv)`, which returns an exit code, and ends the process with these exit codes (docs/training.md): 0 ok, 2
+/// usage, 3 peer lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 1 anything else. Whoever ends because another rank
+/// failed ends with that one's code. A rank that computes while another fails is ended after 1.5 s. Memory that steps free is
+/// kept for the next (malloc_tuning.hpp).
+///
+///     int main(int argc, char** argv) { return chevron::run_main(argc, argv, [](int argc, char** argv) { …; return 0; }); }
+template <class Body>
+int run_main(int argc, char** argv, Body&& body) {
+  detail::open_standard_files();
+  detail::keep_watch = true;
+  keep_freed_memory();
+  int code = 0;
+  try {
+    code = body(argc, argv);
+  } catch (error const& e) {
+    detail::end_failing(e.what(), e.code(), e.context());
+  } catch (std::exception const& e) {
+    detail::end_failing(detail::message_of_current(detail::message_of(e)), static_cast<int>(exit_code::other), {});
+  } catch (...) {
+    detail::end_failing(detail::message_of_current("something was thrown that is no std::exception"),
+                        static_cast<int>(exit_code::other), {});
+  }
+  if (code != 0 && detail::kept_watch) detail::end_failing("exit code " + std::to_string(code), code, {}, true);
+  if (auto const watch = std::exchange(detail::kept_watch, nullptr)) watch->finish();
+  return code;
+}
+
+}  // namespace chevron

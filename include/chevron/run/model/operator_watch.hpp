@@ -1,0 +1,119 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/random_scope.hpp>
+
+/// \file
+/// Operators that would make a stage differ from the un-pipelined model without a word.
+
+namespace chevron::detail {
+
+/// While it lives, a stage's forward runs in this thread, and these are errors:
+///
+/// - running statistics (of batch and instance norm) that are no buffers of the stage: its callable runs a module that the stage
+///   was not given. Evaluation would go on training them, and no checkpoint would hold them.
+/// - dropout in evaluation, by a callable that was given no module: nothing told it that this is not training.
+/// - sparse gradients: the stage's gradients are dense, and so are added in another order.
+class operator_watch {
+ public:
+  operator_watch(bool has_module, std::vector<parameter> const& buffers, bool evaluation)
+      : has_module_(has_module),
+        buffers_(buffers),
+        evaluation_(evaluation),
+        outer_(current()),
+        include_((install(), random_key)) {
+    current() = this;
+  }
+  ~operator_watch() { current() = outer_; }
+  operator_watch(operator_watch const&) = delete;
+  operator_watch& operator=(operator_watch const&) = delete;
+
+ private:
+  static operator_watch const*& current() {
+    static thread_local operator_watch const* watch = nullptr;
+    return watch;
+  }
+
+  void see_statistics(at::Tensor const& running, bool changes) const {
+    if (!changes || !running.defined()) return;
+    bool const own = std::any_of(buffers_.begin(), buffers_.end(), [&](parameter const& b) { return b.value.is_same(running); });
+    if (own) return;
+    throw usage_error(
+        "it changes running statistics that are none of its buffers: its callable runs a module that the stage was not given, so "
+        "evaluation would change them and checkpoints would not hold them. Remedy: chevron::stage(module, callable)");
+  }
+  void see_dropout(bool drops, double share) const {
+    if (!drops || !(share > 0) || !evaluation_ || has_module_) return;
+    throw usage_error(
+        "it drops units in evaluation: a callable alone is not told of it. Remedy: chevron::stage(module, callable), and "
+        "module->is_training() wherever dropout is called by hand");
+  }
+  void see_sparse(at::Tensor const& weight, bool sparse) const {
+    if (!sparse || evaluation_ || !weight.requires_grad()) return;
+    throw usage_error(
+        "it asks for sparse gradients, which would become dense here and be added in another order. Remedy: sparse(false) in the "
+        "embedding's options");
+  }
+
+  static void look(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    // An operator may be made of others: instance norm is a batch norm over running means that it has made for that.
+    static thread_local int depth = 0;
+    if (operator_watch const* const watch = current(); watch != nullptr && depth == 0) {
+      auto const& arguments = op.schema().arguments();
+      std::size_t const first = stack->size() - arguments.size();
+      at::Tensor tensor;  // running_mean, or else the weight
+      double share = 0;   // of what is dropped
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        c10::IValue const& value = (*stack)[first + i];
+        std::string const& name = arguments[i].name();
+        if ((name == "weight" || name == "running_mean") && (value.isTensor() || value.isNone())) {
+          tensor = value.isTensor() ? value.toTensor() : at::Tensor();
+        }
+        if (name == "p" && value.isDouble()) share = value.toDouble();
+        if (!value.isBool()) continue;
+        if (name == "training" || name == "use_input_stats") watch->see_statistics(tensor, value.toBool());
+        if (name == "train") watch->see_dropout(value.toBool(), share);
+        if (name == "sparse") watch->see_sparse(tensor, value.toBool());
+      }
+    }
+    struct deeper {
+      deeper() { ++depth; }
+      ~deeper() { --depth; }
+    } const inside;
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, random_key), stack);
+  }
+
+  /// Puts `look` before these operators, under the key by which draws are seen, too (random_scope.hpp): once in a process.
+  static void install() {
+    intercept_draws();
+    static bool const done = [] {
+      static torch::Library watched(torch::Library::IMPL, "aten", random_key, __FILE__, __LINE__);
+      for (char const* const name : {"batch_norm", "instance_norm", "dropout", "dropout_", "feature_dropout", "feature_dropout_",
+                                     "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_",
+                                     "embedding", "embedding_bag", "embedding_bag.padding_idx"}) {
+        watched.impl(name, torch::CppFunction::makeFromBoxedFunction<&look>());
+      }
+      return true;
+    }();
+    static_cast<void>(done);
+  }
+
+  bool has_module_;
+  std::vector<parameter> const& buffers_;
+  bool evaluation_;
+  operator_watch const* outer_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,157 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+/// \file
+/// Random numbers (dropout …) that do not depend on who draws them, when, and in which thread.
+
+namespace chevron {
+
+/// What a draw is for. Every F of a stage draws from a stream of its own, chosen by these numbers and nothing else: so a model
+/// drops the same units under every schedule, on threads and in processes, when a step is resumed or redone, and
+/// when an F is computed again for its backward.
+struct rng_key {
+  std::uint64_t seed = 0;  ///< of the training job
+  long step = 0;
+  int replica = 0;
+  int stage = 0;
+  int micro_batch = 0;
+  int part = 0;  ///< of the stage, where it has several
+};
+
+/// The seed of that stream.
+constexpr std::uint64_t stream_of(rng_key const& at) {
+  std::uint64_t state = at.seed;
+  auto const mix = [&state](std::uint64_t value) {  // splitmix64's finaliser over a running sum
+    state += 0x9e3779b97f4a7c15ULL + value;
+    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    state = (state ^ (state >> 27)) * 0x94d049bb133111ebULL;
+    state ^= state >> 31;
+  };
+  mix(static_cast<std::uint64_t>(at.step));
+  mix(static_cast<std::uint64_t>(at.replica));
+  mix(static_cast<std::uint64_t>(at.stage));
+  mix(static_cast<std::uint64_t>(at.micro_batch));
+  mix(static_cast<std::uint64_t>(at.part));
+  return state;
+}
+
+namespace detail {
+
+/// Where this thread's operations draw from, if they do not say. Its generator is set up at the first draw: that costs
+/// microseconds, and most stages draw nothing.
+struct random_stream {
+  std::uint64_t seed = 0;
+  random_stream* outer = nullptr;
+  at::Generator generator;
+
+  at::Generator const& ready() {
+    static thread_local at::Generator const of_thread = at::make_generator<at::CPUGeneratorImpl>();
+    if (!generator.defined()) {
+      generator = outer == nullptr ? of_thread : at::make_generator<at::CPUGeneratorImpl>();
+      generator.set_current_seed(seed);
+    }
+    return generator;
+  }
+};
+
+inline thread_local random_stream* current_stream = nullptr;
+
+/// ATen has one CPU generator for the whole process, which ranks in threads would share. This dispatch key, left by ATen to
+/// libraries outside of it, is switched on per thread: operators with a generator argument then come by `draw_from_stream`, all
+/// others pass as if it was not there.
+inline constexpr c10::DispatchKey random_key = c10::DispatchKey::DeferredInit;
+
+inline bool on_main_memory(c10::OperatorHandle const& op, torch::jit::Stack const& stack) {
+  auto const& arguments = op.schema().arguments();
+  std::size_t const first = stack.size() - arguments.size();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    c10::IValue const& value = stack[first + i];
+    if (value.isTensor() && value.toTensor().defined()) return value.toTensor().is_cpu();
+    if (arguments[i].name() == "device" && value.isDevice()) return value.toDevice().is_cpu();
+  }
+  return true;
+}
+
+inline void draw_from_stream(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  auto const& arguments = op.schema().arguments();
+  std::size_t const first = stack->size() - arguments.size();
+  for (std::size_t i = 0; current_stream != nullptr && i < arguments.size(); ++i) {
+    c10::IValue& value = (*stack)[first + i];
+    if (arguments[i].name() != "generator" || !value.isNone() || !on_main_memory(op, *stack)) continue;
+    value = current_stream->ready();
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, random_key), stack);
+}
+
+/// Puts `draw_from_stream` before all operators that draw: once in a process.
+inline void intercept_draws() {
+  static bool const done = [] {
+    static torch::Library all(torch::Library::IMPL, "_", random_key, __FILE__, __LINE__);
+    all.fallback(torch::CppFunction::makeFallthrough());
+    static torch::Library drawing(torch::Library::IMPL, "aten", random_key, __FILE__, __LINE__);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (c10::OperatorName const& name : dispatcher.getAllOpNames()) {
+      auto const op = dispatcher.findSchema(name);
+      if (!op || name.name.rfind("aten::", 0) != 0) continue;
+      bool draws = false;
+      for (auto const& argument : op->schema().arguments()) draws = draws || argument.name() == "generator";
+      if (!draws) continue;
+      std::string const full = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
+      drawing.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_from_stream>());
+    }
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+}  // namespace detail
+
+/// While it lives, what this thread draws without naming a generator comes from the stream of one place: dropout, `at::randn` and
+/// the like. The process's default generator is left alone. The executor opens one around every F; an un-pipelined model that
+/// does the same draws the same numbers.
+///
+/// On an accelerator operators draw from the device's default generator, fused ones without saying so: there that generator
+/// itself is set, for the devices of `near`. Ranks as threads need a device each for that.
+class random_scope {
+ public:
+  explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {})
+      : stream_{stream_of(at), detail::current_stream, {}}, include_((detail::intercept_draws(), detail::random_key)) {
+    detail::current_stream = &stream_;
+    for (at::Tensor const& t : near) {
+      if (!t.defined() || t.is_cpu()) continue;
+      at::Generator of_device = at::globalContext().defaultGenerator(t.device());
+      std::lock_guard const hold(of_device.mutex());
+      of_device.set_current_seed(stream_.seed);
+      of_devices_.push_back(of_device);
+    }
+  }
+  ~random_scope() { detail::current_stream = stream_.outer; }
+  /// Whether anything was drawn.
+  bool drew() const {
+    return stream_.generator.defined() ||
+           std::any_of(of_devices_.begin(), of_devices_.end(), [](at::Generator const& g) { return g.get_offset() != 0; });
+  }
+  random_scope(random_scope const&) = delete;
+  random_scope& operator=(random_scope const&) = delete;
+
+ private:
+  detail::random_stream stream_;
+  std::vector<at::Generator> of_devices_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/stage_graph.hpp>
+
+/// \file
+/// Skip connections: a tensor of one stage that a later one takes, past the stages between.
+
+namespace chevron {
+
+/// One tensor from stage `from` to stage `to` > from.
+struct skip {
+  int from = 0;
+  int to = 0;
+};
+
+/// A builder of the same stages with skip connections between them. For each connection, in the order listed, stage `from` gives
+/// one more tensor after its other outputs, and stage `to` takes one more after its other inputs; the stages between do not
+/// see it.
+///
+/// The tensor travels with the messages that go from stage to stage anyway. An edge of its own would be shorter, but a
+/// program's proof is about neighbouring stages: so what was proved without skip connections holds with them, no message is
+/// added, and the ranks between keep nothing.
+inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std::vector<skip> connections) {
+  for (skip const& c : connections) {
+    if (c.from < 0 || c.to <= c.from) {
+      throw usage_error("a skip connection from stage " + std::to_string(c.from) + " to stage " + std::to_string(c.to) +
+                        ": it has to lead from a stage to a later one");
+    }
+  }
+  return [build = std::move(build), connections = std::move(connections)](int number) {
+    stage made = build(number);
+    skip_marks marks;
+    for (skip const& c : connections) {
+      if (c.from < number && number <= c.to) marks.arriving.push_back(number == c.to);
+      if (c.from <= number && number < c.to) marks.departing.push_back(number == c.from);
+    }
+    made.skips(std::move(marks));
+    return made;
+  };
+}
+
+/// The tensors of one microbatch that pass a stage by, and then their gradients.
+class passing_tensors {
+ public:
+  /// Takes them out of what arrived.
+  void arrive(skip_marks const& marks, tensors& arrived) {
+    held_.clear();
+    inputs_.clear();
+    outputs_.clear();
+    if (marks.arriving.empty()) return;
+    if (arrived.size() < marks.arriving.size()) {
+      throw usage_error(std::to_string(arrived.size()) + " tensors came, of which " + std::to_string(marks.arriving.size()) +
+                        " would belong to skip connections: each stage where one begins gives that many tensors more");
+    }
+    std::size_t const first = arrived.size() - marks.arriving.size();
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < arrived.size(); ++i) {
+      bool const passes = i >= first && !marks.arriving[i - first];
+      if (carries_gradient(arrived[i])) inputs_.push_back(passes);
+      if (passes) {
+        held_.push_back(std::move(arrived[i]));
+      } else if (kept++ != i) {
+        arrived[kept - 1] = std::move(arrived[i]);
+      }
+    }
+    arrived.resize(kept);
+  }
+
+  /// Puts them among what departs.
+  void depart(skip_marks const& marks, tensors& departing) {
+    if (marks.departing.empty()) return;
+    auto const begun = static_cast<std::size_t>(std::count(marks.departing.begin(), marks.departing.end(), true));
+    if (departing.size() < begun) {
+      throw usage_error("it gave " + std::to_string(departing.size()) + " tensors, but " + std::to_string(begun) +
+                        " skip connections begin here: give one more for each, after the others");
+    }
+    tensors own(std::make_move_iterator(departing.end() - static_cast<std::ptrdiff_t>(begun)),
+                std::make_move_iterator(departing.end()));
+    departing.resize(departing.size() - begun);
+    for (at::Tensor const& t : departing) {
+      if (carries_gradient(t)) outputs_.push_back(false);
+    }
+    auto next_own = own.begin();
+    auto next_held = held_.begin();
+    for (bool const begins : marks.departing) {
+      departing.push_back(std::move(begins ? *next_own++ : *next_held++));
+      if (carries_gradient(departing.back())) outputs_.push_back(!begins);
+    }
+    held_.clear();
+  }
+
+  /// Takes their gradients out of those that came back.
+  void take(tensors& output_gradients) {
+    if (outputs_.empty()) return;
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < output_gradients.size(); ++i) {
+      if (i < outputs_.size() && outputs_[i]) {
+        held_.push_back(std::move(output_gradients[i]));
+      } else if (kept++ != i) {
+        output_gradients[kept - 1] = std::move(output_gradients[i]);
+      }
+    }
+    output_gradients.resize(kept);
+  }
+
+  /// Puts them among those that go back.
+  void give(tensors& input_gradients) {
+    if (held_.empty()) return;
+    tensors own = std::move(input_gradients);
+    input_gradients.clear();
+    auto next_own = own.begin();
+    auto next_held = held_.begin();
+    for (bool const passes : inputs_) input_gradients.push_back(std::move(passes ? *next_held++ : *next_own++));
+    held_.clear();
+  }
+
+ private:
+  tensors held_;
+  std::vector<bool> inputs_, outputs_;  // by floating-point tensor of a message: it passes by
+};
+
+}  // namespace chevron

@@ -1,0 +1,322 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/operator_watch.hpp>
+#include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/tensor_call.hpp>
+
+/// \file
+/// A stage: a piece of the model, whatever it is made of.
+
+namespace chevron {
+
+/// What a stage gets besides the tensors that go through the pipeline.
+struct forward_context {
+  std::span<side_input const> side_inputs = {};
+  std::optional<rng_key> draws = std::nullopt;  ///< where random numbers come from; nullopt: ATen's default generator
+  bool* drew = nullptr;                         ///< if given, and `draws` is: set to true where one was drawn
+  bool evaluation = false;
+};
+
+/// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
+struct skip_marks {
+  std::vector<bool> arriving;   ///< by tensor that arrives: it ends here (else it passes by)
+  std::vector<bool> departing;  ///< by tensor that departs: it begins here (else it passes by)
+};
+
+namespace detail {
+
+/// A module's mode, sub-module by sub-module: whichever of them the user has put into evaluation stays there.
+struct module_mode {
+  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and all below it, parents first
+  std::function<void(std::vector<bool> const&)> set;  ///< to what `get` gave
+  std::function<void(bool)> set_all;
+};
+
+template <class Module>
+module_mode mode_of(Module module) {
+  module_mode out;
+  out.get = [module] {
+    std::vector<bool> modes;
+    for (auto const& each : module->modules()) modes.push_back(each->is_training());
+    return modes;
+  };
+  out.set = [module](std::vector<bool> const& modes) {
+    // `train` sets what is below, too: parents first, so that each child has the last word on itself.
+    auto const all = module->modules();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i]->is_training() != modes[i]) all[i]->train(modes[i]);
+    }
+  };
+  out.set_all = [module](bool training) mutable { module->train(training); };
+  return out;
+}
+
+/// Something to be called, with what it takes from the batch.
+struct stage_part {
+  std::function<void(tensors&, tensors&)> forward;
+  std::optional<module_mode> mode;  ///< of its module; none for a callable alone
+  std::vector<std::string> side_inputs;
+  bool recompute = false;
+};
+
+}  // namespace detail
+
+/// A `torch::nn` module, as a holder (`torch::nn::Linear`) or as a shared pointer to its implementation.
+template <class Module>
+concept module_pointer = requires(Module& module) {
+  module->named_parameters(true);
+  module->named_buffers(true);
+  module->modules();
+  module->train(true);
+};
+
+/// What can be a stage's forward: it takes tensors, up to eight, or all of them as one `std::span<at::Tensor const>`.
+template <class Callable>
+concept stage_forward = !module_pointer<Callable> && (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>());
+
+/// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
+///
+/// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them;
+/// - a module and a callable of that form: what is called is the callable, and parameters, buffers and mode are the module's. For
+///   several modules: `torch::nn::ModuleDict` or one of your own in which they are registered;
+/// - a callable alone, with the parameters it uses. One that it does not list, and a running mean that is no module's, are
+/// errors.
+///
+/// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage
+/// what its predecessor gives; all tensors cross, undefined ones too, and every floating-point one gets a gradient back. An
+/// optional that is empty arrives as an undefined tensor.
+///
+/// Modules train as they are: one that was put into evaluation (`eval()`, a frozen BatchNorm) stays so.
+class stage {
+ public:
+  stage() = default;
+
+  template <module_pointer Module>
+  stage(Module module) {  // NOLINT: a module is a stage
+    declare(module);
+    parts_.back().forward = [module](tensors& inputs, tensors& outputs) mutable {
+      auto run = [&module](auto&&... each) -> decltype(module->forward(std::forward<decltype(each)>(each)...)) {
+        return module->forward(std::forward<decltype(each)>(each)...);
+      };
+      static_assert(
+          detail::takes_any_count<decltype(run)>() || detail::takes_a_span<decltype(run)>(),
+          "the module's forward takes something other than tensors: give the stage the module and a callable that takes "
+          "tensors, chevron::stage(module, callable)");
+      detail::call_with(run, inputs, outputs, "the module's forward");
+    };
+  }
+
+  /// \param forward called in the module's place; it holds the module itself
+  ///
+  ///     chevron::stage(block, [block](at::Tensor x, at::Tensor mask) mutable { return block->forward(mask, x); })
+  template <module_pointer Module, stage_forward Callable>
+  stage(Module module, Callable forward) {
+    declare(module);
+    call(std::move(forward));
+  }
+
+  template <class Callable>
+  requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && stage_forward<Callable>)
+      stage(Callable forward, std::vector<parameter> parameters = {})
+      : parameters_(std::move(parameters)) {  // NOLINT
+    parts_.emplace_back();
+    call(std::move(forward));
+  }
+
+  /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each
+  /// gets the number of its part before it: `1.weight`. Parts differ in what `recompute` and `side_inputs` say of them.
+  friend stage in_sequence(std::vector<stage> parts) {
+    stage whole;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i]) throw usage_error("part " + std::to_string(i) + " of a stage is empty");
+      for (auto const list : {&stage::parameters_, &stage::buffers_}) {
+        for (parameter& p : parts[i].*list) {
+          bool used_twice = false;
+          for (std::size_t other = 0; other < parts.size(); ++other)
+            used_twice = used_twice || (other != i && parts[other].names(p.name));
+          (whole.*list).push_back({(used_twice ? std::to_string(i) + "." : "") + p.name, p.value, p.tied_as});
+        }
+      }
+    }
+    for (stage& part : parts) {
+      for (detail::stage_part& p : part.parts_) whole.parts_.push_back(std::move(p));
+    }
+    return whole;
+  }
+
+  /// Activation checkpointing: F keeps nothing but the stage's inputs, and the B or I runs the forward again, once. Of a stage
+  /// made `in_sequence` each part keeps its inputs, and is run again when its turn comes: then only one part's activations
+  /// are there at a time, besides what I keeps for W.
+  ///
+  /// The forward must do the same both times. Random numbers are the same (random_scope.hpp), unless drawn from a generator of
+  /// your own; buffers of modules (BatchNorm's running mean) count the first time only. Inputs must not be changed in place.
+  stage& recompute(bool on = true) {
+    for (detail::stage_part& part : parts_) part.recompute = on;
+    return *this;
+  }
+
+  /// Tensors of the batch that follow its inputs, by name, in this order; of a stage in parts: those of its first.
+  stage& side_inputs(std::vector<std::string> names) {
+    if (!parts_.empty()) parts_.front().side_inputs = std::move(names);
+    return *this;
+  }
+
+  /// What it takes of the batch by name, all its parts together.
+  std::vector<std::string> side_input_names() const {
+    std::vector<std::string> names;
+    for (detail::stage_part const& part : parts_) names.insert(names.end(), part.side_inputs.begin(), part.side_inputs.end());
+    return names;
+  }
+
+  /// Says that this parameter and those that other stages put into the same group are one parameter (tied_parameters.hpp).
+  stage& tie(std::string const& parameter_name, std::string group) {
+    std::string known;
+    for (parameter& p : parameters_) {
+      if (p.name == parameter_name) {
+        if (!p.tied_as.empty() && p.tied_as != group) {
+          throw usage_error("`" + parameter_name + "` is tied as `" + p.tied_as + "` and cannot be tied as `" + group + "`, too");
+        }
+        p.tied_as = std::move(group);
+        return *this;
+      }
+      known += (known.empty() ? "" : ", ") + p.name;
+    }
+    throw usage_error("a stage has no parameter `" + parameter_name + "` to be tied as `" + group + "`; it has " +
+                      (known.empty() ? "none" : known));
+  }
+
+  explicit operator bool() const { return !parts_.empty(); }
+
+  /// Runs it. `inputs` are handed over: the callable may take them as references and assign to them.
+  void forward(tensors& inputs, tensors& outputs, forward_context const& around = {}) {
+    outputs = std::move(inputs);
+    forward_parts(0, parts_.size(), outputs, around);
+  }
+
+  /// The same for the parts [first, last), in place.
+  void forward_parts(std::size_t first, std::size_t last, tensors& values, forward_context const& around) {
+    tensors results;  // of this call: the halves of a fused pair may be the same stage's
+    for (std::size_t p = first; p < last; ++p) {
+      for (std::string const& name : parts_[p].side_inputs) values.push_back(find(name, around.side_inputs));
+      std::optional<random_scope> scope;
+      if (around.draws) {
+        rng_key place = *around.draws;
+        place.part = static_cast<int>(p);
+        scope.emplace(place, values);
+      }
+      detail::operator_watch const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
+      parts_[p].forward(values, results);
+      if (scope && around.drew != nullptr && scope->drew()) *around.drew = true;
+      std::swap(values, results);
+      results.clear();
+    }
+  }
+
+  skip_marks const& skips() const { return skips_; }
+  void skips(skip_marks marks) { skips_ = std::move(marks); }
+
+  std::size_t parts() const { return parts_.size(); }
+  bool recomputes(std::size_t part) const { return parts_[part].recompute; }
+
+  /// All parameters, in the order of registration, those that need no gradient included.
+  std::vector<parameter> const& parameters() const { return parameters_; }
+
+  /// What forwards may change besides their outputs (running means …), of a module; nothing for a callable alone.
+  std::vector<parameter> const& buffers() const { return buffers_; }
+
+  /// Switches what behaves differently in training (dropout …), all of it. Nothing for a callable alone.
+  void training(bool on) {
+    for (detail::stage_part& part : parts_) {
+      if (part.mode) part.mode->set_all(on);
+    }
+  }
+
+  /// Whether each module of it is in training, parents first; for `set_modes`.
+  std::vector<std::vector<bool>> modes() const {
+    std::vector<std::vector<bool>> out;
+    for (detail::stage_part const& part : parts_) out.push_back(part.mode ? part.mode->get() : std::vector<bool>{});
+    return out;
+  }
+  void set_modes(std::vector<std::vector<bool>> const& modes) {
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      if (parts_[p].mode) parts_[p].mode->set(modes[p]);
+    }
+  }
+
+ private:
+  /// One part more, of which so far only the module is known.
+  template <class Module>
+  void declare(Module module) {
+    for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
+    for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
+    parts_.emplace_back().mode = detail::mode_of(std::move(module));
+  }
+  template <class Callable>
+  void call(Callable forward) {
+    parts_.back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
+      detail::call_with(forward, inputs, outputs, "the stage's callable");
+    };
+  }
+
+  bool names(std::string const& parameter_or_buffer) const {
+    for (auto const list : {&stage::parameters_, &stage::buffers_}) {
+      for (parameter const& p : this->*list) {
+        if (p.name == parameter_or_buffer) return true;
+      }
+    }
+    return false;
+  }
+
+  static at::Tensor const& find(std::string const& name, std::span<side_input const> side_inputs) {
+    std::string known;
+    for (side_input const& e : side_inputs) {
+      if (e.name == name) return e.value;
+      known += (known.empty() ? "" : ", ") + e.name;
+    }
+    throw usage_error("it takes `" + name + "` from the batch, which has " +
+                      (known.empty() ? "no such tensors" : "only " + known) + ": give it to step() as a side input");
+  }
+
+  std::vector<detail::stage_part> parts_;
+  std::vector<parameter> parameters_;
+  std::vector<parameter> buffers_;
+  skip_marks skips_;
+};
+
+stage in_sequence(std::vector<stage> parts);
+
+/// While it lives, all modules of these stages are in evaluation; then each is again in the mode it was in.
+class evaluation_scope {
+ public:
+  explicit evaluation_scope(std::vector<stage>& stages) : stages_(stages) {
+    for (stage& s : stages_) {
+      before_.push_back(s.modes());
+      s.training(false);
+    }
+  }
+  ~evaluation_scope() {
+    for (std::size_t s = 0; s < stages_.size(); ++s) stages_[s].set_modes(before_[s]);
+  }
+  evaluation_scope(evaluation_scope const&) = delete;
+  evaluation_scope& operator=(evaluation_scope const&) = delete;
+
+ private:
+  std::vector<stage>& stages_;
+  std::vector<std::vector<std::vector<bool>>> before_;
+};
+
+}  // namespace chevron

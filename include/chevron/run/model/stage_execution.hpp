@@ -1,0 +1,277 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/autocast.hpp>
+#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/skip.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/stage_graph.hpp>
+
+/// \file
+/// One stage's work on one microbatch, from its F to its B or W.
+
+namespace chevron {
+
+/// What a chunk is about. The same for its F and its backward, which may have to run the forward again.
+struct stage_task {
+  stage* owner = nullptr;
+  forward_context around = {};
+  bool training = false;          ///< a backward will follow
+  bool differentiable = false;    ///< somebody wants the gradients of its inputs: not on stage 0
+  loss_function* loss = nullptr;  ///< the last stage's, or null
+  std::optional<at::ScalarType> autocast = {};
+  tensors const* targets = nullptr;  ///< of the loss
+};
+
+/// A stage's parts that are computed and differentiated together make a *section*, with a graph of its own: each part that
+/// recomputes, and each run of parts that do not. Between sections gradients are handed on as they are between stages.
+///
+/// What it keeps from F on: the graphs of sections that do not recompute; the inputs of those that do. A section that recomputes
+/// gets its graph in B or I and is from then on like any other, so I and W together run the forward again once. Where
+/// nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
+///
+/// Tensors that only pass by on their way to a later stage (skip.hpp) are in no graph: F hands them on, and B or I their
+/// gradients.
+class stage_execution {
+ public:
+  /// F. Takes `inputs`; gives the outputs, not followed by autograd, or where there is a loss that and no outputs.
+  at::Tensor forward(stage_task const& task, tensors& inputs, tensors& outputs) {
+    lay_out(task);
+    if (task.loss != nullptr && !task.owner->skips().departing.empty()) {
+      throw usage_error("a skip connection leads past it, but it is the last stage");
+    }
+    passing_.arrive(task.owner->skips(), inputs);
+    tensors& values = outputs;
+    values.clear();
+    std::swap(values, inputs);
+    at::Tensor loss;
+    for (section& s : sections_) {
+      if (s.recomputes) {
+        keep_inputs(s, values);
+        at::AutoGradMode const without(false);
+        std::vector<std::uint32_t> const side_inputs = changes_of(task.around.side_inputs);
+        loss = run(task, s, values);
+        check_inputs(s, "it");
+        if (side_inputs != changes_of(task.around.side_inputs)) {
+          throw usage_error(
+              "it changes what it takes from the batch in place, and so cannot be computed again from it: "
+              "clone it first, or do without recompute()");
+        }
+      } else {
+        loss = compute(task, s, values);
+      }
+    }
+    if (task.loss != nullptr) {
+      values.clear();
+      return loss.detach();
+    }
+    for (at::Tensor& t : values) {
+      if (t.defined()) t = aliases_module_state(task, t) ? t.detach().clone() : t.detach();
+    }
+    passing_.depart(task.owner->skips(), values);
+    return loss;
+  }
+
+  /// B. Takes the gradients of the outputs, one for each floating-point one, or the loss's; gives those of the inputs.
+  void backward(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
+    through(output_gradients, input_gradients, [&](section& s) {
+      compute_again(task, s);
+      s.graph.backward(output_gradients, input_gradients);
+    });
+  }
+
+  /// I.
+  void backward_input(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
+    through(output_gradients, input_gradients, [&](section& s) {
+      if (s.recomputes && !s.differentiable) {
+        s.postponed = output_gradients;
+        input_gradients.clear();
+      } else {
+        compute_again(task, s);
+        s.graph.backward_input(output_gradients, input_gradients);
+      }
+    });
+  }
+
+  /// W.
+  void backward_weight(stage_task const& task) {
+    for (std::size_t i = sections_.size(); i-- > 0;) {
+      section& s = sections_[i];
+      if (s.recomputes && !s.differentiable) {
+        compute_again(task, s);
+        s.graph.backward(s.postponed, scratch_);
+        s.postponed.clear();
+      } else {
+        s.graph.backward_weight();
+      }
+    }
+  }
+
+ private:
+  struct section {
+    std::size_t first = 0, last = 0;  // parts
+    bool recomputes = false;
+    bool differentiable = false;
+    stage_graph graph;
+    tensors inputs;                      // where it recomputes: from F until the graph is built
+    std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
+    tensors postponed;                   // output gradients, from I to W
+    int examined = 0;                    // how often; see examine()
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> unlisted_leaves;
+  };
+
+  /// A buffer or parameter of the stage's own changes while its outputs are under way.
+  static bool aliases_module_state(stage_task const& task, at::Tensor const& output) {
+    auto const same_memory = [&](parameter const& p) {
+      return p.value.defined() && p.value.has_storage() && p.value.storage().is_alias_of(output.storage());
+    };
+    auto const &parameters = task.owner->parameters(), &buffers = task.owner->buffers();
+    return output.has_storage() && (std::any_of(buffers.begin(), buffers.end(), same_memory) ||
+                                    std::any_of(parameters.begin(), parameters.end(), same_memory));
+  }
+
+  void lay_out(stage_task const& task) {
+    std::size_t count = 0;
+    for (std::size_t p = 0; p < task.owner->parts(); ++p) {
+      bool const recomputes = task.training && task.owner->recomputes(p);
+      if (count > 0 && !recomputes && !sections_[count - 1].recomputes) {
+        sections_[count - 1].last = p + 1;
+        continue;
+      }
+      if (sections_.size() == count) sections_.emplace_back();
+      section& s = sections_[count++];
+      s.first = p;
+      s.last = p + 1;
+      s.recomputes = recomputes;
+      s.differentiable = task.training && (p > 0 || task.differentiable);
+    }
+    sections_.resize(count);
+  }
+
+  /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
+  at::Tensor run(stage_task const& task, section const& s, tensors& values) {
+    autocast_scope const cast(task.autocast, values);
+    task.owner->forward_parts(s.first, s.last, values, task.around);
+    if (task.loss == nullptr || &s != &sections_.back()) return {};
+    std::optional<random_scope> scope;
+    if (task.around.draws) {
+      rng_key place = *task.around.draws;
+      place.part = static_cast<int>(s.last);
+      scope.emplace(place, values);
+    }
+    at::Tensor loss = (*task.loss)(values, *task.targets);
+    if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
+    return loss;
+  }
+
+  /// Runs a section, in place, and in training follows it by autograd.
+  at::Tensor compute(stage_task const& task, section& s, tensors& values) {
+    at::AutoGradMode const follow(task.training);
+    s.graph.enter(values, s.differentiable, scratch_);
+    values.clear();
+    std::swap(values, scratch_);
+    at::Tensor loss = run(task, s, values);
+    if (loss.defined() && task.training) {
+      if (!loss.requires_grad()) throw usage_error("the loss depends on no parameter: nothing would be learned");
+      s.graph.leave(std::span(&loss, 1));
+      values.clear();
+    } else if (task.training) {
+      s.graph.leave(values);
+    }
+    if (task.training && s.examined < 2) examine(*task.owner, s);
+    return loss;
+  }
+
+  /// Looks for parameters that a callable uses without listing them: nobody would train them. What requires a gradient, is not
+  /// listed and is there in two computations was not made by either of them.
+  static void examine(stage const& owner, section& s) {
+    auto const before = std::exchange(s.unlisted_leaves, {});
+    ++s.examined;
+    for (at::Tensor const& leaf : s.graph.leaves()) {
+      bool const listed = std::any_of(owner.parameters().begin(), owner.parameters().end(),
+                                      [&](parameter const& p) { return p.value.is_same(leaf); });
+      if (listed) continue;
+      for (auto const& earlier : before) {
+        if (earlier.lock().get() != leaf.unsafeGetTensorImpl()) continue;
+        std::string sizes;
+        for (std::int64_t const n : leaf.sizes()) sizes += (sizes.empty() ? "" : ", ") + std::to_string(n);
+        throw usage_error("it uses a parameter of sizes [" + sizes +
+                          "] that it does not list, and that would not be trained: give the stage its module, too, "
+                          "chevron::stage(module, callable), or let it need no gradient");
+      }
+      if (s.examined == 1) s.unlisted_leaves.emplace_back(leaf.getIntrusivePtr());
+    }
+  }
+
+  /// Builds the graph that F did not. Loss and outputs are known; buffers have had their change.
+  void compute_again(stage_task const& task, section& s) {
+    if (!s.recomputes) return;
+    check_inputs(s, "a later part or stage, to which it was passed on,");
+    std::vector<std::pair<at::Tensor, at::Tensor>> before;
+    for (parameter const& b : task.owner->buffers()) {
+      // variable_data: for autograd, which may have saved the buffer, nothing happens to it.
+      if (b.value.defined()) before.emplace_back(b.value.variable_data(), b.value.detach().clone());
+    }
+    compute(task, s, s.inputs);
+    s.inputs.clear();
+    for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
+  }
+
+  static void keep_inputs(section& s, tensors& values) {
+    s.inputs.clear();
+    s.changes.clear();
+    for (at::Tensor& value : values) {
+      if (value.defined()) value = value.detach();
+      s.inputs.push_back(value);
+      s.changes.push_back(value.defined() ? static_cast<std::uint32_t>(value._version()) : 0);
+    }
+  }
+
+  static std::vector<std::uint32_t> changes_of(std::span<side_input const> side_inputs) {
+    std::vector<std::uint32_t> out;
+    for (side_input const& e : side_inputs) out.push_back(e.value.defined() ? static_cast<std::uint32_t>(e.value._version()) : 0);
+    return out;
+  }
+
+  static void check_inputs(section const& s, char const* who) {
+    for (std::size_t i = 0; i < s.inputs.size(); ++i) {
+      if (s.inputs[i].defined() && static_cast<std::uint32_t>(s.inputs[i]._version()) != s.changes[i]) {
+        throw usage_error(std::string(who) + " changes its input " + std::to_string(i) +
+                          " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
+      }
+    }
+  }
+
+  /// From the last section to the first, the gradients of one's inputs being those of the other's outputs.
+  template <class Step>
+  void through(tensors& output_gradients, tensors& input_gradients, Step step) {
+    passing_.take(output_gradients);
+    for (std::size_t i = sections_.size(); i-- > 0;) {
+      step(sections_[i]);
+      output_gradients.clear();
+      if (i > 0) std::swap(output_gradients, input_gradients);
+    }
+    passing_.give(input_gradients);
+  }
+
+  std::vector<section> sections_;
+  passing_tensors passing_;
+  tensors scratch_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,332 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/graph_nodes.hpp>
+
+/// \file
+/// The backward of one stage and microbatch: at once (B), or the input gradient first (I) and the parameters' later (W).
+
+namespace chevron {
+
+/// Whether a gradient for this tensor crosses between stages: a rule that both sides know without asking.
+inline bool carries_gradient(at::Tensor const& t) {
+  return at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type());
+}
+
+/// The autograd graph of one stage and one microbatch, from its F to its B or W. It keeps the graph and nothing else: inputs
+/// and outputs live only as long as the graph itself has saved them.
+///
+/// How the split works. Nodes of the graph that lead to the stage's inputs are *path* nodes; the others lead only to
+/// parameters. I runs the engine from the outputs to the inputs: exactly the path nodes, each computing only its path
+/// gradients. Where a path node also has a branch to parameters, a hook keeps the gradients that arrive. Afterwards all edges
+/// between path nodes are cut; path nodes without such a branch let go of what they saved, and the kept ones compute only
+/// their parameter gradients when W runs the engine once more, from all of them together. Each product is computed once, in
+/// the order a full backward would, so the gradients are the same to the last bit.
+///
+/// Hooks on tensors run once, as in a full backward. Post-hooks of graph nodes see a kept node twice: in I with its path
+/// gradients, in W with its parameter gradients.
+///
+/// One thread at a time.
+class stage_graph {
+ public:
+  stage_graph() = default;
+  stage_graph(stage_graph&&) = default;
+  stage_graph& operator=(stage_graph&&) = default;
+
+  /// Gives the inputs as the stage shall see them: cut off from what came before and, if `differentiable`, followed from
+  /// here on. Only floating-point inputs are.
+  void enter(std::span<at::Tensor const> inputs, bool differentiable, tensors& seen_by_stage) {
+    clear();
+    seen_by_stage.clear();
+    for (at::Tensor const& input : inputs) {
+      at::Tensor seen = input.defined() ? input.detach() : input;
+      if (differentiable && carries_gradient(seen)) {
+        if (!entry_) entry_ = std::make_shared<detail::graph_entry>();
+        torch::autograd::create_gradient_edge(seen, entry_);
+      }
+      seen_by_stage.push_back(std::move(seen));
+    }
+  }
+
+  /// Notes where the outputs come from. The outputs themselves are not kept.
+  void leave(std::span<at::Tensor const> outputs) {
+    for (at::Tensor const& output : outputs) {
+      if (!carries_gradient(output)) continue;
+      ends_.push_back(output.requires_grad() ? torch::autograd::impl::gradient_edge(output) : detail::Edge());
+    }
+  }
+
+  /// The tensors to whose gradients the backward would add, besides the inputs. A walk over the whole graph.
+  tensors leaves() const {
+    tensors found;
+    std::unordered_set<detail::Node*> seen{nullptr, entry_.get()};
+    std::vector<detail::Node*> open;
+    auto const come_to = [&](detail::Edge const& edge) {
+      if (seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
+    };
+    for (detail::Edge const& end : ends_) come_to(end);
+    while (!open.empty()) {
+      detail::Node* const node = open.back();
+      open.pop_back();
+      if (auto const* const leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) found.push_back(leaf->variable);
+      for (detail::Edge const& edge : node->next_edges()) come_to(edge);
+    }
+    return found;
+  }
+
+  /// How many gradients the backward takes: one for each floating-point output.
+  std::size_t gradients_taken() const { return ends_.size(); }
+
+  /// B: adds to the parameters' gradients and gives those of the inputs (floating-point ones, in order; zeros for one that was
+  /// not used). `output_gradients` may hold undefined tensors for outputs nobody used.
+  void backward(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
+    detail::edge_list roots;
+    detail::variable_list gradients;
+    collect_roots(output_gradients, roots, gradients);
+    if (!roots.empty()) {
+      engine().execute(roots, gradients, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+    }
+    give_input_gradients(entry_ ? std::move(entry_->gradients) : detail::variable_list{}, input_gradients);
+    clear();
+  }
+
+  /// I: gives the inputs' gradients and keeps what W needs. Without a differentiable input (stage 0) it computes nothing, and
+  /// W does the whole backward.
+  void backward_input(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
+    detail::edge_list roots;
+    detail::variable_list gradients;
+    collect_roots(output_gradients, roots, gradients);
+    ends_.clear();
+
+    walk walked(entry_.get(), roots);
+    detail::edge_list path_roots;
+    detail::variable_list path_gradients;
+    for (std::size_t i = 0; i < roots.size(); ++i) {
+      reach const r = walked.of(roots[i].function.get());
+      if (r.input) {
+        path_roots.push_back(std::move(roots[i]));
+        path_gradients.push_back(std::move(gradients[i]));
+      } else if (r.parameter) {
+        weight_roots_.push_back(std::move(roots[i]));
+        weight_gradients_.push_back(std::move(gradients[i]));
+      }
+    }
+
+    detail::variable_list captured;
+    if (!path_roots.empty()) {
+      std::vector<path_node> path;
+      walked.collect_path(path_roots, path, kept_);
+      for (std::size_t k = 0; k < kept_.size(); ++k) {
+        kept_[k].node->add_pre_hook(std::make_unique<detail::keep_gradients>(&kept_, k));
+      }
+      detail::edge_list inputs;
+      for (std::uint32_t i = 0; i < entry_->num_inputs(); ++i) inputs.emplace_back(entry_, i);
+      captured = engine().execute(path_roots, path_gradients, /*keep_graph=*/true, /*create_graph=*/false,
+                                  /*accumulate_grad=*/false, inputs);
+      walked.cut(path);
+    }
+    give_input_gradients(std::move(captured), input_gradients);
+    entry_.reset();
+  }
+
+  /// W: adds to the parameters' gradients what I has left over, and frees the rest of the graph.
+  void backward_weight() {
+    for (detail::kept_node& kept : kept_) {
+      // Hooks have had their turn in I; running them again would apply them twice.
+      kept.node->pre_hooks().clear();
+      kept.node->tensor_pre_hooks().clear();
+      kept.node->retains_grad_hooks().clear();
+      for (std::uint32_t i = 0; i < kept.gradients.size(); ++i) {
+        weight_roots_.emplace_back(kept.node, i);
+        weight_gradients_.push_back(std::move(kept.gradients[i]));
+      }
+    }
+    kept_.clear();
+    if (!weight_roots_.empty()) begin_weight();
+    clear();
+  }
+
+  /// Lets go of everything.
+  void clear() {
+    entry_.reset();
+    ends_.clear();
+    kept_.clear();
+    weight_roots_.clear();
+    weight_gradients_.clear();
+  }
+
+ private:
+  /// What a node leads to.
+  struct reach {
+    bool input = false;
+    bool parameter = false;
+  };
+
+  /// A node that leads to the stage's inputs; `kept` if to parameters by a branch of its own, too.
+  struct path_node {
+    std::shared_ptr<detail::Node> node;
+    bool kept = false;
+  };
+
+  /// One depth-first walk over the graph below some edges.
+  class walk {
+   public:
+    walk(detail::Node* entry, detail::edge_list const& roots) : entry_(entry) {
+      for (detail::Edge const& root : roots) visit(root.function.get());
+    }
+
+    reach of(detail::Node* node) const { return found_.at(node); }
+
+    /// Lists the path nodes below the roots, and those of them that have a branch to parameters.
+    void collect_path(detail::edge_list const& roots, std::vector<path_node>& path, std::vector<detail::kept_node>& kept) {
+      std::unordered_map<detail::Node*, bool> listed;
+      auto add = [&](std::shared_ptr<detail::Node> const& node) {
+        if (found_.at(node.get()).input && listed.emplace(node.get(), true).second) path.push_back({node});
+      };
+      for (detail::Edge const& root : roots) add(root.function);
+      for (std::size_t i = 0; i < path.size(); ++i) {
+        bool branch = false;
+        std::shared_ptr<detail::Node> const node = path[i].node;
+        for (detail::Edge const& edge : node->next_edges()) {
+          if (!edge.is_valid()) continue;
+          add(edge.function);
+          reach const r = found_.at(edge.function.get());
+          branch = branch || (r.parameter && !r.input);
+        }
+        path[i].kept = branch;
+        if (branch) kept.push_back({node, {}});
+      }
+    }
+
+    /// Removes every edge between path nodes. Those not kept may live on, as the origin of a tensor that a kept one saved; what
+    /// they saved themselves goes now.
+    void cut(std::vector<path_node> const& path) const {
+      for (auto const& [node, kept] : path) {
+        if (!kept) node->release_variables();
+        // An in-place change of a view holds its own operation inside, whose edges mirror the outer ones.
+        auto* const slices = dynamic_cast<torch::autograd::CopySlices*>(node.get());
+        for (std::size_t i = 0; i < node->next_edges().size(); ++i) {
+          detail::Edge& edge = node->next_edges()[i];
+          if (!edge.is_valid() || !found_.at(edge.function.get()).input) continue;
+          if (slices != nullptr && slices->fn) slices->fn->next_edges()[i] = detail::Edge();
+          bool const asked_all_the_same = kept && detail::wants_all_gradients(*node);
+          edge = asked_all_the_same
+                     ? detail::Edge(std::make_shared<detail::gradient_sink>(edge.function->input_metadata(edge.input_nr)), 0)
+                     : detail::Edge();
+        }
+      }
+    }
+
+   private:
+    struct frame {
+      detail::Node* node;
+      std::size_t next;
+      reach so_far;
+    };
+
+    void visit(detail::Node* start) {
+      if (found_.contains(start)) return;
+      open(start);
+      while (!stack_.empty()) {
+        frame& top = stack_.back();
+        detail::edge_list const& edges = top.node->next_edges();
+        if (top.next == edges.size()) {
+          reach const r = top.so_far;
+          found_[top.node] = r;
+          stack_.pop_back();
+          if (!stack_.empty()) merge(stack_.back().so_far, r);
+          continue;
+        }
+        detail::Node* const child = edges[top.next++].function.get();
+        if (child == nullptr) continue;
+        if (auto const known = found_.find(child); known != found_.end()) {
+          merge(top.so_far, known->second);
+        } else {
+          open(child);
+        }
+      }
+    }
+
+    /// A node without next edges is where gradients end: our entry, or a leaf that accumulates them.
+    void open(detail::Node* node) {
+      bool const sink = node->next_edges().empty();
+      stack_.push_back({node, 0, {node == entry_, sink && node != entry_}});
+    }
+
+    static void merge(reach& into, reach from) {
+      into.input = into.input || from.input;
+      into.parameter = into.parameter || from.parameter;
+    }
+
+    detail::Node* entry_;
+    std::unordered_map<detail::Node*, reach> found_;
+    std::vector<frame> stack_;
+  };
+
+  /// Runs the engine from all that I has kept.
+  void begin_weight() {
+    auto const defined = [](at::Tensor const& g) { return g.defined(); };
+    if (!std::all_of(weight_gradients_.begin(), weight_gradients_.end(), defined)) {
+      // The engine takes the root's device and stream from a gradient of its own, which nobody reads.
+      auto const known = std::find_if(weight_gradients_.begin(), weight_gradients_.end(), defined);
+      at::Tensor const start = at::empty({0}, known == weight_gradients_.end() ? at::TensorOptions() : known->options());
+      auto const root = std::make_shared<detail::kept_gradients>();
+      root->add_input_metadata(start);
+      root->set_next_edges(std::exchange(weight_roots_, {detail::Edge(root, 0)}));
+      root->kept = std::exchange(weight_gradients_, {start});
+    }
+    engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+
+  static torch::autograd::Engine& engine() { return torch::autograd::Engine::get_default_engine(); }
+
+  void collect_roots(std::span<at::Tensor const> output_gradients, detail::edge_list& roots, detail::variable_list& gradients) {
+    if (output_gradients.size() != ends_.size()) {
+      throw usage_error("a stage gave " + std::to_string(ends_.size()) + " floating-point outputs but got " +
+                        std::to_string(output_gradients.size()) + " gradients for them");
+    }
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      if (!ends_[i].is_valid() || !output_gradients[i].defined()) continue;
+      roots.push_back(ends_[i]);
+      gradients.push_back(output_gradients[i]);
+    }
+  }
+
+  void give_input_gradients(detail::variable_list arrived, tensors& input_gradients) {
+    input_gradients.clear();
+    if (!entry_) return;
+    arrived.resize(entry_->num_inputs());
+    for (std::uint32_t i = 0; i < entry_->num_inputs(); ++i) {
+      if (!arrived[i].defined()) arrived[i] = entry_->input_metadata(i).zeros_like();
+      input_gradients.push_back(std::move(arrived[i]));
+    }
+  }
+
+  std::shared_ptr<detail::graph_entry> entry_;  // of the inputs; null without a differentiable one
+  detail::edge_list ends_;                      // of the floating-point outputs; invalid where no gradient is needed
+  std::vector<detail::kept_node> kept_;         // between I and W
+  detail::edge_list weight_roots_;              // outputs that lead to parameters only
+  detail::variable_list weight_gradients_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,234 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// Where a stage's gradients live, and their sum over the replicas.
+
+namespace chevron {
+
+/// The gradients of one stage's parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling and
+/// summing over replicas handle few large pieces. Parameters that need no gradient have none here. Gradients of half-precision
+/// parameters are added up, and summed over replicas, in single precision.
+///
+/// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as
+/// soon as it is there, and `.grad` is left empty); `start_all_reduce` hands them to the transport in buckets, once the stage's last W
+/// or B is done, and nobody writes to them until `wait_all_reduce` returned.
+class gradient_buckets {
+ public:
+  /// \param first_bucket buckets are numbered over the whole rank; this stage's begin here
+  /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
+  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes) : first_bucket_(first_bucket) {
+    for (parameter const& p : owner.parameters()) {
+      if (!p.value.requires_grad()) {
+        frozen_.push_back(p);
+        if (!p.tied_as.empty()) frozen_ties_.push_back(p);
+        continue;
+      }
+      if (parameter* const known = held(p.value)) {
+        tie_by_both_names(*known, p);
+        continue;
+      }
+      trained_.push_back(p);
+      flat& with = flat_for(p.value);
+      homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.elements});
+      with.elements += p.value.numel();
+    }
+    for (flat& f : flats_) {
+      f.memory = at::zeros({f.elements}, f.options);
+      // Neither Gloo nor NCCL sums complex numbers.
+      at::Tensor const numbers = f.memory.is_complex() ? at::view_as_real(f.memory).flatten() : f.memory;
+      auto const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes / numbers.element_size()));
+      for (std::int64_t at = 0; at < numbers.numel(); at += most)
+        buckets_.push_back(numbers.narrow(0, at, std::min(most, numbers.numel() - at)));
+    }
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      views_.push_back(
+          view_for(trained_[i].value, flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel())));
+    }
+    zero();
+  }
+  ~gradient_buckets() {
+    for (parameter const& p : trained_) {
+      if (hook_of(p.value) != nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p.value, nullptr);
+    }
+  }
+  gradient_buckets(gradient_buckets const&) = delete;
+  gradient_buckets& operator=(gradient_buckets const&) = delete;
+
+  /// The parameters trained, in the order of registration; a parameter registered twice appears once.
+  std::vector<parameter> const& trained() const { return trained_; }
+  /// The gradient of each of them.
+  tensors const& views() const { return views_; }
+  /// Parameters that need no gradient and yet are said to be tied.
+  std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }
+
+  /// Which parameters are trained is settled when the trainer is made: one frozen since would go on being stepped (momentum,
+  /// weight decay), one that needs a gradient only since would not be.
+  void check_frozen(int stage_number) const {
+    for (auto const* list : {&trained_, &frozen_}) {
+      for (parameter const& p : *list) {
+        if (p.value.requires_grad() == (list == &trained_)) continue;
+        throw usage_error("stage " + std::to_string(stage_number) + "'s " + p.name +
+                          (list == &trained_ ? " was frozen" : " needs a gradient") +
+                          " since the trainer was made, which settles what is trained. Remedy: a new trainer, from a checkpoint "
+                          "if the optimizer is to go on");
+      }
+    }
+  }
+
+  /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
+  void zero() {
+    for (flat& f : flats_) f.memory.zero_();
+    attach_all();
+  }
+  /// Gives the parameters these gradients to add to, without changing what is in them.
+  void attach_all() {
+    for (std::size_t i = 0; i < trained_.size(); ++i) attach(i);
+  }
+
+  /// Gives half-precision parameters their gradients, rounded, for the optimizer: until the next `zero`.
+  void round() {
+    at::NoGradGuard const off;
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      at::Tensor const& p = trained_[i].value;
+      if (in_float(p)) p.mutable_grad() = views_[i].to(p.scalar_type());
+    }
+  }
+
+  /// This parameter is the same tensor as another stage's on this rank: then `attach` is called before each of this stage's W or
+  /// B, so that they add into this stage's gradient.
+  void shares(std::size_t i) {
+    if (std::find(shared_.begin(), shared_.end(), i) == shared_.end()) shared_.push_back(i);
+  }
+  bool shares() const { return !shared_.empty(); }
+  void attach() {
+    for (std::size_t const i : shared_) attach(i);
+  }
+
+  /// Another stage's copy of this parameter stands for it in the norm.
+  void counts_elsewhere(std::size_t i) { elsewhere_.push_back(i); }
+  bool counts_here(std::size_t i) const { return std::find(elsewhere_.begin(), elsewhere_.end(), i) == elsewhere_.end(); }
+
+  void scale(double factor) {
+    for (flat& f : flats_) f.memory.mul_(factor);
+  }
+
+  /// The largest finite number that the optimizer sees of this gradient.
+  double largest(std::size_t i) const {
+    auto const dtype = trained_[i].value.scalar_type();
+    if (dtype == at::kHalf) return std::numeric_limits<c10::Half>::max();
+    if (dtype == at::kBFloat16) return std::numeric_limits<c10::BFloat16>::max();
+    return std::numeric_limits<double>::infinity();
+  }
+  bool rounds_to_infinity(std::size_t i) const {
+    return views_[i].to(trained_[i].value.scalar_type()).isinf().any().item<bool>();
+  }
+
+  int buckets() const { return static_cast<int>(buckets_.size()); }
+
+  void start_all_reduce(transport& comm) {
+    for (int b = 0; b < buckets(); ++b) comm.start_all_reduce(first_bucket_ + b, buckets_[static_cast<std::size_t>(b)]);
+  }
+  void wait_all_reduce(transport& comm) {
+    for (int b = 0; b < buckets(); ++b) comm.wait_all_reduce(first_bucket_ + b);
+  }
+
+ private:
+  /// Adds a gradient in single precision and lets go of it.
+  struct add_in_float final : torch::autograd::PostAccumulateGradHook {
+    at::Tensor into;
+    void operator()(at::Tensor const& p) override {
+      at::NoGradGuard const off;
+      into.add_(p.grad());
+      p.mutable_grad().reset();
+    }
+  };
+
+  static bool in_float(at::Tensor const& p) { return p.scalar_type() == at::kHalf || p.scalar_type() == at::kBFloat16; }
+
+  static add_in_float* hook_of(at::Tensor const& p) {
+    return dynamic_cast<add_in_float*>(torch::autograd::impl::post_acc_grad_hooks(p).get());
+  }
+
+  void attach(std::size_t i) {
+    at::Tensor const& p = trained_[i].value;
+    if (!in_float(p)) {
+      if (!p.grad().is_same(views_[i])) p.mutable_grad() = views_[i];
+      return;
+    }
+    p.mutable_grad().reset();
+    if (hook_of(p) == nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<add_in_float>());
+    hook_of(p)->into = views_[i];
+  }
+
+  struct flat {
+    at::TensorOptions options;
+    std::int64_t elements = 0;
+    at::Tensor memory;
+  };
+  struct home {
+    std::size_t flat;
+    std::int64_t offset;
+  };
+
+  /// With the parameter's own strides, as autograd has it: kernels choose their ways by them.
+  static at::Tensor view_for(at::Tensor const& p, at::Tensor const& row) {
+    return p.is_non_overlapping_and_dense() ? row.as_strided(p.sizes(), p.strides()) : row.view(p.sizes());
+  }
+
+  parameter* held(at::Tensor const& p) {
+    auto const found = std::find_if(trained_.begin(), trained_.end(), [&](parameter const& t) { return t.value.is_same(p); });
+    return found == trained_.end() ? nullptr : &*found;
+  }
+
+  /// What is said of one name of a parameter registered twice holds for the parameter.
+  static void tie_by_both_names(parameter& known, parameter const& again) {
+    if (again.tied_as.empty()) return;
+    if (!known.tied_as.empty() && known.tied_as != again.tied_as) {
+      throw usage_error(known.name + " and " + again.name + " are one parameter, but tied as `" + known.tied_as + "` and as `" +
+                        again.tied_as + "`: use one group");
+    }
+    known.tied_as = again.tied_as;
+  }
+
+  flat& flat_for(at::Tensor const& p) {
+    auto const options = at::TensorOptions().dtype(in_float(p) ? at::kFloat : p.scalar_type()).device(p.device());
+    for (flat& f : flats_) {
+      if (f.options.dtype() == options.dtype() && f.options.device() == options.device()) return f;
+    }
+    flats_.push_back({options, 0, {}});
+    return flats_.back();
+  }
+
+  int first_bucket_;
+  std::vector<parameter> trained_;
+  std::vector<parameter> frozen_, frozen_ties_;
+  std::vector<flat> flats_;
+  std::vector<home> homes_;
+  tensors views_;
+  tensors buckets_;
+  std::vector<std::size_t> shared_;     // see shares()
+  std::vector<std::size_t> elsewhere_;  // see counts_elsewhere()
+};
+
+}  // namespace chevron

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/run/optimizer/optimizer_state.hpp>
+
+/// \file
+/// What an optimizer step changes, kept so that the step can be undone to the last bit.
+
+namespace chevron {
+
+/// Parameters, optimizer state and learning rates of one rank before a step. Memory is set aside by the first `take`.
+class optimizer_snapshot {
+ public:
+  void take(torch::optim::Optimizer& optimizer) {
+    at::NoGradGuard const off;
+    used_ = 0;
+    rates_.clear();
+    states_.clear();
+    for (auto& group : optimizer.param_groups()) {
+      rates_.push_back(group.options().get_lr());
+      for (at::Tensor const& p : group.params()) {
+        keep(p);
+        auto const found = optimizer.state().find(p.unsafeGetTensorImpl());
+        if (found == optimizer.state().end()) {
+          states_.push_back(nullptr);
+          continue;
+        }
+        // The clone has the state's numbers, and handles of its tensors; what these hold is copied.
+        states_.push_back(found->second->clone());
+        for (at::Tensor const& t : tensors_of(*states_.back())) keep(t);
+      }
+    }
+  }
+
+  /// Puts everything back as it was at `take`, into the same tensors.
+  void put_back(torch::optim::Optimizer& optimizer) {
+    at::NoGradGuard const off;
+    std::size_t next = 0, rate = 0, state = 0;
+    auto const restore = [&](at::Tensor const& t) {
+      at::Tensor const& kept = copies_[next++];
+      if (t.defined()) t.copy_(kept);
+    };
+    for (auto& group : optimizer.param_groups()) {
+      group.options().set_lr(rates_[rate++]);
+      for (at::Tensor const& p : group.params()) {
+        restore(p);
+        auto& before = states_[state++];
+        if (before == nullptr) {
+          optimizer.state().erase(p.unsafeGetTensorImpl());
+          continue;
+        }
+        for (at::Tensor const& t : tensors_of(*before)) restore(t);
+        optimizer.state()[p.unsafeGetTensorImpl()] = std::move(before);
+      }
+    }
+  }
+
+ private:
+  void keep(at::Tensor const& t) {
+    if (used_ == copies_.size()) copies_.emplace_back();
+    at::Tensor& copy = copies_[used_++];
+    if (!t.defined()) return;
+    if (copy.defined() && copy.sizes() == t.sizes() && copy.scalar_type() == t.scalar_type() && copy.device() == t.device()) {
+      copy.copy_(t);
+    } else {
+      copy = t.detach().clone();
+    }
+  }
+
+  std::vector<double> rates_;                                               // by group
+  std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states_;  // by parameter; null: it had none
+  std::vector<at::Tensor> copies_;                                          // parameter, then its state's tensors
+  std::size_t used_ = 0;
+};
+
+}  // namespace chevron

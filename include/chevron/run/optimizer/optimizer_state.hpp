@@ -1,0 +1,87 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// What torch::optim's optimizers keep for each parameter. LibTorch gives states no common way to be asked: this is the one place
+/// that knows them.
+
+namespace chevron {
+
+/// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined ones included, and `number(name, value)` for
+/// each number, in a fixed order; `value` may be written to. \throws usage_error for a state that none of SGD, Adam, AdamW,
+/// RMSprop and Adagrad has
+template <class OnTensor, class OnNumber>
+void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, OnNumber&& number) {
+  namespace optim = torch::optim;
+  auto const adam = [&](auto& s) {
+    number("step", s.step());
+    tensor("exp_avg", s.exp_avg());
+    tensor("exp_avg_sq", s.exp_avg_sq());
+    tensor("max_exp_avg_sq", s.max_exp_avg_sq());
+  };
+  if (auto* s = dynamic_cast<optim::SGDParamState*>(&state)) return tensor("momentum_buffer", s->momentum_buffer());
+  if (auto* s = dynamic_cast<optim::AdamWParamState*>(&state)) return adam(*s);
+  if (auto* s = dynamic_cast<optim::AdamParamState*>(&state)) return adam(*s);
+  if (auto* s = dynamic_cast<optim::RMSpropParamState*>(&state)) {
+    number("step", s->step());
+    tensor("square_avg", s->square_avg());
+    tensor("momentum_buffer", s->momentum_buffer());
+    return tensor("grad_avg", s->grad_avg());
+  }
+  if (auto* s = dynamic_cast<optim::AdagradParamState*>(&state)) {
+    number("step", s->step());
+    return tensor("sum", s->sum());
+  }
+  throw usage_error(
+      "what this optimizer keeps for each parameter is not known here, so it can neither be undone nor saved. Remedy: SGD, Adam, "
+      "AdamW, "
+      "RMSprop or Adagrad of torch::optim, or neither post_validation nor checkpoints");
+}
+
+/// The tensors of a state, in their order, undefined ones included.
+inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState& state) {
+  std::vector<at::Tensor> all;
+  visit_state(
+      state, [&](char const*, at::Tensor& t) { all.push_back(t); }, [](char const*, auto&) {});
+  return all;
+}
+
+/// An optimizer's kind, as torch spells it; empty for one that is not known here, also for one derived from a known one: what it
+/// keeps besides nobody can say.
+inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
+  namespace optim = torch::optim;
+  std::type_info const& type = typeid(optimizer);
+  if (type == typeid(optim::SGD)) return "SGD";
+  if (type == typeid(optim::AdamW)) return "AdamW";
+  if (type == typeid(optim::Adam)) return "Adam";
+  if (type == typeid(optim::RMSprop)) return "RMSprop";
+  if (type == typeid(optim::Adagrad)) return "Adagrad";
+  return "";
+}
+
+/// An empty state of that kind, to be filled in.
+inline std::unique_ptr<torch::optim::OptimizerParamState> empty_state(std::string const& kind) {
+  namespace optim = torch::optim;
+  if (kind == "SGD") return std::make_unique<optim::SGDParamState>();
+  if (kind == "AdamW") return std::make_unique<optim::AdamWParamState>();
+  if (kind == "Adam") return std::make_unique<optim::AdamParamState>();
+  if (kind == "RMSprop") return std::make_unique<optim::RMSpropParamState>();
+  if (kind == "Adagrad") return std::make_unique<optim::AdagradParamState>();
+  return nullptr;
+}
+
+}  // namespace chevron

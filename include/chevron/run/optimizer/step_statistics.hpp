@@ -1,0 +1,182 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/data/data_agreement.hpp>
+#include <chevron/run/optimizer/step_options.hpp>
+
+/// \file
+/// The numbers of a step that all ranks know at its end.
+
+namespace chevron::detail {
+
+/// One gather a step carries losses, squared norms by parameter, and times. Every rank adds them up in the same order (losses by
+/// replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the same as a model
+/// that is not cut at all.
+class step_statistics {
+ public:
+  /// Collective: ranks tell each other their parameters' names, and what their stages take of a batch by name.
+  /// \param lines one for each of this rank's parameters: its stage, a space, its name; and for what it takes: `takes`, a space,
+  /// the name
+  /// \throws usage_error where no stage has anything to train
+  step_statistics(plan_view plan, transport& comm, std::string const& lines, data_check check)
+      : plan_(plan), comm_(&comm), names_(static_cast<std::size_t>(plan.stages)) {
+    std::vector<std::string> const all = comm.all_gather_text(lines);
+    std::vector<std::vector<std::string>> taken(static_cast<std::size_t>(plan_.size.ranks));
+    std::size_t most = 0;
+    for (std::size_t r = 0; r < taken.size(); ++r) most = std::max(most, read_names(all[r], taken[r]));
+    if (most == 0) throw usage_error("no stage has a parameter that needs a gradient: nothing would be learned");
+    data_ = data_agreement(plan_, comm.topology(), taken, check);
+    width_ = first_norm() + most;
+    mine_.resize(width_);
+    all_.resize(width_ * static_cast<std::size_t>(comm.topology().world()));
+  }
+
+  void clear() { std::fill(mine_.begin(), mine_.end(), 0.0); }
+  void set(update_input const& input) {
+    mine_[0] = input.counts;
+    mine_[1] = input.busy_seconds;
+    mine_[2] = input.span_seconds;
+    mine_[3] = static_cast<double>(input.samples);
+    std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
+    std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
+    compares_data_ = !input.data.empty();
+  }
+  /// Squared, of this rank's parameters in their order; zeros after the last.
+  std::span<double> norms() { return std::span(mine_).subspan(first_norm()); }
+  std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
+  std::span<double const> losses() const {
+    return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.micro_batches));
+  }
+  /// What the ranks of a pipeline use in common of a batch; its numbers come with each step's input.
+  data_agreement const& data() const { return data_; }
+
+  void all_gather() { comm_->all_gather(mine_, all_); }
+  void start_all_gather() { comm_->start_all_gather(mine_); }
+  void finish_all_gather() { comm_->finish_all_gather(all_); }
+
+  // Of all ranks' numbers, once they are there.
+
+  /// \param all_counts what this rank took the batches of all replicas to count
+  /// \throws usage_error where ranks were given batches that do not go together
+  void check_counts(gradient_reduction reduction, double all_counts, error_context const& here) const {
+    int const ranks = plan_.size.ranks;
+    double sum = 0;
+    std::string each;
+    for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
+      double const counts = of_rank(replica * ranks)[0];
+      sum += counts;
+      each += (replica == 0 ? "" : ", ") + plain(counts);
+      for (int p = 1; p < ranks; ++p) {
+        double const other = of_rank(replica * ranks + p)[0];
+        if (other == counts) continue;
+        throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) +
+                              " were given batches that count " + plain(counts) + " and " + plain(other) +
+                              " samples (or what else is weighed): all ranks of a pipeline take the same batch",
+                          here);
+      }
+    }
+    bool const together = reduction == gradient_reduction::mean;
+    if (!together) sum = of_rank(comm_->topology().replica() * ranks)[0];
+    if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
+      throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + plain(sum)) +
+                            " samples (or what else is weighed), but each was taken for a share of " + plain(all_counts) +
+                            ": give step() what they count" + (together ? " over all replicas" : "") +
+                            ", accumulated batches included",
+                        here);
+    }
+  }
+
+  /// \throws preflight_error where ranks of a pipeline were given other data
+  void check_data(error_context const& here) const {
+    if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
+  }
+
+  /// \param culprit where it is empty: takes in words what is not finite
+  void add_losses(update_result& result, std::string& culprit) const {
+    int const rank = plan_.rank_of_stage(plan_.stages - 1);
+    for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
+      for (int m = 0; m < plan_.size.micro_batches; ++m) {
+        double const loss = of_rank(replica * plan_.size.ranks + rank)[header + m];
+        if (culprit.empty() && !std::isfinite(loss)) {
+          culprit = "the loss of microbatch " + std::to_string(m);
+          if (comm_->topology().replicas > 1) culprit += " of replica " + std::to_string(replica);
+        }
+        result.loss += loss;
+      }
+    }
+  }
+  /// \param culprit as above
+  void add_norms(update_result& result, std::string& culprit) const {
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), first_norm());
+    double sum = 0;
+    for (std::size_t s = 0; s < names_.size(); ++s) {
+      int const rank = plan_.rank_of_stage(static_cast<int>(s));
+      for (std::string const& name : names_[s]) {
+        double const squared = of_rank(rank)[next[static_cast<std::size_t>(rank)]++];
+        if (culprit.empty() && !std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + name;
+        sum += squared;
+      }
+    }
+    result.grad_norm = std::sqrt(sum);
+  }
+  void add_times(update_result& result) const {
+    double busy = 0, longest = 0;
+    int const world = comm_->topology().world();
+    for (int r = 0; r < world; ++r) {
+      busy += of_rank(r)[1];
+      longest = std::max(longest, of_rank(r)[2]);
+    }
+    result.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
+  }
+  std::int64_t samples() const {
+    std::int64_t sum = 0;
+    for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
+      sum += static_cast<std::int64_t>(of_rank(replica * plan_.size.ranks)[3]);
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr int header = 4;
+
+  int first_of_data() const { return header + plan_.size.micro_batches; }
+  std::size_t first_norm() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
+  /// \returns how many parameters there are
+  std::size_t read_names(std::string const& text, std::vector<std::string>& taken) {
+    std::size_t count = 0;
+    for (std::size_t at = 0; at < text.size();) {
+      std::size_t const space = text.find(' ', at), end = text.find('\n', at);
+      std::string const first = text.substr(at, space - at), name = text.substr(space + 1, end - space - 1);
+      at = end + 1;
+      if (first == "takes") {
+        taken.push_back(name);
+      } else {
+        names_[std::stoul(first)].push_back(name);
+        ++count;
+      }
+    }
+    return count;
+  }
+
+  double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
+
+  plan_view plan_;
+  transport* comm_;
+  std::vector<std::vector<std::string>> names_;  // of all trained parameters, by stage
+  data_agreement data_;
+  bool compares_data_ = false;  // in this step
+  std::size_t width_ = 0;
+  std::vector<double> mine_, all_;
+};
+
+}  // namespace chevron::detail

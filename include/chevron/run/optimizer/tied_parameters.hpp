@@ -1,0 +1,282 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <chevron/lower/edges.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/equal_values.hpp>
+#include <chevron/run/optimizer/gradient_buckets.hpp>
+
+/// \file
+/// Parameters that several stages share, as an embedding and the head of a language model do.
+
+namespace chevron {
+
+/// The tied parameters of one rank, those that stages call by one word with `stage::tie`. Each stage has one of its own, on
+/// whatever rank it is (on one rank they may be one tensor): all begin with the value of the lowest stage's, and in each step all
+/// get the sum of their gradients, added in the order of stages. So they stay equal to the last bit, and a layout with both
+/// stages on one rank computes what any other layout computes. In the norm they count once.
+///
+/// Between ranks the gradients go once a step, at its end, in one message for each pair of ranks and direction.
+class tied_parameters {
+ public:
+  tied_parameters() = default;
+
+  /// Collective: who shares what, and equal values to begin with. Warns of parameters that nobody ties but begin alike.
+  /// \param gradients of this rank's stages, by stage number; null for the others. Must outlive this.
+  /// \throws usage_error when ties make no sense, or threads share a tensor: the same on every rank
+  tied_parameters(plan_view plan, transport& comm, std::vector<gradient_buckets*> gradients)
+      : plan_(plan), gradients_(std::move(gradients)) {
+    std::string mine;
+    for (std::size_t s = 0; s < gradients_.size(); ++s) {
+      if (gradients_[s] == nullptr) continue;
+      auto const& trained = gradients_[s]->trained();
+      for (std::size_t i = 0; i < trained.size(); ++i) mine += line_of(s, i, trained[i]);
+      for (parameter const& p : gradients_[s]->frozen_ties()) mine += line_of(s, 0, p);
+    }
+    std::vector<std::string> const all = comm.all_gather_text(mine);
+    std::map<std::string, std::vector<std::string>> seen_at;  // by memory: whose
+    detail::equal_values alike;
+    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), comm.topology(), seen_at, alike);
+    check();
+    if (std::string const warning = alike.warning(); comm.topology().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
+    find_peers(comm.topology());
+    if (!words_.empty()) {
+      comm.connect(edges());
+      comm.open(slots());
+      exchange(comm, {0, 0, 0}, [&](member const& m) { return parameter_of(m).value.detach(); });
+    }
+    begin_equal(comm.topology().pipeline_rank());
+    for (word const& w : words_) {
+      for (std::size_t k = 1; k < w.members.size(); ++k) {
+        member const& m = w.members[k];
+        if (gradients_[m.stage] == nullptr) continue;
+        gradients_[m.stage]->counts_elsewhere(m.index);
+        for (std::size_t j = 0; j < k; ++j) {
+          member const& before = w.members[j];
+          if (gradients_[before.stage] == nullptr || !parameter_of(before).value.is_same(parameter_of(m).value)) continue;
+          gradients_[before.stage]->shares(before.index);
+          gradients_[m.stage]->shares(m.index);
+        }
+      }
+    }
+  }
+
+  /// Slots that the exchange needs besides a program's.
+  slot_counts slots() const { return {0, static_cast<int>(peers_.size()), static_cast<int>(peers_.size())}; }
+
+  /// Between whom it goes, over all ranks.
+  std::vector<edge> edges() const {
+    std::vector<edge> out;
+    for (int a = 0; a < plan_.size.ranks; ++a) {
+      for (int b = 0; b < plan_.size.ranks; ++b) {
+        bool const share =
+            a != b && std::any_of(words_.begin(), words_.end(), [&](word const& w) { return held(w, a) && held(w, b); });
+        if (share) out.push_back({a, b});
+      }
+    }
+    return out;
+  }
+
+  /// Adds up the gradients. Collective, when the replicas' sums are there, with nothing else under way.
+  /// \param program the slots of the program, after which those of the exchange stand
+  void sum(transport& comm, slot_counts program) {
+    if (words_.empty()) return;
+    at::NoGradGuard const off;
+    exchange(comm, program, [&](member const& m) { return gradient_of(m); });
+    int const me = comm.topology().pipeline_rank();
+    for (word const& w : words_) {
+      if (!held(w, me)) continue;
+      at::Tensor total;
+      for (member const& m : w.members) {
+        at::Tensor const& part = m.rank == me ? gradient_of(m) : came(m);
+        if (!total.defined()) {
+          total = part.clone();
+        } else {
+          total.add_(part);
+        }
+      }
+      for (member const& m : w.members) {
+        if (m.rank == me) gradient_of(m).copy_(total);
+      }
+    }
+    came_.clear();
+  }
+
+ private:
+  struct member {
+    std::size_t stage, index;  // index: among the stage's trained parameters
+    int rank;
+    std::string name, shape;
+  };
+  struct word {
+    std::string text;
+    std::vector<member> members;  // by stage
+  };
+  struct arrived {
+    std::size_t stage, index;
+    at::Tensor value;
+  };
+
+  parameter const& parameter_of(member const& m) const { return gradients_[m.stage]->trained()[m.index]; }
+  at::Tensor gradient_of(member const& m) const { return gradients_[m.stage]->views()[m.index]; }
+
+  static constexpr char const* frozen = ", frozen";
+
+  static std::string line_of(std::size_t s, std::size_t index, parameter const& p) {
+    std::string shape(c10::toString(p.value.scalar_type()));
+    for (std::int64_t const size : p.value.sizes()) shape += " " + std::to_string(size);
+    if (!p.value.requires_grad()) shape += frozen;
+    std::string const memory =
+        std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl()));
+    std::string out;
+    std::string const values = p.value.requires_grad() ? detail::begins_with(p.value) : "";
+    for (std::string const& field : {std::to_string(s), std::to_string(index), memory, p.name, shape, p.tied_as, values})
+      out += field + "\t";
+    return out + "\n";
+  }
+
+  void read(std::string const& text, int global_rank, topology const& where,
+            std::map<std::string, std::vector<std::string>>& seen_at, detail::equal_values& alike) {
+    for (std::size_t at = 0; at < text.size(); ++at) {
+      std::string field[7];
+      for (std::string& f : field) {
+        std::size_t const tab = text.find('\t', at);
+        f = text.substr(at, tab - at);
+        at = tab + 1;
+      }
+      std::string const who = "stage " + field[0] + "'s " + field[3] + " on rank " + std::to_string(global_rank);
+      auto& owners = seen_at[field[2] + (field[4].ends_with(frozen) ? who : "")];  // a frozen one nobody writes to
+      if (!owners.empty() && owners[0] != std::to_string(global_rank)) {
+        throw usage_error(who + " and " + owners[1] +
+                          " are one tensor: ranks that are threads would both write to it. "
+                          "Remedy: build it anew on each rank" +
+                          (owners[2] == field[0] ? "" : ", and tie the two: stage.tie(\"" + field[3] + "\", \"a group of their own\")"));
+      }
+      if (owners.empty()) owners = {std::to_string(global_rank), who, field[0]};
+      if (!field[6].empty() && global_rank < where.pipeline_ranks)
+        alike.add(std::stoul(field[0]), field[3], field[4] + field[6], field[5]);
+      if (field[5].empty() || global_rank / where.pipeline_ranks != where.replica()) continue;
+      auto found = std::find_if(words_.begin(), words_.end(), [&](word const& w) { return w.text == field[5]; });
+      if (found == words_.end()) found = words_.insert(words_.end(), {field[5], {}});
+      found->members.push_back(
+          {std::stoul(field[0]), std::stoul(field[1]), global_rank % where.pipeline_ranks, field[3], field[4]});
+    }
+  }
+
+  void check() {
+    std::sort(words_.begin(), words_.end(), [](word const& a, word const& b) { return a.text < b.text; });
+    for (word& w : words_) {
+      auto const called = [](member const& m) { return "stage " + std::to_string(m.stage) + "'s " + m.name; };
+      std::sort(w.members.begin(), w.members.end(), [](member const& a, member const& b) { return a.stage < b.stage; });
+      if (w.members.size() == 1) {
+        throw usage_error("nothing but " + called(w.members[0]) + " is tied as `" + w.text +
+                          "`: say so of the other stage's parameter, too");
+      }
+      for (std::size_t k = 1; k < w.members.size(); ++k) {
+        member const &a = w.members[0], &b = w.members[k];
+        for (member const& m : {a, b}) {
+          if (!m.shape.ends_with(frozen)) continue;
+          throw usage_error(called(m) + " is tied as `" + w.text +
+                            "`, but needs no gradient: let it be trained, or give each stage its values without a tie");
+        }
+        if (w.members[k - 1].stage == b.stage) {
+          throw usage_error(called(b) + " and " + w.members[k - 1].name + " are both tied as `" + w.text +
+                            "`: within a stage, use one parameter twice instead");
+        }
+        if (a.shape != b.shape) {
+          throw usage_error(called(a) + " (" + a.shape + ") and " + called(b) + " (" + b.shape + ") are tied as `" + w.text +
+                            "`, but differ in shape or dtype");
+        }
+      }
+    }
+  }
+
+  static bool held(word const& w, int rank) {
+    return std::any_of(w.members.begin(), w.members.end(), [&](member const& m) { return m.rank == rank; });
+  }
+
+  void find_peers(topology const& where) {
+    for (int r = 0; r < where.pipeline_ranks; ++r) {
+      if (r == where.pipeline_rank()) continue;
+      bool const shares =
+          std::any_of(words_.begin(), words_.end(), [&](word const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
+      if (shares) peers_.push_back(r);
+    }
+  }
+
+  /// Brings `value(member)` of all members on other ranks here. Posting does not block, so any order will do.
+  template <class Value>
+  void exchange(transport& comm, slot_counts program, Value value) {
+    int const me = comm.topology().pipeline_rank();
+    auto const between = [&](int owner, int other, auto visit) {
+      for (word const& w : words_) {
+        if (!held(w, other)) continue;
+        for (member const& m : w.members) {
+          if (m.rank == owner) visit(m);
+        }
+      }
+    };
+    // A number past all microbatches marks these messages, one for each receiver: a rank sends to several under one stage.
+    auto const label = [&](kind what, int sender, int receiver) {
+      return make_action(what, sender + (what == kind::receive_forward ? 1 : 0), plan_.size.micro_batches + receiver);
+    };
+    auto const slot = [&](int first, std::size_t k) { return static_cast<std::uint16_t>(first + static_cast<int>(k)); };
+    for (std::size_t k = 0; k < peers_.size(); ++k) {
+      comm.post_receive(peers_[k], label(kind::receive_forward, peers_[k], me), slot(program.receive, k));
+    }
+    for (std::size_t k = 0; k < peers_.size(); ++k) {
+      tensors mine;
+      between(me, peers_[k], [&](member const& m) { mine.push_back(value(m).clone()); });
+      comm.post_send(peers_[k], label(kind::send_forward, me, peers_[k]), slot(program.send, k), mine);
+    }
+    came_.clear();
+    for (std::size_t k = 0; k < peers_.size(); ++k) {
+      std::span<at::Tensor> const theirs = comm.receive(slot(program.receive, k));
+      std::size_t next = 0;
+      between(peers_[k], me, [&](member const& m) { came_.push_back({m.stage, m.index, std::move(theirs[next++])}); });
+    }
+    for (std::size_t k = 0; k < peers_.size(); ++k) comm.wait_send(slot(program.send, k));
+  }
+
+  at::Tensor const& came(member const& m) const {
+    return std::find_if(came_.begin(), came_.end(), [&](arrived const& a) { return a.stage == m.stage && a.index == m.index; })
+        ->value;
+  }
+
+  void begin_equal(int me) {
+    at::NoGradGuard const off;
+    for (word const& w : words_) {
+      for (member const& m : w.members) {
+        if (m.rank != me) continue;
+        at::Tensor const first = w.members[0].rank == me ? parameter_of(w.members[0]).value : came(w.members[0]);
+        if (!first.is_same(parameter_of(m).value)) parameter_of(m).value.detach().copy_(first);
+      }
+    }
+    came_.clear();
+  }
+
+  plan_view plan_;
+  std::vector<gradient_buckets*> gradients_;
+  std::vector<word> words_;    // by text
+  std::vector<int> peers_;     // pipeline ranks that share a word with this one
+  std::vector<arrived> came_;  // during an exchange
+};
+
+}  // namespace chevron

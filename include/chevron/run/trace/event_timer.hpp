@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <chevron/run/trace/rank_trace.hpp>
+
+/// \file
+/// When an accelerator really did what its host had asked for earlier.
+
+namespace chevron {
+
+/// Two events for each computation of a step, made once. On the CPU it does nothing: there the host's own clock tells.
+class event_timer {
+ public:
+  explicit event_timer(at::Device where) : where_(where) {}
+
+  void begin_step() {
+    next_ = 0;
+    notes_.clear();
+    if (where_.is_cpu()) return;
+    begin_ns_ = now_ns();
+    begin_ = mark();
+  }
+  /// What was asked for so far does not count.
+  void start_over() { notes_.clear(); }
+  /// This entry of the record begins or ends on the current stream.
+  void starts(std::size_t entry) {
+    if (!where_.is_cpu()) notes_.push_back({entry, mark(), none});
+  }
+  void ends(std::size_t entry) {
+    if (where_.is_cpu()) return;
+    for (std::size_t i = notes_.size(); i-- > 0;) {
+      if (notes_[i].entry != entry) continue;
+      notes_[i].end = mark();
+      return;
+    }
+  }
+  /// Waits until all of it has happened, and puts the times into the record.
+  void settle(rank_trace& into) {
+    if (where_.is_cpu() || notes_.empty()) return;
+    for (note const& n : notes_) {
+      if (n.end == none) continue;
+      events_[n.end].synchronize();
+      into.computed(n.entry, at(n.start), at(n.end));
+    }
+    notes_.clear();
+  }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  struct note {
+    std::size_t entry, start, end;
+  };
+
+  std::size_t mark() {
+    if (next_ == events_.size()) events_.emplace_back(where_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    events_[next_].record(c10::impl::VirtualGuardImpl(where_.type()).getStream(where_));
+    return next_++;
+  }
+  std::int64_t at(std::size_t event) const {
+    return begin_ns_ + static_cast<std::int64_t>(events_[begin_].elapsedTime(events_[event]) * 1e6);
+  }
+
+  at::Device where_;
+  std::deque<c10::Event> events_;
+  std::vector<note> notes_;
+  std::size_t next_ = 0, begin_ = 0;
+  std::int64_t begin_ns_ = 0;
+};
+
+}  // namespace chevron

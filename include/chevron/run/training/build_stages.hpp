@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/comm/stage_failure.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/training/trainer_setup.hpp>
+
+/// \file
+/// A rank's stages are built, and refused where they cannot be trained as they are.
+
+namespace chevron::detail {
+
+/// One stage, with errors of the user's code told to the other ranks.
+inline stage built(stage_builder const& build, int number, transport& comm) {
+  stage made;
+  auto const who = [&] { return "building stage " + std::to_string(number) + " threw: "; };
+  auto const where = [&] { return error_context{.rank = comm.topology().global_rank}; };
+  telling_errors(&comm, who, where, [&] {
+    try {
+      made = build(number);
+    } catch (usage_error const&) {
+      throw;
+    } catch (error const& e) {
+      throw_stage_error(&comm, who() + e.what(), where());
+    }
+  });
+  return made;
+}
+
+/// \throws usage_error for a parameter that two stages share and do not tie
+inline void check_apart(std::vector<stage> const& stages, std::size_t a, std::size_t b) {
+  for (parameter const& p : stages[a].parameters()) {
+    for (parameter const& q : stages[b].parameters()) {
+      if (p.value.is_same(q.value) && p.value.requires_grad() && (p.tied_as.empty() || p.tied_as != q.tied_as)) {
+        throw usage_error("stages " + std::to_string(a) + " (" + p.name + ") and " + std::to_string(b) + " (" + q.name +
+                          ") share a parameter: say so on both, as on any other layout, by stage.tie(\"" + p.name +
+                          "\", \"a group of their own\")");
+      }
+    }
+  }
+}
+
+/// A rank's stages, by number; those of other ranks are empty.
+/// \throws usage_error for a stage that cannot be trained so; stage_error for what `build` throws
+inline std::vector<stage> build_stages(program_view const& p, stage_builder const& build, transport& comm, at::Device device,
+                                       bool broadcast_buffers) {
+  static std::mutex one_at_a_time;
+  std::vector<stage> stages(static_cast<std::size_t>(p.plan.stages));
+  for (int s = 0; s < p.plan.stages; ++s) {
+    if (p.plan.rank_of_stage(s) != comm.topology().pipeline_rank()) continue;
+    std::lock_guard const hold(one_at_a_time);
+    stage& made = stages[static_cast<std::size_t>(s)];
+    made = built(build, s, comm);
+    if (!made) throw usage_error("stage " + std::to_string(s) + " was built empty", {comm.topology().global_rank, -1, -1, ""});
+    for (parameter const& q : made.parameters()) {
+      if (q.value.device() == device) continue;
+      throw usage_error("stage " + std::to_string(s) + "'s " + q.name + " is on " + q.value.device().str() +
+                            ", but the trainer's options say this rank computes on " + device.str() +
+                            ": build the stage there (module->to(device)), or change trainer_options::device",
+                        {comm.topology().global_rank, -1, -1, ""});
+    }
+    for (parameter const& b : made.buffers()) {
+      if (comm.topology().replicas == 1 || !broadcast_buffers || !b.value.defined()) continue;
+      if (b.value.layout() == at::kStrided && !b.value.is_quantized()) continue;
+      throw usage_error("stage " + std::to_string(s) + "'s buffer " + b.name +
+                            " is sparse or quantized, and cannot be brought from replica 0 to the others. Remedy: a dense one, "
+                            "or trainer_options::broadcast_buffers = false",
+                        {comm.topology().global_rank, -1, -1, ""});
+    }
+  }
+  for (std::size_t a = 0; a < stages.size(); ++a) {
+    for (std::size_t b = a + 1; b < stages.size(); ++b) check_apart(stages, a, b);
+  }
+  return stages;
+}
+
+}  // namespace chevron::detail

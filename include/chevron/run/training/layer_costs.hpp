@@ -1,0 +1,74 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/partition.hpp>
+#include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/stage_execution.hpp>
+#include <chevron/run/trace/rank_trace.hpp>
+
+/// \file
+/// What layers cost, measured: for sharing them out to stages.
+
+namespace chevron {
+
+/// By layer, for `balanced`: seconds of forward and backward for this input, the median of `times` runs after a first one. Leaves
+/// parameters, their gradients, buffers and the default random generator as they were.
+inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, tensors const& input, int times = 5) {
+  std::vector<double> costs;
+  tensors values = input;
+  for (stage& layer : partition(whole, std::vector<int>(whole->size(), 1))) {
+    std::vector<at::Tensor> gradients;
+    for (parameter const& p : layer.parameters()) gradients.push_back(std::exchange(p.value.mutable_grad(), at::Tensor()));
+    std::vector<at::Tensor> buffers;
+    for (parameter const& b : layer.buffers()) buffers.push_back(b.value.defined() ? b.value.detach().clone() : at::Tensor());
+
+    stage_task const task{.owner = &layer, .around = {.draws = rng_key{}}, .training = true, .differentiable = !costs.empty()};
+    std::vector<double> seconds;
+    tensors outputs;
+    for (int run = 0; run <= times; ++run) {
+      stage_execution work;
+      tensors inputs = values, output_gradients, input_gradients;
+      std::int64_t const begin = now_ns();
+      work.forward(task, inputs, outputs);
+      std::int64_t const between = now_ns();
+      for (at::Tensor const& t : outputs) {
+        if (carries_gradient(t)) output_gradients.push_back(at::ones_like(t));
+      }
+      std::int64_t const again = now_ns();
+      work.backward(task, output_gradients, input_gradients);
+      if (run > 0) seconds.push_back(static_cast<double>(between - begin + now_ns() - again) * 1e-9);
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
+    costs.push_back(seconds[seconds.size() / 2]);
+    values = std::move(outputs);
+
+    for (std::size_t i = 0; i < gradients.size(); ++i) layer.parameters()[i].value.mutable_grad() = gradients[i];
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      if (buffers[i].defined()) layer.buffers()[i].value.variable_data().copy_(buffers[i]);
+    }
+  }
+  return costs;
+}
+
+/// The mean of all ranks' costs, the same on each of them: two ranks never measure the same, but have to cut alike. Collective.
+inline std::vector<double> mean_over_ranks(transport& comm, std::vector<double> const& mine) {
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(comm.topology().world()));
+  comm.all_gather(mine, all);
+  std::vector<double> mean(mine.size());
+  for (std::size_t i = 0; i < all.size(); ++i) mean[i % mine.size()] += all[i] / static_cast<double>(comm.topology().world());
+  return mean;
+}
+
+}  // namespace chevron

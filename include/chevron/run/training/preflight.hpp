@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/version.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/version.hpp>
+
+/// \file
+/// What ranks compare before their first step: versions, program, stages.
+
+namespace chevron {
+
+/// A number that stands for a whole program set: its plan, instructions and slots (FNV-1a over their fields).
+inline std::uint64_t fingerprint(program_view const& program) {
+  std::uint64_t hash = 14695981039346656037u;
+  auto const mix = [&hash](std::uint64_t value) {
+    for (int byte = 0; byte < 8; ++byte) {
+      hash ^= (value >> (8 * byte)) & 0xff;
+      hash *= 1099511628211u;
+    }
+  };
+  plan_view const& plan = program.plan;
+  mix(static_cast<std::uint64_t>(plan.size.ranks));
+  mix(static_cast<std::uint64_t>(plan.size.micro_batches));
+  mix(static_cast<std::uint64_t>(plan.stages));
+  mix(plan.forward_only ? 1 : 0);
+  for (int s = 0; s < plan.stages; ++s) mix(static_cast<std::uint64_t>(plan.rank_of[s]));
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    mix(static_cast<std::uint64_t>(program.length(r)));
+    for (int i = 0; i < program.length(r); ++i) {
+      instruction const& x = program.at(r, i);
+      mix(static_cast<std::uint64_t>(x.op.kind) | static_cast<std::uint64_t>(x.op.fused) << 7 |
+          static_cast<std::uint64_t>(x.op.stage) << 8 | static_cast<std::uint64_t>(x.op.micro_batch) << 24 |
+          static_cast<std::uint64_t>(static_cast<std::uint16_t>(x.peer)) << 40);
+      mix(static_cast<std::uint64_t>(x.slot) | static_cast<std::uint64_t>(x.source) << 16 |
+          static_cast<std::uint64_t>(x.local) << 32);
+    }
+  }
+  return hash;
+}
+
+/// A number that stands for a tensor's values, bit for bit.
+inline std::uint64_t fingerprint(at::Tensor const& t) {
+  at::Tensor const dense = t.detach().cpu().contiguous();
+  detail::byte_fingerprint bytes;
+  bytes.add(dense.const_data_ptr(), dense.nbytes());
+  return bytes.value();
+}
+
+inline void add_program(named_values& out, program_view const& program) {
+  char const* const name = program.plan.name;
+  out.add("schedule", *name != 0 ? name : "(unnamed)");
+  out.add("pipeline ranks", std::to_string(program.plan.size.ranks));
+  out.add("microbatches", std::to_string(program.plan.size.micro_batches));
+  out.add("stages", std::to_string(program.plan.stages));
+  out.add("program", std::to_string(fingerprint(program)));
+}
+
+namespace detail {
+
+inline std::string dtype_and_shape(at::Tensor const& t) {
+  std::string out = std::string(c10::toString(t.scalar_type())) + " [";
+  for (std::int64_t i = 0; i < t.dim(); ++i) out += (i == 0 ? "" : ", ") + std::to_string(t.size(i));
+  return out + "]";
+}
+
+}  // namespace detail
+
+/// \param values with the values of its parameters, since copies of a stage have to begin as one
+/// \param of_buffers with those of its buffers, too
+inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true) {
+  std::string const prefix = "stage " + std::to_string(stage_number);
+  out.add(prefix + " parameters", std::to_string(s.parameters().size()));
+  for (parameter const& p : s.parameters()) {
+    std::string value = detail::dtype_and_shape(p.value);
+    if (!p.value.requires_grad()) value += " frozen";
+    if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
+    out.add(prefix + " " + p.name, value);
+    if (values) out.add("values of " + prefix + " " + p.name, std::to_string(fingerprint(p.value)));
+  }
+  out.add(prefix + " buffers", std::to_string(s.buffers().size()));
+  for (parameter const& b : s.buffers()) {
+    std::string const name = prefix + " buffer " + b.name;
+    out.add(name, b.value.defined() ? detail::dtype_and_shape(b.value) : "undefined");
+    if (values && of_buffers && b.value.defined()) out.add("values of " + name, std::to_string(fingerprint(b.value)));
+  }
+}
+
+/// What every job compares.
+inline named_values common_values(transport const& comm) {
+  named_values out;
+  out.add("chevron", CHEVRON_VERSION);
+  out.add("torch", TORCH_VERSION);
+  out.add("replicas", std::to_string(comm.topology().replicas));
+  return out;
+}
+
+}  // namespace chevron

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// Buffers (running means of a normalization …) of replicas, which see different samples.
+
+namespace chevron {
+
+/// Brings the buffers of replica 0 to all other replicas of its stages, bit for bit: as bytes, to which the others add zeros. So
+/// between two steps a stage is the same on all replicas, and one copy of it is all there is to save or to evaluate.
+class replica_buffers {
+ public:
+  /// Nothing to bring.
+  replica_buffers() = default;
+
+  /// \param device what this rank computes on \param bucket the number of the sum that carries them
+  replica_buffers(std::vector<stage> const& stages, topology const& where, at::Device device, int bucket)
+      : device_(device), bucket_(bucket), gives_(where.replica() == 0) {
+    if (where.replicas == 1) return;
+    std::set<void const*> seen;
+    for (stage const& s : stages) {
+      for (parameter const& b : s.buffers()) {
+        if (b.value.defined() && b.value.numel() > 0 && seen.insert(b.value.unsafeGetTensorImpl()).second)
+          buffers_.push_back(b.value);
+      }
+    }
+  }
+
+  /// With nothing of the step left to compute that reads or changes a buffer. All replicas call it alike.
+  void start(transport& comm) {
+    if (buffers_.empty()) return;
+    at::NoGradGuard const off;
+    lay_out();
+    if (gives_) {
+      for (std::size_t i = 0; i < buffers_.size(); ++i) places_[i].copy_(buffers_[i]);
+    } else {
+      bytes_.zero_();
+    }
+    comm.start_all_reduce(bucket_, bytes_);
+  }
+
+  /// Waits for them. Before the next forward.
+  void finish(transport& comm) {
+    if (buffers_.empty()) return;
+    comm.wait_all_reduce(bucket_);
+    if (gives_) return;
+    at::NoGradGuard const off;
+    for (std::size_t i = 0; i < buffers_.size(); ++i) detail::copy_into(buffers_[i], places_[i]);
+  }
+
+ private:
+  /// Gives each buffer a place among the bytes; again when a module has resized one.
+  void lay_out() {
+    bool fits = places_.size() == buffers_.size();
+    for (std::size_t i = 0; fits && i < buffers_.size(); ++i) fits = places_[i].sizes() == buffers_[i].sizes();
+    if (fits) return;
+    constexpr std::int64_t apart = 16;  // no dtype is larger
+    std::vector<std::int64_t> begins{0};
+    for (at::Tensor const& b : buffers_)
+      begins.push_back((begins.back() + static_cast<std::int64_t>(b.nbytes()) + apart - 1) / apart * apart);
+    bytes_ = at::zeros({begins.back()}, at::TensorOptions(at::kByte).device(device_));
+    places_.clear();
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      at::Tensor const& of = buffers_[i];
+      places_.push_back(
+          bytes_.narrow(0, begins[i], static_cast<std::int64_t>(of.nbytes())).view(of.scalar_type()).view(of.sizes()));
+    }
+  }
+
+  at::Device device_ = at::kCPU;
+  int bucket_ = 0;
+  bool gives_ = true;
+  std::vector<at::Tensor> buffers_;  // each once
+  at::Tensor bytes_;                 // all of them, one after another
+  std::vector<at::Tensor> places_;   // views into it, by buffer
+};
+
+}  // namespace chevron

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/data/data_agreement.hpp>
+#include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/device/device_graph.hpp>
+#include <chevron/run/optimizer/loss_scale.hpp>
+#include <chevron/run/optimizer/step_options.hpp>
+#include <chevron/run/trace/rank_trace.hpp>
+#include <chevron/run/training/preflight.hpp>
+
+/// \file
+/// What a trainer is told, and what it tells of a step.
+
+namespace chevron {
+
+struct trainer_options {
+  double clip_grad_norm = 0;  ///< largest global gradient norm; 0: no clipping
+  not_finite when_not_finite = not_finite::stop;
+  std::function<double(long step)> learning_rate = {};      ///< by step, from 0; empty: as the optimizer has it
+  std::size_t bucket_bytes = std::size_t{25} << 20;         ///< gradients are summed over replicas in pieces of this size
+  std::uint64_t seed = 0;                                   ///< of what stages draw at random: dropout … (random_scope.hpp)
+  std::optional<at::ScalarType> autocast = {};              ///< run stages and loss under autocast to this: at::kBFloat16
+  std::optional<loss_scaling> scaling = {};                 ///< multiply the loss before its backward: for half precision
+  gradient_reduction reduction = gradient_reduction::mean;  ///< what becomes of the replicas' gradients
+  /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
+  /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
+  bool broadcast_buffers = true;
+  loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
+  /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
+  /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
+  /// layer, say) and change them in place, on all replicas alike, which the reported norm does not show. It must leave parameters
+  /// alone. Not with `post_validation`, where ranks step before they know whether the gradients are final.
+  std::function<void(final_gradients const&)> before_optimizer_step = {};
+  /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
+  /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
+  /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
+  bool post_validation = false;
+  /// Where this rank's stages are, and its batches go (parameters must be there already). Ranks of one process may share a
+  /// device.
+  at::Device device = at::kCPU;
+  /// Whether the two halves of a fused pair (DualPipeV) run beside each other: always on an accelerator, on its two streams; on
+  /// the CPU in two threads, which pays where a rank has two cores.
+  bool overlap_pairs = false;
+  /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp
+  /// on a GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
+  std::shared_ptr<graph_maker> graphs = {};
+  /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
+  int stable_steps = 10;
+  /// When the ranks of a pipeline compare fingerprints of their batches: where each shuffles for itself, inputs (of the first
+  /// stage's rank) and targets (of the last one's) do not belong together. In other steps it costs nothing.
+  data_check check_data = data_check::first_step;
+};
+
+/// One step, the same on every rank except for `seconds`, `peak_in_flight`, `used_graphs` and `memory`.
+struct step_report {
+  long step = -1;          ///< from 0; -1: none yet
+  double loss = 0;         ///< mean over all samples of all replicas
+  double grad_norm = 0;    ///< over all parameters of the model, before clipping
+  bool skipped = false;    ///< loss or gradient was not finite, nothing was changed
+  bool clipped = false;    ///< gradients were scaled down to `clip_grad_norm`
+  double loss_factor = 1;  ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
+  double learning_rate = 0;  ///< 0 on a rank without parameters if no schedule was given
+  double seconds = 0;        ///< as this rank saw it
+  std::int64_t samples = 0;  ///< over all replicas
+  double samples_per_second = 0;
+  double bubble = 0;         ///< measured: share of ranks × longest rank's time in which ranks did not compute
+  int peak_in_flight = 0;    ///< chunks, on this rank
+  bool used_graphs = false;  ///< this rank's computations were launched as graphs
+  allocator_use memory{};    ///< of this rank's device; 0 on the CPU
+};
+
+namespace detail {
+
+inline std::string scaling_in_words(loss_scaling const& s) {
+  return "from " + plain(s.initial) + " between " + plain(s.least) + " and " + plain(s.most) + ", times " + plain(s.growth) +
+         " after " + std::to_string(s.growth_interval) + " steps, times " + plain(s.backoff) + " on overflow";
+}
+
+/// \throws usage_error for what means nothing
+inline void check(trainer_options const& options) {
+  if (!(options.clip_grad_norm >= 0)) {
+    throw usage_error("clip_grad_norm is " + plain(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
+  }
+  if (options.stable_steps < 0)
+    throw usage_error("stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");
+  if (options.post_validation && options.before_optimizer_step) {
+    throw usage_error(
+        "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
+        "a step over: leave either out");
+  }
+  if (options.scaling) loss_scale const acceptable(*options.scaling);
+}
+
+/// All ranks must have been told the same.
+inline void add(named_values& out, trainer_options const& options) {
+  out.add("clip gradient norm", std::to_string(options.clip_grad_norm));
+  out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");
+  out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
+  out.add("bucket bytes", std::to_string(options.bucket_bytes));
+  out.add("seed", std::to_string(options.seed));
+  out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
+  out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
+  out.add("gradients over replicas", options.reduction == gradient_reduction::mean ? "mean" : "sum");
+  out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
+  out.add("microbatches count", options.loss_weight ? "what the caller weighs" : "their samples");
+  out.add("data compared", options.check_data == data_check::never        ? "never"
+                           : options.check_data == data_check::every_step ? "in every step"
+                                                                          : "in the first step");
+  out.add("post-validation", options.post_validation ? "after " + std::to_string(options.stable_steps) + " stable steps" : "no");
+}
+
+}  // namespace detail
+
+}  // namespace chevron

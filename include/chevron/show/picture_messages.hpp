@@ -1,0 +1,95 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <chevron/prove/memory.hpp>
+#include <chevron/show/picture.hpp>
+
+/// \file
+/// What the boxes of a picture tell besides themselves: messages, and chunks in flight over time.
+
+namespace chevron::show {
+
+/// One message: the boxes where it leaves and where it arrives, as indices into `picture::boxes`.
+struct message {
+  int from = -1;
+  int to = -1;
+};
+
+/// Every message of a picture. Where SEND and RECV boxes were recorded they are the ends, else the computations that
+/// produce and consume it.
+template <class = void>
+std::vector<message> messages_of(picture const& p) {
+  // Every box by what it is, in one number: step and replica, kind, stage, microbatch. Of equal ones the first counts.
+  struct entry {
+    std::uint64_t what;
+    int box;
+  };
+  std::vector<entry> where;
+  where.reserve(p.boxes.size());
+  int const ranks = std::max(1, p.size.ranks);
+  int replicas = 1;
+  for (box const& b : p.boxes) replicas = std::max(replicas, b.rank / ranks + 1);
+  auto const number_of = [&](box const& like, kind what, int stage) {
+    std::uint64_t const run = static_cast<std::uint64_t>(like.step) * static_cast<std::uint64_t>(replicas) +
+                              static_cast<std::uint64_t>(like.rank / ranks);
+    return run << 31 | static_cast<std::uint64_t>(what) << 27 | static_cast<std::uint64_t>(stage) << 16 | like.op.micro_batch;
+  };
+  for (std::size_t i = 0; i < p.boxes.size(); ++i) {
+    box const& b = p.boxes[i];
+    where.push_back({number_of(b, b.op.kind, static_cast<int>(b.op.stage)), static_cast<int>(i)});
+  }
+  std::sort(where.begin(), where.end(),
+            [](entry const& a, entry const& b) { return a.what != b.what ? a.what < b.what : a.box < b.box; });
+  auto const find = [&](box const& like, kind what, int stage) {
+    if (stage < 0 || stage >= max_stages) return -1;
+    std::uint64_t const wanted = number_of(like, what, stage);
+    auto const at =
+        std::lower_bound(where.begin(), where.end(), wanted, [](entry const& e, std::uint64_t w) { return e.what < w; });
+    return at == where.end() || at->what != wanted ? -1 : at->box;
+  };
+  std::vector<message> out;
+  for (std::size_t i = 0; i < p.boxes.size(); ++i) {
+    box const& from = p.boxes[i];
+    int const stage = static_cast<int>(from.op.stage);
+    bool const forward = from.op.kind == kind::forward;
+    bool const backward = from.op.kind == kind::backward || from.op.kind == kind::backward_input;
+    if (!forward && !backward) continue;
+    int const next = forward ? stage + 1 : stage - 1;
+    int to = find(from, from.op.kind, next);
+    if (to < 0 && backward) to = find(from, from.op.kind == kind::backward ? kind::backward_input : kind::backward, next);
+    if (to < 0 || p.boxes[static_cast<std::size_t>(to)].rank == from.rank) continue;
+    message m{static_cast<int>(i), to};
+    int const sent = find(from, forward ? kind::send_forward : kind::send_backward, stage);
+    int const received = find(from, forward ? kind::receive_forward : kind::receive_backward, next);
+    if (sent >= 0 && received >= 0) m = {sent, received};
+    out.push_back(m);
+  }
+  return out;
+}
+
+/// Chunks in flight on each row over time: (time, row, chunks), in order of time.
+struct in_flight_point {
+  double time = 0;
+  int rank = 0;
+  int chunks = 0;
+};
+
+template <class = void>
+std::vector<in_flight_point> in_flight_over_time(picture const& p) {
+  std::vector<in_flight_point> out;
+  for (box const& b : p.boxes) {
+    int const change = is_compute(b.op.kind) ? in_flight_change(b.op.kind, p.forward_only) : 0;
+    if (change != 0) out.push_back({change > 0 ? b.start : b.end, b.rank, change});
+  }
+  // Stable: where one action ends at the moment the next one starts, the order of a row's boxes decides.
+  std::stable_sort(out.begin(), out.end(), [](in_flight_point const& a, in_flight_point const& b) { return a.time < b.time; });
+  std::vector<int> now(static_cast<std::size_t>(std::max(p.rows, 0)));
+  for (in_flight_point& c : out) c.chunks = now[static_cast<std::size_t>(c.rank)] += c.chunks;
+  return out;
+}
+
+}  // namespace chevron::show

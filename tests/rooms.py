@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""The rooms of include/chevron and the arrows between them.
+
+Every folder is a room. ORDER lists the rooms as docs/contributing.md draws them; a header may include headers of its own room
+and of rooms that stand before it, never of one behind it, and no header includes itself by way of others. Umbrellas
+(include/chevron/*.hpp) may include everything, and no header but another umbrella includes them. A room holds at most 20
+headers, a header at most 350 lines, unless it says why in a line `// long: reason`. Without arguments it checks the
+repository and then itself: a copy with an arrow turned round, a cycle, a full room and a long header must each be found.
+
+    python3 tests/rooms.py [folder with include/chevron]
+"""
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+ORDER = [
+    "plan", "prove", "describe", "catalogue", "lower", "search", "show",
+    "run/core", "run/trace", "run/failure", "run/launch", "run/device", "run/comm", "run/comm/threads", "run/comm/shared_memory",
+    "run/comm/gloo", "run/comm/streams", "run/data", "run/model", "run/execution", "run/optimizer", "run/training",
+    "run/checkpoint", "run/cuda",
+]
+MOST_HEADERS, MOST_LINES = 20, 350
+
+
+def complaints(include):
+    """What is wrong with the headers below include/chevron, a sentence each."""
+    headers = {str(p.relative_to(include)): p.read_text() for p in sorted(include.rglob("*.hpp")) if "shim" not in p.parts}
+    reads = {name: re.findall(r"^#include <chevron/([^>]+)>", text, re.M) for name, text in headers.items()}
+    room = lambda name: str(pathlib.PurePath(name).parent)
+    wrong = []
+    for name, text in headers.items():
+        here = room(name)
+        if here != "." and here not in ORDER:
+            wrong.append(f"{name} stands in no room that tests/rooms.py knows")
+            continue
+        lines = text.count("\n")
+        if lines > MOST_LINES and not re.search(r"^// long: \S", text, re.M):
+            wrong.append(f"{name} has {lines} lines, more than {MOST_LINES}: split it, or say why not in a line `// long: ...`")
+        for other in reads[name]:
+            if other not in headers:
+                wrong.append(f"{name} includes {other}, which is not there")
+            elif here != "." and room(other) == "." and other != "version.hpp":
+                wrong.append(f"{name} includes the umbrella {other}: name the header that is needed")
+            elif here != "." and room(other) != "." and ORDER.index(room(other)) > ORDER.index(here):
+                wrong.append(f"{name} includes {other}: an arrow from {here} back to {room(other)}")
+    for one in ORDER:
+        count = sum(room(name) == one for name in headers)
+        if count > MOST_HEADERS:
+            wrong.append(f"{one} holds {count} headers, more than {MOST_HEADERS}")
+        if count == 0:
+            wrong.append(f"{one} is empty")
+    done = set()
+
+    def walk(name, way):
+        if name in way:
+            wrong.append("a cycle: " + " -> ".join(way[way.index(name):] + [name]))
+        elif name in headers and name not in done:
+            for other in reads[name]:
+                walk(other, way + [name])
+            done.add(name)
+
+    for name in headers:
+        walk(name, [])
+    return wrong
+
+
+def changed(include, words, name, change):
+    """Is a fault that is put into a copy found, in these words?"""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "chevron"
+        shutil.copytree(include, copy)
+        file = copy / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(change(file.read_text() if file.exists() else "#pragma once\n"))
+        return any(words in line for line in complaints(copy))
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1] / "include"
+    include = root / "chevron"
+    wrong = complaints(include)
+    added = lambda line: lambda text: text + line + "\n"
+    for words, name, change in [
+        ("an arrow from plan back to run/core", "plan/shape.hpp", added("#include <chevron/run/core/error.hpp>")),
+        ("an arrow from run/comm back to run/training", "run/comm/transport.hpp", added("#include <chevron/run/training/trainer.hpp>")),
+        ("a cycle: ", "run/core/error.hpp", added("#include <chevron/run/core/error.hpp>")),
+        ("includes the umbrella", "run/model/stage.hpp", added("#include <chevron/run.hpp>")),
+        ("which is not there", "run/model/stage.hpp", added("#include <chevron/run/model/stages.hpp>")),
+        ("more than 350", "plan/shape.hpp", added("\n" * 350)),
+        ("stands in no room", "run/other/new.hpp", added("")),
+    ]:
+        if not changed(include, words, name, change):
+            wrong.append(f"this check does not find `{words}` in a copy where it is so")
+    for line in wrong:
+        print(line)
+    print(f"{len(wrong)} complaints" if wrong else "every arrow points one way")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

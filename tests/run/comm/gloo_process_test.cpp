@@ -1,0 +1,456 @@
+// timeout: 300
+// serial: it kills processes and measures how soon the others notice
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/launch/run_main.hpp>
+
+#include "support/retry.hpp"
+#include "support/subprocess.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace chevron;
+using namespace std::chrono_literals;
+
+namespace {
+
+using steady = std::chrono::steady_clock;
+
+// ---- The program that is started, killed and stopped below: this test program itself, told so by an environment variable
+// ----------
+
+std::string setting(std::map<std::string, std::string> const& all, std::string const& name, std::string const& otherwise) {
+  auto const it = all.find(name);
+  return it == all.end() ? otherwise : it->second;
+}
+
+/// Messages as a pipeline of P ranks has them: every microbatch down and up again, sums over the replicas at the end of each
+/// step.
+int rank_program(std::map<std::string, std::string> const& settings) {
+  auto const number = [&](char const* name, int otherwise) {
+    return std::stoi(setting(settings, name, std::to_string(otherwise)));
+  };
+  launch_options options;
+  options.nproc = number("nproc", 0);
+  options.join = std::chrono::milliseconds(number("join", 60000));
+  auto const job = launch(options);
+  std::fprintf(stderr, "pid %d %d\n", job.rank, static_cast<int>(getpid()));
+  int const replicas = number("replicas", 1);
+  auto const where = job.topology(job.world / replicas, replicas);
+  int const r = where.pipeline_rank();
+  int const last = where.pipeline_ranks - 1;
+  int const micro_batches = number("microbatches", 3);
+  int const steps = number("steps", 20);
+  bool const busy = number("busy", -1) == job.rank;
+  auto const until = setting(settings, "until", "");  // the job goes on until this file is there
+
+  gloo_transport link(where, job);
+  link.deadline(std::chrono::milliseconds(number("deadline", 60000)));
+  link.open({.activation = 0, .receive = 2, .send = 2});
+  for (int step = 0; step < steps; ++step) {
+    link.begin_step(step);
+    if (step == 3) std::fprintf(stderr, "warm %d\n", job.rank);
+    if (busy && step == 5) {
+      std::fprintf(stderr, "busy %d\n", job.rank);
+      std::this_thread::sleep_for(600s);
+    }
+    if (number("throw", -1) == job.rank && step == 5)
+      throw numerical_error("the loss is nan", {.rank = job.rank, .peer = -1, .step = step});
+    if (number("exit", -1) == job.rank && step == 5) _exit(17);
+    for (int m = 0; m < micro_batches; ++m) {
+      at::Tensor x = at::full({2, 8}, step * 100 + m);
+      if (r > 0) {
+        link.post_receive(r - 1, make_action(kind::receive_forward, r, m), 0);
+        x = std::move(link.receive(0)[0]);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(number("work", 1)));
+      if (r < last) {
+        at::Tensor const sent = x + 1;
+        link.post_send(r + 1, make_action(kind::send_forward, r, m), 0, {&sent, 1});
+        link.wait_send(0);
+        link.post_receive(r + 1, make_action(kind::receive_backward, r, m), 1);
+        at::Tensor const back = std::move(link.receive(1)[0]);
+        if (back.flatten()[0].item<float>() != static_cast<float>(step * 100 + m + last))
+          throw error(exit_code::numerical, "wrong values", {});
+        x = back;
+      }
+      if (r > 0) {
+        link.post_send(r - 1, make_action(kind::send_backward, r, m), 1, {&x, 1});
+        link.wait_send(1);
+      }
+    }
+    auto sum = at::full({100}, job.rank);
+    link.start_all_reduce(0, sum);
+    link.wait_all_reduce(0);
+    double const mine = job.rank;
+    std::vector<double> all(static_cast<std::size_t>(job.world));
+    for (int i = 0; i < number("gathers", 1); ++i) link.all_gather({&mine, 1}, all);
+    if (until.empty()) continue;
+    // All stop together: where rank 0 saw it.
+    double const seen = std::filesystem::exists(until) ? 1 : 0;
+    link.all_gather({&seen, 1}, all);
+    if (all[0] != 0) break;
+  }
+  link.close();
+  if (job.rank == 0) std::fprintf(stderr, "all is well: %s\n", job.text().c_str());
+  return 0;
+}
+
+using again::program_end;
+
+/// The rank program, with its settings.
+class started : public again::started {
+ public:
+  started(std::string const& settings, std::vector<std::string> environment = {}, std::vector<std::string> in_front = {})
+      : again::started("rank program", with(std::move(environment), settings), std::move(in_front)) {}
+
+  pid_t pid_of(int rank) {
+    auto const key = "pid " + std::to_string(rank) + " ";
+    REQUIRE(says(key));
+    return static_cast<pid_t>(std::stoi(output().substr(output().find(key) + key.size())));
+  }
+
+ private:
+  static std::vector<std::string> with(std::vector<std::string> environment, std::string const& settings) {
+    environment.push_back("CHEVRON_RANK_PROGRAM=" + settings);
+    return environment;
+  }
+};
+
+/// Where nobody listens, and below the ports that the system gives to whoever asks for any: those come and go all the time.
+int free_port() {
+  static std::mt19937 random(std::random_device{}());
+  for (;;) {
+    int const port = std::uniform_int_distribution<int>(20000, 32000)(random);
+    int const s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(static_cast<std::uint16_t>(port));
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    bool const is_free = bind(s, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
+    close(s);
+    if (is_free) return port;
+  }
+}
+
+/// One process a rank, as a launcher that only sets variables starts them.
+std::vector<started> start_ranks(int world, std::string const& settings) {
+  auto const port = std::to_string(free_port());
+  std::vector<started> out;
+  for (int rank = 0; rank < world; ++rank) {
+    out.emplace_back(settings, std::vector<std::string>{"RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(world),
+                                                        "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port});
+  }
+  return out;
+}
+
+bool runs_now(pid_t id) {
+  std::ifstream stat("/proc/" + std::to_string(id) + "/stat");
+  std::string line;
+  if (!std::getline(stat, line)) return false;
+  return line.at(line.rfind(')') + 2) != 'Z';  // an orphan may stay a zombie where nobody reaps
+}
+/// Killed processes need a moment to be gone.
+bool is_running(pid_t id) {
+  auto const until = steady::now() + 60s;
+  while (runs_now(id) && steady::now() < until) std::this_thread::sleep_for(10ms);
+  return runs_now(id);
+}
+
+/// Every rank says that it is warm. A short deadline may pass before, where the machine stalls: then `wrong` says so.
+bool all_warm(std::vector<started>& ranks, tries::complaints& wrong) {
+  for (auto& each : ranks) wrong.unless(each.says("warm"), "a warm rank: " + each.output());
+  return wrong.text.empty();
+}
+void wants(tries::complaints& wrong, program_end const& end, std::string const& words, int lines) {
+  wrong.unless(end.lines_with(words) == lines, std::to_string(lines) + " lines with `" + words + "` in:\n" + end.output);
+}
+
+}  // namespace
+
+TEST_CASE("rank program" * doctest::skip()) {
+  char const* const text = std::getenv("CHEVRON_RANK_PROGRAM");
+  if (text == nullptr) return;
+  std::map<std::string, std::string> settings;
+  std::istringstream in(text);
+  for (std::string each; in >> each;) settings[each.substr(0, each.find('='))] = each.substr(each.find('=') + 1);
+  int const code = run_main(0, nullptr, [&](int, char**) { return rank_program(settings); });
+  std::fflush(nullptr);
+  _exit(code);  // past doctest's own report
+}
+
+TEST_CASE("forked ranks exchange tensors and end well") {
+  auto const end = started("nproc=4 replicas=2").wait();
+  INFO(end.output);
+  CHECK(end.code == 0);
+  CHECK(end.lines_with("all is well: rank 0 of 4, launched by --nproc 4, store at 127.0.0.1:") == 1);
+}
+
+TEST_CASE("a rank killed in the middle of a step: all others end with code 3 within 2 s and say what they waited for") {
+  for (int victim = 0; victim < 4; ++victim) {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      auto ranks = start_ranks(4, "steps=100000 work=2");
+      for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
+      std::this_thread::sleep_for(std::chrono::milliseconds(37 * victim));
+      tries::stopwatch const since;
+      kill(ranks[static_cast<std::size_t>(victim)].id(), SIGKILL);
+      for (int r = 0; r < 4; ++r) {
+        auto const end = ranks[static_cast<std::size_t>(r)].wait();
+        if (r == victim) continue;
+        INFO("victim " << victim << ", rank " << r << ": " << end.output);
+        CHECK(end.code == 3);
+        CHECK(end.lines_with("lost") == 1);
+        wants(wrong, end, "rank " + std::to_string(r) + ", step ", 1);
+        wrong.unless(end.lines_with("rank " + std::to_string(victim)) >= 1, "the victim's name in: " + end.output);
+        wants(wrong, end, "; this rank was waiting for ", 1);
+      }
+      wrong.unless(since.spent() < 2s, "all ended within 2 s");
+    });
+  }
+}
+
+TEST_CASE("a forked rank killed: the launcher names the signal, and ends with 3") {
+  for (int victim : {0, 2, 3}) {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      started job("nproc=4 steps=100000 work=2");
+      auto const pid = job.pid_of(victim);
+      std::vector<pid_t> all;
+      for (int r = 0; r < 4; ++r) all.push_back(job.pid_of(r));
+      REQUIRE(job.says("warm", 4));
+      tries::stopwatch const since;
+      kill(pid, SIGKILL);
+      auto const end = job.wait();
+      wrong.unless(since.spent() < 2s, "all ended within 2 s");
+      INFO(end.output);
+      CHECK(end.code == 3);
+      auto const name = "rank " + std::to_string(victim) + " was lost (killed by signal 9)";
+      wants(wrong, end, name + "; this rank was waiting for ", 3);
+      wants(wrong, end, name, 4);  // and the launcher
+      for (auto each : all) CHECK_FALSE(is_running(each));
+    });
+  }
+}
+
+TEST_CASE("a stopped rank: the others end with code 4 after the deadline, and all name the rank that was stopped") {
+  for (int victim : {0, 1, 3}) {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      started job("nproc=4 steps=100000 work=2 deadline=1500");
+      auto const pid = job.pid_of(victim);
+      wrong.unless(job.says("warm", 4), "four warm ranks");
+      tries::stopwatch const since;
+      auto const stopped_at = steady::now();
+      kill(pid, SIGSTOP);
+      auto const end = job.wait();
+      auto const spent = since.spent(), by_the_clock = steady::now() - stopped_at;
+      INFO(end.output);
+      CHECK(end.code > 0);
+      wrong.unless(by_the_clock > 1450ms, "as long as the deadline");
+      wrong.unless(spent < 1500ms + 4s, "soon after the deadline");  // the launcher gives the stopped one two seconds more
+      wrong.unless(end.code == 4, "exit code 4: " + std::to_string(end.code));
+      wants(wrong, end, "rank " + std::to_string(victim) + " did not answer within 1500 ms", 3);
+    });
+  }
+}
+
+TEST_CASE("in collectives, too, the lost or stopped rank is named") {
+  std::string const settings = "steps=100000 work=0 replicas=2 microbatches=1 gathers=100";
+  SUBCASE("killed") {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      auto ranks = start_ranks(4, settings);
+      for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
+      kill(ranks[2].id(), SIGKILL);
+      for (std::size_t r : {0, 1, 3}) {
+        auto const end = ranks[r].wait();
+        INFO(end.output);
+        CHECK(end.code == 3);
+        wants(wrong, end, "rank 2 was lost (", 1);
+      }
+    });
+  }
+  SUBCASE("stopped") {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      auto ranks = start_ranks(4, settings + " deadline=1500");
+      if (!all_warm(ranks, wrong)) return;
+      kill(ranks[2].id(), SIGSTOP);
+      for (std::size_t r : {0, 1, 3}) {
+        auto const end = ranks[r].wait();
+        INFO(end.output);
+        CHECK(end.code > 0);
+        wrong.unless(end.code == 4, "exit code 4: " + std::to_string(end.code));
+        wants(wrong, end, "rank 2 did not answer within 1500 ms", 1);
+      }
+    });
+  }
+}
+
+TEST_CASE("stopping the rank that hosts the store does not make the others wait for ever") {
+  tries::until_well([&](tries::complaints& wrong, int) {
+    auto ranks = start_ranks(4, "steps=100000 work=2 deadline=1500");
+    if (!all_warm(ranks, wrong)) return;
+    tries::stopwatch const since;
+    kill(ranks[0].id(), SIGSTOP);
+    for (std::size_t r = 1; r < 4; ++r) {
+      auto const end = ranks[r].wait();
+      INFO(end.output);
+      CHECK(end.code > 0);
+      wrong.unless(end.code == 4, "exit code 4: " + std::to_string(end.code));
+      wants(wrong, end, "rank 0 did not answer within 1500 ms", 1);
+    }
+    wrong.unless(since.spent() < 1500ms + 2s, "soon after the deadline");
+  });
+}
+
+TEST_CASE("a rank that fails by itself: the others report its reason and end with its kind of error") {
+  auto const fails = [](std::string const& settings, int code, std::string const& words, int lines) {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      auto const end = started(settings).wait();
+      INFO(end.output);
+      CHECK(end.code > 0);
+      wrong.unless(end.code == code, "exit code " + std::to_string(code) + ": " + std::to_string(end.code));
+      wants(wrong, end, words, lines);
+    });
+  };
+  SUBCASE("an exception") { fails("nproc=4 throw=2", 6, "rank 2, step 5: the loss is nan", 4); }
+  SUBCASE("an exit code") {
+    fails("nproc=4 exit=1", 17, "rank 1 was lost (ended with exit code 17); this rank was waiting for", 3);
+  }
+  SUBCASE("an exception in the rank that hosts the store") {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      auto ranks = start_ranks(3, "throw=0");
+      for (auto& each : ranks) {
+        auto const end = each.wait();
+        INFO(end.output);
+        CHECK(end.code > 0);
+        wrong.unless(end.code == 6, "exit code 6: " + std::to_string(end.code));
+        wants(wrong, end, "rank 0, step 5: the loss is nan", 1);
+      }
+    });
+  }
+}
+
+TEST_CASE("a rank that computes when another is lost ends within 2 s, too") {
+  tries::until_well([&](tries::complaints& wrong, int) {
+    auto ranks = start_ranks(4, "steps=100000 busy=1");
+    REQUIRE_MESSAGE(ranks[1].says("busy"), ranks[1].output());
+    tries::stopwatch const since;
+    kill(ranks[3].id(), SIGKILL);
+    for (std::size_t r = 0; r < 3; ++r) {
+      auto const end = ranks[r].wait();
+      INFO(end.output);
+      CHECK(end.code == 3);
+      wants(wrong, end, "rank 3 was lost", 1);
+    }
+    wrong.unless(since.spent() < 2500ms, "all ended within 2.5 s");
+  });
+}
+
+TEST_CASE("the launcher passes SIGTERM on and leaves nothing behind") {
+  started job("nproc=3 steps=100000");
+  std::vector<pid_t> all;
+  for (int r = 0; r < 3; ++r) all.push_back(job.pid_of(r));
+  REQUIRE(job.says("warm", 3));
+  SUBCASE("SIGTERM") {
+    kill(job.id(), SIGTERM);
+    auto const end = job.wait();
+    INFO(end.output);
+    CHECK(end.code == 128 + SIGTERM);
+  }
+  SUBCASE("SIGKILL: the ranks do not outlive it") {
+    kill(job.id(), SIGKILL);
+    auto const end = job.wait();
+    CHECK(end.code == 1000 + SIGKILL);
+  }
+  for (auto each : all) CHECK_FALSE(is_running(each));
+}
+
+TEST_CASE("half-set environments, strangers and missing ranks end with one clear line") {
+  SUBCASE("a missing variable") {
+    auto const end = started("", {"RANK=0"}).wait();
+    INFO(end.output);
+    CHECK(end.code == 2);
+    CHECK(end.lines_with("environment variable WORLD_SIZE is missing, while RANK is set") == 1);
+  }
+  SUBCASE("a layout that does not fit") {
+    auto const end = started("nproc=3 replicas=2").wait();
+    CHECK(end.code == 2);
+    CHECK(end.lines_with("need 2 processes, but there are 3") == 3);
+  }
+  SUBCASE("a second job at the same port") {
+    auto const number = std::to_string(free_port());
+    auto const port = "MASTER_PORT=" + number;
+    auto const rank = [&](int r, std::string const& settings) {
+      return started(settings, {"RANK=" + std::to_string(r), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", port});
+    };
+    auto const ends = std::filesystem::temp_directory_path() / ("chevron-ends-" + std::to_string(getpid()) + "-" + number);
+    std::string const first = "steps=10000000 work=2 until=" + ends.string();
+    auto first_0 = rank(0, first), first_1 = rank(1, first);
+    REQUIRE(first_1.says("warm"));
+    auto second_0 = rank(0, ""), second_1 = rank(1, "");
+    auto const end_0 = second_0.wait(), end_1 = second_1.wait();
+    INFO(end_0.output << end_1.output);
+    CHECK(end_0.code == 5);
+    CHECK(end_0.lines_with("another job has this port") == 1);
+    CHECK(end_1.code == 5);
+    CHECK(end_1.lines_with("rank 1 is already taken") == 1);
+    std::ofstream(ends) << "now";
+    CHECK(first_0.wait().code == 0);
+    CHECK(first_1.wait().code == 0);
+    std::filesystem::remove(ends);
+  }
+  SUBCASE("a rank that never comes") {
+    tries::until_well([&](tries::complaints& wrong, int) {
+      auto const port = "MASTER_PORT=" + std::to_string(free_port());
+      tries::stopwatch const since;
+      auto const end = started("join=2000", {"RANK=0", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", port}).wait();
+      INFO(end.output);
+      CHECK(end.code == 4);
+      CHECK(end.lines_with("rank 1, 2 did not join within 2000 ms") == 1);
+      CHECK(end.took > 2s);
+      wrong.unless(since.spent() < 6s, "ended soon after the 2 s");
+    });
+  }
+}
+
+TEST_CASE("torchrun starts the ranks and prints their error as the root cause") {
+  char const* const given = std::getenv("CHEVRON_TORCHRUN");
+  std::string torchrun = given != nullptr ? given : "";
+#ifdef CHEVRON_TORCHRUN
+  if (torchrun.empty()) torchrun = CHEVRON_TORCHRUN;
+#endif
+  if (torchrun.empty())
+    torchrun = std::string(__FILE__).substr(0, std::string(__FILE__).rfind("/tests/")) + "/.venv/bin/torchrun";
+  if (access(torchrun.c_str(), X_OK) != 0) {
+    MESSAGE("skipped: no torchrun at " << torchrun);
+    return;
+  }
+  std::vector<std::string> const command{torchrun, "--no-python", "--nproc-per-node=2",
+                                         "--master-port=" + std::to_string(free_port())};
+  SUBCASE("well") {
+    auto const end = started("", {}, command).wait();
+    INFO(end.output);
+    CHECK(end.code == 0);
+    CHECK(end.lines_with("rank 0 of 2, launched by torchrun") == 1);
+  }
+  SUBCASE("failing") {
+    auto const end = started("throw=1", {}, command).wait();
+    INFO(end.output);
+    CHECK(end.code != 0);
+    auto const report = end.output.find("Root Cause");
+    REQUIRE(report != std::string::npos);
+    CHECK(end.output.find("the loss is nan", report) != std::string::npos);
+  }
+}

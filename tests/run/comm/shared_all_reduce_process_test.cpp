@@ -1,0 +1,126 @@
+// timeout: 120
+// serial: up to six processes at once
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/launch/run_main.hpp>
+
+#include "support/subprocess.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace chevron;
+
+namespace {
+
+// ---- What the ranks do: this test program itself, told so by environment variables
+
+/// What replica r brings to one bucket: the same wherever it is made.
+at::Tensor part(int pipeline_rank, int r, std::int64_t numbers, at::ScalarType type, int round) {
+  at::Tensor const at = at::arange(numbers, at::kDouble);
+  return (at * (0.37 * (r + 1)) + (pipeline_rank + 10 * round)).sin().to(type);
+}
+
+int compare(gloo_transport& comm) {
+  int const p = comm.topology().pipeline_rank(), replicas = comm.topology().replicas;
+  struct bucket {
+    std::int64_t numbers;
+    at::ScalarType type;
+  };
+  std::vector<bucket> const buckets{{1, at::kFloat},      {1000, at::kFloat},      {262144, at::kFloat}, {1500003, at::kFloat},
+                                    {70001, at::kDouble}, {300007, at::kBFloat16}, {9, at::kHalf}};
+  int wrong = 0;
+  for (int round = 0; round < 2; ++round) {
+    comm.begin_step(round);
+    std::vector<at::Tensor> mine;
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+      mine.push_back(part(p, comm.topology().replica(), buckets[b].numbers, buckets[b].type, round));
+      comm.start_all_reduce(static_cast<int>(b), mine.back());
+    }
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+      comm.wait_all_reduce(static_cast<int>(b));
+      at::Tensor wanted = part(p, 0, buckets[b].numbers, buckets[b].type, round);
+      for (int r = 1; r < replicas; ++r) wanted.add_(part(p, r, buckets[b].numbers, buckets[b].type, round));
+      if (at::equal(mine[b], wanted)) continue;
+      ++wrong;
+      std::fprintf(stderr, "rank %d, round %d, bucket %d: not the sum in the order of replicas\n", comm.topology().global_rank,
+                   round, static_cast<int>(b));
+    }
+  }
+  return wrong == 0 ? 0 : 1;
+}
+
+/// Sums, until the victim finds itself in the middle of a sum and ends there: the first number is summed, the last is not.
+int die(gloo_transport& comm, int victim) {
+  at::Tensor const mine = at::empty({4000000});
+  auto const number = [&](std::int64_t i) { return static_cast<float const volatile*>(mine.data_ptr<float>())[i]; };
+  for (long step = 0;; ++step) {
+    comm.begin_step(step);
+    mine.fill_(1);
+    comm.start_all_reduce(0, mine);
+    if (comm.topology().global_rank == victim) {
+      while (number(0) == 1) {
+      }
+      if (number(mine.numel() - 1) == 1) kill(getpid(), SIGKILL);
+    }
+    comm.wait_all_reduce(0);
+  }
+}
+
+/// Starts this program again, as ranks.
+again::program_end ranks_that(std::string const& task, int pipeline_ranks, int replicas) {
+  return again::started("a rank that sums", {"CHEVRON_SUMS_TASK=" + task, "CHEVRON_SUMS_RANKS=" + std::to_string(pipeline_ranks),
+                                             "CHEVRON_SUMS_REPLICAS=" + std::to_string(replicas)})
+      .wait();
+}
+
+}  // namespace
+
+TEST_CASE("a rank that sums" * doctest::skip()) {
+  char const* const task = std::getenv("CHEVRON_SUMS_TASK");
+  if (task == nullptr) return;
+  int const ranks = std::atoi(std::getenv("CHEVRON_SUMS_RANKS")), replicas = std::atoi(std::getenv("CHEVRON_SUMS_REPLICAS"));
+  int const code = run_main(0, nullptr, [&](int, char**) {
+    at::set_num_threads(1);
+    auto const job = launch({.nproc = ranks * replicas});
+    gloo_transport comm(job.topology(ranks, replicas), job);
+    comm.deadline(std::chrono::seconds(100));
+    comm.open({.activation = 0, .receive = 1, .send = 1});
+    std::string const what = task;
+    int const good = what == "compare" ? compare(comm) : die(comm, std::stoi(what));
+    comm.close();
+    return good;
+  });
+  std::fflush(nullptr);
+  _exit(code);  // past doctest's own report
+}
+
+TEST_CASE("processes add replicas in their order, to the last bit") {
+  for (auto const& [ranks, replicas] : {std::pair{1, 2}, std::pair{2, 2}, std::pair{2, 3}}) {
+    auto const end = ranks_that("compare", ranks, replicas);
+    INFO(ranks << " ranks × " << replicas << " replicas: " << end.output);
+    CHECK(end.code == 0);
+  }
+}
+
+TEST_CASE("a replica killed in the middle of a sum: all others end with code 3 and name it, long before the deadline") {
+  for (auto const& [ranks, replicas, victim] : {std::tuple{1, 2, 1}, std::tuple{1, 3, 0}, std::tuple{2, 2, 2}}) {
+    auto const end = ranks_that(std::to_string(victim), ranks, replicas);
+    INFO(ranks << " ranks × " << replicas << " replicas, rank " << victim << " killed: " << end.output);
+    CHECK(end.code == 3);
+    auto const lost = "rank " + std::to_string(victim) + " was lost (killed by signal 9)";
+    CHECK(end.lines_with(lost + "; this rank was waiting for sum of gradients") >= replicas - 1);
+    CHECK(end.lines_with(lost + "; this rank was waiting for ") == ranks * replicas - 1);
+    CHECK(end.lines_with(lost) == ranks * replicas);  // and the launcher
+  }
+}

@@ -1,0 +1,526 @@
+// timeout: 240
+#include "support/small_model.hpp"
+
+#include <thread>
+
+#include <torch/nn/modules/dropout.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+
+#include <doctest/doctest.h>
+
+using namespace trained;
+
+namespace {
+
+/// One step: by replica and pass, microbatches as the trainer gets them.
+using step_data = std::vector<std::vector<std::vector<chevron::batch>>>;
+
+/// What the un-pipelined model's gradients are when each microbatch weighs `weigh(microbatch) / all`.
+struct plain_step {
+  double loss = 0;
+  std::vector<tensors> gradients;  // by stage
+
+  plain_step(std::vector<chevron::stage>& stages, chevron::plan const& plan, step_data const& data,
+             chevron::loss_function loss_of, chevron::loss_weight_function const& weigh) {
+    double all = 0;
+    for (auto const& replica : data) {
+      for (auto const& pass : replica) {
+        for (auto const& micro : pass) all += weigh(micro);
+      }
+    }
+    for (auto& s : stages) {
+      gradients.emplace_back();
+      for (auto& p : s.parameters()) gradients.back().push_back(at::zeros_like(p.value));
+    }
+    bool first = true;
+    for (auto const& replica : data) {
+      std::vector<tensors> sum;
+      for (auto& s : stages) {
+        sum.emplace_back();
+        for (auto& p : s.parameters()) sum.back().push_back(at::zeros_like(p.value));
+      }
+      std::vector<double> losses(replica[0].size());
+      for (auto const& pass : replica) {
+        std::vector<std::vector<tensors>> each;  // by microbatch, stage
+        for (std::size_t m = 0; m < pass.size(); ++m) {
+          for (auto& s : stages) {
+            for (auto& p : s.parameters()) p.value.mutable_grad().reset();
+          }
+          tensors values = pass[m].inputs, next;
+          for (auto& s : stages) {
+            s.forward(values, next);
+            values = next;
+          }
+          at::Tensor const one = loss_of(values, pass[m].targets);
+          double const weight = weigh(pass[m]) / all;
+          losses[m] += one.item<double>() * weight;
+          torch::autograd::backward({one}, {at::full({}, weight)});
+          each.emplace_back();
+          for (auto& s : stages) {
+            each.back().emplace_back();
+            for (auto& p : s.parameters()) each.back().back().push_back(p.value.grad().clone());
+          }
+        }
+        for (std::size_t s = 0; s < stages.size(); ++s) {
+          for (int const m : order_of(plan, static_cast<int>(s))) {
+            for (std::size_t q = 0; q < sum[s].size(); ++q) sum[s][q] += each[static_cast<std::size_t>(m)][s][q];
+          }
+        }
+      }
+      for (double const l : losses) loss += l;
+      for (std::size_t s = 0; s < stages.size(); ++s) {
+        for (std::size_t q = 0; q < sum[s].size(); ++q) {
+          if (first) {
+            gradients[s][q] = sum[s][q];
+          } else {
+            gradients[s][q] += sum[s][q];
+          }
+        }
+      }
+      first = false;
+    }
+  }
+};
+
+/// Trains over these steps and compares each with plain autograd.
+void compare_steps(transport& comm, chevron::plan const& plan, std::vector<step_data> const& steps,
+                   chevron::loss_function const& loss, chevron::loss_weight_function const& weigh,
+                   chevron::trainer_options options, complaints& wrong) {
+  options.loss_weight = weigh;
+  auto const by = weigh ? weigh : [](chevron::batch const& b) { return static_cast<double>(b.inputs[0].size(0)); };
+  chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                          .transport = comm,
+                          .stages = build_stage,
+                          .loss = loss,
+                          .optimizer = sgd,
+                          .options = options});
+  std::vector<chevron::stage> whole;
+  {
+    static std::mutex one_at_a_time;  // building draws from the process's generator
+    std::lock_guard const hold(one_at_a_time);
+    for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
+  }
+  std::vector<at::Tensor> parameters;
+  for (auto& s : whole) {
+    for (auto& p : s.parameters()) parameters.push_back(p.value);
+  }
+  auto const optimizer = sgd(parameters);
+  auto const replica = static_cast<std::size_t>(comm.topology().replica());
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    std::string const where =
+        std::string(plan.name) + ", rank " + std::to_string(comm.topology().global_rank) + ", step " + std::to_string(k) + ": ";
+    plain_step const expected(whole, plan, steps[k], loss, by);
+    double all = 0;
+    std::int64_t samples = 0;
+    for (auto const& of_replica : steps[k]) {
+      for (auto const& pass : of_replica) {
+        for (auto const& micro : pass) {
+          all += by(micro);
+          samples += micro.inputs[0].size(0);
+        }
+      }
+    }
+    auto const& mine = steps[k][replica];
+    for (std::size_t pass = 0; pass + 1 < mine.size(); ++pass) train.accumulate(mine[pass], all);
+    train.step(mine.back(), all);
+    auto const report = train.synchronize();
+    wrong.require(report.loss == expected.loss,
+                  where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(expected.loss));
+    wrong.require(report.samples == samples, where + std::to_string(report.samples) + " samples");
+    std::size_t i = 0;
+    for (std::size_t s = 0; s < whole.size(); ++s) {
+      auto const& ours = train.stages()[s].parameters();
+      for (std::size_t q = 0; q < whole[s].parameters().size(); ++q, ++i) {
+        whole[s].parameters()[q].value.mutable_grad() = expected.gradients[s][q];
+        if (ours.empty()) continue;
+        wrong.require(at::equal(ours[q].value.grad(), expected.gradients[s][q]),
+                      where + "gradient of stage " + std::to_string(s) + " " + ours[q].name);
+      }
+    }
+    optimizer->step();
+    for (std::size_t s = 0; s < whole.size(); ++s) {
+      auto const& ours = train.stages()[s].parameters();
+      for (std::size_t q = 0; q < ours.size(); ++q) {
+        wrong.require(at::equal(ours[q].value, whole[s].parameters()[q].value),
+                      where + "parameter of stage " + std::to_string(s));
+      }
+    }
+  }
+}
+
+/// Microbatches of sequences of other lengths and other numbers of samples.
+chevron::batch sequences(std::int64_t samples, std::int64_t length, int seed) {
+  auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
+  return {{at::randn({samples, length, width}, generator)}, {at::randn({samples, length, width}, generator)}};
+}
+
+double tokens(chevron::batch const& b) { return static_cast<double>(b.targets[0].size(0) * b.targets[0].size(1)); }
+
+std::vector<step_data> various(int steps, int replicas, int passes, int micro_batches, bool changing) {
+  std::vector<step_data> out(static_cast<std::size_t>(steps));
+  int seed = 1;
+  for (auto& step : out) {
+    step.resize(static_cast<std::size_t>(replicas));
+    for (auto& replica : step) {
+      replica.resize(static_cast<std::size_t>(passes));
+      for (auto& pass : replica) {
+        for (int m = 0; m < micro_batches; ++m, ++seed) {
+          int const number = changing ? seed : m;
+          pass.push_back(sequences(1 + number % 3, 2 + number * 7 % 5, seed));
+        }
+      }
+    }
+  }
+  return out;
+}
+
+template <class Body>
+void on_gloo(int ranks, int replicas, std::chrono::milliseconds deadline, complaints& wrong, Body const& body) {
+  auto const store = c10::make_intrusive<c10d::HashStore>();
+  int const world = ranks * replicas;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
+        chevron::gloo_transport comm({.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
+        comm.deadline(deadline);
+        body(comm);
+        comm.close();
+      } catch (std::exception const& e) {
+        wrong.require(false, e.what());
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
+}
+
+}  // namespace
+
+TEST_CASE("gradients of several batches add up to those of one step, bit for bit") {
+  at::set_num_threads(1);
+  for (char const* name : schedules) {
+    for (int const replicas : {1, 2}) {
+      auto const plan = plan_of(name, 2, 3);
+      auto const steps = various(4, replicas, 3, 3, false);
+      for (bool const early : {false, true}) {
+        complaints wrong;
+        chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& comm) {
+          compare_steps(comm, plan, steps, mean_square, {}, {.post_validation = early, .stable_steps = 1}, wrong);
+        });
+        for (auto const& w : wrong.all) FAIL_CHECK(w);
+      }
+    }
+  }
+}
+
+TEST_CASE("microbatches as the caller cut them, each of its own sizes, weighed by tokens, on threads and over Gloo") {
+  at::set_num_threads(1);
+  for (char const* name : {"1F1B", "Interleaved1F1B", "ZB-H2", "ZBVZeroBubble"}) {
+    auto const plan = plan_of(name, 2, 4);
+    auto const steps = various(5, 2, 2, 4, true);
+    complaints wrong;
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2},
+                         [&](transport& comm) { compare_steps(comm, plan, steps, mean_square, tokens, {}, wrong); });
+    on_gloo(2, 2, std::chrono::seconds(100), wrong, [&](transport& comm) {
+      compare_steps(comm, plan, steps, mean_square, tokens, {.post_validation = true, .stable_steps = 0}, wrong);
+    });
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+  }
+}
+
+TEST_CASE("weighed by tokens, the loss is the mean over tokens") {
+  auto const plan = plan_of("1F1B", 2, 2);
+  std::vector<chevron::batch> const parts{sequences(1, 2, 1), sequences(3, 5, 2)};
+  std::vector<chevron::stage> whole;
+  for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
+  double sum = 0;
+  for (auto const& b : parts) {
+    tensors values = b.inputs, next;
+    for (auto& s : whole) {
+      s.forward(values, next);
+      values = next;
+    }
+    sum += at::mse_loss(values[0], b.targets[0], at::Reduction::Sum).item<double>() / width;
+  }
+  chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                            .transport = comm,
+                            .stages = build_stage,
+                            .loss = mean_square,
+                            .optimizer = sgd,
+                            .options = {.loss_weight = tokens}});
+    chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan))), train);
+    double const evaluated = evaluate.loss(parts);
+    double const trained = train.step(parts).loss;
+    if (std::abs(trained - sum / 17) > 1e-6 || std::abs(evaluated - sum / 17) > 1e-6)
+      throw std::runtime_error("not the mean over tokens");
+  });
+}
+
+TEST_CASE("microbatches of no tokens, and of no samples, count nothing, though their loss is not a number") {
+  auto const counted = [](chevron::batch const& b) { return b.targets[0].ge(0).sum().item<double>(); };
+  auto const loss = [](at::Tensor out, at::Tensor target) { return at::cross_entropy_loss(out, target); };  // ignores -100
+  auto const with_targets = [](std::int64_t samples, int seed, bool ignored) -> chevron::batch {
+    at::Tensor const target = ignored ? at::full({samples}, -100, at::kLong) : at::arange(samples) % width;
+    return {{make_batch(samples, seed).input}, {target}};
+  };
+  for (char const* name : {"1F1B", "ZB-H1", "ZBVZeroBubble"}) {
+    for (int const ranks : {1, 2}) {
+      auto const plan = plan_of(name, ranks, 4);
+      std::vector<chevron::batch> const parts{with_targets(2, 1, false), with_targets(3, 2, true), with_targets(0, 3, false),
+                                              with_targets(4, 4, false)};
+      // The same without those that count nothing.
+      std::vector<chevron::stage> whole;
+      for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
+      std::vector<std::vector<tensors>> expected;  // by microbatch, stage
+      double expected_loss = 0;
+      for (std::size_t const m : {0, 3}) {
+        tensors values = parts[m].inputs, next;
+        for (auto& s : whole) {
+          for (auto& p : s.parameters()) p.value.mutable_grad().reset();
+          s.forward(values, next);
+          values = next;
+        }
+        at::Tensor const one = loss(values[0], parts[m].targets[0]);
+        double const weight = counted(parts[m]) / 6;
+        expected_loss += one.item<double>() * weight;
+        torch::autograd::backward({one}, {at::full({}, weight)});
+        expected.emplace_back();
+        for (auto& s : whole) {
+          expected.back().emplace_back();
+          for (auto& p : s.parameters()) expected.back().back().push_back(p.value.grad().clone());
+        }
+      }
+      for (bool const recompute : {false, true}) {
+        complaints wrong;
+        chevron::run_threads({.pipeline_ranks = ranks, .rendezvous = true}, [&](transport& comm) {
+          auto const build = [&](int s) { return build_stage(s).recompute(recompute); };
+          chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                  .transport = comm,
+                                  .stages = build,
+                                  .loss = loss,
+                                  .optimizer = sgd,
+                                  .options = {.loss_weight = counted}});
+          chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan))), train);
+          double const evaluated = evaluate.loss(parts);
+          auto const report = train.step(parts);
+          std::string const where = std::string(name) + ", P=" + std::to_string(ranks) + ": ";
+          wrong.require(report.loss == expected_loss, where + "loss");
+          wrong.require(evaluated == expected_loss, where + "loss in evaluation");
+          for (int s = 0; s < plan.stages; ++s) {
+            if (!train.stages()[static_cast<std::size_t>(s)]) continue;
+            bool const last_first = order_of(plan, s).front() == 3;
+            auto const& mine = train.stages()[static_cast<std::size_t>(s)].parameters();
+            for (std::size_t q = 0; q < mine.size(); ++q) {
+              auto const& a = expected[last_first ? 1 : 0][static_cast<std::size_t>(s)][q];
+              auto const& b = expected[last_first ? 0 : 1][static_cast<std::size_t>(s)][q];
+              wrong.require(at::equal(mine[q].value.grad(), a + b), where + mine[q].name);
+            }
+          }
+        });
+        for (auto const& w : wrong.all) FAIL_CHECK(w);
+      }
+    }
+  }
+}
+
+TEST_CASE("the replicas' gradients are summed instead of averaged, on request") {
+  auto const plan = plan_of("ZB-H1", 2, 3);
+  auto const data = various(1, 2, 2, 3, true)[0];
+  std::vector<chevron::stage> whole;
+  for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
+  auto const samples = [](chevron::batch const& b) { return static_cast<double>(b.inputs[0].size(0)); };
+  plain_step const first(whole, plan, {data[0]}, mean_square, samples), second(whole, plan, {data[1]}, mean_square, samples);
+  complaints wrong;
+  chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
+    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                            .transport = comm,
+                            .stages = build_stage,
+                            .loss = mean_square,
+                            .optimizer = sgd,
+                            .options = {.reduction = chevron::gradient_reduction::sum}});
+    auto const& mine = data[static_cast<std::size_t>(comm.topology().replica())];
+    double all = 0;
+    for (auto const& pass : mine) {
+      for (auto const& b : pass) all += samples(b);
+    }
+    train.accumulate(mine[0], all);
+    auto const report = train.step(mine[1], all);
+    wrong.require(report.loss == first.loss + second.loss || std::abs(report.loss - first.loss - second.loss) < 1e-12, "loss");
+    for (std::size_t s = 0; s < train.stages().size(); ++s) {
+      auto const& ours = train.stages()[s].parameters();
+      for (std::size_t q = 0; q < ours.size(); ++q) {
+        wrong.require(at::equal(ours[q].value.grad(), first.gradients[s][q] + second.gradients[s][q]),
+                      "gradient of stage " + std::to_string(s));
+      }
+    }
+  });
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
+TEST_CASE("replicas that begin with other weights are told apart before the first step") {
+  auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2)));
+  auto const run = [&] {
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
+      auto const build = [&](int s) {
+        chevron::stage made = build_stage(s);
+        at::NoGradGuard const off;
+        if (comm.topology().global_rank == 3) made.parameters()[2].value.select(0, 5).select(0, 5).add_(1e-6);
+        return made;
+      };
+      chevron::trainer({.program = program, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd});
+    });
+  };
+  CHECK_THROWS_WITH_AS(run(), doctest::Contains("rank 3 has `values of stage 1 1.weight: "), chevron::preflight_error);
+}
+
+TEST_CASE("each accumulated batch draws its own random numbers") {
+  auto const plan = plan_of("ZB-H1", 2, 2);
+  chevron::batch const half{{at::ones({2, width})}, {at::zeros({2, width})}};
+  std::mutex mutex;
+  std::vector<std::vector<float>> masks;
+  chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+    auto const build = [&](int s) -> chevron::stage {
+      torch::nn::Linear layer(width, width);
+      return chevron::stage(layer, [&, layer, s](at::Tensor x) mutable {
+        auto const mask = at::rand({1, 8});
+        std::lock_guard const hold(mutex);
+        if (s == 0) masks.push_back({mask.data_ptr<float>(), mask.data_ptr<float>() + 8});
+        return layer(x);
+      });
+    };
+    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                            .transport = comm,
+                            .stages = build,
+                            .loss = mean_square,
+                            .optimizer = sgd});
+    for (int step = 0; step < 2; ++step) {
+      train.accumulate(half, 4);
+      train.step(half, 4);
+    }
+  });
+  REQUIRE(masks.size() == 8);
+  for (std::size_t a = 0; a < 8; ++a) {
+    for (std::size_t b = a + 1; b < 8; ++b) CHECK(masks[a] != masks[b]);
+  }
+}
+
+TEST_CASE("what cannot be weighed or cut says why") {
+  auto const plan = plan_of("1F1B", 2, 2);
+  auto const program = chevron::lower(chevron::prove(plan));
+  auto const one = sequences(2, 3, 1), other = sequences(1, 4, 2);
+  auto const run = [&](auto body, chevron::loss_weight_function loss_weight = {}) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer train({.program = program,
+                              .transport = comm,
+                              .stages = build_stage,
+                              .loss = mean_square,
+                              .optimizer = sgd,
+                              .options = {.loss_weight = loss_weight}});
+      body(train);
+    });
+  };
+  using chevron::usage_error;
+  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(std::vector<chevron::batch>{one}); }),
+                       doctest::Contains("the program runs 2 microbatches a step, 1 were given"), usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) {
+                         train.step(std::vector<chevron::batch>{one, {other.inputs, one.targets}});
+                       }),
+                       doctest::Contains("microbatch 1: target 0 has 2 samples (dimension 0) but input 0 has 1"), usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.accumulate(one, 0); }), doctest::Contains("accumulate() needs to know"),
+                       usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) {
+                         train.accumulate(one, 4);
+                         train.step(one, 3);
+                       }),
+                       doctest::Contains("weighed as shares of 4 and of 3"), usage_error);
+  CHECK_THROWS_WITH_AS(
+      run([&](auto& train) {
+        train.accumulate(one, 5);
+        train.step(one, 5);
+      }),
+      doctest::Contains("the replicas' batches count 4 samples (or what else is weighed), but each was taken for a share of 5"),
+      usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(one); }, [](chevron::batch const&) { return -1.0; }),
+                       doctest::Contains("microbatch 0 was weighed as -1"), usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(one); }, [](chevron::batch const&) { return 0.0; }),
+                       doctest::Contains("count nothing"), usage_error);
+}
+
+TEST_CASE("a microbatch may come to count nothing, and count again, under every transport") {
+  auto const counted = [](chevron::batch const& b) { return b.targets[0].ge(0).sum().item<double>(); };
+  auto const loss = [](at::Tensor out, at::Tensor target) { return at::cross_entropy_loss(out, target); };  // ignores -100
+  auto const parts_of = [](int step) {
+    std::vector<chevron::batch> parts;
+    for (int m = 0; m < 4; ++m) {
+      at::Tensor const target = m == step ? at::full({3}, -100, at::kLong) : at::arange(3) % width;
+      parts.push_back({{make_batch(3, 10 * step + m).input}, {target}});
+    }
+    return parts;
+  };
+  for (char const* name : {"1F1B", "ZBVZeroBubble"}) {
+    auto const program = chevron::lower(chevron::prove(plan_of(name, 2, 4)));
+    std::vector<double> losses[2];
+    auto const train_on = [&](transport& comm, std::vector<double>& out) {
+      chevron::trainer train({.program = program,
+                              .transport = comm,
+                              .stages = build_stage,
+                              .loss = loss,
+                              .optimizer = sgd,
+                              .options = {.loss_weight = counted}});
+      for (int step = 0; step < 6; ++step) {  // in the first and the last two each counts
+        double const got = train.step(parts_of(step == 0 ? -1 : step - 1)).loss;
+        if (comm.topology().global_rank == 0) out.push_back(got);
+      }
+    };
+    complaints wrong;
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) { train_on(comm, losses[0]); });
+    on_gloo(2, 1, std::chrono::milliseconds(20000), wrong, [&](transport& comm) { train_on(comm, losses[1]); });
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+    for (double const each : losses[0]) CHECK(std::isfinite(each));
+    CHECK(losses[0].size() == 6);
+    CHECK(losses[0] == losses[1]);
+  }
+}
+
+TEST_CASE("a rank with another batch than its pipeline gets no wrong rows: Gloo's ranks all end with an error") {
+  auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2)));
+  for (std::int64_t const samples : {2, 6}) {
+    complaints wrong;
+    int steps_done = 0;
+    on_gloo(2, 1, std::chrono::milliseconds(1500), wrong, [&](transport& comm) {
+      chevron::trainer train(
+          {.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = sgd});
+      auto const usual = sequences(4, 3, 1), unusual = sequences(samples, 3, 2);
+      train.step(usual);
+      train.step(comm.topology().global_rank == 0 ? unusual : usual);
+      ++steps_done;
+    });
+    CHECK(steps_done == 0);
+    CHECK(wrong.all.size() == 2);
+    for (auto const& w : wrong.all) CHECK_MESSAGE(w.find("rank ") == 0, w);
+  }
+}
+
+TEST_CASE("a batch that was computed with parameters of its own is refused: they would not be trained") {
+  auto const plan = plan_of("1F1B", 1, 2);
+  chevron::run_threads({.pipeline_ranks = 1}, [&](transport& comm) {
+    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                            .transport = comm,
+                            .stages = build_stage,
+                            .loss = mean_square,
+                            .optimizer = sgd});
+    torch::nn::Linear outside(width, width);
+    at::Tensor const x = at::ones({4, width}), y = outside(x);
+    CHECK_THROWS_WITH_AS(train.step({y}, {x}), doctest::Contains("input 0 needs a gradient, which does not leave the pipeline"),
+                         chevron::usage_error);
+    CHECK_THROWS_WITH_AS(train.step({x}, {y}), doctest::Contains("target 0 needs a gradient"), chevron::usage_error);
+    CHECK_THROWS_WITH_AS(train.step(std::vector<chevron::batch>{{{x}, {x}}, {{x}, {x}, {{"mask", y}}}}),
+                         doctest::Contains("side input `mask` needs a gradient"), chevron::usage_error);
+    CHECK_THROWS_WITH_AS(train.accumulate({y}, {x}, 8), doctest::Contains("input 0 needs a gradient"), chevron::usage_error);
+    CHECK_NOTHROW(train.step({x}, {x}));
+  });
+}

@@ -1,0 +1,328 @@
+#include "support/small_model.hpp"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <doctest/doctest.h>
+
+using namespace trained;
+
+namespace {
+
+/// Counts the bytes of tensors that are alive, and the most there were.
+class counting_allocator final : public c10::Allocator {
+ public:
+  static counting_allocator& installed() {
+    static counting_allocator one;
+    static bool const set = (c10::SetCPUAllocator(&one, 1), true);
+    static_cast<void>(set);
+    return one;
+  }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    // The size stands in front; a vector register needs 64 bytes of alignment.
+    auto* const block = static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
+    std::memcpy(block, &bytes, sizeof bytes);
+    std::int64_t const now = live += static_cast<std::int64_t>(bytes);
+    for (std::int64_t most = peak; now > most && !peak.compare_exchange_weak(most, now);) {
+    }
+    return {block + 64, block + 64, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, void const* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  std::atomic<std::int64_t> live = 0, peak = 0;
+
+ private:
+  static void release(void* memory) {
+    char* const block = static_cast<char*>(memory) - 64;
+    std::size_t bytes = 0;
+    std::memcpy(&bytes, block, sizeof bytes);
+    installed().live -= static_cast<std::int64_t>(bytes);
+    std::free(block);
+  }
+};
+
+constexpr int wide = 64;
+constexpr int samples = 32;  // of a microbatch
+
+/// Saves its input and two tensors eight times as wide.
+chevron::stage widening_part(int seed) {
+  at::manual_seed(seed);
+  return torch::nn::Sequential(torch::nn::Linear(wide, 8 * wide), torch::nn::GELU(), torch::nn::Linear(8 * wide, wide));
+}
+
+/// The most bytes that one step needs beyond what was there before it, on one rank.
+std::int64_t peak_of_step(char const* name, int micro_batches, builder const& build) {
+  auto const plan = plan_of(name, 1, micro_batches);
+  auto& count = counting_allocator::installed();
+  std::int64_t most = 0;
+  chevron::run_threads({}, [&](transport& comm) {
+    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                            .transport = comm,
+                            .stages = build,
+                            .loss = mean_square,
+                            .optimizer = sgd});
+    at::Tensor const x = at::ones({samples * micro_batches, wide});
+    train.step({x}, {x});
+    std::int64_t const before = count.live;
+    count.peak = before;
+    train.step({x}, {x});
+    most = count.peak - before;
+  });
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("recomputing gives the same gradients to the last bit, with dropout, for every schedule") {
+  at::set_num_threads(1);
+  for (char const* name : schedules) {
+    for (int const ranks : {1, 2, 4}) {
+      for (int const m : {1, 3, 8}) {
+        auto const plan = plan_of(name, ranks, m);
+        auto const data = make_batch(2 * m + 1, m);
+        reference whole(plan.stages, [](int s) { return build_dropping_stage(s); });
+        whole.run(plan, {data});
+        CHECK(whole.grad_norm > 0);
+        for (int const recomputed : {0, 1, 2, 3}) {
+          complaints wrong;
+          chevron::thread_options shaken{.pipeline_ranks = ranks, .rendezvous = true};
+          shaken.longest_delay = std::chrono::microseconds(100);
+          shaken.seed = static_cast<std::uint64_t>(m + recomputed);
+          chevron::run_threads(shaken, [&](transport& comm) {
+            compare_one_step(comm, plan, data, whole, wrong, [&](int s) { return build_dropping_stage(s, recomputed); });
+          });
+          for (auto const& w : wrong.all) FAIL_CHECK("recompute " << recomputed << ", " << w);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("twenty steps with dropout, recomputed, two replicas") {
+  for (char const* name : {"1F1B", "ZBVZeroBubble", "ZB-H1"}) {
+    auto const plan = plan_of(name, 2, 3);
+    std::vector<batch> const data{make_batch(7, 70), make_batch(7, 71)};
+    curve const whole(plan, data, 20, [](int s) { return build_dropping_stage(s); });
+    complaints wrong;
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
+      whole.compare(comm, plan, data, wrong, [](int s) { return build_dropping_stage(s, 3); });
+    });
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+  }
+}
+
+TEST_CASE("dropout differs by seed, step, replica, stage and microbatch, and never touches the default generator") {
+  at::Tensor const ones = at::ones({64});
+  auto const draw = [&](chevron::rng_key where) {
+    chevron::random_scope const scope(where);
+    return at::dropout(ones, 0.5, true);
+  };
+  chevron::rng_key const here{1, 2, 3, 4, 5, 6};
+  at::manual_seed(7);
+  auto const next_by_default = at::rand({4});
+  at::manual_seed(7);
+  CHECK(at::equal(draw(here), draw(here)));
+  for (chevron::rng_key const other : {chevron::rng_key{0, 2, 3, 4, 5, 6},
+                                       {1, 0, 3, 4, 5, 6},
+                                       {1, 2, 0, 4, 5, 6},
+                                       {1, 2, 3, 0, 5, 6},
+                                       {1, 2, 3, 4, 0, 6},
+                                       {1, 2, 3, 4, 5, 0}}) {
+    CHECK_FALSE(at::equal(draw(here), draw(other)));
+  }
+  {
+    chevron::random_scope const outer(here);
+    auto const first = at::rand({4});
+    draw({});
+    auto const second = at::rand({4});
+    chevron::random_scope const again(here);
+    CHECK(at::equal(at::rand({4}), first));
+    CHECK(at::equal(at::rand({4}), second));
+    auto mine = at::make_generator<at::CPUGeneratorImpl>(3), same = at::make_generator<at::CPUGeneratorImpl>(3);
+    CHECK(at::equal(at::rand({4}, mine), at::rand({4}, same)));  // who names a generator draws from it
+  }
+  CHECK(at::equal(at::rand({4}), next_by_default));
+}
+
+TEST_CASE("the forward of a recomputed stage runs twice, also where I and W are apart") {
+  for (char const* name : schedules) {
+    for (bool const on : {false, true}) {
+      auto const plan = plan_of(name, 2, 4);
+      auto const data = make_batch(8, 1);
+      std::vector<std::atomic<int>> calls(static_cast<std::size_t>(plan.stages));
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+        auto const build = [&](int s) {
+          torch::nn::Linear layer(width, width);
+          chevron::stage made(layer, [&calls, layer, s](at::Tensor x) mutable {
+            ++calls[static_cast<std::size_t>(s)];
+            return layer(x);
+          });
+          made.recompute(on);
+          return made;
+        };
+        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                .transport = comm,
+                                .stages = build,
+                                .loss = mean_square,
+                                .optimizer = sgd});
+        train.step({data.input}, {data.target});
+      });
+      for (auto const& c : calls) CHECK_MESSAGE(c == (on ? 8 : 4), name);
+    }
+  }
+}
+
+TEST_CASE("a recomputed chunk keeps its input and nothing else between F and B") {
+  auto const builder_of = [](bool recompute) { return [recompute](int s) { return widening_part(s).recompute(recompute); }; };
+  // One rank, two stages, all forwards before all backwards: the growth by microbatch is what a chunk of either stage keeps.
+  auto const growth = [&](bool recompute) {
+    return (peak_of_step("LoopedBFS", 8, builder_of(recompute)) - peak_of_step("LoopedBFS", 4, builder_of(recompute))) / 4;
+  };
+  std::int64_t const input = samples * wide * 4, saved = 2 * 8 * input;
+  // Without: what the two stages save, and the second one's input and output (the loss saves that). Stage 0's inputs are the
+  // batch.
+  CHECK(growth(false) >= 2 * saved + 2 * input);
+  CHECK(growth(false) < 2 * saved + 2 * input + 1024);
+  // With: the second stage's input. Losses are a few bytes.
+  CHECK(growth(true) >= input);
+  CHECK(growth(true) < input + 1024);
+}
+
+TEST_CASE("between I and W a chunk keeps what W needs, and nothing that only I needed") {
+  auto& count = counting_allocator::installed();
+  chevron::stage part = widening_part(1);
+  for (auto const& p : part.parameters()) p.value.mutable_grad() = at::zeros_like(p.value);
+  at::Tensor const x = at::ones({samples, wide});
+  std::int64_t const input = samples * wide * 4;
+  chevron::stage_task const task{.owner = &part, .training = true, .differentiable = true};
+  chevron::stage_execution work;
+  tensors in{x}, out, of_out, of_in;
+  std::int64_t const before = count.live;
+  work.forward(task, in, out);
+  of_out = {at::ones_like(out[0])};
+  out.clear();
+  CHECK(count.live - before <= 17 * input + 1024);  // the input of GELU, its output, and the gradient we made
+  work.backward_input(task, of_out, of_in);
+  of_in.clear();
+  // For the two weights: GELU's output and the gradients that arrive. GELU's own input is gone.
+  CHECK(count.live - before <= 17 * input + 1024);
+  CHECK(count.live - before >= 17 * input);
+  work.backward_weight(task);
+  CHECK(count.live - before <= 1024);
+}
+
+TEST_CASE("a stage recomputed part by part has one part's activations at a time") {
+  auto const builder_of = [](int parts, int pieces) {
+    return [=](int) {
+      std::vector<chevron::stage> made;
+      for (int p = 0; p < parts; ++p) made.push_back(widening_part(p));
+      if (pieces == parts) return chevron::in_sequence(made).recompute();
+      chevron::stage whole(
+          [made](at::Tensor x) mutable {
+            for (auto& each : made) {
+              tensors in{x}, out;
+              each.forward(in, out);
+              x = out[0];
+            }
+            return x;
+          },
+          chevron::in_sequence(made).parameters());
+      return whole.recompute();
+    };
+  };
+  std::int64_t const input = samples * wide * 4, saved = 2 * 8 * input;
+  auto const in_one = [&](int parts) { return peak_of_step("GPipe", 2, builder_of(parts, 1)); };
+  auto const in_parts = [&](int parts) { return peak_of_step("GPipe", 2, builder_of(parts, parts)); };
+  CHECK((in_one(6) - in_one(2)) / 4 >= saved);                // each part more adds what it saves
+  CHECK((in_parts(6) - in_parts(2)) / 4 < 2 * input + 1024);  // or only its input, for each of two microbatches
+}
+
+TEST_CASE("BatchNorm's running mean counts each microbatch once") {
+  auto const plan = plan_of("ZB-H1", 2, 4);
+  auto const data = make_batch(16, 3);
+  std::vector<std::vector<at::Tensor>> found;
+  for (bool const on : {false, true}) {
+    std::vector<torch::nn::BatchNorm1d> norms{torch::nn::BatchNorm1d(width), torch::nn::BatchNorm1d(width)};
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                              .transport = comm,
+                              .stages = [&](int s) { return chevron::stage(norms[static_cast<std::size_t>(s)]).recompute(on); },
+                              .loss = mean_square,
+                              .optimizer = sgd});
+      train.step({data.input}, {data.target});
+      train.step({data.input}, {data.target});
+    });
+    found.emplace_back();
+    for (auto& n : norms) {
+      for (auto& t : {n->running_mean, n->running_var, n->num_batches_tracked, n->weight, n->bias})
+        found.back().push_back(t.detach().clone());
+    }
+  }
+  for (std::size_t i = 0; i < found[0].size(); ++i) CHECK(at::equal(found[0][i], found[1][i]));
+  CHECK(found[1][2].item<std::int64_t>() == 8);
+}
+
+TEST_CASE("a stage that changes its input in place is refused, with the remedy") {
+  auto const data = make_batch(4, 3);
+  auto const run = [&](bool recompute) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      auto const build = [&](int s) {
+        torch::nn::Linear layer(width, width);
+        chevron::stage made(layer, [layer, s](at::Tensor x) mutable { return layer(s == 1 ? x.mul_(2) : x); });
+        return made.recompute(recompute);
+      };
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
+                              .transport = comm,
+                              .stages = build,
+                              .loss = mean_square,
+                              .optimizer = sgd});
+      train.step({data.input}, {data.target});
+    });
+  };
+  run(false);
+  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: it changes its input 0 in place"),
+                       chevron::usage_error);
+}
+
+TEST_CASE("nor may what it was computed from be changed later, or what it takes from the batch") {
+  auto const data = make_batch(4, 3);
+  auto const run = [&](bool passed_on, bool recompute) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      auto const build = [&](int s) -> chevron::stage {
+        torch::nn::Linear layer(width, width);
+        if (!passed_on) {
+          chevron::stage made(layer, [layer, s](at::Tensor x, at::Tensor factor) mutable {
+            return layer(x) * (s == 1 ? factor.mul_(2) : factor).clone();
+          });
+          return made.side_inputs({"factor"}).recompute(recompute);
+        }
+        if (s == 1) return {layer, [layer](at::Tensor x, at::Tensor y) mutable { return layer(x) + y.mul_(2); }};
+        chevron::stage made(layer, [layer](at::Tensor x) mutable { return std::make_tuple(layer(x.clone()), x); });
+        return made.recompute(recompute);
+      };
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
+                              .transport = comm,
+                              .stages = build,
+                              .loss = mean_square,
+                              .optimizer = sgd});
+      train.step({{data.input.clone()}, {data.target}, {{"factor", at::ones({4, width})}}});
+    });
+  };
+  run(false, false);
+  run(true, false);
+  CHECK_THROWS_WITH_AS(run(false, true),
+                       doctest::Contains("1F0: stage 1 threw: it changes what it takes from the batch in place"),
+                       chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      run(true, true),
+      doctest::Contains("0B0: stage 0 threw: a later part or stage, to which it was passed on, changes its input 0 in place"),
+      chevron::usage_error);
+}

@@ -1,0 +1,72 @@
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include <chevron/lower/lowered.hpp>
+#include <chevron/plan/forward_part.hpp>
+#include <chevron/run/comm/threads/run_threads.hpp>
+#include <chevron/run/training/evaluator.hpp>
+
+#include "support/gloo_ranks.hpp"
+#include "support/small_model.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace trained;
+
+namespace {
+
+constexpr chevron::shape size{.ranks = 2, .micro_batches = 3};
+constexpr auto constant_plan = chevron::checked<chevron::catalogue::zb_v, size>;
+constexpr auto constant_program = chevron::lowered<chevron::catalogue::zb_v, size>;
+
+/// The same on threads and over Gloo.
+void on_both(std::function<void(transport&)> const& rank) {
+  chevron::run_threads({.pipeline_ranks = size.ranks}, rank);
+  near_ranks::check_all_well(near_ranks::on_ranks(size.ranks, 1, near_ranks::all_share, rank));
+}
+
+}  // namespace
+
+TEST_CASE("an evaluator makes its program itself, from a constant or a value, in as many microbatches as it is told") {
+  auto const data = make_batch(7, 5);
+  reference whole(constant_plan.view().stages);
+  auto const expected = whole.forward(data.input)[0];
+  double const loss = mean_square(expected, data.target).item<double>();
+  complaints wrong;
+  std::atomic<int> ranks = 0;
+  on_both([&](transport& comm) {
+    chevron::trainer train(
+        {.program = constant_program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = sgd});
+    chevron::evaluator own(train), whole_batch(train, 1);
+    chevron::evaluator given(chevron::lower(chevron::prove(chevron::forward_part(constant_program))), train);
+    for (auto* each : {&own, &whole_batch, &given}) {
+      wrong.require(std::abs(each->loss({data.input}, {data.target}) - loss) < 1e-6, "loss");
+      auto const outputs = each->outputs({data.input});
+      wrong.require(outputs.empty() == (comm.topology().pipeline_rank() == 1), "outputs where the last stage is");
+      if (!outputs.empty()) wrong.require(at::allclose(outputs[0], expected), "outputs");
+    }
+    wrong.require(own.loss({data.input}, {data.target}) == given.loss({data.input}, {data.target}), "the same program");
+    ++ranks;
+  });
+  CHECK(ranks == 4);
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
+TEST_CASE("more microbatches than the trainer's program has need a program of their own") {
+  for (int const micro_batches : {-1, 4}) {
+    CHECK_THROWS_WITH_AS(
+        chevron::run_threads(
+            {.pipeline_ranks = 2},
+            [&](transport& comm) {
+              chevron::trainer train(
+                  {.program = constant_program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = sgd});
+              chevron::evaluator const refused(train, micro_batches);
+            }),
+        doctest::Contains("but the trainer's program has 3: give a number from 1 to 3"), chevron::usage_error);
+  }
+}

@@ -1,0 +1,38 @@
+#pragma once
+
+// Ranks of a test that may share memory, and may not.
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+
+#include "support/thread_ranks.hpp"
+
+#include <doctest/doctest.h>
+
+namespace near_ranks {
+
+/// What each rank threw. `shared(rank)`: does it share its memory?
+inline std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, std::function<bool(int)> const& shared,
+                                         std::function<void(chevron::gloo_transport&)> const& body) {
+  using namespace std::chrono_literals;
+  return ranks::said(
+      ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+        chevron::gloo_transport link(where, store, watch,
+                                     {.address = "127.0.0.1", .join = 60s, .shared_memory = shared(where.global_rank)});
+        link.deadline(60s);
+        link.open({.activation = 0, .receive = 8, .send = 8});
+        body(link);
+        link.close();
+      }));
+}
+inline bool all_share(int) { return true; }
+
+inline void check_all_well(std::vector<std::string> const& thrown) {
+  for (auto const& each : thrown) CHECK(each == "");
+}
+
+}  // namespace near_ranks
