@@ -164,11 +164,11 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     mine[s] = build_stage(p, s);
     return given_as(p, s, mine[s]);
   };
-  auto const loss = [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); };
+  auto const mean_loss = [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); };
   chevron::trainer train({.program = j.steps,
                           .transport = comm,
                           .stages = build,
-                          .loss = loss,
+                          .loss = mean_loss,
                           .optimizer = optimizer_of(p),
                           .options = options_of(p)});
   std::optional<chevron::evaluator> evaluate;
