@@ -28,6 +28,16 @@ proved_plan prove_option(plan made, shape size, std::string const& name) {
   }
 }
 
+/// Its program, whose laws are looked at once more: messages match, slots are free when they are used.
+proved_program lower_and_check(proved_plan const& from) {
+  proved_program made = lower(from);
+  if (finding const found = check(made.view())) {
+    throw usage_error(std::string("--schedule ") + from.view().name + ": law " + name_of(found.broken) +
+                      " is broken: " + describe(found).str() + ". Remedy: another schedule");
+  }
+  return made;
+}
+
 }  // namespace
 
 programs make_programs(options const& o) {
@@ -41,9 +51,9 @@ programs make_programs(options const& o) {
   int const stages = training.view().stages;
   for (int s = 0; s < stages; ++s) (void)cut_of(o.model.layers, stages, s);  // throws if there are too many
   bool const is_default = catalogue::same_name(o.schedule, catalogue::one_f_one_b.name) && size == default_shape;
-  return {.training = is_default ? default_program : lower(training),
-          .evaluation = lower(prove(forward_part(training))),
-          .sampling = lower(prove(forward_part(training, 1))),
+  return {.training = is_default ? default_program : lower_and_check(training),
+          .evaluation = lower_and_check(prove(forward_part(training))),
+          .sampling = lower_and_check(prove(forward_part(training, 1))),
           .proved_while_compiling = is_default};
 }
 

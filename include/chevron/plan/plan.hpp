@@ -99,17 +99,27 @@ struct static_plan {
   constexpr operator plan_view() const { return view(); }
 };
 
-/// A plan of its own memory, like this one.
-constexpr plan copy_of(plan_view const& from) {
-  plan to;
+namespace detail {
+
+/// All of a plan but its arrays and the number of its stages, which is a constant of some.
+template <class Plan>
+constexpr void copy_facts(plan_view const& from, Plan& to) {
   to.size = from.size;
-  to.stages = from.stages;
   to.forward_only = from.forward_only;
   to.in_flight_limit = from.in_flight_limit;
   to.name = from.name;
   to.problem = from.problem;
   to.message_limit = from.message_limit;
   to.byte_limit = from.byte_limit;
+}
+
+}  // namespace detail
+
+/// A plan of its own memory, like this one.
+constexpr plan copy_of(plan_view const& from) {
+  plan to;
+  detail::copy_facts(from, to);
+  to.stages = from.stages;
   to.actions = buffer<action>(from.total());
   to.begin = buffer<int>(from.size.ranks + 1);
   to.rank_of = buffer<std::int16_t>(from.stages);
@@ -125,13 +135,7 @@ constexpr plan copy_of(plan_view const& from) {
 template <int Ranks, int Stages, int Actions>
 constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
   static_plan<Ranks, Stages, Actions> to;
-  to.size = from.size;
-  to.forward_only = from.forward_only;
-  to.in_flight_limit = from.in_flight_limit;
-  to.name = from.name;
-  to.problem = from.problem;
-  to.message_limit = from.message_limit;
-  to.byte_limit = from.byte_limit;
+  detail::copy_facts(from, to);
   for (int s = 0; s < Stages && from.byte_limit > 0; ++s) to.stage_bytes[s] = from.stage_bytes[s];
   action const* source = from.actions;
   int const total = from.begin[Ranks];

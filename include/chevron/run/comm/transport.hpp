@@ -26,7 +26,7 @@ namespace chevron {
 ///   delivers in the order of the sends, and receives are posted in that order. Sends may be rendezvous: a send need not
 ///   complete before its receive is posted.
 /// - `post_send` and `post_receive` never block. `receive` and `wait_send` block, but never past the deadline: they throw
-///   `timeout_error`, or `peer_lost`, naming this rank, the peer, the action and the step.
+///   `timeout_error`, or `peer_lost_error`, naming this rank, the peer, the action and the step.
 /// - A sent tensor is kept alive by the transport until `wait_send` returned for its slot and must not be written to before.
 /// - Received tensors are the caller's: it moves them out of the span and keeps them as long as it likes (the graph of the
 ///   microbatch does, until its B or W), so the transport must not write into that memory again: the next receive of the same

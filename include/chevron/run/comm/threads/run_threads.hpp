@@ -62,7 +62,7 @@ inline void wait_for_all_ranks(threads_hub& hub) {
 }  // namespace detail
 
 /// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When one throws, the
-/// others' waits end with `peer_lost` or the type of its error; what was thrown first is thrown again here. Ranks that do not
+/// others' waits end with `peer_lost_error` or the type of its error; what was thrown first is thrown again here. Ranks that do not
 /// come back then, as they compute or hang, are given `thread_options::grace`: after it the process ends, with the message and
 /// the exit code of what was thrown.
 template <class Body>
