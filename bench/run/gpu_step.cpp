@@ -74,7 +74,7 @@ figures measure(options const& wanted, std::string const& schedule, int layers_o
       bool const launched = train.step({batch}, {batch}).used_graphs;
       if (step < 5) continue;
       if (launched != graphs) throw chevron::usage_error("no CUDA graphs: " + train.graph_fallback_reason());
-      auto const& record = train.last_record();
+      auto const& record = train.last_trace();
       std::vector<std::pair<std::int64_t, std::int64_t>> busy;
       std::int64_t asked = record.begin();
       for (chevron::trace_event const& r : record.entries()) {

@@ -125,7 +125,7 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
   for (int step = 0; step < wanted.steps; ++step) {
     double const taken = train.step({batch}, {batch}).seconds;
     if (step == 0) continue;  // shapes are learned and memory is set aside in the first step
-    chevron::rank_trace const& record = train.last_record();
+    chevron::rank_trace const& record = train.last_trace();
     records.keep(record, taken);
     double const start = static_cast<double>(record.begin()) * 1e-9;
     // The optimizer's entry begins with the wait for the sums.

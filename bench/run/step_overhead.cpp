@@ -65,8 +65,8 @@ void rank_main(options const& wanted, chevron::proved_program const& program, ch
     train.step({inputs}, {targets});
     if (step < warm_up) continue;
     seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
-    std::int64_t before = train.last_record().begin();
-    for (chevron::trace_event const& r : train.last_record().entries()) {
+    std::int64_t before = train.last_trace().begin();
+    for (chevron::trace_event const& r : train.last_trace().entries()) {
       auto const k = static_cast<std::size_t>(r.op.kind);
       ++where.count[k];
       where.waiting[k] += static_cast<double>(r.start - before) * 1e-9;

@@ -1,11 +1,20 @@
-#include <algorithm>
+#include <cmath>
 #include <iostream>
+
+#include <range/v3/algorithm/max.hpp>
+#include <range/v3/algorithm/stable_sort.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/concat.hpp>
+#include <range/v3/view/filter.hpp>
+#include <range/v3/view/remove_if.hpp>
+#include <range/v3/view/transform.hpp>
 
 #include <chevron/prove/check.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 
 #include "request.hpp"
+#include "table.hpp"
 
 namespace plan_program {
 namespace {
@@ -114,7 +123,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     for (double* cost : {&each.forward, &each.backward_input, &each.backward_weight}) *cost /= out.chunks;
     out.numbers = chevron::show::figures_of(plan, each);
   }
-  out.peak = *std::max_element(out.numbers.peak_in_flight.begin(), out.numbers.peak_in_flight.end());
+  out.peak = ranges::max(out.numbers.peak_in_flight);
   out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
   if (int const limit = chunk_limit(*given.asked, out.chunks); limit > 0 && out.peak > limit) {
     out.reason = "peak " + number(static_cast<double>(out.peak) / out.chunks);
@@ -154,25 +163,6 @@ std::string field(std::string const& words) {
   return out + "\"";
 }
 
-using table = std::vector<std::vector<std::string>>;
-
-/// Columns as wide as they need to be, the first to the left, the others to the right.
-std::string aligned(table const& rows) {
-  std::vector<int> width(rows.front().size());
-  for (auto const& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], chevron::show::columns_of(row[c]));
-  }
-  std::string out;
-  for (auto const& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      std::string const gap(static_cast<std::size_t>(width[c] - chevron::show::columns_of(row[c])), ' ');
-      out += c == 0 ? row[c] + gap : "  " + gap + row[c];
-    }
-    out += "\n";
-  }
-  return out;
-}
-
 }  // namespace
 
 int run_compare(request const& asked) {
@@ -196,16 +186,14 @@ int run_compare(request const& asked) {
   conditions const given = conditions_of(asked, size);
   chevron::show::text_style const style = style_of(asked);
 
-  std::vector<entry> fit, unfit;
-  for (std::string const& name : schedule_names()) {
-    entry one = look_at(name, size, given);
-    (one.reason.empty() ? fit : unfit).push_back(std::move(one));
-  }
-  if (!asked.schedule.empty()) {
-    entry one = look_at(asked, from, given);
-    (one.reason.empty() ? fit : unfit).push_back(std::move(one));
-  }
-  std::stable_sort(fit.begin(), fit.end(), [](entry const& a, entry const& b) {
+  auto const names = schedule_names();
+  auto all = names | ranges::views::transform([&](std::string const& name) { return look_at(name, size, given); }) |
+             ranges::to<std::vector>();
+  if (!asked.schedule.empty()) all.push_back(look_at(asked, from, given));
+  auto const fits = [](entry const& e) { return e.reason.empty(); };
+  auto const unfit = all | ranges::views::remove_if(fits) | ranges::to<std::vector>();
+  auto fit = all | ranges::views::filter(fits) | ranges::to<std::vector>();
+  ranges::stable_sort(fit, [](entry const& a, entry const& b) {
     if (std::abs(a.numbers.makespan - b.numbers.makespan) > 1e-9 * a.numbers.makespan)
       return a.numbers.makespan < b.numbers.makespan;
     return a.peak * b.chunks < b.peak * a.chunks;
@@ -218,20 +206,18 @@ int run_compare(request const& asked) {
   std::string out;
   if (format == "json") {
     out = "[";
-    for (auto const* list : {&fit, &unfit}) {
-      for (entry const& e : *list) {
-        out += std::string(out.size() > 1 ? "," : "") + "\n  {\"schedule\": " + json_string(e.name);
-        if (e.reason.empty()) {
-          out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"makespan\": " + exact(e.numbers.makespan) +
-                 ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) +
-                 ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"steady_step_time\": " + exact(e.numbers.steady) +
-                 ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
-                 ", \"peak_share\": " + exact(share(e)) + ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
-                 ", \"messages\": " + std::to_string(e.numbers.messages) +
-                 ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null") + "}";
-        } else {
-          out += ", \"reason\": " + json_string(e.reason) + "}";
-        }
+    for (entry const& e : ranges::views::concat(fit, unfit)) {
+      out += std::string(out.size() > 1 ? "," : "") + "\n  {\"schedule\": " + json_string(e.name);
+      if (e.reason.empty()) {
+        out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"makespan\": " + exact(e.numbers.makespan) +
+               ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) +
+               ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"steady_step_time\": " + exact(e.numbers.steady) +
+               ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
+               ", \"peak_share\": " + exact(share(e)) + ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
+               ", \"messages\": " + std::to_string(e.numbers.messages) +
+               ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null") + "}";
+      } else {
+        out += ", \"reason\": " + json_string(e.reason) + "}";
       }
     }
     out += "\n]\n";
@@ -273,7 +259,8 @@ int run_compare(request const& asked) {
     if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
     out += "\n";
     if (!fit.empty()) {
-      table rows{{"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
+      std::vector<table_row> rows{
+          {"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
       if (held) rows.front().push_back("peak bytes");
       if (sent) rows.front().push_back("bytes sent");
       double const best = fit.front().numbers.makespan;
@@ -285,7 +272,7 @@ int run_compare(request const& asked) {
         if (held) rows.back().push_back(chevron::show::bytes(e.peak_bytes));
         if (sent) rows.back().push_back(chevron::show::bytes(sent_bytes(e)));
       }
-      std::string lines = aligned(rows);
+      std::string lines = table_text(rows, {align::left, align::right});
       if (style.colour) lines = "\x1b[1m" + lines.substr(0, lines.find('\n')) + "\x1b[0m" + lines.substr(lines.find('\n'));
       out += lines +
              "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
@@ -297,11 +284,8 @@ int run_compare(request const& asked) {
     }
     if (!unfit.empty()) {
       out += std::string(fit.empty() ? "" : "\n") + "left out:\n";
-      table rows;
-      for (entry const& e : unfit) rows.push_back({"  " + e.name, e.reason});
-      std::size_t widest = 0;
-      for (auto const& row : rows) widest = std::max(widest, row[0].size());
-      for (auto const& row : rows) out += row[0] + std::string(widest - row[0].size() + 3, ' ') + row[1] + "\n";
+      auto const row = [](entry const& e) { return table_row{"  " + e.name, e.reason}; };
+      out += table_text(unfit | ranges::views::transform(row) | ranges::to<std::vector>(), {align::left}, "   ");
     }
   }
   write(asked, out);

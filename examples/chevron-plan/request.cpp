@@ -14,6 +14,11 @@
 #include <fstream>
 #include <iostream>
 
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/join.hpp>
+#include <range/v3/view/split.hpp>
+#include <range/v3/view/transform.hpp>
+
 #include <chevron/show/format.hpp>
 #include <chevron/show/profile_read.hpp>
 
@@ -23,9 +28,7 @@ namespace {
 std::string quoted(std::string const& value) { return "'" + value + "'"; }
 
 std::string joined(std::vector<std::string> const& words, std::string const& between = ", ") {
-  std::string out;
-  for (std::string const& word : words) out += (out.empty() ? "" : between) + word;
-  return out;
+  return words | ranges::views::join(between) | ranges::to<std::string>();
 }
 
 std::string lower_case(std::string s) {
@@ -69,14 +72,9 @@ std::string nearest(std::string const& typed, std::vector<std::string> const& na
 /// One value for all `count` things, or one for each with commas between.
 template <class Read>
 auto value_list(std::string const& typed, std::string const& flag, int count, char const* things, Read read) {
-  std::vector<decltype(read(typed, flag))> out;
-  std::size_t from = 0;
-  while (true) {
-    std::size_t const comma = typed.find(',', from);
-    out.push_back(read(typed.substr(from, comma - from), flag));
-    if (comma == std::string::npos) break;
-    from = comma + 1;
-  }
+  auto const value = [&](auto&& word) { return read(word | ranges::to<std::string>(), flag); };
+  std::string const ended = typed + ",";  // else an empty word at the end would not count
+  auto out = ended | ranges::views::split(',') | ranges::views::transform(value) | ranges::to<std::vector>();
   std::size_t const wanted = static_cast<std::size_t>(count);
   if (out.size() == 1) out.resize(std::max<std::size_t>(wanted, 1), out.front());
   if (out.size() != std::max<std::size_t>(wanted, 1)) {

@@ -1,13 +1,18 @@
-#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <range/v3/algorithm/all_of.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/filter.hpp>
+#include <range/v3/view/iota.hpp>
+
 #include <chevron/catalogue/catalogue.hpp>
 
 #include "request.hpp"
+#include "table.hpp"
 
 namespace plan_program {
 namespace {
@@ -52,15 +57,12 @@ static_assert(complete());
 std::string chunks_of(std::string const& name) {
   constexpr int most = 6;
   auto const takes = [&](int chunks) { return !plan_named(name, {.ranks = 2, .micro_batches = 4, .chunks = chunks}).problem; };
-  int count = 0, even = 0;
-  for (int v = 1; v <= most; ++v) {
-    if (!takes(v)) continue;
-    ++count;
-    even += v % 2 == 0 ? 1 : 0;
-  }
+  auto const taken = ranges::views::closed_iota(1, most) | ranges::views::filter(takes) | ranges::to<std::vector>();
+  auto const count = static_cast<int>(taken.size());
+  bool const even = ranges::all_of(taken, [](int chunks) { return chunks % 2 == 0; });
   int const usual = plan_named(name, {.ranks = 2, .micro_batches = 4}).size.chunks;
   if (count == 1) return std::to_string(usual);
-  return (count == most ? "any" : even == count ? "even" : "some") + std::string(", else ") + std::to_string(usual);
+  return (count == most ? "any" : even ? "even" : "some") + std::string(", else ") + std::to_string(usual);
 }
 
 }  // namespace
@@ -80,20 +82,11 @@ std::vector<std::string> all_names() {
 chevron::plan plan_named(std::string const& name, chevron::shape size) { return chevron::catalogue::make_plan(name, size); }
 
 int run_list(request const& asked) {
-  std::vector<std::vector<std::string>> rows{{"schedule", "in C++", "chunks", "source"}};
+  std::vector<table_row> rows{{"schedule", "in C++", "chunks", "source"}};
   for (source const& one : sources) {
     rows.push_back({std::string(one.name), std::string(one.in_cpp), chunks_of(std::string(one.name)), std::string(one.paper)});
   }
-  std::size_t width[4] = {};
-  for (auto const& row : rows) {
-    for (std::size_t c = 0; c < 4; ++c) width[c] = std::max(width[c], row[c].size());
-  }
-  std::string out;
-  for (auto const& row : rows) {
-    for (std::size_t c = 0; c < 3; ++c) out += row[c] + std::string(width[c] - row[c].size() + 2, ' ');
-    out += row[3] + "\n";
-  }
-  write(asked, out);
+  write(asked, table_text(rows, {align::left}));
   return exit_ok;
 }
 

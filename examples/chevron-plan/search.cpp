@@ -11,6 +11,7 @@
 #include <chevron/show/text.hpp>
 
 #include "request.hpp"
+#include "table.hpp"
 
 namespace plan_program {
 namespace {
@@ -103,26 +104,13 @@ std::string report(job const& asked, std::vector<entry> const& entries) {
   if (asked.memory.most > 0) out += ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
   if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
   out += ".\n\n";
-  std::vector<std::vector<std::string>> rows{
-      {"placement", name_of(asked.goal), "above the bound", "lower bound", "catalogue's best", ""}};
+  std::vector<table_row> rows{{"placement", name_of(asked.goal), "above the bound", "lower bound", "catalogue's best", ""}};
   for (auto const& [placement, found] : entries) {
     bool const any = found.published_length > 0;
     rows.push_back({placement, number(found.length), above(found.length, found.bound), number(found.bound),
                     any ? number(found.published_length) : "none fits", any ? found.published.name.characters : ""});
   }
-  std::vector<int> width(rows.front().size());
-  for (auto const& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], chevron::show::columns_of(row[c]));
-  }
-  for (auto const& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      std::string const gap(static_cast<std::size_t>(width[c] - chevron::show::columns_of(row[c])), ' ');
-      bool const left = c == 0 || c + 1 == row.size();
-      out += c == 0 ? row[c] + gap : left ? "  " + row[c] : "  " + gap + row[c];
-    }
-    while (out.back() == ' ') out.pop_back();
-    out += "\n";
-  }
+  out += table_text(rows, {align::left, align::right, align::right, align::right, align::right, align::left});
   chevron::search::found const& best = entries.front().found;
   out += "\nThe " + std::string(entries.size() > 1 ? "first" : "schedule") + " was made from " + best.start.characters +
          (best.trials > 0 ? " in " + std::to_string(best.trials) + " trials" : "") + ".";
@@ -161,7 +149,8 @@ int run_search(request const& asked) {
                 std::to_string(chevron::max_stages) + " stages: ask for fewer of either");
   }
   if (what.memory.most > 0 && what.memory.most < what.size.chunks) {
-    throw usage("--memory-limit " + asked.memory_limit + " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
+    throw usage("--memory-limit " + asked.memory_limit +
+                " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
   }
   owned_costs const costs = costs_of(asked, std::vector<bool>(static_cast<std::size_t>(what.size.ranks * what.size.chunks),
                                                               what.work == chevron::work_graph::split_backward));

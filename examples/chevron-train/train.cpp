@@ -245,6 +245,67 @@ void go_on_from_checkpoint(task const& what, trainer& train) {
   }
 }
 
+/// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the next
+/// step has begun.
+class step_teller {
+ public:
+  /// \param tokens of all ranks in a step
+  step_teller(options const& o, topology const& here, double tokens) : options_(o), here_(here), tokens_(tokens) {}
+
+  void open(long first_step) {
+    first_step_ = first_step;
+    if (here_.global_rank != 0) return;
+    lines_ = std::make_unique<step_lines>(options_.steps);
+    metrics_ = std::make_unique<metrics_file>(options_.metrics, options_.resume ? std::optional(first_step) : std::nullopt);
+  }
+  void close() {
+    if (lines_ && lines_->plain()) std::printf("\n");
+    lines_.reset();
+    metrics_.reset();
+  }
+
+  /// How long a step's data took to load.
+  void loaded(long step, double seconds) { loading_[step] = seconds; }
+
+  void tell(step_report const& report) {
+    if (report.used_graphs) ++launched_;
+    if (report.step == first_step_) first_loss_ = report.loss;
+    last_loss_ = report.loss;
+    double const loading = loading_[report.step];
+    loading_.erase(report.step);
+    if (!lines_) return;
+    told_step const line_of{.step = report.step,
+                            .loss = report.loss,
+                            .grad_norm = report.grad_norm,
+                            .learning_rate = report.learning_rate,
+                            .seconds = report.seconds + loading,
+                            .loading_seconds = loading,
+                            .tokens = tokens_,
+                            .tokens_seen = static_cast<double>(report.step) * tokens_,
+                            .ranks = here_.world(),
+                            .flops_per_token = options_.model.flops_per_token(),
+                            .bubble = report.bubble,
+                            .device_memory = report.memory};
+    lines_->show(line_of);
+    metrics_->write(line_of);
+  }
+
+  double first_loss() const { return first_loss_; }
+  double last_loss() const { return last_loss_; }
+  /// Steps whose computations were launched as graphs.
+  long launched() const { return launched_; }
+
+ private:
+  options const& options_;
+  topology here_;
+  double tokens_;
+  long first_step_ = 0, launched_ = 0;
+  double first_loss_ = 0, last_loss_ = 0;
+  std::map<long, double> loading_;
+  std::unique_ptr<step_lines> lines_;  // null on other ranks than 0
+  std::unique_ptr<metrics_file> metrics_;
+};
+
 }  // namespace
 
 void train_on_rank(task const& what, transport& comm) {
@@ -257,6 +318,8 @@ void train_on_rank(task const& what, transport& comm) {
   // Steps count from 1 here.
   auto const steps = static_cast<double>(o.steps);
   warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
+  int const mine = o.micro_batches * o.micro_batch_size;
+  step_teller teller(o, here, static_cast<double>(mine) * o.replicas * o.model.context);
   trainer train({.program = what.programs->training,
                  .transport = comm,
                  .stages = [&](int s) { return make_stage(what, plan.stages, s); },
@@ -267,6 +330,7 @@ void train_on_rank(task const& what, transport& comm) {
                              .learning_rate = [rate](long step) { return rate(step - 1); },
                              .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
                              .post_validation = o.post_validation,
+                             .on_report = [&](step_report const& report) { teller.tell(report); },
                              .device = what.device,
                              .graphs = what.graphs}});
   train.next_step(1);
@@ -276,41 +340,9 @@ void train_on_rank(task const& what, transport& comm) {
 
   if (speaks) print_header(what);
   if (speaks && o.resume) print_facts({{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint + "\n"}});
-  std::unique_ptr<step_lines> lines;
-  std::unique_ptr<metrics_file> metrics;
-  if (speaks) {
-    lines = std::make_unique<step_lines>(o.steps);
-    metrics = std::make_unique<metrics_file>(o.metrics, o.resume ? std::optional(first_step) : std::nullopt);
-  }
+  teller.open(first_step);
 
-  int const mine = o.micro_batches * o.micro_batch_size;
-  auto const tokens = static_cast<double>(mine) * o.replicas * o.model.context;
-  double loading = 0;
   trace_window records;
-  double first_loss = 0, last_loss = 0;
-  long launched = 0;
-  // With post-validation a step is known only when the next has begun.
-  auto const told = [&](step_report const& report) {
-    if (report.step < 1) return;
-    if (report.used_graphs) ++launched;
-    if (report.step == first_step) first_loss = report.loss;
-    last_loss = report.loss;
-    if (!speaks) return;
-    told_step const line_of{.step = report.step,
-                            .loss = report.loss,
-                            .grad_norm = report.grad_norm,
-                            .learning_rate = report.learning_rate,
-                            .seconds = report.seconds + loading,
-                            .loading_seconds = loading,
-                            .tokens = tokens,
-                            .tokens_seen = static_cast<double>(report.step) * tokens,
-                            .ranks = here.world(),
-                            .flops_per_token = o.model.flops_per_token(),
-                            .bubble = report.bubble,
-                            .device_memory = report.memory};
-    lines->show(line_of);
-    metrics->write(line_of);
-  };
   auto const words = words_of(what);
   std::int64_t const begin = now_ns();
   for (long step = first_step; step <= o.steps; ++step) {
@@ -318,31 +350,29 @@ void train_on_rank(task const& what, transport& comm) {
     auto const first = static_cast<std::uint64_t>(here.replica()) * static_cast<std::uint64_t>(mine);
     windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
     std::int64_t const step_begin = now_ns();
-    loading = static_cast<double>(step_begin - loading_begin) * 1e-9;
-    told(train.step({batch.bytes}, {batch.following}));
+    teller.loaded(step, static_cast<double>(step_begin - loading_begin) * 1e-9);
+    train.step({batch.bytes}, {batch.following});
     if (step > o.steps - static_cast<long>(trace_window::kept) && (step > first_step || o.steps == first_step))
-      records.keep(train.last_record(), static_cast<double>(now_ns() - step_begin) * 1e-9);
+      records.keep(train.last_trace(), static_cast<double>(now_ns() - step_begin) * 1e-9);
     bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
     if (!o.checkpoint.empty() && due) {
       save_checkpoint(train, o.checkpoint, words);
       if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
     }
   }
-  if (o.post_validation) told(train.synchronize());
+  train.synchronize();
   double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
-  if (speaks && lines->plain()) std::printf("\n");
-  lines.reset();
-  metrics.reset();
+  teller.close();
 
   double const held_out = held_out_loss(what, train);
   auto const texts = comm.all_gather_text(records.text());
   std::vector<std::string> of_graphs;
-  if (o.cuda_graph) of_graphs = comm.all_gather_text(std::to_string(launched) + " " + train.graph_fallback_reason());
+  if (o.cuda_graph) of_graphs = comm.all_gather_text(std::to_string(teller.launched()) + " " + train.graph_fallback_reason());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
     print_facts(
-        {{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(first_loss, 3) +
-                         " → " + show::fixed(last_loss, 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
+        {{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(teller.first_loss(), 3) +
+                         " → " + show::fixed(teller.last_loss(), 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
                          " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
     comparison const outcome = compared(what.programs->training, texts, o.post_validation);

@@ -165,21 +165,22 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     return given_as(p, s, mine[s]);
   };
   auto const mean_loss = [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); };
+  int const replica = comm.topology().replica();
+  bool const reports = comm.topology().global_rank == 0;
+  chevron::trainer_options options = options_of(p);
+  options.on_report = [&](chevron::step_report const& r) {
+    if (!reports) return;
+    out.put(key_of(static_cast<int>(r.step), "0 loss"), r.loss);
+    out.put(key_of(static_cast<int>(r.step), "1 norm"), r.grad_norm);
+  };
   chevron::trainer train({.program = j.steps,
                           .transport = comm,
                           .stages = build,
                           .loss = mean_loss,
                           .optimizer = optimizer_of(p),
-                          .options = options_of(p)});
+                          .options = options});
   std::optional<chevron::evaluator> evaluate;
   if (p.has("eval")) evaluate.emplace(j.evaluation, train);
-  int const replica = comm.topology().replica();
-  bool const reports = comm.topology().global_rank == 0;
-  auto const report = [&](chevron::step_report const& r) {
-    if (!reports || r.step < 0) return;
-    out.put(key_of(static_cast<int>(r.step), "0 loss"), r.loss);
-    out.put(key_of(static_cast<int>(r.step), "1 norm"), r.grad_norm);
-  };
   std::string const generator = generator_state();
   for (int step = 0; step < p.steps(); ++step) {
     double const all = total_of(p, step, false);
@@ -190,14 +191,14 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
       if (given.own_parts) {
         std::vector<chevron::batch> parts;
         for (samples const& one : given.parts) parts.push_back({{one.input}, {one.target}});
-        last ? report(train.step(parts, said)) : train.accumulate(parts, said);
+        last ? void(train.step(parts, said)) : train.accumulate(parts, said);
       } else {
         chevron::batch const whole{{given.whole.input}, {given.whole.target}};
-        last ? report(train.step(whole, said)) : train.accumulate(whole, said);
+        last ? void(train.step(whole, said)) : train.accumulate(whole, said);
       }
     }
     bool const last = step + 1 == p.steps();
-    if (last) report(train.synchronize());
+    if (last) train.synchronize();
     if (!p.has("pv") || last) {
       for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, train.optimizer());
       if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));

@@ -33,6 +33,7 @@ void train_on(chevron::transport& comm, at::Device device, chevron::proved_progr
   int const stages = program.view().plan.stages;
   options.device = device;
   options.learning_rate = [](long step) { return 1e-3 / static_cast<double>(step + 1); };
+  options.on_report = [&](chevron::step_report const& report) { out.add(comm, report); };
   if (graphs) options.graphs = chevron::cuda_graphs();
   chevron::trainer train({.program = program,
                           .transport = comm,
@@ -43,8 +44,8 @@ void train_on(chevron::transport& comm, at::Device device, chevron::proved_progr
   at::Tensor const all = at::arange(3 * rows * width, at::kFloat).view({3 * rows, width}).sin();
   for (int step = 0; step < steps; ++step) {
     int const now = step == 5 ? rows - 6 : rows;  // one batch of another size
-    auto const report = train.step({all.narrow(0, step, now)}, {all.narrow(0, rows - step, now).cos()});
-    out.add(train, comm, report);
+    train.step({all.narrow(0, step, now)}, {all.narrow(0, rows - step, now).cos()});
+    out.add(train, comm);
   }
   train.synchronize();
   out.add(train, stages);

@@ -44,16 +44,20 @@ struct outcome {
   std::mutex mutex;
 
   /// A step of a rank.
-  void add(chevron::trainer const& train, chevron::transport const& comm, chevron::step_report const& report) {
+  void add(chevron::trainer const& train, chevron::transport const& comm) {
     std::string const why = train.graph_fallback_reason();
     auto const rank = static_cast<std::size_t>(comm.topology().global_rank);
-    for (auto const& e : train.last_record().entries()) {
+    for (auto const& e : train.last_trace().entries()) {
       if (chevron::is_compute(e.op.kind)) CHECK(e.end > e.start);
     }
     std::lock_guard const hold(mutex);
     if (why_not.size() <= rank) why_not.resize(rank + 1);
     why_not[rank].push_back(why);
-    if (rank != 0) return;
+  }
+  /// Its report, when all is known of it.
+  void add(chevron::transport const& comm, chevron::step_report const& report) {
+    if (comm.topology().global_rank != 0) return;
+    std::lock_guard const hold(mutex);
     losses.push_back(report.loss);
     norms.push_back(report.grad_norm);
   }

@@ -1,14 +1,11 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <range/v3/algorithm/stable_sort.hpp>
-#include <range/v3/range/conversion.hpp>
-#include <range/v3/view/iota.hpp>
 
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
@@ -46,8 +43,10 @@ inline int stream_of(kind what) {
 /// A track for each box. Slices of one track must not overlap in part, so what runs at once on one stream (two sends under way)
 /// goes to further tracks: `lane` 0, 1, 2 … of the stream.
 inline std::vector<int> lanes_of(picture const& p) {
-  auto order = ranges::views::iota(0, static_cast<int>(p.boxes.size())) | ranges::to<std::vector>();
-  ranges::stable_sort(order, ranges::less{}, [&](int i) { return p.boxes[static_cast<std::size_t>(i)].start; });
+  std::vector<int> order(p.boxes.size());
+  std::iota(order.begin(), order.end(), 0);
+  auto const start = [&](int i) { return p.boxes[static_cast<std::size_t>(i)].start; };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return start(a) < start(b); });
   std::vector<std::vector<double>> busy_until(static_cast<std::size_t>(std::max(p.rows, 0) * stream_count));
   std::vector<int> lane(p.boxes.size());
   for (int i : order) {

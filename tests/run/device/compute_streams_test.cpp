@@ -71,7 +71,7 @@ TEST_CASE("fused pairs beside each other train bit for bit as one after the othe
             auto const b = trained::make_batch(2 * micro_batches + 1, step);
             auto const report = train.step({b.input}, {b.target});
             if (comm.topology().global_rank == 0) losses[beside].push_back(report.loss);
-            auto const entries = train.last_record().entries();
+            auto const entries = train.last_trace().entries();
             std::lock_guard const hold(mutex);
             for (std::size_t i = 0; i + 1 < entries.size(); ++i) {
               if (entries[i].op.fused == 0) continue;

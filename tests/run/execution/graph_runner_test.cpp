@@ -59,6 +59,9 @@ void train_on(chevron::transport& comm, chevron::proved_program const& program, 
   auto const maker = std::make_shared<host_graphs::maker>();
   if (graphs) options.graphs = maker;
   options.learning_rate = [](long step) { return 0.05 / static_cast<double>(step + 1); };
+  options.on_report = [&](chevron::step_report const& report) {
+    into.numbers[rank].insert(into.numbers[rank].end(), {report.loss, report.grad_norm, report.loss_factor});
+  };
   chevron::trainer train({.program = program,
                           .transport = comm,
                           .stages = what.build,
@@ -78,11 +81,9 @@ void train_on(chevron::transport& comm, chevron::proved_program const& program, 
       train.accumulate({more.input}, {more.target}, all);
     }
     auto const report = train.step(whole, all);
-    into.numbers[rank].insert(into.numbers[rank].end(), {report.loss, report.grad_norm, report.loss_factor});
     into.why_not[rank].push_back(train.graph_fallback_reason());
-    // With post-validation the report is of the step before; of several runs in a step all must have been launched.
-    bool const of_this_run = !what.accumulates && !options.post_validation;
-    if (of_this_run) CHECK(report.used_graphs == train.graph_fallback_reason().empty());
+    // Of several runs in a step all must have been launched.
+    if (!what.accumulates) CHECK(report.used_graphs == train.graph_fallback_reason().empty());
     CHECK(report.memory.active == 0);
   }
   train.synchronize();

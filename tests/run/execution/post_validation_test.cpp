@@ -60,12 +60,14 @@ at::Tensor mean_square_of(at::Tensor output, at::Tensor target) { return at::mse
 outcome train_on(transport& comm, setting const& what) {
   outcome out;
   auto const build = [&](int s) { return build_counted(s, what.dtype, &out.forwards); };
+  auto options = what.options;
+  options.on_report = [&](chevron::step_report const& report) { out.reports.push_back(report); };
   chevron::trainer train({.program = *what.program,
                           .transport = comm,
                           .stages = build,
                           .loss = mean_square_of,
                           .optimizer = what.make,
-                          .options = what.options});
+                          .options = options});
   std::unique_ptr<chevron::evaluator> evaluate;
   if (what.evaluation != nullptr) evaluate = std::make_unique<chevron::evaluator>(*what.evaluation, train);
   auto const replica = static_cast<std::size_t>(comm.topology().replica());
@@ -79,10 +81,10 @@ outcome train_on(transport& comm, setting const& what) {
       out.reports.push_back(fake);
     }
     auto const report = train.step({mine.input.to(what.dtype)}, {mine.target});
-    if (report.step >= 0) out.reports.push_back(report);
+    CHECK(report.step == static_cast<long>(step));
+    CHECK((report.settled || (what.options.post_validation && std::isnan(report.loss))));
   }
-  auto const last = train.synchronize();
-  if (what.options.post_validation) out.reports.push_back(last);
+  CHECK(train.synchronize().settled);
   for (auto& s : train.stages()) {
     for (auto& p : s.parameters()) out.left.push_back(p.value.detach().clone());
     for (auto& p : s.buffers()) out.left.push_back(p.value.detach().clone());
@@ -275,6 +277,12 @@ TEST_CASE("the loss curve is the un-pipelined model's") {
       curve const whole(plan, data, 20);
       complaints wrong;
       chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& comm) {
+        long told = 0;
+        auto const reported = [&](chevron::step_report const& report) {
+          auto const i = static_cast<std::size_t>(report.step);
+          wrong.require(report.step == told++ && report.settled, "report of step " + std::to_string(i));
+          wrong.require(report.loss == whole.losses[i] && report.grad_norm == whole.norms[i], "step " + std::to_string(i));
+        };
         // A limit in the middle of the norms: some steps are right at once.
         chevron::trainer train(
             {.program = chevron::lower(chevron::prove(plan)),
@@ -282,16 +290,20 @@ TEST_CASE("the loss curve is the un-pipelined model's") {
              .stages = build_stage,
              .loss = mean_square,
              .optimizer = adamw,
-             .options = {
-                 .clip_grad_norm = curve::clip, .learning_rate = curve::rate, .post_validation = true, .stable_steps = 0}});
+             .options = {.clip_grad_norm = curve::clip,
+                         .learning_rate = curve::rate,
+                         .post_validation = true,
+                         .on_report = reported,
+                         .stable_steps = 0}});
         auto const& mine = data[static_cast<std::size_t>(comm.topology().replica())];
-        for (long step = 0; step <= 20; ++step) {
-          auto const report = step < 20 ? train.step({mine.input}, {mine.target}) : train.synchronize();
-          wrong.require(report.step == step - 1, "step " + std::to_string(report.step));
-          if (report.step < 0) continue;
-          auto const i = static_cast<std::size_t>(report.step);
-          wrong.require(report.loss == whole.losses[i] && report.grad_norm == whole.norms[i], "step " + std::to_string(i));
+        for (long step = 0; step < 20; ++step) {
+          auto const report = train.step({mine.input}, {mine.target});
+          wrong.require(report.step == step && !report.settled, "step " + std::to_string(report.step) + " returned another");
+          wrong.require(told == step, std::to_string(told) + " reports at the end of step " + std::to_string(step));
         }
+        wrong.require(train.synchronize().step == 19 && told == 20, "the last step");
+        train.synchronize();
+        wrong.require(told == 20, "a report came twice");
       });
       for (auto const& w : wrong.all) FAIL_CHECK(w);
     }
@@ -452,17 +464,16 @@ TEST_CASE("with tied weights, dropout, recomputed stages and gradients accumulat
                                                   .when_not_finite = chevron::not_finite::skip,
                                                   .seed = 5,
                                                   .post_validation = early,
+                                                  .on_report = [&](auto const& report) { out.reports.push_back(report); },
                                                   .stable_steps = 0}});
               for (int step = 0; step < 8; ++step) {
                 auto data = make_batch(9, 10 * step + comm.topology().replica());
                 data.target *= step % 3 == 1 ? 100 : 0.1;
                 if (step == 5) data.target[0][0] = std::numeric_limits<float>::quiet_NaN();
                 train.accumulate({data.input}, {data.target}, 18 * replicas);
-                auto const report = train.step({data.target.nan_to_num(0)}, {data.input}, 18 * replicas);
-                if (report.step >= 0) out.reports.push_back(report);
+                train.step({data.target.nan_to_num(0)}, {data.input}, 18 * replicas);
               }
-              auto const last = train.synchronize();
-              if (early) out.reports.push_back(last);
+              train.synchronize();
               for (auto& s : train.stages()) {
                 for (auto& p : s.parameters()) out.left.push_back(p.value.detach().clone());
               }
@@ -566,6 +577,7 @@ TEST_CASE(
                                                 .when_not_finite = chevron::not_finite::skip,
                                                 .scaling = chevron::loss_scaling{.initial = 4096, .growth_interval = 3},
                                                 .post_validation = early,
+                                                .on_report = [&](auto const& report) { out.reports.push_back(report); },
                                                 .stable_steps = 0}});
             chevron::evaluator evaluate(evaluation, train);
             for (int step = 0; step < 12; ++step) {
@@ -577,8 +589,7 @@ TEST_CASE(
                 for (auto& group : train.optimizer()->param_groups()) group.options().set_lr(rate *= 0.5);
               }
               train.accumulate({data.input}, {data.target}, 28);
-              auto const report = train.step({data.input * 0.5}, {data.target}, 28);
-              if (report.step >= 0) out.reports.push_back(report);
+              train.step({data.input * 0.5}, {data.target}, 28);
               if (step % 5 == 2) {
                 chevron::step_report of_evaluation;
                 of_evaluation.loss = evaluate.loss({data.input}, {data.target.nan_to_num(0)});
@@ -586,8 +597,7 @@ TEST_CASE(
               }
               if (step == 9) chevron::save_checkpoint(train, folder);
             }
-            auto const last = train.synchronize();
-            if (early) out.reports.push_back(last);
+            train.synchronize();
             for (int half = 0; half < 2; ++half) {
               for (auto& s : train.stages()) {
                 for (auto& p : s.parameters()) out.left.push_back(p.value.detach().clone());

@@ -71,7 +71,7 @@ chevron::profile measured(chevron::plan const& plan, int replicas) {
     chevron::trace_window records;
     for (int step = 0; step < 4; ++step) {
       double const seconds = train.step({batch}, {batch}).seconds;
-      if (step > 0) records.keep(train.last_record(), seconds);
+      if (step > 0) records.keep(train.last_trace(), seconds);
     }
     auto const all = comm.all_gather_text(records.text());
     if (comm.topology().global_rank == 0) texts = all;

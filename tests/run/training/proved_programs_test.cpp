@@ -23,7 +23,7 @@ template <class Program>
 concept evaluates = std::is_constructible_v<chevron::evaluator, Program, chevron::trainer&>;
 template <class Program>
 concept executes = std::is_constructible_v<chevron::executor, Program, transport&, std::vector<chevron::stage>&,
-                                           chevron::loss_function, chevron::executor_hooks>;
+                                           chevron::loss_function, chevron::executor_settings>;
 
 static_assert(trains<chevron::proved_program> && evaluates<chevron::proved_program> && executes<chevron::proved_program>);
 static_assert(!trains<chevron::program> && !evaluates<chevron::program> && !executes<chevron::program>);

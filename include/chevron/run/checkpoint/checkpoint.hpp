@@ -269,7 +269,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
         if (rate && *rate != saved->second) {
           throw checkpoint_error(
               folder.string() + ": parameters that are in one group of this optimizer were trained with learning rates " +
-              detail::plain(*rate) + " and " + detail::plain(saved->second) + ". Remedy: the groups that were saved");
+              detail::number_text(*rate) + " and " + detail::number_text(saved->second) + ". Remedy: the groups that were saved");
         }
         rate = saved->second;
       }

@@ -21,6 +21,7 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/device_graph.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
+#include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/trace/allocator_stats.hpp>
@@ -95,17 +96,15 @@ struct captured_computation {
 /// for them in between, starts sums, lets the optimizer step, and keeps a record.
 class graph_runner {
  public:
-  /// \param before called before a capture: attaches every parameter's `.grad` to its final buffer, since graphs record addresses
-  /// \param attach a B or W is about to add to its stage's gradients
+  /// \param gradients null where nothing is trained
   graph_runner(std::shared_ptr<graph_maker> maker, program_view steps, int rank, stage_runner& work, allocator_stats& memory,
-               std::function<void()> before, std::function<void(instruction const&)> attach)
+               gradient_store* gradients)
       : maker_(std::move(maker)),
         program_(steps),
         rank_(rank),
         work_(&work),
         memory_(&memory),
-        before_(std::move(before)),
-        attach_(std::move(attach)),
+        gradients_(gradients),
         state_(maker_->why_not(work.streams())),
         computations_(static_cast<std::size_t>(steps.length(rank))) {}
 
@@ -169,7 +168,7 @@ class graph_runner {
     std::vector<tensors> sending(static_cast<std::size_t>(program_.slots[rank_].send));
     bool done = true;
     try {
-      if (before_) before_();
+      if (gradients_ != nullptr) gradients_->attach_all();
       split_batch const batch = begin(live);
       for (int next = 0; next < program_.length(rank_);) {
         instruction const& i = program_.at(rank_, next);
@@ -197,58 +196,52 @@ class graph_runner {
   /// Captures the computation at this position, or a fused pair, and gives the position of the next.
   int capture(int position, split_batch const& batch) {
     instruction const& i = program_.at(rank_, position);
-    attach_(i);
+    attach(i);
     if (i.op.fused == 0 || !work_->streams().two()) {
       capture(of(i), [&] {
-        make_room(i, batch);
+        tensors given = room_for(i, batch);
         if (i.op.kind == kind::forward) work_->of(i).lane = 0;
-        work_->compute(i, batch, std::nullopt);
+        work_->compute(i, batch, std::nullopt, given);
       });
       keep(i);
       return position + 1;
     }
     instruction const& b = program_.at(rank_, position + 1);
-    attach_(b);
+    attach(b);
     capture(of(i), [&] {
-      make_room(i, batch);
-      make_room(b, batch);
+      tensors inputs = room_for(i, batch), gradients = room_for(b, batch);
       work_->beside(
-          i, b, [&] { work_->compute(i, batch, std::nullopt); }, [&] { work_->compute(b, batch, std::nullopt); });
+          i, b, inputs, [&] { work_->compute(i, batch, std::nullopt, inputs); },
+          [&] { work_->compute(b, batch, std::nullopt, gradients); });
     });
     keep(i);
     keep(b);
     return position + 2;
+  }
+  void attach(instruction const& i) {
+    bool const adds = i.op.kind == kind::backward || i.op.kind == kind::backward_weight;
+    if (adds && gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
   }
   void capture(captured_computation& into, std::function<void()> const& work) {
     into.graph = maker_->capture(work_->streams(), work);
   }
 
   /// Within a capture: memory for what will come from outside, or what the computation before left on this rank.
-  void make_room(instruction const& i, split_batch const& batch) {
+  tensors room_for(instruction const& i, split_batch const& batch) {
     captured_computation& c = of(i);
-    auto const from_outside = [&](tensors& into, tensors const& like) {
+    auto const from_outside = [&](tensors const& like) {
+      tensors into;
       for (at::Tensor const& one : like) into.push_back(detail::room_for(detail::outline_of(one), work_->streams().where()));
       for (at::Tensor const& made : into) c.arriving.push_back(detail::place_of(made));
+      return into;
     };
+    if (i.op.kind == kind::backward_weight) return {};
     if (i.op.kind == kind::forward) {
-      tensors& inputs = work_->inputs();
-      inputs.clear();
-      if (i.op.stage > 0 && i.local != no_slot) {
-        inputs = std::move(work_->neighbour_of(i).outputs);
-      } else {
-        from_outside(inputs, i.op.stage == 0 ? batch.inputs(static_cast<int>(i.op.micro_batch)) : c.seen);
-      }
-    } else if (i.op.kind != kind::backward_weight) {
-      tensors& gradients = work_->output_gradients();
-      gradients.clear();
-      if (work_->is_last(i)) {
-        from_outside(gradients, {work_->losses()[i.op.micro_batch]});
-      } else if (i.local != no_slot) {
-        gradients = std::move(work_->neighbour_of(i).input_gradients);
-      } else {
-        from_outside(gradients, c.seen);
-      }
+      if (i.op.stage == 0) return from_outside(batch.inputs(static_cast<int>(i.op.micro_batch)));
+      return i.local != no_slot ? std::exchange(work_->neighbour_of(i).outputs, {}) : from_outside(c.seen);
     }
+    if (work_->is_last(i)) return from_outside({work_->losses()[i.op.micro_batch]});
+    return i.local != no_slot ? std::exchange(work_->neighbour_of(i).input_gradients, {}) : from_outside(c.seen);
   }
 
   /// After a capture: what others will look for.
@@ -321,8 +314,7 @@ class graph_runner {
   int rank_;
   stage_runner* work_;
   allocator_stats* memory_;
-  std::function<void()> before_;
-  std::function<void(instruction const&)> attach_;
+  gradient_store* gradients_;
   capture_policy state_;
   std::vector<captured_computation> computations_;  // by position in the program
   std::vector<tensors> targets_, extras_;           // by microbatch

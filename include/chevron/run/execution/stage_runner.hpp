@@ -66,50 +66,46 @@ class stage_runner {
   activation& of(instruction const& i) { return slots_[i.slot]; }
   /// Of the stage that hands this one its inputs or gradients on this rank.
   activation& neighbour_of(instruction const& i) { return slots_[i.local]; }
-  /// What the F under way works on; it is gone afterwards.
-  tensors& inputs() { return inputs_; }
-  /// The same of the B or I under way.
-  tensors& output_gradients() { return gradients_; }
   /// The mean loss of each microbatch.
   tensors& losses() { return losses_; }
   tensors const& losses() const { return losses_; }
 
-  /// F, B, I or W, its inputs or gradients being there.
-  /// \param step from which random numbers come, or none: then nothing is to draw from numbers of the step
-  void compute(instruction const& i, split_batch const& batch, std::optional<long> step) {
+  /// F, B, I or W.
+  /// \param step  from which random numbers come, or none: then nothing is to draw from numbers of the step
+  /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W: nothing. Empty afterwards
+  void compute(instruction const& i, split_batch const& batch, std::optional<long> step, tensors& given) {
     activation& slot = of(i);
     stage_task const task = task_of(i, batch, step);
     switch (i.op.kind) {
       case kind::forward:
-        slot.loss = slot.work.forward(task, inputs_, slot.outputs);
-        return;
+        slot.loss = slot.work.forward(task, given, slot.outputs);
+        break;
       case kind::backward:
-        slot.work.backward(task, gradients_, slot.input_gradients);
+        slot.work.backward(task, given, slot.input_gradients);
         break;
       case kind::backward_input:
-        slot.work.backward_input(task, gradients_, slot.input_gradients);
+        slot.work.backward_input(task, given, slot.input_gradients);
         break;
       default:
         slot.work.backward_weight(task);
     }
-    gradients_.clear();
+    given.clear();
   }
 
   /// The work of a fused pair's halves, on the two lanes.
+  /// \param inputs of F: the other lane must not get their memory while F still reads it
   template <class Forward, class Backward>
-  void beside(instruction const& f, instruction const& b, Forward const& forward, Backward const& backward) {
+  void beside(instruction const& f, instruction const& b, tensors const& inputs, Forward const& forward,
+              Backward const& backward) {
     int const lane = 1 - of(b).lane;
     of(f).lane = lane;
-    // The other lane must not get their memory while F still reads it.
-    tensors const inputs_of_f = inputs_;
+    tensors const held = inputs;
     streams_->both(lane, forward, backward);
   }
 
   /// Lets go of all microbatches under way.
   void drop() {
     for (activation& slot : slots_) slot = {};
-    inputs_.clear();
-    gradients_.clear();
   }
 
  private:
@@ -139,7 +135,6 @@ class stage_runner {
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;
   tensors losses_;
-  tensors inputs_, gradients_;  // of the action under way
 };
 
 }  // namespace chevron

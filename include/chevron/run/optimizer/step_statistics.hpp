@@ -11,13 +11,26 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/data/data_agreement.hpp>
-#include <chevron/run/optimizer/step_options.hpp>
+#include <chevron/run/optimizer/step_report.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
 /// The numbers of a step that all ranks know at its end.
 
 namespace chevron::detail {
+
+/// What a rank has to say of a step.
+struct step_contribution {
+  std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
+  double counts = 0;                        ///< what this replica's microbatches count
+  double all_counts = 0;                    ///< the same over all replicas, as used for the weights
+  std::int64_t samples = 0;                 ///< of this replica
+  double busy_seconds = 0;
+  double span_seconds = 0;
+  std::span<double const> data = {};  ///< fingerprints of its batch; empty if none are compared in this step
+};
 
 /// One gather a step carries losses, squared norms by parameter, and times. Every rank adds them up in the same order (losses by
 /// replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the same as a model
@@ -42,7 +55,7 @@ class step_statistics {
   }
 
   void clear() { std::fill(mine_.begin(), mine_.end(), 0.0); }
-  void set(update_input const& input) {
+  void set(step_contribution const& input) {
     mine_[0] = input.counts;
     mine_[1] = input.busy_seconds;
     mine_[2] = input.span_seconds;
@@ -75,12 +88,12 @@ class step_statistics {
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       double const counts = of_rank(replica * ranks)[0];
       sum += counts;
-      each += (replica == 0 ? "" : ", ") + plain(counts);
+      each += (replica == 0 ? "" : ", ") + number_text(counts);
       for (int p = 1; p < ranks; ++p) {
         double const other = of_rank(replica * ranks + p)[0];
         if (other == counts) continue;
         throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) +
-                              " were given batches that count " + plain(counts) + " and " + plain(other) +
+                              " were given batches that count " + number_text(counts) + " and " + number_text(other) +
                               " samples (or what else is weighed): all ranks of a pipeline take the same batch",
                           here);
       }
@@ -88,8 +101,8 @@ class step_statistics {
     bool const together = reduction == gradient_reduction::mean;
     if (!together) sum = of_rank(comm_->topology().replica() * ranks)[0];
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
-      throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + plain(sum)) +
-                            " samples (or what else is weighed), but each was taken for a share of " + plain(all_counts) +
+      throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + number_text(sum)) +
+                            " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +
                             ": give step() what they count" + (together ? " over all replicas" : "") +
                             ", accumulated batches included",
                         here);
@@ -101,8 +114,11 @@ class step_statistics {
     if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
   }
 
-  /// \param culprit where it is empty: takes in words what is not finite
-  void add_losses(update_result& result, std::string& culprit) const {
+  /// Adds up the report's loss.
+  /// \returns what is not finite of it, in words: the first; empty if all are
+  std::string add_losses(step_report& report) const {
+    std::string culprit;
+    report.loss = 0;
     int const rank = plan_.rank_of_stage(plan_.stages - 1);
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       for (int m = 0; m < plan_.size.micro_batches; ++m) {
@@ -111,12 +127,14 @@ class step_statistics {
           culprit = "the loss of microbatch " + std::to_string(m);
           if (comm_->topology().replicas > 1) culprit += " of replica " + std::to_string(replica);
         }
-        result.loss += loss;
+        report.loss += loss;
       }
     }
+    return culprit;
   }
-  /// \param culprit as above
-  void add_norms(update_result& result, std::string& culprit) const {
+  /// The same of the report's gradient norm.
+  std::string add_norms(step_report& report) const {
+    std::string culprit;
     std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), first_norm());
     double sum = 0;
     for (std::size_t s = 0; s < names_.size(); ++s) {
@@ -127,16 +145,17 @@ class step_statistics {
         sum += squared;
       }
     }
-    result.grad_norm = std::sqrt(sum);
+    report.grad_norm = std::sqrt(sum);
+    return culprit;
   }
-  void add_times(update_result& result) const {
+  void add_times(step_report& report) const {
     double busy = 0, longest = 0;
     int const world = comm_->topology().world();
     for (int r = 0; r < world; ++r) {
       busy += of_rank(r)[1];
       longest = std::max(longest, of_rank(r)[2]);
     }
-    result.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
+    report.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
   }
   std::int64_t samples() const {
     std::int64_t sum = 0;

@@ -21,7 +21,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/equal_values.hpp>
-#include <chevron/run/optimizer/gradient_buckets.hpp>
+#include <chevron/run/optimizer/rank_gradients.hpp>
 
 /// \file
 /// Parameters that several stages share, as an embedding and the head of a language model do.
@@ -39,16 +39,15 @@ class tied_parameters {
   tied_parameters() = default;
 
   /// Collective: who shares what, and equal values to begin with. Warns of parameters that nobody ties but begin alike.
-  /// \param gradients of this rank's stages, by stage number; null for the others. Must outlive this.
+  /// \param gradients of this rank's stages. Must outlive this.
   /// \throws usage_error when ties make no sense, or threads share a tensor: the same on every rank
-  tied_parameters(plan_view plan, transport& comm, std::vector<gradient_buckets*> gradients)
-      : plan_(plan), gradients_(std::move(gradients)) {
+  tied_parameters(plan_view plan, transport& comm, rank_gradients& gradients) : plan_(plan), gradients_(&gradients) {
     std::string mine;
-    for (std::size_t s = 0; s < gradients_.size(); ++s) {
-      if (gradients_[s] == nullptr) continue;
-      auto const& trained = gradients_[s]->trained();
+    for (std::size_t s = 0; s < gradients_->stages(); ++s) {
+      if ((*gradients_)[s] == nullptr) continue;
+      auto const& trained = (*gradients_)[s]->trained();
       for (std::size_t i = 0; i < trained.size(); ++i) mine += line_of(s, i, trained[i]);
-      for (parameter const& p : gradients_[s]->frozen_ties()) mine += line_of(s, 0, p);
+      for (parameter const& p : (*gradients_)[s]->frozen_ties()) mine += line_of(s, 0, p);
     }
     std::vector<std::string> const all = comm.all_gather_text(mine);
     std::map<std::string, std::vector<std::string>> seen_at;  // by memory: whose
@@ -66,13 +65,13 @@ class tied_parameters {
     for (word const& w : words_) {
       for (std::size_t k = 1; k < w.members.size(); ++k) {
         member const& m = w.members[k];
-        if (gradients_[m.stage] == nullptr) continue;
-        gradients_[m.stage]->counts_elsewhere(m.index);
+        if ((*gradients_)[m.stage] == nullptr) continue;
+        (*gradients_)[m.stage]->counts_elsewhere(m.index);
         for (std::size_t j = 0; j < k; ++j) {
           member const& before = w.members[j];
-          if (gradients_[before.stage] == nullptr || !parameter_of(before).value.is_same(parameter_of(m).value)) continue;
-          gradients_[before.stage]->shares(before.index);
-          gradients_[m.stage]->shares(m.index);
+          if ((*gradients_)[before.stage] == nullptr || !parameter_of(before).value.is_same(parameter_of(m).value)) continue;
+          (*gradients_)[before.stage]->shares(before.index);
+          (*gradients_)[m.stage]->shares(m.index);
         }
       }
     }
@@ -134,8 +133,8 @@ class tied_parameters {
     at::Tensor value;
   };
 
-  parameter const& parameter_of(member const& m) const { return gradients_[m.stage]->trained()[m.index]; }
-  at::Tensor gradient_of(member const& m) const { return gradients_[m.stage]->views()[m.index]; }
+  parameter const& parameter_of(member const& m) const { return (*gradients_)[m.stage]->trained()[m.index]; }
+  at::Tensor gradient_of(member const& m) const { return (*gradients_)[m.stage]->views()[m.index]; }
 
   static constexpr char const* frozen = ", frozen";
 
@@ -273,7 +272,7 @@ class tied_parameters {
   }
 
   plan_view plan_;
-  std::vector<gradient_buckets*> gradients_;
+  rank_gradients* gradients_ = nullptr;
   std::vector<word> words_;    // by text
   std::vector<int> peers_;     // pipeline ranks that share a word with this one
   std::vector<arrived> came_;  // during an exchange

@@ -19,7 +19,7 @@
 /// From what ranks recorded to what actions and messages cost.
 ///
 ///     chevron::trace_window records;
-///     records.keep(train.last_record(), train.step(…).seconds);                   // each step after some of warm-up
+///     records.keep(train.last_trace(), train.step(…).seconds);                   // each step after some of warm-up
 ///     auto const texts = line.all_gather_text(records.text());                        // on every rank
 ///     auto const measured = chevron::profile_of(plan, chevron::steps_of(texts));  // on the one that writes the file
 

@@ -23,6 +23,7 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/training/preflight.hpp>
+#include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
@@ -45,9 +46,10 @@ class evaluator {
   evaluator(proved_program program, trainer& owner)
       : program_(std::move(program)),
         owner_(&owner),
-        with_loss_(suited(program_, owner), owner.comm(), owner.stages(), owner.loss(), hooks(owner)),
-        without_loss_(program_, owner.comm(), owner.stages(), {}, hooks(owner)),
-        data_(owner.data()) {
+        context_(&owner.context()),
+        with_loss_(suited(program_, owner), owner.comm(), owner.stages(), context_->loss(), settings(*context_)),
+        without_loss_(program_, owner.comm(), owner.stages(), {}, settings(*context_)),
+        data_(context_->data()) {
     collective_scope const doing(owner.comm(), "making the evaluator");
     named_values lines = common_values(owner.comm());
     add_program(lines, program_.view());
@@ -59,16 +61,16 @@ class evaluator {
   double loss(batch const& whole, double global_weight = 0) {
     owner_->synchronize();
     collective_scope const doing(owner_->comm(), evaluating);
-    compute_streams::scope const here(*owner_->streams());
-    batch_.split(owner_->on_device(whole), program_.view().plan.size.micro_batches);
+    compute_streams::scope const here(*context_->streams());
+    batch_.split(context_->on_device(whole), program_.view().plan.size.micro_batches);
     return loss_of_batch(global_weight);
   }
   /// The same of microbatches that the caller has cut.
   double loss(std::vector<batch> const& micro_batches, double global_weight = 0) {
     owner_->synchronize();
     collective_scope const doing(owner_->comm(), evaluating);
-    compute_streams::scope const here(*owner_->streams());
-    batch_.take(owner_->on_device(micro_batches), program_.view().plan.size.micro_batches);
+    compute_streams::scope const here(*context_->streams());
+    batch_.take(context_->on_device(micro_batches), program_.view().plan.size.micro_batches);
     return loss_of_batch(global_weight);
   }
   /// The same without side inputs.
@@ -86,11 +88,10 @@ class evaluator {
   tensors outputs(batch const& whole_batch) {
     owner_->synchronize();
     collective_scope const doing(owner_->comm(), evaluating);
-    compute_streams::scope const here(*owner_->streams());
-    batch_.split(owner_->on_device(whole_batch), program_.view().plan.size.micro_batches);
-    run(without_loss_);
+    compute_streams::scope const here(*context_->streams());
+    batch_.split(context_->on_device(whole_batch), program_.view().plan.size.micro_batches);
+    std::vector<tensors>& parts = run(without_loss_).outputs;
     tensors whole;
-    std::vector<tensors>& parts = without_loss_.outputs();
     for (std::size_t i = 0; i < parts.front().size(); ++i) {
       tensors of_one;
       for (tensors& part : parts) of_one.push_back(std::move(part[i]));
@@ -108,13 +109,13 @@ class evaluator {
   static constexpr char const* evaluating = "evaluate";
 
   double loss_of_batch(double global_weight) {
-    owner_->weigh(batch_, global_weight);
+    context_->share_loss(batch_, global_weight);
     data_.begin();
     data_.add(batch_);
-    run(with_loss_);
+    tensors const& losses = run(with_loss_).losses;
     std::vector<double> mine(1, 0.0);
     for (int m = 0; m < batch_.count(); ++m) {
-      at::Tensor const& loss = with_loss_.losses()[static_cast<std::size_t>(m)];
+      at::Tensor const& loss = losses[static_cast<std::size_t>(m)];
       if (loss.defined() && !batch_.counts_nothing(m)) mine[0] += loss.item<double>() * batch_.weight(m);
     }
     std::span<double const> const data = data_.numbers();
@@ -147,11 +148,8 @@ class evaluator {
     }
   }
 
-  static executor_hooks hooks(trainer& owner) {
-    executor_hooks out;
-    out.autocast = owner.autocast();
-    out.streams = owner.streams();
-    return out;
+  static executor_settings settings(rank_context const& shared) {
+    return {.autocast = shared.autocast(), .streams = shared.streams()};
   }
 
   static proved_program forwards_of(program_view training, int micro_batches) {
@@ -178,14 +176,15 @@ class evaluator {
     return given;
   }
 
-  void run(executor& with) {
+  run_result run(executor& with) {
     evaluation_scope const modules(owner_->stages());
-    owner_->take_turn(with, batch_);
-    with.run(batch_, owner_->next_step());
+    context_->open_for(with, batch_);
+    return with.run(batch_, owner_->next_step());
   }
 
   proved_program program_;
   trainer* owner_;
+  rank_context* context_;  // of owner_
   executor with_loss_;
   executor without_loss_;
   detail::data_agreement data_;

@@ -6,8 +6,8 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/optimizer/step_options.hpp>
-#include <chevron/run/training/trainer_options.hpp>
+#include <chevron/run/optimizer/optimizer_factory.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
 /// What a trainer is made of.

@@ -5,24 +5,50 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include <ATen/core/Tensor.h>
 
+#include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/device_graph.hpp>
 #include <chevron/run/optimizer/loss_scale.hpp>
-#include <chevron/run/optimizer/step_options.hpp>
-#include <chevron/run/trace/rank_trace.hpp>
-#include <chevron/run/training/preflight.hpp>
+#include <chevron/run/optimizer/optimizer_factory.hpp>
+#include <chevron/run/optimizer/step_report.hpp>
 
 /// \file
-/// What a trainer is told, and what it tells of a step.
+/// What a trainer is told.
 
 namespace chevron {
 
+/// What is given to who looks at a step's gradients before the optimizer does. They are this rank's, in `.grad()` of each
+/// parameter.
+struct final_gradients {
+  long step = 0;
+  double loss = 0;  ///< these three as in the step's report
+  double grad_norm = 0;
+  double learning_rate = 0;
+  std::span<named_parameter const> parameters;
+};
+
+/// What to do with a step whose loss or gradient is infinite or not a number.
+enum class not_finite {
+  stop,  ///< throw `numerical_error` on every rank; no parameter was changed
+  skip   ///< leave parameters and optimizer as they are and go on
+};
+
+/// What becomes of the gradients of several replicas.
+enum class gradient_reduction {
+  mean,  ///< the gradient of the mean loss over all samples of all replicas
+  sum    ///< each replica has the mean over its own samples, and these are added
+};
+
+/// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs` and the two functions that are
+/// called with what happened.
 struct trainer_options {
   double clip_grad_norm = 0;  ///< largest global gradient norm; 0: no clipping
   not_finite when_not_finite = not_finite::stop;
@@ -45,6 +71,9 @@ struct trainer_options {
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
   /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
   bool post_validation = false;
+  /// Called on every rank once for each step, in their order, when all numbers of its report are known: at the end of `step`, or
+  /// with `post_validation` at the end of the next `step`, in an evaluation, a checkpoint or `synchronize`.
+  std::function<void(step_report const&)> on_report = {};
   /// Where this rank's stages are, and its batches go (parameters must be there already). Ranks of one process may share a
   /// device.
   at::Device device = at::kCPU;
@@ -61,35 +90,17 @@ struct trainer_options {
   data_check check_data = data_check::first_step;
 };
 
-/// One step, the same on every rank except for `seconds`, `peak_in_flight`, `used_graphs` and `memory`.
-struct step_report {
-  long step = -1;          ///< from 0; -1: none yet
-  double loss = 0;         ///< mean over all samples of all replicas
-  double grad_norm = 0;    ///< over all parameters of the model, before clipping
-  bool skipped = false;    ///< loss or gradient was not finite, nothing was changed
-  bool clipped = false;    ///< gradients were scaled down to `clip_grad_norm`
-  double loss_factor = 1;  ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
-  double learning_rate = 0;  ///< 0 on a rank without parameters if no schedule was given
-  double seconds = 0;        ///< as this rank saw it
-  std::int64_t samples = 0;  ///< over all replicas
-  double samples_per_second = 0;
-  double bubble = 0;         ///< measured: share of ranks × longest rank's time in which ranks did not compute
-  int peak_in_flight = 0;    ///< chunks, on this rank
-  bool used_graphs = false;  ///< this rank's computations were launched as graphs
-  allocator_use memory{};    ///< of this rank's device; 0 on the CPU
-};
-
 namespace detail {
 
 inline std::string scaling_in_words(loss_scaling const& s) {
-  return "from " + plain(s.initial) + " between " + plain(s.least) + " and " + plain(s.most) + ", times " + plain(s.growth) +
-         " after " + std::to_string(s.growth_interval) + " steps, times " + plain(s.backoff) + " on overflow";
+  return "from " + number_text(s.initial) + " between " + number_text(s.least) + " and " + number_text(s.most) + ", times " + number_text(s.growth) +
+         " after " + std::to_string(s.growth_interval) + " steps, times " + number_text(s.backoff) + " on overflow";
 }
 
 /// \throws usage_error for what means nothing
 inline void check(trainer_options const& options) {
   if (!(options.clip_grad_norm >= 0)) {
-    throw usage_error("clip_grad_norm is " + plain(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
+    throw usage_error("clip_grad_norm is " + number_text(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
   }
   if (options.stable_steps < 0)
     throw usage_error("stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");

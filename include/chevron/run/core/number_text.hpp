@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <string>
+
+/// \file
+/// Numbers in messages.
+
+namespace chevron::detail {
+
+/// At most ten digits, no trailing zeros: `16`, `0.25`.
+inline std::string number_text(double value) {
+  std::string text(32, '\0');
+  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.10g", value)));
+  return text;
+}
+
+}  // namespace chevron::detail

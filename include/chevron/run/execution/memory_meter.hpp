@@ -1,0 +1,68 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/execution/stage_runner.hpp>
+#include <chevron/run/trace/allocator_stats.hpp>
+
+/// \file
+/// What a step takes of an accelerator's memory, and what the schedule would have it take.
+
+namespace chevron {
+
+/// Watches one rank's device over the steps of a training program. On the CPU, and of programs that only run forward, it measures
+/// nothing.
+class memory_meter {
+ public:
+  memory_meter(program_view const& program, int rank, at::Device where)
+      : plan_(program.plan),
+        rank_(rank),
+        stats_(plan_.forward_only ? at::Device(at::kCPU) : where),
+        retained_(static_cast<std::size_t>(plan_.stages)) {}
+
+  allocator_stats& stats() { return stats_; }
+  bool watches() const { return stats_.watches(); }
+  void begin_step() { stats_.begin_step(); }
+
+  /// Runs F and measures the bytes that it retains until its backward: the growth of the allocator and the inputs received for
+  /// it, less outputs that are held only to be sent.
+  /// \param inputs what F works on
+  /// \param slot   where F leaves its outputs
+  template <class Forward>
+  void measure(instruction const& i, tensors const& inputs, activation const& slot, Forward const& forward) {
+    std::int64_t before = stats_.in_use();
+    bool const received = i.op.stage > 0 && i.local == no_slot;
+    for (at::Tensor const& t : inputs) before -= received && t.defined() ? static_cast<std::int64_t>(t.storage().nbytes()) : 0;
+    forward();
+    std::int64_t retained = stats_.in_use() - before;
+    for (at::Tensor const& t : slot.outputs) {
+      if (t.defined() && t.storage().use_count() == 1) retained -= static_cast<std::int64_t>(t.storage().nbytes());
+    }
+    retained_[i.op.stage] = std::max(retained_[i.op.stage], retained);
+  }
+
+  /// Of this step so far.
+  /// \param captured bytes that graphs use: they ask the allocator for nothing, which saw them when they were captured
+  allocator_use peak(std::int64_t captured) {
+    allocator_use use = stats_.peak(peak_bytes(plan_, size_view{retained_.data(), nullptr, 1}, rank_));
+    use.active = std::max(use.active, captured);
+    return use;
+  }
+
+ private:
+  plan_view plan_;
+  int rank_;
+  allocator_stats stats_;
+  std::vector<std::int64_t> retained_;  // by a microbatch, by stage
+};
+
+}  // namespace chevron

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+/// \file
+/// How a rank's optimizer is made.
+
+namespace chevron {
+
+/// A parameter that this rank trains.
+struct named_parameter {
+  int stage = 0;
+  std::string name;  ///< within its stage
+  at::Tensor value;
+};
+
+namespace detail {
+
+template <class Make, class Each>
+concept makes_optimizer_of = std::is_invocable_r_v<std::unique_ptr<torch::optim::Optimizer>, Make const&, std::vector<Each>>;
+
+}  // namespace detail
+
+/// Makes the optimizer of one rank: any function of its `std::vector<named_parameter>`, or of the `std::vector<at::Tensor>`
+/// alone. A parameter that several of its stages share is there once, as the first one's.
+class optimizer_factory {
+ public:
+  template <class Make>
+  requires(!std::same_as<Make, optimizer_factory> &&
+           (detail::makes_optimizer_of<Make, at::Tensor> || detail::makes_optimizer_of<Make, named_parameter>))
+      optimizer_factory(Make make) {  // NOLINT
+    if constexpr (detail::makes_optimizer_of<Make, at::Tensor>) {
+      make_ = [make = std::move(make)](std::vector<named_parameter> const& all) -> std::unique_ptr<torch::optim::Optimizer> {
+        std::vector<at::Tensor> values;
+        for (named_parameter const& p : all) values.push_back(p.value);
+        return make(std::move(values));
+      };
+    } else {
+      make_ = std::move(make);
+    }
+  }
+
+  std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<named_parameter> const& all) const { return make_(all); }
+  /// The same for tensors without names, as of a model in one piece.
+  std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<at::Tensor> const& all) const {
+    std::vector<named_parameter> nameless;
+    for (at::Tensor const& value : all) nameless.push_back({0, "", value});
+    return make_(nameless);
+  }
+
+ private:
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<named_parameter> const&)> make_;
+};
+
+/// `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`: all parameters alike.
+template <class Optimizer, class Options>
+optimizer_factory optimizer(Options options) {
+  return [options](std::vector<at::Tensor> parameters) { return std::make_unique<Optimizer>(std::move(parameters), options); };
+}
+
+}  // namespace chevron

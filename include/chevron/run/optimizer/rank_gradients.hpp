@@ -1,0 +1,149 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/execution/gradient_store.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/gradient_buckets.hpp>
+#include <chevron/run/optimizer/gradient_norm.hpp>
+#include <chevron/run/optimizer/optimizer_factory.hpp>
+
+/// \file
+/// The gradients of all stages of a rank.
+
+namespace chevron {
+
+/// One `gradient_buckets` for each stage of this rank, in the order of stages.
+class rank_gradients final : public gradient_store {
+ public:
+  /// \param stages all stages by number; empty on other ranks
+  /// \param bucket_bytes largest size of a piece that is summed over the replicas
+  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes) : comm_(&comm) {
+    by_stage_.resize(stages.size());
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      if (!stages[s]) continue;
+      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes);
+      buckets_ += by_stage_[s]->buckets();
+    }
+  }
+
+  /// How many stages the model has.
+  std::size_t stages() const { return by_stage_.size(); }
+  /// Null for a stage of another rank.
+  gradient_buckets* operator[](std::size_t stage) const { return by_stage_[stage].get(); }
+  /// How many numbers of sums are taken.
+  int buckets() const { return buckets_; }
+
+  /// The parameters to train, in the order of stages and registration. One that two stages of this rank share appears once: it is
+  /// stepped once.
+  std::vector<named_parameter> parameters() const {
+    std::vector<named_parameter> out;
+    for (std::size_t s = 0; s < by_stage_.size(); ++s) {
+      if (!by_stage_[s]) continue;
+      for (parameter const& p : by_stage_[s]->trained()) {
+        bool const known = std::any_of(out.begin(), out.end(), [&](named_parameter const& q) { return q.value.is_same(p.value); });
+        if (!known) out.push_back({static_cast<int>(s), p.name, p.value});
+      }
+    }
+    return out;
+  }
+
+  void attach(int stage) override { by_stage_[static_cast<std::size_t>(stage)]->attach(); }
+  void attach_all() override {
+    each([](gradient_buckets& g) { g.attach_all(); });
+  }
+  void start_all_reduce(int stage) override { by_stage_[static_cast<std::size_t>(stage)]->start_all_reduce(*comm_); }
+  /// Waits for the replicas' sums of all stages.
+  void wait_all_reduce() {
+    auto const from = std::chrono::steady_clock::now();
+    each([this](gradient_buckets& g) { g.wait_all_reduce(*comm_); });
+    sum_wait_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+  }
+  /// Seconds that the last `wait_all_reduce` took.
+  double sum_wait() const { return sum_wait_; }
+
+  /// Once a step, before its first B or W.
+  void zero() {
+    each([](gradient_buckets& g) { g.zero(); });
+  }
+  void scale(double factor) {
+    each([factor](gradient_buckets& g) { g.scale(factor); });
+  }
+  /// Gives half-precision parameters their gradients, rounded, for the optimizer.
+  void round() {
+    each([](gradient_buckets& g) { g.round(); });
+  }
+
+  /// \throws usage_error for a parameter that was frozen, or needs a gradient, only since the trainer was made
+  void check_frozen() const {
+    for (std::size_t s = 0; s < by_stage_.size(); ++s) {
+      if (by_stage_[s]) by_stage_[s]->check_frozen(static_cast<int>(s));
+    }
+  }
+
+  /// The squared norm of each gradient, by stage and parameter; 0 for a tied parameter that counts elsewhere. The host waits once
+  /// for an accelerator.
+  /// \param clip the norm to which gradients are scaled; 0: they are not
+  void squared_norms(std::span<double> out, double clip) const {
+    std::size_t at = 0;
+    std::vector<at::Tensor> on_device;
+    std::vector<std::size_t> places;
+    each([&](gradient_buckets const& g) {
+      for (std::size_t i = 0; i < g.views().size(); ++i, ++at) {
+        at::Tensor const& gradient = g.views()[i];
+        if (!g.counts_here(i)) continue;
+        if (gradient.is_cpu()) {
+          out[at] = sum_of_squares(gradient);
+        } else {
+          on_device.push_back(squared_norm(gradient));
+          places.push_back(at);
+        }
+      }
+    });
+    if (!on_device.empty()) {
+      at::Tensor const here = at::stack(on_device).cpu();
+      for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = here.const_data_ptr<double>()[k];
+    }
+    note_roundings(out, clip);
+  }
+
+ private:
+  template <class See>
+  void each(See const& see) const {
+    for (auto const& g : by_stage_) {
+      if (g) see(*g);
+    }
+  }
+
+  /// A gradient that fits single precision may be infinite where the optimizer sees it, in half precision. Where the norm is
+  /// clipped to what half precision holds, it is not.
+  void note_roundings(std::span<double> norms, double clip) const {
+    std::size_t at = 0;
+    each([&](gradient_buckets const& g) {
+      for (std::size_t i = 0; i < g.views().size(); ++i, ++at) {
+        double const largest = g.largest(i);
+        bool const clipped = clip > 0 && clip <= largest;
+        // No element is larger than the norm: hardly ever is there anything to look at.
+        if (clipped || !(norms[at] > largest * largest) || !g.rounds_to_infinity(i)) continue;
+        norms[at] = std::numeric_limits<double>::infinity();
+      }
+    });
+  }
+
+  transport* comm_;
+  std::vector<std::unique_ptr<gradient_buckets>> by_stage_;
+  int buckets_ = 0;
+  double sum_wait_ = 0;
+};
+
+}  // namespace chevron

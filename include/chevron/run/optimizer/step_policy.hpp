@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cmath>
+#include <span>
+#include <string>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/optimizer/loss_scale.hpp>
+#include <chevron/run/optimizer/step_report.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
+
+/// \file
+/// Whether a step is taken, clipped, skipped or refused.
+
+namespace chevron {
+
+/// The policy of one training job. It sees only what all ranks know, so all ranks decide alike.
+class step_policy {
+ public:
+  explicit step_policy(trainer_options const& options)
+      : clip_(options.clip_grad_norm), when_not_finite_(options.when_not_finite), stable_steps_(options.stable_steps) {
+    if (options.scaling) scale_ = loss_scale(*options.scaling);
+  }
+
+  /// Decides on a step whose loss and norm are in the report, and notes the decision there.
+  /// \param loss_culprit     what makes the loss infinite or not a number, in words; empty if nothing does
+  /// \param gradient_culprit the same of the gradient
+  /// \throws numerical_error where the options say so: no parameter is to be changed
+  void decide(step_report& report, std::string const& loss_culprit, std::string const& gradient_culprit,
+              error_context const& here) {
+    std::string const& culprit = loss_culprit.empty() ? gradient_culprit : loss_culprit;
+    report.loss_factor = scale_.factor();
+    // A smaller factor may help against an overflow of the gradient, never against a loss that is not finite.
+    bool const overflow = loss_culprit.empty() && !culprit.empty() && scale_.can_back_off();
+    scale_.step(!culprit.empty());
+    report.skipped = !culprit.empty();
+    report.clipped = !report.skipped && clip_ > 0 && report.grad_norm > clip_;
+    steps_in_order_ = report.skipped || report.clipped ? 0 : steps_in_order_ + 1;
+    if (report.skipped && !overflow && when_not_finite_ == not_finite::stop) {
+      throw numerical_error(culprit + " is not finite; no parameter was changed", here);
+    }
+  }
+
+  /// What gradients are multiplied by where the norm was clipped.
+  double clip_factor(step_report const& report) const { return clip_ / (report.grad_norm + 1e-6); }
+
+  /// May ranks rely on the next step's being neither skipped nor clipped, and put it right afterwards if it was?
+  bool is_stable() const { return steps_in_order_ >= stable_steps_; }
+
+  /// Do this rank's numbers alone make all of them not finite, or too large? Sums in another order differ by less than the
+  /// margin.
+  bool certainly_wrong(std::span<double const> losses, std::span<double const> squared_norms) const {
+    double sum = 0;
+    for (double const loss : losses) {
+      if (!std::isfinite(loss)) return true;
+    }
+    for (double const squared : squared_norms) {
+      if (!std::isfinite(squared)) return true;
+      sum += squared;
+    }
+    return clip_ > 0 && std::sqrt(sum) > clip_ * (1 + 1e-9);
+  }
+
+  /// The factor of loss scaling.
+  loss_scale& scaling() { return scale_; }
+  loss_scale const& scaling() const { return scale_; }
+
+ private:
+  double clip_;
+  not_finite when_not_finite_;
+  int stable_steps_;
+  loss_scale scale_;
+  int steps_in_order_ = 0;  // in a row, neither skipped nor clipped
+};
+
+}  // namespace chevron

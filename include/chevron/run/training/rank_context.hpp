@@ -1,0 +1,108 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/data/data_agreement.hpp>
+#include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/execution/executor.hpp>
+#include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
+
+/// \file
+/// What training and evaluation share on a rank.
+
+namespace chevron {
+
+/// One rank's stages, what they compute on and with, and whose program its transport is open for. A trainer makes it; its
+/// evaluators use it between the trainer's steps.
+class rank_context {
+ public:
+  rank_context(transport& comm, loss_function loss, trainer_options const& options)
+      : comm_(&comm),
+        loss_(std::move(loss)),
+        streams_(std::make_shared<compute_streams>(options.device, options.overlap_pairs || !options.device.is_cpu())),
+        autocast_(options.autocast),
+        reduction_(options.reduction),
+        loss_weight_(options.loss_weight) {}
+
+  transport& comm() const { return *comm_; }
+  loss_function const& loss() const { return loss_; }
+  std::shared_ptr<compute_streams> const& streams() const { return streams_; }
+  std::optional<at::ScalarType> autocast() const { return autocast_; }
+  /// By number; empty on other ranks.
+  std::vector<stage>& stages() { return stages_; }
+  std::vector<stage> const& stages() const { return stages_; }
+  /// What the ranks of a pipeline use in common of a batch, nothing compared yet.
+  detail::data_agreement const& data() const { return data_; }
+  void data(detail::data_agreement common) { data_ = std::move(common); }
+  /// Slots that messages outside all programs need, as those of tied parameters do.
+  void more_slots(slot_counts slots) { more_slots_ = slots; }
+
+  /// A batch with what this rank needs of it on its device. From pinned memory it is copied in the background: leave it alone
+  /// until the step is over.
+  batch on_device(batch const& whole) const {
+    if (!streams_->on_accelerator()) return whole;
+    auto const brought = [&](at::Tensor const& t) { return t.defined() ? t.to(streams_->where(), /*non_blocking=*/true) : t; };
+    batch out = whole;
+    if (stages_.front()) std::transform(out.inputs.begin(), out.inputs.end(), out.inputs.begin(), brought);
+    if (stages_.back()) std::transform(out.targets.begin(), out.targets.end(), out.targets.begin(), brought);
+    for (side_input& e : out.side_inputs) e.value = brought(e.value);
+    return out;
+  }
+  std::vector<batch> on_device(std::vector<batch> const& micro_batches) const {
+    if (!streams_->on_accelerator()) return micro_batches;
+    std::vector<batch> out;
+    for (batch const& one : micro_batches) out.push_back(on_device(one));
+    return out;
+  }
+
+  /// Gives each microbatch its share of the loss.
+  /// \param global_weight what microbatches count over all replicas; 0: every replica has as much as this one
+  /// \returns what they count over all replicas
+  /// \throws usage_error where they count nothing
+  double share_loss(split_batch& cut, double global_weight) const {
+    if (loss_weight_) cut.weigh(loss_weight_);
+    if (!(global_weight > 0))
+      global_weight = cut.counts() * (reduction_ == gradient_reduction::mean ? comm_->topology().replicas : 1);
+    if (!(global_weight > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
+    cut.share(global_weight);
+    return global_weight;
+  }
+
+  /// Before each run: opens the transport for this executor's program and this batch's shapes, where either changed.
+  /// \throws usage_error if this rank has failed before
+  void open_for(executor& next, split_batch const& cut) {
+    comm_->check_usable();
+    shapes_.clear();
+    cut.append_shapes(shapes_);
+    if (open_for_ != &next || shapes_ != open_shapes_) next.open(more_slots_);
+    open_for_ = &next;
+    std::swap(shapes_, open_shapes_);
+  }
+
+ private:
+  transport* comm_;
+  loss_function loss_;
+  std::shared_ptr<compute_streams> streams_;
+  std::optional<at::ScalarType> autocast_;
+  gradient_reduction reduction_;
+  loss_weight_function loss_weight_;
+  std::vector<stage> stages_;
+  detail::data_agreement data_;
+  slot_counts more_slots_{};
+  executor const* open_for_ = nullptr;
+  std::vector<std::int64_t> open_shapes_, shapes_;
+};
+
+}  // namespace chevron
