@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/connection_watch.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_board.hpp>
@@ -138,24 +139,21 @@ class failure_watch {
       }
       set_verdict(alone);
     }
-    consumed_ = true;
+    note_consumed();
     return *verdict_;
   }
 
   /// A connection to another rank that the watch looks at, too: `never` is a receive that stays pending until the connection
   /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
   void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) {
-    std::lock_guard lock(connections_mutex_);
-    connections_.push_back({peer, std::move(never)});
+    connections_.add(peer, std::move(never));
   }
   /// Before connections are closed in good order.
-  void look_away() {
-    std::lock_guard lock(connections_mutex_);
-    connections_.clear();
-  }
+  void look_away() { connections_.clear(); }
 
   /// From now on a rank that does not notice a published failure for this long (it computes, or hangs outside of any wait) is
-  /// ended by its watch, with the failure's exit code. For programs that have nothing to save.
+  /// ended by its watch, with the failure's exit code; and so is one that has noticed it, but does not come to its end within 10
+  /// seconds: clearing away a broken accelerator may hang. For programs that have nothing to save.
   void end_process_after(milliseconds patience) {
     std::lock_guard lock(mutex_);
     patience_ = patience;
@@ -194,6 +192,7 @@ class failure_watch {
 
   static constexpr auto poll_every = milliseconds(100);
   static constexpr auto look_every = milliseconds(500);
+  static constexpr auto last_resort = milliseconds(10000);
   static constexpr auto nap = milliseconds(100);  // counted, as those of failure_board are
 
   bool stop() {
@@ -209,8 +208,14 @@ class failure_watch {
 
   failure consumed() {
     std::lock_guard lock(mutex_);
-    consumed_ = true;
+    note_consumed();
     return *verdict_;
+  }
+
+  // With mutex_ held.
+  void note_consumed() {
+    if (!consumed_) consumed_at_ = clock::now();
+    consumed_ = true;
   }
 
   // With mutex_ held.
@@ -234,6 +239,10 @@ class failure_watch {
         detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank was busy and is ended",
                             verdict_->code);
       }
+      if (consumed_ && patience_.count() > 0 && clock::now() > consumed_at_ + last_resort) {
+        detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank did not end by itself",
+                            verdict_->code);
+      }
       auto const allowed = std::chrono::duration_cast<milliseconds>(deadline_ - since_);
       bool const long_wait = (waiting_ && clock::now() - since_ > std::clamp(allowed / 4, milliseconds(1), milliseconds(1000))) ||
                              (host_ && clock::now() - host_->since > milliseconds(1000));
@@ -246,7 +255,7 @@ class failure_watch {
       std::optional<failure> learned;
       try {
         if (!failed()) {
-          auto const broken = [this] { return broken_connection(); };
+          auto const broken = [this] { return connections_.broken(); };
           board_.begins_asking();
           learned = board_.poll();
           if (!learned && (long_wait || reported)) board_.write_waiting(mine);
@@ -292,22 +301,6 @@ class failure_watch {
     return out;
   }
 
-  std::optional<failure> broken_connection() {
-    std::lock_guard lock(connections_mutex_);
-    for (auto const& [peer, never] : connections_) {
-      try {
-        never->abort();  // so that the wait returns at once, unless the connection is broken
-        never->wait(milliseconds(1000));
-      } catch (std::exception const& e) {
-        auto const why = detail::message_of(e);
-        // Gloo gave up waiting and closed the connection from here: whose wait that was says so, and that no rank was lost.
-        if (why.find("timeout") != std::string::npos) continue;
-        return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
-      }
-    }
-    return std::nullopt;
-  }
-
   failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
     if (store_host_ >= 0 && store_host_ != rank_) {
       return {.rank = store_host_,
@@ -334,13 +327,12 @@ class failure_watch {
   std::optional<host_wait> host_;
   std::uint64_t waits_ = 0;  // so many have begun
   clock::time_point next_look_ = clock::now();
-  clock::time_point since_, deadline_, verdict_at_;
+  clock::time_point since_, deadline_, verdict_at_, consumed_at_;
   c10d::Work* work_ = nullptr;
   std::optional<failure> report_, verdict_;
   milliseconds patience_{0};
   std::atomic<bool> known_{false};
-  std::mutex connections_mutex_;
-  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;
+  detail::connection_watch connections_;
   std::atomic<int> acknowledged_{0};
   std::thread thread_;
 };
