@@ -39,8 +39,7 @@ struct samples : torch::data::Dataset<samples> {
 };
 
 // context: program
-// Declarations at namespace scope: a function of one's own, a main.
-using namespace chevron;
+// Declarations at namespace scope: functions, a main.
 // FENCE
 
 // context: main

@@ -1,4 +1,4 @@
-# timeout: 300
+# timeout: 600
 """Every C++ fence of README.md and docs/*.md compiles, as it stands on the page.
 
 A fence is one of these:
@@ -10,7 +10,7 @@ A fence is one of these:
 - none of these: `<!-- not compiled: reason -->`.
 
 The same translation unit holds each fragment once more with one of its names misspelt, and each must be an error: so a fence that
-nobody looked at would be noticed. Faulty samples of a page are tried, too.
+nobody looked at would be noticed. Faulty samples of a page are tried, too. Links between pages must lead somewhere.
 
     python3 tests/fences.py COMPILER SCHEDULE_FOLDERS [RUN_FOLDERS [RUN_DEFINITIONS]]     lists with ; between
 """
@@ -63,7 +63,7 @@ def misspelt(text):
 
 
 def compile_text(command, text):
-    return subprocess.run([*command, "-x", "c++", "-"], input=text, capture_output=True, text=True, timeout=280)
+    return subprocess.run([*command, "-x", "c++", "-"], input=text, capture_output=True, text=True, timeout=560)
 
 
 def first_errors(stderr):
@@ -147,6 +147,28 @@ def whole_complaints(command, pages):
     return wrong, len(jobs), refused
 
 
+def anchors_of(text):
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def link_complaints(pages):
+    """Links to pages, files and headings that are not there."""
+    wrong = []
+    for page, text in pages.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, heading = target.partition("#")
+            file = (ROOT / page).parent / path if path else ROOT / page
+            if not file.exists():
+                wrong.append(f"{page}: {target} is not there")
+            elif heading and heading not in anchors_of(file.read_text()):
+                wrong.append(f"{page}: {target}: no such heading")
+    return wrong
+
+
 FAULTY = {
     "a name that is not there": "```cpp\n#include <chevron/schedule.hpp>\nconstexpr chevron::shapes size{};\n```\n",
     "a fragment without a context": "```cpp\ntrainer.step(inputs, targets);\n```\n",
@@ -172,6 +194,10 @@ def main():
             wrong.append(f"this check does not find {what}")
     if not refused:
         wrong.append("no program had to be refused")
+
+    wrong += link_complaints(pages)
+    if len(link_complaints({"README.md": "[a](docs/nowhere.md) [b](docs/training.md#nowhere) [c](docs/training.md)"})) != 2:
+        wrong.append("this check does not find links that lead nowhere")
 
     all_fences = [each for page, text in pages.items() for each in fences_of(page, text)]
     for each in all_fences:
