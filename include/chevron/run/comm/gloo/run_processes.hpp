@@ -15,8 +15,8 @@
 namespace chevron {
 
 struct process_options {
-  int replicas = 1;
-  std::chrono::milliseconds deadline{300000};  ///< the longest that a rank waits for another
+  int replicas = 1;                            ///< copies of the pipeline, each with samples of its own
+  std::chrono::milliseconds deadline{300000};  ///< the longest that a rank waits for another: 300 s
   launch_options launch{};                     ///< how ranks are started and joined; its `nproc` is found out
 };
 
@@ -27,7 +27,10 @@ struct process_options {
 ///
 ///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 ///
-/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not come
+/// \param program says how many pipeline ranks there are; `proved_program` converts
+/// \param body called once in this process, with the transport of its rank, until it returns
+/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not come within
+/// `launch.join`; and whatever `body` throws
 template <class Body>
 void run_processes(program_view const& program, process_options const& options, Body const& body) {
   int const ranks = program.plan.size.ranks;
