@@ -29,8 +29,9 @@ chevron::stage build_stage(int number) {
 
 at::Tensor loss(at::Tensor guess, at::Tensor truth) { return nn::functional::mse_loss(guess, truth); }
 
-// Trains up to step `last`, from a checkpoint of `folder` if there is one, saves, and appends the losses.
-void train_until(long last, chevron::proved_program const& program, fs::path const& folder, std::vector<double>& losses) {
+// Trains from step `first`, which a checkpoint in `folder` holds if it is not 0, to step `last`, saves, and appends the losses.
+void train_steps(long first, long last, chevron::proved_program const& program, fs::path const& folder,
+                 std::vector<double>& losses) {
   at::manual_seed(7);
   auto const points = at::rand({64, 2}) * 2 - 1;
   auto const inside = points.square().sum(1, true).lt(0.5).to(at::kFloat);
@@ -41,7 +42,7 @@ void train_until(long last, chevron::proved_program const& program, fs::path con
                               .stages = build_stage,
                               .loss = loss,
                               .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-2)});
-    if (fs::exists(folder)) chevron::load_checkpoint(trainer, folder, {{"data", "64 points, seed 7"}});
+    if (first > 0) chevron::load_checkpoint(trainer, folder, {{"data", "64 points, seed 7"}});
     while (trainer.next_step() < last) {
       auto const report = trainer.step(points, inside);
       if (comm.topology().global_rank == 0) losses.push_back(report.loss);
@@ -57,9 +58,9 @@ int train(int, char**) {
   fs::path const folder = fs::temp_directory_path() / ("chevron-save-resume-" + std::to_string(::getpid()));
 
   std::vector<double> whole, in_two;
-  train_until(20, one_f_one_b, folder / "whole", whole);
-  train_until(10, one_f_one_b, folder / "in_two", in_two);
-  train_until(20, zb_h1, folder / "in_two", in_two);  // a new trainer, which finds the checkpoint
+  train_steps(0, 20, one_f_one_b, folder / "whole", whole);
+  train_steps(0, 10, one_f_one_b, folder / "in_two", in_two);
+  train_steps(10, 20, zb_h1, folder / "in_two", in_two);  // a new trainer, which finds the checkpoint
   fs::remove_all(folder);
 
   std::printf("step 20  loss %.9f uninterrupted, %.9f resumed: %s\n", whole.back(), in_two.back(),

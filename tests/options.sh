@@ -20,7 +20,7 @@ missing_in() {
   classes=$(sed -n 's/^struct \([a-z_]*_error\) : error {.*/\1/p' $errors)
   [ "$(echo "$classes" | wc -l)" -ge 7 ] || echo "only these classes of errors were found in $errors: $classes"
   for class in $classes; do
-    code=$(sed -n "s/^  ${class%_error} = \([0-9]*\),*$/\1/p" $errors)  # none of its own: that of what is nested
+    code=$(sed -n "s/^  ${class%_error} = \([0-9]*\).*/\1/p" $errors)  # none of its own: that of what is nested
     echo "$table" | grep -q "^| ${code:-1} | \`$class\` | [^|]* | [^|]* |$" || echo "$1 has no row for $class with exit code ${code:-1}"
   done
   echo "$table" | grep -q "\`invalid_schedule_error\`" || echo "$1 has no row for invalid_schedule_error"
