@@ -41,6 +41,7 @@ inline void keep_streams_apart() {
 }  // namespace detail
 
 /// Asks CUDA in this process, which must not fork afterwards: CUDA does not work in children of a process that has used it.
+/// \throws usage_error where CUDA_DEVICE_MAX_CONNECTIONS lets streams wait for each other
 inline cuda_devices look_for_cuda_devices() {
   detail::keep_streams_apart();  // CUDA reads it when it is first used
   cuda_devices out;
@@ -54,6 +55,7 @@ inline cuda_devices look_for_cuda_devices() {
 }
 
 /// The same, asked by a child process, so that this one can still fork. Call it while this process has one thread.
+/// \throws usage_error as above, and where no pipe can be opened
 inline cuda_devices look_for_cuda_devices_before_fork() {
   detail::keep_streams_apart();
   cuda_devices out{.status = cudaErrorUnknown};
@@ -121,7 +123,10 @@ struct cuda_sharing {
   bool share = false;     ///< more ranks than GPUs are wanted
 };
 
-/// The GPU of a rank, by its number on its machine. A `usage_error` where there is none for it.
+/// The GPU of a rank, by its number on its machine.
+/// \param local_rank `job::local_rank`
+/// \returns its number, as CUDA counts those that CUDA_VISIBLE_DEVICES leaves
+/// \throws usage_error where there is none for it: which rank, why, and the remedy (exit code 2)
 inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
   auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
   if (auto const why = why_no_cuda_device(found); !why.empty()) throw usage_error(rank + why);

@@ -170,7 +170,7 @@ class cuda_graph_maker final : public graph_maker {
   std::shared_ptr<pool> pool_;
 };
 
-/// For `trainer_options::graphs`. One for each rank.
+/// For `trainer_options::graphs`: `{.device = comm.device(), .graphs = chevron::cuda_graphs()}`. One for each rank.
 inline std::shared_ptr<graph_maker> cuda_graphs() { return std::make_shared<cuda_graph_maker>(); }
 
 }  // namespace chevron

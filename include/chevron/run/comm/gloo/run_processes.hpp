@@ -17,7 +17,10 @@ namespace chevron {
 ///
 ///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 ///
-/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not come
+/// \param program says how many pipeline ranks there are; `proved_program` converts
+/// \param body called once in this process, with the transport of its rank, until it returns
+/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not come within
+/// `launch.join`; and whatever `body` throws
 template <class Body>
 void run_processes(program_view const& program, process_options const& options, Body const& body) {
   job const rank = launch_ranks(program, options);
