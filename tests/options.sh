@@ -2,12 +2,12 @@
 # docs/training.md has a row, or part of one, for each member of trainer_options and of step_report, and a row for each class of error
 # with its exit code. Then the check tries itself: in a copy of the page that lacks one of them it must be noticed.
 cd "${CHEVRON_SOURCE:-.}" || exit 1
-header=include/chevron/run/training/trainer_options.hpp
 errors=include/chevron/run/core/error.hpp
 
 # missing_in <page>: says what the page lacks, a line each.
 missing_in() {
   for kind in trainer_options step_report; do
+    header=$(grep -rl "^struct $kind {" include/chevron/run) || echo "there is no struct $kind"
     members=$(sed -n "/^struct $kind {/,/^};/p" $header | grep '^  [a-z]' | sed 's|//.*||; s| = .*||; s|[{;].*||' | awk '{ print $NF }')
     [ "$(echo "$members" | wc -l)" -ge 10 ] || echo "only these members of $kind were found in $header: $members"
     # The table under this heading, up to the next empty line.

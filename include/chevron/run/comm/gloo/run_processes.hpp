@@ -15,8 +15,8 @@
 namespace chevron {
 
 struct process_options {
-  int replicas = 1;                            ///< copies of the pipeline, each with samples of its own
-  std::chrono::milliseconds deadline{300000};  ///< the longest that a rank waits for another: 300 s
+  int replicas = 1;
+  std::chrono::milliseconds deadline{300000};  ///< the longest that a rank waits for another
   launch_options launch{};                     ///< how ranks are started and joined; its `nproc` is found out
 };
 
