@@ -15,7 +15,8 @@ namespace chevron {
 
 /// What a rank on a GPU may be told.
 struct nccl_options {
-  int device = -1;  ///< the GPU of this rank, as CUDA numbers those it may see; -1: see `cuda_device_of`
+  int device = -1;                 ///< the GPU of this rank, as CUDA numbers those it may see; -1: see `cuda_device_of`
+  nccl_channel_limits channels{};  ///< of each kind of communicator
 };
 
 /// The GPU that a rank computes on, made this thread's current one.
@@ -44,7 +45,8 @@ class nccl_transport final : public stream_transport<cuda_streams> {
   /// \param job must outlive this
   /// \throws usage_error without a usable GPU (exit code 2), timeout_error where ranks do not come within `job.join`
   nccl_transport(chevron::topology const& where, job const& job, nccl_options const& options = {})
-      : stream_transport<cuda_streams>(where, job.store, job.watch, job.join, gpu_of(job.local_rank, options)) {}
+      : stream_transport<cuda_streams>(where, job.store, job.watch, job.join, gpu_of(job.local_rank, options), options.channels) {
+  }
 };
 
 }  // namespace chevron

@@ -145,9 +145,7 @@ class failure_watch {
 
   /// A connection to another rank that the watch looks at, too: `never` is a receive that stays pending until the connection
   /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
-  void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) {
-    connections_.add(peer, std::move(never));
-  }
+  void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) { connections_.add(peer, std::move(never)); }
   /// Before connections are closed in good order.
   void look_away() { connections_.clear(); }
 
@@ -157,6 +155,17 @@ class failure_watch {
   void end_process_after(milliseconds patience) {
     std::lock_guard lock(mutex_);
     patience_ = patience;
+  }
+
+  /// Another thread of this rank looks after an accelerator and calls this again and again. Where it does not for ten seconds
+  /// longer than the deadline, the accelerator holds it up, which is a failure of this rank.
+  void beat(milliseconds longest) {
+    std::lock_guard lock(mutex_);
+    next_beat_ = clock::now() + longest + last_resort;
+  }
+  void expect_no_beat() {
+    std::lock_guard lock(mutex_);
+    next_beat_.reset();
   }
 
   /// The normal end, once all ranks are past their last message: no more watching, and the host of the store stays until
@@ -243,6 +252,12 @@ class failure_watch {
         detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank did not end by itself",
                             verdict_->code);
       }
+      if (next_beat_ && !verdict_ && !report_ && clock::now() > *next_beat_) {
+        report_ = failure{.code = static_cast<int>(exit_code::timeout),
+                          .rank = rank_,
+                          .reason = "rank " + std::to_string(rank_) + "'s accelerator does not answer any more"};
+        next_beat_.reset();
+      }
       auto const allowed = std::chrono::duration_cast<milliseconds>(deadline_ - since_);
       bool const long_wait = (waiting_ && clock::now() - since_ > std::clamp(allowed / 4, milliseconds(1), milliseconds(1000))) ||
                              (host_ && clock::now() - host_->since > milliseconds(1000));
@@ -288,17 +303,7 @@ class failure_watch {
 
   /// The wait that this rank is in, for the others. With the mutex held: so it goes on, and nothing that it tells of changes.
   detail::wait_entry entry() const {
-    detail::wait_entry out;
-    out.wait = waits_;
-    awaited const& mine = host_ ? host_->mine : mine_;
-    detail::wait_details const& details = host_ ? host_->details : details_;
-    out.peer = mine.peer;
-    out.words = mine.action_text();
-    out.text = mine.text();
-    out.need = details.need;
-    if (details.done != nullptr) out.done = *details.done;
-    if (details.transport != nullptr) out.transport = *details.transport;
-    return out;
+    return host_ ? detail::entry_of(waits_, host_->mine, host_->details) : detail::entry_of(waits_, mine_, details_);
   }
 
   failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
@@ -331,6 +336,7 @@ class failure_watch {
   c10d::Work* work_ = nullptr;
   std::optional<failure> report_, verdict_;
   milliseconds patience_{0};
+  std::optional<clock::time_point> next_beat_;
   std::atomic<bool> known_{false};
   detail::connection_watch connections_;
   std::atomic<int> acknowledged_{0};

@@ -16,6 +16,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/device/worker_thread.hpp>
 
 /// \file
@@ -122,7 +123,7 @@ class host_streams {
     return "channel " + std::to_string(++made);
   }
   template <class Stop>
-  channel connect(std::string const& id, int rank, int size, Stop const&) {
+  channel connect(std::string const& id, channel_use, int rank, int size, Stop const&) {
     static std::mutex mutex;
     static std::map<std::string, std::weak_ptr<channel::meeting>> open;
     std::lock_guard const hold(mutex);
@@ -188,6 +189,8 @@ class host_streams {
   /// Memory of the host that `gather` can use.
   at::Tensor numbers(std::int64_t count) { return at::empty({count}, at::kDouble); }
 
+  /// A thread besides the rank's own begins to ask for events.
+  void enter_thread() {}
   /// What went wrong on a stream, behind this rank's back; empty: nothing.
   std::string fault() {
     std::lock_guard const hold_own(mutex_);
