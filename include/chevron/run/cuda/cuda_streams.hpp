@@ -196,13 +196,12 @@ class cuda_streams {
     C10_CUDA_CHECK(
         cudaMemcpyAsync(own.mutable_data_ptr(), mine.const_data_ptr(), mine.nbytes(), cudaMemcpyHostToDevice, on.get()));
     call(c, [&, &sent = own, &came = everybody] {
-      return ncclAllGather(sent.const_data_ptr(), came.mutable_data_ptr(), static_cast<std::size_t>(sent.numel()), ncclFloat64,
-                           c.comm, on.get());
+      return ncclAllGather(sent.const_data_ptr(), came.mutable_data_ptr(), sent.nbytes(), ncclInt8, c.comm, on.get());
     });
     C10_CUDA_CHECK(
         cudaMemcpyAsync(all.mutable_data_ptr(), everybody.const_data_ptr(), all.nbytes(), cudaMemcpyDeviceToHost, on.get()));
   }
-  at::Tensor numbers(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kDouble).pinned_memory(true)); }
+  at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).pinned_memory(true)); }
 
   std::string fault() {
     std::lock_guard const hold(mutex_);
