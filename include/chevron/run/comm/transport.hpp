@@ -51,6 +51,9 @@ class transport {
   /// Whether a receiver gets the sender's own memory: then a sender never writes there again, also after `wait_send`.
   virtual bool is_zero_copy() const { return false; }
 
+  /// Whether the first sum or gather of a size takes long: then a trainer makes each once before its first step.
+  virtual bool connects_at_first_use() const { return false; }
+
   /// Called by all ranks alike, in one order, before messages go along these edges (sorted; some may be known already): what
   /// needs connections of its own makes them here.
   virtual void connect(std::span<edge const>) {}

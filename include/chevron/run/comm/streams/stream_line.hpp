@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <chevron/run/comm/rendezvous.hpp>
+#include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/comm/streams/stream_watch.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
@@ -22,6 +23,7 @@ template <class Streams>
 class stream_lines {
  public:
   using point = typename stream_watch<Streams>::point;
+  using host_call = typename stream_watch<Streams>::host_call;
   using milliseconds = std::chrono::milliseconds;
 
   /// A channel, with its stream at this end.
@@ -32,18 +34,23 @@ class stream_lines {
   };
   using line = std::unique_ptr<end>;
 
-  stream_lines(Streams& streams, rendezvous& meeting, failure_watch& failures, int rank)
-      : streams_(streams), meeting_(meeting), failures_(failures), rank_(rank) {}
+  stream_lines(Streams& streams, stream_watch<Streams>& watch, rendezvous& meeting, failure_watch& failures, int rank)
+      : streams_(streams), watch_(watch), meeting_(meeting), failures_(failures), rank_(rank) {}
 
   /// One end of a channel; the others make theirs with the same name. In one global order.
   /// \param rank within the channel, of `size`
-  line make(std::string const& name, int rank, int size, milliseconds patience) {
+  line make(std::string const& name, channel_use use, int rank, int size, milliseconds patience) {
     awaited const mine{.words = "the other end of a channel"};
     std::string const key = "channel/" + name;
     if (rank == 0) meeting_.publish(key, Streams::make_id());
     auto made = std::make_unique<end>(end{streams_.make_stream(), streams_.make_event(), {}});
-    made->way = streams_.connect(meeting_.wait_for(key, mine, patience), rank, size, [this] { return failures_.failed(); });
+    std::string const id = meeting_.wait_for(key, mine, patience);
+    {
+      host_call const joining(watch_, mine);
+      made->way = streams_.connect(id, use, rank, size, [this] { return failures_.failed(); });
+    }
     if (std::string const fault = streams_.fault(); !fault.empty()) lost(mine, fault);
+    check(mine);
     return made;
   }
 
@@ -81,6 +88,7 @@ class stream_lines {
   }
 
   Streams& streams_;
+  stream_watch<Streams>& watch_;
   rendezvous& meeting_;
   failure_watch& failures_;
   int rank_;

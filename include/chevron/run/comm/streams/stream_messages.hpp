@@ -46,11 +46,16 @@ class stream_messages {
     auto& mine = sends ? outgoing_ : incoming_;
     if (mine.contains(peer)) return;
     int const from = sends ? rank_ : peer, to = sends ? peer : rank_;
-    line made = lines_.make("edge from " + std::to_string(from) + " to " + std::to_string(to), sends ? 0 : 1, 2, patience);
+    line made = lines_.make("edge from " + std::to_string(from) + " to " + std::to_string(to), channel_use::edge, sends ? 0 : 1,
+                            2, patience);
     at::Tensor const once[] = {at::zeros({1}, streams_.device())};
     point done(watch_);
-    sends ? streams_.send(made->way, made->on, once) : streams_.receive(made->way, made->on, once);
-    done.record(made->on, {.peer = peer, .words = "the first use of their channel"});
+    awaited const first_use{.peer = peer, .words = "the first use of their channel"};
+    {
+      typename stream_watch<Streams>::host_call const connecting(watch_, first_use);
+      sends ? streams_.send(made->way, made->on, once) : streams_.receive(made->way, made->on, once);
+    }
+    done.record(made->on, first_use);
     lines_.wait_on_host(done, details);
     mine.emplace(peer, std::move(made));
   }

@@ -61,17 +61,17 @@ class stream_transport : public transport {
         failures_(std::move(watch)),
         streams_(std::forward<Arguments>(arguments)...),
         watch_(streams_, *failures_),
-        lines_(streams_, rendezvous_, *failures_, where.global_rank),
+        lines_(streams_, watch_, rendezvous_, *failures_, where.global_rank),
         messages_(streams_, watch_, lines_, rendezvous_, *failures_, where.global_rank) {
     rendezvous_.join(join);
     if (where.world() == 1) return;
     watch_.deadline(join);
-    numbers_ = lines_.make("world", where.global_rank, where.world(), deadline());
+    numbers_ = lines_.make("world", channel_use::gather, where.global_rank, where.world(), deadline());
     for (gathering& g : gatherings_) g.done = std::make_unique<point>(watch_);
     all_gather({}, {});
     if (where.replicas > 1) {
-      sums_ =
-          lines_.make("replicas of rank " + std::to_string(where.pipeline_rank()), where.replica(), where.replicas, deadline());
+      sums_ = lines_.make("replicas of rank " + std::to_string(where.pipeline_rank()), channel_use::sum, where.replica(),
+                          where.replicas, deadline());
       at::Tensor const once = at::zeros({1}, streams_.device());
       start_all_reduce(0, once);
       wait_all_reduce(0);
@@ -107,10 +107,13 @@ class stream_transport : public transport {
   }
 
   at::Device device() const { return streams_.device(); }
+  /// NCCL connects a way of summing or gathering when it first takes it, by size and dtype.
+  bool connects_at_first_use() const override { return true; }
 
   void connect(std::span<edge const> edges) override {
+    watch_.deadline(deadline());
     int const me = topology().pipeline_rank();
-    for (edge const& e : edges) {
+    for (edge const& e : in_rounds(edges)) {
       if (e.from != me && e.to != me) continue;
       bool const sends = e.from == me;
       messages_.connect(topology().global_of(sends ? e.to : e.from), sends, deadline(), details({}));
@@ -144,6 +147,7 @@ class stream_transport : public transport {
     auto const b = static_cast<std::size_t>(bucket);
     while (summed_.size() <= b) summed_.push_back(std::make_unique<point>(watch_));
     lines_.behind_computation(*sums_);
+    host_call const asking(watch_, mine);
     streams_.sum(sums_->way, sums_->on, values);
     summed_[b]->record(sums_->on, mine);
   }
@@ -159,6 +163,7 @@ class stream_transport : public transport {
       g.all = streams_.bytes(bytes * topology().world());
     }
     std::memcpy(g.mine.mutable_data_ptr(), mine.data(), mine.size());
+    host_call const asking(watch_, about);
     streams_.all_gather(numbers_->way, numbers_->on, g.mine, g.all);
     g.done->record(numbers_->on, about);
   }
@@ -177,6 +182,7 @@ class stream_transport : public transport {
 
  private:
   using point = typename stream_watch<Streams>::point;
+  using host_call = typename stream_watch<Streams>::host_call;
   using line = typename detail::stream_lines<Streams>::line;
   using count = detail::wait_need::count;
 
