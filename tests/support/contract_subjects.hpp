@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <chevron/lower/edges.hpp>
@@ -73,19 +72,20 @@ inline void get_ready(transport& comm) {
 }
 
 /// Ranks as threads.
-inline subject threads(std::string name, chevron::thread_options options = {}) {
+inline subject threads(std::string const& name, chevron::thread_options options = {}) {
   using namespace std::chrono_literals;
   options.deadline = 100s;
   options.grace = 100s;
-  return {.name = std::move(name),
+  return {.name = name,
           .run =
-              [options](int pipeline_ranks, int replicas, body const& work) {
+              [options, name](int pipeline_ranks, int replicas, body const& work) {
                 auto how = options;
                 how.pipeline_ranks = pipeline_ranks;
                 how.replicas = replicas;
                 std::vector<outcome> out(static_cast<std::size_t>(pipeline_ranks * replicas));
                 try {
                   chevron::run_threads(how, [&](transport& comm) {
+                    INFO("over " << name << ", rank " << comm.topology().global_rank);
                     try {
                       get_ready(comm);
                       work(comm);
@@ -106,12 +106,13 @@ inline subject threads(std::string name, chevron::thread_options options = {}) {
 /// Ranks that join through a store.
 /// \param make make(where, store, watch) gives a transport with `close()`
 template <class Make>
-subject joined(std::string name, Make make) {
+subject joined(std::string const& name, Make make) {
   using namespace std::chrono_literals;
-  return {.name = std::move(name), .run = [make](int pipeline_ranks, int replicas, body const& work) {
+  return {.name = name, .run = [make, name](int pipeline_ranks, int replicas, body const& work) {
             std::vector<outcome> out;
             auto const thrown =
                 ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+                  INFO("over " << name << ", rank " << where.global_rank);
                   auto const comm = make(where, store, watch);
                   comm->deadline(100s);
                   get_ready(*comm);

@@ -325,6 +325,21 @@ TEST_CASE(
   });
 }
 
+TEST_CASE("gathers one right after the other do not run into each other") {
+  for_each_transport([](subject const& over) {
+    check_all_well(over.run(2, 2, [](transport& comm) {
+      std::vector<double> all(4 * 500);
+      int wrong = 0;
+      for (int round = 0; round < 100; ++round) {
+        comm.all_gather(std::vector<double>(500, round + 1000 * comm.topology().global_rank), all);
+        for (std::size_t i = 0; i < all.size(); ++i)
+          wrong += all[i] != static_cast<double>(static_cast<std::size_t>(round) + 1000 * (i / 500));
+      }
+      CHECK(wrong == 0);
+    }));
+  });
+}
+
 TEST_CASE("texts of different lengths, long ones and none") {
   for_each_transport([](subject const& over) {
     check_all_well(over.run(2, 2, [](transport& comm) {
