@@ -74,3 +74,5 @@ function(chevron_test_properties test source timeout)
   # A source changed its markers: configure again.
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
 endfunction()
+
+include(ChevronBatches)
