@@ -9,9 +9,6 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
-# Each public header is compiled alone: target all_verify_interface_header_sets.
-set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ON)
-
 option(CHEVRON_CCACHE "Compile through ccache where it is installed" ON)
 find_program(CHEVRON_CCACHE_PROGRAM ccache)
 if(CHEVRON_CCACHE AND CHEVRON_CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -74,3 +71,6 @@ function(chevron_test_properties test source timeout)
   # A source changed its markers: configure again.
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
 endfunction()
+
+include(ChevronBatches)
+include(ChevronHeaders)

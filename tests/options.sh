@@ -1,17 +1,46 @@
 #!/bin/sh
-# docs/training.md has a row, or part of one, for each member of trainer_options and of step_report.
+# docs/training.md has a row, or part of one, for each member of trainer_options and of step_report, and for nothing else, and a row for
+# each class of error with its exit code. Then the check tries itself: in a copy of the page that lacks one of them it must be noticed.
 cd "${CHEVRON_SOURCE:-.}" || exit 1
-header=include/chevron/run/training/trainer_options.hpp
-missing=0
-for kind in trainer_options step_report; do
-  members=$(sed -n "/^struct $kind {/,/^};/p" $header | grep '^  [a-z]' | sed 's|//.*||; s| = .*||; s|[{;].*||' | awk '{ print $NF }')
-  [ "$(echo "$members" | wc -l)" -ge 10 ] || { echo "only these members of $kind were found in $header: $members"; missing=1; }
-  # The table under this heading, up to the next empty line.
-  table=$(sed -n "/^| .$kind. /,/^$/p" docs/training.md)
-  for member in $members; do
-    echo "$table" | cut -d '|' -f 2 | grep -q "\`$member\`" && continue
-    echo "docs/training.md has no row for $kind::$member"
-    missing=1
+errors=include/chevron/run/core/error.hpp
+
+# missing_in <page>: says what the page lacks, a line each.
+missing_in() {
+  for kind in trainer_options step_report; do
+    header=$(grep -rl "^struct $kind {" include/chevron/run) || echo "there is no struct $kind"
+    members=$(sed -n "/^struct $kind {/,/^};/p" $header | grep '^  [a-z]' | sed 's|//.*||; s| = .*||; s|[{;].*||' | awk '{ print $NF }')
+    [ "$(echo "$members" | wc -l)" -ge 10 ] || echo "only these members of $kind were found in $header: $members"
+    # The table under this heading, up to the next empty line.
+    table=$(sed -n "/^| .$kind. /,/^$/p" "$1")
+    for member in $members; do
+      echo "$table" | cut -d '|' -f 2 | grep -q "\`$member\`" || echo "$1 has no row for $kind::$member"
+    done
+    for word in $(echo "$table" | sed 1d | cut -d '|' -f 2 | grep -o '`[^`]*`' | tr -d '`'); do
+      echo "$members" | grep -qx "$word" || echo "$1 has a row for $kind::$word, which is not there"
+    done
   done
+  table=$(sed -n '/^| exit code /,/^$/p' "$1")
+  classes=$(sed -n 's/^struct \([a-z_]*_error\) : error {.*/\1/p' $errors)
+  [ "$(echo "$classes" | wc -l)" -ge 7 ] || echo "only these classes of errors were found in $errors: $classes"
+  for class in $classes; do
+    code=$(sed -n "s/^  ${class%_error} = \([0-9]*\).*/\1/p" $errors)  # none of its own: that of what is nested
+    echo "$table" | grep -q "^| ${code:-1} | \`$class\` | [^|]* | [^|]* |$" || echo "$1 has no row for $class with exit code ${code:-1}"
+  done
+  echo "$table" | grep -q "\`invalid_schedule_error\`" || echo "$1 has no row for invalid_schedule_error"
+}
+
+found=$(missing_in docs/training.md)
+copy=$(mktemp)
+for word in clip_grad_norm peak_in_flight timeout_error invalid_schedule_error; do
+  sed "/^|.*\`$word\`/d" docs/training.md >"$copy"
+  [ -n "$(missing_in "$copy")" ] || found="$found
+this check does not notice a page without $word"
 done
-exit $missing
+sed 's/^| 4 | `timeout_error`/| 9 | `timeout_error`/' docs/training.md >"$copy"
+[ -n "$(missing_in "$copy")" ] || found="$found
+this check does not notice a wrong exit code"
+sed 's/`stable_steps`/`calm_steps`, `stable_steps`/' docs/training.md >"$copy"
+[ -n "$(missing_in "$copy")" ] || found="$found
+this check does not notice a row for an option that is not there"
+rm -f "$copy"
+[ -z "$found" ] || { echo "$found"; exit 1; }

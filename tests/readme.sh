@@ -12,7 +12,7 @@ if [ "$start" -gt 40 ]; then
 fi
 # Lines that only tell CTest how to run the example are not shown to readers.
 shown=$(sed -n "$((start + 1)),\$p" README.md | sed '/^```/,$d')
-source=$(grep -v -E '^// (prints|arguments|timeout|serial):' examples/hello.cpp)
+source=$(grep -v -E '^// (prints|arguments|timeout|serial|skipped):' examples/hello.cpp)
 if [ "$shown" != "$source" ]; then
   echo "README.md's first block differs from examples/hello.cpp (README has '+'):"
   mkdir -p "${TMPDIR:-/tmp}" && tmp=$(mktemp) && printf '%s\n' "$shown" >"$tmp"

@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -86,6 +87,7 @@ struct options {
   int steps = 7;
   double milliseconds = 20;
   double limit = 0;
+  int together = 1;
 };
 
 /// What all ranks measured: what stages cost; of each step when its first action on any rank began and its last one ended.
@@ -233,6 +235,9 @@ int main(int argc, char** argv) {
     app.add_option("--steps", wanted.steps, "the first is not counted")->capture_default_str();
     app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
     app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
+    app.add_option("--together", wanted.together, "so many runs at once: stages that sleep leave the cores to others")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;
     if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
@@ -242,7 +247,7 @@ int main(int argc, char** argv) {
                 wanted.micro_batches, wanted.milliseconds, "schedule", "backend", "optimizer", "ideal", "predicted", "measured",
                 "/predicted", "/ideal");
     std::fflush(stdout);
-    int failures = 0;
+    std::vector<std::string> commands;
     chevron::catalogue::for_each([&](auto const& schedule) {
       if (!wanted.schedule.empty() && !chevron::catalogue::same_name(schedule.name, wanted.schedule)) return;
       for (std::string const backend : {"threads", "gloo"}) {
@@ -253,9 +258,19 @@ int main(int argc, char** argv) {
             std::to_string(wanted.replicas) + " --parameters " + std::to_string(wanted.parameters) + " --steps " +
             std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
             std::to_string(wanted.limit) + (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
-        failures += std::system(command.c_str()) != 0 ? 1 : 0;
+        commands.push_back(command);
       }
     });
+    std::atomic<std::size_t> next = 0;
+    std::atomic<int> failures = 0;
+    auto const run_some = [&] {
+      for (std::size_t i = next++; i < commands.size(); i = next++) failures += std::system(commands[i].c_str()) != 0 ? 1 : 0;
+    };
+    {
+      std::vector<std::jthread> others;
+      for (int i = 1; i < wanted.together; ++i) others.emplace_back(run_some);
+      run_some();
+    }
     return failures == 0 ? 0 : 1;
   });
 }

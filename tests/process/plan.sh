@@ -1,5 +1,6 @@
 # chevron-plan as a user meets it: formats, exit codes, and one line that names value, flag and remedy for what cannot be used.
 # timeout: 180
+# beside: one program after another, none of them timed
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 
@@ -125,7 +126,9 @@ head -c 5 t.svg | grep -q '^<svg ' || { echo "t.svg is no SVG"; failed=1; }
 if "$plan" show 1F1B | grep -q "$(printf '\033')"; then echo "escape sequences in a pipe"; failed=1; fi
 "$plan" show 1F1B --colour always | grep -q "$(printf '\033')" || { echo "--colour always gives no colour"; failed=1; }
 
-# docs/schedules.md shows the list as it is printed.
+# docs/schedules.md shows the list and the comparison as they are printed.
+"$plan" compare --ranks 4 --microbatches 8 > compared
+sed -n '/chevron-plan compare --ranks 4 --microbatches 8$/,/^```$/p' "${CHEVRON_SOURCE:?}/docs/schedules.md" | sed '1d; $d' | diff - compared || failed=1
 "$plan" list > listed
 sed -n '/chevron-plan list$/,/^```$/p' "${CHEVRON_SOURCE:?}/docs/schedules.md" | sed '1d; $d' | diff - listed || failed=1
 

@@ -68,4 +68,7 @@ refused_with "0 13000 2" "local rank 3: there are 2 GPUs. Remedy: at most 2 rank
 refused_with "0 13000 1" "local rank 1: there is 1 GPU with CUDA_VISIBLE_DEVICES=0. Remedy: at most 1 rank" \
   env CUDA_VISIBLE_DEVICES=0 $nccl --nproc 2 --replicas 1
 refuses "CUDA_DEVICE_MAX_CONNECTIONS=1 lets streams wait" env CUDA_DEVICE_MAX_CONNECTIONS=1 $nccl
+refuses "CUDA_DEVICE_MAX_CONNECTIONS=31 lets streams wait" env CUDA_DEVICE_MAX_CONNECTIONS=31 $nccl
+refuses "CUDA_LAUNCH_BLOCKING=1 has the host wait" env CUDA_LAUNCH_BLOCKING=1 $nccl
+refuses "NCCL_LAUNCH_ORDER_IMPLICIT=1 has the host wait" env NCCL_LAUNCH_ORDER_IMPLICIT=1 $nccl
 exit $failed

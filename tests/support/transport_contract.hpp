@@ -1,7 +1,7 @@
 #pragma once
 
-// A small training job on any transport that joins ranks through a store, beside the same job on threads: every schedule, batches
-// that leave a remainder, replicas.
+// A small training job on any transport, beside the same job on threads: every schedule, batches that leave a remainder,
+// replicas.
 
 #include <mutex>
 #include <string>
@@ -39,13 +39,13 @@ inline std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<at::Tensor> pa
   return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.05));
 }
 
-struct outcome {
+struct trained {
   std::vector<double> losses;                       // by step
   std::vector<std::vector<at::Tensor>> parameters;  // by stage of replica 0, at the end
 };
 
 /// Four steps with two batch sizes, so that shapes change for good in between.
-inline void train_on(chevron::transport& comm, chevron::proved_program const& program, outcome& out, std::mutex& mutex) {
+inline void train_on(chevron::transport& comm, chevron::proved_program const& program, trained& out, std::mutex& mutex) {
   chevron::trainer train({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = adamw});
   at::Tensor const all = at::arange(40 * width, at::kFloat).view({40, width}).sin();
   for (int step = 0; step < 4; ++step) {
@@ -74,9 +74,9 @@ std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, Rank const& 
   return ranks::said(ranks::run(pipeline_ranks, replicas, rank));
 }
 
-/// \param make make(where, store, watch) gives a transport with `close()`
-template <class Make>
-void compare(Make const& make) {
+/// \param run run(pipeline_ranks, replicas, body) calls body(transport) on each rank
+template <class Run>
+void compare(Run const& run) {
   struct size {
     int ranks, replicas, micro_batches;
   };
@@ -88,16 +88,10 @@ void compare(Make const& make) {
       auto const program =
           chevron::lower(chevron::prove(chevron::catalogue::make_plan(name, {.ranks = ranks, .micro_batches = micro_batches})));
       std::mutex mutex;
-      outcome by_threads, by_other;
+      trained by_threads, by_other;
       chevron::run_threads({.pipeline_ranks = ranks, .replicas = replicas},
                            [&](chevron::transport& comm) { train_on(comm, program, by_threads, mutex); });
-      auto const said = on_ranks(ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-        auto const comm = make(where, store, watch);
-        comm->deadline(std::chrono::seconds(100));
-        train_on(*comm, program, by_other, mutex);
-        comm->close();
-      });
-      for (auto const& each : said) CHECK(each == "");
+      run(ranks, replicas, [&](chevron::transport& comm) { train_on(comm, program, by_other, mutex); });
       REQUIRE(by_threads.losses.size() == 4);
       CHECK(by_other.losses == by_threads.losses);
       REQUIRE(by_other.parameters.size() == by_threads.parameters.size());

@@ -25,7 +25,7 @@ stream_finding check_lists(plan_view const& plan, stream_lists const& lists) {
   return check_streams(plan, views);
 }
 
-std::string written(stream_lists const& lists) {
+std::string written_lists(stream_lists const& lists) {
   std::string out;
   for (std::size_t r = 0; r < lists.size(); ++r) {
     out += "\n  rank " + std::to_string(r) + ":";
@@ -61,7 +61,7 @@ struct judges {
     bool const same = why.empty() == !f && (f.broken != law::deadlock || machine.hangs(random));
     if (!same)
       DOCTEST_FAIL_CHECK(about, ": the machine says '", why, "', check_streams says ", std::string(name_of(f.broken)), ", ",
-                         describe(f).str(), "\n", tests::written(plan), ::written(lists));
+                         describe(f).str(), "\n", tests::written(plan), written_lists(lists));
   }
 };
 

@@ -40,6 +40,7 @@ constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
 }
 
+/// Whether two names are the same, without regard to case.
 constexpr bool same_name(std::string_view a, std::string_view b) {
   auto const lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
   if (a.size() != b.size()) return false;
@@ -63,7 +64,10 @@ constexpr bool contains(std::string_view name) {
   return found;
 }
 
-/// The plan of the schedule with that name, not yet checked. An unknown name gives a plan whose `problem` says so.
+/// The plan of the schedule with that name, not yet checked: `prove` takes it.
+/// \param name a name for people, `ZBVZeroBubble` (docs/schedules.md)
+/// \param size ranks and microbatches; chunks 0: as many as the schedule has
+/// \returns a plan; of an unknown name, or a size that the schedule does not have, one whose `problem` says so
 // A template, so that only who calls it compiles how every schedule is worked out, a fifth of what this header costs.
 template <class = void>
 constexpr plan make_plan(std::string_view name, shape size) {

@@ -71,6 +71,10 @@ inline constexpr bool is_description = false;
 template <class... Parts>
 inline constexpr bool is_description<description<Parts...>> = true;
 
+/// Describes a schedule; `checked<>`, `lowered<>` and `expand` work it out at a shape.
+/// \param where placement of stages on ranks: `placement::linear`, `loop`, `vee`, `wave<n>`, `of({…})`, `mapped(count, map)`
+/// \param order how plain tokens draw chunks and microbatches: `depth_first(group)` (of ranks, if left out), `breadth_first`
+/// \param how phases, `warmup(…) | steady(…) | cooldown(…)`, each of them may be left out or stand several times
 template <placement_policy Placement, forward_order Order, stage_of_step Last, class... Phases>
 constexpr auto schedule(Placement where, Order order, phases<Last, Phases...> how) {
   return description<Placement, Order, phases<Last, Phases...>>{where, order, how, {}, {}, "", false};

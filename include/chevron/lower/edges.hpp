@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <compare>
+#include <map>
+#include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <chevron/lower/program.hpp>
@@ -29,6 +33,25 @@ inline std::vector<edge> edges_of(program_view const& program) {
   }
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+/// The same edges in rounds: a rank has at most one edge in a round, so all edges of a round can be joined at once, and joining
+/// takes as many rounds as ranks have edges, however many ranks there are. A chain has four. Greedy colouring, in the given
+/// order.
+inline std::vector<edge> in_rounds(std::span<edge const> edges) {
+  std::vector<std::pair<int, edge>> all;  // by round
+  std::map<int, std::set<int>> taken;  // rounds by rank
+  for (edge const& e : edges) {
+    int round = 0;
+    while (taken[e.from].contains(round) || taken[e.to].contains(round)) ++round;
+    taken[e.from].insert(round);
+    taken[e.to].insert(round);
+    all.emplace_back(round, e);
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<edge> out;
+  for (auto const& [round, e] : all) out.push_back(e);
   return out;
 }
 

@@ -328,7 +328,8 @@ constexpr program lower_lawful(plan source) {
 
 }  // namespace detail
 
-/// Lowers a proved plan, which the program keeps: move it in where it is not needed any more. O(actions + ranks²).
+/// Lowers a proved plan, which the program keeps: move it in where it is not needed any more. O(actions + ranks²). The result is
+/// what trainers, evaluators, `run_threads` and `run_processes` take.
 constexpr proved_program lower(proved_plan source) {
   if (source.owned_.begin.count > 0) return proved_program(detail::lower_lawful(static_cast<plan&&>(source.owned_)));
   return proved_program(detail::lower_lawful(copy_of(source.constant_)));

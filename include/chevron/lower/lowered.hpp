@@ -41,7 +41,9 @@ struct lowering {
 
 }  // namespace detail
 
-/// A proved schedule's program, as a constant: a handle that may be copied.
+/// A proved schedule's program, as a constant: a handle that may be copied. It compiles only if every law holds.
+///
+///     constexpr auto program = chevron::lowered<chevron::catalogue::zb_h1, chevron::shape{.ranks = 2, .micro_batches = 4}>;
 template <auto const& Source, shape Size>
 inline constexpr proved_program lowered = detail::lowering<Source, Size>::handle();
 

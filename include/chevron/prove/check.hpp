@@ -289,7 +289,10 @@ constexpr finding check_limits(plan_view const& plan) {
 
 }  // namespace detail
 
-/// The first broken law, or `law::none`. O(actions).
+/// The first broken law, or `law::none`, which is false where a bool is wanted: `if (finding const f = check(plan))`.
+/// `describe(f)` is its sentence. Time and memory are linear in the number of actions.
+/// \param plan any, lawful or not; one that could not be worked out (`problem`) is told as that
+/// \returns law, rank, step of that rank's list (from 0) and what else the sentence names; never throws
 constexpr finding check(plan_view const& plan) {
   if (plan.problem) return plan.problem;
   if (finding const f = detail::check_placement(plan)) return f;

@@ -13,10 +13,12 @@
 
 namespace chevron {
 
-/// What `prove` throws: the first law that a plan breaks, with `describe`'s sentence.
+/// What `prove` throws: the first law that a plan breaks, with `describe`'s sentence. It is no `chevron::error`, since no run is
+/// there yet; where it leaves `run_main` the exit code is 1.
 class invalid_schedule_error : public std::exception {
  public:
   explicit invalid_schedule_error(finding const& broken) : found_(broken), said_(describe(broken)) {}
+  /// The sentence: rank, step and what is wrong there.
   char const* what() const noexcept override { return said_.characters; }
   /// Which law, where and why.
   finding const& found() const { return found_; }
@@ -56,12 +58,14 @@ class proved_plan {
   plan_view constant_{};  // empty where the plan is owned
 };
 
-/// The forwards of a proved plan; to be proved again.
+/// The forwards of a proved plan; to be proved again: `prove(forward_part(plan))`.
+/// \param micro_batches how many; above what the plan has: all
 constexpr plan forward_part(proved_plan const& of, int micro_batches = max_micro_batches) {
   return forward_part(of.view(), micro_batches);
 }
 
-/// Proves a plan. O(actions).
+/// Proves a plan, in time and memory linear in the number of actions.
+/// \param source `catalogue::make_plan(name, shape)`, `expand(schedule, shape)`, what was read from a file; moved in, not copied
 /// \throws invalid_schedule_error for one that breaks a law
 constexpr proved_plan prove(plan source) {
   if (finding const f = check(source.view())) throw invalid_schedule_error(f);

@@ -18,8 +18,8 @@ namespace chevron::search {
 
 /// How hard to try. The same effort gives the same schedule everywhere.
 struct effort {
-  int trials = 0;  ///< changes tried; 0: as many as play about 60 million actions, from 200 to 60000
-  std::uint64_t seed = 1;
+  int trials = 0;          ///< changes tried; 0: as many as play about 60 million actions, from 200 to 60000
+  std::uint64_t seed = 1;  ///< of the random changes
 };
 
 /// What a search came to.
@@ -29,8 +29,8 @@ struct found {
   double bound = 0;   ///< no schedule on this placement is shorter
   plan_name start;    ///< what the best was made from
   plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
-  double published_length = 0;
-  int trials = 0;  ///< changes tried
+  double published_length = 0;  ///< its length, in the costs' unit
+  int trials = 0;               ///< changes tried
 
   /// Nothing shorter exists.
   constexpr bool optimal() const { return !best.problem && length <= bound * (1 + 1e-12); }
@@ -258,8 +258,12 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
 /// orders (with one stage a rank) and list schedules, the best is improved by local search, trial by trial. So the result is
 /// never longer than the best of the catalogue that lives on this placement and keeps the limit.
 ///
-/// `memory.most` is in chunks on a rank; the smallest that can be kept is the number of stages on a rank. `work` says whether
-/// backwards are split into I and W. The plan is proved and declares its limit of chunks in flight.
+/// \param where `placement::linear`, `loop`, `vee`, `wave<n>` or a map
+/// \param costs by stage or one for all, in any unit of time
+/// \param memory `most` is in chunks on a rank; the smallest that can be kept is the number of stages on a rank
+/// \param work whether backwards are split into I and W
+/// \returns a plan that passes `check` and declares its limit of chunks in flight: `lower(prove(found.best))`. Where there is
+/// none, `best.problem` says why; it does not throw
 template <placement_policy Placement>
 constexpr found find(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
                      objective goal = objective::makespan, effort how_hard = {}, work_graph work = work_graph::split_backward) {

@@ -23,10 +23,10 @@ struct memory_view {
 
 /// The same model for every stage.
 struct memory_model {
-  double forward = 1;
-  double backward_input = 0;
-  double backward_weight = -1;
-  double limit = 0;
+  double forward = 1;           ///< what F of a microbatch takes
+  double backward_input = 0;    ///< its I: 0 or below, since it gives back
+  double backward_weight = -1;  ///< its W
+  double limit = 0;             ///< what a rank has; 0: no limit
 
   constexpr memory_view view() const { return {&forward, &backward_input, &backward_weight, &limit, 0}; }
   constexpr operator memory_view() const { return view(); }

@@ -10,6 +10,7 @@ namespace chevron::search {
 /// Which length counts: with an optimizer that waits for all ranks a step costs its makespan; where steps overlap, its span.
 enum class objective { makespan, span };
 
+/// As `--objective` takes it.
 constexpr char const* name_of(objective goal) { return goal == objective::makespan ? "makespan" : "span"; }
 
 /// The length that counts, in the costs' unit, of a plan that passes `check`.

@@ -232,29 +232,6 @@ TEST_CASE("activations and gradients keep their strides over every transport: st
   }
 }
 
-TEST_CASE("a lazily conjugated tensor arrives conjugated") {
-  auto const value = at::complex(at::arange(6, at::kFloat), at::arange(6, at::kFloat) + 1).view({2, 3});
-  for (bool const shared : {false, true}) {
-    near_ranks::check_all_well(near_ranks::on_ranks(
-        2, 1, [=](int) { return shared; },
-        [&](chevron::gloo_transport& link) {
-          for (int step = 0; step < 2; ++step) {
-            link.begin_step(step);
-            if (link.topology().global_rank == 0) {
-              at::Tensor const sent[] = {value.conj(), at::imag(value.conj())};
-              link.post_send(1, ranks::send_f(0, 0), 0, sent);
-              link.wait_send(0);
-            } else {
-              link.post_receive(0, ranks::recv_f(1, 0), 0);
-              auto const came = link.receive(0);
-              CHECK(at::equal(came[0], value.conj().resolve_conj()));
-              CHECK(at::equal(came[1], at::imag(value).neg()));
-            }
-          }
-        }));
-  }
-}
-
 TEST_CASE("what a message keeps of strides") {
   using namespace chevron::detail;
   auto const x = at::arange(120, at::kFloat).view({2, 3, 4, 5});

@@ -24,35 +24,6 @@ action const sent_backward = make_action(kind::send_backward, 1, 3),
 
 }  // namespace
 
-TEST_CASE("tensors are handed over without a copy, in the order of the sends") {
-  for (bool const rendezvous : {false, true}) {
-    void* sent = nullptr;
-    std::atomic<bool> right = false;
-    chevron::run_threads({.pipeline_ranks = 2, .rendezvous = rendezvous, .longest_delay = 300us}, [&](transport& comm) {
-      comm.open({.activation = 0, .receive = 4, .send = 4});
-      if (comm.topology().global_rank == 0) {
-        for (std::uint16_t i = 0; i < 4; ++i) {
-          at::Tensor const t = at::full({2}, static_cast<double>(i));
-          if (i == 3) sent = t.data_ptr();
-          comm.post_send(1, sent_forward, i, std::span(&t, 1));
-        }
-        for (std::uint16_t i = 0; i < 4; ++i) comm.wait_send(i);
-      } else {
-        for (std::uint16_t i = 0; i < 4; ++i) comm.post_receive(0, received_forward, i);
-        bool in_order = true;
-        void* last = nullptr;
-        for (std::uint16_t i = 0; i < 4; ++i) {
-          auto const got = comm.receive(i);
-          in_order = in_order && got.size() == 1 && got[0][1].item<double>() == i;
-          last = got[0].data_ptr();
-        }
-        right = in_order && last == sent;
-      }
-    });
-    CHECK(right);
-  }
-}
-
 TEST_CASE("two ranks that both wait for their sends: nothing without rendezvous, told at once with it") {
   auto const crossed = [](bool rendezvous) {
     chevron::run_threads({.pipeline_ranks = 2, .rendezvous = rendezvous, .longest_delay = 300us}, [](transport& comm) {
@@ -110,28 +81,6 @@ TEST_CASE("a rank that comes too late: a timeout that names it, and what others 
     CHECK(std::chrono::steady_clock::now() - begin >= 190ms);
     wrong.unless(since.spent() < 1s, "the deadline is kept");
   });
-}
-
-TEST_CASE("ranks that make different calls at once are told apart by their names") {
-  CHECK_THROWS_WITH_AS(chevron::run_threads({.pipeline_ranks = 2},
-                                            [](transport& comm) {
-                                              chevron::collective_scope const outer(comm, "training");
-                                              chevron::collective_scope const doing(
-                                                  comm, comm.topology().global_rank == 0 ? "evaluation" : "saving");
-                                              comm.all_gather_text("x");
-                                            }),
-                       doctest::Contains("in saving"), chevron::preflight_error);
-  // One gathers numbers, the other texts: each waits for what the other does not begin.
-  CHECK_THROWS_WITH_AS(chevron::run_threads({.pipeline_ranks = 2},
-                                            [](transport& comm) {
-                                              double const one = 1;
-                                              double all[2];
-                                              chevron::collective_scope const doing(
-                                                  comm, comm.topology().global_rank == 0 ? "evaluation" : "saving");
-                                              if (comm.topology().global_rank == 0) comm.all_gather({&one, 1}, all);
-                                              if (comm.topology().global_rank == 1) comm.all_gather_text("x");
-                                            }),
-                       doctest::Contains("rank 0 waiting in evaluation; rank 1 in saving"), chevron::preflight_error);
 }
 
 TEST_CASE("an error that one rank catches reaches the others all the same, and its exit code") {
@@ -199,42 +148,6 @@ TEST_CASE("a rank that has ended is missed at once") {
                        "rank 1, sum of gradients: rank 0 has ended; this rank was waiting for sum of gradients",
                        chevron::peer_lost_error);
   CHECK(std::chrono::steady_clock::now() - begin < 60s);
-}
-
-TEST_CASE("sums over replicas add in the order of replicas, several at once, again and again") {
-  std::atomic<int> wrong = 0;
-  chevron::run_threads({.pipeline_ranks = 2, .replicas = 3}, [&](transport& comm) {
-    float const parts[3] = {1e8f, -1e8f, 1.0f};  // only (r0 + r1) + r2 gives 1
-    for (int round = 0; round < 50; ++round) {
-      at::Tensor buckets[4];
-      for (int b = 0; b < 4; ++b) {
-        buckets[b] =
-            at::full({3}, parts[comm.topology().replica()] * static_cast<float>(b + 1 + 4 * comm.topology().pipeline_rank()));
-        comm.start_all_reduce(b, buckets[b]);
-      }
-      for (int b = 0; b < 4; ++b) {
-        comm.wait_all_reduce(b);
-        if (buckets[b][2].item<float>() != static_cast<float>(b + 1 + 4 * comm.topology().pipeline_rank())) ++wrong;
-      }
-    }
-  });
-  CHECK(wrong == 0);
-}
-
-TEST_CASE("gathers bring everybody's numbers and texts, by global rank") {
-  std::atomic<int> wrong = 0;
-  chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-    int const me = comm.topology().global_rank;
-    for (int round = 0; round < 50; ++round) {
-      double const mine[2] = {me + 10.0 * round, -me - 0.5};
-      double all[8];
-      comm.all_gather(mine, all);
-      for (int r = 0; r < 4; ++r) wrong += all[2 * r] != r + 10.0 * round || all[2 * r + 1] != -r - 0.5;
-      auto const texts = comm.all_gather_text(std::string(static_cast<std::size_t>(me * 3), 'x'));
-      for (std::size_t r = 0; r < 4; ++r) wrong += texts.at(r).size() != 3 * r;
-    }
-  });
-  CHECK(wrong == 0);
 }
 
 TEST_CASE("the layout of ranks") {

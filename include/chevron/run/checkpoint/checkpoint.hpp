@@ -74,6 +74,7 @@ inline std::vector<parameter> kept_of(stage const& s) {
 
 /// Finds out, before time is spent on training, whether checkpoints can be written into a folder, and holds it until the trainer
 /// goes, so that no other job saves there. After `load_checkpoint`, where training goes on from one. Collective.
+/// \param folder made if it is not there; the same, and shared, for all ranks
 /// \throws checkpoint_error, on every rank, when one of them cannot write there, or it is another job's
 inline void check_checkpoint_folder(trainer& train, std::filesystem::path const& folder) {
   detail::together(train.comm(), [&] {
@@ -84,11 +85,14 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
   });
 }
 
-/// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective; the folder must be the same, and
-/// shared, for all ranks. Until the manifest has its name, older checkpoints are the last ones; a checkpoint of the same step
-/// stays until all files of the new one are written. \returns the checkpoint's folder \throws checkpoint_error, on every rank,
-/// when one of them cannot write, when the folder holds checkpoints of another job, or a later one: nothing half-written stays,
-/// and training may go on
+/// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective. Until the manifest has its
+/// name, older checkpoints are the last ones; a checkpoint of the same step stays until all files of the new one are
+/// written. With `post_validation` it waits until the last step stands.
+/// \param folder the same, and shared, for all ranks
+/// \param metadata words of the caller's, kept in the manifest: what training depends on and the trainer does not know
+/// \returns the checkpoint's folder
+/// \throws checkpoint_error, on every rank, when one of them cannot write, when the folder holds checkpoints of another job, or a
+/// later one: nothing half-written stays, and training may go on
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& metadata = {}) {
   collective_scope const doing(train.comm(), "save_checkpoint");
@@ -166,7 +170,9 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   return target;
 }
 
-/// The same after `save_checkpoint`, between the same two steps. Collective.
+/// Removes old checkpoints after `save_checkpoint`, between the same two steps. Collective.
+/// \param keep how many stay, from 1: the last ones
+/// \throws checkpoint_error, on every rank, where one cannot be renamed
 inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& folder, int keep) {
   collective_scope const doing(train.comm(), "remove_old_checkpoints");
   detail::together(train.comm(), [&] {
@@ -175,11 +181,12 @@ inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& 
 }
 
 /// Loads a checkpoint into a trainer that was built alike but for layout and schedule, before its next step. Everything is found
-/// and compared, and the files that are needed are read once and found whole, before anything is changed. Collective. \param from
-/// a folder that holds checkpoints, for the last whole one, or one checkpoint's own \param expected words that must have been
-/// saved with it, just so: what training depends on and the trainer does not know \throws checkpoint_error, on every rank, when
-/// there is none, when a file is damaged or not of this checkpoint, or when names, shapes, dtypes, the kind of optimizer or words
-/// are not those of this job
+/// and compared, and the files that are needed are read once and found whole, before anything is changed. Collective.
+/// \param from a folder that holds checkpoints, for the last whole one, or one checkpoint's own
+/// \param expected words that must have been saved with it, just so: what training depends on and the trainer does not know
+/// \returns the step to go on with, which `trainer::next_step` gives too, and the words that were saved
+/// \throws checkpoint_error, on every rank, when there is none, when a file is damaged or not of this checkpoint, or when names,
+/// shapes, dtypes, the kind of optimizer or words are not those of this job
 inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
                                        std::map<std::string, std::string> const& expected = {}) {
   collective_scope const doing(train.comm(), "load_checkpoint");

@@ -146,8 +146,9 @@ inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::pat
 /// Removes old checkpoints from a folder, on a single rank: of the whole ones up to step `newest`, which must be there, the last
 /// `keep` stay. Whatever else is in the folder stays too: later checkpoints, half-written ones, links, and checkpoints into which
 /// somebody has put a file. A checkpoint is renamed to `removed-step-N` first, then deleted. Killed in between, it is no longer
-/// taken for one, and the next call deletes what is left. \param keep 1 or more \throws checkpoint_error where one cannot be
-/// renamed
+/// taken for one, and the next call deletes what is left.
+/// \param keep 1 or more
+/// \throws checkpoint_error where one cannot be renamed
 inline void remove_old_checkpoints(std::filesystem::path const& folder, long newest, int keep) {
   std::vector<long> whole;
   std::error_code gone;

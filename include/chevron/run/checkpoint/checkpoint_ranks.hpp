@@ -32,7 +32,8 @@ inline checkpoint_session& session_of(trainer& train) {
   return *train.checkpoints();
 }
 
-/// On global rank 0: makes the folder, and makes sure that it is this job's. \returns the job's name
+/// On global rank 0: makes the folder, and makes sure that it is this job's.
+/// \returns the job's name
 inline std::string claim(trainer& train, std::filesystem::path const& folder) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
@@ -72,7 +73,8 @@ void together(transport& comm, Work&& work) {
   agree(comm, failure);
 }
 
-/// A checkpoint holds a stage once. \param known by global rank
+/// A checkpoint holds a stage once.
+/// \param known by global rank
 inline void compare_buffers(topology const& where, std::vector<std::string> const& known) {
   for (std::size_t rank = 0; rank < known.size(); ++rank) {
     auto const first = nlohmann::json::parse(known[rank % static_cast<std::size_t>(where.pipeline_ranks)]);

@@ -36,7 +36,8 @@ class folder_lock {
  public:
   static constexpr char const* file_name = ".chevron-lock";
 
-  /// Waits a moment for a process that is about to end. \returns null where files cannot be locked, as on some network disks
+  /// Waits a moment for a process that is about to end.
+  /// \returns null where files cannot be locked, as on some network disks
   /// \throws checkpoint_error where another job holds it, naming its process
   static std::shared_ptr<folder_lock> take(std::filesystem::path const& folder, std::string const& job) {
     constexpr std::chrono::milliseconds moment{2000}, again{50};
@@ -150,7 +151,8 @@ inline void remove_partial_files(std::filesystem::path const& folder) {
 }
 
 /// Makes sure that a folder's checkpoints are this job's, and stay so. On a single rank, before anything is written there.
-/// \returns the job's name \throws checkpoint_error where they are another's
+/// \returns the job's name
+/// \throws checkpoint_error where they are another's
 inline std::string claim_folder(checkpoint_session& session, std::filesystem::path const& folder, long next_step) {
   if (session.job.empty()) session.job = random_digits();
   std::filesystem::path const key = std::filesystem::weakly_canonical(folder);

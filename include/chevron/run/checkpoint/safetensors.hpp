@@ -189,6 +189,7 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named
 }  // namespace detail
 
 /// Writes tensors, of any device and layout, as one file. It is there whole or not at all.
+/// \param all names and values; double, float, half, bfloat16, bool, and integers of 8 to 64 bits
 /// \throws checkpoint_error for a dtype the format has no name for, for a name given twice, and where the disk refuses
 inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
   detail::unnamed_safetensors(file, all).give_name();
@@ -227,16 +228,21 @@ class safetensors_file {
   }
 
   std::filesystem::path const& path() const { return path_; }
+  /// Whether there is a tensor of that name.
   bool holds(std::string const& name) const { return entries_.count(name) != 0; }
+  /// All names, in alphabetical order.
   std::vector<std::string> names() const {
     std::vector<std::string> all;
     for (auto const& [name, about] : entries_) all.push_back(name);
     return all;
   }
+  /// \throws checkpoint_error for a name that the file does not hold
   std::vector<std::int64_t> const& shape(std::string const& name) const { return entry(name).shape; }
+  /// \throws checkpoint_error for a name that the file does not hold
   at::ScalarType dtype(std::string const& name) const { return entry(name).type; }
 
-  /// Reads one tensor into the main memory.
+  /// Reads one tensor into the main memory, contiguous.
+  /// \throws checkpoint_error for a name that the file does not hold, and where it cannot be read
   at::Tensor read(std::string const& name) const {
     auto const& about = entry(name);
     at::Tensor out = at::empty(about.shape, about.type);

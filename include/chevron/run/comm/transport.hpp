@@ -1,7 +1,10 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -12,15 +15,17 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/lower/program.hpp>
+#include <chevron/run/comm/gather.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
+#include <chevron/run/failure/failure.hpp>
 
 /// \file
 /// How tensors get from rank to rank.
 
 namespace chevron {
 
-/// One rank's connections. The contract, the same for every transport:
+/// One rank's connections. The contract, the same for every transport (tests/run/comm/contract_test.cpp asks it of each):
 ///
 /// - All ranks run the same program set; each directed edge (sender → receiver, within one pipeline) is one channel that
 ///   delivers in the order of the sends, and receives are posted in that order. Sends may be rendezvous: a send need not
@@ -45,6 +50,9 @@ class transport {
 
   /// Whether a receiver gets the sender's own memory: then a sender never writes there again, also after `wait_send`.
   virtual bool is_zero_copy() const { return false; }
+
+  /// Whether the first sum or gather of a size takes long: then a trainer makes each once before its first step.
+  virtual bool connects_at_first_use() const { return false; }
 
   /// Called by all ranks alike, in one order, before messages go along these edges (sorted; some may be known already): what
   /// needs connections of its own makes them here.
@@ -82,36 +90,146 @@ class transport {
   /// Waits until the transfer in this slot is complete and lets its tensors go.
   virtual void wait_send(std::uint16_t send_slot) = 0;
 
-  /// Starts summing `values` in place over the replicas; `bucket` numbers the sums under way, from 0. A no-op with one replica.
-  virtual void start_all_reduce(int bucket, at::Tensor values) = 0;
+  /// Starts summing `values` in place over the replicas; nothing with one replica.
+  /// \param bucket numbers the sums under way, from 0
+  /// \param values contiguous; of the same sizes and dtype on all replicas
+  /// \throws usage_error where `values` is not contiguous
+  void start_all_reduce(int bucket, at::Tensor values) {
+    if (topology_.replicas == 1) return;
+    if (!values.is_contiguous()) {
+      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) +
+                        " needs a contiguous tensor. Remedy: .contiguous()");
+    }
+    start_sum(bucket, std::move(values));
+  }
   /// Waits for the sum started with this number.
-  virtual void wait_all_reduce(int bucket) = 0;
+  void wait_all_reduce(int bucket) {
+    if (topology_.replicas > 1) wait_sum(bucket);
+  }
 
-  /// Everybody's `mine`, by global rank: `all` has world × mine.size() entries.
-  virtual void all_gather(std::span<double const> mine, std::span<double> all) = 0;
+  /// Everybody's numbers.
+  /// \param mine as many on every rank; none is allowed, and waits for all ranks nevertheless
+  /// \param all  by global rank: world × mine.size() numbers
+  /// \throws usage_error where `all` has another size; preflight_error where ranks are in different calls or bring different
+  /// sizes
+  void all_gather(std::span<double const> mine, std::span<double> all) {
+    check_room(mine.size_bytes(), all.size_bytes());
+    begin_gather(gather_slot::now, std::as_bytes(mine), in_words("all_gather"));
+    end_gather(gather_slot::now, std::as_writable_bytes(all));
+  }
   /// The same in two halves: what `mine` was at the start is everybody's at the end, and nobody waits in between. One such gather
   /// is under way at a time; other collective calls may come between its halves, on all ranks alike.
-  virtual void start_all_gather(std::span<double const> mine) = 0;
-  virtual void finish_all_gather(std::span<double> all) = 0;
+  /// \throws usage_error in the second half, where there was no first
+  void start_all_gather(std::span<double const> mine) {
+    begin_gather(gather_slot::early, std::as_bytes(mine), "all_gather of what decides the last step");
+  }
+  void finish_all_gather(std::span<double> all) {
+    if (of(gather_slot::early).words == nullptr) {
+      throw usage_error("finish_all_gather finds no gather under way. Remedy: start_all_gather before it",
+                        {.rank = topology_.global_rank, .step = step_});
+    }
+    check_room(of(gather_slot::early).mine.size() - sizeof(detail::gather_header), all.size_bytes());
+    end_gather(gather_slot::early, std::as_writable_bytes(all));
+  }
   /// Everybody's text of any length, by global rank. For preflight and reports, not for the step.
-  virtual std::vector<std::string> all_gather_text(std::string const& mine) = 0;
+  std::vector<std::string> all_gather_text(std::string const& mine) {
+    if (topology_.world() == 1) return {mine};
+    return gather_text(mine, everybody(in_words("all_gather of texts")));
+  }
 
   void deadline(std::chrono::milliseconds longest_wait) { deadline_ = longest_wait; }
   std::chrono::milliseconds deadline() const { return deadline_; }
 
  protected:
+  static constexpr char const* sum_of_gradients = "sum of gradients";
+
   long step() const { return step_; }
+  /// A wait for what all ranks do together.
+  awaited everybody(char const* words) const { return {.words = words, .step = step_}; }
+  /// A wait for a message.
+  awaited message(int peer, action what) const {
+    return {.peer = topology_.global_of(peer), .what = what, .step = step_, .within = doing_};
+  }
+
   /// Tells the other ranks. From any thread.
   virtual void publish(error const&) {}
 
+  /// The two halves of a sum, with several replicas only; `values` is contiguous.
+  virtual void start_sum(int bucket, at::Tensor values) = 0;
+  virtual void wait_sum(int bucket) = 0;
+
+  /// Starts giving `mine` to all ranks, of which there are several; others of another size are refused or end by the deadline.
+  /// \param mine stays as it is until `finish_gather` has returned
+  virtual void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) = 0;
+  /// Waits for what all ranks gave.
+  /// \param parts to be filled, by global rank; they stay until the next gather in this slot starts. A part begins with what its
+  /// rank gave; where ranks gave different sizes, at least with its header
+  virtual void finish_gather(gather_slot slot, awaited const& about, std::vector<std::span<std::byte const>>& parts) = 0;
+  /// Texts of several ranks, as two gathers: of their lengths, and of texts as long as the longest. A transport whose gathers
+  /// must not meet others of another size has another way.
+  virtual std::vector<std::string> gather_text(std::string const& mine, awaited const& about) {
+    auto const world = static_cast<std::size_t>(topology_.world());
+    std::vector<std::uint64_t> lengths(world);
+    std::uint64_t const length = mine.size();
+    begin_gather(gather_slot::now, std::as_bytes(std::span(&length, 1)), about.words);
+    end_gather(gather_slot::now, std::as_writable_bytes(std::span(lengths)));
+    std::size_t const longest = *std::max_element(lengths.begin(), lengths.end());
+    std::string padded = mine, all(longest * world, '\0');
+    padded.resize(longest);
+    begin_gather(gather_slot::now, std::as_bytes(std::span(padded)), about.words);
+    end_gather(gather_slot::now, std::as_writable_bytes(std::span(all)));
+    std::vector<std::string> out;
+    for (std::size_t r = 0; r < world; ++r) out.push_back(all.substr(r * longest, lengths[r]));
+    return out;
+  }
+
  private:
   friend class collective_scope;
+
+  struct gather {
+    std::vector<std::byte> mine;  // behind a header
+    char const* words = nullptr;  // null: not under way
+  };
+
+  char const* in_words(char const* otherwise) const { return doing_ != nullptr ? doing_ : otherwise; }
+  gather& of(gather_slot slot) { return gathers_[static_cast<std::size_t>(slot)]; }
+
+  /// \param mine, all bytes
+  void check_room(std::size_t mine, std::size_t all) const {
+    auto const world = static_cast<std::size_t>(topology_.world());
+    if (all == mine * world) return;
+    auto const numbers = [](std::size_t bytes) { return std::to_string(bytes / sizeof(double)); };
+    throw usage_error("gather of " + numbers(mine) + " numbers needs room for " + std::to_string(world) +
+                          " times as many, not for " + numbers(all) + ". Remedy: room for " + numbers(mine * world),
+                      {.rank = topology_.global_rank, .step = step_});
+  }
+  void begin_gather(gather_slot slot, std::span<std::byte const> mine, char const* words) {
+    gather& one = of(slot);
+    one.words = words;
+    detail::put_header(one.mine, mine, everybody(words));
+    if (topology_.world() > 1) start_gather(slot, one.mine, everybody(words));
+  }
+  /// \param all with room for as many bytes of each rank as this one gave
+  void end_gather(gather_slot slot, std::span<std::byte> all) {
+    gather& one = of(slot);
+    awaited const about = everybody(std::exchange(one.words, nullptr));
+    parts_.assign(1, one.mine);
+    if (topology_.world() > 1) finish_gather(slot, about, parts_);
+    auto to = all.begin();
+    for (std::size_t r = 0; r < parts_.size(); ++r) {
+      auto const part = detail::without_header(parts_[r], static_cast<int>(r), one.mine.size() - sizeof(detail::gather_header),
+                                               topology_.global_rank, about);
+      to = std::copy(part.begin(), part.end(), to);
+    }
+  }
 
   chevron::topology topology_;
   long step_ = -1;
   std::chrono::milliseconds deadline_{300000};
   char const* doing_ = nullptr;
   std::atomic<bool> failed_{false};
+  std::array<gather, 2> gathers_;  // by slot
+  std::vector<std::span<std::byte const>> parts_;
 };
 
 /// Names what the ranks do together for as long as it lives; of several the innermost counts. Errors say it: `rank 0 is in

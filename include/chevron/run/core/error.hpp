@@ -12,15 +12,17 @@
 
 namespace chevron {
 
+/// What a program ends with: `run_main` makes it of the error that leaves the program's body. docs/training.md has causes and
+/// remedies.
 enum class exit_code : int {
   ok = 0,
-  other = 1,
-  usage = 2,
-  peer_lost = 3,
-  timeout = 4,
-  preflight = 5,
-  numerical = 6,
-  checkpoint = 7
+  other = 1,      ///< a stage threw, or an exception that is no `chevron::error`
+  usage = 2,      ///< `usage_error`; `stage_error` where LibTorch refuses what a stage gives it
+  peer_lost = 3,  ///< `peer_lost_error`
+  timeout = 4,    ///< `timeout_error`
+  preflight = 5,  ///< `preflight_error`
+  numerical = 6,  ///< `numerical_error`
+  checkpoint = 7  ///< `checkpoint_error`
 };
 
 /// Where in a run something happened. Ranks are global (replica × P + pipeline rank); -1 where it does not apply.
@@ -34,10 +36,13 @@ struct error_context {
 /// Base of all errors of a run: catch this one, print `what()`, end with `code()`.
 class error : public std::runtime_error {
  public:
+  /// \param sentence what is wrong, and the remedy; `what()` puts the context before it
   error(exit_code code, std::string const& sentence, error_context where)
       : std::runtime_error(with_context(sentence, where)), code_(code), context_(std::move(where)) {}
 
+  /// The exit code as a number, for `return` or `exit`.
   int code() const { return static_cast<int>(code_); }
+  /// Which rank, peer, step and action.
   error_context const& context() const { return context_; }
 
  private:
@@ -53,7 +58,8 @@ class error : public std::runtime_error {
   error_context context_;
 };
 
-/// A flag, a file, an environment variable, a shape or a module that cannot be used as given.
+/// A flag, a file, an environment variable, a shape or a module that cannot be used as given. Nothing was changed: who catches it
+/// may go on. Exit code 2.
 struct usage_error : error {
   explicit usage_error(std::string const& sentence, error_context where = {})
       : error(exit_code::usage, sentence, std::move(where)) {}
@@ -64,26 +70,30 @@ struct usage_error : error {
 struct stage_error : error {
   stage_error(exit_code code, std::string const& sentence, error_context where) : error(code, sentence, std::move(where)) {}
 };
-/// Another rank ended, closed its connections, or failed. A rank that ends because another failed takes over its exit code.
+/// Another rank ended, closed its connections, or failed. A rank that ends because another failed takes over its exit code, else
+/// the exit code is 3.
 struct peer_lost_error : error {
   peer_lost_error(std::string const& sentence, error_context where, exit_code of_the_other = exit_code::peer_lost)
       : error(of_the_other, sentence, std::move(where)) {}
 };
-/// Another rank is there but did not answer within the deadline.
+/// Another rank is there but did not answer within the deadline (`transport::deadline`, 300 s unless set), or did not come to the
+/// meeting of ranks within `launch_options::join`. Exit code 4.
 struct timeout_error : error {
   timeout_error(std::string const& sentence, error_context where) : error(exit_code::timeout, sentence, std::move(where)) {}
 };
-/// The ranks do not run the same program, were given different data, or disagree about what crosses between them.
+/// The ranks do not run the same program, were given different data, disagree about what crosses between them, or wait for each
+/// other in different calls. Exit code 5.
 struct preflight_error : error {
   preflight_error(std::string const& sentence, error_context where = {})
       : error(exit_code::preflight, sentence, std::move(where)) {}
 };
-/// A loss or a gradient is not finite.
+/// A loss or a gradient is not finite; no parameter was changed in that step. Thrown on every rank. Exit code 6.
 struct numerical_error : error {
   numerical_error(std::string const& sentence, error_context where) : error(exit_code::numerical, sentence, std::move(where)) {}
 };
 
 /// A checkpoint that cannot be written, or is not what was expected: names the file, the tensor and the remedy.
+/// Saving and loading throw it on every rank, and training may go on. Exit code 7.
 struct checkpoint_error : error {
   explicit checkpoint_error(std::string const& sentence, error_context where = {})
       : error(exit_code::checkpoint, sentence, std::move(where)) {}

@@ -10,6 +10,7 @@
 
 namespace chevron {
 
+/// What a stage takes or gives; entries may be undefined.
 using tensors = std::vector<at::Tensor>;
 
 /// One parameter (a leaf tensor), with its name within its stage.

@@ -27,22 +27,33 @@ struct cuda_devices {
 
 namespace detail {
 
-/// A GPU takes the work of its streams through a few queues, eight unless CUDA is told otherwise before it begins. Two streams in
-/// one queue wait for each other: a rank's receive for its send, say, and the other rank's the other way round.
-inline void keep_streams_apart() {
-  constexpr char const* name = "CUDA_DEVICE_MAX_CONNECTIONS";
-  ::setenv(name, "32", 0);
-  char const* const value = std::getenv(name);
-  if (std::atoi(value) >= 8) return;
-  throw usage_error(std::string(name) + "=" + value +
-                    " lets streams wait for each other, and ranks for ever. Remedy: unset it, or give 32");
+/// A GPU takes the work of its streams through a few queues, eight unless CUDA is told otherwise before it begins; 32 are the
+/// most. Two streams in one queue wait for each other: a rank's receive for its send, say, and the other rank's the other way
+/// round. The same comes of settings that have the host wait for each kernel, a receive among them, or that order communicators
+/// by the host's calls, which ranks do not make in one order.
+/// \throws usage_error for a setting under which ranks would wait for ever
+inline void refuse_settings_that_hang() {
+  constexpr char const* queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+  ::setenv(queues, "32", 0);
+  if (char const* const value = std::getenv(queues); std::atoi(value) < 32) {
+    throw usage_error(std::string(queues) + "=" + value +
+                      " lets streams wait for each other, and ranks for ever. Remedy: unset it, or give 32");
+  }
+  for (char const* const name : {"CUDA_LAUNCH_BLOCKING", "NCCL_LAUNCH_ORDER_IMPLICIT"}) {
+    char const* const value = std::getenv(name);
+    if (value == nullptr || std::atoi(value) == 0) continue;
+    throw usage_error(
+        std::string(name) + "=" + value +
+        " has the host wait for messages in the order of its calls, and so ranks for each other for ever. Remedy: unset it");
+  }
 }
 
 }  // namespace detail
 
 /// Asks CUDA in this process, which must not fork afterwards: CUDA does not work in children of a process that has used it.
+/// \throws usage_error where CUDA_DEVICE_MAX_CONNECTIONS lets streams wait for each other
 inline cuda_devices look_for_cuda_devices() {
-  detail::keep_streams_apart();  // CUDA reads it when it is first used
+  detail::refuse_settings_that_hang();  // CUDA reads it when it is first used
   cuda_devices out;
   if (cudaDriverGetVersion(&out.driver) != cudaSuccess) out.driver = 0;
   out.status = cudaGetDeviceCount(&out.count);
@@ -54,8 +65,9 @@ inline cuda_devices look_for_cuda_devices() {
 }
 
 /// The same, asked by a child process, so that this one can still fork. Call it while this process has one thread.
+/// \throws usage_error as above, and where no pipe can be opened
 inline cuda_devices look_for_cuda_devices_before_fork() {
-  detail::keep_streams_apart();
+  detail::refuse_settings_that_hang();
   cuda_devices out{.status = cudaErrorUnknown};
   int ends[2];
   if (::pipe(ends) != 0) {
@@ -121,7 +133,10 @@ struct cuda_sharing {
   bool share = false;     ///< more ranks than GPUs are wanted
 };
 
-/// The GPU of a rank, by its number on its machine. A `usage_error` where there is none for it.
+/// The GPU of a rank, by its number on its machine.
+/// \param local_rank `job::local_rank`
+/// \returns its number, as CUDA counts those that CUDA_VISIBLE_DEVICES leaves
+/// \throws usage_error where there is none for it: which rank, why, and the remedy (exit code 2)
 inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
   auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
   if (auto const why = why_no_cuda_device(found); !why.empty()) throw usage_error(rank + why);

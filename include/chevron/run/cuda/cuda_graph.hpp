@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -77,20 +78,24 @@ class cuda_graph_maker final : public graph_maker {
   class recording {
    public:
     recording(std::shared_ptr<pool> from, c10::cuda::CUDAStream on) : pool_(std::move(from)), stream_(on.stream()) {
-      C10_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-      under_way_ = true;
+      // The allocator first: memory that another thread frees within a capture it knows nothing of would have an event recorded
+      // into that capture (pytorch/pytorch#106235).
+      auto const mine = std::make_shared<std::atomic<unsigned long long>>(0);
+      c10::cuda::CUDACachingAllocator::beginAllocateToPool(pool_->device, pool_->id, [mine](cudaStream_t asks) {
+        unsigned long long id = 0;
+        return *mine != 0 && capturing(asks, id) && id == *mine;
+      });
+      allocating_ = true;
       try {
-        unsigned long long mine = 0;
-        capturing(stream_, mine);
-        c10::cuda::CUDACachingAllocator::beginAllocateToPool(pool_->device, pool_->id, [mine](cudaStream_t asks) {
-          unsigned long long id = 0;
-          return capturing(asks, id) && id == mine;
-        });
+        C10_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+        under_way_ = true;
+        unsigned long long id = 0;
+        capturing(stream_, id);
+        *mine = id;
       } catch (...) {
         give_up();
         throw;
       }
-      allocating_ = true;
     }
     ~recording() {
       if (under_way_) give_up();
@@ -115,8 +120,7 @@ class cuda_graph_maker final : public graph_maker {
     }
     cudaGraph_t stop() {
       cudaGraph_t noted = nullptr;
-      under_way_ = false;
-      why_ = cudaStreamEndCapture(stream_, &noted);
+      if (std::exchange(under_way_, false)) why_ = cudaStreamEndCapture(stream_, &noted);
       if (why_ != cudaSuccess) {
         (void)cudaGetLastError();  // else whatever asks next would report it
         noted = nullptr;
@@ -138,7 +142,11 @@ class cuda_graph_maker final : public graph_maker {
     graph(std::shared_ptr<pool> from, c10::cuda::CUDAStream on, cudaGraph_t noted) : pool_(std::move(from)), lane_(on) {
       cudaError_t const made = cudaGraphInstantiate(&ready_, noted, cudaGraphInstantiateFlagAutoFreeOnLaunch);
       C10_CUDA_CHECK_WARN(cudaGraphDestroy(noted));
-      if (made == cudaSuccess) return;
+      if (made == cudaSuccess) {
+        // So that the first launch has nothing to allocate, which may have to wait for a receive that spins.
+        C10_CUDA_CHECK_WARN(cudaGraphUpload(ready_, lane_.stream()));
+        return;
+      }
       c10::cuda::CUDACachingAllocator::releasePool(pool_->device, pool_->id);
       C10_CUDA_CHECK(made);
     }
@@ -170,7 +178,7 @@ class cuda_graph_maker final : public graph_maker {
   std::shared_ptr<pool> pool_;
 };
 
-/// For `trainer_options::graphs`. One for each rank.
+/// For `trainer_options::graphs`: `{.device = comm.device(), .graphs = chevron::cuda_graphs()}`. One for each rank.
 inline std::shared_ptr<graph_maker> cuda_graphs() { return std::make_shared<cuda_graph_maker>(); }
 
 }  // namespace chevron

@@ -22,10 +22,20 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <chevron/run/comm/streams/channel_use.hpp>
+
 /// \file
 /// Streams and events of a GPU, and NCCL's communicators as channels.
 
 namespace chevron {
+
+/// Blocks of a communicator's kernels, by what it is for: a transfer that waits keeps so many of the GPU's processors from
+/// computing, and takes memory for each. 0: NCCL's own choice.
+struct nccl_channel_limits {
+  int edge = 4;
+  int sum = 16;
+  int gather = 1;
+};
 
 /// What `stream_transport` asks for, as host_streams.hpp documents it, on one GPU. What the rank computes is what it puts on its
 /// thread's current stream.
@@ -72,7 +82,7 @@ class cuda_streams {
     ncclComm_t comm = nullptr;
   };
 
-  explicit cuda_streams(at::Device on) : device_(on) {}
+  explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : device_(on), limits_(limits) {}
   ~cuda_streams() {
     if (stopped_) return;
     for (ncclComm_t const comm : comms_) {
@@ -123,9 +133,10 @@ class cuda_streams {
     ncclResult_t const result = ncclGetUniqueId(&id);
     return result == ncclSuccess ? std::string(id.internal, sizeof id.internal) : std::string();
   }
-  /// Joins the other ranks of a channel. If `stop()` becomes true first, or it cannot be done, `fault` says so.
+  /// Joins the other ranks of a channel. Others may be connected only at their first use. If `stop()` becomes true first, or it
+  /// cannot be done, `fault` says so.
   template <class Stop>
-  channel connect(std::string const& id, int rank, int size, Stop const& stop) {
+  channel connect(std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
     channel out;
     ncclUniqueId unique{};
     if (id.size() != sizeof unique.internal) {
@@ -135,6 +146,8 @@ class cuda_streams {
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    int const most = use == channel_use::edge ? limits_.edge : use == channel_use::sum ? limits_.sum : limits_.gather;
+    if (most > 0) config.maxCTAs = most;
     c10::cuda::CUDAGuard const here(device_);
     ncclResult_t const result = ncclCommInitRankConfig(&out.comm, size, unique, rank, &config);
     if (result != ncclSuccess && result != ncclInProgress) {
@@ -166,9 +179,10 @@ class cuda_streams {
     });
   }
   void sum(channel& c, stream& on, at::Tensor const& values) {
+    ncclDataType_t const type = type_of(values);  // may throw, which no group of NCCL's survives
     call(c, [&] {
       void* const at = values.mutable_data_ptr();
-      return ncclAllReduce(at, at, static_cast<std::size_t>(values.numel()), type_of(values), ncclSum, c.comm, on.get());
+      return ncclAllReduce(at, at, static_cast<std::size_t>(values.numel()), type, ncclSum, c.comm, on.get());
     });
   }
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
@@ -182,13 +196,12 @@ class cuda_streams {
     C10_CUDA_CHECK(
         cudaMemcpyAsync(own.mutable_data_ptr(), mine.const_data_ptr(), mine.nbytes(), cudaMemcpyHostToDevice, on.get()));
     call(c, [&, &sent = own, &came = everybody] {
-      return ncclAllGather(sent.const_data_ptr(), came.mutable_data_ptr(), static_cast<std::size_t>(sent.numel()), ncclFloat64,
-                           c.comm, on.get());
+      return ncclAllGather(sent.const_data_ptr(), came.mutable_data_ptr(), sent.nbytes(), ncclInt8, c.comm, on.get());
     });
     C10_CUDA_CHECK(
         cudaMemcpyAsync(all.mutable_data_ptr(), everybody.const_data_ptr(), all.nbytes(), cudaMemcpyDeviceToHost, on.get()));
   }
-  at::Tensor numbers(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kDouble).pinned_memory(true)); }
+  at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).pinned_memory(true)); }
 
   std::string fault() {
     std::lock_guard const hold(mutex_);
@@ -203,8 +216,14 @@ class cuda_streams {
     stopped_ = true;
     // Whoever is within a call sees it and leaves.
     std::lock_guard const hold(mutex_);
+    // In a group NCCL sets the flags of all communicators before it clears any away (from 2.22 on). Alone, one's clearing waits
+    // for the whole device, where kernels of the others spin for ever (pytorch/pytorch#119797).
+    ncclGroupStart();
     for (ncclComm_t const comm : std::exchange(comms_, {})) ncclCommAbort(comm);
+    ncclGroupEnd();
   }
+  /// A thread besides the rank's own begins to ask for events: else CUDA would take GPU 0 for it, and memory there.
+  void enter_thread() { c10::cuda::set_device(device_.index()); }
 
  private:
   using clock = std::chrono::steady_clock;
@@ -237,33 +256,40 @@ class cuda_streams {
   /// One group of NCCL calls. What goes wrong is noted, and the watch tells everybody.
   template <class Calls>
   void call(channel& c, Calls const& calls) {
-    std::lock_guard const hold(mutex_);
-    if (stopped_ || !fault_.empty()) return;
-    c10::cuda::CUDAGuard const here(device_);
-    ncclGroupStart();
-    ncclResult_t result = calls();
-    ncclResult_t const end = ncclGroupEnd();
-    if (!bad(result)) result = end;
-    if (bad(result)) {
-      fault_ = words_of(result, c.comm);
-    } else if (result == ncclInProgress) {
-      ncclResult_t state = ncclInProgress;
-      while (!stopped_ && ncclCommGetAsyncError(c.comm, &state) == ncclSuccess && state == ncclInProgress)
-        std::this_thread::yield();
-      if (bad(state)) fault_ = words_of(state, c.comm);
+    ncclResult_t result = ncclSuccess;
+    {
+      std::lock_guard const hold(mutex_);
+      if (stopped_ || !fault_.empty()) return;
+      c10::cuda::CUDAGuard const here(device_);
+      ncclGroupStart();
+      result = calls();
+      ncclResult_t const end = ncclGroupEnd();
+      if (!bad(result)) result = end;
+      if (bad(result)) fault_ = words_of(result, c.comm);
     }
+    // Where the call connects it takes long, and the watch must be able to look, and to abort, meanwhile.
+    if (result == ncclInProgress)
+      settle(
+          c.comm, [] { return false; }, std::chrono::microseconds(0));
   }
 
   /// Waits until what a communicator was asked to do in the background is done; false if not.
+  /// \param nap between two looks; 0: the thread only gives way
   template <class Stop>
-  bool settle(ncclComm_t comm, Stop const& stop) {
-    ncclResult_t state = ncclInProgress;
-    while (ncclCommGetAsyncError(comm, &state) == ncclSuccess && state == ncclInProgress) {
-      if (stopped_ || stop()) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
+  bool settle(ncclComm_t comm, Stop const& stop, std::chrono::microseconds nap = std::chrono::microseconds(100)) {
+    while (true) {
+      ncclResult_t state = ncclInProgress;
+      {
+        // One thread at a time: the one that finds a background job ended joins its thread and frees it. And none after `abort`.
+        std::lock_guard const hold(mutex_);
+        if (stopped_) return false;
+        if (ncclResult_t const asked = ncclCommGetAsyncError(comm, &state); asked != ncclSuccess) state = asked;
+        if (bad(state) && fault_.empty()) fault_ = words_of(state, comm);
+      }
+      if (state != ncclInProgress) return state == ncclSuccess;
+      if (stop()) return false;
+      nap.count() > 0 ? std::this_thread::sleep_for(nap) : std::this_thread::yield();
     }
-    if (state != ncclSuccess) note(state, comm);
-    return state == ncclSuccess;
   }
 
   void note(std::string what) {
@@ -273,6 +299,7 @@ class cuda_streams {
   void note(ncclResult_t r, ncclComm_t comm) { note(words_of(r, comm)); }
 
   at::Device device_;
+  nccl_channel_limits limits_;
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;  // of what the watch's thread looks at, too
   std::vector<ncclComm_t> comms_;

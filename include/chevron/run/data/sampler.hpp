@@ -24,19 +24,19 @@ namespace chevron {
 
 struct sampler_options {
   std::size_t batch_size = 0;  ///< of one replica: what the data loader is told, too
-  std::uint64_t seed = 0;
-  bool shuffle = true;    ///< anew in each epoch; else samples come in their order
-  bool drop_last = true;  ///< leave out what fills no batch of all replicas at an epoch's end; else see below
+  std::uint64_t seed = 0;      ///< of the order, the same on all ranks
+  bool shuffle = true;         ///< anew in each epoch; else samples come in their order
+  bool drop_last = true;       ///< leave out what fills no batch of all replicas at an epoch's end; else see below
 };
 
 /// A sampler for LibTorch's data loader, as PyTorch's `DistributedSampler`: all ranks of a pipeline get the same samples,
 /// replicas different ones, and all as many.
 ///
-///     chevron::distributed_sampler sampler(set.size().value(), line.where(), {.batch_size = 16, .seed = 1});
-///     sampler.start_at(train.next_step());  // 0, or where a checkpoint goes on
+///     chevron::distributed_sampler sampler(set.size().value(), comm.topology(), {.batch_size = 16, .seed = 1});
+///     sampler.start_at(trainer.next_step());  // 0, or where a checkpoint goes on
 ///     auto const loader = torch::data::make_data_loader(set, sampler, torch::data::DataLoaderOptions(16).workers(2));
 ///     for (std::size_t epoch = sampler.epoch(); epoch < epochs; ++epoch) {
-///       for (auto& b : *loader) train.step({b.data}, {b.target});
+///       for (auto& b : *loader) trainer.step(b.data, b.target);
 ///     }
 ///
 /// The order depends on seed and epoch, and on nothing else: on no generator of the process, machine or library. Batch k of all
@@ -46,7 +46,8 @@ struct sampler_options {
 /// where samples do not divide among replicas the first ones of the epoch are taken once more.
 class distributed_sampler : public torch::data::samplers::Sampler<> {
  public:
-  /// \param size of the data set
+  /// \param size of the data set, in samples
+  /// \param where `transport::topology()`
   /// \throws usage_error where no batch comes of it
   distributed_sampler(std::size_t size, topology const& where, sampler_options options)
       : options_(options),
@@ -70,6 +71,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
   /// Begins with this batch, counted from 0 over all epochs: as many as training has used. With a batch a step that is the
   /// trainer's `next_step()`, also when it goes on from a checkpoint. To be called before a loader is made, which takes a copy
   /// and asks ahead: so a position that is asked of a loader's sampler would not be that of the training.
+  /// \throws usage_error for a number below 0
   void start_at(long batch) {
     if (batch < 0) throw usage_error("a sampler cannot start at batch " + std::to_string(batch) + ": they are counted from 0");
     epoch_ = static_cast<std::size_t>(batch) / batches();

@@ -26,6 +26,7 @@ struct sample_range {
 };
 
 /// Parts that differ by at most one sample, the larger ones first: 10 samples in 4 parts are 3, 3, 2, 2.
+/// \param micro_batch which of the parts, from 0
 constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int micro_batch) {
   std::int64_t const small = samples / micro_batches;
   std::int64_t const larger = samples % micro_batches;
@@ -33,7 +34,8 @@ constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int m
   return {micro_batch * small + before, small + (micro_batch < larger ? 1 : 0)};
 }
 
-/// One step's data, of one replica. Dimension 0 of inputs and targets is that of samples.
+/// One step's data, of one replica: the same on all ranks of its pipeline. Dimension 0 of inputs, of targets and of side inputs
+/// that are not `whole` is samples, equally many in each. No tensor may need a gradient.
 struct batch {
   tensors inputs;                            ///< of stage 0
   tensors targets;                           ///< of the loss
@@ -58,7 +60,8 @@ inline void check_detached(batch const& given) {
   for (side_input const& e : given.side_inputs) look(e.value, "side input `" + e.name + "`");
 }
 
-/// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these.
+/// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these. A finite
+/// number from 0; a microbatch of 0 is left out.
 using loss_weight_function = std::function<double(batch const& micro_batch)>;
 
 /// A batch (of one replica) in M parts: cut along dimension 0 (views, nothing is copied), or as the user cut it.
@@ -134,12 +137,13 @@ class split_batch {
   }
 
   /// Sets each microbatch's weight to its share.
-  /// \param all what all microbatches of this step count, over all replicas
+  /// \param global_weight what all microbatches of this step count, over all replicas
   void share(double global_weight) {
     for (part& p : parts_) p.weight = p.counts / global_weight;
   }
 
   /// How many samples these tensors hold, the same in each.
+  /// \throws usage_error where they disagree, or have no dimension 0
   static std::int64_t samples_in(batch const& whole) {
     if (whole.inputs.empty() && whole.targets.empty()) throw usage_error("a step needs at least one input or target tensor");
     std::int64_t samples = -1;

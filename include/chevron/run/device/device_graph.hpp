@@ -39,8 +39,8 @@ class graph_maker {
   virtual void begin(compute_streams const& on) = 0;
 
   /// Notes what `work` asks of the main stream, and of the side stream in between, without its being done: no memory changes, and
-  /// none that `work` made may be looked at. What it allocates is the graphs' for as long as any of them lives. \throws whatever
-  /// `work` throws, and what it asked for that cannot be noted; then nothing is left of it
+  /// none that `work` made may be looked at. What it allocates is the graphs' for as long as any of them lives.
+  /// \throws whatever `work` throws, and what it asked for that cannot be noted; then nothing is left of it
   virtual std::unique_ptr<device_graph> capture(compute_streams const& on, std::function<void()> const& work) = 0;
 };
 

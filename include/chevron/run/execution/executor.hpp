@@ -122,8 +122,8 @@ class executor {
     check_batch();
   }
 
-  /// Lets go of all that `run_ahead` computed, and takes what others sent meanwhile off the channels: a message is received before
-  /// the next of its edge is posted, so that slots are used as the program uses them. The run starts over.
+  /// Lets go of all that `run_ahead` computed, and takes what others sent meanwhile off the channels: a message is received
+  /// before the next of its edge is posted, so that slots are used as the program uses them. The run starts over.
   void withdraw() {
     compute_streams::scope const here(work_.streams());
     speculation const& what = *speculation_;
@@ -189,9 +189,8 @@ class executor {
     clock_.begin_step();
     memory_.begin_step();
     comm_->begin_step(step);
-    launching_ = captured_ && captured_->prepare(batch, [&](instruction const& i, auto const& work) {
-      with_error_context(i, nullptr, work);
-    });
+    launching_ = captured_ &&
+                 captured_->prepare(batch, [&](instruction const& i, auto const& work) { with_error_context(i, nullptr, work); });
   }
 
   /// Of what `run_ahead` comes to: must it wait for `finish`?
@@ -404,11 +403,11 @@ class executor {
 
   // Of the run under way.
   split_batch const* batch_ = nullptr;
-  int next_ = 0;            // position in the program
-  bool ahead_ = false;      // between run_ahead and finish
-  bool reduces_ = true;     // starts sums over the replicas
-  bool launching_ = false;  // graphs
-  tensors inputs_;          // of the F under way
+  int next_ = 0;                  // position in the program
+  bool ahead_ = false;            // between run_ahead and finish
+  bool reduces_ = true;           // starts sums over the replicas
+  bool launching_ = false;        // graphs
+  tensors inputs_;                // of the F under way
   tensors gradients_of_outputs_;  // of the B or I under way
 };
 

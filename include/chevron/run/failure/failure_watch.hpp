@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/connection_watch.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_board.hpp>
@@ -138,27 +139,33 @@ class failure_watch {
       }
       set_verdict(alone);
     }
-    consumed_ = true;
+    note_consumed();
     return *verdict_;
   }
 
   /// A connection to another rank that the watch looks at, too: `never` is a receive that stays pending until the connection
   /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
-  void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) {
-    std::lock_guard lock(connections_mutex_);
-    connections_.push_back({peer, std::move(never)});
-  }
+  void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) { connections_.add(peer, std::move(never)); }
   /// Before connections are closed in good order.
-  void look_away() {
-    std::lock_guard lock(connections_mutex_);
-    connections_.clear();
-  }
+  void look_away() { connections_.clear(); }
 
   /// From now on a rank that does not notice a published failure for this long (it computes, or hangs outside of any wait) is
-  /// ended by its watch, with the failure's exit code. For programs that have nothing to save.
+  /// ended by its watch, with the failure's exit code; and so is one that has noticed it, but does not come to its end within 10
+  /// seconds: clearing away a broken accelerator may hang. For programs that have nothing to save.
   void end_process_after(milliseconds patience) {
     std::lock_guard lock(mutex_);
     patience_ = patience;
+  }
+
+  /// Another thread of this rank looks after an accelerator and calls this again and again. Where it does not for ten seconds
+  /// longer than the deadline, the accelerator holds it up, which is a failure of this rank.
+  void beat(milliseconds longest) {
+    std::lock_guard lock(mutex_);
+    next_beat_ = clock::now() + longest + last_resort;
+  }
+  void expect_no_beat() {
+    std::lock_guard lock(mutex_);
+    next_beat_.reset();
   }
 
   /// The normal end, once all ranks are past their last message: no more watching, and the host of the store stays until
@@ -194,6 +201,7 @@ class failure_watch {
 
   static constexpr auto poll_every = milliseconds(100);
   static constexpr auto look_every = milliseconds(500);
+  static constexpr auto last_resort = milliseconds(10000);
   static constexpr auto nap = milliseconds(100);  // counted, as those of failure_board are
 
   bool stop() {
@@ -209,8 +217,14 @@ class failure_watch {
 
   failure consumed() {
     std::lock_guard lock(mutex_);
-    consumed_ = true;
+    note_consumed();
     return *verdict_;
+  }
+
+  // With mutex_ held.
+  void note_consumed() {
+    if (!consumed_) consumed_at_ = clock::now();
+    consumed_ = true;
   }
 
   // With mutex_ held.
@@ -234,6 +248,16 @@ class failure_watch {
         detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank was busy and is ended",
                             verdict_->code);
       }
+      if (consumed_ && patience_.count() > 0 && clock::now() > consumed_at_ + last_resort) {
+        detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank did not end by itself",
+                            verdict_->code);
+      }
+      if (next_beat_ && !verdict_ && !report_ && clock::now() > *next_beat_) {
+        report_ = failure{.code = static_cast<int>(exit_code::timeout),
+                          .rank = rank_,
+                          .reason = "rank " + std::to_string(rank_) + "'s accelerator does not answer any more"};
+        next_beat_.reset();
+      }
       auto const allowed = std::chrono::duration_cast<milliseconds>(deadline_ - since_);
       bool const long_wait = (waiting_ && clock::now() - since_ > std::clamp(allowed / 4, milliseconds(1), milliseconds(1000))) ||
                              (host_ && clock::now() - host_->since > milliseconds(1000));
@@ -246,7 +270,7 @@ class failure_watch {
       std::optional<failure> learned;
       try {
         if (!failed()) {
-          auto const broken = [this] { return broken_connection(); };
+          auto const broken = [this] { return connections_.broken(); };
           board_.begins_asking();
           learned = board_.poll();
           if (!learned && (long_wait || reported)) board_.write_waiting(mine);
@@ -279,33 +303,7 @@ class failure_watch {
 
   /// The wait that this rank is in, for the others. With the mutex held: so it goes on, and nothing that it tells of changes.
   detail::wait_entry entry() const {
-    detail::wait_entry out;
-    out.wait = waits_;
-    awaited const& mine = host_ ? host_->mine : mine_;
-    detail::wait_details const& details = host_ ? host_->details : details_;
-    out.peer = mine.peer;
-    out.words = mine.action_text();
-    out.text = mine.text();
-    out.need = details.need;
-    if (details.done != nullptr) out.done = *details.done;
-    if (details.transport != nullptr) out.transport = *details.transport;
-    return out;
-  }
-
-  std::optional<failure> broken_connection() {
-    std::lock_guard lock(connections_mutex_);
-    for (auto const& [peer, never] : connections_) {
-      try {
-        never->abort();  // so that the wait returns at once, unless the connection is broken
-        never->wait(milliseconds(1000));
-      } catch (std::exception const& e) {
-        auto const why = detail::message_of(e);
-        // Gloo gave up waiting and closed the connection from here: whose wait that was says so, and that no rank was lost.
-        if (why.find("timeout") != std::string::npos) continue;
-        return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
-      }
-    }
-    return std::nullopt;
+    return host_ ? detail::entry_of(waits_, host_->mine, host_->details) : detail::entry_of(waits_, mine_, details_);
   }
 
   failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
@@ -334,13 +332,13 @@ class failure_watch {
   std::optional<host_wait> host_;
   std::uint64_t waits_ = 0;  // so many have begun
   clock::time_point next_look_ = clock::now();
-  clock::time_point since_, deadline_, verdict_at_;
+  clock::time_point since_, deadline_, verdict_at_, consumed_at_;
   c10d::Work* work_ = nullptr;
   std::optional<failure> report_, verdict_;
   milliseconds patience_{0};
+  std::optional<clock::time_point> next_beat_;
   std::atomic<bool> known_{false};
-  std::mutex connections_mutex_;
-  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;
+  detail::connection_watch connections_;
   std::atomic<int> acknowledged_{0};
   std::thread thread_;
 };

@@ -82,6 +82,19 @@ struct wait_entry {
   bool is_send() const { return words.find("SEND") != std::string::npos; }
 };
 
+/// \param wait which of its waits it is
+inline wait_entry entry_of(std::uint64_t wait, awaited const& mine, wait_details const& details) {
+  wait_entry out;
+  out.wait = wait;
+  out.peer = mine.peer;
+  out.words = mine.action_text();
+  out.text = mine.text();
+  out.need = details.need;
+  if (details.done != nullptr) out.done = *details.done;
+  if (details.transport != nullptr) out.transport = *details.transport;
+  return out;
+}
+
 inline std::string numbers_of(std::vector<std::uint64_t> const& all) {
   std::string out;
   for (auto const each : all) out += (out.empty() ? "" : ",") + std::to_string(each);

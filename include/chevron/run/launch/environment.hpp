@@ -18,19 +18,20 @@ namespace chevron {
 
 /// What a launcher said.
 struct launch_environment {
-  int rank = 0;
-  int world = 1;
-  int local_rank = 0;
+  int rank = 0;                       ///< global, from 0
+  int world = 1;                      ///< ranks of the job; 1: no launcher, or one that started one process
+  int local_rank = 0;                 ///< among the ranks of this machine
   std::string launcher = "none";      ///< `none`, `torchrun`, `environment`, `Open MPI`, `PMI`, `Slurm`, `--nproc`
   std::string address = "127.0.0.1";  ///< where the store is
-  std::uint16_t port = 29500;
-  bool store_is_there = false;  ///< somebody else already hosts the store: every rank is a client
-  std::string job = "job";      ///< tells this job's keys from others' in a shared store
+  std::uint16_t port = 29500;         ///< of the store
+  bool store_is_there = false;        ///< somebody else already hosts the store: every rank is a client
+  std::string job = "job";            ///< tells this job's keys from others' in a shared store
 };
 
 /// Reads an environment variable; tests hand in their own.
 using environment_reader = std::function<std::optional<std::string>(std::string const&)>;
 
+/// The process's own environment; a variable that is empty counts as not set.
 inline std::optional<std::string> process_environment(std::string const& name) {
   char const* value = std::getenv(name.c_str());
   return value == nullptr || *value == 0 ? std::nullopt : std::optional<std::string>(value);
@@ -92,6 +93,7 @@ inline launch_environment place_from(environment_reader const& read, launcher_wo
 }  // namespace detail
 
 /// The first host of a Slurm node list: `gnode[10,20-25],x` gives `gnode10`. Leading zeros stay (`n[007-9]` gives `n007`).
+/// \throws usage_error for a list whose bracket is not closed
 inline std::string first_host(std::string_view list) {
   auto const open = list.find('[');
   auto const comma = list.find(',');
@@ -107,7 +109,8 @@ inline std::string first_host(std::string_view list) {
 }
 
 /// The place of this process, from (in this order) torchrun, RANK and WORLD_SIZE, Open MPI, PMI (MPICH, Intel MPI), Slurm.
-/// None of them: one rank. Half of one of them: a `usage_error` that names the missing variable.
+/// None of them: one rank.
+/// \throws usage_error where one of them is half set, with the name of the missing variable, and for numbers that are none
 inline launch_environment read_environment(environment_reader const& read = process_environment) {
   auto const& [plain, open_mpi, pmi, slurm] = detail::launchers(read);
   bool const torchrun = detail::is_torchrun(read);

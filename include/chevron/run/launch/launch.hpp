@@ -37,25 +37,26 @@
 namespace chevron {
 
 struct launch_options {
-  int nproc = 0;                          ///< fork this many ranks on this machine; 0: ask the environment
-  std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
-  rank_processes::options children{};     ///< with nproc: how failing children are dealt with
-  environment_reader environment = process_environment;
+  int nproc = 0;                                         ///< fork this many ranks on this machine; 0: ask the environment
+  std::chrono::milliseconds join{60000};                 ///< how long ranks wait for each other at the start: 60 s
+  rank_processes::options children{};                    ///< with nproc: how failing children are dealt with
+  environment_reader environment = process_environment;  ///< tests hand in their own
 };
 
 /// This process as one rank of a job. Keep it until the last transport is gone.
 struct job {
-  int rank = 0;
-  int world = 1;
-  int local_rank = 0;
-  std::string launcher;
+  int rank = 0;                                 ///< global, from 0
+  int world = 1;                                ///< ranks of the job
+  int local_rank = 0;                           ///< among the ranks of this machine: which GPU is this rank's
+  std::string launcher;                         ///< `torchrun`, `Open MPI`, `PMI`, `Slurm`, `environment`, `--nproc N` or `none`
   std::string interface_address = "127.0.0.1";  ///< of this machine, as the others reach it: where transports listen
   std::string store_address;                    ///< for people: `127.0.0.1:4711`
-  std::chrono::milliseconds join{60000};
-  c10::intrusive_ptr<c10d::Store> store;  ///< only this job's keys
-  std::shared_ptr<failure_watch> watch;
+  std::chrono::milliseconds join{60000};        ///< as in `launch_options`
+  c10::intrusive_ptr<c10d::Store> store;        ///< only this job's keys
+  std::shared_ptr<failure_watch> watch;         ///< hears of other ranks' failures, and tells them of this one's
 
-  /// `P × R` ranks. A `usage_error` if that is not how many there are.
+  /// This rank among `pipeline_ranks` × `replicas`.
+  /// \throws usage_error if that is not how many ranks there are
   chevron::topology topology(int pipeline_ranks, int replicas = 1) const {
     if (pipeline_ranks < 1 || replicas < 1 || static_cast<long>(pipeline_ranks) * replicas != world) {
       throw usage_error(std::to_string(pipeline_ranks) + " pipeline ranks × " + std::to_string(replicas) + " replicas need " +
@@ -232,6 +233,8 @@ inline void claim_rank(c10d::Store& store, int rank, std::string const& store_ad
 /// returns in the children only, each with its share of this machine's cores, while the calling process waits for them and ends
 /// with their result. Where a launcher has started this process as one of several, `nproc` is refused. Stores listen on loopback
 /// unless MASTER_ADDR names another address.
+/// \throws usage_error for `nproc` under a launcher, half-set variables, or an unknown MASTER_ADDR; preflight_error where the
+/// port or a rank's number is taken; timeout_error where rank 0 does not answer within `join`
 inline job launch(launch_options const& options = {}) {
   job out;
   out.join = options.join;

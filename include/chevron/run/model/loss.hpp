@@ -16,8 +16,12 @@
 
 namespace chevron {
 
-/// A loss: the last stage's outputs, then the targets, to one number, the mean over the microbatch's samples. Made of any
-/// callable that takes these tensors.
+/// A loss: the last stage's outputs, then the targets, to one number, the mean over the microbatch's samples (or over what
+/// `trainer_options::loss_weight` counts). Made of any callable that takes these tensors, up to eight, or all of them as one
+/// `std::span<at::Tensor const>`.
+///
+/// Outputs and targets are those of one microbatch: dimension 0 is its samples. The result is a tensor of one element, of any
+/// floating-point dtype, on the device of the outputs.
 class loss_function {
  public:
   loss_function() = default;
@@ -33,6 +37,8 @@ class loss_function {
 
   explicit operator bool() const { return static_cast<bool>(call_); }
 
+  /// The loss of one microbatch, with its graph.
+  /// \throws usage_error where the callable gives anything but one number
   at::Tensor operator()(tensors const& outputs, tensors const& targets) {
     tensors arguments = outputs, results;
     arguments.insert(arguments.end(), targets.begin(), targets.end());

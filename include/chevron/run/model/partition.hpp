@@ -20,7 +20,11 @@ namespace chevron {
 
 /// How many layers each stage gets when consecutive layers with these costs are shared out so that the costliest stage costs as
 /// little as possible; each stage gets one at least. Of several ways, the one that leaves the later stages less, since those hold
-/// fewer microbatches. \throws usage_error for fewer layers than stages
+/// fewer microbatches.
+/// \param costs one number a layer, from 0, in any unit: `parameter_counts`, `measured_costs` (seconds) or your own
+/// \param stages of the schedule: ranks × chunks
+/// \returns the number of layers of each stage
+/// \throws usage_error for fewer layers than stages
 inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
   auto const layers = static_cast<int>(costs.size());
   if (stages < 1 || layers < stages) {
@@ -84,7 +88,7 @@ inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vec
   return made;
 }
 
-/// By layer, for `balanced`: the numbers in its parameters. Layers without any cost nothing.
+/// By layer, for `balance`: the numbers in its parameters. Layers without any cost nothing.
 inline std::vector<double> parameter_counts(torch::nn::Sequential const& whole) {
   std::vector<double> counts;
   for (auto const& layer : whole->children()) {

@@ -27,11 +27,11 @@ namespace chevron {
 /// when an F is computed again for its backward.
 struct rng_key {
   std::uint64_t seed = 0;  ///< of the training job
-  long step = 0;
+  long step = 0;           ///< from 0
   int replica = 0;
   int stage = 0;
-  int micro_batch = 0;
-  int part = 0;  ///< of the stage, where it has several
+  int micro_batch = 0;  ///< of the optimizer step, accumulated batches included
+  int part = 0;         ///< of the stage, where it has several
 };
 
 /// The seed of that stream.
@@ -130,6 +130,8 @@ inline void intercept_draws() {
 /// itself is set, for the devices of `near`, and put back at the end. Ranks as threads need a device each for that.
 class random_scope {
  public:
+  /// \param at the stream to draw from
+  /// \param near tensors on the devices that are drawn on; the CPU needs none
   explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {})
       : stream_{stream_of(at), detail::current_stream, {}}, include_((detail::intercept_draws(), detail::random_key)) {
     detail::current_stream = &stream_;

@@ -20,8 +20,8 @@ namespace chevron {
 
 /// One tensor from stage `from` to stage `to` > from.
 struct skip {
-  int from = 0;
-  int to = 0;
+  int from = 0;  ///< stage that gives it, as one output more
+  int to = 0;    ///< stage that takes it, as one input more
 };
 
 /// A builder of the same stages with skip connections between them. For each connection, in the order listed, stage `from` gives
@@ -30,7 +30,9 @@ struct skip {
 ///
 /// The tensor travels with the messages that go from stage to stage anyway. An edge of its own would be shorter, but a
 /// program's proof is about neighbouring stages: so what was proved without skip connections holds with them, no message is
-/// added, and the ranks between keep nothing.
+/// added, and the ranks between keep nothing. Tensors of any shape and dtype may skip; floating-point ones get a gradient back.
+/// \param build the stages without connections, by number: the result takes its place in `trainer_setup::stages`
+/// \throws usage_error for a connection that leads to no later stage. A stage that gives too few tensors fails in its first step
 inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std::vector<skip> connections) {
   for (skip const& c : connections) {
     if (c.from < 0 || c.to <= c.from) {

@@ -25,10 +25,10 @@ namespace chevron {
 
 /// What a stage gets besides the tensors that go through the pipeline.
 struct forward_context {
-  std::span<side_input const> side_inputs = {};
-  std::optional<rng_key> draws = std::nullopt;  ///< where random numbers come from; nullopt: ATen's default generator
-  bool* drew = nullptr;                         ///< if given, and `draws` is: set to true where one was drawn
-  bool evaluation = false;
+  std::span<side_input const> side_inputs = {};  ///< of this microbatch
+  std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
+  bool* drew = nullptr;                          ///< if given, and `draws` is: set to true where one was drawn
+  bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
 };
 
 /// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
@@ -100,11 +100,16 @@ concept stage_forward = !module_pointer<Callable> && (detail::takes_any_count<Ca
 /// what its predecessor gives; all tensors cross, undefined ones too, and every floating-point one gets a gradient back. An
 /// optional that is empty arrives as an undefined tensor.
 ///
+/// Shapes are free, but for two: dimension 0 of the batch's tensors is samples, which are cut into microbatches, and what the
+/// last stage gives is what the loss function takes. Between stages each microbatch of a step may have shapes of its own.
+///
 /// Modules train as they are: one that was put into evaluation (`eval()`, a frozen BatchNorm) stays so.
 class stage {
  public:
+  /// No stage: `trainer::stages()` holds one where a stage is another rank's.
   stage() = default;
 
+  /// \param module its `forward` is called with as many tensors as arrive
   template <module_pointer Module>
   stage(Module module) {  // NOLINT: a module is a stage
     declare(module);
@@ -129,6 +134,7 @@ class stage {
     call(std::move(forward));
   }
 
+  /// \param parameters all that `forward` uses and that are to be trained, each with a name of its own
   template <class Callable>
   requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && stage_forward<Callable>)
       stage(Callable forward, std::vector<parameter> parameters = {})
@@ -139,6 +145,7 @@ class stage {
 
   /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each
   /// gets the number of its part before it: `1.weight`. Parts differ in what `recompute` and `side_inputs` say of them.
+  /// \throws usage_error for a part that is empty
   friend stage in_sequence(std::vector<stage> parts) {
     stage whole;
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -169,7 +176,8 @@ class stage {
     return *this;
   }
 
-  /// Tensors of the batch that follow its inputs, by name, in this order; of a stage in parts: those of its first.
+  /// Tensors of the batch that follow its inputs, by name, in this order; of a stage in parts: those of its first. A name that a
+  /// step's batch lacks is an error of that step, with exit code 2.
   stage& side_inputs(std::vector<std::string> names) {
     if (!parts_.empty()) parts_.front().side_inputs = std::move(names);
     return *this;
@@ -183,6 +191,7 @@ class stage {
   }
 
   /// Says that this parameter and those that other stages put into the same group are one parameter (tied_parameters.hpp).
+  /// \throws usage_error for a name that the stage has not, or that is tied as another group
   stage& tie(std::string const& parameter_name, std::string group) {
     std::string known;
     for (parameter& p : parameters_) {

@@ -134,6 +134,15 @@ class global_step {
     return false;
   }
 
+  /// Makes the gather of a step once, for a transport that connects at its first use. Collective.
+  void gather_once() {
+    numbers_.clear();
+    numbers_.all_gather();
+    if (!options_.post_validation) return;
+    numbers_.start_all_gather();
+    numbers_.finish_all_gather();
+  }
+
   /// What the ranks of a pipeline use in common of a batch.
   detail::data_agreement const& data() const { return numbers_.data(); }
 

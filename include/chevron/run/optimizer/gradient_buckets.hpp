@@ -31,8 +31,8 @@ namespace chevron {
 /// parameters are added up, and summed over replicas, in single precision.
 ///
 /// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as
-/// soon as it is there, and `.grad` is left empty); `start_all_reduce` hands them to the transport in buckets, once the stage's last W
-/// or B is done, and nobody writes to them until `wait_all_reduce` returned.
+/// soon as it is there, and `.grad` is left empty); `start_all_reduce` hands them to the transport in buckets, once the stage's
+/// last W or B is done, and nobody writes to them until `wait_all_reduce` returned.
 class gradient_buckets {
  public:
   /// \param first_bucket buckets are numbered over the whole rank; this stage's begin here

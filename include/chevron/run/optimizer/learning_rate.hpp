@@ -12,23 +12,25 @@ namespace chevron {
 /// Up in a straight line over `warm_up` steps (the last of them has `highest`; none is as one), then down a half cosine from
 /// `highest` to `lowest` in the last of `steps`.
 struct warm_up_cosine {
-  double highest = 1e-3;
-  double warm_up = 0;
-  double steps = 1;
-  double lowest = 0;
+  double highest = 1e-3;  ///< learning rate, as the optimizer takes it
+  double warm_up = 0;     ///< in steps
+  double steps = 1;       ///< of the whole training, the warm-up included; later ones have `lowest`
+  double lowest = 0;      ///< learning rate of the last step
 
   /// \param step from 0
+  /// \returns its learning rate
   double operator()(long step) const;
 };
 
 /// Up in a straight line over `warm_up` steps, then down in a straight line from `highest` to `lowest` in the last of `steps`.
 struct warm_up_linear {
-  double highest = 1e-3;
+  double highest = 1e-3;  ///< as in `warm_up_cosine`
   double warm_up = 0;
   double steps = 1;
   double lowest = 0;
 
   /// \param step from 0
+  /// \returns its learning rate
   double operator()(long step) const;
 };
 

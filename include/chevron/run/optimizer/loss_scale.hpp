@@ -13,12 +13,12 @@ namespace chevron {
 
 /// The factor follows what the gradients bear: down when one is not finite (that step is skipped), up after many that were.
 struct loss_scaling {
-  double initial = 65536;
-  double growth = 2;  ///< powers of 2 change no bit of a gradient that stays in range
-  double backoff = 0.5;
+  double initial = 65536;      ///< factor of the first step
+  double growth = 2;           ///< powers of 2 change no bit of a gradient that stays in range
+  double backoff = 0.5;        ///< times this after an overflow; above 0, below 1
   int growth_interval = 2000;  ///< steps in a row without overflow
   double least = 1;            ///< an overflow with this factor is not the factor's fault
-  double most = 16777216;
+  double most = 16777216;      ///< it grows no further
 };
 
 /// The factor over the steps of a training job. The same on all ranks, since it depends on what all of them know.
@@ -45,6 +45,7 @@ class loss_scale {
     require(how.growth_interval > 0, "growth interval", how.growth_interval, "a number of steps from 1");
   }
 
+  /// Whether there is any scaling.
   bool on() const { return on_; }
 
   /// 1 without scaling.
@@ -52,6 +53,8 @@ class loss_scale {
   /// Would a smaller factor help against an overflow?
   bool can_back_off() const { return on_ && now_.factor > how_.least; }
 
+  /// Says how a step went, after it: the factor of the next one follows.
+  /// \param overflow a scaled gradient was not finite, and the step was skipped
   void step(bool overflow) {
     if (!on_) return;
     if (overflow) {

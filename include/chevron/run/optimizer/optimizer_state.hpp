@@ -22,8 +22,8 @@
 namespace chevron {
 
 /// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined ones included, and `number(name, value)` for
-/// each number, in a fixed order; `value` may be written to. \throws usage_error for a state that none of SGD, Adam, AdamW,
-/// RMSprop and Adagrad has
+/// each number, in a fixed order; `value` may be written to.
+/// \throws usage_error for a state that none of SGD, Adam, AdamW, RMSprop and Adagrad has
 template <class OnTensor, class OnNumber>
 void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, OnNumber&& number) {
   namespace optim = torch::optim;

@@ -51,7 +51,8 @@ class rank_gradients final : public gradient_store {
     for (std::size_t s = 0; s < by_stage_.size(); ++s) {
       if (!by_stage_[s]) continue;
       for (parameter const& p : by_stage_[s]->trained()) {
-        bool const known = std::any_of(out.begin(), out.end(), [&](named_parameter const& q) { return q.value.is_same(p.value); });
+        bool const known =
+            std::any_of(out.begin(), out.end(), [&](named_parameter const& q) { return q.value.is_same(p.value); });
         if (!known) out.push_back({static_cast<int>(s), p.name, p.value});
       }
     }
@@ -63,6 +64,10 @@ class rank_gradients final : public gradient_store {
     each([](gradient_buckets& g) { g.attach_all(); });
   }
   void start_all_reduce(int stage) override { by_stage_[static_cast<std::size_t>(stage)]->start_all_reduce(*comm_); }
+  /// Of all stages.
+  void start_all_reduce() {
+    each([this](gradient_buckets& g) { g.start_all_reduce(*comm_); });
+  }
   /// Waits for the replicas' sums of all stages.
   void wait_all_reduce() {
     auto const from = std::chrono::steady_clock::now();

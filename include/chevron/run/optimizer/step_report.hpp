@@ -18,8 +18,8 @@ struct step_report {
   bool settled = false;
   double loss = std::numeric_limits<double>::quiet_NaN();       ///< mean over all samples, or other weights, of all replicas
   double grad_norm = std::numeric_limits<double>::quiet_NaN();  ///< over all parameters of the model, before clipping
-  bool skipped = false;    ///< loss or gradient was not finite, nothing was changed
-  bool clipped = false;    ///< gradients were scaled down to `clip_grad_norm`
+  bool skipped = false;                                         ///< loss or gradient was not finite, nothing was changed
+  bool clipped = false;                                         ///< gradients were scaled down to `clip_grad_norm`
   double loss_factor = 1;  ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
   double learning_rate = 0;  ///< 0 on a rank without parameters if no schedule was given
   double seconds = 0;        ///< as this rank saw it

@@ -163,10 +163,11 @@ class tied_parameters {
       std::string const who = "stage " + field[0] + "'s " + field[3] + " on rank " + std::to_string(global_rank);
       auto& owners = seen_at[field[2] + (field[4].ends_with(frozen) ? who : "")];  // a frozen one nobody writes to
       if (!owners.empty() && owners[0] != std::to_string(global_rank)) {
-        throw usage_error(who + " and " + owners[1] +
-                          " are one tensor: ranks that are threads would both write to it. "
-                          "Remedy: build it anew on each rank" +
-                          (owners[2] == field[0] ? "" : ", and tie the two: stage.tie(\"" + field[3] + "\", \"a group of their own\")"));
+        throw usage_error(
+            who + " and " + owners[1] +
+            " are one tensor: ranks that are threads would both write to it. "
+            "Remedy: build it anew on each rank" +
+            (owners[2] == field[0] ? "" : ", and tie the two: stage.tie(\"" + field[3] + "\", \"a group of their own\")"));
       }
       if (owners.empty()) owners = {std::to_string(global_rank), who, field[0]};
       if (!field[6].empty() && global_rank < where.pipeline_ranks)

@@ -93,14 +93,16 @@ struct trainer_options {
 namespace detail {
 
 inline std::string scaling_in_words(loss_scaling const& s) {
-  return "from " + number_text(s.initial) + " between " + number_text(s.least) + " and " + number_text(s.most) + ", times " + number_text(s.growth) +
-         " after " + std::to_string(s.growth_interval) + " steps, times " + number_text(s.backoff) + " on overflow";
+  return "from " + number_text(s.initial) + " between " + number_text(s.least) + " and " + number_text(s.most) + ", times " +
+         number_text(s.growth) + " after " + std::to_string(s.growth_interval) + " steps, times " + number_text(s.backoff) +
+         " on overflow";
 }
 
 /// \throws usage_error for what means nothing
 inline void check(trainer_options const& options) {
   if (!(options.clip_grad_norm >= 0)) {
-    throw usage_error("clip_grad_norm is " + number_text(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
+    throw usage_error("clip_grad_norm is " + number_text(options.clip_grad_norm) +
+                      ": give the largest norm, or 0 for no clipping");
   }
   if (options.stable_steps < 0)
     throw usage_error("stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");

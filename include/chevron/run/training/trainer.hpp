@@ -81,6 +81,7 @@ class trainer {
     executor_ = std::make_unique<executor>(
         program_, comm, stages, context_.loss(),
         executor_settings{options_.seed, options_.autocast, context_.streams(), options_.graphs}, gradients_.get());
+    if (comm.connects_at_first_use()) use_collectives_once();
   }
 
   trainer(trainer const&) = delete;
@@ -167,6 +168,15 @@ class trainer {
   void cut(std::vector<batch> const& micro_batches) {
     for (batch const& one : micro_batches) check_detached(one);
     batch_.take(context_.on_device(micro_batches), program_.view().plan.size.micro_batches);
+  }
+
+  /// With gradients that are zero yet, and buffers that are the same on all replicas.
+  void use_collectives_once() {
+    gradients_->start_all_reduce();
+    gradients_->wait_all_reduce();
+    buffers_of_all_.start(context_.comm());
+    buffers_of_all_.finish(context_.comm());
+    update_->gather_once();
   }
 
   void check_setup(program_view const& p) const {
@@ -305,7 +315,7 @@ class trainer {
   buffer_snapshot buffers_before_;
   replica_buffers buffers_of_all_;
   std::shared_ptr<checkpoint_session> checkpoints_;
-  step_report report_;                 // of the last step
+  step_report report_;                // of the last step
   std::vector<step_report> to_tell_;  // settled, `on_report` has not had them yet
   long step_ = 0;
 };

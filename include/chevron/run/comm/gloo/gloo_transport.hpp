@@ -98,7 +98,7 @@ class gloo_transport final : public transport {
 
   void open(slot_counts const& slots) override {
     // It waits for what was sent first to be taken, at least once by each.
-    waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots); });
+    waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots, step()); });
     done_.open();
     sent_.assign(static_cast<std::size_t>(slots.send), {});
     posted_.assign(static_cast<std::size_t>(slots.receive), {});
@@ -106,19 +106,19 @@ class gloo_transport final : public transport {
 
   void begin_step(long step) override {
     transport::begin_step(step);
-    messages_.begin_step(step);
+    messages_.finish_first_sends();
     watch_->throw_if_failed({.words = "the start of the step", .step = step});
   }
 
   void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
     auto& sent = done_.now.sent[static_cast<std::size_t>(topology().global_of(peer))];
-    messages_.post_send(peer, what, send_slot, values);
+    messages_.post_send(message(peer, what), send_slot, values);
     // It needs as many receives of the other's.
     sent_.at(send_slot) = {.of = count::received, .turn = done_.turn, .least = ++sent};
   }
   void post_receive(int peer, action what, std::uint16_t receive_slot) override {
     auto& posted = done_.now.received[static_cast<std::size_t>(topology().global_of(peer))];
-    messages_.post_receive(peer, what, receive_slot);
+    messages_.post_receive(message(peer, what), receive_slot);
     posted_.at(receive_slot) = {.of = count::sent, .turn = done_.turn, .least = ++posted};
   }
   std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
@@ -128,66 +128,8 @@ class gloo_transport final : public transport {
     waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
   }
 
-  void start_all_reduce(int bucket, at::Tensor values) override {
-    if (topology().replicas == 1) return;
-    if (!values.is_contiguous()) {
-      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) +
-                        " needs a contiguous tensor. Remedy: .contiguous()");
-    }
-    summing& sum = sums_[bucket];
-    sum.number = ++done_.sums;
-    if (near_sums_ != nullptr) return near_sums_->start(bucket, std::move(values));
-    std::vector<at::Tensor> list{std::move(values)};
-    sum.work = waits_.posting(everybody(sum_of_gradients), [&] { return replicas_->allreduce(list); });
-  }
-
-  void wait_all_reduce(int bucket) override {
-    if (topology().replicas == 1) return;
-    awaited const mine = everybody(sum_of_gradients);
-    summing& sum = sums_[bucket];
-    needing(count::sums, sum.number, [&] {
-      if (near_sums_ != nullptr) return near_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
-      if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
-    });
-  }
-
-  void all_gather(std::span<double const> mine, std::span<double> all) override {
-    check_room(mine.size(), all.size());
-    all_gather_bytes(mine.data(), mine.size_bytes(), all.data(), in_words("all_gather"));
-  }
-
-  void start_all_gather(std::span<double const> mine) override {
-    early_numbers_ = mine.size();
-    ++done_.early_gathers;
-    all_gather_.start(exchange_buffer::early_all_gather, mine.data(), mine.size_bytes(), everybody(early));
-  }
-
-  void finish_all_gather(std::span<double> all) override {
-    check_room(early_numbers_, all.size());
-    needing(count::early_gathers, done_.early_gathers,
-            [&] { all_gather_.finish(exchange_buffer::early_all_gather, all.data(), everybody(early)); });
-  }
-
-  std::vector<std::string> all_gather_text(std::string const& mine) override {
-    auto const world = static_cast<std::size_t>(topology().world());
-    if (world == 1) return {mine};
-    double const length = static_cast<double>(mine.size());
-    std::vector<double> lengths(world);
-    auto const* const words = in_words("all_gather of texts");
-    all_gather_bytes(&length, sizeof length, lengths.data(), words);
-    auto const longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
-    std::string padded = mine;
-    padded.resize(longest);
-    std::string all(longest * world, '\0');
-    all_gather_bytes(padded.data(), longest, all.data(), words);
-    std::vector<std::string> out;
-    for (std::size_t r = 0; r < world; ++r) out.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
-    return out;
-  }
-
  private:
   using work_ptr = detail::bounded_wait::work_ptr;
-  using exchange_buffer = detail::shared_memory::exchange_buffer;
   using count = detail::wait_need::count;
 
   struct summing {
@@ -196,11 +138,6 @@ class gloo_transport final : public transport {
   };
 
   static constexpr char const* end_of_job = "the end of the job";
-  static constexpr char const* early = "all_gather of what decides the last step";
-  static constexpr char const* sum_of_gradients = "sum of gradients";
-
-  awaited everybody(char const* words) const { return {.words = words, .step = step()}; }
-  char const* in_words(char const* otherwise) const { return doing() != nullptr ? doing() : otherwise; }
 
   void publish(error const& found) override {
     watch_->report(detail::failure_by(topology().global_rank, found.what(), found.code(), found.context()));
@@ -212,15 +149,28 @@ class gloo_transport final : public transport {
     waits_.needing({.of = of, .least = number, .every = of == count::sums ? topology().pipeline_ranks : 1}, work);
   }
 
-  void all_gather_bytes(void const* mine, std::size_t bytes, void* all, char const* words) {
-    ++done_.gathers;
-    all_gather_.start(exchange_buffer::all_gather, mine, bytes, everybody(words));
-    needing(count::gathers, done_.gathers, [&] { all_gather_.finish(exchange_buffer::all_gather, all, everybody(words)); });
+  void start_sum(int bucket, at::Tensor values) override {
+    summing& sum = sums_[bucket];
+    sum.number = ++done_.sums;
+    if (near_sums_ != nullptr) return near_sums_->start(bucket, std::move(values));
+    std::vector<at::Tensor> list{std::move(values)};
+    sum.work = waits_.posting(everybody(sum_of_gradients), [&] { return replicas_->allreduce(list); });
   }
-  void check_room(std::size_t mine, std::size_t room) const {
-    if (room == mine * static_cast<std::size_t>(topology().world())) return;
-    throw usage_error("gather of " + std::to_string(mine) + " numbers needs room for " + std::to_string(topology().world()) +
-                      " times as many, not for " + std::to_string(room));
+  void wait_sum(int bucket) override {
+    awaited const mine = everybody(sum_of_gradients);
+    summing& sum = sums_[bucket];
+    needing(count::sums, sum.number, [&] {
+      if (near_sums_ != nullptr) return near_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
+    });
+  }
+
+  void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
+    ++detail::gathers_in(done_, slot);
+    all_gather_.start(slot, mine, about);
+  }
+  void finish_gather(gather_slot slot, awaited const& about, std::vector<std::span<std::byte const>>& parts) override {
+    waits_.needing(detail::need_of_gather(done_, slot), [&] { all_gather_.finish(slot, about, parts); });
   }
 
   /// Meets all ranks in the store, then connects to them.
@@ -300,7 +250,6 @@ class gloo_transport final : public transport {
   std::unordered_map<int, summing> sums_;  // by bucket
   detail::wait_progress done_;
   std::vector<detail::wait_need> sent_, posted_;  // by slot: what its wait needs
-  std::size_t early_numbers_ = 0;                 // of `start_all_gather`
   bool closed_ = false;
 };
 

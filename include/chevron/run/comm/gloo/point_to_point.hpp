@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
 #include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/gloo/shared_memory_channel.hpp>
+#include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
@@ -26,9 +26,9 @@ namespace chevron::detail {
 /// Messages over Gloo, and between ranks of one machine in shared memory.
 ///
 /// Gloo checks nothing: a receive buffer that is too small aborts the process, one that is too large is filled in part, and
-/// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with its shapes
-/// and dtypes, both sides keep it, and a sender whose later tensors differ stops before Gloo sees them. Every message has a tag
-/// of its own, so one can never be taken for another.
+/// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with the shapes
+/// and dtypes that both sides agree on (message_agreement.hpp). Every message has a tag of its own, so one can never be taken for
+/// another.
 ///
 /// Also on one machine a message of Gloo's is three writes and as many threads woken. So there, from its second time on, a
 /// message of up to 1 MiB is handed over in shared memory (shared_memory_channel.hpp); the header of the first time says where.
@@ -37,30 +37,23 @@ class point_to_point {
  public:
   /// \param world  of which messages go; not used before the first of them, and alive until `clear`
   point_to_point(topology const& where, gloo_group const& world, bounded_wait& waits, failure_watch& watch)
-      : topology_(where), world_(world), waits_(waits), watch_(watch) {}
+      : topology_(where), world_(world), waits_(waits), watch_(watch), agreement_(watch, where.global_rank) {}
 
   /// From here on messages may go in shared memory.
   void share(shared_memory& memory) { near_ = std::make_unique<shared_memory_channel>(memory, topology_, waits_); }
 
-  /// As `transport` has it. Also forgets the shapes of earlier programs: all ranks open together.
-  void open(slot_counts const& slots) {
+  // As `transport` has them; what is sent and received is said by the wait for it.
+
+  void open(slot_counts const& slots, long step) {
     finish_first_sends();
-    if (near_ != nullptr) near_->forget(step_);
-    agreed_.clear();
-    ++turn_;
+    if (near_ != nullptr) near_->forget(step);
+    agreement_.open();
     clear();
     sends_.resize(static_cast<std::size_t>(slots.send));
     receives_.resize(static_cast<std::size_t>(slots.receive));
   }
-  void begin_step(long step) {
-    step_ = step;
-    finish_first_sends();
-  }
   void finish_first_sends() {
-    for (auto& slot : first_sends_) {
-      for (auto& work : slot.works) waits_.work(*work, slot.about);
-    }
-    first_sends_.clear();
+    agreement_.finish_first_sends([&](outgoing& sent) { wait_for(sent); });
   }
   /// Lets go of all slots.
   void clear() {
@@ -68,62 +61,48 @@ class point_to_point {
     receives_.clear();
   }
 
-  void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) {
-    awaited const mine = message(peer, what);
+  void post_send(awaited const& mine, std::uint16_t send_slot, std::span<at::Tensor const> values) {
     watch_.throw_if_failed(mine);
     auto& slot = sends_.at(send_slot);
     slot.about = mine;
     slot.works.clear();
     slot.values.clear();
     for (auto const& value : values) slot.values.push_back(sendable(value, mine, at::kCPU, "Gloo"));
-    auto const tag = tag_in_turn(tag_of(what), turn_);
-    auto const known = agreed_.find(tag);
-    bool const first = known == agreed_.end();
-    if (!first && !fits(slot.values, known->second.shapes)) {
-      refuse(mine, known->second.shapes, shapes_of(slot.values));
-    }
-    auto const shapes = first ? shapes_of(slot.values) : message_shapes{};
+    auto const tag = agreement_.tag(mine.what);
+    terms* const known = agreement_.known_for(tag, slot.values, mine);
     strides_of(slot.values, true, strides_);
     for (auto& value : slot.values) value = packed(value);
-    if (!first && known->second.near.place != nullptr) {
-      near_->hand_over(known->second.near, strides_, slot.values, mine, [&] { drain_arrived(); });
+    if (known != nullptr && known->near.place != nullptr) {
+      near_->hand_over(known->near, strides_, slot.values, mine, [&] { drain_arrived(); });
       slot.values.clear();
       return;
     }
-    if (first) {
-      // The receiver cannot post before it has read the header, and it may first have to send to us: a sender that waited here
-      // would close a circle. So the first of each message is sent from a copy, and waited for before the next step.
-      for (auto& value : slot.values) {
-        if (value.defined()) value = value.clone();
-      }
-      send_header(slot, agreed_.emplace(tag, agree(slot, shapes)).first->second, tag);
+    if (known == nullptr) {
+      agreement_.copy(slot.values);
+      send_header(slot, agreement_.agree(tag, terms_of(slot)), tag);
     }
     send_numbers(slot, strides_, tag);
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
-    if (first) {
-      first_sends_.push_back(std::move(slot));
-      slot = {};
-    }
+    if (known == nullptr) agreement_.first_sent(std::exchange(slot, {}));
   }
 
-  void post_receive(int peer, action what, std::uint16_t receive_slot) {
-    awaited const mine = message(peer, what);
+  void post_receive(awaited const& mine, std::uint16_t receive_slot) {
     watch_.throw_if_failed(mine);
     auto& slot = receives_.at(receive_slot);
     slot.about = mine;
-    slot.tag = tag_in_turn(tag_of(what), turn_);
+    slot.tag = agreement_.tag(mine.what);
     slot.works.clear();
     slot.comes = nullptr;
-    auto const known = agreed_.find(slot.tag);
-    slot.header_comes = known == agreed_.end();
+    terms* const known = agreement_.known(slot.tag);
+    slot.header_comes = known == nullptr;
     if (slot.header_comes) {
       slot.header = at::empty({header_words + 1}, at::kLong);
       slot.header_work = post_one(slot.about, slot.header, slot.tag, 0);
-    } else if (known->second.near.place != nullptr) {
-      slot.comes = &known->second;
-      slot.number = ++known->second.near.count;
+    } else if (known->near.place != nullptr) {
+      slot.comes = known;
+      slot.number = ++known->near.count;
     } else {
-      post_values(slot, known->second.shapes);
+      post_values(slot, known->shapes);
     }
   }
 
@@ -142,9 +121,9 @@ class point_to_point {
       slot.header_comes = false;
       slot.header_work.reset();
       post_values(slot, shapes);
-      agreement agreed{.shapes = std::move(shapes)};
-      if (near_ != nullptr) agreed.near = near_->from(slot.about.peer, strides_in(agreed.shapes), slot.values, place);
-      agreed_.emplace(slot.tag, std::move(agreed));
+      terms told{.shapes = std::move(shapes)};
+      if (near_ != nullptr) told.near = near_->from(slot.about.peer, strides_in(told.shapes), slot.values, place);
+      agreement_.agree(slot.tag, std::move(told));
     }
     if (slot.comes != nullptr) {
       near_->wait_for(slot.comes->near, slot.number, slot.about);
@@ -163,7 +142,7 @@ class point_to_point {
 
   void wait_send(std::uint16_t send_slot) {
     auto& slot = sends_.at(send_slot);
-    for (auto& work : slot.works) waits_.work(*work, slot.about);
+    wait_for(slot);
     slot.works.clear();
     slot.values.clear();
     slot.headers.clear();
@@ -175,7 +154,7 @@ class point_to_point {
   static constexpr std::int64_t header_words = 64;
 
   /// What both sides know of a message that comes again.
-  struct agreement {
+  struct terms {
     message_shapes shapes;
     near_message near{};
   };
@@ -191,7 +170,7 @@ class point_to_point {
     bool header_comes = false;
     at::Tensor header;
     work_ptr header_work;
-    agreement const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
+    terms const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
     std::uint64_t number = 0;
     at::Tensor sent_strides;  // under way over Gloo
     message_strides strides;
@@ -199,16 +178,18 @@ class point_to_point {
     std::vector<at::Tensor> values;
   };
 
-  awaited message(int peer, action what) const { return {.peer = topology_.global_of(peer), .what = what, .step = step_}; }
+  void wait_for(outgoing& sent) {
+    for (auto& work : sent.works) waits_.work(*work, sent.about);
+  }
 
   /// As the sender: decides how this message goes from its second time on.
-  agreement agree(outgoing const& slot, message_shapes const& shapes) {
-    agreement out{.shapes = shapes};
-    if (near_ != nullptr) out.near = near_->to(slot.about.peer, strides_in(shapes), slot.values);
+  terms terms_of(outgoing const& slot) {
+    terms out{.shapes = shapes_of(slot.values)};
+    if (near_ != nullptr) out.near = near_->to(slot.about.peer, strides_in(out.shapes), slot.values);
     return out;
   }
 
-  void send_header(outgoing& slot, agreement const& agreed, std::uint32_t tag) {
+  void send_header(outgoing& slot, terms const& agreed, std::uint32_t tag) {
     auto const& shapes = agreed.shapes;
     auto first_part = at::zeros({header_words + 1}, at::kLong);
     first_part.data_ptr<std::int64_t>()[header_words] = near_ != nullptr ? near_->place_of(agreed.near) : 0;
@@ -226,11 +207,6 @@ class point_to_point {
     std::copy(numbers.begin(), numbers.end(), all.mutable_data_ptr<std::int64_t>());
     slot.headers.push_back(all);
     send(slot, all, tag, 0);
-  }
-
-  [[noreturn]] void refuse(awaited const& mine, message_shapes const& agreed, message_shapes const& actual) {
-    waits_.set_broken();
-    refuse_shapes(watch_, mine, topology_.global_rank, agreed, actual);
   }
 
   void send(outgoing& slot, at::Tensor& value, std::uint32_t tag, std::size_t index) {
@@ -275,14 +251,11 @@ class point_to_point {
   bounded_wait& waits_;
   failure_watch& watch_;
   std::unique_ptr<shared_memory_channel> near_;  // null: all go by Gloo
-  long step_ = -1;
 
-  std::unordered_map<std::uint32_t, agreement> agreed_;  // by tag: every message seen
+  message_agreement<terms, outgoing> agreement_;
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;
-  std::vector<outgoing> first_sends_;
   message_strides strides_;  // of the message being sent
-  unsigned turn_ = 0;        // how often `open` was called
 };
 
 }  // namespace chevron::detail

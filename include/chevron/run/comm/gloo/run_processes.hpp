@@ -1,24 +1,14 @@
 #pragma once
 
-#include <chrono>
-
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/comm/transport.hpp>
-#include <chevron/run/core/error.hpp>
-#include <chevron/run/launch/environment.hpp>
-#include <chevron/run/launch/launch.hpp>
+#include <chevron/run/launch/process_options.hpp>
 
 /// \file
 /// Ranks as processes, with one call.
 
 namespace chevron {
-
-struct process_options {
-  int replicas = 1;
-  std::chrono::milliseconds deadline{300000};  ///< the longest that a rank waits for another
-  launch_options launch{};                     ///< how ranks are started and joined; its `nproc` is found out
-};
 
 /// Runs `body(transport&)` on this rank of a program, over Gloo. Started by hand, it forks as many ranks as the program has,
 /// times the replicas: call it before anything of LibTorch has run, for it returns in the children only. Under a launcher
@@ -27,14 +17,14 @@ struct process_options {
 ///
 ///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 ///
-/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not come
+/// \param program says how many pipeline ranks there are; `proved_program` converts
+/// \param body called once in this process, with the transport of its rank, until it returns
+/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not come within
+/// `launch.join`; and whatever `body` throws
 template <class Body>
 void run_processes(program_view const& program, process_options const& options, Body const& body) {
-  int const ranks = program.plan.size.ranks;
-  launch_options how = options.launch;
-  how.nproc = read_environment(how.environment).world > 1 ? 0 : ranks * options.replicas;
-  job const rank = launch(how);
-  gloo_transport comm(rank.topology(ranks, options.replicas), rank);
+  job const rank = launch_ranks(program, options);
+  gloo_transport comm(rank.topology(program.plan.size.ranks, options.replicas), rank);
   comm.deadline(options.deadline);
   body(static_cast<transport&>(comm));
   comm.close();

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/run/comm/gather.hpp>
 #include <chevron/run/comm/shared_memory/shared_file.hpp>
 
 /// \file
@@ -70,8 +71,7 @@ class shared_memory {
   static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
   static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
   static constexpr std::uint64_t sum_areas = 4;                   ///< pieces in use at a time
-  enum class exchange_buffer { all_gather, early_all_gather };
-  enum class wakeup { rank, sums };  ///< who sleeps on it: the rank, or the thread that sums for it
+  enum class wakeup { rank, sums };                               ///< who sleeps on it: the rank, or the thread that sums for it
 
   /// A piece of the own file, and the message that lies or lay in it.
   struct block {
@@ -170,22 +170,22 @@ class shared_memory {
   // ---- Gathering, if all ranks are near. Each round of a board is of two halves; a rank begins the next when it has read this.
 
   /// Shows `mine` to all.
-  void show(exchange_buffer which, void const* mine, std::size_t bytes) {
-    auto const round = ++rounds_[static_cast<std::size_t>(which)];
-    std::byte* const here = board_of(rank_, which, round);
+  void show(gather_slot slot, void const* mine, std::size_t bytes) {
+    auto const round = ++rounds_[static_cast<std::size_t>(slot)];
+    std::byte* const here = board_of(rank_, slot, round);
     std::memcpy(here, &bytes, sizeof bytes);
     std::memcpy(here + sizeof bytes, mine, bytes);
     auto const world = static_cast<std::uint64_t>(files_.size());
     // Only the last to come has anybody to wake.
-    if (std::atomic_ref(shown(which)).fetch_add(1) + 1 < round * world) return;
+    if (std::atomic_ref(shown(slot)).fetch_add(1) + 1 < round * world) return;
     for (int r = 0; r < static_cast<int>(world); ++r) notify(r);
   }
-  bool all_shown(exchange_buffer which) const {
-    return read(shown(which)) >= rounds_[static_cast<std::size_t>(which)] * static_cast<std::uint64_t>(files_.size());
+  bool all_shown(gather_slot slot) const {
+    return read(shown(slot)) >= rounds_[static_cast<std::size_t>(slot)] * static_cast<std::uint64_t>(files_.size());
   }
-  /// What a rank showed, and how many bytes.
-  std::pair<std::byte const*, std::size_t> shown_by(int rank, exchange_buffer which) const {
-    std::byte const* const there = board_of(rank, which, rounds_[static_cast<std::size_t>(which)]);
+  /// What a rank showed.
+  std::span<std::byte const> shown_by(int rank, gather_slot slot) const {
+    std::byte const* const there = board_of(rank, slot, rounds_[static_cast<std::size_t>(slot)]);
     std::size_t bytes = 0;
     std::memcpy(&bytes, there, sizeof bytes);
     return {there + sizeof bytes, bytes};
@@ -251,9 +251,9 @@ class shared_memory {
   shared_file& own() const { return file(rank_); }
   head_words& head_of(int rank) const { return *reinterpret_cast<head_words*>(file(rank).memory()); }
   bell_words& bell_of(int rank, wakeup which) const { return head_of(rank).bells[static_cast<std::size_t>(which)]; }
-  std::uint64_t& shown(exchange_buffer which) const { return head_of(0).shown[static_cast<std::size_t>(which)]; }
-  std::byte* board_of(int rank, exchange_buffer which, std::uint64_t round) const {
-    return file(rank).memory() + first_board + (static_cast<std::uint64_t>(which) * 2 + round % 2) * board_bytes;
+  std::uint64_t& shown(gather_slot slot) const { return head_of(0).shown[static_cast<std::size_t>(slot)]; }
+  std::byte* board_of(int rank, gather_slot slot, std::uint64_t round) const {
+    return file(rank).memory() + first_board + (static_cast<std::uint64_t>(slot) * 2 + round % 2) * board_bytes;
   }
   std::vector<block>& blocks_of(std::size_t bytes) {
     for (auto& [size, blocks] : blocks_) {

@@ -16,6 +16,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/device/worker_thread.hpp>
 
 /// \file
@@ -122,7 +123,7 @@ class host_streams {
     return "channel " + std::to_string(++made);
   }
   template <class Stop>
-  channel connect(std::string const& id, int rank, int size, Stop const&) {
+  channel connect(std::string const& id, channel_use, int rank, int size, Stop const&) {
     static std::mutex mutex;
     static std::map<std::string, std::weak_ptr<channel::meeting>> open;
     std::lock_guard const hold(mutex);
@@ -169,7 +170,7 @@ class host_streams {
       for (std::size_t r = 1; r < m.parts.size(); ++r) m.parts[r].values[0].copy_(total);
     });
   }
-  /// Everybody's `mine` into everybody's `all`, both made by `numbers`.
+  /// Everybody's `mine` into everybody's `all`, both made by `bytes`.
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
     at::Tensor const both[] = {mine, all};
     meet(c, on, both, [](channel::meeting& m, int rank) {
@@ -177,17 +178,18 @@ class host_streams {
       auto const width = m.parts[0].values[0].numel();
       for (std::size_t r = 0; r < m.parts.size(); ++r) {
         if (m.parts[r].values[0].numel() != width) {
-          m.fault =
-              "a gather of " + std::to_string(width) + " numbers met one of " + std::to_string(m.parts[r].values[0].numel());
+          m.fault = "a gather of " + std::to_string(width) + " bytes met one of " + std::to_string(m.parts[r].values[0].numel());
           return;
         }
         into.narrow(0, static_cast<std::int64_t>(r) * width, width).copy_(m.parts[r].values[0]);
       }
     });
   }
-  /// Memory of the host that `gather` can use.
-  at::Tensor numbers(std::int64_t count) { return at::empty({count}, at::kDouble); }
+  /// Memory of the host that `all_gather` can use.
+  at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::kByte); }
 
+  /// A thread besides the rank's own begins to ask for events.
+  void enter_thread() {}
   /// What went wrong on a stream, behind this rank's back; empty: nothing.
   std::string fault() {
     std::lock_guard const hold_own(mutex_);

@@ -1,19 +1,15 @@
 #pragma once
-// long: one class, whose members all work on its slots, channels and agreements
 
-#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <exception>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,8 +18,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chevron/lower/edges.hpp>
-#include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
+#include <chevron/run/comm/streams/stream_line.hpp>
+#include <chevron/run/comm/streams/stream_messages.hpp>
 #include <chevron/run/comm/streams/stream_watch.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -42,12 +39,12 @@ namespace chevron {
 /// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
 ///   is one for each directed edge of the pipeline, one for the sums over replicas and one for gathers; each has a stream.
 /// - `post_send` and `post_receive` put the transfer on the stream of its edge, behind what the rank was asked to compute so far;
-///   `receive`, `wait_send` and `wait_all_reduce` put what the rank computes next behind the transfer. The host waits for the end of a
-///   gather only: it needs the numbers.
+///   `receive`, `wait_send` and `wait_all_reduce` put what the rank computes next behind the transfer. The host waits for the end
+///   of a gather only: it needs the numbers.
 /// - A receive slot keeps its memory from step to step. A receive into it comes after all that the rank was asked to compute
 ///   before it was posted, and so after the last use of what it held. Where the caller kept a tensor the slot gets new memory.
-/// - Channels know nothing of shapes. The first time a message goes its way the sender tells shapes and dtypes through the
-///   store; both sides keep them, and a sender whose later tensors differ stops before anything is sent.
+/// - Channels know nothing of shapes. The first time a message goes its way the sender tells them through the store
+///   (stream_messages.hpp).
 /// - The streams are watched (stream_watch.hpp): what does not end within the deadline, a channel's own fault, and a failure
 ///   that another rank published end all that is under way on this rank; its next call throws.
 template <class Streams>
@@ -63,15 +60,18 @@ class stream_transport : public transport {
         rendezvous_(std::move(store), watch, where),
         failures_(std::move(watch)),
         streams_(std::forward<Arguments>(arguments)...),
-        watch_(streams_, *failures_) {
+        watch_(streams_, *failures_),
+        lines_(streams_, watch_, rendezvous_, *failures_, where.global_rank),
+        messages_(streams_, watch_, lines_, rendezvous_, *failures_, where.global_rank) {
     rendezvous_.join(join);
     if (where.world() == 1) return;
     watch_.deadline(join);
-    numbers_ = make_line("world", where.global_rank, where.world());
-    for (auto* g : {&now_, &early_}) g->done = std::make_unique<point>(watch_);
+    numbers_ = lines_.make("world", channel_use::gather, where.global_rank, where.world(), deadline());
+    for (gathering& g : gatherings_) g.done = std::make_unique<point>(watch_);
     all_gather({}, {});
     if (where.replicas > 1) {
-      sums_ = make_line("replicas of rank " + std::to_string(where.pipeline_rank()), where.replica(), where.replicas);
+      sums_ = lines_.make("replicas of rank " + std::to_string(where.pipeline_rank()), channel_use::sum, where.replica(),
+                          where.replicas, deadline());
       at::Tensor const once = at::zeros({1}, streams_.device());
       start_all_reduce(0, once);
       wait_all_reduce(0);
@@ -97,9 +97,9 @@ class stream_transport : public transport {
     if (topology().world() > 1) {
       // Through the store: a rank that does something else yet would gather over the channel.
       ++done_.ends;
-      all_gather_texts("", end_of_job, {.of = count::ends, .least = 1});
+      gather_in_store("", everybody(end_of_job), {.of = count::ends, .least = 1});
       while (!watch_.idle()) {
-        check({.words = end_of_job, .step = step()});
+        lines_.check(everybody(end_of_job));
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
@@ -107,338 +107,109 @@ class stream_transport : public transport {
   }
 
   at::Device device() const { return streams_.device(); }
+  /// NCCL connects a way of summing or gathering when it first takes it, by size and dtype.
+  bool connects_at_first_use() const override { return true; }
 
   void connect(std::span<edge const> edges) override {
+    watch_.deadline(deadline());
     int const me = topology().pipeline_rank();
-    for (edge const& e : edges) {
+    for (edge const& e : in_rounds(edges)) {
       if (e.from != me && e.to != me) continue;
       bool const sends = e.from == me;
-      int const peer = sends ? e.to : e.from;
-      auto& mine = sends ? outgoing_ : incoming_;
-      if (mine.contains(peer)) continue;
-      line made = make_line(
-          "edge from " + std::to_string(topology().global_of(e.from)) + " to " + std::to_string(topology().global_of(e.to)),
-          sends ? 0 : 1, 2);
-      at::Tensor const once[] = {at::zeros({1}, streams_.device())};
-      point done(watch_);
-      sends ? streams_.send(made->way, made->on, once) : streams_.receive(made->way, made->on, once);
-      done.record(made->on, {.peer = topology().global_of(peer), .words = "the first use of their channel"});
-      wait_on_host(done);
-      mine.emplace(peer, std::move(made));
+      messages_.connect(topology().global_of(sends ? e.to : e.from), sends, deadline(), details({}));
     }
   }
-
-  void open(slot_counts const& slots) override {
-    let_first_sends_go();
-    agreed_.clear();
-    late_.clear();
-    ++turn_;
-    sends_.clear();
-    receives_.clear();
-    for (int i = 0; i < slots.send; ++i) sends_.emplace_back().done = std::make_unique<point>(watch_);
-    for (int i = 0; i < slots.receive; ++i) receives_.emplace_back().arrived = std::make_unique<point>(watch_);
-  }
-
+  void open(slot_counts const& slots) override { messages_.open(slots); }
   void begin_step(long step) override {
     transport::begin_step(step);
     watch_.deadline(deadline());
-    let_first_sends_go();
-    check({.words = "the start of the step", .step = step});
+    messages_.finish_first_sends();
+    lines_.check(everybody("the start of the step"));
   }
 
   void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
-    awaited const mine = message(peer, what);
-    check(mine);
-    outgoing& slot = sends_.at(send_slot);
-    slot.values.clear();
-    for (at::Tensor const& value : values) slot.values.push_back(detail::sendable(value, mine, streams_.device(), "this rank"));
-    auto const tag = detail::tag_in_turn(detail::tag_of(what), turn_);
-    auto const known = agreed_.find(tag);
-    bool const first = known == agreed_.end();
-    if (first) {
-      agreement& agreed = agreed_[tag];
-      agreed.shapes = detail::shapes_of(slot.values);
-      detail::strides_of(slot.values, false, agreed.strides);
-      rendezvous_.publish(shapes_key(topology().pipeline_rank(), peer, tag), agreed.text());
-    } else if (!detail::fits(slot.values, known->second.shapes)) {
-      refuse(mine, known->second.shapes, detail::shapes_of(slot.values));
-    } else {
-      detail::conform(slot.values, known->second.strides);
-    }
-    for (at::Tensor& value : slot.values) {
-      value = detail::packed(value);
-      // The receiver posts the first one only when it needs this message, later than the program says: nothing here may wait for
-      // that.
-      if (first && value.defined()) value = value.clone();
-    }
-    line const& to = outgoing_.at(peer);
-    behind_computation(*to);
-    streams_.send(to->way, to->on, sent_of(slot.values));
-    slot.done->record(to->on, mine);
-    if (first) {
-      first_sends_.push_back(std::move(slot));
-      slot.values.clear();
-      slot.done = std::make_unique<point>(watch_);
-    }
+    messages_.post_send(message(peer, what), send_slot, values);
   }
-
   void post_receive(int peer, action what, std::uint16_t receive_slot) override {
-    awaited const mine = message(peer, what);
-    check(mine);
-    incoming& slot = receives_.at(receive_slot);
-    slot.about = mine;
-    slot.peer = peer;
-    slot.tag = detail::tag_in_turn(detail::tag_of(what), turn_);
-    auto& queue = late_[peer];
-    auto const known = agreed_.find(slot.tag);
-    slot.late = known == agreed_.end() || !queue.empty();
-    slot.late ? queue.push_back(receive_slot) : post(slot, known->second.shapes);
+    messages_.post_receive(message(peer, what), receive_slot);
   }
-
-  std::span<at::Tensor> receive(std::uint16_t receive_slot) override {
-    incoming& slot = receives_.at(receive_slot);
-    // Messages of an edge come in order: what was posted before this one is received before it.
-    while (slot.late) {
-      auto& queue = late_.at(slot.peer);
-      incoming& next = receives_.at(queue.front());
-      auto known = agreed_.find(next.tag);
-      if (known == agreed_.end()) {
-        auto const told =
-            rendezvous_.wait_for(shapes_key(next.peer, topology().pipeline_rank(), next.tag), next.about, deadline());
-        known = agreed_.emplace(next.tag, agreement::of_text(told)).first;
-      }
-      queue.pop_front();
-      next.late = false;
-      post(next, known->second.shapes);
-    }
-    wait(*slot.arrived);
-    slot.given = slot.values;
-    detail::lay_out(slot.given, agreed_.at(slot.tag).strides);
-    return slot.given;
-  }
-
-  void wait_send(std::uint16_t send_slot) override {
-    outgoing& slot = sends_.at(send_slot);
-    if (slot.values.empty()) return;  // a first one: waited for before the next step
-    wait(*slot.done);
-    slot.values.clear();
-  }
-
-  void start_all_reduce(int bucket, at::Tensor values) override {
-    if (topology().replicas == 1) return;
-    awaited const mine{.words = sum_words, .step = step()};
-    check(mine);
-    if (!values.is_contiguous()) {
-      throw usage_error("the sum of gradients of bucket " + std::to_string(bucket) +
-                        " needs a contiguous tensor. Remedy: .contiguous()");
-    }
-    auto const b = static_cast<std::size_t>(bucket);
-    while (summed_.size() <= b) summed_.push_back(std::make_unique<point>(watch_));
-    behind_computation(*sums_);
-    streams_.sum(sums_->way, sums_->on, values);
-    summed_[b]->record(sums_->on, mine);
-  }
-  void wait_all_reduce(int bucket) override {
-    if (topology().replicas > 1) wait(*summed_.at(static_cast<std::size_t>(bucket)));
-  }
-
-  void all_gather(std::span<double const> mine, std::span<double> all) override {
-    auto const* const words = doing() != nullptr ? doing() : "all_gather";
-    start_all_gather_in(now_, mine, words);
-    finish_all_gather_in(now_, all, words, {.of = count::gathers, .least = ++done_.gathers});
-  }
-  void start_all_gather(std::span<double const> mine) override {
-    ++done_.early_gathers;
-    start_all_gather_in(early_, mine, early_words);
-  }
-  void finish_all_gather(std::span<double> all) override {
-    finish_all_gather_in(early_, all, early_words, {.of = count::early_gathers, .least = done_.early_gathers});
-  }
-  std::vector<std::string> all_gather_text(std::string const& mine) override {
-    return all_gather_texts(mine, doing() != nullptr ? doing() : "all_gather of texts",
-                            {.of = count::texts, .least = done_.texts + 1});
-  }
+  std::span<at::Tensor> receive(std::uint16_t receive_slot) override { return messages_.receive(receive_slot, deadline()); }
+  void wait_send(std::uint16_t send_slot) override { messages_.wait_send(send_slot); }
 
  protected:
   void publish(error const& found) override {
     failures_->report(detail::failure_by(topology().global_rank, found.what(), found.code(), found.context()));
   }
 
+  void start_sum(int bucket, at::Tensor values) override {
+    awaited const mine = everybody(sum_of_gradients);
+    lines_.check(mine);
+    auto const b = static_cast<std::size_t>(bucket);
+    while (summed_.size() <= b) summed_.push_back(std::make_unique<point>(watch_));
+    lines_.behind_computation(*sums_);
+    host_call const asking(watch_, mine);
+    streams_.sum(sums_->way, sums_->on, values);
+    summed_[b]->record(sums_->on, mine);
+  }
+  void wait_sum(int bucket) override { lines_.wait(*summed_.at(static_cast<std::size_t>(bucket))); }
+
+  void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
+    ++detail::gathers_in(done_, slot);
+    lines_.check(about);
+    gathering& g = of(slot);
+    auto const bytes = static_cast<std::int64_t>(mine.size());
+    if (!g.mine.defined() || g.mine.numel() != bytes) {
+      g.mine = streams_.bytes(bytes);
+      g.all = streams_.bytes(bytes * topology().world());
+    }
+    std::memcpy(g.mine.mutable_data_ptr(), mine.data(), mine.size());
+    host_call const asking(watch_, about);
+    streams_.all_gather(numbers_->way, numbers_->on, g.mine, g.all);
+    g.done->record(numbers_->on, about);
+  }
+  void finish_gather(gather_slot slot, awaited const&, std::vector<std::span<std::byte const>>& parts) override {
+    gathering const& g = of(slot);
+    lines_.wait_on_host(*g.done, details(detail::need_of_gather(done_, slot)));
+    auto const* const all = static_cast<std::byte const*>(g.all.const_data_ptr());
+    parts.resize(static_cast<std::size_t>(topology().world()));
+    for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {all + r * g.mine.nbytes(), g.mine.nbytes()};
+  }
+  /// Through the store: texts are of calls of the user's, where ranks may do different things. Gathers of other sizes would then
+  /// meet on the channel, which NCCL does not notice.
+  std::vector<std::string> gather_text(std::string const& mine, awaited const& about) override {
+    return gather_in_store(mine, about, {.of = count::texts, .least = done_.texts + 1});
+  }
+
  private:
-  using stream = typename Streams::stream;
-  using event = typename Streams::event;
-  using channel = typename Streams::channel;
   using point = typename stream_watch<Streams>::point;
+  using host_call = typename stream_watch<Streams>::host_call;
+  using line = typename detail::stream_lines<Streams>::line;
   using count = detail::wait_need::count;
 
-  static constexpr char const* sum_words = "sum of gradients";
-  static constexpr char const* early_words = "all_gather of what decides the last step";
   static constexpr char const* end_of_job = "the end of the job";
 
-  /// A channel, with its stream at this end.
-  struct line_end {
-    stream on;
-    event computed;  ///< up to where the rank had computed when the last transfer was asked for
-    channel way;
-  };
-  using line = std::unique_ptr<line_end>;
-  struct outgoing {
-    std::vector<at::Tensor> values;
-    std::unique_ptr<point> done;
-  };
-  struct incoming {
-    awaited about{};
-    std::uint32_t tag = 0;
-    int peer = -1;
-    bool late = false;  ///< its shapes are not known yet, or those of one before it
-    std::vector<at::Tensor> values, given;
-    std::unique_ptr<point> arrived;
-  };
-  /// What both sides of a message keep. What a rank computes next must not wait for the host, so strides are those of the first
-  /// time: later tensors are given them. One that is expanded arrives with memory for each element, since the next need not be.
-  struct agreement {
-    detail::message_shapes shapes;
-    detail::message_strides strides;
-
-    std::string text() const {
-      std::vector<std::int64_t> all = shapes;
-      all.insert(all.end(), strides.begin(), strides.end());
-      std::string out(all.size() * sizeof(std::int64_t), '\0');
-      std::memcpy(out.data(), all.data(), out.size());
-      return out;
-    }
-    static agreement of_text(std::string const& text) {
-      std::vector<std::int64_t> all(text.size() / sizeof(std::int64_t));
-      std::memcpy(all.data(), text.data(), all.size() * sizeof(std::int64_t));
-      auto const end = all.begin() + all.at(0);
-      return {{all.begin(), end}, {end, all.end()}};
-    }
-  };
   struct gathering {
     at::Tensor mine, all;
     std::unique_ptr<point> done;
   };
+  gathering& of(gather_slot slot) { return gatherings_[static_cast<std::size_t>(slot)]; }
 
-  line make_line(std::string const& name, int rank, int size) {
-    awaited const mine{.words = "the other end of a channel"};
-    std::string const key = "channel/" + name;
-    if (rank == 0) rendezvous_.publish(key, Streams::make_id());
-    auto made = std::make_unique<line_end>(line_end{streams_.make_stream(), streams_.make_event(), {}});
-    made->way = streams_.connect(rendezvous_.wait_for(key, mine, deadline()), rank, size, [this] { return failures_->failed(); });
-    if (std::string const fault = streams_.fault(); !fault.empty()) lost(mine, fault);
-    return made;
-  }
+  detail::wait_details details(detail::wait_need const& need) { return {need, &done_, &rendezvous_.prefix()}; }
 
-  awaited message(int peer, action what) const {
-    return {.peer = topology().global_of(peer), .what = what, .step = step(), .within = doing()};
-  }
-
-  void check(awaited const& mine) { failures_->throw_if_failed(mine); }
-
-  /// What the rank computes next comes after this.
-  void wait(point const& p) {
-    if (!streams_.wait(p.at(), [this] { return failures_->failed(); })) lost(p.about());
-    check(p.about());
-  }
-  /// What the host does next comes after this.
-  void wait_on_host(point const& p, detail::wait_need const& need = {}) {
-    failures_->host_waits(p.about(), {need, &done_, &rendezvous_.prefix()});
-    struct end {
-      failure_watch& watch;
-      ~end() { watch.host_goes_on(); }
-    } const ends{*failures_};
-    if (!streams_.wait_on_host(p.at(), [this] { return failures_->failed(); })) lost(p.about());
-    check(p.about());
-  }
-  /// The streams have ended before their work was done: the failure that ended them is published, or about to be.
-  [[noreturn]] void lost(awaited const& mine, std::string const& why = "the streams were ended") {
-    throw_failure(failures_->report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}), mine,
-                  topology().global_rank);
-  }
-
-  /// What the rank computes next comes after the transfers, and so may be given their memory.
-  void let_first_sends_go() {
-    for (outgoing& first : first_sends_) wait(*first.done);
-    first_sends_.clear();
-  }
-
-  std::vector<std::string> all_gather_texts(std::string const& mine, char const* words, detail::wait_need const& need) {
+  std::vector<std::string> gather_in_store(std::string const& mine, awaited const& about, detail::wait_need const& need) {
     ++done_.texts;
-    return rendezvous_.all_gather(mine, {.words = words, .step = step()}, deadline(), {need, &done_, &rendezvous_.prefix()});
-  }
-
-  void behind_computation(line_end& to) {
-    streams_.record(to.computed);
-    streams_.wait(to.on, to.computed);
-  }
-
-  void post(incoming& slot, detail::message_shapes const& shapes) {
-    slot.given.clear();
-    detail::make_room(slot.values, shapes, streams_.device());
-    line const& from = incoming_.at(slot.peer);
-    behind_computation(*from);
-    streams_.receive(from->way, from->on, sent_of(slot.values));
-    slot.arrived->record(from->on, slot.about);
-  }
-
-  /// The memory of those of a message's tensors that have anything to be sent.
-  std::span<at::Tensor const> sent_of(std::vector<at::Tensor> const& values) {
-    scratch_.clear();
-    for (at::Tensor const& value : values) {
-      if (value.defined() && value.numel() > 0) scratch_.push_back(detail::as_row(value));
-    }
-    return scratch_;
-  }
-
-  std::string shapes_key(int from, int to, std::uint32_t tag) const {
-    return "shapes" + std::to_string(turn_) + "/" + std::to_string(topology().global_of(from)) + "/" +
-           std::to_string(topology().global_of(to)) + "/" + std::to_string(tag);
-  }
-  [[noreturn]] void refuse(awaited const& mine, detail::message_shapes const& agreed, detail::message_shapes const& actual) {
-    detail::refuse_shapes(*failures_, mine, topology().global_rank, agreed, actual);
-  }
-
-  void start_all_gather_in(gathering& g, std::span<double const> mine, char const* words) {
-    // A gather of nothing is still one that waits for all.
-    auto const width = static_cast<std::int64_t>(std::max<std::size_t>(mine.size(), 1));
-    if (!g.mine.defined() || g.mine.numel() != width) {
-      g.mine = streams_.numbers(width);
-      g.all = streams_.numbers(width * topology().world());
-    }
-    std::copy(mine.begin(), mine.end(), g.mine.template data_ptr<double>());
-    if (topology().world() == 1) {
-      g.all.copy_(g.mine);
-      return;
-    }
-    awaited const about{.words = words, .step = step()};
-    check(about);
-    streams_.all_gather(numbers_->way, numbers_->on, g.mine, g.all);
-    g.done->record(numbers_->on, about);
-  }
-  void finish_all_gather_in(gathering& g, std::span<double> all, char const* words, detail::wait_need const& need) {
-    if (topology().world() > 1) wait_on_host(*g.done, need);
-    if (all.size() > static_cast<std::size_t>(g.all.numel())) {
-      throw usage_error(std::string(words) + " has " + std::to_string(g.all.numel()) + " numbers, not " +
-                        std::to_string(all.size()));
-    }
-    std::copy_n(g.all.template data_ptr<double>(), all.size(), all.begin());
+    return rendezvous_.all_gather(mine, about, deadline(), details(need));
   }
 
   rendezvous rendezvous_;
   std::shared_ptr<failure_watch> failures_;
   Streams streams_;
   stream_watch<Streams> watch_;
-  line numbers_, sums_;                                  // null in a world of one; with one replica
-  std::map<int, line> outgoing_, incoming_;              // by peer
-  std::unordered_map<std::uint32_t, agreement> agreed_;  // by tag
-  std::map<int, std::deque<std::uint16_t>> late_;        // by peer: receives that are to be posted, in order
-  std::vector<outgoing> sends_;
-  std::vector<incoming> receives_;
-  std::vector<outgoing> first_sends_;
+  detail::stream_lines<Streams> lines_;
+  detail::stream_messages<Streams> messages_;
+  line numbers_, sums_;                         // null in a world of one; with one replica
   std::vector<std::unique_ptr<point>> summed_;  // by bucket
-  gathering now_, early_;
-  std::vector<at::Tensor> scratch_;
-  unsigned turn_ = 0;  // how often `open` was called
+  std::array<gathering, 2> gatherings_;         // by slot
   detail::wait_progress done_;
   bool closed_ = false;
 };

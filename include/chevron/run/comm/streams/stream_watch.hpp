@@ -68,6 +68,28 @@ class stream_watch {
     bool busy_ = false;
   };
 
+  /// While it lives the host is within a call that may wait for other ranks: it joins a channel, or connects one at its first
+  /// use. It is watched as an operation is.
+  class host_call {
+   public:
+    host_call(stream_watch& owner, awaited const& about) : owner_(owner) {
+      std::lock_guard const hold(owner_.mutex_);
+      owner_.call_ = about;
+      owner_.call_order_ = ++owner_.asked_;
+      owner_.call_begin_ = clock::now();
+    }
+    ~host_call() {
+      std::lock_guard const hold(owner_.mutex_);
+      owner_.call_order_ = 0;
+      owner_.last_end_ = clock::now();
+    }
+    host_call(host_call const&) = delete;
+    host_call& operator=(host_call const&) = delete;
+
+   private:
+    stream_watch& owner_;
+  };
+
   stream_watch(Streams& streams, failure_watch& failures) : streams_(&streams), failures_(&failures) {
     thread_ = std::thread([this] { run(); });
   }
@@ -78,6 +100,7 @@ class stream_watch {
     }
     changed_.notify_all();
     thread_.join();
+    failures_->expect_no_beat();
   }
   stream_watch(stream_watch const&) = delete;
   stream_watch& operator=(stream_watch const&) = delete;
@@ -97,12 +120,17 @@ class stream_watch {
   static constexpr auto look_again = milliseconds(20);
 
   void run() {
+    streams_->enter_thread();
     std::unique_lock hold(mutex_);
     while (!stop_) {
+      // What follows asks the accelerator, which may never answer: the other watch, which does not, notices that.
+      failures_->beat(deadline_);
       point const* const oldest = look();
-      std::uint64_t const waits_for = oldest == nullptr ? 0 : oldest->order_;
-      awaited const about = oldest == nullptr ? awaited{} : oldest->about_;
-      auto const since = last_end_;
+      // Operations asked for before the host's call may be what the call waits for: theirs is the story then.
+      bool const in_call = oldest == nullptr && call_order_ != 0;
+      std::uint64_t const waits_for = in_call ? call_order_ : oldest == nullptr ? 0 : oldest->order_;
+      awaited const about = in_call ? call_ : oldest == nullptr ? awaited{} : oldest->about_;
+      auto const since = in_call ? call_begin_ : last_end_;
       auto const longest = deadline_;
       hold.unlock();
       // The others look there whom this rank waits for.
@@ -166,6 +194,9 @@ class stream_watch {
   bool busy_ = false;
   clock::time_point last_end_ = clock::now();
   milliseconds deadline_{300000};
+  awaited call_{};                // that the host is within
+  std::uint64_t call_order_ = 0;  // 0: it is in none
+  clock::time_point call_begin_{};
   bool stop_ = false;
   bool ended_ = false;      // of the thread
   std::uint64_t told_ = 0;  // of the thread

@@ -62,9 +62,11 @@ inline void wait_for_all_ranks(threads_hub& hub) {
 }  // namespace detail
 
 /// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When one throws, the
-/// others' waits end with `peer_lost_error` or the type of its error; what was thrown first is thrown again here. Ranks that do not
-/// come back then, as they compute or hang, are given `thread_options::grace`: after it the process ends, with the message and
-/// the exit code of what was thrown.
+/// others' waits end with `peer_lost_error` or the type of its error; what was thrown first is thrown again here. Ranks that do
+/// not come back then, as they compute or hang, are given `thread_options::grace`: after it the process ends, with the message
+/// and the exit code of what was thrown.
+/// \param body is called by several threads at once, and must not write to what it shares with the other ranks
+/// \throws usage_error for no rank or replica; what the first rank that failed has thrown
 template <class Body>
 void run_threads(thread_options const& options, Body const& body) {
   if (options.pipeline_ranks < 1 || options.replicas < 1) {
@@ -105,7 +107,8 @@ void run_threads(thread_options const& options, Body const& body) {
   }
 }
 
-/// The same on as many pipeline ranks as a program has, which `body` trains or evaluates with:
+/// The same on as many pipeline ranks as a program has, which `body` trains or evaluates with (`options.pipeline_ranks` is not
+/// looked at):
 ///
 ///     chevron::run_threads(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 template <class Body>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -59,9 +60,10 @@ class threads_hub {
         sums(static_cast<std::size_t>(o.pipeline_ranks)),
         random(o.seed) {
     for (auto& r : ranks) r = std::make_unique<rank_state>();
-    numbers.resize(ranks.size());
-    early_numbers.resize(ranks.size());
-    texts.resize(ranks.size());
+    for (auto& g : gatherings) {
+      g.arrived.resize(ranks.size());
+      g.rounds.resize(ranks.size());
+    }
   }
 
   struct message {
@@ -94,13 +96,11 @@ class threads_hub {
   enum class state : std::uint8_t { idle, posted, met };
   struct send_slot {
     state where = state::idle;
-    int peer = -1;
-    action what{};
+    awaited about{};
     clock::time_point done{};
   };
   struct receive_slot {
     state where = state::idle;
-    int peer = -1;
     awaited about{};
     unsigned turn = 0;
     clock::time_point arrives{};
@@ -127,24 +127,13 @@ class threads_hub {
     int count = 0;
     long done = 0;  // how many times this bucket has been summed
   };
-  template <class Value>
-  struct gathered {
-    std::vector<Value> parts;
-    std::vector<awaited> about;
-  };
-  template <class Value>
+  using parts = std::vector<std::vector<std::byte>>;  // by rank
   struct gathering {
-    std::vector<Value> parts;
-    std::vector<long> rounds;    // by rank: the round it came to last
-    std::vector<awaited> about;  // by rank: what it is, in this rank's words
+    parts arrived;
+    std::vector<long> rounds;  // by rank: the round it came to last
     int count = 0;
     long done = 0;
-    std::shared_ptr<gathered<Value> const> result;
-    void resize(std::size_t world) {
-      parts.resize(world);
-      rounds.resize(world);
-      about.resize(world);
-    }
+    std::shared_ptr<parts const> result;
   };
 
   edge& edge_between(int from, int to) {
@@ -259,10 +248,8 @@ class threads_hub {
   std::mutex mutex;
   std::vector<std::unique_ptr<rank_state>> ranks;
   std::vector<edge> edges;
-  std::vector<std::vector<sum>> sums;  // by pipeline rank, by bucket
-  gathering<std::vector<double>> numbers;
-  gathering<std::vector<double>> early_numbers;  // of `start_all_gather`
-  gathering<std::string> texts;
+  std::vector<std::vector<sum>> sums;    // by pipeline rank, by bucket
+  std::array<gathering, 2> gatherings;   // by slot
   std::optional<failure> first_failure;  // as it was published first, by whichever rank
   int finder = -1;                       // the rank that did
   std::vector<thrown_failure> failures;  // in the order in which bodies ended by them

@@ -1,10 +1,10 @@
 #pragma once
-// long: one class: each way to wait stands beside what it waits for under the one lock
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -53,35 +53,34 @@ class threads_transport final : public transport {
   }
 
   void post_send(int peer, action what, std::uint16_t slot, std::span<at::Tensor const> values) override {
-    int const to = topology().global_of(peer);
-    hub::message message{tensors(values.begin(), values.end()), {}, of_message(to, what), 0, slot};
-    message.given.record(values);
+    awaited const about = message(peer, what);
+    hub::message sent{tensors(values.begin(), values.end()), {}, about, 0, slot};
+    sent.given.record(values);
     int sleeper = -1;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running(of_message(to, what));
-      mine().sends.at(slot) = {state::posted, to, what, {}};
-      message.turn = mine().turn;
-      hub_->edge_between(rank(), to).sent.push(std::move(message));
-      sleeper = hub_->meet(rank(), to);
+      check_running(about);
+      mine().sends.at(slot) = {state::posted, about, {}};
+      sent.turn = mine().turn;
+      hub_->edge_between(rank(), about.peer).sent.push(std::move(sent));
+      sleeper = hub_->meet(rank(), about.peer);
     }
     hub_->wake(sleeper);
   }
 
   void post_receive(int peer, action what, std::uint16_t slot) override {
-    int const from = topology().global_of(peer);
+    awaited const about = message(peer, what);
     int sleeper = -1;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running(of_message(from, what));
+      check_running(about);
       auto& r = mine().receives.at(slot);
       r.where = state::posted;
-      r.peer = from;
-      r.about = of_message(from, what);
+      r.about = about;
       r.turn = mine().turn;
       r.values.clear();
-      hub_->edge_between(from, rank()).receiving.push(slot);
-      sleeper = hub_->meet(from, rank());
+      hub_->edge_between(about.peer, rank()).receiving.push(slot);
+      sleeper = hub_->meet(about.peer, rank());
     }
     hub_->wake(sleeper);
   }
@@ -89,7 +88,7 @@ class threads_transport final : public transport {
   std::span<at::Tensor> receive(std::uint16_t slot) override {
     std::unique_lock hold(hub_->mutex);
     auto& r = mine().receives.at(slot);
-    wait(hold, &r, detail::only(r.peer), of_message(r.peer, r.about.what), [&](clock::time_point now, clock::time_point& again) {
+    wait(hold, &r, detail::only(r.about.peer), r.about, [&](clock::time_point now, clock::time_point& again) {
       if (r.where != state::met) return false;
       again = r.arrives;
       return r.arrives <= now;
@@ -103,7 +102,7 @@ class threads_transport final : public transport {
     if (!hub_->options.rendezvous) return;
     std::unique_lock hold(hub_->mutex);
     auto& s = mine().sends.at(slot);
-    wait(hold, &s, detail::only(s.peer), of_message(s.peer, s.what), [&](clock::time_point now, clock::time_point& again) {
+    wait(hold, &s, detail::only(s.about.peer), s.about, [&](clock::time_point now, clock::time_point& again) {
       if (s.where != state::met) return false;
       again = s.done;
       return s.done <= now;
@@ -111,9 +110,21 @@ class threads_transport final : public transport {
     s.where = state::idle;
   }
 
-  void start_all_reduce(int bucket, at::Tensor values) override {
+ private:
+  using hub = detail::threads_hub;
+  using state = hub::state;
+  using clock = hub::clock;
+  static constexpr std::chrono::microseconds patience{30};
+
+  int rank() const { return topology().global_rank; }
+  hub::rank_state& mine() { return hub_->of(rank()); }
+
+  void publish(error const& found) override {
+    hub_->fail(detail::failure_by(rank(), found.what(), found.code(), found.context()), rank());
+  }
+
+  void start_sum(int bucket, at::Tensor values) override {
     int const replicas = topology().replicas;
-    if (replicas == 1) return;
     auto const b = static_cast<std::size_t>(bucket);
     if (started_.size() <= b) started_.resize(b + 1);
     ++started_[b];
@@ -158,8 +169,7 @@ class threads_transport final : public transport {
     hub_->wake_all();
   }
 
-  void wait_all_reduce(int bucket) override {
-    if (topology().replicas == 1) return;
+  void wait_sum(int bucket) override {
     auto const b = static_cast<std::size_t>(bucket);
     std::unique_lock hold(hub_->mutex);
     auto& all = hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())];
@@ -173,92 +183,34 @@ class threads_transport final : public transport {
     all[b].sum.wait_for();
   }
 
-  void all_gather(std::span<double const> mine, std::span<double> all) override {
-    start_all_gather_in(hub_->numbers, std::vector<double>(mine.begin(), mine.end()), everybody(in_words("all_gather")));
-    finish_all_gather_in(hub_->numbers, mine.size(), all, everybody(in_words("all_gather")));
-  }
-
-  void start_all_gather(std::span<double const> mine) override {
-    start_all_gather_in(hub_->early_numbers, std::vector<double>(mine.begin(), mine.end()), everybody(early));
-    early_size_ = mine.size();
-  }
-  void finish_all_gather(std::span<double> all) override {
-    finish_all_gather_in(hub_->early_numbers, early_size_, all, everybody(early));
-  }
-
-  std::vector<std::string> all_gather_text(std::string const& mine) override {
-    awaited const about = everybody(in_words("all_gather of texts"));
-    start_all_gather_in(hub_->texts, mine, about);
-    return wait_gather_in(hub_->texts, about)->parts;
-  }
-
- private:
-  using hub = detail::threads_hub;
-  using state = hub::state;
-  using clock = hub::clock;
-  static constexpr std::chrono::microseconds patience{30};
-
-  int rank() const { return topology().global_rank; }
-  hub::rank_state& mine() { return hub_->of(rank()); }
-  awaited of_message(int peer, action what) const { return {.peer = peer, .what = what, .step = step(), .within = doing()}; }
-  awaited everybody(char const* words) const { return {.words = words, .step = step()}; }
-  char const* in_words(char const* otherwise) const { return doing() != nullptr ? doing() : otherwise; }
-
-  void publish(error const& found) override {
-    hub_->fail(detail::failure_by(rank(), found.what(), found.code(), found.context()), rank());
-  }
-
-  template <class Value>
-  void start_all_gather_in(hub::gathering<Value>& g, Value mine, awaited const& about) {
+  void start_gather(gather_slot slot, std::span<std::byte const> given, awaited const& about) override {
     {
       std::lock_guard const hold(hub_->mutex);
       check_running(about);
+      auto& g = gathering_in(slot);
       auto const me = static_cast<std::size_t>(rank());
-      g.parts[me] = std::move(mine);
-      g.about[me] = about;
+      g.arrived[me].assign(given.begin(), given.end());
       g.rounds[me] = g.done + 1;
       if (++g.count < topology().world()) return;
       // The result of the round before may go: all ranks are here, so all have read it.
-      g.result = std::make_shared<hub::gathered<Value> const>(hub::gathered<Value>{g.parts, g.about});
+      g.result = std::make_shared<hub::parts const>(g.arrived);
       g.count = 0;
       ++g.done;
       hub_->tell_all();
     }
     hub_->wake_all();
   }
-
-  template <class Value>
-  std::shared_ptr<hub::gathered<Value> const> wait_gather_in(hub::gathering<Value>& g, awaited const& mine) {
+  void finish_gather(gather_slot slot, awaited const& about, std::vector<std::span<std::byte const>>& parts) override {
     std::unique_lock hold(hub_->mutex);
+    auto const& g = gathering_in(slot);
     long const round = g.rounds[static_cast<std::size_t>(rank())];
-    wait(
-        hold, &hub::all_ranks, [](int) { return true; }, mine,
-        [&](clock::time_point, clock::time_point&) { return g.done >= round; });
-    auto const result = g.result;
-    for (std::size_t r = 0; r < result->about.size(); ++r) {
-      awaited const& theirs = result->about[r];
-      if (std::strcmp(theirs.words, mine.words) == 0) continue;
-      int const other = static_cast<int>(r);
-      throw preflight_error(detail::different_calls(other, theirs.text(), rank(), mine.text()),
-                            {.rank = rank(), .peer = other, .step = mine.step, .action = mine.words});
-    }
-    return result;
+    auto const all = [](int) { return true; };
+    wait(hold, &hub::all_ranks, all, about, [&](clock::time_point, clock::time_point&) { return g.done >= round; });
+    auto& result = results_[static_cast<std::size_t>(slot)];
+    result = g.result;
+    parts.assign(result->begin(), result->end());
   }
-
-  void finish_all_gather_in(hub::gathering<std::vector<double>>& g, std::size_t count, std::span<double> all,
-                            awaited const& mine) {
-    auto const result = wait_gather_in(g, mine);
-    auto out = all.begin();
-    for (std::size_t r = 0; r < result->parts.size(); ++r) {
-      auto const& part = result->parts[r];
-      if (part.size() != count || static_cast<std::size_t>(all.end() - out) < part.size()) {
-        throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(part.size()) + " numbers where rank " +
-                                  std::to_string(rank()) + " gathers " + std::to_string(count),
-                              {.rank = rank(), .peer = static_cast<int>(r), .step = mine.step, .action = mine.words});
-      }
-      out = std::copy(part.begin(), part.end(), out);
-    }
-  }
+  hub::gathering& gathering_in(gather_slot slot) { return hub_->gatherings[static_cast<std::size_t>(slot)]; }
 
   void check_running(awaited const& mine) const {
     if (hub_->first_failure) throw_failure(*hub_->first_failure, mine, rank());
@@ -374,10 +326,8 @@ class threads_transport final : public transport {
   }
 
   std::shared_ptr<hub> hub_;
-  static constexpr char const* sum_of_gradients = "sum of gradients";
-  static constexpr char const* early = "all_gather of what decides the last step";
-  std::vector<long> started_;  // sums begun, by bucket
-  std::size_t early_size_ = 0;
+  std::vector<long> started_;                                 // sums begun, by bucket
+  std::array<std::shared_ptr<hub::parts const>, 2> results_;  // of gathers, by slot
 };
 
 }  // namespace chevron

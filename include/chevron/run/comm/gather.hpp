@@ -1,0 +1,80 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/wait_table.hpp>
+
+/// \file
+/// What every rank gives to all: the words of a gather, the same over every transport.
+
+namespace chevron {
+
+/// The two gathers that may be under way at a time: `all_gather`, and the one of `start_all_gather`.
+enum class gather_slot : std::uint8_t { now, early };
+
+namespace detail {
+
+/// What stands before a rank's bytes in a gather: ranks that mean different gathers would take each other's numbers for theirs.
+struct gather_header {
+  std::uint64_t bytes = 0;
+  std::int64_t step = -1;
+  char words[48] = {};
+};
+
+/// A rank's bytes behind their header, in `out`.
+inline void put_header(std::vector<std::byte>& out, std::span<std::byte const> mine, awaited const& about) {
+  gather_header first{.bytes = mine.size(), .step = about.step};
+  std::strncpy(first.words, about.words, sizeof first.words - 1);
+  out.resize(sizeof first + mine.size());
+  std::memcpy(out.data(), &first, sizeof first);
+  std::copy(mine.begin(), mine.end(), out.begin() + sizeof first);
+}
+
+inline gather_header header_of(std::span<std::byte const> whole) {
+  gather_header out;
+  std::memcpy(&out, whole.data(), sizeof out);
+  out.words[sizeof out.words - 1] = 0;
+  return out;
+}
+
+/// The bytes of rank `r` behind their header.
+/// \param whole  as it came; where the rank gave another number of bytes, it may be cut
+/// \param bytes how many this rank gave
+/// \param rank  this one
+/// \throws preflight_error where rank r means another gather, or one of another size
+inline std::span<std::byte const> without_header(std::span<std::byte const> whole, int r, std::size_t bytes, int rank,
+                                                 awaited const& about) {
+  gather_header const theirs = header_of(whole);
+  error_context const here{.rank = rank, .peer = r, .step = about.step, .action = about.action_text()};
+  if (std::strncmp(theirs.words, about.words, sizeof theirs.words - 1) != 0) {
+    awaited const other{.words = theirs.words, .step = theirs.step};
+    throw preflight_error(different_calls(r, other.text(), rank, about.text()), here);
+  }
+  if (theirs.bytes != bytes) {
+    throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(theirs.bytes) + " bytes where rank " +
+                              std::to_string(rank) + " gathers " + std::to_string(bytes) +
+                              ". Remedy: every rank gathers as many numbers",
+                          here);
+  }
+  return whole.subspan(sizeof theirs, bytes);
+}
+
+/// How many gathers of a slot a rank has begun, and what the wait for the last of them needs of the others.
+inline std::uint64_t& gathers_in(wait_progress& done, gather_slot slot) {
+  return slot == gather_slot::now ? done.gathers : done.early_gathers;
+}
+inline wait_need need_of_gather(wait_progress& done, gather_slot slot) {
+  using count = wait_need::count;
+  return {.of = slot == gather_slot::now ? count::gathers : count::early_gathers, .least = gathers_in(done, slot)};
+}
+
+}  // namespace detail
+}  // namespace chevron

@@ -1,0 +1,14 @@
+#pragma once
+
+/// \file
+/// What a channel between ranks is for.
+
+namespace chevron {
+
+enum class channel_use {
+  edge,   ///< messages from one pipeline rank to another
+  sum,    ///< sums over the replicas of a rank's stages
+  gather  ///< a few numbers of every rank
+};
+
+}  // namespace chevron

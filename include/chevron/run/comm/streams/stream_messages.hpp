@@ -1,0 +1,215 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/comm/message_agreement.hpp>
+#include <chevron/run/comm/message_signature.hpp>
+#include <chevron/run/comm/rendezvous.hpp>
+#include <chevron/run/comm/streams/stream_line.hpp>
+#include <chevron/run/comm/streams/stream_watch.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/failure_watch.hpp>
+
+/// \file
+/// What a rank of `stream_transport` sends to its neighbours and receives from them.
+
+namespace chevron::detail {
+
+/// Messages over one line for each directed edge. The first time a message goes its way the sender tells shapes, dtypes and
+/// strides through the store (message_agreement.hpp); the receiver posts it only when it needs it.
+template <class Streams>
+class stream_messages {
+ public:
+  using milliseconds = std::chrono::milliseconds;
+
+  stream_messages(Streams& streams, stream_watch<Streams>& watch, stream_lines<Streams>& lines, rendezvous& meeting,
+                  failure_watch& failures, int rank)
+      : streams_(streams), watch_(watch), lines_(lines), meeting_(meeting), rank_(rank), agreement_(failures, rank) {}
+
+  /// Makes the line to or from a peer, by its global rank, and uses it once; not if it is there.
+  /// \param done what of the wait is told to others
+  void connect(int peer, bool sends, milliseconds patience, wait_details const& details) {
+    auto& mine = sends ? outgoing_ : incoming_;
+    if (mine.contains(peer)) return;
+    int const from = sends ? rank_ : peer, to = sends ? peer : rank_;
+    line made = lines_.make("edge from " + std::to_string(from) + " to " + std::to_string(to), channel_use::edge, sends ? 0 : 1,
+                            2, patience);
+    at::Tensor const once[] = {at::zeros({1}, streams_.device())};
+    point done(watch_);
+    awaited const first_use{.peer = peer, .words = "the first use of their channel"};
+    {
+      typename stream_watch<Streams>::host_call const connecting(watch_, first_use);
+      sends ? streams_.send(made->way, made->on, once) : streams_.receive(made->way, made->on, once);
+    }
+    done.record(made->on, first_use);
+    lines_.wait_on_host(done, details);
+    mine.emplace(peer, std::move(made));
+  }
+
+  // As `transport` has them; what is sent and received is said by the wait for it.
+
+  void open(slot_counts const& slots) {
+    finish_first_sends();
+    agreement_.open();
+    late_.clear();
+    sends_.clear();
+    receives_.clear();
+    for (int i = 0; i < slots.send; ++i) sends_.emplace_back().done = std::make_unique<point>(watch_);
+    for (int i = 0; i < slots.receive; ++i) receives_.emplace_back().arrived = std::make_unique<point>(watch_);
+  }
+  /// What the rank computes next comes after these transfers, and so may be given their memory.
+  void finish_first_sends() {
+    agreement_.finish_first_sends([&](outgoing& sent) { lines_.wait(*sent.done); });
+  }
+
+  void post_send(awaited const& mine, std::uint16_t send_slot, std::span<at::Tensor const> values) {
+    lines_.check(mine);
+    outgoing& slot = sends_.at(send_slot);
+    slot.values.clear();
+    for (at::Tensor const& value : values) slot.values.push_back(sendable(value, mine, streams_.device(), "this rank"));
+    auto const tag = agreement_.tag(mine.what);
+    terms const* const known = agreement_.known_for(tag, slot.values, mine);
+    if (known == nullptr) {
+      terms told{.shapes = shapes_of(slot.values), .strides = {}};
+      strides_of(slot.values, false, told.strides);
+      meeting_.publish(key_of(rank_, mine.peer, tag), told.text());
+      agreement_.agree(tag, std::move(told));
+    } else {
+      conform(slot.values, known->strides);
+    }
+    for (at::Tensor& value : slot.values) value = packed(value);
+    if (known == nullptr) agreement_.copy(slot.values);
+    line const& to = outgoing_.at(mine.peer);
+    lines_.behind_computation(*to);
+    streams_.send(to->way, to->on, sent_of(slot.values));
+    slot.done->record(to->on, mine);
+    if (known == nullptr) agreement_.first_sent(std::exchange(slot, {.values = {}, .done = std::make_unique<point>(watch_)}));
+  }
+
+  void post_receive(awaited const& mine, std::uint16_t receive_slot) {
+    lines_.check(mine);
+    incoming& slot = receives_.at(receive_slot);
+    slot.about = mine;
+    slot.tag = agreement_.tag(mine.what);
+    auto& queue = late_[mine.peer];
+    terms const* const known = agreement_.known(slot.tag);
+    slot.late = known == nullptr || !queue.empty();
+    slot.late ? queue.push_back(receive_slot) : post(slot, known->shapes);
+  }
+
+  /// \param patience how long it may take until the sender has told the shapes
+  std::span<at::Tensor> receive(std::uint16_t receive_slot, milliseconds patience) {
+    incoming& slot = receives_.at(receive_slot);
+    // Messages of an edge come in order: what was posted before this one is received before it.
+    while (slot.late) {
+      auto& queue = late_.at(slot.about.peer);
+      incoming& next = receives_.at(queue.front());
+      terms const* known = agreement_.known(next.tag);
+      if (known == nullptr) {
+        auto const told = meeting_.wait_for(key_of(next.about.peer, rank_, next.tag), next.about, patience);
+        known = &agreement_.agree(next.tag, terms::of_text(told));
+      }
+      queue.pop_front();
+      next.late = false;
+      post(next, known->shapes);
+    }
+    lines_.wait(*slot.arrived);
+    slot.given = slot.values;
+    lay_out(slot.given, agreement_.known(slot.tag)->strides);
+    return slot.given;
+  }
+
+  void wait_send(std::uint16_t send_slot) {
+    outgoing& slot = sends_.at(send_slot);
+    if (slot.values.empty()) return;  // a first one: waited for before the next step
+    lines_.wait(*slot.done);
+    slot.values.clear();
+  }
+
+ private:
+  using point = typename stream_watch<Streams>::point;
+  using line = typename stream_lines<Streams>::line;
+
+  struct outgoing {
+    std::vector<at::Tensor> values;
+    std::unique_ptr<point> done;
+  };
+  struct incoming {
+    awaited about{};
+    std::uint32_t tag = 0;
+    bool late = false;  ///< its shapes are not known yet, or those of one before it
+    std::vector<at::Tensor> values, given;
+    std::unique_ptr<point> arrived;
+  };
+  /// What a rank computes next must not wait for the host, so strides are those of the first time: later tensors are given them.
+  /// One that is expanded arrives with memory for each element, since the next need not be.
+  struct terms {
+    message_shapes shapes;
+    message_strides strides;
+
+    std::string text() const {
+      std::vector<std::int64_t> all = shapes;
+      all.insert(all.end(), strides.begin(), strides.end());
+      std::string out(all.size() * sizeof(std::int64_t), '\0');
+      std::memcpy(out.data(), all.data(), out.size());
+      return out;
+    }
+    static terms of_text(std::string const& text) {
+      std::vector<std::int64_t> all(text.size() / sizeof(std::int64_t));
+      std::memcpy(all.data(), text.data(), all.size() * sizeof(std::int64_t));
+      auto const end = all.begin() + all.at(0);
+      return {{all.begin(), end}, {end, all.end()}};
+    }
+  };
+
+  void post(incoming& slot, message_shapes const& shapes) {
+    slot.given.clear();
+    make_room(slot.values, shapes, streams_.device());
+    line const& from = incoming_.at(slot.about.peer);
+    lines_.behind_computation(*from);
+    streams_.receive(from->way, from->on, sent_of(slot.values));
+    slot.arrived->record(from->on, slot.about);
+  }
+
+  /// The memory of those of a message's tensors that have anything to be sent.
+  std::span<at::Tensor const> sent_of(std::vector<at::Tensor> const& values) {
+    scratch_.clear();
+    for (at::Tensor const& value : values) {
+      if (value.defined() && value.numel() > 0) scratch_.push_back(as_row(value));
+    }
+    return scratch_;
+  }
+
+  std::string key_of(int from, int to, std::uint32_t tag) const {
+    return "shapes" + std::to_string(agreement_.turn()) + "/" + std::to_string(from) + "/" + std::to_string(to) + "/" +
+           std::to_string(tag);
+  }
+
+  Streams& streams_;
+  stream_watch<Streams>& watch_;
+  stream_lines<Streams>& lines_;
+  rendezvous& meeting_;
+  int rank_;
+  message_agreement<terms, outgoing> agreement_;
+  std::map<int, line> outgoing_, incoming_;        // by peer
+  std::map<int, std::deque<std::uint16_t>> late_;  // by peer: receives that are to be posted, in order
+  std::vector<outgoing> sends_;
+  std::vector<incoming> receives_;
+  std::vector<at::Tensor> scratch_;
+};
+
+}  // namespace chevron::detail

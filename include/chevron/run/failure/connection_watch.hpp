@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+
+/// \file
+/// Connections that tell of a lost rank by breaking.
+
+namespace chevron::detail {
+
+/// The connections that one rank's watch looks at. From any thread.
+class connection_watch {
+ public:
+  /// \param never a receive that stays pending until the connection to this peer breaks
+  void add(int peer, c10::intrusive_ptr<c10d::Work> never) {
+    std::lock_guard const hold(mutex_);
+    connections_.emplace_back(peer, std::move(never));
+  }
+  /// Before connections are closed in good order.
+  void clear() {
+    std::lock_guard const hold(mutex_);
+    connections_.clear();
+  }
+
+  /// The loss of the first rank whose connection is broken, if there is one.
+  std::optional<failure> broken() {
+    std::lock_guard const hold(mutex_);
+    for (auto const& [peer, never] : connections_) {
+      try {
+        never->abort();  // so that the wait returns at once, unless the connection is broken
+        never->wait(std::chrono::milliseconds(1000));
+      } catch (std::exception const& e) {
+        auto const why = message_of(e);
+        // Gloo gave up waiting and closed the connection from here: whose wait that was says so, and that no rank was lost.
+        if (why.find("timeout") != std::string::npos) continue;
+        return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;  // by peer
+};
+
+}  // namespace chevron::detail

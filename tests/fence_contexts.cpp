@@ -1,0 +1,111 @@
+// Where the C++ fragments of README.md and docs/*.md stand when tests/fences.py compiles them. A fragment's page names a context in
+// a comment before the fence, `<!-- compiled in: rank -->`; the text of the fence then replaces the line `// FENCE` below, as it is.
+// Each context declares what a reader has at hand there, and nothing else. The first section stands once, before all others.
+
+// context: head
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/data.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <chevron/checkpoint.hpp>
+#include <chevron/data.hpp>
+#include <chevron/multiprocess.hpp>
+#include <chevron/schedule.hpp>
+
+#include "chevron-train/gpt.hpp"
+
+namespace nn = torch::nn;
+
+chevron::stage build_stage(int number);
+at::Tensor loss(at::Tensor output, at::Tensor target);
+chevron::optimizer_factory const optimizer = chevron::optimizer<torch::optim::AdamW>(1e-3);
+constexpr auto program = chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
+
+// A data set of points and classes.
+struct samples : torch::data::Dataset<samples> {
+  torch::data::Example<> get(std::size_t) override;
+  std::optional<std::size_t> size() const override;
+};
+
+// context: program
+// Declarations at namespace scope: functions, a main.
+// FENCE
+
+// context: main
+// The body of the function that `run_main` runs: no ranks yet.
+int body(int argc, char** argv, at::Tensor inputs, at::Tensor targets) {
+  // FENCE
+  return 0;
+}
+
+// context: made
+// The body of a rank that has a program and makes its own trainer.
+void body(chevron::transport& comm, nn::Sequential model, at::Tensor example) {
+  // FENCE
+}
+
+// context: gpu
+// The same over NCCL; the page's own lines include <chevron/nccl.hpp>.
+void body(chevron::nccl_transport& comm) {
+  // FENCE
+}
+
+// context: rank
+// The body of a rank that has a trainer, and the batch of a step.
+void body(chevron::transport& comm, chevron::trainer& trainer, nn::Sequential block, at::Tensor inputs, at::Tensor targets,
+          at::Tensor mask, at::Tensor positions, std::size_t epochs, int steps, bool resume) {
+  // FENCE
+}
+
+// context: accumulation
+// The body of a rank that trains on three batches in one step.
+void body(chevron::trainer& trainer, chevron::batch first, chevron::batch second, chevron::batch third, double all_samples) {
+  // FENCE
+}
+
+// context: stage
+// The function that builds stage `s` of a model.
+chevron::stage body(int s, int last, nn::Sequential block, nn::Embedding embedding, nn::Linear head) {
+  // FENCE
+  return {};
+}
+
+// context: options
+// Written after `.options =`.
+void log(long step, int stage, std::string name, at::Tensor norm);
+constexpr long padding = 0;
+chevron::trainer_options const given =
+    // FENCE
+    ;
+
+// context: optimizer
+// Written after `.optimizer =`.
+chevron::optimizer_factory const factory =
+    // FENCE
+    ;
+
+// context: chevron-train
+// What chevron-train does on a rank.
+using namespace chevron;
+using namespace chevron::train;
+void body(proved_program program, transport& comm, gpt_size size, int layers, int stages, std::uint64_t seed, long steps,
+          std::function<at::Tensor(at::Tensor, at::Tensor)> next_byte_loss, at::Tensor bytes, at::Tensor following) {
+  // FENCE
+}
+
+// context: search
+// With measured costs.
+void body(chevron::costs costs) {
+  // FENCE
+}

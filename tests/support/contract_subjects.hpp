@@ -1,0 +1,165 @@
+#pragma once
+
+// Transports that the contract is asked of, each with a name and a way to run its ranks in this process.
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <chevron/lower/edges.hpp>
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/comm/streams/host_streams.hpp>
+#include <chevron/run/comm/streams/stream_transport.hpp>
+#include <chevron/run/comm/threads/run_threads.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+
+#include "support/thread_ranks.hpp"
+
+#include <doctest/doctest.h>
+
+namespace transport_contract {
+
+using chevron::transport;
+using body = std::function<void(transport&)>;
+
+/// What one rank threw.
+struct outcome {
+  std::string text;  // empty: nothing
+  int code = 0;
+  chevron::error_context where{};
+};
+
+/// A transport, and what of the contract it leaves open.
+struct subject {
+  std::string name;
+  /// Runs `body` on each rank; what each threw. Messages may go both ways between neighbours, with eight slots for each
+  /// direction.
+  std::function<std::vector<outcome>(int pipeline_ranks, int replicas, body const&)> run;
+  bool agrees_on_shapes = true;    // a sender may not change them
+  bool keeps_every_stride = true;  // else: those of the first time, and of an expanded tensor none that are 0
+  bool sends_wait = true;          // a send is over only when its receive was posted
+  bool sums_in_order = true;       // of the replicas: ((r0 + r1) + r2) …
+  bool sees_sizes = true;          // gathers of other sizes are refused; else nobody promises anything
+};
+
+inline outcome outcome_of(std::exception_ptr const& thrown) {
+  outcome out;
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (chevron::error const& e) {
+    out = {e.what(), e.code(), e.context()};
+  } catch (std::exception const& e) {
+    out.text = e.what();
+  } catch (...) {
+    out.text = "a check of the test failed";
+  }
+  return out;
+}
+
+inline void get_ready(transport& comm) {
+  std::vector<chevron::edge> edges;
+  for (int r = 0; r + 1 < comm.topology().pipeline_ranks; ++r) {
+    edges.push_back({r, r + 1});
+    edges.push_back({r + 1, r});
+  }
+  comm.connect(edges);
+  comm.open({.activation = 0, .receive = 8, .send = 8});
+}
+
+/// Ranks as threads.
+inline subject threads(std::string const& name, chevron::thread_options options = {}) {
+  using namespace std::chrono_literals;
+  options.deadline = 100s;
+  options.grace = 100s;
+  return {.name = name,
+          .run =
+              [options, name](int pipeline_ranks, int replicas, body const& work) {
+                auto how = options;
+                how.pipeline_ranks = pipeline_ranks;
+                how.replicas = replicas;
+                std::vector<outcome> out(static_cast<std::size_t>(pipeline_ranks * replicas));
+                try {
+                  chevron::run_threads(how, [&](transport& comm) {
+                    INFO("over " << name << ", rank " << comm.topology().global_rank);
+                    try {
+                      get_ready(comm);
+                      work(comm);
+                    } catch (...) {
+                      out[static_cast<std::size_t>(comm.topology().global_rank)] = outcome_of(std::current_exception());
+                      throw;
+                    }
+                  });
+                } catch (...) {
+                  // Known by rank.
+                }
+                return out;
+              },
+          .agrees_on_shapes = false,
+          .sends_wait = options.rendezvous};
+}
+
+/// Ranks that join through a store.
+/// \param make make(where, store, watch) gives a transport with `close()`
+template <class Make>
+subject joined(std::string const& name, Make make) {
+  using namespace std::chrono_literals;
+  return {.name = name, .run = [make, name](int pipeline_ranks, int replicas, body const& work) {
+            std::vector<outcome> out;
+            auto const thrown =
+                ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+                  INFO("over " << name << ", rank " << where.global_rank);
+                  auto const comm = make(where, store, watch);
+                  comm->deadline(100s);
+                  get_ready(*comm);
+                  work(*comm);
+                  comm->close();
+                });
+            for (auto const& each : thrown) out.push_back(outcome_of(each));
+            return out;
+          }};
+}
+
+/// Every transport: a new one is one entry here.
+inline std::vector<subject> const& subjects() {
+  using namespace std::chrono_literals;
+  auto const gloo = [](std::function<bool(int)> const& shares) {
+    return [=](chevron::topology const& where, auto const& store, auto const& watch) {
+      return std::make_unique<chevron::gloo_transport>(where, store, watch,
+                                                       chevron::gloo_options{.shared_memory = shares(where.global_rank)});
+    };
+  };
+  static std::vector<subject> const all = [&] {
+    std::vector<subject> out{
+        threads("threads"),
+        threads("threads with rendezvous", {.rendezvous = true, .longest_delay = 300us}),
+        joined("Gloo", gloo([](int) { return false; })),
+        joined("Gloo with shared memory", gloo([](int) { return true; })),
+        joined("Gloo with shared memory but for one rank", gloo([](int rank) { return rank != 1; })),
+        joined("streams",
+               [](chevron::topology const& where, auto const& store, auto const& watch) {
+                 return std::make_unique<chevron::stream_transport<chevron::host_streams>>(where, store, watch, 60000ms);
+               }),
+    };
+    out[2].sums_in_order = out[4].sums_in_order = false;  // Gloo's ring
+    out.back().keeps_every_stride = false;
+    out.back().sees_sizes = false;
+    return out;
+  }();
+  return all;
+}
+
+/// Calls `check(transport)` for each of them.
+template <class Check>
+void for_each_transport(Check const& check) {
+  for (subject const& each : subjects()) {
+    INFO("over " << each.name);
+    check(each);
+  }
+}
+
+}  // namespace transport_contract
