@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "accelerator/device.hpp"
+#include "accelerator/late.hpp"
 
 namespace accelerator {
 
@@ -37,7 +38,9 @@ c10::DataPtr device_allocator::allocate(std::size_t bytes) {
     auto made = std::make_unique<block>();
     b = made.get();
     b->memory = static_cast<char*>(std::aligned_alloc(64, size));
+    b->late = static_cast<char*>(std::aligned_alloc(64, size));
     std::memset(b->memory, 0xff, size);
+    std::memset(b->late, 0xff, size);
     b->size = size;
     b->device = device;
     b->stream = stream;
@@ -59,7 +62,6 @@ block* device_allocator::take(freed& from, int stream) {
       if (!known.follows(stream, other, number)) return false;
     }
     b->comes_before.clear();
-    std::memset(b->memory, 0xff, b->size);
     from.free.push_back(b);
     return true;
   });
@@ -70,7 +72,14 @@ block* device_allocator::take(freed& from, int stream) {
   }
   block* const b = *chosen;
   from.free.erase(chosen);
+  spoil(*b);
   return b;
+}
+
+/// Nobody finds anything in memory that is given out anew but NaNs: from where the stream is now that gets it.
+void device_allocator::spoil(block& b) {
+  std::memset(b.memory, 0xff, b.size);
+  if (late_streams::instance().on()) late_streams::instance().add(b.stream, [&b] { std::memset(b.late, 0xff, b.size); });
 }
 
 void device_allocator::free(block& b) {
@@ -81,7 +90,6 @@ void device_allocator::free(block& b) {
   b.recorded.clear();
   auto& of = freed_[{b.stream, b.size}];
   if (b.comes_before.empty()) {
-    std::memset(b.memory, 0xff, b.size);
     of.free.push_back(&b);
   } else {
     of.recorded.push_back(&b);
@@ -137,7 +145,7 @@ int device_allocator::in_use() {
 
 void device_allocator::reset() {
   std::lock_guard const hold(mutex_);
-  for (auto const& [address, b] : blocks_) std::free(b->memory);
+  for (auto const& [address, b] : blocks_) std::free(b->memory), std::free(b->late);
   blocks_.clear();
   freed_.clear();
   uses_.clear();

@@ -23,6 +23,7 @@ namespace accelerator {
 /// Memory that is given out as a whole.
 struct block {
   char* memory = nullptr;
+  char* late = nullptr;  // its contents as streams see it that run late (late.hpp)
   std::size_t size = 0;
   int device = 0;
   int stream = 0;  // on which it was allocated
@@ -66,6 +67,7 @@ class device_allocator final : public c10::DeviceAllocator {
 
   void free(block& b);
   block* take(freed& from, int stream);
+  static void spoil(block& b);
   static void release(void* context);
 
   std::mutex mutex_;

@@ -121,13 +121,6 @@ class detector {
     std::lock_guard const hold(mutex_);
     hosts_[static_cast<std::size_t>(device)].join(after);
   }
-  void host_waited_for_device(int device) {
-    std::lock_guard const hold(mutex_);
-    for (std::size_t s = 0; s < streams_.size(); ++s) {
-      if (streams_[s].device == device) hosts_[static_cast<std::size_t>(device)].join(streams_[s].known);
-    }
-  }
-
   /// An operator is asked of a stream.
   void run(int stream, std::string_view name, std::span<touched const> parts) {
     std::lock_guard const hold(mutex_);

@@ -58,7 +58,7 @@ TEST_CASE("what one stream reads and the other one writes needs a wait, either w
       x.mul_(3);
       REQUIRE(faults().size() == 1);
       CHECK(faults()[0].first == "mul");
-      CHECK(faults()[0].second == "mul_");
+      CHECK(faults()[0].second == "mul");
     } else {
       CHECK(found[0].first == "add_");
       CHECK(found[0].second == "mul");

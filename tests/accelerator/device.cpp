@@ -12,6 +12,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "accelerator/allocator.hpp"
+#include "accelerator/late.hpp"
 
 namespace accelerator {
 
@@ -39,6 +40,7 @@ std::array<int, device_count>& streams_here() {
 
 struct event_state {
   clock known;
+  late_point place;
   int device = 0;
   std::chrono::steady_clock::time_point when;
 };
@@ -77,22 +79,22 @@ struct guard final : c10::impl::DeviceGuardImplInterface {
     synchronizeStream(s);
     return true;
   }
-  void synchronizeStream(c10::Stream const& s) const override {
-    auto& known = detector::instance();
-    known.host_waited(s.device_index(), known.now(number_of(s)));
-  }
-  void synchronizeDevice(c10::DeviceIndex d) const override { detector::instance().host_waited_for_device(d); }
+  void synchronizeStream(c10::Stream const& s) const override { host_waits_for(s.device_index(), number_of(s)); }
 
   void record(void** event, c10::Stream const& s, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new event_state;
     auto& e = *static_cast<event_state*>(*event);
     e.known = detector::instance().now(number_of(s));
+    e.place = late_streams::instance().now(number_of(s));
     e.device = s.device_index();
     e.when = std::chrono::steady_clock::now();
   }
   void block(void* event, c10::Stream const& s) const override {
     TORCH_CHECK(!lost, "the device is lost");
-    if (event != nullptr) detector::instance().wait(number_of(s), static_cast<event_state*>(event)->known);
+    if (event == nullptr) return;
+    auto const& e = *static_cast<event_state*>(event);
+    detector::instance().wait(number_of(s), e.known);
+    late_streams::instance().wait(number_of(s), e.place);
   }
   bool queryEvent(void* event) const override {
     synchronizeEvent(event);
@@ -102,6 +104,7 @@ struct guard final : c10::impl::DeviceGuardImplInterface {
     if (event == nullptr) return;
     auto const& e = *static_cast<event_state*>(event);
     detector::instance().host_waited(e.device, e.known);
+    late_streams::instance().run_to(e.place);
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<event_state*>(event); }
   double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
@@ -175,9 +178,10 @@ void install() {
   static_cast<void>(done);
 }
 
-int start_over() {
+int start_over(bool late) {
   int const left = device_allocator::instance().in_use();
   if (left == 0) {
+    late_streams::instance().turn(late);
     device_allocator::instance().reset();
     detector::instance().reset(device_count);
     ++age;
@@ -200,6 +204,13 @@ at::Tensor alias_on_cpu(at::Tensor const& t) {
   return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options().device(at::kCPU).requires_grad(false));
 }
 
+at::Tensor late_alias(at::Tensor const& t) {
+  if (!t.defined() || t.is_cpu()) return t;
+  block const* const b = t.numel() == 0 ? nullptr : device_allocator::instance().find(t.data_ptr());
+  char* const place = b == nullptr ? nullptr : b->late + (static_cast<char*>(t.data_ptr()) - b->memory);
+  return at::from_blob(place, t.sizes(), t.strides(), t.options().device(at::kCPU).requires_grad(false));
+}
+
 touched part_of(at::Tensor const& t, bool writes) {
   block* const b = t.numel() == 0 ? nullptr : device_allocator::instance().find(t.data_ptr());
   if (b == nullptr) return {};
@@ -207,6 +218,12 @@ touched part_of(at::Tensor const& t, bool writes) {
   for (std::int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
   auto const begin = static_cast<std::size_t>(static_cast<char*>(t.data_ptr()) - b->memory);
   return {&b->history, begin, begin + static_cast<std::size_t>(last + 1) * t.element_size(), writes};
+}
+
+void host_waits_for(int index, int stream) {
+  auto& known = detector::instance();
+  known.host_waited(index, known.now(stream));
+  late_streams::instance().run_to(late_streams::instance().now(stream));
 }
 
 at::Generator const& generator_of(int index) {

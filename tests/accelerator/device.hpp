@@ -23,8 +23,9 @@ inline at::Device device(int index) { return {c10::DeviceType::PrivateUse1, stat
 void install();
 
 /// Everything is as at the beginning. No tensor of a device may be left.
+/// \param late from now on operators run late (late.hpp)
 /// \returns how many blocks of memory were left
-int start_over();
+int start_over(bool late = false);
 
 /// From now on whatever waits for an event throws, or no longer.
 void lose_device(bool is_lost);
@@ -39,8 +40,13 @@ c10::Stream stream_of(int device, int number);
 
 /// The same values in main memory, at the same address.
 at::Tensor alias_on_cpu(at::Tensor const& t);
+/// The values that streams see that run late.
+at::Tensor late_alias(at::Tensor const& t);
 /// The bytes that a tensor lies in.
 touched part_of(at::Tensor const& t, bool writes);
+
+/// The host waits for what a stream was asked so far.
+void host_waits_for(int device, int stream);
 
 /// What a device draws from; counts the operators that drew.
 at::Generator const& generator_of(int device);

@@ -22,6 +22,7 @@
 #include "accelerator/allocator.hpp"
 #include "accelerator/device.hpp"
 #include "accelerator/fallback.hpp"
+#include "accelerator/late.hpp"
 
 namespace accelerator {
 
@@ -41,9 +42,21 @@ void note(int index, std::string_view name, std::span<touched const> parts) {
   detector::instance().run(current_stream(index), name, real);
 }
 
-void host_waits(int index) {
-  auto& known = detector::instance();
-  known.host_waited(index, known.now(current_stream(index)));
+void host_waits(int index) { host_waits_for(index, current_stream(index)); }
+
+bool runs_late() { return late_streams::instance().on(); }
+/// Asks the current stream of a device for something that is to run late.
+void later(int index, late_streams::work does) {
+  if (runs_late()) late_streams::instance().add(current_stream(index), std::move(does));
+}
+/// As an operator sees it that runs late: what is in main memory it takes as it is now.
+at::Tensor for_later(at::Tensor const& t) { return t.defined() && t.is_cpu() ? t.clone() : late_alias(t); }
+
+void copy_bytes(at::Tensor const& to, at::Tensor const& from) {
+  std::int64_t last = 0;
+  for (std::int64_t d = 0; d < to.dim(); ++d) last += (to.size(d) - 1) * to.stride(d);
+  if (to.numel() > 0)
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<std::size_t>(last + 1) * to.element_size());
 }
 
 /// One call of an operator.
@@ -55,6 +68,8 @@ struct call {
   std::vector<std::pair<at::Tensor, at::Tensor>> aliases;  // of the device, in main memory
   std::vector<touched> parts;
   std::vector<c10::IValue> given;  // as it was called
+  std::vector<c10::IValue> late;   // as it is called late
+  std::vector<at::Tensor> made;    // by it, on the device
   bool gives_view = false;
 
   call(c10::OperatorHandle const& of, torch::jit::Stack& on)
@@ -62,6 +77,7 @@ struct call {
         stack(on),
         first(on.size() - of.schema().arguments().size()),
         given(on.begin() + static_cast<std::ptrdiff_t>(first), on.end()) {
+    if (runs_late()) late = given;
     for (auto const& r : op.schema().returns())
       gives_view = gives_view || (r.alias_info() != nullptr && !r.alias_info()->isWrite());
   }
@@ -78,6 +94,23 @@ struct call {
     return in_main_memory;
   }
 
+  /// The same argument with other tensors.
+  template <class Other>
+  static c10::IValue each(c10::IValue const& value, Other const& other) {
+    if (value.isTensor()) return other(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (at::Tensor const& t : value.toTensorVector()) list.push_back(other(t));
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (std::optional<at::Tensor> const& t : value.toOptionalTensorVector()) list.push_back(t ? std::optional(other(*t)) : t);
+      return list;
+    }
+    return value;
+  }
+
   void bring_arguments() {
     auto const& arguments = op.schema().arguments();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -86,20 +119,13 @@ struct call {
       // Batch norm does not say in its schema that it changes these.
       std::string const& name = arguments[i].name();
       bool const writes = (marks != nullptr && marks->isWrite()) || name == "running_mean" || name == "running_var";
-      if (value.isTensor()) {
-        value = alias(value.toTensor(), writes);
-      } else if (value.isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (at::Tensor const& t : value.toTensorVector()) list.push_back(alias(t, writes));
-        value = list;
-      } else if (value.isOptionalTensorList()) {
-        c10::List<std::optional<at::Tensor>> list;
-        for (std::optional<at::Tensor> const& t : value.toOptionalTensorVector())
-          list.push_back(t ? std::optional(alias(*t, writes)) : t);
-        value = list;
+      if (!late.empty()) late[i] = each(value, for_later);
+      if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) {
+        value = each(value, [&](at::Tensor const& t) { return alias(t, writes); });
       } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
         if (index < 0) index = value.toDevice().has_index() ? value.toDevice().index() : current_device();
         value = c10::Device(at::kCPU);
+        if (!late.empty()) late[i] = value;
       }
     }
     if (index < 0) index = current_device();
@@ -110,6 +136,7 @@ struct call {
         value = draw_from(generator_of(index));
       else if (value.toGenerator().device().is_privateuseone())
         value = draw_from(value.toGenerator());
+      if (!late.empty()) late[i] = value.toGenerator().clone();
     }
   }
 
@@ -123,14 +150,15 @@ struct call {
       return at::native::as_strided_tensorimpl(ours, t.sizes(), t.strides(), ours.storage_offset() + t.storage_offset());
     }
     c10::DeviceGuard const on(device(index));
-    at::Tensor made = at::detail::empty_strided_generic(t.sizes(), t.strides(), &device_allocator::instance(),
-                                                        c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), t.scalar_type());
+    at::Tensor fresh = at::detail::empty_strided_generic(t.sizes(), t.strides(), &device_allocator::instance(),
+                                                         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), t.scalar_type());
     if (t.numel() > 0) {
-      touched const part = part_of(made, true);
-      std::memcpy(made.data_ptr(), t.const_data_ptr(), part.end - part.begin);
+      touched const part = part_of(fresh, true);
+      std::memcpy(fresh.data_ptr(), t.const_data_ptr(), part.end - part.begin);
       parts.push_back(part);
     }
-    return made;
+    made.push_back(fresh);
+    return fresh;
   }
 
   void bring_results() {
@@ -154,8 +182,40 @@ struct call {
         numbers = true;
       }
     }
-    if (!gives_view) note(index, op.schema().name().substr(6), parts);
-    if (numbers) host_waits(index);
+    if (gives_view) return;
+    note(index, op.schema().name().substr(6), parts);
+    auto const told = std::make_shared<torch::jit::Stack>();
+    if (runs_late()) run_later(numbers ? told : nullptr);
+    if (!numbers) return;
+    host_waits(index);
+    for (std::size_t i = 0; i < told->size(); ++i) {
+      if (!(*told)[i].isTensor()) stack[begin + i] = (*told)[i];
+    }
+  }
+
+  /// Once more, when the stream comes to it, on what is in memory then.
+  void run_later(std::shared_ptr<torch::jit::Stack> const& told) {
+    std::vector<at::Tensor> into;
+    for (at::Tensor const& t : made) into.push_back(late_alias(t));
+    later(index, [which = op, what = std::move(late), into = std::move(into), told] {
+      torch::jit::Stack values(what.begin(), what.end());
+      {
+        below const quietly;
+        which.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &values);
+      }
+      std::size_t next = 0;
+      auto const keep = [&](at::Tensor const& t) {
+        if (t.defined() && next < into.size()) copy_bytes(into[next++], t);
+      };
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        auto const* const marks = which.schema().returns()[i].alias_info();
+        if (marks != nullptr && marks->isWrite()) continue;
+        if (values[i].isTensor()) keep(values[i].toTensor());
+        if (!values[i].isTensorList()) continue;
+        for (at::Tensor const& t : values[i].toTensorVector()) keep(t);
+      }
+      if (told) *told = std::move(values);
+    });
   }
 };
 
@@ -190,6 +250,11 @@ at::Tensor as_strided(at::Tensor const& t, c10::SymIntArrayRef size, c10::SymInt
 }
 at::Tensor view(at::Tensor const& t, c10::SymIntArrayRef size) { return at::native::view(t, C10_AS_INTARRAYREF_SLOW(size)); }
 
+void copy_late(at::Tensor const& to, at::Tensor const& from) {
+  below const quietly;
+  at::Tensor(to).copy_(from);
+}
+
 /// Between devices it is put on the current stream of the one that is read, behind both current streams, as LibTorch does on
 /// GPUs.
 at::Tensor copy_from(at::Tensor const& from, at::Tensor const& to, bool non_blocking) {
@@ -203,13 +268,21 @@ at::Tensor copy_from(at::Tensor const& from, at::Tensor const& to, bool non_bloc
   if (is_ours(to)) parts.push_back(part_of(to, true));
   if (is_ours(from) && is_ours(to) && from.device() != to.device()) {
     int const source = current_stream(from.device().index()), target = current_stream(to.device().index());
+    auto& late = late_streams::instance();
     known.wait(source, known.now(target));
+    late.wait(source, late.now(target));
     note(from.device().index(), "copy to another device", parts);
+    later(from.device().index(), [a = late_alias(to), b = late_alias(from)] { copy_late(a, b); });
     known.wait(target, known.now(source));
+    late.wait(target, late.now(source));
     return to;
   }
   int const index = (is_ours(from) ? from : to).device().index();
   note(index, is_ours(from) && is_ours(to) ? "copy_" : is_ours(to) ? "copy from main memory" : "copy to main memory", parts);
+  if (is_ours(to))
+    later(index, [a = late_alias(to), b = for_later(from)] { copy_late(a, b); });
+  else
+    later(index, [a = to, b = late_alias(from)] { copy_late(a, b); });
   // Without pinned memory a copy to the host waits in any case.
   if (!is_ours(from) ? !non_blocking : !is_ours(to)) host_waits(index);
   return to;
@@ -223,6 +296,7 @@ at::Tensor const& resize(at::Tensor const& t, c10::SymIntArrayRef sizes, std::op
   if (bytes > storage.nbytes()) {
     c10::DeviceGuard const on(t.device());
     c10::DataPtr fresh = device_allocator::instance().allocate(bytes);
+    TORCH_CHECK(!runs_late() || storage.nbytes() == 0, "resize_ of a tensor with contents does not run late");
     if (storage.nbytes() > 0) std::memcpy(fresh.get(), storage.data(), storage.nbytes());
     storage.set_data_ptr_noswap(std::move(fresh));
     storage.set_nbytes(bytes);

@@ -31,6 +31,7 @@ struct job {
   char const* schedule = "1F1B";
   int ranks = 2, replicas = 1, micro_batches = 3;
   joined by = joined::streams;
+  bool late = false;  // operators run late (late.hpp)
   chevron::stage (*build)(int number) = trained::build_stage;
   chevron::trainer_options options = {};
   int steps = 3;
@@ -136,6 +137,7 @@ inline void train_over_threads(job const& what, outcome& out, std::mutex& mutex)
 template <class Streams = accelerator_streams>
 outcome train_on_devices(job const& what) {
   outcome out;
+  start_over(what.late);
   std::mutex mutex;
   what.by == joined::streams ? train_over_streams<Streams>(what, out, mutex) : train_over_threads(what, out, mutex);
   out.faults = detector::instance().faults();
