@@ -111,7 +111,7 @@ subject joined(std::string const& name, Make make) {
   return {.name = name, .run = [make, name](int pipeline_ranks, int replicas, body const& work) {
             std::vector<outcome> out;
             auto const thrown =
-                ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+                thread_ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
                   INFO("over " << name << ", rank " << where.global_rank);
                   auto const comm = make(where, store, watch);
                   comm->deadline(100s);

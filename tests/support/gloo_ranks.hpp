@@ -13,14 +13,14 @@
 
 #include <doctest/doctest.h>
 
-namespace near_ranks {
+namespace gloo_ranks {
 
 /// What each rank threw. `shared(rank)`: does it share its memory?
 inline std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, std::function<bool(int)> const& shared,
                                          std::function<void(chevron::gloo_transport&)> const& body) {
   using namespace std::chrono_literals;
-  return ranks::said(
-      ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+  return thread_ranks::said(
+      thread_ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
         chevron::gloo_transport link(where, store, watch,
                                      {.address = "127.0.0.1", .join = 60s, .shared_memory = shared(where.global_rank)});
         link.deadline(60s);
@@ -35,4 +35,4 @@ inline void check_all_well(std::vector<std::string> const& thrown) {
   for (auto const& each : thrown) CHECK(each == "");
 }
 
-}  // namespace near_ranks
+}  // namespace gloo_ranks

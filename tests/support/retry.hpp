@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-namespace tries {
+namespace retry {
 
 /// What was not as wanted in one try.
 struct complaints {
@@ -66,4 +66,4 @@ class stopwatch {
   }};
 };
 
-}  // namespace tries
+}  // namespace retry

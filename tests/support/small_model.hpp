@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-namespace trained {
+namespace small_model {
 
 using chevron::tensors;
 using chevron::transport;
@@ -254,4 +254,4 @@ struct curve {
   }
 };
 
-}  // namespace trained
+}  // namespace small_model

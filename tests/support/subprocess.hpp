@@ -18,7 +18,7 @@
 
 #include <doctest/doctest.h>
 
-namespace again {
+namespace subprocess {
 
 using steady = std::chrono::steady_clock;
 using namespace std::chrono_literals;
@@ -135,4 +135,4 @@ class started {
   std::string output_;
 };
 
-}  // namespace again
+}  // namespace subprocess

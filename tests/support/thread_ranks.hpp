@@ -15,7 +15,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
 
-namespace ranks {
+namespace thread_ranks {
 
 inline chevron::action send_f(int stage, int m) { return make_action(chevron::kind::send_forward, stage, m); }
 inline chevron::action recv_f(int stage, int m) { return make_action(chevron::kind::receive_forward, stage, m); }
@@ -60,4 +60,4 @@ inline std::vector<std::string> said(std::vector<std::exception_ptr> const& thro
   return out;
 }
 
-}  // namespace ranks
+}  // namespace thread_ranks

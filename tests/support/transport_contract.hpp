@@ -71,7 +71,7 @@ inline void train_on(chevron::transport& comm, chevron::proved_program const& pr
 /// What each rank said in the end: nothing if all went well.
 template <class Rank>
 std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, Rank const& rank) {
-  return ranks::said(ranks::run(pipeline_ranks, replicas, rank));
+  return thread_ranks::said(thread_ranks::run(pipeline_ranks, replicas, rank));
 }
 
 /// \param run run(pipeline_ranks, replicas, body) calls body(transport) on each rank

@@ -19,7 +19,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 namespace fs = std::filesystem;
 
 namespace {

@@ -132,14 +132,14 @@ TEST_CASE("a folder that may not be written to is an error that says so") {
 
 TEST_CASE("a trainer keeps the last two of the four it saved, on all ranks, and goes on from the last") {
   scratch const folder;
-  auto const plan = trained::plan_of("1F1B", 2, 4);
-  auto const data = trained::make_batch(8, 1);
+  auto const plan = small_model::plan_of("1F1B", 2, 4);
+  auto const data = small_model::make_batch(8, 1);
   chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
     chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
                             .transport = comm,
-                            .stages = trained::build_stage,
-                            .loss = trained::mean_square,
-                            .optimizer = trained::adamw});
+                            .stages = small_model::build_stage,
+                            .loss = small_model::mean_square,
+                            .optimizer = small_model::adamw});
     for (int i = 0; i < 4; ++i) {
       train.step({data.input}, {data.target});
       chevron::save_checkpoint(train, folder.path);
@@ -150,9 +150,9 @@ TEST_CASE("a trainer keeps the last two of the four it saved, on all ranks, and 
   chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
     chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
                             .transport = comm,
-                            .stages = trained::build_stage,
-                            .loss = trained::mean_square,
-                            .optimizer = trained::adamw});
+                            .stages = small_model::build_stage,
+                            .loss = small_model::mean_square,
+                            .optimizer = small_model::adamw});
     if (chevron::load_checkpoint(train, folder.path).next_step != 4) throw std::runtime_error("not the last one");
   });
 }

@@ -19,10 +19,10 @@ namespace {
 
 using namespace transport_contract;
 using namespace std::chrono_literals;
-using ranks::recv_b;
-using ranks::recv_f;
-using ranks::send_b;
-using ranks::send_f;
+using thread_ranks::recv_b;
+using thread_ranks::recv_f;
+using thread_ranks::send_b;
+using thread_ranks::send_f;
 using tensors = std::vector<at::Tensor>;
 
 void check_all_well(std::vector<outcome> const& all) {
@@ -241,7 +241,7 @@ TEST_CASE("another shape, dtype or number of tensors than agreed is refused befo
                  "would send Int[2,4] to rank 1, but the first step agreed on Float[2,4]. Remedy: "},
           change{{at::zeros({2, 4}), at::zeros({1})}, "would send Float[2,4], Float[1] to rank 1"},
           change{{at::Tensor()}, "would send no tensor to rank 1"}, change{{}, "would send nothing to rank 1"}}) {
-      tries::stopwatch const since;
+      retry::stopwatch const since;
       auto const all = over.run(2, 1, [&, &changed = values](transport& comm) {
         for (long step = 0; step < 2; ++step) {
           comm.begin_step(step);
@@ -464,7 +464,7 @@ TEST_CASE("a deadline ends every wait with a timeout_error that says who, whom, 
       bool const is_send = kind.action == std::string("0SEND_F2"), is_message = is_send || kind.action == std::string("0RECV_B2");
       if (is_send && !over.sends_wait) continue;
       INFO(std::string(kind.action));
-      tries::until_well([&](tries::complaints& wrong, int) {
+      retry::until_well([&](retry::complaints& wrong, int) {
         std::atomic<bool> over_now = false;
         std::chrono::steady_clock::duration by_the_clock{};
         auto const all = over.run(kind.replicas == 1 ? 2 : 1, kind.replicas, [&](transport& comm) {

@@ -110,13 +110,13 @@ int rank_program(std::map<std::string, std::string> const& settings) {
   return 0;
 }
 
-using again::program_end;
+using subprocess::program_end;
 
 /// The rank program, with its settings.
-class started : public again::started {
+class started : public subprocess::started {
  public:
   started(std::string const& settings, std::vector<std::string> environment = {}, std::vector<std::string> in_front = {})
-      : again::started("rank program", with(std::move(environment), settings), std::move(in_front)) {}
+      : subprocess::started("rank program", with(std::move(environment), settings), std::move(in_front)) {}
 
   pid_t pid_of(int rank) {
     auto const key = "pid " + std::to_string(rank) + " ";
@@ -172,11 +172,11 @@ bool is_running(pid_t id) {
 }
 
 /// Every rank says that it is warm. A short deadline may pass before, where the machine stalls: then `wrong` says so.
-bool all_warm(std::vector<started>& ranks, tries::complaints& wrong) {
+bool all_warm(std::vector<started>& ranks, retry::complaints& wrong) {
   for (auto& each : ranks) wrong.unless(each.says("warm"), "a warm rank: " + each.output());
   return wrong.text.empty();
 }
-void wants(tries::complaints& wrong, program_end const& end, std::string const& words, int lines) {
+void wants(retry::complaints& wrong, program_end const& end, std::string const& words, int lines) {
   wrong.unless(end.lines_with(words) == lines, std::to_string(lines) + " lines with `" + words + "` in:\n" + end.output);
 }
 
@@ -202,11 +202,11 @@ TEST_CASE("forked ranks exchange tensors and end well") {
 
 TEST_CASE("a rank killed in the middle of a step: all others end with code 3 within 2 s and say what they waited for") {
   for (int victim = 0; victim < 4; ++victim) {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       auto ranks = start_ranks(4, "steps=100000 work=2");
       for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
       std::this_thread::sleep_for(std::chrono::milliseconds(37 * victim));
-      tries::stopwatch const since;
+      retry::stopwatch const since;
       kill(ranks[static_cast<std::size_t>(victim)].id(), SIGKILL);
       for (int r = 0; r < 4; ++r) {
         auto const end = ranks[static_cast<std::size_t>(r)].wait();
@@ -225,13 +225,13 @@ TEST_CASE("a rank killed in the middle of a step: all others end with code 3 wit
 
 TEST_CASE("a forked rank killed: the launcher names the signal, and ends with 3") {
   for (int victim : {0, 2, 3}) {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       started job("nproc=4 steps=100000 work=2");
       auto const pid = job.pid_of(victim);
       std::vector<pid_t> all;
       for (int r = 0; r < 4; ++r) all.push_back(job.pid_of(r));
       REQUIRE(job.says("warm", 4));
-      tries::stopwatch const since;
+      retry::stopwatch const since;
       kill(pid, SIGKILL);
       auto const end = job.wait();
       wrong.unless(since.spent() < 2s, "all ended within 2 s");
@@ -247,11 +247,11 @@ TEST_CASE("a forked rank killed: the launcher names the signal, and ends with 3"
 
 TEST_CASE("a stopped rank: the others end with code 4 after the deadline, and all name the rank that was stopped") {
   for (int victim : {0, 1, 3}) {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       started job("nproc=4 steps=100000 work=2 deadline=1500");
       auto const pid = job.pid_of(victim);
       wrong.unless(job.says("warm", 4), "four warm ranks");
-      tries::stopwatch const since;
+      retry::stopwatch const since;
       auto const stopped_at = steady::now();
       kill(pid, SIGSTOP);
       auto const end = job.wait();
@@ -269,7 +269,7 @@ TEST_CASE("a stopped rank: the others end with code 4 after the deadline, and al
 TEST_CASE("in collectives, too, the lost or stopped rank is named") {
   std::string const settings = "steps=100000 work=0 replicas=2 microbatches=1 gathers=100";
   SUBCASE("killed") {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       auto ranks = start_ranks(4, settings);
       for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
       kill(ranks[2].id(), SIGKILL);
@@ -282,7 +282,7 @@ TEST_CASE("in collectives, too, the lost or stopped rank is named") {
     });
   }
   SUBCASE("stopped") {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       auto ranks = start_ranks(4, settings + " deadline=1500");
       if (!all_warm(ranks, wrong)) return;
       kill(ranks[2].id(), SIGSTOP);
@@ -298,10 +298,10 @@ TEST_CASE("in collectives, too, the lost or stopped rank is named") {
 }
 
 TEST_CASE("stopping the rank that hosts the store does not make the others wait for ever") {
-  tries::until_well([&](tries::complaints& wrong, int) {
+  retry::until_well([&](retry::complaints& wrong, int) {
     auto ranks = start_ranks(4, "steps=100000 work=2 deadline=1500");
     if (!all_warm(ranks, wrong)) return;
-    tries::stopwatch const since;
+    retry::stopwatch const since;
     kill(ranks[0].id(), SIGSTOP);
     for (std::size_t r = 1; r < 4; ++r) {
       auto const end = ranks[r].wait();
@@ -316,7 +316,7 @@ TEST_CASE("stopping the rank that hosts the store does not make the others wait 
 
 TEST_CASE("a rank that fails by itself: the others report its reason and end with its kind of error") {
   auto const fails = [](std::string const& settings, int code, std::string const& words, int lines) {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       auto const end = started(settings).wait();
       INFO(end.output);
       CHECK(end.code > 0);
@@ -329,7 +329,7 @@ TEST_CASE("a rank that fails by itself: the others report its reason and end wit
     fails("nproc=4 exit=1", 17, "rank 1 was lost (ended with exit code 17); this rank was waiting for", 3);
   }
   SUBCASE("an exception in the rank that hosts the store") {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       auto ranks = start_ranks(3, "throw=0");
       for (auto& each : ranks) {
         auto const end = each.wait();
@@ -343,10 +343,10 @@ TEST_CASE("a rank that fails by itself: the others report its reason and end wit
 }
 
 TEST_CASE("a rank that computes when another is lost ends within 2 s, too") {
-  tries::until_well([&](tries::complaints& wrong, int) {
+  retry::until_well([&](retry::complaints& wrong, int) {
     auto ranks = start_ranks(4, "steps=100000 busy=1");
     REQUIRE_MESSAGE(ranks[1].says("busy"), ranks[1].output());
-    tries::stopwatch const since;
+    retry::stopwatch const since;
     kill(ranks[3].id(), SIGKILL);
     for (std::size_t r = 0; r < 3; ++r) {
       auto const end = ranks[r].wait();
@@ -412,9 +412,9 @@ TEST_CASE("half-set environments, strangers and missing ranks end with one clear
     std::filesystem::remove(ends);
   }
   SUBCASE("a rank that never comes") {
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       auto const port = "MASTER_PORT=" + std::to_string(free_port());
-      tries::stopwatch const since;
+      retry::stopwatch const since;
       auto const end = started("join=2000", {"RANK=0", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", port}).wait();
       INFO(end.output);
       CHECK(end.code == 4);

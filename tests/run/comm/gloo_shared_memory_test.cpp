@@ -30,18 +30,18 @@ using namespace chevron;
 using namespace std::chrono_literals;
 using chevron::detail::shared_file;
 using chevron::detail::shared_memory;
-using near_ranks::all_share;
-using near_ranks::check_all_well;
-using near_ranks::on_ranks;
+using gloo_ranks::all_share;
+using gloo_ranks::check_all_well;
+using gloo_ranks::on_ranks;
 
 namespace {
 
 using steady = std::chrono::steady_clock;
 
-using ranks::recv_b;
-using ranks::recv_f;
-using ranks::send_b;
-using ranks::send_f;
+using thread_ranks::recv_b;
+using thread_ranks::recv_f;
+using thread_ranks::send_b;
+using thread_ranks::send_f;
 
 /// All ranks come here before any goes on.
 void meet(gloo_transport& link) {
@@ -96,7 +96,7 @@ TEST_CASE("a file is found by its address, by nobody else, and only while it is 
 
 TEST_CASE("nothing is left behind: no name, no descriptor, nor after kill -9") {
   // Others make and remove names there, too, but not each time.
-  tries::until_well([](tries::complaints& wrong, int) {
+  retry::until_well([](retry::complaints& wrong, int) {
     auto const names = entries("/dev/shm"), descriptors = entries("/proc/self/fd");
     check_all_well(on_ranks(3, 1, all_share, meet));
     wrong.unless(entries("/dev/shm") == names, "no new name");

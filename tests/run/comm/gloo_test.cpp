@@ -23,13 +23,13 @@ using namespace std::chrono_literals;
 
 namespace {
 
-using ranks::recv_f;
-using ranks::send_f;
+using thread_ranks::recv_f;
+using thread_ranks::send_f;
 
 /// What each rank threw.
 std::vector<std::exception_ptr> on_ranks(int pipeline_ranks, int replicas, std::function<void(gloo_transport&)> const& body,
                                          slot_counts slots = {.activation = 0, .receive = 8, .send = 8}) {
-  return ranks::run(pipeline_ranks, replicas, [&](topology const& where, auto const& store, auto const& watch) {
+  return thread_ranks::run(pipeline_ranks, replicas, [&](topology const& where, auto const& store, auto const& watch) {
     gloo_transport link(where, store, watch, {.address = "127.0.0.1", .join = 60s});
     link.deadline(60s);
     link.open(slots);
@@ -82,7 +82,7 @@ TEST_CASE("a slot's memory is used again where nobody holds what came") {
 }
 
 TEST_CASE("a sum that ends by the deadline names all replicas that did not come, on all ranks") {
-  tries::until_well([&](tries::complaints& wrong, int) {
+  retry::until_well([&](retry::complaints& wrong, int) {
     std::string said = "nothing was thrown";
     auto const thrown = on_ranks(2, 2, [&](gloo_transport& link) {
       link.begin_step(7);

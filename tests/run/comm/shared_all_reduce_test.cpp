@@ -20,9 +20,9 @@
 
 using namespace chevron;
 using namespace std::chrono_literals;
-using near_ranks::all_share;
-using near_ranks::check_all_well;
-using near_ranks::on_ranks;
+using gloo_ranks::all_share;
+using gloo_ranks::check_all_well;
+using gloo_ranks::on_ranks;
 
 namespace {
 

@@ -61,7 +61,7 @@ TEST_CASE("steps that are taken back, evaluation in between and tied weights, bi
 
 TEST_CASE("a rank that does not come ends the others by the deadline, with the same cause on all of them") {
   auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 3, .micro_batches = 4})));
-  tries::until_well([&](tries::complaints& wrong, int) {
+  retry::until_well([&](retry::complaints& wrong, int) {
     std::mutex mutex;
     std::vector<chevron::error_context> places(3);
     std::vector<int> codes(3);

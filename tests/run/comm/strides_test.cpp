@@ -171,8 +171,8 @@ void train_on(transport& comm, model const& m, chevron::proved_program const& pr
 
 /// Runs `body` on two ranks that join through a store.
 void on_two_ranks(std::string const& how, std::function<void(transport&)> const& body) {
-  near_ranks::check_all_well(
-      ranks::said(ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+  gloo_ranks::check_all_well(
+      thread_ranks::said(thread_ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
         std::unique_ptr<transport> comm;
         if (how == "streams") {
           comm = std::make_unique<chevron::stream_transport<chevron::host_streams>>(where, store, watch, 60s);

@@ -49,10 +49,10 @@ TEST_CASE("two ranks that both wait for their sends: nothing without rendezvous,
 }
 
 TEST_CASE("a rank that comes too late: a timeout that names it, and what others wait in") {
-  tries::until_well([&](tries::complaints& wrong, int) {
+  retry::until_well([&](retry::complaints& wrong, int) {
     std::atomic<bool> told = false;
     auto const begin = std::chrono::steady_clock::now();
-    tries::stopwatch const since;
+    retry::stopwatch const since;
     try {
       // Rank 2 has a grace in which it comes back.
       chevron::run_threads({.pipeline_ranks = 3, .deadline = 200ms, .grace = 60s}, [&](transport& comm) {

@@ -17,7 +17,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 
 namespace {
 
@@ -48,10 +48,10 @@ ends run(over which, int ranks, int replicas, job const& body) {
   if (which == over::threads) {
     chevron::run_threads({.pipeline_ranks = ranks, .replicas = replicas, .deadline = std::chrono::seconds(60)}, guarded);
   } else if (which == over::gloo) {
-    near_ranks::check_all_well(near_ranks::on_ranks(ranks, replicas, near_ranks::all_share, guarded));
+    gloo_ranks::check_all_well(gloo_ranks::on_ranks(ranks, replicas, gloo_ranks::all_share, guarded));
   } else {
-    near_ranks::check_all_well(
-        ranks::said(ranks::run(ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+    gloo_ranks::check_all_well(
+        thread_ranks::said(thread_ranks::run(ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
           chevron::stream_transport<chevron::host_streams> comm(where, store, watch, std::chrono::seconds(60));
           guarded(comm);
           comm.close();

@@ -54,7 +54,7 @@ TEST_CASE("fused pairs beside each other train bit for bit as one after the othe
   for (int const recomputed : {0, 1, 3}) {
     for (int const ranks : {1, 2, 4}) {
       int const micro_batches = 2 * ranks + 2;
-      auto const program = chevron::lower(chevron::prove(trained::plan_of("DualPipeV", ranks, micro_batches)));
+      auto const program = chevron::lower(chevron::prove(small_model::plan_of("DualPipeV", ranks, micro_batches)));
       std::vector<std::vector<at::Tensor>> parameters[2];
       std::vector<double> losses[2];
       for (bool const beside : {false, true}) {
@@ -63,12 +63,12 @@ TEST_CASE("fused pairs beside each other train bit for bit as one after the othe
         chevron::run_threads({.pipeline_ranks = ranks}, [&](chevron::transport& comm) {
           chevron::trainer train({.program = program,
                                   .transport = comm,
-                                  .stages = [&](int s) { return trained::build_dropping_stage(s, recomputed); },
-                                  .loss = trained::mean_square,
+                                  .stages = [&](int s) { return small_model::build_dropping_stage(s, recomputed); },
+                                  .loss = small_model::mean_square,
                                   .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.05)),
                                   .options = {.seed = 3, .overlap_pairs = beside}});
           for (int step = 0; step < 4; ++step) {
-            auto const b = trained::make_batch(2 * micro_batches + 1, step);
+            auto const b = small_model::make_batch(2 * micro_batches + 1, step);
             auto const report = train.step({b.input}, {b.target});
             if (comm.topology().global_rank == 0) losses[beside].push_back(report.loss);
             auto const entries = train.last_trace().entries();

@@ -27,7 +27,7 @@ chevron::stage build_stage(int number) {
                                torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
 }
 
-trained::batch make_batch(std::int64_t samples, int seed) {
+small_model::batch make_batch(std::int64_t samples, int seed) {
   auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
   return {at::randn({samples, width}, generator), at::randn({samples, width}, generator)};
 }
@@ -65,7 +65,7 @@ void train_on(chevron::transport& comm, chevron::proved_program const& program, 
   chevron::trainer train({.program = program,
                           .transport = comm,
                           .stages = what.build,
-                          .loss = trained::mean_square,
+                          .loss = small_model::mean_square,
                           .optimizer = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.05)),
                           .options = options});
   for (int step = 0; step < what.steps; ++step) {
@@ -111,7 +111,7 @@ std::string const warming_up = "the first 3 steps with batches of the same shape
 
 /// With graphs and without, on threads.
 seen compared(char const* name, int ranks, int replicas, int micro_batches, job const& what) {
-  auto const program = chevron::lower(chevron::prove(trained::plan_of(name, ranks, micro_batches)));
+  auto const program = chevron::lower(chevron::prove(small_model::plan_of(name, ranks, micro_batches)));
   seen without(ranks * replicas), with(ranks * replicas);
   for (bool const graphs : {false, true}) {
     chevron::run_threads({.pipeline_ranks = ranks, .replicas = replicas},
@@ -132,7 +132,7 @@ void check_launched_from(seen const& with, std::size_t step) {
 }  // namespace
 
 TEST_CASE("every schedule, launched, computes what it computes kernel by kernel: other data, rates and clipping in each step") {
-  for (char const* const name : trained::schedules) {
+  for (char const* const name : small_model::schedules) {
     auto const with = compared(name, 2, 1, 5, {.options = {.clip_grad_norm = 0.5}});
     check_launched_from(with, 3);
     CHECK(with.operations > 4 * with.graphs);
@@ -214,11 +214,11 @@ TEST_CASE("a batch of other shapes runs kernel by kernel; those that were captur
 
 TEST_CASE("over a transport that moves memory while the next computations run, and sends from where graphs write") {
   for (char const* const name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble"}) {
-    auto const program = chevron::lower(chevron::prove(trained::plan_of(name, 2, 6)));
+    auto const program = chevron::lower(chevron::prove(small_model::plan_of(name, 2, 6)));
     seen without(4), with(4);
     job const what{};
     for (bool const graphs : {false, true}) {
-      auto const said = ranks::said(ranks::run(2, 2, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+      auto const said = thread_ranks::said(thread_ranks::run(2, 2, [&](chevron::topology const& where, auto const& store, auto const& watch) {
         chevron::stream_transport<chevron::host_streams> comm(where, store, watch, std::chrono::seconds(100));
         comm.deadline(std::chrono::seconds(100));
         train_on(comm, program, what, graphs, graphs ? with : without);

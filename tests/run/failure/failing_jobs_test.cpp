@@ -32,7 +32,7 @@
 
 namespace {
 
-using namespace trained;
+using namespace small_model;
 using namespace std::chrono_literals;
 
 /// A trainer of two stages with all that a program has beside it.
@@ -187,10 +187,10 @@ int run_job(std::string const& name, std::string const& how) {
   return 0;
 }
 
-class started_job : public again::started {
+class started_job : public subprocess::started {
  public:
   started_job(std::string const& name, std::string const& how, bool bare = false)
-      : again::started("a failing job", {"CHEVRON_FAILING_JOB=" + name + " " + how + (bare ? " bare" : ""), "OMP_NUM_THREADS=1"}),
+      : subprocess::started("a failing job", {"CHEVRON_FAILING_JOB=" + name + " " + how + (bare ? " bare" : ""), "OMP_NUM_THREADS=1"}),
         name_(name) {}
   void ends(int code, std::vector<std::string> const& words, std::chrono::milliseconds within = 60s) {
     auto const end = wait();
@@ -209,7 +209,7 @@ void in_threads(std::string const& name) { chevron::run_threads({.pipeline_ranks
 
 /// What each rank of a job says over host streams.
 std::vector<std::string> over_streams(body const& work) {
-  return ranks::said(ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+  return thread_ranks::said(thread_ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
     chevron::stream_transport<chevron::host_streams> comm(where, store, watch, 60000ms);
     work(comm);
     comm.close();

@@ -194,7 +194,7 @@ TEST_CASE("ranks of which two never end" * doctest::skip()) {
 }
 
 TEST_CASE("a rank that never ends is not waited for once another has") {
-  auto const end = again::started("ranks of which two never end", {}).wait();
+  auto const end = subprocess::started("ranks of which two never end", {}).wait();
   CHECK(end.code == 4);
   CHECK(end.output.find("rank 1 did not end within 200 ms after another had") != std::string::npos);
 }

@@ -41,8 +41,8 @@ at::Tensor samples() { return at::arange(8 * width, at::kFloat).view({8, width})
 void on_each_transport(std::function<void(transport&)> const& body) {
   using namespace std::chrono_literals;
   chevron::run_threads({.pipeline_ranks = 2}, body);
-  near_ranks::check_all_well(near_ranks::on_ranks(2, 1, near_ranks::all_share, body));
-  auto const thrown = ranks::said(ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+  gloo_ranks::check_all_well(gloo_ranks::on_ranks(2, 1, gloo_ranks::all_share, body));
+  auto const thrown = thread_ranks::said(thread_ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
     chevron::stream_transport<chevron::host_streams> comm(where, store, watch, 60s);
     comm.deadline(60s);
     body(comm);

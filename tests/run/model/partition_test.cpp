@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 
 namespace {
 
@@ -386,7 +386,7 @@ TEST_CASE("complex parameters train on several replicas: threads, Gloo and share
   CHECK(by_threads[0] > 0);
   for (bool const shared : {false, true}) {
     std::array<double, 4> norms{};
-    near_ranks::check_all_well(near_ranks::on_ranks(
+    gloo_ranks::check_all_well(gloo_ranks::on_ranks(
         2, 2, [=](int) { return shared; },
         [&](chevron::gloo_transport& comm) { norms[static_cast<std::size_t>(comm.topology().global_rank)] = train_on(comm); }));
     CHECK(norms == by_threads);

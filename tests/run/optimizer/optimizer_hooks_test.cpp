@@ -21,14 +21,14 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 
 namespace {
 
 /// The same on threads and over Gloo.
 void on_both(int ranks, int replicas, std::function<void(transport&)> const& rank) {
   chevron::run_threads({.pipeline_ranks = ranks, .replicas = replicas}, rank);
-  near_ranks::check_all_well(near_ranks::on_ranks(ranks, replicas, near_ranks::all_share, rank));
+  gloo_ranks::check_all_well(gloo_ranks::on_ranks(ranks, replicas, gloo_ranks::all_share, rank));
 }
 
 /// No weight decay on norms and biases: what `dim()` alone could not tell, every other stage has another rate for its norms, too.

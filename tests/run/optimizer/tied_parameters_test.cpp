@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 
 namespace {
 
@@ -100,7 +100,7 @@ TEST_CASE("three ranks that share a weight, over Gloo, in shared memory and with
   whole.run(plan, {data});
   for (bool const near : {true, false}) {
     complaints wrong;
-    auto const said = ranks::said(ranks::run(3, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+    auto const said = thread_ranks::said(thread_ranks::run(3, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
       chevron::gloo_transport comm(where, store, watch, {.shared_memory = near});
       comm.deadline(std::chrono::seconds(60));
       compare_one_step(comm, plan, data, whole, wrong, tied_builder({0, 1, 2}, false));

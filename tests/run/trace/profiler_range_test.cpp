@@ -40,13 +40,13 @@ struct listening {
 };
 
 void train_steps(chevron::plan const& plan, int steps) {
-  auto const data = trained::make_batch(2 * plan.size.micro_batches, 1);
+  auto const data = small_model::make_batch(2 * plan.size.micro_batches, 1);
   chevron::run_threads({.pipeline_ranks = plan.size.ranks}, [&](chevron::transport& comm) {
     chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
                             .transport = comm,
-                            .stages = trained::build_stage,
-                            .loss = trained::mean_square,
-                            .optimizer = trained::sgd});
+                            .stages = small_model::build_stage,
+                            .loss = small_model::mean_square,
+                            .optimizer = small_model::sgd});
     for (int i = 0; i < steps; ++i) train.step({data.input}, {data.target});
   });
 }
@@ -56,7 +56,7 @@ void train_steps(chevron::plan const& plan, int steps) {
 TEST_CASE("a profiler sees every rank's computations in the order of its plan") {
   for (char const* name : {"1F1B", "ZB-H1", "ZBVZeroBubble", "Interleaved1F1B", "DualPipeV"}) {
     CAPTURE(name);
-    auto const plan = trained::plan_of(name, 2, name == std::string("Interleaved1F1B") ? 4 : 6);
+    auto const plan = small_model::plan_of(name, 2, name == std::string("Interleaved1F1B") ? 4 : 6);
     seen.names.clear();
     seen.ended = 0;
     {
@@ -90,7 +90,7 @@ TEST_CASE("a profiler sees every rank's computations in the order of its plan") 
 
 TEST_CASE("without a profiler a label costs next to nothing") {
   seen.names.clear();
-  auto const plan = trained::plan_of("1F1B", 2, 4);
+  auto const plan = small_model::plan_of("1F1B", 2, 4);
   train_steps(plan, 1);
   CHECK(seen.names.empty());
 

@@ -83,10 +83,10 @@ chevron::profile measured(chevron::plan const& plan, int replicas) {
 
 TEST_CASE("measured costs are the stages' own, and predict the step") {
   for (std::string const name : {"1F1B", "ZB-H1", "ZBVZeroBubble"}) {
-    auto const plan = trained::plan_of(name.c_str(), 3, 6);
+    auto const plan = small_model::plan_of(name.c_str(), 3, 6);
     int const replicas = name == "ZB-H1" ? 2 : 1;
     // Where others use the machine, ranks are woken late, and a step takes longer than anybody can predict.
-    tries::until_well([&](tries::complaints& wrong, int) {
+    retry::until_well([&](retry::complaints& wrong, int) {
       auto const profile = measured(plan, replicas);
       CAPTURE(name);
       CHECK(profile.replicas == replicas);

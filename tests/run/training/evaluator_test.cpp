@@ -16,7 +16,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 
 namespace {
 
@@ -27,7 +27,7 @@ constexpr auto constant_program = chevron::lowered<chevron::catalogue::zb_v, siz
 /// The same on threads and over Gloo.
 void on_both(std::function<void(transport&)> const& rank) {
   chevron::run_threads({.pipeline_ranks = size.ranks}, rank);
-  near_ranks::check_all_well(near_ranks::on_ranks(size.ranks, 1, near_ranks::all_share, rank));
+  gloo_ranks::check_all_well(gloo_ranks::on_ranks(size.ranks, 1, gloo_ranks::all_share, rank));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 
 namespace {
 
@@ -118,7 +118,7 @@ int train_as_rank(int ranks, int replicas) {
 
 /// Starts this program again, as ranks, and gives its exit code.
 int start_ranks(int ranks, int replicas) {
-  auto const end = again::started("a rank of a training job", {"CHEVRON_TRAINED_RANKS=" + std::to_string(ranks),
+  auto const end = subprocess::started("a rank of a training job", {"CHEVRON_TRAINED_RANKS=" + std::to_string(ranks),
                                                                "CHEVRON_TRAINED_REPLICAS=" + std::to_string(replicas)})
                        .wait(std::chrono::minutes(10));
   if (end.code != 0) std::fprintf(stderr, "%s\n", end.output.c_str());

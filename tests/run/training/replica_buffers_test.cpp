@@ -15,7 +15,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 using namespace std::chrono_literals;
 
 namespace {
@@ -149,17 +149,17 @@ void on_threads(setting const& what, std::function<void(transport&)> const& body
 }
 driver over_gloo(bool near) {
   return [near](setting const& what, std::function<void(transport&)> const& body) {
-    near_ranks::check_all_well(near_ranks::on_ranks(
+    gloo_ranks::check_all_well(gloo_ranks::on_ranks(
         setting::ranks, what.replicas, [near](int) { return near; }, [&](auto& comm) { body(comm); }));
   };
 }
 void over_streams(setting const& what, std::function<void(transport&)> const& body) {
-  auto const thrown = ranks::run(setting::ranks, what.replicas, [&](auto const& where, auto const& store, auto const& watch) {
+  auto const thrown = thread_ranks::run(setting::ranks, what.replicas, [&](auto const& where, auto const& store, auto const& watch) {
     chevron::stream_transport<chevron::host_streams> comm(where, store, watch, 60000ms);
     body(comm);
     comm.close();
   });
-  near_ranks::check_all_well(ranks::said(thrown));
+  gloo_ranks::check_all_well(thread_ranks::said(thrown));
 }
 
 chevron::proved_program const& training() {

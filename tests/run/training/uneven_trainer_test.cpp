@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace trained;
+using namespace small_model;
 using namespace chevron::letters;
 
 namespace {
