@@ -158,12 +158,12 @@ inline long compare(job const& what, std::string const& words) {
   INFO(words << ": " << std::string(what.schedule) << " on " << what.ranks << " × " << what.replicas << " ranks, "
              << what.micro_batches << " microbatches");
   outcome const wanted = train_in_main_memory(what), got = train_on_devices(what);
-  for (auto const& said : got.said) CHECK(said == "");
   for (auto const& f : got.faults) {
     if (of_first_use(f)) continue;
     INFO(f.text);
     CHECK(false);
   }
+  for (auto const& said : got.said) CHECK(said == "");
   CHECK(got.left == 0);
   CHECK(got.operators > 0);
   REQUIRE(!got.losses.empty());
