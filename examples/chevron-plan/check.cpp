@@ -5,7 +5,7 @@
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/show/csv.hpp>
+#include <chevron/show/csv/csv.hpp>
 #include <chevron/show/picture.hpp>
 #include <chevron/show/program_text.hpp>
 
