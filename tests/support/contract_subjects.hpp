@@ -147,7 +147,7 @@ inline std::vector<subject> const& subjects() {
     }));
     out.back().keeps_every_stride = false;
     out.back().sees_sizes = false;
-    out.back().tells_waits = false;  // streams wait, not ranks
+    out.back().tells_waits = false;  // only of gathers and texts
     return out;
   }();
   return all;
