@@ -544,7 +544,7 @@ TEST_CASE("a failure that one rank tells ends the others' waits at once, with it
 TEST_CASE("ranks that wait for each other are told so long before the deadline") {
   for_each_transport([](subject const& over) {
     if (!over.tells_waits) return;
-    tries::stopwatch const since;
+    retry::stopwatch const since;
     auto const all = over.run(2, 1, [](transport& comm) {
       int const me = rank_in(comm);
       comm.begin_step(3);
