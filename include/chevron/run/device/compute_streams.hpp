@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/Device.h>
@@ -36,6 +37,7 @@ class compute_streams {
       c10::impl::VirtualGuardImpl const device(where.type());
       if (!where_.has_index()) where_ = device.getDevice();
       for (auto& s : streams_) s = device.getStreamFromGlobalPool(where_);
+      if (two) do_not_warn_of_lanes(at::globalContext());
     } else if (two) {
       side_ = std::make_unique<worker_thread>();
     }
@@ -90,12 +92,24 @@ class compute_streams {
     std::exception_ptr first, second;
     on_lane(lane_of_beside, beside, first);
     on_lane(1 - lane_of_beside, here, second);
-    after(*streams_[0], *streams_[1]);
+    try {
+      after(*streams_[0], *streams_[1]);
+    } catch (...) {
+      if (!first && !second) throw;  // else it is only what became of that
+    }
     if (first) std::rethrow_exception(first);
     if (second) std::rethrow_exception(second);
   }
 
  private:
+  /// A parameter's gradient is added up on the stream of its first use; with two lanes that is not always the one on which it
+  /// comes, and recent versions of LibTorch take that for a mistake.
+  template <class Context>
+  static void do_not_warn_of_lanes(Context& context) {
+    if constexpr (requires { context.setWarnOnAccumulateGradStreamMismatch(false); })
+      context.setWarnOnAccumulateGradStreamMismatch(false);
+  }
+
   void after(c10::Stream const& later, c10::Stream const& earlier) {
     c10::Event here(where_.type());
     here.record(earlier);

@@ -52,11 +52,13 @@ class stream_handoff {
     ready_.reset();
   }
 
-  /// The same, for tensors that stay where they are.
+  /// The same, for tensors that stay where they are, and are used on the current stream of the current device.
   void wait_for() const {
-    if (!ready_) return;
-    c10::impl::VirtualGuardImpl const device(ready_->device_type());
-    ready_->block(device.getStream(device.getDevice()));
+    if (ready_) wait_for(c10::impl::VirtualGuardImpl(ready_->device_type()).getDevice());
+  }
+  /// The same, for use on the current stream of another device.
+  void wait_for(at::Device where) const {
+    if (ready_) ready_->block(c10::impl::VirtualGuardImpl(ready_->device_type()).getStream(where));
   }
 
  private:

@@ -41,7 +41,10 @@ class memory_meter {
   void measure(instruction const& i, tensors const& inputs, activation const& slot, Forward const& forward) {
     std::int64_t before = stats_.in_use();
     bool const received = i.op.stage > 0 && i.local == no_slot;
-    for (at::Tensor const& t : inputs) before -= received && t.defined() ? static_cast<std::int64_t>(t.storage().nbytes()) : 0;
+    for (at::Tensor const& t : inputs) {
+      bool const counts = received && t.defined() && !t.is_cpu();  // what came in main memory is none of the allocator's
+      before -= counts ? static_cast<std::int64_t>(t.storage().nbytes()) : 0;
+    }
     forward();
     std::int64_t retained = stats_.in_use() - before;
     for (at::Tensor const& t : slot.outputs) {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -125,7 +127,7 @@ inline void intercept_draws() {
 /// does the same draws the same numbers.
 ///
 /// On an accelerator operators draw from the device's default generator, fused ones without saying so: there that generator
-/// itself is set, for the devices of `near`. Ranks as threads need a device each for that.
+/// itself is set, for the devices of `near`, and put back at the end. Ranks as threads need a device each for that.
 class random_scope {
  public:
   /// \param at the stream to draw from
@@ -136,23 +138,35 @@ class random_scope {
     for (at::Tensor const& t : near) {
       if (!t.defined() || t.is_cpu()) continue;
       at::Generator of_device = at::globalContext().defaultGenerator(t.device());
+      if (std::any_of(of_devices_.begin(), of_devices_.end(), [&](auto const& known) { return known.first == of_device; }))
+        continue;
       std::lock_guard const hold(of_device.mutex());
+      of_devices_.emplace_back(of_device, of_device.get_state());
       of_device.set_current_seed(stream_.seed);
-      of_devices_.push_back(of_device);
     }
   }
-  ~random_scope() { detail::current_stream = stream_.outer; }
+  ~random_scope() {
+    detail::current_stream = stream_.outer;
+    for (auto& [of_device, before] : of_devices_) {
+      try {
+        std::lock_guard const hold(of_device.mutex());
+        of_device.set_state(before);
+      } catch (std::exception const&) {
+        // The device is lost: whoever asks it next will hear.
+      }
+    }
+  }
   /// Whether anything was drawn.
   bool drew() const {
     return stream_.generator.defined() ||
-           std::any_of(of_devices_.begin(), of_devices_.end(), [](at::Generator const& g) { return g.get_offset() != 0; });
+           std::any_of(of_devices_.begin(), of_devices_.end(), [](auto const& g) { return g.first.get_offset() != 0; });
   }
   random_scope(random_scope const&) = delete;
   random_scope& operator=(random_scope const&) = delete;
 
  private:
   detail::random_stream stream_;
-  std::vector<at::Generator> of_devices_;
+  std::vector<std::pair<at::Generator, at::Tensor>> of_devices_;  // with what they were
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 

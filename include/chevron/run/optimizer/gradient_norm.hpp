@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
@@ -29,9 +30,18 @@ double sum_of_squares(Scalar const* values, std::int64_t count) {
 
 }  // namespace detail
 
-/// The squared norm of a gradient, in double, where the gradient is.
-inline at::Tensor squared_norm(at::Tensor const& gradient) {
-  return at::sum(at::square((gradient.is_complex() ? at::view_as_real(gradient) : gradient).to(at::kDouble)));
+/// The squared norm of a gradient, in double, where the gradient is. On an accelerator a large one is squared in pieces: its copy
+/// in double and the squares would take sixteen bytes an element. \param piece elements of a piece
+inline at::Tensor squared_norm(at::Tensor const& gradient, std::int64_t piece = std::int64_t{16} << 20) {
+  at::Tensor const numbers = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+  auto const of = [](at::Tensor const& part) { return at::sum(at::square(part.to(at::kDouble))); };
+  if (numbers.is_cpu() || numbers.numel() <= piece) return of(numbers);
+  at::Tensor const row =
+      numbers.is_non_overlapping_and_dense() ? numbers.as_strided({numbers.numel()}, {1}) : numbers.reshape(-1);
+  at::Tensor total = of(row.narrow(0, 0, piece));
+  for (std::int64_t at = piece; at < row.numel(); at += piece)
+    total.add_(of(row.narrow(0, at, std::min(piece, row.numel() - at))));
+  return total;
 }
 
 /// The same as a number.

@@ -152,8 +152,9 @@ class threads_transport final : public transport {
             "replicas 0 and " + std::to_string(r) + " sum gradients of different shapes in bucket " + std::to_string(bucket),
             {.rank = rank(), .step = step(), .action = sum_of_gradients});
       }
-      given[r].wait_for();
-      if (r == 1) given[0].wait_for();
+      // What is added and copied runs where the parts are, whoever asks for it.
+      given[r].wait_for(parts[r].device());
+      if (r == 1) given[0].wait_for(parts[0].device());
       parts[0].add_(parts[r].to(parts[0].device()));
     }
     for (std::size_t r = 1; r < parts.size(); ++r) parts[r].copy_(parts[0]);

@@ -1,0 +1,79 @@
+#pragma once
+
+// The memory of the simulated device, with the rules of CUDA's caching allocator: what is freed goes back to the stream on which
+// it was allocated, at once, and is given out again there; memory that was recorded for other streams only when that stream or
+// the host knows that they have come past the point where it was freed.
+//
+// Of what it may give out it takes what would hurt: memory that another stream has used and that the stream does not follow yet.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include "accelerator/clocks.hpp"
+
+namespace accelerator {
+
+/// Memory that is given out as a whole.
+struct block {
+  char* memory = nullptr;
+  char* late = nullptr;  // its contents as streams see it that run late (late.hpp)
+  std::size_t size = 0;
+  int device = 0;
+  int stream = 0;  // on which it was allocated
+  bool given_out = false;
+  std::vector<int> recorded;                                // streams that also use it
+  std::vector<std::pair<int, std::uint32_t>> comes_before;  // freed: how far those streams were
+  block_history history;
+};
+
+class device_allocator final : public c10::DeviceAllocator {
+ public:
+  static device_allocator& instance();
+
+  c10::DataPtr allocate(std::size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* to, void const* from, std::size_t bytes) const override;
+
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override {}
+  void recordStream(c10::DataPtr const& of, c10::Stream stream) override;
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex device) override;
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex) override { return {memory_bytes, memory_bytes}; }
+
+  /// The block that holds this address of a device; null for an address that is none.
+  block* find(void const* address);
+  /// How many blocks are given out.
+  int in_use();
+  /// Gives all memory back, which nobody may use any more, and forgets the streams.
+  void reset();
+
+ private:
+  static constexpr std::size_t memory_bytes = std::size_t{1} << 30;
+  struct use {
+    std::int64_t now = 0, peak = 0, reserved = 0;
+  };
+  struct freed {
+    std::vector<block*> free, recorded;  // to be given out; still waiting for the streams they were recorded for
+  };
+
+  void free(block& b);
+  block* take(freed& from, int stream);
+  static void spoil(block& b);
+  static void release(void* context);
+
+  std::mutex mutex_;
+  std::map<char const*, std::unique_ptr<block>> blocks_;  // by address
+  std::map<std::pair<int, std::size_t>, freed> freed_;    // by stream and size
+  std::map<int, use> uses_;                               // by device
+};
+
+}  // namespace accelerator

@@ -1,0 +1,105 @@
+// timeout: 120
+// What training has besides schedules, on the simulated device: bit for bit as in main memory, and no operator without its order.
+#include "accelerator/training.hpp"
+
+#include <filesystem>
+
+#include <unistd.h>
+
+#include <chevron/checkpoint.hpp>
+
+using accelerator::compare;
+using accelerator::job;
+
+namespace {
+
+/// Those that differ most in what streams have to do: one direction, both, halves of a backward, pairs, two chunks a rank.
+constexpr char const* some[] = {"GPipe", "1F1B", "ZB-H2", "ZBVZeroBubble", "DualPipeV", "Interleaved1F1B"};
+
+chevron::stage dropping(int number) { return trained::build_dropping_stage(number); }
+chevron::stage recomputed_first(int number) { return trained::build_dropping_stage(number, 1); }
+chevron::stage recomputed(int number) { return trained::build_dropping_stage(number, 3); }
+
+/// The first stage and the last one of a pipeline of four share a weight.
+chevron::stage tied(int number) {
+  chevron::stage made = trained::build_stage(number);
+  if (number == 0 || number == 3) made.tie(made.parameters()[2].name, "in and out");
+  return made;
+}
+
+/// With running means, which replicas hand on.
+chevron::stage normalized(int number) {
+  at::manual_seed(300 + number);
+  return torch::nn::Sequential(torch::nn::Linear(trained::width, trained::width), torch::nn::BatchNorm1d(trained::width),
+                               torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
+}
+
+}  // namespace
+
+TEST_CASE("dropout, and parts that are computed again") {
+  for (char const* const name : some) {
+    compare({.schedule = name, .ranks = 2, .micro_batches = 4, .build = dropping, .options = {.seed = 3}}, "dropout");
+    compare({.schedule = name, .ranks = 2, .micro_batches = 4, .build = recomputed_first, .options = {.seed = 3}}, "first part");
+    compare({.schedule = name, .ranks = 2, .micro_batches = 4, .build = recomputed, .options = {.seed = 3}}, "recompute");
+  }
+}
+
+TEST_CASE("accumulation, with small buckets over replicas") {
+  for (char const* const name : some)
+    compare({.schedule = name, .ranks = 2, .replicas = 2, .micro_batches = 4, .options = {.bucket_bytes = 100}, .passes = 2},
+            "accumulation");
+}
+
+TEST_CASE("running means of replicas") {
+  for (char const* const name : some)
+    compare({.schedule = name, .ranks = 2, .replicas = 2, .micro_batches = 4, .build = normalized}, "batch norm");
+}
+
+TEST_CASE("tied weights, with messages outside of all programs") {
+  compare({.schedule = "1F1B", .ranks = 4, .micro_batches = 5, .build = tied, .steps = 4}, "tied");
+  compare({.schedule = "ZBVZeroBubble", .ranks = 2, .micro_batches = 5, .build = tied, .steps = 4}, "tied on one rank");
+  compare({.schedule = "1F1B", .ranks = 4, .replicas = 2, .micro_batches = 5, .build = tied}, "tied, replicas");
+}
+
+TEST_CASE("steps that are taken back") {
+  for (char const* const name : some) {
+    compare({.schedule = name,
+             .ranks = 2,
+             .micro_batches = 4,
+             .build = dropping,
+             .options = {.clip_grad_norm = 20, .post_validation = true, .stable_steps = 1},
+             .steps = 8,
+             .large_batches = true},
+            "post-validation");
+  }
+}
+
+TEST_CASE("half precision") {
+  for (char const* const name : some)
+    compare({.schedule = name, .ranks = 2, .micro_batches = 4, .options = {.autocast = at::kBFloat16}}, "autocast");
+}
+
+TEST_CASE("evaluation between steps, and what follows it") {
+  for (char const* const name : some) {
+    auto const evaluate = [](chevron::trainer& train, long) {
+      chevron::evaluator forwards(train);
+      auto const b = trained::make_batch(9, 7);
+      forwards.loss(b.input, b.target);
+      forwards.outputs(b.input);
+    };
+    compare({.schedule = name, .ranks = 2, .micro_batches = 4, .build = dropping, .between = evaluate}, "evaluation");
+  }
+}
+
+TEST_CASE("checkpoints, saved and loaded between steps") {
+  auto const folder = std::filesystem::temp_directory_path() / ("chevron-accelerator-" + std::to_string(::getpid()));
+  auto const save = [&](chevron::trainer& train, long step) {
+    auto const place = folder / (train.context().streams()->on_accelerator() ? "device" : "main memory");
+    if (step == 1) chevron::save_checkpoint(train, place);
+    if (step == 2) chevron::load_checkpoint(train, place);
+  };
+  for (char const* const name : {"1F1B", "ZBVZeroBubble"}) {
+    compare({.schedule = name, .ranks = 2, .micro_batches = 4, .steps = 5, .between = save}, "checkpoints");
+    std::filesystem::remove_all(folder);
+  }
+}

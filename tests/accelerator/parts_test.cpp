@@ -1,0 +1,117 @@
+// timeout: 60
+// Parts of the runtime that do something else on an accelerator than in main memory, one by one.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+
+#include <stdexcept>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/execution/memory_meter.hpp>
+#include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/optimizer/gradient_norm.hpp>
+
+#include "accelerator/allocator.hpp"
+#include "accelerator/device.hpp"
+
+#include <doctest/doctest.h>
+
+using accelerator::device;
+
+TEST_CASE("halves of a pair that throw on a lost device: the first cause is told, and LibTorch does not warn of lanes") {
+  at::globalContext().setWarnOnAccumulateGradStreamMismatch(true);
+  {
+    chevron::compute_streams streams(device(0), true);
+    CHECK(!at::globalContext().warnOnAccumulateGradStreamMismatch());
+    auto const fails = [] {
+      accelerator::lose_device(true);
+      throw std::runtime_error("the cause");
+    };
+    CHECK_THROWS_WITH(streams.both(0, fails, [] {}), "the cause");
+    accelerator::lose_device(false);
+    CHECK_THROWS_WITH(streams.both(
+                          0, [] {}, fails),
+                      "the cause");
+    accelerator::lose_device(false);
+    CHECK_THROWS(streams.both(
+        0, [] { accelerator::lose_device(true); }, [] {}));
+    accelerator::lose_device(false);
+  }
+  CHECK(accelerator::start_over() == 0);
+}
+
+TEST_CASE("what an F retains is not less because its input came in main memory") {
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("GPipe", {.ranks = 2, .micro_batches = 1})));
+  for (bool const in_main_memory : {false, true}) {
+    chevron::memory_meter meter(program.view(), 1, device(1));
+    REQUIRE(meter.watches());
+    meter.begin_step();
+    std::int64_t const before = meter.stats().in_use();
+    chevron::program_view const view = program.view();
+    chevron::instruction const* forward = nullptr;
+    for (int i = 0; i < view.length(1); ++i) {
+      if (view.at(1, i).op.kind == chevron::kind::forward) forward = &view.at(1, i);
+    }
+    REQUIRE(forward != nullptr);
+    chevron::activation slot;
+    std::vector<at::Tensor> const inputs{
+        at::ones({1000}, at::TensorOptions().device(in_main_memory ? at::Device(at::kCPU) : device(1)))};
+    at::Tensor kept;
+    meter.measure(*forward, inputs, slot, [&] { kept = at::ones({1000}, at::TensorOptions().device(device(1))); });
+    // A received input is counted as retained, as it is kept for it.
+    std::int64_t const block = meter.stats().in_use() - before - (in_main_memory ? 0 : 4096);
+    CHECK(block == 4096);
+    CHECK(meter.peak(0).planned - before == (in_main_memory ? block : block + static_cast<std::int64_t>(inputs[0].nbytes())));
+  }
+  CHECK(accelerator::start_over() == 0);
+}
+
+TEST_CASE("a large gradient's norm takes a piece of it at a time, and in main memory its bits are those of the whole") {
+  at::Tensor const values = at::arange(100000, at::kFloat).sin().view({100, 1000}).t();
+  at::Tensor const whole = at::sum(at::square(values.to(at::kDouble)));
+  CHECK(at::equal(chevron::squared_norm(values, 1000), whole));
+  {
+    at::Tensor const there = values.to(device(0));
+    CHECK(there.stride(0) == 1);
+    CHECK(chevron::squared_norm(there).item<double>() == whole.item<double>());
+    auto& memory = accelerator::device_allocator::instance();
+    auto const peak_of = [&](std::int64_t piece) {
+      memory.resetPeakStats(0);
+      auto const before = memory.getDeviceStats(0).allocated_bytes[0].current;
+      CHECK(chevron::squared_norm(there, piece).item<double>() == doctest::Approx(whole.item<double>()).epsilon(1e-13));
+      CHECK(chevron::squared_norm(there[3], piece).item<double>() ==
+            doctest::Approx(chevron::squared_norm(values[3]).item<double>()).epsilon(1e-13));
+      return memory.getDeviceStats(0).allocated_bytes[0].peak - before;
+    };
+    CHECK(peak_of(100000) >= 1600000);
+    CHECK(peak_of(1001) <= 50000);
+  }
+  CHECK(accelerator::start_over() == 0);
+}
+
+TEST_CASE("what the user draws on a device between steps does not depend on what stages draw") {
+  std::vector<at::Tensor> drawn[2];
+  for (bool const stages_draw : {false, true}) {
+    accelerator::generator_of(0).unsafeGetGeneratorImpl()->set_current_seed(11);
+    auto const on_device = at::TensorOptions().device(device(0));
+    for (int step = 0; step < 3; ++step) {
+      drawn[stages_draw].push_back(at::randn({4}, on_device).cpu());
+      if (!stages_draw) continue;
+      at::Tensor const near[] = {at::ones({2}, on_device), at::ones({2}, on_device)};
+      chevron::random_scope const outer({.seed = 5, .step = step}, near);
+      at::Tensor const first = at::randn({4}, on_device);
+      CHECK(outer.drew());
+      {
+        chevron::random_scope const inner({.seed = 6}, near);
+        CHECK(!inner.drew());
+        at::randn({4}, on_device);
+      }
+      CHECK(outer.drew());
+      CHECK(!at::equal(first.cpu(), at::randn({4}, on_device).cpu()));
+    }
+  }
+  for (std::size_t i = 0; i < 3; ++i) CHECK(at::equal(drawn[0][i], drawn[1][i]));
+  CHECK(accelerator::start_over() == 0);
+}

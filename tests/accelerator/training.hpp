@@ -1,0 +1,179 @@
+#pragma once
+
+// A training job on the simulated device, over stream_transport, beside the same job on threads in main memory.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <chevron/run/comm/streams/stream_transport.hpp>
+
+#include "accelerator/accelerator_streams.hpp"
+#include "accelerator/device.hpp"
+#include "support/small_model.hpp"
+#include "support/thread_ranks.hpp"
+
+#include <doctest/doctest.h>
+
+namespace accelerator {
+
+/// What joins the ranks: streams with a device each; or threads, with a device each or all on one.
+enum class joined { streams, threads, threads_on_one_device };
+
+/// What is trained and how.
+struct job {
+  char const* schedule = "1F1B";
+  int ranks = 2, replicas = 1, micro_batches = 3;
+  joined by = joined::streams;
+  bool late = false;  // operators run late (late.hpp)
+  chevron::stage (*build)(int number) = trained::build_stage;
+  chevron::trainer_options options = {};
+  int steps = 3;
+  int passes = 1;                                                  // runs of the program for a step
+  bool large_batches = false;                                      // every third step's gradients are large
+  std::function<void(chevron::trainer&, long step)> between = {};  // after a step
+};
+
+struct outcome {
+  std::vector<double> losses, norms;                // of rank 0, by step
+  std::vector<std::vector<at::Tensor>> parameters;  // and buffers, by stage of replica 0, in main memory
+  std::vector<fault> faults;
+  long operators = 0;
+  std::vector<std::string> said;  // by rank: what it threw
+  int left = 0;                   // blocks of memory
+};
+
+/// Its parameters and buffers, from main memory to where it is to be computed.
+inline chevron::stage moved(chevron::stage made, at::Device where) {
+  at::NoGradGuard const off;
+  for (auto const* list : {&made.parameters(), &made.buffers()}) {
+    for (chevron::parameter const& p : *list) {
+      if (p.value.defined() && p.value.device() != where) p.value.set_data(p.value.to(where));
+    }
+  }
+  return made;
+}
+
+inline void train_on(chevron::transport& comm, job const& what, at::Device where, outcome& out, std::mutex& mutex) {
+  auto options = what.options;
+  options.device = where;
+  std::vector<double> losses, norms;
+  options.on_report = [&](chevron::step_report const& report) {
+    losses.push_back(report.loss);
+    norms.push_back(report.grad_norm);
+  };
+  auto const program = chevron::lower(chevron::prove(trained::plan_of(what.schedule, what.ranks, what.micro_batches)));
+  chevron::trainer train({.program = program,
+                          .transport = comm,
+                          .stages = [&](int s) { return moved(what.build(s), where); },
+                          .loss = trained::mean_square,
+                          .optimizer = trained::adamw,
+                          .options = options});
+  for (int step = 0; step < what.steps; ++step) {
+    // The last steps have other shapes, and for good.
+    int const samples = 2 * what.micro_batches + (step < what.steps - 1 ? 1 : 0);
+    auto const data = [&](int pass) {
+      auto b = trained::make_batch(samples, 100 * comm.topology().replica() + 10 * pass + step);
+      if (what.large_batches && step % 3 == 2) b.target.mul_(100);
+      return b;
+    };
+    double const all = static_cast<double>(samples) * what.passes * what.replicas;
+    for (int pass = 0; pass + 1 < what.passes; ++pass) {
+      auto const b = data(pass);
+      train.accumulate({b.input}, {b.target}, all);
+    }
+    auto const b = data(what.passes - 1);
+    train.step({{b.input}, {b.target}}, all);
+    if (what.between) what.between(train, step);
+  }
+  train.synchronize();
+  std::lock_guard const hold(mutex);
+  if (comm.topology().global_rank == 0) out.losses = losses, out.norms = norms;
+  if (comm.topology().replica() != 0) return;
+  out.parameters.resize(static_cast<std::size_t>(program.view().plan.stages));
+  for (std::size_t s = 0; s < out.parameters.size(); ++s) {
+    if (!train.stages()[s]) continue;
+    for (auto const* list : {&train.stages()[s].parameters(), &train.stages()[s].buffers()}) {
+      for (auto const& p : *list) out.parameters[s].push_back(p.value.detach().cpu().clone());
+    }
+  }
+}
+
+inline outcome train_in_main_memory(job const& what) {
+  outcome out;
+  std::mutex mutex;
+  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas},
+                       [&](chevron::transport& comm) { train_on(comm, what, at::kCPU, out, mutex); });
+  return out;
+}
+
+template <class Streams = accelerator_streams>
+void train_over_streams(job const& what, outcome& out, std::mutex& mutex) {
+  out.said = ::ranks::said(
+      ::ranks::run(what.ranks, what.replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+        at::Device const mine = device(where.global_rank);
+        c10::DeviceGuard const here(mine);
+        chevron::stream_transport<Streams> comm(where, store, watch, std::chrono::seconds(60), mine);
+        comm.deadline(std::chrono::seconds(30));
+        train_on(comm, what, mine, out, mutex);
+        comm.close();
+      }));
+}
+
+inline void train_over_threads(job const& what, outcome& out, std::mutex& mutex) {
+  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas}, [&](chevron::transport& comm) {
+    at::Device const mine = device(what.by == joined::threads ? comm.topology().global_rank : 0);
+    c10::DeviceGuard const here(mine);
+    train_on(comm, what, mine, out, mutex);
+  });
+}
+
+template <class Streams = accelerator_streams>
+outcome train_on_devices(job const& what) {
+  outcome out;
+  start_over(what.late);
+  std::mutex mutex;
+  what.by == joined::streams ? train_over_streams<Streams>(what, out, mutex) : train_over_threads(what, out, mutex);
+  out.faults = detector::instance().faults();
+  out.operators = detector::instance().operators();
+  out.left = start_over();
+  return out;
+}
+
+/// When the transport uses a channel for the first time, it sends and receives a number that was made zero on the stream that
+/// computes, and does not wait for that. Nobody reads the number.
+inline bool of_first_use(fault const& f) { return f.first == "zero_" && (f.second == "send" || f.second == "receive"); }
+
+/// Runs the job on both, and compares bit by bit; norms but for the order in which their squares are added. No fault may be
+/// found. \returns how many operators ran on the devices
+inline long compare(job const& what, std::string const& words) {
+  INFO(words << ": " << std::string(what.schedule) << " on " << what.ranks << " × " << what.replicas << " ranks, "
+             << what.micro_batches << " microbatches");
+  outcome const wanted = train_in_main_memory(what), got = train_on_devices(what);
+  for (auto const& said : got.said) CHECK(said == "");
+  for (auto const& f : got.faults) {
+    if (of_first_use(f)) continue;
+    INFO(f.text);
+    CHECK(false);
+  }
+  CHECK(got.left == 0);
+  CHECK(got.operators > 0);
+  REQUIRE(!got.losses.empty());
+  CHECK(got.losses == wanted.losses);
+  REQUIRE(got.norms.size() == wanted.norms.size());
+  for (std::size_t i = 0; i < got.norms.size(); ++i) CHECK(got.norms[i] == doctest::Approx(wanted.norms[i]).epsilon(1e-12));
+  REQUIRE(got.parameters.size() == wanted.parameters.size());
+  for (std::size_t s = 0; s < got.parameters.size(); ++s) {
+    REQUIRE(got.parameters[s].size() == wanted.parameters[s].size());
+    for (std::size_t i = 0; i < got.parameters[s].size(); ++i) CHECK(at::equal(got.parameters[s][i], wanted.parameters[s][i]));
+  }
+  return got.operators;
+}
+
+}  // namespace accelerator
