@@ -24,7 +24,7 @@ void after(c10::Stream const& later, c10::Stream const& earlier) {
 }
 
 chevron::stage beside(int number) {
-  chevron::stage usual = trained::build_stage(number);
+  chevron::stage usual = small_model::build_stage(number);
   return chevron::stage(
       [usual](at::Tensor const& x) mutable {
         std::vector<at::Tensor> values{x}, results;
@@ -88,7 +88,7 @@ TEST_CASE("a stage that computes on a stream of its own is told that it does not
 }
 
 TEST_CASE("a transport that puts nothing behind its transfers is told what reads too early and what is freed too early") {
-  for (char const* const name : trained::schedules) {
+  for (char const* const name : small_model::schedules) {
     job const what{.schedule = name, .ranks = 2, .replicas = 2, .micro_batches = 4};
     auto const out = accelerator::train_on_devices<careless_streams>(what);
     auto const found = real(out.faults);

@@ -8,7 +8,7 @@
 
 namespace {
 
-chevron::stage dropping(int number) { return trained::build_dropping_stage(number, 1); }
+chevron::stage dropping(int number) { return small_model::build_dropping_stage(number, 1); }
 
 /// A transport that puts nothing behind its transfers.
 struct hasty_streams : accelerator::accelerator_streams {
@@ -68,7 +68,7 @@ TEST_CASE("an operator runs when somebody waits for it, and sees what is in memo
 }
 
 TEST_CASE("every schedule trains late as in main memory, with replicas, dropout and recomputing") {
-  for (char const* const name : trained::schedules) {
+  for (char const* const name : small_model::schedules) {
     accelerator::compare({.schedule = name,
                           .ranks = 2,
                           .replicas = 2,
@@ -113,7 +113,7 @@ TEST_CASE("threads hand tensors over late, from device to device and on one") {
 }
 
 TEST_CASE("a transport that puts nothing behind its transfers gives other numbers, under every schedule") {
-  for (char const* const name : trained::schedules) {
+  for (char const* const name : small_model::schedules) {
     accelerator::job const what{.schedule = name,
                                 .ranks = 2,
                                 .micro_batches = 4,

@@ -16,13 +16,13 @@ namespace {
 /// Those that differ most in what streams have to do: one direction, both, halves of a backward, pairs, two chunks a rank.
 constexpr char const* some[] = {"GPipe", "1F1B", "ZB-H2", "ZBVZeroBubble", "DualPipeV", "Interleaved1F1B"};
 
-chevron::stage dropping(int number) { return trained::build_dropping_stage(number); }
-chevron::stage recomputed_first(int number) { return trained::build_dropping_stage(number, 1); }
-chevron::stage recomputed(int number) { return trained::build_dropping_stage(number, 3); }
+chevron::stage dropping(int number) { return small_model::build_dropping_stage(number); }
+chevron::stage recomputed_first(int number) { return small_model::build_dropping_stage(number, 1); }
+chevron::stage recomputed(int number) { return small_model::build_dropping_stage(number, 3); }
 
 /// The first stage and the last one of a pipeline of four share a weight.
 chevron::stage tied(int number) {
-  chevron::stage made = trained::build_stage(number);
+  chevron::stage made = small_model::build_stage(number);
   if (number == 0 || number == 3) made.tie(made.parameters()[2].name, "in and out");
   return made;
 }
@@ -30,7 +30,7 @@ chevron::stage tied(int number) {
 /// With running means, which replicas hand on.
 chevron::stage normalized(int number) {
   at::manual_seed(300 + number);
-  return torch::nn::Sequential(torch::nn::Linear(trained::width, trained::width), torch::nn::BatchNorm1d(trained::width),
+  return torch::nn::Sequential(torch::nn::Linear(small_model::width, small_model::width), torch::nn::BatchNorm1d(small_model::width),
                                torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
 }
 
@@ -83,7 +83,7 @@ TEST_CASE("evaluation between steps, and what follows it") {
   for (char const* const name : some) {
     auto const evaluate = [](chevron::trainer& train, long) {
       chevron::evaluator forwards(train);
-      auto const b = trained::make_batch(9, 7);
+      auto const b = small_model::make_batch(9, 7);
       forwards.loss(b.input, b.target);
       forwards.outputs(b.input);
     };

@@ -6,7 +6,7 @@ using accelerator::job;
 
 TEST_CASE("every schedule, with remainders and replicas") {
   long operators = 0;
-  for (char const* const name : trained::schedules) {
+  for (char const* const name : small_model::schedules) {
     operators += accelerator::compare({.schedule = name, .ranks = 2, .replicas = 2, .micro_batches = 3}, "replicas");
     operators += accelerator::compare({.schedule = name, .ranks = 4, .micro_batches = 5}, "four ranks");
   }
@@ -15,7 +15,7 @@ TEST_CASE("every schedule, with remainders and replicas") {
 
 TEST_CASE("ranks that are threads hand tensors over from stream to stream, and from device to device") {
   using accelerator::joined;
-  for (char const* const name : trained::schedules) {
+  for (char const* const name : small_model::schedules) {
     accelerator::compare({.schedule = name, .ranks = 4, .micro_batches = 5, .by = joined::threads}, "threads");
     accelerator::compare({.schedule = name, .ranks = 2, .replicas = 2, .micro_batches = 3, .by = joined::threads_on_one_device},
                          "threads on one device");

@@ -32,7 +32,7 @@ struct job {
   int ranks = 2, replicas = 1, micro_batches = 3;
   joined by = joined::streams;
   bool late = false;  // operators run late (late.hpp)
-  chevron::stage (*build)(int number) = trained::build_stage;
+  chevron::stage (*build)(int number) = small_model::build_stage;
   chevron::trainer_options options = {};
   int steps = 3;
   int passes = 1;                                                  // runs of the program for a step
@@ -68,18 +68,18 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
     losses.push_back(report.loss);
     norms.push_back(report.grad_norm);
   };
-  auto const program = chevron::lower(chevron::prove(trained::plan_of(what.schedule, what.ranks, what.micro_batches)));
+  auto const program = chevron::lower(chevron::prove(small_model::plan_of(what.schedule, what.ranks, what.micro_batches)));
   chevron::trainer train({.program = program,
                           .transport = comm,
                           .stages = [&](int s) { return moved(what.build(s), where); },
-                          .loss = trained::mean_square,
-                          .optimizer = trained::adamw,
+                          .loss = small_model::mean_square,
+                          .optimizer = small_model::adamw,
                           .options = options});
   for (int step = 0; step < what.steps; ++step) {
     // The last steps have other shapes, and for good.
     int const samples = 2 * what.micro_batches + (step < what.steps - 1 ? 1 : 0);
     auto const data = [&](int pass) {
-      auto b = trained::make_batch(samples, 100 * comm.topology().replica() + 10 * pass + step);
+      auto b = small_model::make_batch(samples, 100 * comm.topology().replica() + 10 * pass + step);
       if (what.large_batches && step % 3 == 2) b.target.mul_(100);
       return b;
     };
