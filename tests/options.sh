@@ -1,6 +1,6 @@
 #!/bin/sh
-# docs/training.md has a row, or part of one, for each member of trainer_options and of step_report, and for nothing else, and a row for
-# each class of error with its exit code. Then the check tries itself: in a copy of the page that lacks one of them it must be noticed.
+# docs/training.md has a row, or part of one, for each member of trainer_options, in their order, and of step_report, and for nothing else,
+# and a row for each class of error with its exit code. Then the check tries itself: in a copy of the page that lacks one of them it must be noticed.
 cd "${CHEVRON_SOURCE:-.}" || exit 1
 errors=include/chevron/run/core/error.hpp
 
@@ -15,7 +15,10 @@ missing_in() {
     for member in $members; do
       echo "$table" | cut -d '|' -f 2 | grep -q "\`$member\`" || echo "$1 has no row for $kind::$member"
     done
-    for word in $(echo "$table" | sed 1d | cut -d '|' -f 2 | grep -o '`[^`]*`' | tr -d '`'); do
+    words=$(echo "$table" | sed 1d | cut -d '|' -f 2 | grep -o '`[^`]*`' | tr -d '`')
+    # Users name options in the order of the members.
+    [ $kind != trainer_options ] || [ "$words" = "$members" ] || echo "$1 has not the rows of $kind in the order of its members"
+    for word in $words; do
       echo "$members" | grep -qx "$word" || echo "$1 has a row for $kind::$word, which is not there"
     done
   done
@@ -42,5 +45,8 @@ this check does not notice a wrong exit code"
 sed 's/`stable_steps`/`calm_steps`, `stable_steps`/' docs/training.md >"$copy"
 [ -n "$(missing_in "$copy")" ] || found="$found
 this check does not notice a row for an option that is not there"
+sed -n '/^| `seed`/{h;d};/^| `autocast`/{p;g};p' docs/training.md >"$copy"
+[ -n "$(missing_in "$copy")" ] || found="$found
+this check does not notice options in another order"
 rm -f "$copy"
 [ -z "$found" ] || { echo "$found"; exit 1; }

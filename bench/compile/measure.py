@@ -4,7 +4,8 @@
   measure.py                     measure every case, print a table
   measure.py --write FILE        the same, and write the table as Markdown
   measure.py --only REGEX        only the cases whose name matches, e.g. --only 'zb_v|one_f'
-  measure.py --record            measure the evaluator operations of the gated cases and record them in limits.txt
+  measure.py --record            measure the evaluator operations of the gated cases and record them in limits.txt; with --only,
+                                 of those alone: the other lines stay
   measure.py --gate CASE         exit with 1 if CASE no longer compiles within its recorded limit, 77 if that cannot be said
 
 A case is a schedule of the catalogue at a size, worked out and proved (`zb_v_8_32`: P=8, M=32), or lowered to a program as well
@@ -226,18 +227,26 @@ def gate(compiler, case):
     return 0
 
 
-def record(compiler):
+def record(compiler, only):
     version = compiler_version(compiler)
     if version[0] != "g++":
         sys.exit("evaluator operations are counted by g++ only; this is %s" % " ".join(version))
-    known, actions = guesses(), count_actions(compiler, GATED)
+    recorded, kept = read_limits()
+    if only and recorded != version:
+        sys.exit("limits.txt was recorded with %s, this is %s: record all cases" % (" ".join(recorded or ["nothing"]), " ".join(version)))
+    chosen = [case for case in GATED if re.search(only, case)]
+    known, actions = guesses(), count_actions(compiler, chosen)
     lines = ["# Of each gated case: actions, the evaluator operations it needs, and the limit its gate compiles it under: 5 % more.",
              "# Written by measure.py --record.",
              "# recorded with %s %s" % version]
     for case in GATED:
-        need = operations(compiler, case, known.get(case))
-        lines.append("%-24s %8d %10d %10d" % (case, actions[case][0], need, int(need * MARGIN)))
-        print(lines[-1], flush=True)
+        line = "%-24s %8d %10d %10d"
+        if case in chosen:
+            need = operations(compiler, case, known.get(case))
+            lines.append(line % (case, actions[case][0], need, int(need * MARGIN)))
+            print(lines[-1], flush=True)
+        elif case in kept:
+            lines.append(line % ((case,) + kept[case]))
     with open(LIMITS, "w") as file:
         file.write("\n".join(lines) + "\n")
 
@@ -319,7 +328,7 @@ def main():
     if options.gate:
         sys.exit(gate(options.compiler, options.gate))
     if options.record:
-        record(options.compiler)
+        record(options.compiler, options.only)
         return
     text = table(options.compiler, options.repeats, options.only)
     print(text, end="")

@@ -5,7 +5,7 @@
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/show/csv.hpp>
+#include <chevron/show/csv/csv.hpp>
 #include <chevron/show/picture.hpp>
 #include <chevron/show/program_text.hpp>
 
@@ -48,6 +48,7 @@ int run_check(request const& asked) {
       {chevron::law::no_duplicate, "no action twice; B, or I and W, never both"},
       {chevron::law::complete, "every stage has all its work for every microbatch"},
       {chevron::law::order, "F before B or I, I before W"},
+      {chevron::law::fused_pair, "a pair is an F and then the B or I of another chunk"},
       {chevron::law::deadlock, "no rank waits for what is queued behind its own next action, with rendezvous sends too"},
       {chevron::law::in_flight, limit + "; at most " + std::to_string(peak_in_flight(plan)) + " chunks on a rank"},
       {chevron::law::matched, std::to_string(messages(plan)) + " messages, each sent and received once, in order on each edge"},

@@ -11,7 +11,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/plan/sizes.hpp>
-#include <chevron/show/csv_check.hpp>
+#include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/text.hpp>
 
 /// \file

@@ -4,7 +4,7 @@
 
 #include <chevron/search.hpp>
 #include <chevron/show/chrome_trace.hpp>
-#include <chevron/show/csv.hpp>
+#include <chevron/show/csv/csv.hpp>
 #include <chevron/show/html.hpp>
 #include <chevron/show/json.hpp>
 #include <chevron/show/svg.hpp>

@@ -6,7 +6,7 @@
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv_read.hpp>
+#include <chevron/show/csv/csv_read.hpp>
 
 namespace chevron::train {
 namespace {

@@ -17,7 +17,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/show/csv_check.hpp>
+#include <chevron/show/csv/csv_check.hpp>
 
 namespace chevron::train {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <chevron/show/analysis_text.hpp>
 #include <chevron/show/chrome_trace.hpp>
-#include <chevron/show/csv.hpp>
+#include <chevron/show/csv/csv.hpp>
 #include <chevron/show/html.hpp>
 #include <chevron/show/json.hpp>
 #include <chevron/show/program_text.hpp>

@@ -1,7 +1,7 @@
 // Text that is known only at run time cannot be proved by the compiler.
 // expect: static assertion failed.*from_csv takes a literal.*text that is known only at run time is for read_csv
+#include <chevron/csv.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv_source.hpp>
 #include <string>
 
 using namespace chevron;

@@ -1,8 +1,8 @@
 // A schedule from a file has its size; another cannot be asked for.
 // expect: invalid_schedule<chevron::law::shape, -1, -1, .*"asked for another number of ranks than the CSV has lines; it has 2"
 // expect: static assertion failed.*this schedule breaks a law
+#include <chevron/csv.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv_source.hpp>
 
 using namespace chevron;
 using namespace chevron::letters;

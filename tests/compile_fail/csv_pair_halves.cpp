@@ -1,8 +1,8 @@
 // A fused pair with its halves the wrong way round: PyTorch's reader takes any actions in any order there.
 // expect: invalid_schedule<chevron::law::description, -1, -1, .*"line 1, column 6: .{1,2}0B0.{1,2}: the first half of a fused pair must be an F, as in \(0F7;7B3\)OVERLAP_F_B
 // expect: static assertion failed.*this schedule breaks a law
+#include <chevron/csv.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv_source.hpp>
 
 using namespace chevron;
 

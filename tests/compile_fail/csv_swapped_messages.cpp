@@ -1,9 +1,9 @@
-// PyTorch 2.15's ZBVZeroBubble on 2 ranks with `defer_pp_recv=True`: rank 1 posts its receives where it uses them, which is not the
-// order in which rank 0 sends. PyTorch runs it and trains with wrong gradients; here it does not compile.
+// PyTorch 2.15's ZBVZeroBubble on 2 ranks with `defer_pp_recv=True`: rank 1 posts its receives where it uses them, which is not
+// the order in which rank 0 sends. PyTorch runs it and trains with wrong gradients; here it does not compile.
 // expect: invalid_schedule<chevron::law::matched, 1, 8, .*"line 2, column 53: rank 1, step 8: 2RECV_B0 is posted where this edge delivers 1RECV_F2
 // expect: static assertion failed.*this schedule breaks a law
+#include <chevron/csv.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv_source.hpp>
 
 using namespace chevron;
 

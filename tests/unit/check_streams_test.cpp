@@ -50,7 +50,7 @@ std::vector<program> small_programs() {
 struct judges {
   std::mt19937 random{7};
   int refused = 0, lawful = 0;
-  int by_law[16] = {};
+  int by_law[law_count] = {};
 
   void agree(plan_view const& plan, stream_lists const& lists, std::string const& about) {
     stream_finding const f = check_lists(plan, lists);
@@ -171,7 +171,7 @@ TEST_SUITE("check_streams") {
       pairs += static_cast<int>(std::count_if(p.actions.begin(), p.actions.end(), [](action a) { return a.fused != 0; }));
       if (p.view().total() <= 32) both.agree(p, stream_lists_of(made), "seed " + std::to_string(seed));
     }
-    DOCTEST_CHECK(pairs > 500);
+    DOCTEST_CHECK(pairs > 200);
     DOCTEST_CHECK(both.lawful > 100);
     DOCTEST_CHECK(both.refused == 0);
   }
@@ -308,7 +308,7 @@ TEST_SUITE("check_streams") {
                   "the first");
     catalogue::for_each([&](auto const& schedule) {
       bool const hangs = says(schedule, {2, 4}, sharing::by_peer).find(" waits for ") != std::string::npos;
-      DOCTEST_CHECK_MESSAGE(hangs == (std::string(schedule.name) != "Eager1F1B"), schedule.name);
+      DOCTEST_CHECK_MESSAGE(hangs == (std::string(schedule.name) != "Eager1F1B"), std::string(schedule.name));
     });
     // With twice the warm-up there is always something to receive; round more ranks than two a pair has one direction only.
     DOCTEST_CHECK(says(catalogue::eager_1f1b, {4, 8}, sharing::all) == "all laws hold");

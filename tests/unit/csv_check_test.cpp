@@ -7,8 +7,8 @@
 #include <doctest/doctest.h>
 
 #include <chevron/lower/lower.hpp>
-#include <chevron/show/csv.hpp>
-#include <chevron/show/csv_check.hpp>
+#include <chevron/show/csv/csv.hpp>
+#include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/program_text.hpp>
 
 #include "show_support.hpp"

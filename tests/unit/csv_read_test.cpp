@@ -5,8 +5,8 @@
 
 #include <chevron/lower/lower.hpp>
 #include <chevron/lower/lowered.hpp>
-#include <chevron/show/csv.hpp>
-#include <chevron/show/csv_source.hpp>
+#include <chevron/show/csv/csv.hpp>
+#include <chevron/show/csv/csv_source.hpp>
 
 #include "show_support.hpp"
 

@@ -6,8 +6,8 @@
 #include <chevron/describe/expand.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/show/csv.hpp>
-#include <chevron/show/csv_source.hpp>
+#include <chevron/show/csv/csv.hpp>
+#include <chevron/show/csv/csv_source.hpp>
 
 #include "show_support.hpp"
 

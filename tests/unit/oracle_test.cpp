@@ -23,7 +23,7 @@ bool names_its_place(finding const& f, plan_view const& p) {
 struct tally {
   int seen = 0;
   int lawful = 0;
-  int by_law[16] = {};
+  int by_law[law_count] = {};
   void count(finding const& f) {
     ++seen;
     lawful += f.broken == law::none ? 1 : 0;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <chevron/search.hpp>
-#include <chevron/show/csv.hpp>
+#include <chevron/show/csv/csv.hpp>
 
 #include "bound_support.hpp"
 

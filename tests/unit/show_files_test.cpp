@@ -9,7 +9,7 @@
 
 #include <chevron/lower/lower.hpp>
 #include <chevron/show/chrome_trace.hpp>
-#include <chevron/show/csv.hpp>
+#include <chevron/show/csv/csv.hpp>
 #include <chevron/show/json.hpp>
 #include <chevron/show/program_text.hpp>
 

@@ -29,11 +29,14 @@ enum class law : int {
   matched,       ///< sends and receives match one to one, on each directed edge in the same order
   slots          ///< no slot is written while its content is still needed
 };
+/// How many there are, with `none`.
+inline constexpr int law_count = static_cast<int>(law::slots) + 1;
 
 constexpr char const* name_of(law l) {
   constexpr char const* names[] = {"none",         "shape",    "description", "placement",  "ids_in_range",
                                    "no_duplicate", "complete", "order",       "fused_pair", "deadlock",
                                    "in_flight",    "bytes",    "messages",    "matched",    "slots"};
+  static_assert(sizeof names / sizeof *names == law_count);
   return names[static_cast<int>(l)];
 }
 

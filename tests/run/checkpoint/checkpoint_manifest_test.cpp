@@ -188,12 +188,12 @@ TEST_CASE("a manifest of another format says which version wrote it") {
   old.erase("job");
   std::string const said = at.said_of(old.dump(2) + "\n");
   CHECK(contains(said, "its format is 2, written by Chevron 0.0.9"));
-  CHECK(contains(said, "reads format 3"));
+  CHECK(contains(said, "reads format " + std::to_string(chevron::detail::manifest_format)));
   CHECK(contains(said, "Remedy"));
   json newer = some_manifest();
-  newer["format"] = 4;
+  newer["format"] = 1000;
   newer["chevron"] = "9.9.9";
-  CHECK(contains(at.said_of(chevron::detail::with_fingerprint(newer)), "its format is 4, written by Chevron 9.9.9"));
+  CHECK(contains(at.said_of(chevron::detail::with_fingerprint(newer)), "its format is 1000, written by Chevron 9.9.9"));
   // The right format without a fingerprint is no earlier one's.
   CHECK(contains(at.said_of(some_manifest().dump(2) + "\n"), "was damaged, or changed by hand"));
 }

@@ -541,6 +541,28 @@ TEST_CASE("a failure that one rank tells ends the others' waits at once, with it
   });
 }
 
+TEST_CASE("ranks that wait for each other are told so long before the deadline") {
+  for_each_transport([](subject const& over) {
+    if (!over.tells_waits) return;
+    retry::stopwatch const since;
+    auto const all = over.run(2, 1, [](transport& comm) {
+      int const me = rank_in(comm);
+      comm.begin_step(3);
+      meet(comm);
+      comm.post_receive(1 - me, me == 0 ? recv_b(0, 2) : recv_f(1, 2), 0);
+      comm.receive(0);
+    });
+    for (std::size_t r = 0; r < 2; ++r) {
+      INFO(all[r].text);
+      CHECK(all[r].code == static_cast<int>(chevron::exit_code::preflight));
+      CHECK(contains(all[r].text, "the ranks wait for each other, and none can go on: "));
+      CHECK(contains(all[r].text, "waiting in step 3, 0RECV_B2 from rank 1"));
+      CHECK(contains(all[r].text, "in step 3, 1RECV_F2 from rank 0"));
+    }
+    CHECK(since.spent() < 60s);
+  });
+}
+
 TEST_CASE("ranks that meet in different calls are told so, and do not hang") {
   body const numbers = [](transport& comm) { meet(comm); };
   body const texts = [](transport& comm) { comm.all_gather_text("x"); };

@@ -21,10 +21,10 @@ namespace chevron::detail {
 /// The connections that one rank's watch looks at. From any thread.
 class connection_watch {
  public:
-  /// \param never a receive that stays pending until the connection to this peer breaks
-  void add(int peer, c10::intrusive_ptr<c10d::Work> never) {
+  /// \param pending a receive that stays pending until the connection to this peer breaks
+  void add(int peer, c10::intrusive_ptr<c10d::Work> pending) {
     std::lock_guard const hold(mutex_);
-    connections_.emplace_back(peer, std::move(never));
+    connections_.emplace_back(peer, std::move(pending));
   }
   /// Before connections are closed in good order.
   void clear() {
@@ -35,10 +35,10 @@ class connection_watch {
   /// The loss of the first rank whose connection is broken, if there is one.
   std::optional<failure> broken() {
     std::lock_guard const hold(mutex_);
-    for (auto const& [peer, never] : connections_) {
+    for (auto const& [peer, pending] : connections_) {
       try {
-        never->abort();  // so that the wait returns at once, unless the connection is broken
-        never->wait(std::chrono::milliseconds(1000));
+        pending->abort();  // so that the wait returns at once, unless the connection is broken
+        pending->wait(std::chrono::milliseconds(1000));
       } catch (std::exception const& e) {
         auto const why = message_of(e);
         // Gloo gave up waiting and closed the connection from here: whose wait that was says so, and that no rank was lost.

@@ -143,9 +143,9 @@ class failure_watch {
     return *verdict_;
   }
 
-  /// A connection to another rank that the watch looks at, too: `never` is a receive that stays pending until the connection
+  /// A connection to another rank that the watch looks at, too: `pending` is a receive that stays pending until the connection
   /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
-  void look_at(int peer, c10::intrusive_ptr<c10d::Work> never) { connections_.add(peer, std::move(never)); }
+  void look_at(int peer, c10::intrusive_ptr<c10d::Work> pending) { connections_.add(peer, std::move(pending)); }
   /// Before connections are closed in good order.
   void look_away() { connections_.clear(); }
 

@@ -21,7 +21,7 @@ struct launch_environment {
   int rank = 0;                       ///< global, from 0
   int world = 1;                      ///< ranks of the job; 1: no launcher, or one that started one process
   int local_rank = 0;                 ///< among the ranks of this machine
-  std::string launcher = "none";      ///< `none`, `torchrun`, `environment`, `Open MPI`, `PMI`, `Slurm`, `--nproc`
+  std::string launcher = "none";      ///< `none`, `--nproc`, or its name in `detail::launchers`
   std::string address = "127.0.0.1";  ///< where the store is
   std::uint16_t port = 29500;         ///< of the store
   bool store_is_there = false;        ///< somebody else already hosts the store: every rank is a client
@@ -55,16 +55,19 @@ struct launcher_words {
   char const* rank_name;
   char const* size_name;
   char const* local_name;
+  bool size_decides = false;  ///< `rank_name` alone says nothing
 };
 
 inline bool is_torchrun(environment_reader const& read) { return read("TORCHELASTIC_RUN_ID").has_value(); }
 
-inline std::array<launcher_words, 4> launchers(environment_reader const& read) {
-  return {{{is_torchrun(read) ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
-           {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-           {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-           // Batch scripts have SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
-           {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"}}};
+/// All launchers; the first that is found counts.
+inline auto launchers(environment_reader const& read) {
+  return std::to_array<launcher_words>(
+      {{is_torchrun(read) ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+       {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+       {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+       // Batch scripts have SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
+       {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", true}});
 }
 
 inline std::string required(environment_reader const& read, launcher_words const& words, char const* name, char const* because) {
@@ -108,23 +111,17 @@ inline std::string first_host(std::string_view list) {
   return std::string(list.substr(0, open)) + std::string(list.substr(open + 1, end - open - 1)) + std::string(suffix);
 }
 
-/// The place of this process, from (in this order) torchrun, RANK and WORLD_SIZE, Open MPI, PMI (MPICH, Intel MPI), Slurm.
-/// None of them: one rank.
+/// The place of this process, from the first of `detail::launchers` that is found. None of them: one rank.
 /// \throws usage_error where one of them is half set, with the name of the missing variable, and for numbers that are none
 inline launch_environment read_environment(environment_reader const& read = process_environment) {
-  auto const& [plain, open_mpi, pmi, slurm] = detail::launchers(read);
   bool const torchrun = detail::is_torchrun(read);
-
   std::optional<launch_environment> found;
-  bool slurm_job = false;
-  for (auto const& words : {plain, open_mpi, pmi}) {
-    if (!found && (read(words.rank_name) || read(words.size_name) || (torchrun && words.rank_name == plain.rank_name))) {
+  for (auto const& words : detail::launchers(read)) {
+    bool const named = torchrun && words.launcher == std::string_view("torchrun");
+    if (named || read(words.size_name) || (!words.size_decides && read(words.rank_name))) {
       found = detail::place_from(read, words);
+      break;
     }
-  }
-  if (!found && read(slurm.size_name)) {
-    found = detail::place_from(read, slurm);
-    slurm_job = true;
   }
   if (!found) return {};
   launch_environment out = *found;
@@ -133,7 +130,7 @@ inline launch_environment read_environment(environment_reader const& read = proc
   auto const port = read("MASTER_PORT");
   if (address) out.address = *address;
   if (port) out.port = static_cast<std::uint16_t>(detail::number_in("MASTER_PORT", *port, 1, 65535));
-  if (slurm_job) {
+  if (out.launcher == "Slurm") {
     auto const nodes = read("SLURM_STEP_NODELIST"), id = read("SLURM_JOB_ID");
     if (out.world > 1 && ((!address && !nodes) || (!port && !id))) {
       throw usage_error(std::string("environment variable ") + (!address && !nodes ? "SLURM_STEP_NODELIST" : "SLURM_JOB_ID") +

@@ -116,7 +116,7 @@ inline void check(trainer_options const& options) {
 
 /// All ranks must have been told the same.
 inline void add(named_values& out, trainer_options const& options) {
-  out.add("clip gradient norm", std::to_string(options.clip_grad_norm));
+  out.add("clip gradient norm", number_text(options.clip_grad_norm));
   out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");
   out.add("learning rate", options.learning_rate ? "scheduled" : "fixed");
   out.add("bucket bytes", std::to_string(options.bucket_bytes));

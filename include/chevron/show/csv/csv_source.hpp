@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include <chevron/show/csv_check.hpp>
+#include <chevron/show/csv/csv_check.hpp>
 
 /// \file
 /// A schedule as CSV in a program's own source, for the gate.

@@ -5,7 +5,7 @@
 
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/show/csv_cell.hpp>
+#include <chevron/show/csv/csv_cell.hpp>
 
 /// \file
 /// From PyTorch's schedule CSV to a plan: a row a rank. Ranks are the rows, stages and microbatches the largest number plus one,

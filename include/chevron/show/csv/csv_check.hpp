@@ -6,7 +6,7 @@
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/show/csv_read.hpp>
+#include <chevron/show/csv/csv_read.hpp>
 
 /// \file
 /// The laws on a schedule read from CSV: those of its plan and, where the file holds communication, those of its messages; and
