@@ -123,6 +123,8 @@ void train_over_streams(job const& what, outcome& out, std::mutex& mutex) {
         c10::DeviceGuard const here(mine);
         chevron::stream_transport<Streams> comm(where, store, watch, std::chrono::seconds(60), mine);
         comm.deadline(std::chrono::seconds(30));
+        // The user goes on at once, in memory that the transport has let go of.
+        at::Tensor const next = at::ones({1}, at::TensorOptions().device(mine));
         train_on(comm, what, mine, out, mutex);
         comm.close();
       }));
