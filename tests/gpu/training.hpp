@@ -100,14 +100,14 @@ inline void compare(outcome const& got, outcome const& wanted, std::string const
 /// Runs body(line, device) on ranks that each have a GPU, over NCCL.
 template <class Body>
 void over_nccl(int ranks, Body const& body) {
-  auto const thrown = ::ranks::run(ranks, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+  auto const thrown = ::thread_ranks::run(ranks, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
     at::Device const mine = gpu(where.global_rank);
     c10::cuda::CUDAGuard const here(mine);
     chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, std::chrono::seconds(60), mine);
     body(comm, mine);
     comm.close();
   });
-  for (auto const& each : ::ranks::said(thrown)) CHECK(each == "");
+  for (auto const& each : ::thread_ranks::said(thrown)) CHECK(each == "");
 }
 
 }  // namespace training
