@@ -68,6 +68,7 @@ MUTANTS = [
      "the tensors themselves are kept as long, and only captured graphs write to such memory meanwhile"),
     ("gather: record of its end", STREAMS, r"(g\.done->record\([^;]*;)", ""),
     ("gather: the host waits for it", STREAMS, r"(lines_\.wait_on_host\(\*g\.done[^;]*;)", ""),
+    ("connecting: behind computation", MESSAGES, r"(lines_\.behind_computation\(\*made\);)", ""),
     ("connecting: record of the first use", MESSAGES, r"(\bdone\.record\(made->on[^;]*;)", ""),
     ("connecting: the host waits for the first use", MESSAGES, r"(lines_\.wait_on_host\(done[^;]*;)", ""),
     ("connecting: wait for the first sum", STREAMS, r"(wait_all_reduce\(0\);)", ""),

@@ -50,6 +50,7 @@ class stream_messages {
                             2, patience);
     at::Tensor const once[] = {at::zeros({1}, streams_.device())};
     point done(watch_);
+    lines_.behind_computation(*made);
     awaited const first_use{.peer = peer, .words = "the first use of their channel"};
     {
       typename stream_watch<Streams>::host_call const connecting(watch_, first_use);
