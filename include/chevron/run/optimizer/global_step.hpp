@@ -43,18 +43,18 @@ namespace chevron {
 class global_step {
  public:
   /// Collective: ranks tell each other their parameters' names.
-  /// \param gradients of this rank's stages; must outlive this, as `tied` must
+  /// \param gradients of this rank's stages; must outlive this, as `tied` and `options` must
   /// \param taken what this rank's stages take of a batch by name
   /// \throws usage_error for an optimizer that cannot be used so; preflight_error where replicas' optimizers differ
   global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied,
-              std::vector<std::string> const& taken, optimizer_factory const& make, trainer_options options)
+              std::vector<std::string> const& taken, optimizer_factory const& make, trainer_options const& options)
       : comm_(&comm),
         gradients_(&gradients),
         tied_(&tied),
-        options_(std::move(options)),
+        options_(&options),
         parameters_(gradients.parameters()),
-        numbers_(plan, comm, names_of(gradients, taken), options_.check_data),
-        policy_(options_) {
+        numbers_(plan, comm, names_of(gradients, taken), options.check_data),
+        policy_(options) {
     if (!parameters_.empty()) {
       optimizer_ = make(parameters_);
       if (!optimizer_) throw usage_error("the optimizer factory gave no optimizer");
@@ -68,12 +68,12 @@ class global_step {
   /// \param program slots that the program uses
   void complete_gradients(long step, slot_counts program) {
     step_ = step;
-    rate_ = detail::rate_of_step(options_.learning_rate, step, optimizer_.get(), here());
+    rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
     numbers_.clear();
     gradients_->wait_all_reduce();
     tied_->sum(*comm_, program);
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
-    gradients_->squared_norms(numbers_.norms(), options_.clip_grad_norm);
+    gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm);
   }
 
   /// The second half: decides with all ranks and steps. Collective. With post-validation the report may stay unsettled: then the
@@ -85,7 +85,7 @@ class global_step {
     numbers_.set(mine);
     report.learning_rate = rate_;
     report.loss_factor = policy_.scaling().factor();
-    if (!options_.post_validation || !policy_.is_stable()) {
+    if (!options_->post_validation || !policy_.is_stable()) {
       gather_numbers();
       judge(report);
       return apply(report);
@@ -130,7 +130,7 @@ class global_step {
     undo();
     if (optimizer_) detail::set_group_rates(*optimizer_, rates_);
     apply(report);
-    if (optimizer_ && !options_.learning_rate) detail::set_group_rates(*optimizer_, rates_of_next);
+    if (optimizer_ && !options_->learning_rate) detail::set_group_rates(*optimizer_, rates_of_next);
     return false;
   }
 
@@ -138,7 +138,7 @@ class global_step {
   void gather_once() {
     numbers_.clear();
     numbers_.all_gather();
-    if (!options_.post_validation) return;
+    if (!options_->post_validation) return;
     numbers_.start_all_gather();
     numbers_.finish_all_gather();
   }
@@ -169,12 +169,12 @@ class global_step {
           "LBFGS wants the gradient several times in a step, and a step here computes it once. Remedy: SGD, Adam, AdamW, RMSprop "
           "or Adagrad of torch::optim");
     }
-    if (options_.post_validation && kind_of(*optimizer_).empty()) {
+    if (options_->post_validation && kind_of(*optimizer_).empty()) {
       throw usage_error(
           "what this optimizer keeps is not known here, so a step of it cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
           "Adagrad of torch::optim, or no post_validation");
     }
-    if (options_.learning_rate) detail::check_one_rate(*optimizer_);
+    if (options_->learning_rate) detail::check_one_rate(*optimizer_);
   }
 
   /// Replicas of a stage must step alike. Collective.
@@ -193,7 +193,7 @@ class global_step {
 
   /// What all ranks' numbers say, the same on all of them.
   void judge(step_report& report) {
-    numbers_.check_counts(options_.reduction, all_counts_, here());
+    numbers_.check_counts(options_->reduction, all_counts_, here());
     numbers_.check_data(here());
     numbers_.add_times(report);
     report.samples = numbers_.samples();
@@ -207,14 +207,14 @@ class global_step {
     if (report.skipped) return;
     if (report.clipped) gradients_->scale(policy_.clip_factor(report));
     if (optimizer_) set_up(report.learning_rate);
-    if (options_.before_optimizer_step)
-      options_.before_optimizer_step({step_, report.loss, report.grad_norm, report.learning_rate, parameters_});
+    if (options_->before_optimizer_step)
+      options_->before_optimizer_step({step_, report.loss, report.grad_norm, report.learning_rate, parameters_});
     if (optimizer_) optimizer_->step();
   }
 
   /// Everything about the optimizer's step but the step.
   void set_up(double rate) {
-    if (options_.learning_rate) detail::set_group_rates(*optimizer_, rate);
+    if (options_->learning_rate) detail::set_group_rates(*optimizer_, rate);
     gradients_->round();
   }
 
@@ -242,7 +242,7 @@ class global_step {
   transport* comm_;
   rank_gradients* gradients_;
   tied_parameters* tied_;
-  trainer_options options_;
+  trainer_options const* options_;
   std::vector<named_parameter> parameters_;  // trained on this rank
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   detail::step_statistics numbers_;

@@ -149,7 +149,7 @@ class evaluator {
   }
 
   static executor_settings settings(rank_context const& shared) {
-    return {.autocast = shared.autocast(), .streams = shared.streams()};
+    return {.autocast = shared.options().autocast, .streams = shared.streams()};
   }
 
   static proved_program forwards_of(program_view training, int micro_batches) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,18 +27,16 @@ namespace chevron {
 /// evaluators use it between the trainer's steps.
 class rank_context {
  public:
-  rank_context(transport& comm, loss_function loss, trainer_options const& options)
+  rank_context(transport& comm, loss_function loss, trainer_options options)
       : comm_(&comm),
         loss_(std::move(loss)),
-        streams_(std::make_shared<compute_streams>(options.device, options.overlap_pairs || !options.device.is_cpu())),
-        autocast_(options.autocast),
-        reduction_(options.reduction),
-        loss_weight_(options.loss_weight) {}
+        options_(std::move(options)),
+        streams_(std::make_shared<compute_streams>(options_.device, options_.overlap_pairs || !options_.device.is_cpu())) {}
 
   transport& comm() const { return *comm_; }
   loss_function const& loss() const { return loss_; }
+  trainer_options const& options() const { return options_; }
   std::shared_ptr<compute_streams> const& streams() const { return streams_; }
-  std::optional<at::ScalarType> autocast() const { return autocast_; }
   /// By number; empty on other ranks.
   std::vector<stage>& stages() { return stages_; }
   std::vector<stage> const& stages() const { return stages_; }
@@ -72,9 +69,9 @@ class rank_context {
   /// \returns what they count over all replicas
   /// \throws usage_error where they count nothing
   double share_loss(split_batch& cut, double global_weight) const {
-    if (loss_weight_) cut.weigh(loss_weight_);
+    if (options_.loss_weight) cut.weigh(options_.loss_weight);
     if (!(global_weight > 0))
-      global_weight = cut.counts() * (reduction_ == gradient_reduction::mean ? comm_->topology().replicas : 1);
+      global_weight = cut.counts() * (options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
     if (!(global_weight > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
     cut.share(global_weight);
     return global_weight;
@@ -94,10 +91,8 @@ class rank_context {
  private:
   transport* comm_;
   loss_function loss_;
+  trainer_options options_;
   std::shared_ptr<compute_streams> streams_;
-  std::optional<at::ScalarType> autocast_;
-  gradient_reduction reduction_;
-  loss_weight_function loss_weight_;
   std::vector<stage> stages_;
   detail::data_agreement data_;
   slot_counts more_slots_{};

@@ -57,30 +57,30 @@ class trainer {
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   explicit trainer(trainer_setup setup)
       : program_(std::move(setup.program)),
-        options_(std::move(setup.options)),
-        context_(setup.transport, std::move(setup.loss), options_),
+        context_(setup.transport, std::move(setup.loss), std::move(setup.options)),
         accumulated_(program_.view().plan.size.micro_batches) {
     transport& comm = context_.comm();
+    trainer_options const& options = context_.options();
     collective_scope const doing(comm, "making the trainer");
     program_view const p = program_.view();
     compute_streams::scope const here(*context_.streams());
     check_setup(p);
     std::vector<stage>& stages = context_.stages();
-    stages = detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options_.broadcast_buffers);
+    stages = detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers);
     check_consistency(comm, lines(p));
 
-    gradients_ = std::make_unique<rank_gradients>(stages, comm, options_.bucket_bytes);
+    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes);
     buffers_before_ = buffer_snapshot(stages);
-    if (options_.broadcast_buffers)
+    if (options.broadcast_buffers)
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
     tied_ = tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
-    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, side_inputs_taken(), setup.optimizer, options_);
+    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, side_inputs_taken(), setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
-    executor_ = std::make_unique<executor>(
-        program_, comm, stages, context_.loss(),
-        executor_settings{options_.seed, options_.autocast, context_.streams(), options_.graphs}, gradients_.get());
+    executor_ = std::make_unique<executor>(program_, comm, stages, context_.loss(),
+                                           executor_settings{options.seed, options.autocast, context_.streams(), options.graphs},
+                                           gradients_.get());
     if (comm.connects_at_first_use()) use_collectives_once();
   }
 
@@ -187,17 +187,17 @@ class trainer {
     if (p.plan.forward_only)
       throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
     if (!context_.loss()) throw usage_error("a trainer needs a loss function");
-    detail::check(options_);
+    detail::check(context_.options());
   }
 
   named_values lines(program_view const& p) const {
     topology const& where = context_.comm().topology();
     named_values out = common_values(context_.comm());
     add_program(out, p);
-    detail::add(out, options_);
+    detail::add(out, context_.options());
     for (std::size_t s = 0; s < context_.stages().size(); ++s) {
       stage const& one = context_.stages()[s];
-      if (one) add_stage(out, static_cast<int>(s), one, where.replicas > 1, options_.broadcast_buffers);
+      if (one) add_stage(out, static_cast<int>(s), one, where.replicas > 1, context_.options().broadcast_buffers);
     }
     return out;
   }
@@ -298,12 +298,11 @@ class trainer {
     for (step_report& each : std::exchange(to_tell_, {})) {
       each.samples_per_second = static_cast<double>(each.samples) / each.seconds;
       if (each.step == report_.step) report_ = each;
-      if (options_.on_report) options_.on_report(each);
+      if (context_.options().on_report) context_.options().on_report(each);
     }
   }
 
   proved_program program_;
-  trainer_options options_;
   rank_context context_;
   std::unique_ptr<rank_gradients> gradients_;
   tied_parameters tied_;
