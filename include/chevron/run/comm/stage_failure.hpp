@@ -32,7 +32,7 @@ inline exit_code code_of_current() {
 }
 
 /// Throws a `stage_error` with the current exception nested, and tells the other ranks first.
-/// \param line by which; null: nobody is told
+/// \param comm by which; null: nobody is told
 [[noreturn]] inline void throw_stage_error(transport* comm, std::string const& sentence, error_context where) {
   stage_error const found(code_of_current(), sentence, std::move(where));
   if (comm != nullptr) comm->fail(found);
@@ -41,7 +41,7 @@ inline exit_code code_of_current() {
 
 /// Does something of the user's. What is thrown gets a place, and the other ranks hear of it at once: a `usage_error` that has no
 /// place yet keeps its type, other errors of Chevron's pass as they are, and anything else becomes a `stage_error`.
-/// \param line by which others hear; null: nobody is told, since the rank can go on without what failed
+/// \param comm by which others hear; null: nobody is told, since the rank can go on without what failed
 /// \param who  words that stand before the message: who() gives `stage 1 threw: `
 /// \param where where() gives the place
 template <class Who, class Where, class Work>

@@ -120,7 +120,6 @@ class gradient_buckets {
   void shares(std::size_t i) {
     if (std::find(shared_.begin(), shared_.end(), i) == shared_.end()) shared_.push_back(i);
   }
-  bool shares() const { return !shared_.empty(); }
   void attach() {
     for (std::size_t const i : shared_) attach(i);
   }
@@ -227,7 +226,7 @@ class gradient_buckets {
   std::vector<home> homes_;
   tensors views_;
   tensors buckets_;
-  std::vector<std::size_t> shared_;     // see shares()
+  std::vector<std::size_t> shared_;     // see shares(i)
   std::vector<std::size_t> elsewhere_;  // see counts_elsewhere()
 };
 
