@@ -21,6 +21,7 @@
 #include "accelerator/allocator.hpp"
 #include "accelerator/device.hpp"
 #include "accelerator/late.hpp"
+#include "support/tensors_in.hpp"
 
 namespace accelerator {
 
@@ -90,23 +91,6 @@ struct operator_call {
     return in_main_memory;
   }
 
-  /// The same argument with other tensors.
-  template <class Other>
-  static c10::IValue each(c10::IValue const& value, Other const& other) {
-    if (value.isTensor()) return other(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (at::Tensor const& t : value.toTensorVector()) list.push_back(other(t));
-      return list;
-    }
-    if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (std::optional<at::Tensor> const& t : value.toOptionalTensorVector()) list.push_back(t ? std::optional(other(*t)) : t);
-      return list;
-    }
-    return value;
-  }
-
   void bring_arguments() {
     auto const& arguments = op.schema().arguments();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -115,9 +99,9 @@ struct operator_call {
       // Batch norm does not say in its schema that it changes these.
       std::string const& name = arguments[i].name();
       bool const writes = (marks != nullptr && marks->isWrite()) || name == "running_mean" || name == "running_var";
-      if (!late.empty()) late[i] = each(value, for_later);
+      if (!late.empty()) late[i] = tensors_in::replaced(value, for_later);
       if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) {
-        value = each(value, [&](at::Tensor const& t) { return alias(t, writes); });
+        value = tensors_in::replaced(value, [&](at::Tensor const& t) { return alias(t, writes); });
       } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
         if (index < 0) index = value.toDevice().has_index() ? value.toDevice().index() : current_device();
         value = c10::Device(at::kCPU);

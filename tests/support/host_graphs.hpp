@@ -28,6 +28,8 @@
 
 #include <chevron/run/device/device_graph.hpp>
 
+#include "support/tensors_in.hpp"
+
 namespace host_graphs {
 
 /// Memory of the graphs of one rank.
@@ -95,7 +97,7 @@ class graph final : public chevron::device_graph {
     bool const silent = name.find("native_batch_norm") != std::string::npos;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       c10::IValue const& value = (*stack)[static_cast<std::size_t>(first) + i];
-      noted.arguments.push_back(without_keeping(value));
+      noted.arguments.push_back(tensors_in::replaced(value, place_of));
       bool const writes = silent || (arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite());
       if (writes && value.isTensor() && value.toTensor().defined())
         before_.emplace_back(value.toTensor().variable_data(), value.toTensor().variable_data().clone());
@@ -131,22 +133,6 @@ class graph final : public chevron::device_graph {
         .options(t.options().requires_grad(false))
         .target_device(t.device())
         .make_tensor();
-  }
-
-  static c10::IValue without_keeping(c10::IValue const& value) {
-    if (value.isTensor()) return place_of(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> out;
-      for (at::Tensor const& each : value.toTensorVector()) out.push_back(place_of(each));
-      return out;
-    }
-    if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> out;
-      for (std::optional<at::Tensor> const& each : value.toOptionalTensorVector())
-        out.push_back(each ? std::optional(place_of(*each)) : std::nullopt);
-      return out;
-    }
-    return value;
   }
 
   static tensors tensors_of(torch::jit::Stack const& stack) {

@@ -39,6 +39,11 @@ inline std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<at::Tensor> pa
   return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.05));
 }
 
+/// The trainer of this model.
+inline chevron::trainer trainer_of(chevron::proved_program const& program, chevron::transport& comm) {
+  return chevron::trainer({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = adamw});
+}
+
 struct trained {
   std::vector<double> losses;                       // by step
   std::vector<std::vector<at::Tensor>> parameters;  // by stage of replica 0, at the end
@@ -46,7 +51,7 @@ struct trained {
 
 /// Four steps with two batch sizes, so that shapes change for good in between.
 inline void train_on(chevron::transport& comm, chevron::proved_program const& program, trained& out, std::mutex& mutex) {
-  chevron::trainer train({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = adamw});
+  chevron::trainer train = trainer_of(program, comm);
   at::Tensor const all = at::arange(40 * width, at::kFloat).view({40, width}).sin();
   for (int step = 0; step < 4; ++step) {
     int const samples = step < 2 ? 7 : 5;  // 7 leaves a remainder

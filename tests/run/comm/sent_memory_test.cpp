@@ -85,11 +85,7 @@ TEST_CASE("also of the first messages, whatever comes next: a step, an evaluatio
   auto const said = transport_contract::on_ranks(3, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
     chevron::stream_transport<watched_streams> comm(where, store, watch, std::chrono::seconds(60));
     comm.deadline(std::chrono::seconds(60));
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = transport_contract::build_stage,
-                            .loss = transport_contract::mean_square,
-                            .optimizer = transport_contract::adamw});
+    chevron::trainer train = transport_contract::trainer_of(program, comm);
     chevron::evaluator evaluate(forward, train);
     auto const samples = [](int count) { return at::ones({count, transport_contract::width}); };
     for (int round = 0; round < 3; ++round) {

@@ -129,11 +129,7 @@ TEST_CASE("what is asked of the streams in a step is the list that is proved, fo
     auto const said =
         transport_contract::on_ranks(ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
           transport comm(where, store, watch, std::chrono::milliseconds(60000));
-          chevron::trainer train({.program = program,
-                                  .transport = comm,
-                                  .stages = transport_contract::build_stage,
-                                  .loss = transport_contract::mean_square,
-                                  .optimizer = transport_contract::adamw});
+          chevron::trainer train = transport_contract::trainer_of(program, comm);
           at::Tensor const x = at::ones({micro_batches, transport_contract::width});
           for (int step = 0; step < 3; ++step) {
             // The first step agrees on shapes, the second waits for its sends.

@@ -75,11 +75,7 @@ TEST_CASE("a rank that does not come ends the others by the deadline, with the s
           auto const r = static_cast<std::size_t>(where.global_rank);
           host_transport comm(where, store, watch, milliseconds(60000));
           comm.deadline(milliseconds(60000));
-          chevron::trainer train({.program = program,
-                                  .transport = comm,
-                                  .stages = transport_contract::build_stage,
-                                  .loss = transport_contract::mean_square,
-                                  .optimizer = transport_contract::adamw});
+          chevron::trainer train = transport_contract::trainer_of(program, comm);
           at::Tensor const x = at::ones({8, transport_contract::width});
           train.step({x}, {x});
           comm.deadline(milliseconds(600));
@@ -113,11 +109,7 @@ TEST_CASE("a failure that one rank publishes ends the others' streams at once") 
   auto const said = transport_contract::on_ranks(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
     host_transport comm(where, store, watch, milliseconds(60000));
     comm.deadline(milliseconds(300000));
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = transport_contract::build_stage,
-                            .loss = transport_contract::mean_square,
-                            .optimizer = transport_contract::adamw});
+    chevron::trainer train = transport_contract::trainer_of(program, comm);
     at::Tensor const x = at::ones({8, transport_contract::width});
     train.step({x}, {x});
     if (where.global_rank == 1) {
