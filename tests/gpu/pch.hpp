@@ -6,4 +6,6 @@
 #include <c10/cuda/CUDAStream.h>
 #include <nccl.h>
 
-#include "run/pch.hpp"
+#include "../cmake/precompiled/libtorch.hpp"
+
+#include <doctest/doctest.h>

@@ -4,7 +4,7 @@
 #include <chevron/prove/idle.hpp>
 #include <chevron/prove/steps.hpp>
 
-#include "grid.hpp"
+#include "support/plan_claims.hpp"
 
 /// \file
 /// What holds of the analyses of any plan, or of a published schedule: some shapes while compiling, a large grid at run time.

@@ -1,5 +1,5 @@
 #include "by_hand.hpp"
-#include "grid.hpp"
+#include "support/plan_claims.hpp"
 
 using namespace chevron;
 using namespace chevron::tests;

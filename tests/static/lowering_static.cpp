@@ -1,4 +1,4 @@
-#include "grid.hpp"
+#include "support/plan_claims.hpp"
 
 using namespace chevron;
 using namespace chevron::tests;

@@ -1,6 +1,6 @@
 #include <chevron/lower/check_streams.hpp>
 
-#include "grid.hpp"
+#include "support/plan_claims.hpp"
 
 using namespace chevron;
 using namespace chevron::tests;

@@ -1,46 +1,13 @@
 #pragma once
 
+#include <string_view>
+
 #include <chevron/schedule.hpp>
 
 /// \file
-/// Compile-time tests over a grid of shapes: a claim is a function of a plan, and the first shape for which it fails comes back.
+/// What tests say of plans, while compiling and at run time.
 
 namespace chevron::tests {
-
-struct grid_result {
-  int points = 0;
-  int failed_ranks = 0;
-  int failed_micro_batches = 0;
-  int failed_chunks = 0;
-  constexpr bool holds() const { return points > 0 && failed_ranks == 0; }
-};
-
-/// Part of the grid, so that no single constant expression gets too large: P in [first_ranks, last_ranks], V in
-/// [first_chunks, last_chunks] as far as the placement allows.
-struct part {
-  int first_ranks = 1;
-  int last_ranks = 8;
-  int first_chunks = 1;
-  int last_chunks = 3;
-  int last_micro_batches = 32;
-};
-
-/// Every P ≤ 8, M ≤ 32 and V ≤ 3 the placement allows, or a part of them.
-template <class Description, class Claim>
-constexpr grid_result over_grid(Description const& schedule, Claim claim, part of = {}) {
-  grid_result result;
-  for (int chunks = of.first_chunks; chunks <= of.last_chunks; ++chunks) {
-    if (!schedule.where.allows(chunks)) continue;
-    for (int ranks = of.first_ranks; ranks <= of.last_ranks; ++ranks) {
-      for (int micro_batches = 1; micro_batches <= of.last_micro_batches; ++micro_batches) {
-        plan const made = expand(schedule, shape{ranks, micro_batches, chunks});
-        ++result.points;
-        if (!claim(made.view())) return {result.points, ranks, micro_batches, chunks};
-      }
-    }
-  }
-  return result;
-}
 
 /// Costs in chunk units used by all closed forms: equal; twice as long forwards and input gradients; uneven ones.
 inline constexpr costs equal_costs{1, 1, 1, 0};

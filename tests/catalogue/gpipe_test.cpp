@@ -4,17 +4,16 @@ using namespace chevron;
 using namespace chevron::tests;
 using catalogue::gpipe;
 
-static_assert(over_grid(gpipe, lawful).holds());
+LAW(gpipe, lawful);
 
 // Makespan M(T_F+T_B) + (P-1)(T_F+T_B), whatever the costs; every rank keeps all M microbatches.
-static_assert(over_grid(gpipe, [](plan_view const& plan) {
-                return makespans_are(plan,
-                                     [&](costs const& c) {
-                                       return ideal(plan, c) +
-                                              (plan.size.ranks - 1) * (c.forward + c.backward_input + c.backward_weight);
-                                     }) &&
-                       peaks_are(plan, [&](int) { return plan.size.micro_batches; });
-              }).holds());
+LAW(gpipe, [](plan_view const& plan) {
+  return makespans_are(plan,
+                       [&](costs const& c) {
+                         return ideal(plan, c) + (plan.size.ranks - 1) * (c.forward + c.backward_input + c.backward_weight);
+                       }) &&
+         peaks_are(plan, [&](int) { return plan.size.micro_batches; });
+});
 
 // Reference values, P=4, M=8.
 constexpr auto reference = checked<gpipe, shape{.ranks = 4, .micro_batches = 8}>;

@@ -5,22 +5,18 @@ using namespace chevron::tests;
 using catalogue::interleaved_1f1b;
 
 // All laws: V=1 and 2 here, V=3 in interleaved_three_static.cpp.
-static_assert(over_grid(interleaved_1f1b, lawful, {.last_ranks = 6, .last_chunks = 2}).holds());
-static_assert(over_grid(interleaved_1f1b, lawful, {.first_ranks = 7, .last_chunks = 2}).holds());
+LAW(interleaved_1f1b, lawful);
 
 // Where P divides M: bubble (P-1)(T_F+T_B)/V, that is (P-1)(f+b) in chunk costs; peak min(MV, 2(P-r-1) + (V-1)P + 1) chunks.
-static_assert(over_grid(interleaved_1f1b, [](plan_view const& plan) {
-                if (plan.size.micro_batches % plan.size.ranks != 0) return true;
-                int const p = plan.size.ranks;
-                int const v = plan.size.chunks;
-                return makespans_are(plan,
-                                     [&](costs const& c) {
-                                       return ideal(plan, c) + (p - 1) * (c.forward + c.backward_input + c.backward_weight);
-                                     }) &&
-                       peaks_are(plan, [&](int rank) {
-                         return smaller_of(plan.size.micro_batches * v, 2 * (p - rank - 1) + (v - 1) * p + 1);
-                       });
-              }).holds());
+LAW(interleaved_1f1b, [](plan_view const& plan) {
+  if (plan.size.micro_batches % plan.size.ranks != 0) return true;
+  int const p = plan.size.ranks;
+  int const v = plan.size.chunks;
+  return makespans_are(
+             plan,
+             [&](costs const& c) { return ideal(plan, c) + (p - 1) * (c.forward + c.backward_input + c.backward_weight); }) &&
+         peaks_are(plan, [&](int rank) { return smaller_of(plan.size.micro_batches * v, 2 * (p - rank - 1) + (v - 1) * p + 1); });
+});
 
 // Reference values, P=4, M=8, V=2, in chunk units (a rank's time is twice a chunk's).
 constexpr auto reference = checked<interleaved_1f1b, shape{.ranks = 4, .micro_batches = 8}>;

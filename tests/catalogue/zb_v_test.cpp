@@ -4,8 +4,7 @@ using namespace chevron;
 using namespace chevron::tests;
 using catalogue::zb_v;
 
-static_assert(over_grid(zb_v, lawful, {.last_ranks = 6}).holds());
-static_assert(over_grid(zb_v, lawful, {.first_ranks = 7}).holds());
+LAW(zb_v, lawful);
 
 // From M = 2P-1 on: makespan bubble (P-1)·max(f, 2(f-w)) where f = i ≥ w, span bubble at most 2(P-1)(max(f, i) - w), and 2P
 // half-sized chunks on every rank: as much memory as 1F1B's first rank.
@@ -22,9 +21,7 @@ constexpr auto closed_forms = [](plan_view const& plan) {
   }
   return peaks_are(plan, [&](int) { return 2 * p; });
 };
-static_assert(over_grid(zb_v, closed_forms, {.last_ranks = 5}).holds());
-static_assert(over_grid(zb_v, closed_forms, {.first_ranks = 6, .last_ranks = 7}).holds());
-static_assert(over_grid(zb_v, closed_forms, {.first_ranks = 8}).holds());
+LAW(zb_v, closed_forms);
 
 // Below 2P-1 microbatches the bubble grows: at P=4, 6 chunk units at M=4 and 12 at M=1.
 static_assert(makespan(expand(zb_v, shape{4, 4}), equal_costs) == 4 * 6 + 6);

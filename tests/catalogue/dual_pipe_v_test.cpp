@@ -4,8 +4,7 @@ using namespace chevron;
 using namespace chevron::tests;
 using catalogue::dual_pipe_v;
 
-static_assert(over_grid(dual_pipe_v, lawful, {.last_ranks = 6}).holds());
-static_assert(over_grid(dual_pipe_v, lawful, {.first_ranks = 7}).holds());
+LAW(dual_pipe_v, lawful);
 
 // From M = 2P on, with F = I: bubble (P-1)(FB + B - 3W), where FB is what a fused pair takes: the sum of its halves when nothing
 // hides, the longer half when everything does. 2P+1 half-sized chunks on every rank.
@@ -19,9 +18,7 @@ constexpr auto closed_forms = [](plan_view const& plan) {
   }
   return peaks_are(plan, [&](int) { return smaller_of(2 * p + 1, 2 * m); });
 };
-static_assert(over_grid(dual_pipe_v, closed_forms, {.last_ranks = 5}).holds());
-static_assert(over_grid(dual_pipe_v, closed_forms, {.first_ranks = 6, .last_ranks = 7}).holds());
-static_assert(over_grid(dual_pipe_v, closed_forms, {.first_ranks = 8}).holds());
+LAW(dual_pipe_v, closed_forms);
 
 // A pair is a forward and a whole backward; on rank r there are 2(M - 2P + r + 1) + P-1-r of them, but on the last rank one less.
 constexpr auto pairs = [](plan_view const& plan) {
@@ -39,7 +36,7 @@ constexpr auto pairs = [](plan_view const& plan) {
   }
   return true;
 };
-static_assert(over_grid(dual_pipe_v, pairs).holds());
+LAW(dual_pipe_v, pairs);
 
 // Reference values, P=4, M=8, in chunk units: makespan 27, 47.5 and 28.75 rank units with pairs that hide nothing.
 constexpr auto reference = checked<dual_pipe_v, shape{.ranks = 4, .micro_batches = 8}>;

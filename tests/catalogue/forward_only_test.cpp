@@ -5,13 +5,13 @@ using namespace chevron::tests;
 using catalogue::forward_only;
 
 // All laws; forwards and nothing else; nothing stays in flight; M·T_F + (P-1)(T_F + c).
-static_assert(over_grid(forward_only, [](plan_view const& plan) {
-                int const p = plan.size.ranks;
-                int const m = plan.size.micro_batches;
-                costs const slow{2, 1, 1, 3};
-                return plan.forward_only && lawful(plan) && plan.total() == p * m && peak_in_flight(plan) == 0 &&
-                       messages(plan) == (p - 1) * m && makespan(plan, slow) == m * 2 + (p - 1) * (2 + 3);
-              }).holds());
+LAW(forward_only, [](plan_view const& plan) {
+  int const p = plan.size.ranks;
+  int const m = plan.size.micro_batches;
+  costs const slow{2, 1, 1, 3};
+  return plan.forward_only && lawful(plan) && plan.total() == p * m && peak_in_flight(plan) == 0 &&
+         messages(plan) == (p - 1) * m && makespan(plan, slow) == m * 2 + (p - 1) * (2 + 3);
+});
 
 // It goes by name like the others, but is not among those that train.
 static_assert(catalogue::contains("forwardonly") && !catalogue::trains("ForwardOnly"));

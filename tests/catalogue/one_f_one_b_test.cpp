@@ -4,17 +4,16 @@ using namespace chevron;
 using namespace chevron::tests;
 using catalogue::one_f_one_b;
 
-static_assert(over_grid(one_f_one_b, lawful).holds());
+LAW(one_f_one_b, lawful);
 
 // GPipe's makespan with min(M, P-r) chunks in flight on rank r, for any M: also below the warm-up depth.
-static_assert(over_grid(one_f_one_b, [](plan_view const& plan) {
-                return makespans_are(plan,
-                                     [&](costs const& c) {
-                                       return ideal(plan, c) +
-                                              (plan.size.ranks - 1) * (c.forward + c.backward_input + c.backward_weight);
-                                     }) &&
-                       peaks_are(plan, [&](int rank) { return smaller_of(plan.size.micro_batches, plan.size.ranks - rank); });
-              }).holds());
+LAW(one_f_one_b, [](plan_view const& plan) {
+  return makespans_are(plan,
+                       [&](costs const& c) {
+                         return ideal(plan, c) + (plan.size.ranks - 1) * (c.forward + c.backward_input + c.backward_weight);
+                       }) &&
+         peaks_are(plan, [&](int rank) { return smaller_of(plan.size.micro_batches, plan.size.ranks - rank); });
+});
 
 constexpr auto reference = checked<one_f_one_b, shape{.ranks = 4, .micro_batches = 8}>;
 static_assert(makespan(reference, equal_costs) == 33 && makespan(reference, light_weights) == 55 &&

@@ -4,21 +4,20 @@ using namespace chevron;
 using namespace chevron::tests;
 using catalogue::zb_h1;
 
-static_assert(over_grid(zb_h1, lawful).holds());
+LAW(zb_h1, lawful);
 
 // Bubble (P-1)(T_F + T_I - T_W), exact where T_W ≤ min(T_F, T_I), which all three costs are, and M ≥ P; below, the makespan is
 // (M+P-1)(T_F+T_I) + T_W (arXiv 2401.10241, appendix). At most P chunks on every rank.
-static_assert(over_grid(zb_h1, [](plan_view const& plan) {
-                int const p = plan.size.ranks;
-                int const m = plan.size.micro_batches;
-                return makespans_are(plan,
-                                     [&](costs const& c) {
-                                       return m >= p
-                                                  ? ideal(plan, c) + (p - 1) * (c.forward + c.backward_input - c.backward_weight)
-                                                  : (m + p - 1) * (c.forward + c.backward_input) + c.backward_weight;
-                                     }) &&
-                       peaks_are(plan, [&](int) { return smaller_of(m, p); });
-              }).holds());
+LAW(zb_h1, [](plan_view const& plan) {
+  int const p = plan.size.ranks;
+  int const m = plan.size.micro_batches;
+  return makespans_are(plan,
+                       [&](costs const& c) {
+                         return m >= p ? ideal(plan, c) + (p - 1) * (c.forward + c.backward_input - c.backward_weight)
+                                       : (m + p - 1) * (c.forward + c.backward_input) + c.backward_weight;
+                       }) &&
+         peaks_are(plan, [&](int) { return smaller_of(m, p); });
+});
 
 // Weight gradients longer than forwards: the closed form no longer holds, the makespan is larger.
 static_assert(makespan(expand(zb_h1, shape{4, 8}), costs{1, 1, 2}) > 8 * 4 + 3 * (1 + 1 - 2));

@@ -1,0 +1,1 @@
+// A target must have a source.
