@@ -1,4 +1,4 @@
-#include "support/plan_claims.hpp"
+#include "grid.hpp"
 
 using namespace chevron;
 using namespace chevron::letters;
@@ -21,7 +21,8 @@ constexpr grid_result over_groups(reach of, Make make, Claim claim) {
           plan const made = expand(make(group), shape{p, m, v});
           int const rest = m % group;
           ++result.points;
-          if (!lawful(made) || !claim(made.view(), rest > 0 && rest < p ? group + rest : group)) return {result.points, p, m, v};
+          if (!lawful(made) || !claim(made.view(), rest > 0 && rest < p ? group + rest : group))
+            return {result.points, shape{p, m, v}};
         }
       }
     }
@@ -47,8 +48,12 @@ constexpr bool f_i_w(plan_view const& plan, int group) {
 }
 constexpr auto make_f_b = [](int group) { return interleaved_1f1b_with(group); };
 constexpr auto make_f_i_w = [](int group) { return interleaved_zero_bubble_with(group); };
-static_assert(over_groups({4, 3, 9}, make_f_b, f_b).holds());
-static_assert(over_groups({4, 3, 9}, make_f_i_w, f_i_w).holds());
+static_assert(over_groups({3, 3, 7}, make_f_b, f_b).holds());
+static_assert(over_groups({3, 3, 7}, make_f_i_w, f_i_w).holds());
+TEST_CASE("groups of any size") {
+  for (auto const& found : {over_groups({8, 3, 20}, make_f_b, f_b), over_groups({8, 3, 20}, make_f_i_w, f_i_w)})
+    CHECK_MESSAGE(found.holds(), "P = ", found.failed.ranks, ", M = ", found.failed.micro_batches, ", V = ", found.failed.chunks);
+}
 
 // A group may depend on the size of the pipeline; with N = P it is the schedule of the catalogue wherever P divides M.
 inline constexpr auto doubled = interleaved_1f1b_with(2 * ranks);
