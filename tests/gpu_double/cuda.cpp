@@ -215,7 +215,9 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 char const* cudaGetErrorString(cudaError_t error) {
-  return error == cudaSuccess ? "no error" : error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "an error of the double";
+  return error == cudaSuccess         ? "no error"
+         : error == cudaErrorNoDevice ? "no CUDA-capable device is detected"
+                                      : "an error of the double";
 }
 char const* cudaGetErrorName(cudaError_t) { return "cudaErrorOfTheDouble"; }
 
@@ -225,8 +227,8 @@ cudaError_t cudaMalloc(void** out, std::size_t bytes) {
   *out = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   return used();
 }
-// "cudaFree … may synchronize": it does, and so waits for kernels that wait for other ranks (CUDA C++ programming guide, "Implicit
-// synchronization").
+// "cudaFree … may synchronize": it does, and so waits for kernels that wait for other ranks (CUDA C++ programming guide,
+// "Implicit synchronization").
 cudaError_t cudaFree(void* memory) {
   gpu_double::drain_all();
   std::free(memory);
@@ -257,8 +259,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int) {
   *out = new CUstream_st;
   return used();
 }
-// "The function will return immediately and the resources associated with stream will be released automatically once the device has
-// completed all work": here they stay.
+// "The function will return immediately and the resources associated with stream will be released automatically once the device
+// has completed all work": here they stay.
 cudaError_t cudaStreamDestroy(cudaStream_t) { return used(); }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   CUstream_st& s = stream_of(stream);

@@ -1,8 +1,8 @@
 #pragma once
 
-// GPUs and NCCL that are not there: the functions of both that Chevron and LibTorch's c10_cuda call, in place of the real ones, on
-// the CPU (cuda.cpp, nccl.cpp). What they allow and what they make wait is what CUDA's and NCCL's documentation says; a program
-// that breaks a rule ends at once with `rule_broken` and the rule.
+// GPUs and NCCL that are not there: the functions of both that Chevron and LibTorch's c10_cuda call, in place of the real ones,
+// on the CPU (cuda.cpp, nccl.cpp). What they allow and what they make wait is what CUDA's and NCCL's documentation says; a
+// program that breaks a rule ends at once with `rule_broken` and the rule.
 
 #include <cstddef>
 #include <functional>
@@ -24,8 +24,8 @@ void enqueue(cudaStream_t stream, std::function<void()> work);
 void drain(cudaStream_t stream);
 void drain_all();
 
-/// Registers what LibTorch needs of a CUDA build, without libtorch_cuda: operators compute on the CPU when all that was put on the
-/// current stream before is done (libtorch.cpp). Once in a process.
+/// Registers what LibTorch needs of a CUDA build, without libtorch_cuda: operators compute on the CPU when all that was put on
+/// the current stream before is done (libtorch.cpp). Once in a process.
 void install();
 
 /// Memory that CUDA would copy from without a stop on the way.

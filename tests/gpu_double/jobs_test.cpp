@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -62,8 +63,12 @@ struct order {
   }
 };
 
+using steady = std::chrono::steady_clock;
+long long now_ms() { return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now().time_since_epoch()).count(); }
+
 /// What goes wrong here and now.
 void strike(std::string const& fault) {
+  std::fprintf(stderr, "struck at %lld\n", now_ms());
   std::map<std::string, gpu_double::fault> const of_nccl = {{"kernel-hangs", gpu_double::fault::kernel_hangs},
                                                             {"call-hangs", gpu_double::fault::call_hangs},
                                                             {"remote-error", gpu_double::fault::remote_error},
@@ -94,14 +99,16 @@ std::string train(order const& o, chevron::transport& comm, at::Device device) {
   chevron::topology const where = comm.topology();
   bool const culprit = where.global_rank == o.culprit;
   long step = 0;
-  auto const strikes_in = [&](long at) { return culprit && ((at == 0 && o.point == "first") || (at == 2 && o.point == "later")); };
+  auto const strikes_in = [&](long at) {
+    return culprit && ((at == 0 && o.point == "first") || (at == 2 && o.point == "later"));
+  };
   auto const build = [&](int s) -> chevron::stage {
     chevron::stage inner = build_stage(s, device);
     auto const hurt = torch::nn::Sequential(torch::nn::Functional([&, calls = 0L](at::Tensor const& x) mutable {
       // The second microbatch of a step: messages are under way.
       if (calls++ % (2L * o.ranks) == 1 && strikes_in(step)) {
-        if (o.fault == "shape") return x.slice(0, 0, 1).clone();
         strike(o.fault);
+        if (o.fault == "shape") return x.slice(0, 0, 1).clone();
       }
       return x;
     }));
@@ -112,9 +119,10 @@ std::string train(order const& o, chevron::transport& comm, at::Device device) {
                             .transport = comm,
                             .stages = build,
                             .loss = [](at::Tensor out, at::Tensor target) { return at::mse_loss(out, target); },
-                            .optimizer = [](std::vector<at::Tensor> const& parameters) {
-                              return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
-                            },
+                            .optimizer =
+                                [](std::vector<at::Tensor> const& parameters) {
+                                  return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
+                                },
                             .options = {.device = device}});
   std::string losses;
   for (; step < 3; ++step) {
@@ -167,28 +175,50 @@ void clean_up() {
   }
 }
 
-class started_job : public subprocess::started {
- public:
-  explicit started_job(order const& o)
-      : subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + o.text(), "OMP_NUM_THREADS=1"}), order_(o) {}
-  /// \param words in some line of what the ranks say
-  subprocess::program_end ends(int code, std::vector<std::string> const& words, std::chrono::milliseconds within) {
-    auto const end = wait(60s);
-    INFO(order_.text() << ": " << end.output << "after " << end.took.count() << " ms");
-    CHECK(end.code == code);
-    CHECK(end.took < within);
-    for (auto const& each : words) CHECK_MESSAGE(end.lines_with(each) >= 1, each);
-    CHECK(end.lines_with("rule broken") == 0);
-    clean_up();
-    return end;
-  }
-
- private:
-  order order_;
+/// A job and how it is to end.
+struct ending {
+  order job;
+  int code = 0;
+  std::string words;  // in some line of what its ranks say
 };
 
-/// Starting processes and joining them takes a while on a small machine.
-constexpr std::chrono::milliseconds to_start = 8s;
+/// Runs these beside each other, since they mostly wait.
+void run(std::vector<ending> const& all) {
+  struct running {
+    subprocess::started job;
+    subprocess::program_end end;
+    long long ended = 0;
+  };
+  std::vector<running> jobs;
+  for (auto const& each : all)
+    jobs.push_back({.job = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + each.job.text(), "OMP_NUM_THREADS=1"})});
+  auto const patience = steady::now() + 40s;
+  std::size_t left = jobs.size();
+  while (left > 0 && steady::now() < patience) {
+    for (running& each : jobs) {
+      if (each.ended != 0) continue;
+      each.end = each.job.wait(20ms);
+      if (each.end.code < 0) continue;
+      each.ended = now_ms();
+      --left;
+    }
+  }
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    auto const& [job, code, words] = all[i];
+    auto const& [started, end, ended] = jobs[i];
+    long long struck = 0;
+    if (auto const at = end.output.find("struck at "); at != std::string::npos) struck = std::atoll(end.output.c_str() + at + 10);
+    INFO(job.text() << ": " << end.output << end.took.count() << " ms, " << ended - struck << " ms after the fault");
+    CHECK(end.code == code);
+    CHECK(end.lines_with(words) >= 1);
+    CHECK(end.lines_with("rule broken") == 0);
+    CHECK((struck != 0) == (job.fault != "none"));
+    if (struck != 0) CHECK(ended - struck < (deadline + 3s).count());
+    if (std::getenv("GPU_DOUBLE_SHOW") != nullptr)
+      std::printf("== %s: %d after %lld ms\n%s", job.text().c_str(), end.code, ended - struck, end.output.c_str());
+  }
+  clean_up();
+}
 
 }  // namespace
 
@@ -202,6 +232,7 @@ TEST_CASE("a job over NCCL" * doctest::skip()) {
 }
 
 TEST_CASE("a job over NCCL ends well, with the losses of ranks that are threads") {
+  std::vector<ending> all;
   for (order const& o : {order{.ranks = 2}, order{.ranks = 2, .replicas = 2}, order{.ranks = 4, .schedule = "ZBVZeroBubble"},
                          order{.ranks = 8, .schedule = "Interleaved1F1B"}}) {
     std::string losses;
@@ -209,6 +240,59 @@ TEST_CASE("a job over NCCL ends well, with the losses of ranks that are threads"
       std::string const mine = train(o, comm, at::kCPU);
       if (comm.topology().global_rank == 0) losses = mine;
     });
-    started_job(o).ends(0, {"losses" + losses}, 40s);
+    all.push_back({o, 0, "losses" + losses});
   }
+  run(all);
+}
+
+// Rank 1 of two breaks. Who is told what, and the exit code of the whole job.
+TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit code and words") {
+  auto const at = [](std::string fault, std::string point, int code, std::string words, int culprit = 1) {
+    return ending{{.fault = std::move(fault), .point = std::move(point), .culprit = culprit}, code, std::move(words)};
+  };
+  std::string const killed = "rank 1 was lost (killed by signal 9)", silent = "rank 1 did not answer within 2000 ms",
+                    absent = "rank 1 did not join within 2000 ms", refused = "NCCL: unhandled system error",
+                    gone = "was lost (NCCL: remote process exited or there was a network error)", thrown = "no such file";
+  SUBCASE("before it joins") {
+    run({at("kill", "start", 3, killed), at("stop", "start", 4, absent), at("sleep", "start", 4, absent),
+         at("throw", "start", 1, "rank 1 ended: " + thrown)});
+  }
+  SUBCASE("while it joins") {
+    run({at("kill", "joining", 3, killed), at("stop", "joining", 4, silent), at("sleep", "joining", 4, silent),
+         at("system-error", "joining", 3, refused)});
+  }
+  SUBCASE("while it connects") {
+    run({at("kill", "connecting", 3, killed), at("kernel-hangs", "connecting", 4, "did not answer within 2000 ms"),
+         at("call-hangs", "connecting", 4, silent), at("remote-error", "connecting", 3, gone),
+         at("system-error", "connecting", 3, refused)});
+  }
+  for (char const* const point : {"first", "later"}) {
+    std::string const step = std::string("step ") + (std::string(point) == "first" ? "0" : "2");
+    CAPTURE(point);
+    SUBCASE("in a step: a rank") {
+      run({at("kill", point, 3, "rank 0, " + step + ", 0RECV_B1: " + killed),
+           at("stop", point, 4, "rank 0, " + step + ", 0RECV_B1: " + silent),
+           at("sleep", point, 4, "rank 0, " + step + ", 0RECV_B1: " + silent),
+           at("throw", point, 1, "rank 1, " + step + ", 1F1: stage 1 threw: " + thrown),
+           at("shape", point, 5, "rank 0, " + step, 0)});
+    }
+    SUBCASE("in a step: NCCL") {
+      run({at("kernel-hangs", point, 4, "did not answer within 2000 ms"), at("call-hangs", point, 4, silent),
+           at("remote-error", point, 3, gone), at("system-error", point, 3, refused)});
+    }
+  }
+  SUBCASE("at the end") {
+    run({at("kill", "end", 3, killed), at("stop", "end", 4, silent), at("sleep", "end", 4, silent),
+         at("throw", "end", 1, "rank 1 ended: " + thrown)});
+  }
+}
+
+TEST_CASE("eight ranks: one breaks, all end") {
+  auto const at = [](std::string fault, std::string point, int code, std::string words, int culprit) {
+    return ending{{.ranks = 8, .fault = std::move(fault), .point = std::move(point), .culprit = culprit}, code, std::move(words)};
+  };
+  run({at("kill", "joining", 3, "rank 3 was lost (killed by signal 9)", 3)});
+  run({at("kill", "later", 3, "rank 4 was lost (killed by signal 9)", 4)});
+  run({at("stop", "later", 4, "rank 7 did not answer within 2000 ms", 7)});
+  run({at("kernel-hangs", "first", 4, "did not answer within 2000 ms", 2)});
 }

@@ -213,8 +213,8 @@ at::Tensor& copy(at::Tensor& to, at::Tensor const& from, bool non_blocking) {
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
                  std::optional<at::Device> where, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::OptionalDeviceGuard const on(where);
-  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), device_memory(),
-                                   c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(type), format);
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), device_memory(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                   c10::dtype_or_default(type), format);
 }
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> type,
                          std::optional<at::Layout>, std::optional<at::Device> where, std::optional<bool>) {
@@ -223,7 +223,8 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
                                            c10::cuda::CUDACachingAllocator::get(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
                                            c10::dtype_or_default(type));
 }
-at::Tensor as_strided(at::Tensor const& t, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+at::Tensor as_strided(at::Tensor const& t, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                      std::optional<c10::SymInt> offset) {
   return at::native::as_strided_tensorimpl(t, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
                                            offset ? std::optional(offset->expect_int()) : std::nullopt);
 }

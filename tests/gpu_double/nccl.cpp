@@ -1,14 +1,17 @@
-// NCCL, as far as Chevron calls it, between processes and between threads of one. Ranks of a communicator meet in a piece of shared
-// memory that is called after its id; a kernel is work on its stream that ends when its peers' have met it.
+// NCCL, as far as Chevron calls it, between processes and between threads of one. Ranks of a communicator meet in a piece of
+// shared memory that is called after its id; a kernel is work on its stream that ends when its peers' have met it.
 //
 // The rules, by where they stand in NCCL 2.28's user guide and sources:
-//   joining       "ncclCommInitRankConfig": in a communicator that does not block it comes back at once, and is done when all ranks
+//   joining       "ncclCommInitRankConfig": in a communicator that does not block it comes back at once, and is done when all
+//   ranks
 //                 have come
 //   in progress   "ncclCommGetAsyncError": while it says ncclInProgress no other call may be made on the communicator, save abort
-//   connecting    enqueue.cc, transport.cc: a way between two ranks is connected when it is first used, in the background, and the
+//   connecting    enqueue.cc, transport.cc: a way between two ranks is connected when it is first used, in the background, and
+//   the
 //                 kernel is put on the stream only then; a collective's when all ranks have come
 //   one thread    "Thread safety": two threads must not call on one communicator at a time
-//   abort         init.cc, commReclaim: memory is freed, which waits for the device: for kernels of other communicators, too. In a
+//   abort         init.cc, commReclaim: memory is freed, which waits for the device: for kernels of other communicators, too. In
+//   a
 //                 group all are told to stop first (from 2.22)
 //   freed         a communicator that was aborted or destroyed is gone
 #include <fcntl.h>
@@ -87,7 +90,8 @@ void check_alive(ncclComm const& c, char const* call) {
 void check_idle(ncclComm const& c, char const* call) {
   check_alive(c, call);
   if (c.state == ncclInProgress)
-    gpu_double::broken(std::string(call) + " while the communicator is in progress", std::string(guide) + ", ncclCommGetAsyncError");
+    gpu_double::broken(std::string(call) + " while the communicator is in progress",
+                       std::string(guide) + ", ncclCommGetAsyncError");
 }
 
 /// Two threads in calls on one communicator.
@@ -95,7 +99,8 @@ class call_on {
  public:
   call_on(ncclComm& c, char const* call) : c_(c) {
     if (c_.inside.fetch_add(1) != 0)
-      gpu_double::broken(std::string(call) + " while another thread is in a call on the communicator", std::string(guide) + ", Thread safety");
+      gpu_double::broken(std::string(call) + " while another thread is in a call on the communicator",
+                         std::string(guide) + ", Thread safety");
   }
   ~call_on() { --c_.inside; }
   call_on(call_on const&) = delete;
@@ -222,10 +227,13 @@ thread_local group here;
 /// What a communicator was asked in one group: connects where it must, then puts its kernel on the stream.
 ncclResult_t start(ncclComm& c, std::vector<asked> calls) {
   auto const connected = [&c](asked const& a) {
-    return a.collective ? c.collectives_connected : a.to >= 0 ? c.sends[static_cast<std::size_t>(a.to)] : c.receives[static_cast<std::size_t>(a.from)];
+    return a.collective ? c.collectives_connected
+           : a.to >= 0  ? c.sends[static_cast<std::size_t>(a.to)]
+                        : c.receives[static_cast<std::size_t>(a.from)];
   };
   auto const put = [&c](std::vector<asked> const& these) {
-    launch(c, these.front().stream, [these] { return std::all_of(these.begin(), these.end(), [](asked const& a) { return a.run(); }); });
+    launch(c, these.front().stream,
+           [these] { return std::all_of(these.begin(), these.end(), [](asked const& a) { return a.run(); }); });
   };
   if (std::all_of(calls.begin(), calls.end(), connected)) {
     put(calls);
@@ -280,7 +288,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   if (size < 1 || size > most_ranks || rank < 0 || rank >= size) return ncclInvalidArgument;
-  if (config == nullptr || config->blocking != 0) gpu_double::broken("a communicator that blocks cannot be given up", "this double");
+  if (config == nullptr || config->blocking != 0)
+    gpu_double::broken("a communicator that blocks cannot be given up", "this double");
   if (strikes(gpu_double::fault::system_error)) return ncclSystemError;
   int const file = ::shm_open(id.internal, O_CREAT | O_RDWR, 0600);
   if (file < 0 || ::ftruncate(file, sizeof(meeting)) != 0) return ncclSystemError;
@@ -318,7 +327,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) {
 
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
   check_idle(*c, "ncclCommDestroy");
-  if (!c->finalized) gpu_double::broken("ncclCommDestroy without ncclCommFinalize, which would wait here", std::string(guide) + ", ncclCommDestroy");
+  if (!c->finalized)
+    gpu_double::broken("ncclCommDestroy without ncclCommFinalize, which would wait here",
+                       std::string(guide) + ", ncclCommDestroy");
   reclaim(*c);
   return ncclSuccess;
 }
@@ -352,7 +363,8 @@ ncclResult_t ncclGroupEnd() {
   if (strikes(gpu_double::fault::system_error)) return ncclSystemError;
   ncclComm& c = *calls.front().on;
   for (asked const& a : calls) {
-    if (a.on != &c || a.stream != calls.front().stream) gpu_double::broken("a group of several communicators or streams", "not in this double");
+    if (a.on != &c || a.stream != calls.front().stream)
+      gpu_double::broken("a group of several communicators or streams", "not in this double");
   }
   call_on const one(c, "ncclGroupEnd");
   return start(c, std::move(calls));
@@ -363,7 +375,8 @@ ncclResult_t ncclSend(void const* from, std::size_t count, ncclDataType_t type, 
   if (here.depth == 0) gpu_double::broken("ncclSend outside of a group", "not in this double");
   std::size_t const bytes = count * sum_for(type).second;
   auto const* const begin = static_cast<char const*>(from);
-  here.calls.push_back({.on = c, .stream = stream, .collective = false, .to = peer, .run = [=] { return send(*c, peer, begin, bytes); }});
+  here.calls.push_back(
+      {.on = c, .stream = stream, .collective = false, .to = peer, .run = [=] { return send(*c, peer, begin, bytes); }});
   return ncclSuccess;
 }
 ncclResult_t ncclRecv(void* into, std::size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
@@ -371,13 +384,15 @@ ncclResult_t ncclRecv(void* into, std::size_t count, ncclDataType_t type, int pe
   if (here.depth == 0) gpu_double::broken("ncclRecv outside of a group", "not in this double");
   std::size_t const bytes = count * sum_for(type).second;
   auto* const begin = static_cast<char*>(into);
-  here.calls.push_back({.on = c, .stream = stream, .collective = false, .from = peer, .run = [=] { return receive(*c, peer, begin, bytes); }});
+  here.calls.push_back(
+      {.on = c, .stream = stream, .collective = false, .from = peer, .run = [=] { return receive(*c, peer, begin, bytes); }});
   return ncclSuccess;
 }
 ncclResult_t ncclAllReduce(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c,
                            cudaStream_t stream) {
   check_idle(*c, "ncclAllReduce");
-  if (op != ncclSum || here.depth == 0) gpu_double::broken("ncclAllReduce of another kind than sums in groups", "not in this double");
+  if (op != ncclSum || here.depth == 0)
+    gpu_double::broken("ncclAllReduce of another kind than sums in groups", "not in this double");
   auto const [sum, width] = sum_for(type);
   auto const* const mine = static_cast<char const*>(from);
   auto* const out = static_cast<char*>(into);
@@ -388,7 +403,8 @@ ncclResult_t ncclAllReduce(void const* from, void* into, std::size_t count, nccl
                         }});
   return ncclSuccess;
 }
-ncclResult_t ncclAllGather(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclAllGather(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclComm_t c,
+                           cudaStream_t stream) {
   check_idle(*c, "ncclAllGather");
   if (here.depth == 0) gpu_double::broken("ncclAllGather outside of a group", "not in this double");
   std::size_t const bytes = count * sum_for(type).second;
@@ -403,7 +419,9 @@ ncclResult_t ncclAllGather(void const* from, void* into, std::size_t count, nccl
 }
 
 char const* ncclGetErrorString(ncclResult_t result) {
-  return result == ncclSuccess ? "no error" : result == ncclRemoteError ? "remote process exited or there was a network error" : "unhandled system error";
+  return result == ncclSuccess       ? "no error"
+         : result == ncclRemoteError ? "remote process exited or there was a network error"
+                                     : "unhandled system error";
 }
 char const* ncclGetLastError(ncclComm_t) { return ""; }
 }

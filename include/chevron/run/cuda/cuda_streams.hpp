@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -84,13 +85,9 @@ class cuda_streams {
 
   explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : device_(on), limits_(limits) {}
   ~cuda_streams() {
-    if (stopped_) return;
-    for (ncclComm_t const comm : comms_) {
-      auto const until = clock::now() + std::chrono::seconds(5);
-      ncclCommFinalize(comm);
-      bool const done = settle(comm, [&] { return clock::now() > until; });
-      done ? ncclCommDestroy(comm) : ncclCommAbort(comm);
-    }
+    // A communicator that is not joined, or broken, can only be aborted: any other call may wait for ranks that never come.
+    if (!stopped_ && !(all_settled() && finalize_all())) abort();
+    for (ncclComm_t const comm : comms_) ncclCommDestroy(comm);
   }
   cuda_streams(cuda_streams const&) = delete;
   cuda_streams& operator=(cuda_streams const&) = delete;
@@ -271,6 +268,21 @@ class cuda_streams {
     if (result == ncclInProgress)
       settle(
           c.comm, [] { return false; }, std::chrono::microseconds(0));
+  }
+
+  bool all_settled() {
+    std::lock_guard const hold(mutex_);
+    return std::all_of(comms_.begin(), comms_.end(), [](ncclComm_t comm) {
+      ncclResult_t state = ncclInProgress;
+      return ncclCommGetAsyncError(comm, &state) == ncclSuccess && state == ncclSuccess;
+    });
+  }
+
+  bool finalize_all() {
+    for (ncclComm_t const comm : comms_) ncclCommFinalize(comm);
+    auto const until = clock::now() + std::chrono::seconds(5);
+    return std::all_of(comms_.begin(), comms_.end(),
+                       [&](ncclComm_t comm) { return settle(comm, [&] { return clock::now() > until; }); });
   }
 
   /// Waits until what a communicator was asked to do in the background is done; false if not.
