@@ -148,14 +148,11 @@ at::Tensor on_cpu(at::Tensor const& t) {
   if (!t.defined() || !t.is_cuda()) return t;
   return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options().device(at::kCPU).requires_grad(false));
 }
-/// The same memory on the device; `t` stays alive as long.
+/// In memory of the device, which is given out again only as record_stream allows: kernels may still read it when it is freed.
 at::Tensor on_device(at::Tensor const& t, at::Device where) {
-  return at::for_blob(t.data_ptr(), t.sizes())
-      .strides(t.strides())
-      .deleter([kept = t](void*) mutable { kept.reset(); })
-      .options(t.options().device(where))
-      .target_device(where)
-      .make_tensor();
+  at::Tensor const out = at::empty_strided(t.sizes(), t.strides(), t.options().device(where));
+  if (t.numel() > 0) on_cpu(out).copy_(t);
+  return out;
 }
 
 void await_current_stream() { gpu_double::drain(c10::cuda::getCurrentCUDAStream().stream()); }
@@ -190,6 +187,8 @@ void compute_on_cpu(c10::OperatorHandle const& op, torch::jit::Stack* stack) {
     (*stack)[i] = tensors_in::replaced((*stack)[i], [&](at::Tensor const& t) {
       if (!t.defined()) return t;
       for (auto const& [of_device, alias] : seen) {
+        if (!alias.is_same(t) && alias.storage().is_alias_of(t.storage()))
+          return of_device.as_strided(t.sizes(), t.strides(), of_device.storage_offset() + t.storage_offset());
         if (!alias.is_same(t)) continue;
         if (of_device.sizes() != alias.sizes())
           of_device.unsafeGetTensorImpl()->set_sizes_and_strides(alias.sizes(), alias.strides());
