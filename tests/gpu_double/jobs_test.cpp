@@ -1,4 +1,5 @@
 // timeout: 180
+// serial: it measures how soon jobs end
 // Jobs over NCCL that end well, and jobs that break at each point of their way: which exit code, which cause, how soon.
 #include "support/subprocess.hpp"
 #include "support/thread_ranks.hpp"
@@ -194,11 +195,11 @@ bool says(std::string const& output, std::vector<std::string> const& words) {
   return false;
 }
 
-/// Runs these beside each other, since they mostly wait.
-void run(std::vector<ending> const& all) {
+/// Runs these beside each other, since they mostly wait. One that ends too late may do so once: the machine may have been busy.
+void run(std::vector<ending> const& all, bool again = false) {
   struct running {
     subprocess::started job;
-    subprocess::program_end end;
+    subprocess::program_end end{};
     long long ended = 0;
   };
   std::vector<running> jobs;
@@ -215,6 +216,7 @@ void run(std::vector<ending> const& all) {
       --left;
     }
   }
+  std::vector<ending> too_late;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     auto const& [job, code, words] = all[i];
     auto const& [started, end, ended] = jobs[i];
@@ -225,11 +227,14 @@ void run(std::vector<ending> const& all) {
     CHECK(says(end.output, words));
     CHECK(end.lines_with("rule broken") == 0);
     CHECK((struck != 0) == (job.fault != "none"));
-    if (struck != 0) CHECK(ended - struck < (deadline + 3s).count());
+    bool const late = struck != 0 && ended - struck >= (deadline + 3s).count();
+    if (late && !again) too_late.push_back(all[i]);
+    CHECK_FALSE((late && again));
     if (std::getenv("GPU_DOUBLE_SHOW") != nullptr)
       std::printf("== %s: %d after %lld ms\n%s", job.text().c_str(), end.code, ended - struck, end.output.c_str());
   }
   clean_up();
+  for (ending const& each : too_late) run({each}, true);
 }
 
 }  // namespace

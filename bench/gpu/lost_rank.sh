@@ -1,0 +1,25 @@
+#!/bin/sh
+# lost_rank.sh BIN SIGNAL OUT: two ranks without a launcher that would end the one when the other ends; rank 1 gets the signal. Rank 0 must end
+# with exit code 3 (KILL) or 4 (STOP), within the deadline and 3 s.
+set -u
+bin=$1 signal=$2 out=$3 deadline=15
+export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((29600 + $$ % 300))
+start() {
+  RANK=$1 LOCAL_RANK=$1 exec timeout -k 1 90 "$bin/chevron-train" --backend nccl --share-gpus --ranks 2 --replicas 1 --steps 100000 \
+    --timeout $deadline --timeline none --trace none --data include >"$out/lost-$signal-rank$1.log" 2>&1
+}
+(start 0) &
+zero=$!
+RANK=1 LOCAL_RANK=1 "$bin/chevron-train" --backend nccl --share-gpus --ranks 2 --replicas 1 --steps 100000 --timeout $deadline --timeline none \
+  --trace none --data include >"$out/lost-$signal-rank1.log" 2>&1 &
+one=$!
+sleep 25
+kill "-$signal" $one
+began=$(date +%s)
+wait $zero
+code=$?
+took=$(($(date +%s) - began))
+kill -KILL $one 2>/dev/null
+echo "after SIG$signal rank 0 ended with $code after $took s (124: it hung)"
+case $signal in KILL) expected=3 ;; *) expected=4 ;; esac
+[ $code -eq $expected ] && [ $took -le $((deadline + 3)) ]
