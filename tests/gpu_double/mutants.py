@@ -32,6 +32,7 @@ MUTANTS = [
      "the transport looks for failures before each call; this is for an abort in the microseconds between"),
     ("call: keeps the watch out while it connects", STREAMS, r"(settle\(\n\s+c\.comm, )\[\] \{ return false; \}", r"\1[this] { std::lock_guard const hold(mutex_); std::this_thread::sleep_for(std::chrono::minutes(1)); return false; }"),
     ("connect: does not wait until all have joined", STREAMS, r"    settle\(out\.comm, stop\);\n", ""),
+    ("settle: asks NCCL without the lock", STREAMS, r"std::lock_guard const hold\(mutex_\);(\n\s+if \(stopped_\) return false;)", r"\1"),
     ("fault: asynchronous errors are not asked for", STREAMS, r"ncclCommGetAsyncError\(comm, &state\) == ncclSuccess && bad\(state\)", "false"),
     ("watch: no deadline for operations", WATCH, r"bool const late = waits_for != 0 &&", "bool const late = false &&"),
     ("watch: host calls are not watched", WATCH, r"owner_\.call_order_ = \+\+owner_\.asked_;", ""),

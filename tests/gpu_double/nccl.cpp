@@ -313,6 +313,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* out) {
   check_alive(*c, "ncclCommGetAsyncError");
   call_on const one(*c, "ncclCommGetAsyncError");
+  nap();  // so that two threads that may meet here do
   *out = c->state;
   return ncclSuccess;
 }
