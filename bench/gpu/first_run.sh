@@ -45,7 +45,7 @@ if ! part 60 devices "$bin/chevron-gpu-tests" --no-colors '--source-file=*/devic
   say "the programs do not start: see devices.log"
   exit 1
 fi
-if ! why=$("$bin/chevron-train" --backend nccl --ranks 1 --replicas 1 --steps 1 --timeline none --trace none --data include 2>&1); then
+if ! why=$(timeout -k 5 60 "$bin/chevron-train" --backend nccl --ranks 1 --replicas 1 --steps 1 --timeline none --trace none --data include 2>&1); then
   case $why in
     *"no GPU for"*)
       say "stopped here: $(printf '%s\n' "$why" | tail -n 1)"
@@ -55,7 +55,7 @@ if ! why=$("$bin/chevron-train" --backend nccl --ranks 1 --replicas 1 --steps 1 
 fi
 
 for connections in 8 32; do
-  CUDA_DEVICE_MAX_CONNECTIONS=$connections part 40 "streams-$connections" "$python" bench/gpu/streams.py
+  part 40 "streams-$connections" env CUDA_DEVICE_MAX_CONNECTIONS=$connections "$python" bench/gpu/streams.py
   say "  $(tail -n 1 "$out/streams-$connections.log")"
 done
 for tests in streams trainer memory graphs; do

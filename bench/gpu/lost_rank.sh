@@ -4,14 +4,16 @@
 set -u
 bin=$1 signal=$2 out=$3 deadline=15
 export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((29600 + $$ % 300))
-start() {
-  RANK=$1 LOCAL_RANK=$1 exec timeout -k 1 90 "$bin/chevron-train" --backend nccl --share-gpus --ranks 2 --replicas 1 --steps 100000 \
-    --timeout $deadline --timeline none --trace none --data include >"$out/lost-$signal-rank$1.log" 2>&1
+# rank NUMBER [COMMAND...]: becomes that rank, started by the command.
+rank() {
+  export RANK=$1 LOCAL_RANK=$1
+  shift
+  exec "$@" "$bin/chevron-train" --backend nccl --share-gpus --ranks 2 --replicas 1 --steps 100000 --timeout $deadline --timeline none \
+    --trace none --data include >"$out/lost-$signal-rank$RANK.log" 2>&1
 }
-(start 0) &
+rank 0 timeout -k 1 90 &
 zero=$!
-RANK=1 LOCAL_RANK=1 "$bin/chevron-train" --backend nccl --share-gpus --ranks 2 --replicas 1 --steps 100000 --timeout $deadline --timeline none \
-  --trace none --data include >"$out/lost-$signal-rank1.log" 2>&1 &
+rank 1 env &
 one=$!
 sleep 25
 kill "-$signal" $one

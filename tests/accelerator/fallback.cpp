@@ -11,9 +11,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/native/Resize.h>
-#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
-#include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -23,6 +21,7 @@
 #include "accelerator/fallback.hpp"
 #include "accelerator/late.hpp"
 #include "accelerator/operator_call.hpp"
+#include "support/cpu_operators.hpp"
 
 namespace accelerator {
 
@@ -52,13 +51,6 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
                                            &device_allocator::instance(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(dtype));
 }
-at::Tensor as_strided(at::Tensor const& t, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
-                      std::optional<c10::SymInt> offset) {
-  return at::native::as_strided_tensorimpl(t, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                           offset ? std::optional(offset->expect_int()) : std::nullopt);
-}
-at::Tensor view(at::Tensor const& t, c10::SymIntArrayRef size) { return at::native::view(t, C10_AS_INTARRAYREF_SLOW(size)); }
-
 void copy_late(at::Tensor const& to, at::Tensor const& from) {
   below const quietly;
   at::Tensor(to).copy_(from);
@@ -158,8 +150,8 @@ void install_operators() {
     static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
     aten.impl("empty.memory_format", &empty);
     aten.impl("empty_strided", &empty_strided);
-    aten.impl("as_strided", &as_strided);
-    aten.impl("view", &view);
+    aten.impl("as_strided", &cpu_operators::as_strided);
+    aten.impl("view", &cpu_operators::view);
     aten.impl("resize_", &resize);
     aten.impl("_copy_from", &copy_from);
     aten.impl("_copy_from_and_resize", &copy_from_and_resize);
@@ -167,16 +159,7 @@ void install_operators() {
     aten.impl("_has_compatible_shallow_copy_type", &compatible);
     aten.impl("native_dropout", &native_dropout);
     aten.impl("native_dropout_backward", &native_dropout_backward);
-    // What has a kernel of the CPU takes it, and not what LibTorch would compose for an unknown device: for the sake of equal
-    // bits.
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (c10::OperatorName const& name : dispatcher.getAllOpNames()) {
-      std::string const full = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
-      auto const op = dispatcher.findSchema(name);
-      if (!op || !name.name.starts_with("aten::") || std::find(std::begin(own), std::end(own), full) != std::end(own)) continue;
-      if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
-        aten.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_cpu>());
-    }
+    cpu_operators::register_all<&compute_on_cpu>(aten, own);
     return true;
   }();
   static_cast<void>(done);

@@ -14,12 +14,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/native/Resize.h>
-#include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -28,6 +26,7 @@
 #include <torch/library.h>
 
 #include "gpu_double/double.hpp"
+#include "support/cpu_operators.hpp"
 #include "support/tensors_in.hpp"
 
 // libtorch_cuda's part of c10_cuda, which no header declares.
@@ -218,16 +217,9 @@ at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, s
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> type,
                          std::optional<at::Layout>, std::optional<at::Device> where, std::optional<bool>) {
   c10::OptionalDeviceGuard const on(where);
-  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                           c10::cuda::CUDACachingAllocator::get(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
-                                           c10::dtype_or_default(type));
+  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), device_memory(),
+                                           c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(type));
 }
-at::Tensor as_strided(at::Tensor const& t, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
-                      std::optional<c10::SymInt> offset) {
-  return at::native::as_strided_tensorimpl(t, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                           offset ? std::optional(offset->expect_int()) : std::nullopt);
-}
-at::Tensor view(at::Tensor const& t, c10::SymIntArrayRef size) { return at::native::view(t, C10_AS_INTARRAYREF_SLOW(size)); }
 void record_stream(at::Tensor& t, c10::Stream stream) {
   c10::cuda::CUDACachingAllocator::recordStream(t.storage().data_ptr(), c10::cuda::CUDAStream(stream));
 }
@@ -249,17 +241,10 @@ void gpu_double::install() {
   static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   aten.impl("empty.memory_format", &empty);
   aten.impl("empty_strided", &empty_strided);
-  aten.impl("as_strided", &as_strided);
-  aten.impl("view", &view);
+  aten.impl("as_strided", &cpu_operators::as_strided);
+  aten.impl("view", &cpu_operators::view);
   aten.impl("copy_", &copy);
   aten.impl("_copy_from", &copy_between);
   aten.impl("record_stream", &record_stream);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (c10::OperatorName const& name : dispatcher.getAllOpNames()) {
-    std::string const full = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    auto const op = dispatcher.findSchema(name);
-    if (!op || !name.name.starts_with("aten::") || std::find(std::begin(own), std::end(own), full) != std::end(own)) continue;
-    if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
-      aten.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_cpu>());
-  }
+  cpu_operators::register_all<&compute_on_cpu>(aten, own);
 }
