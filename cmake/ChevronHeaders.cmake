@@ -1,8 +1,10 @@
-# Target verify-headers: each public header compiles alone, which is what a user does who includes it first.
+# Target verify-headers: each public header compiles with nothing before it but what it includes itself, which is what a user meets
+# who includes it first.
 #
-# CMake's own all_verify_interface_header_sets reads LibTorch's headers again for each of ours. Here headers that include the same
-# part of LibTorch share a precompiled header of that part. It proves as much: nothing is precompiled that a header does not include
-# itself, or through other headers of Chevron, each of which is compiled alone, too. So what a header forgets to include stays missing.
+# CMake's own all_verify_interface_header_sets compiles a file for each header. Here a file holds a chain of headers, each of which
+# includes all those before it, itself or through others; so the file proves as much of each as a file of its own would: nothing
+# stands before a header that it does not bring itself, and what it forgets to include stays missing. Chains that include the same
+# part of LibTorch share a precompiled header of that part, for the same reason.
 
 add_custom_target(verify-headers)
 
@@ -15,14 +17,15 @@ set(chevron_header_pivots
   torch/csrc/distributed/c10d/Work.hpp
   ATen/core/Tensor.h)
 
-# chevron_header_closure(<out> <header>): what LibTorch headers this one of Chevron's names, itself or in those of Chevron's it includes.
+# chevron_header_closure(<out> <header>): the headers of Chevron's and of LibTorch's that this one of Chevron's includes, itself or
+# through other headers of Chevron's, and its own name.
 function(chevron_header_closure out header)
   get_property(known GLOBAL PROPERTY "chevron_closure_${header}" SET)
   if(NOT known)
     set_property(GLOBAL PROPERTY "chevron_closure_${header}" "")
     set(path "${PROJECT_SOURCE_DIR}/include/${header}")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${path}")
-    set(closure "")
+    set(closure "${header}")
     file(STRINGS "${path}" lines REGEX "^#include <[^>]*/")
     foreach(line IN LISTS lines)
       string(REGEX REPLACE "^#include <([^>]*)>.*" "\\1" included "${line}")
@@ -40,12 +43,58 @@ function(chevron_header_closure out header)
   set(${out} ${closure} PARENT_SCOPE)
 endfunction()
 
+# chevron_header_chains(<out> <folder> <header>...): files in this folder that hold these headers in chains, each header once. A header
+# goes to the end of the chain whose last one includes most of what it includes; those that include least come first.
+function(chevron_header_chains out folder)
+  set(by_size "")
+  foreach(header IN LISTS ARGN)
+    chevron_header_closure(closure "${header}")
+    list(LENGTH closure size)
+    math(EXPR size "10000 + ${size}")  # five digits, so that their order is that of numbers
+    list(APPEND by_size "${size} ${header}")
+  endforeach()
+  list(SORT by_size)
+  set(ends "")  # the number of a chain and its last header, the longest closure first
+  set(chains 0)
+  foreach(entry IN LISTS by_size)
+    string(REGEX REPLACE "^[0-9]+ " "" header "${entry}")
+    chevron_header_closure(closure "${header}")
+    set(chain "")
+    foreach(end IN LISTS ends)
+      string(REGEX MATCH "^([0-9]+) (.*)" _ "${end}")
+      if(CMAKE_MATCH_2 IN_LIST closure)
+        set(chain ${CMAKE_MATCH_1})
+        list(REMOVE_ITEM ends "${end}")
+        break()
+      endif()
+    endforeach()
+    if(chain STREQUAL "")
+      set(chain ${chains})
+      math(EXPR chains "${chains} + 1")
+      set(text_${chain} "")
+    endif()
+    string(APPEND text_${chain} "#include <${header}>\n")
+    set(last_${chain} "${header}")
+    list(PREPEND ends "${chain} ${header}")
+  endforeach()
+  set(files "")
+  math(EXPR last "${chains} - 1")
+  foreach(chain RANGE ${last})
+    set(file "${folder}/${last_${chain}}.cpp")
+    # Written only where it says something new: else it would be compiled again.
+    file(CONFIGURE OUTPUT "${file}" CONTENT "${text_${chain}}" @ONLY)
+    list(APPEND files "${file}")
+  endforeach()
+  set(${out} ${files} PARENT_SCOPE)
+endfunction()
+
 # chevron_verify_headers(<library> <header>...): the headers of this library, as paths.
 function(chevron_verify_headers library)
   list(TRANSFORM ARGN REPLACE "^${PROJECT_SOURCE_DIR}/include/" "" OUTPUT_VARIABLE headers)
   set(groups "")
   foreach(header IN LISTS headers)
     chevron_header_closure(closure "${header}")
+    list(FILTER closure EXCLUDE REGEX "^chevron/")
     set(group alone)
     foreach(pivot IN LISTS chevron_header_pivots)
       if(pivot IN_LIST closure)
@@ -62,17 +111,16 @@ function(chevron_verify_headers library)
       endif()
     endforeach()
     list(APPEND groups ${group})
-    set(file "${PROJECT_BINARY_DIR}/headers/${header}.cpp")
-    file(CONFIGURE OUTPUT "${file}" CONTENT "#include <${header}>\n" @ONLY)
-    list(APPEND sources_${group} "${file}")
+    list(APPEND headers_${group} "${header}")
   endforeach()
   list(REMOVE_DUPLICATES groups)
   foreach(group IN LISTS groups)
+    chevron_header_chains(sources "${PROJECT_BINARY_DIR}/headers" ${headers_${group}})
     set(target ${library}-headers-${group})
-    add_library(${target} OBJECT EXCLUDE_FROM_ALL ${sources_${group}})
+    add_library(${target} OBJECT EXCLUDE_FROM_ALL ${sources})
     target_link_libraries(${target} PRIVATE ${library})
     target_compile_options(${target} PRIVATE -O0 $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # the latter for ccache
-    list(LENGTH sources_${group} size)
+    list(LENGTH sources size)
     if(NOT group STREQUAL "alone" AND size GREATER 2)
       list(TRANSFORM common_${group} REPLACE "(.+)" "<\\1>")
       target_precompile_headers(${target} PRIVATE ${common_${group}})

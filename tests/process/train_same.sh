@@ -1,4 +1,5 @@
-# Every schedule, number of ranks and backend computes the same: losses and gradient norms equal to the last bit.
+# Every schedule and backend computes the same as the model in one piece: losses and gradient norms equal to the last bit. Each
+# process starts LibTorch anew, so shapes are few here; run.trainer and run.processes_trainer have all of them.
 # timeout: 600
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
@@ -40,10 +41,8 @@ run whole.LoopedBFS --ranks 1 --replicas 1 --microbatches 5 --schedule LoopedBFS
 for schedule in $schedules; do
   reference=whole
   if [ "$schedule" = LoopedBFS ]; then reference=whole.LoopedBFS; fi
-  for ranks in 1 2 4; do
-    run this --ranks $ranks --replicas 1 --microbatches 5 --schedule "$schedule"
-    same $reference this "$schedule on $ranks ranks" "the model in one piece"
-  done
+  run this --ranks 4 --replicas 1 --microbatches 5 --schedule "$schedule"
+  same $reference this "$schedule on 4 ranks" "the model in one piece"
 done
 
 run replicated --ranks 1 --replicas 2 --microbatches 4 --schedule GPipe
@@ -51,10 +50,8 @@ run replicated.LoopedBFS --ranks 1 --replicas 2 --microbatches 4 --schedule Loop
 for schedule in $schedules; do
   reference=replicated
   if [ "$schedule" = LoopedBFS ]; then reference=replicated.LoopedBFS; fi
-  for backend in threads gloo; do
-    run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend $backend
-    same $reference this "$schedule on 2 ranks x 2 replicas, $backend," "two replicas of the model in one piece"
-  done
+  run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend gloo
+  same $reference this "$schedule on 2 ranks x 2 replicas, gloo," "two replicas of the model in one piece"
 done
 for schedule in 1F1B ZBVZeroBubble; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend gloo --recompute
