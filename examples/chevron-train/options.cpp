@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -209,8 +210,16 @@ options read_options(int argc, char** argv) {
       ->type_name("N")
       ->needs(checkpoint)
       ->group("Files");
-  app.add_flag("--resume", o.resume, "go on from the last checkpoint in DIR, saved under any layout or schedule")
+  app.add_flag("--resume", o.resume,
+               "go on from the last checkpoint in DIR, saved under any layout or schedule; begin anew if there is none")
       ->needs(checkpoint)
+      ->group("Files");
+  app.add_option("--stop-after", o.stop_after, "save and end after the step in which so much time has passed: 90s, 55m, 2h")
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}))
+      ->check(positive(false))
+      ->type_name("TIME")
+      ->needs(checkpoint)
+      ->default_str("")
       ->group("Files");
   app.add_option("--metrics", o.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("")->group("Files");
   auto* const trace = app.add_option("--trace", o.trace, "a late step for Perfetto or chrome://tracing; none: no file")

@@ -44,6 +44,7 @@ struct options {
   long save_every = 0;       ///< steps; 0: after the last one only
   int keep_checkpoints = 0;  ///< 0: all
   bool resume = false;
+  double stop_after = 0;  ///< seconds; 0: no limit
 
   std::string metrics;
   std::string trace;

@@ -6,12 +6,14 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
 
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
+#include <chevron/run/core/stop_request.hpp>
 
 #include "pictures.hpp"
 #include "train.hpp"
@@ -51,10 +53,11 @@ void run_as_processes(task& what, bool launched_already, gpu_side const* gpus) {
   bool const on_gpus = o.backend == backend::nccl;
   if (on_gpus && !launched_already) gpus->before_fork(o);
   // Everything that can be refused has been: from here on there are several processes.
-  // Ranks end together, but for what rank 0 has to write.
+  // Ranks end together, but for what rank 0 has to write; those that are asked to stop have a step to finish, and to save.
+  auto const longest = std::max(milliseconds(o.timeout), std::chrono::milliseconds(10000));
   chevron::job const rank = launch({.nproc = launched_already ? 0 : o.world(),
                                     .join = milliseconds(o.timeout),
-                                    .children = {.last = std::max(milliseconds(o.timeout), std::chrono::milliseconds(10000))}});
+                                    .children = {.stop_grace = longest, .last = longest}});
   what.launcher = std::string("a process each, ") +
                   (!on_gpus       ? "Gloo, "
                    : o.share_gpus ? "NCCL, sharing GPUs, "
@@ -100,6 +103,10 @@ int start(int argc, char** argv, gpu_side const* gpus) {
   }
   what.programs = make_programs(o);
   if (told.rank == 0) check_files(o);
+  // Without a folder to save into, a signal ends the program as it ends others.
+  std::optional<stop_signals> stop;
+  if (!o.checkpoint.empty()) stop.emplace();
+  if (o.stop_after > 0) request_stop_after(milliseconds(o.stop_after));
   what.text = read_corpus({.paths = o.data, .least = o.model.context + 1});
 
   if (o.backend == backend::threads)

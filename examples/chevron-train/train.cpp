@@ -236,13 +236,16 @@ std::map<std::string, std::string> words_of(task const& what) {
           {"data", told_of_text(what)}};
 }
 
-void go_on_from_checkpoint(task const& what, trainer& train) {
+/// \returns whether there was a checkpoint to go on from; none at the first start of a job that launchers start again after failures
+bool go_on_from_checkpoint(task const& what, trainer& train) {
   options const& o = what.options;
-  checkpoint_note const note = load_checkpoint(train, o.checkpoint, words_of(what));
-  if (note.next_step > o.steps) {
-    throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note.next_step - 1) + ", and --steps is " +
+  auto const note = resume(train, o.checkpoint, words_of(what));
+  if (!note) return false;
+  if (note->next_step > o.steps) {
+    throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note->next_step - 1) + ", and --steps is " +
                            std::to_string(o.steps) + ": nothing is left to train. Remedy: more --steps");
   }
+  return true;
 }
 
 /// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the next
@@ -334,12 +337,15 @@ void train_on_rank(task const& what, transport& comm) {
                              .device = what.device,
                              .graphs = what.graphs}});
   train.next_step(1);
-  if (o.resume) go_on_from_checkpoint(what, train);
+  bool const resumed = o.resume && go_on_from_checkpoint(what, train);
   if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
   long const first_step = train.next_step();
 
   if (speaks) print_header(what);
-  if (speaks && o.resume) print_facts({{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint + "\n"}});
+  if (speaks && o.resume) {
+    print_facts({{"resumed", resumed ? "at step " + std::to_string(first_step) + ", from " + o.checkpoint + "\n"
+                                     : "nothing: " + o.checkpoint + " holds no checkpoint yet, so training begins anew\n"}});
+  }
   teller.open(first_step);
 
   trace_window records;
@@ -354,10 +360,19 @@ void train_on_rank(task const& what, transport& comm) {
     train.step({batch.bytes}, {batch.following});
     if (step > o.steps - static_cast<long>(trace_window::kept) && (step > first_step || o.steps == first_step))
       records.keep(train.last_trace(), static_cast<double>(now_ns() - step_begin) * 1e-9);
-    bool const due = step == o.steps || (o.save_every > 0 && step % o.save_every == 0);
+    bool const due = step == o.steps || train.should_stop() || (o.save_every > 0 && step % o.save_every == 0);
     if (!o.checkpoint.empty() && due) {
       save_checkpoint(train, o.checkpoint, words);
       if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
+    }
+    if (step < o.steps && train.should_stop()) {
+      teller.close();
+      if (speaks) {
+        print_facts({{"stopped", "after step " + std::to_string(step) + " of " + std::to_string(o.steps) + ", since " +
+                                     train.stop_reason() + "; saved in " + o.checkpoint + ": --resume goes on"}});
+        std::fflush(stdout);
+      }
+      return;
     }
   }
   train.synchronize();

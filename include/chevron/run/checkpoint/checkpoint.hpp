@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -311,6 +312,20 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   session.job = about.job;
   session.loaded = about.fingerprint;
   return {about.next_step, about.metadata};
+}
+
+/// `load_checkpoint` of the last whole checkpoint, where there is one: what a job does that launchers start again after each failure, since
+/// its first failure may come before its first checkpoint. Collective.
+/// \param folder that checkpoints are saved into; it may be missing
+/// \returns what was loaded; nothing where the folder holds no whole checkpoint, and the trainer is as it was
+/// \throws checkpoint_error, on every rank, as `load_checkpoint`, and where only some ranks see a checkpoint
+inline std::optional<checkpoint_note> resume(trainer& train, std::filesystem::path const& folder,
+                                             std::map<std::string, std::string> const& expected = {}) {
+  collective_scope const doing(train.comm(), "resume");
+  auto const there = train.comm().all_gather_text(last_checkpoint(folder) ? "a checkpoint" : "none");
+  bool const any = std::find(there.begin(), there.end(), "a checkpoint") != there.end();
+  // Where only some see one, loading says which folder must be shared.
+  return any ? std::optional(load_checkpoint(train, folder, expected)) : std::nullopt;
 }
 
 }  // namespace chevron

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/stop_request.hpp>
 
 /// \file
 /// Ranks as child processes of this one: forked, watched, stopped and reaped.
@@ -34,7 +35,7 @@ class rank_processes {
                         " threads. Remedy: launch before anything computes");
     }
     std::fflush(nullptr);  // else every child would write it once more
-    for (int each : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched_, each);
+    for (int each : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&watched_, each);
     sigset_t before;
     sigprocmask(SIG_BLOCK, &watched_, &before);
     ::signal(SIGCHLD, SIG_DFL);
@@ -74,7 +75,7 @@ class rank_processes {
   }
 
   /// Waits for all children. The first that fails is told to `on_failure(rank, code, how)` the moment it happens, `how` as in
-  /// `killed by signal 9`, with the exit code that stands for it. SIGTERM, SIGHUP and (unless it comes from the terminal, which
+  /// `killed by signal 9`, with the exit code that stands for it. SIGTERM, SIGHUP, SIGUSR1 and (unless it comes from the terminal, which
   /// tells the children itself) SIGINT are passed on. Returns 0, or what this process should end with: the exit code of the first
   /// child that failed, 3 if a signal killed it, 4 if the last did not end in time, 128 + signal if this process was told to
   /// stop.
@@ -84,6 +85,7 @@ class rank_processes {
     auto late_at = clock::time_point::max();
     int first_failure = 0;
     int stopped_by = 0;
+    clock::time_point stopped_at{};
     while (reap([&](int rank, int status) {
       bool const killed = WIFSIGNALED(status);
       if (!killed && WEXITSTATUS(status) == 0) {
@@ -111,8 +113,10 @@ class rank_processes {
       timespec const slice{.tv_sec = 0, .tv_nsec = 50'000'000};
       siginfo_t info{};
       int const got = sigtimedwait(&watched_, &info, &slice);
-      if (got == SIGINT || got == SIGTERM || got == SIGHUP) {
-        bool const again = stopped_by != 0;
+      if (got == SIGINT || got == SIGTERM || got == SIGHUP || got == SIGUSR1) {
+        // A second signal ends all at once, unless it comes so soon that it is the first one's double.
+        bool const again = stopped_by != 0 && clock::now() > stopped_at + stop_signals::one_signal;
+        if (stopped_by == 0) stopped_at = clock::now();
         stopped_by = got;
         if (info.si_code <= 0) send_all(got);  // sent by a process; the terminal's own comes with SI_KERNEL
         kill_at = std::min(kill_at, again ? clock::now() : clock::now() + how.stop_grace);

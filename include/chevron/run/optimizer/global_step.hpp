@@ -149,6 +149,9 @@ class global_step {
   /// The factor of loss scaling, by which the next loss is to be multiplied before its backward.
   loss_scale& scaling() { return policy_.scaling(); }
 
+  /// Which rank is to stop, and why, of the last step whose numbers are known; empty if all may go on.
+  std::string const& stop_reason() const { return stop_reason_; }
+
   /// Null on a rank without trained parameters.
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
@@ -197,6 +200,7 @@ class global_step {
     numbers_.check_data(here());
     numbers_.add_times(report);
     report.samples = numbers_.samples();
+    if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
     std::string const loss_culprit = numbers_.add_losses(report);
     std::string const gradient_culprit = numbers_.add_norms(report);
     policy_.decide(report, loss_culprit, gradient_culprit, here());
@@ -254,6 +258,7 @@ class global_step {
   bool pending_ = false;       // the gather is under way
   bool stepped_ = false;       // the optimizer stepped without waiting for it
   std::vector<double> rates_;  // by group, of the pending step
+  std::string stop_reason_;
   optimizer_snapshot before_;
 };
 

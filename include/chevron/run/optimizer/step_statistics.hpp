@@ -12,6 +12,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
@@ -29,6 +30,7 @@ struct step_contribution {
   std::int64_t samples = 0;                 ///< of this replica
   double busy_seconds = 0;
   double span_seconds = 0;
+  int stop_cause = 0;                 ///< why this rank is to stop, as in stop_request.hpp; 0: it may go on
   std::span<double const> data = {};  ///< fingerprints of its batch; empty if none are compared in this step
 };
 
@@ -60,6 +62,7 @@ class step_statistics {
     mine_[1] = input.busy_seconds;
     mine_[2] = input.span_seconds;
     mine_[3] = static_cast<double>(input.samples);
+    mine_[4] = input.stop_cause;
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
     std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
     compares_data_ = !input.data.empty();
@@ -157,6 +160,14 @@ class step_statistics {
     }
     report.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
   }
+  /// Which rank is to stop, and why: the first; empty if all may go on.
+  std::string stop_reason() const {
+    for (int r = 0; r < comm_->topology().world(); ++r) {
+      auto const cause = static_cast<int>(of_rank(r)[4]);
+      if (cause != 0) return "rank " + std::to_string(r) + " " + stop_words(cause);
+    }
+    return "";
+  }
   std::int64_t samples() const {
     std::int64_t sum = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
@@ -166,7 +177,7 @@ class step_statistics {
   }
 
  private:
-  static constexpr int header = 4;
+  static constexpr int header = 5;
 
   int first_of_data() const { return header + plan_.size.micro_batches; }
   std::size_t first_norm() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }

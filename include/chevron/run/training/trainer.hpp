@@ -13,6 +13,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
@@ -131,6 +132,13 @@ class trainer {
     tell();
     return report_;
   }
+
+  /// Whether training should stop now, since a rank was asked to: by a signal (`stop_signals`), by the clock (`request_stop_after`) or by
+  /// `request_stop`. The same on all ranks after the same step: after the one in which the wish came, with `post_validation` after
+  /// the one that follows.
+  bool should_stop() const { return !update_->stop_reason().empty(); }
+  /// Why, in words that name the rank; empty where training may go on.
+  std::string const& stop_reason() const { return update_->stop_reason(); }
 
   /// The stages by number; those of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
@@ -280,7 +288,9 @@ class trainer {
     buffers_of_all_.start(comm);
     update_->complete_gradients(step_, executor_->slots());
     accumulated_.add(batch_, run.losses, executor_->synchronize_trace());
-    update_->run(accumulated_.contribution(data_.numbers()), report);
+    detail::step_contribution mine = accumulated_.contribution(data_.numbers());
+    mine.stop_cause = detail::stop_cause_now();
+    update_->run(mine, report);
     data_.was_compared();
     buffers_of_all_.finish(comm);
   }
