@@ -64,7 +64,7 @@ void body(chevron::nccl_transport& comm) {
 // context: rank
 // The body of a rank that has a trainer, and the batch of a step.
 void body(chevron::transport& comm, chevron::trainer& trainer, nn::Sequential block, at::Tensor inputs, at::Tensor targets,
-          at::Tensor mask, at::Tensor positions, std::size_t epochs, int steps, bool resume) {
+          at::Tensor mask, at::Tensor positions, std::size_t epochs, int steps) {
   // FENCE
 }
 

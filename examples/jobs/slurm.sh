@@ -4,6 +4,8 @@
 #     sbatch examples/jobs/slurm.sh                   # from the folder of the sources, after ./dev build
 #     sbatch --nodes=4 examples/jobs/slurm.sh --steps 1000
 #
+# Five minutes before its time is over Slurm sends a signal: with --checkpoint DIR the run saves and ends, and --resume goes on.
+#
 # Messages of a pipeline stay inside a node, gradient sums cross the network. One pipeline over all nodes instead:
 # --ranks 16 --replicas 1 as flags of this script.
 #
@@ -13,6 +15,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --time=01:00:00
+#SBATCH --signal=USR1@300
 #SBATCH --output=chevron-%j.log
 set -eu
 nodes=${SLURM_NNODES:-2}

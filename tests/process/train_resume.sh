@@ -53,7 +53,8 @@ refuses() {
   test "$status" -eq 7 || fail "exit code $status, not 7: $*"
   grep -q "$words" output || fail "does not say '$words': $*"
 }
-refuses "holds no whole checkpoint" --checkpoint nothing --resume --steps 9
+timeout 150 "$train" $common --ranks 2 --steps 1 --checkpoint nothing --resume > output 2>&1 || fail "nothing to resume, and it does not begin anew"
+grep -q "resumed *nothing: nothing holds no checkpoint yet, so training begins anew" output || fail "it does not say that it begins anew"
 refuses "nothing is left to train" --checkpoint saved --resume --steps 3
 # Whatever makes it another run.
 seq -f "line %.0f of another text" 4000 > text.txt

@@ -24,6 +24,7 @@
 #include <chevron/run/checkpoint/optimizer_file.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/model/buffer_snapshot.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/loss_scale.hpp>
@@ -134,10 +135,12 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     if (comm.topology().global_rank == 0) detail::remove_files(target);
   });
   detail::together(comm, [&] {
+    detail::fault_point(comm.topology().global_rank, train.next_step(), "saving");
     for (auto& file : written) file.give_name();
   });
   // What the manifest names is on the disk before it, also after a loss of power.
   detail::together(comm, [&] {
+    detail::fault_point(comm.topology().global_rank, train.next_step(), "publishing");
     if (comm.topology().global_rank != 0) return;
     detail::bring_to_disk(target);
     nlohmann::json manifest = {

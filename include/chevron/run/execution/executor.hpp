@@ -26,6 +26,7 @@
 #include <chevron/run/execution/memory_meter.hpp>
 #include <chevron/run/execution/speculation.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
+#include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/trace/event_timer.hpp>
@@ -161,7 +162,11 @@ class executor {
     broken_ = true;
     instruction const& i = program_.at(rank_, program_.length(rank_) - 1);
     std::size_t const entry = trace_.add(i.op);
-    with_error_context(i, comm_, step);
+    with_error_context(i, comm_, [&] {
+      detail::fault_point(global_rank(), trace_.step(), "before", i.op);
+      step();
+      detail::fault_point(global_rank(), trace_.step(), "after", i.op);
+    });
     trace_.ends(entry);
     note_memory();
     broken_ = false;
@@ -202,7 +207,11 @@ class executor {
     instruction const& i = program_.at(rank_, next_);
     if (i.op.fused != 0 && work_.streams().two()) return execute_pair(i, program_.at(rank_, next_ + 1));
     std::size_t const entry = trace_.add(i.op);
-    with_error_context(i, comm_, [&] { carry_out(i, entry); });
+    with_error_context(i, comm_, [&] {
+      detail::fault_point(global_rank(), trace_.step(), "before", i.op);
+      carry_out(i, entry);
+      detail::fault_point(global_rank(), trace_.step(), "after", i.op);
+    });
     if (!is_compute(i.op.kind)) trace_.ends(entry);
     ++next_;
   }
@@ -210,9 +219,13 @@ class executor {
   /// Runs the two halves of a fused pair beside each other.
   void execute_pair(instruction const& f, instruction const& b) {
     std::size_t const of_f = trace_.add(f.op);
-    with_error_context(f, comm_, [&] { fetch_inputs(f); });
+    with_error_context(f, comm_, [&] {
+      detail::fault_point(global_rank(), trace_.step(), "before", f.op);
+      fetch_inputs(f);
+    });
     std::size_t const of_b = trace_.add(b.op);
     with_error_context(b, comm_, [&] {
+      detail::fault_point(global_rank(), trace_.step(), "before", b.op);
       fetch_output_gradients(b);
       attach(b);
     });
@@ -226,6 +239,8 @@ class executor {
           f, b, inputs_, [&] { with_error_context(f, comm_, [&] { compute(f, inputs_, of_f); }); },
           [&] { with_error_context(b, comm_, [&] { compute(b, gradients_of_outputs_, of_b); }); });
     }
+    for (instruction const* const half : {&f, &b})
+      with_error_context(*half, comm_, [&] { detail::fault_point(global_rank(), trace_.step(), "after", half->op); });
     retire(f);
     retire(b);
     next_ += 2;
@@ -249,8 +264,10 @@ class executor {
     }
   }
 
+  int global_rank() const { return comm_->topology().global_rank; }
+
   error_context at_action(instruction const& i, long step) const {
-    return {comm_->topology().global_rank, -1, step, to_text(i.op).str()};
+    return {global_rank(), -1, step, to_text(i.op).str()};
   }
 
   static std::string thrower(instruction const& i) {

@@ -28,6 +28,7 @@
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/launch/environment.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 
@@ -286,6 +287,7 @@ inline job launch(launch_options const& options = {}) {
       detail::claim_rank(*out.store, out.rank, name);
     }
   }
+  detail::fault_point(out.rank, -1, "joining");
   out.watch = std::make_shared<failure_watch>(out.store, out.rank, out.world, store_host);
   if (detail::keep_watch) {
     detail::kept_watch = out.watch;

@@ -25,6 +25,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 #include <chevron/run/launch/launch.hpp>
 
@@ -81,6 +82,7 @@ class gloo_transport final : public transport {
   /// the destructor, which however cannot report.
   void close() {
     if (closed_ || topology().world() == 1) return;
+    detail::fault_point(topology().global_rank, step(), "leaving");
     messages_.finish_first_sends();
     watch_->look_away();
     awaited const mine = everybody(end_of_job);

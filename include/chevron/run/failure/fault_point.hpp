@@ -1,0 +1,150 @@
+#pragma once
+
+#ifdef CHEVRON_FAULT_POINTS
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+#include <chevron/run/core/error.hpp>
+
+#else
+
+#include <string_view>
+
+#endif
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/text.hpp>
+
+/// \file
+/// Places where tests make a rank fail, by name: `CHEVRON_FAULT="rank 2, step 3, after 1RECV_F0: kill"`. They exist where a program
+/// is compiled with CHEVRON_FAULT_POINTS, as the tests' own are; elsewhere nothing is left of them.
+
+namespace chevron::detail {
+
+#ifdef CHEVRON_FAULT_POINTS
+
+/// One fault. Points are `before` and `after` each action of a program, as it is printed (`before 0SEND_F1`), `before` and `after
+/// OPTIMIZER_STEP`, and outside of steps `joining`, `saving` (the files are written, none has its name), `publishing` (before the manifest) and
+/// `leaving`.
+struct fault {
+  enum class kind {
+    kill,          ///< SIGKILL to this process
+    stop,          ///< SIGSTOP
+    exit,          ///< ends with exit code 42, without a word
+    slow,          ///< takes 0.3 s longer
+    raise,         ///< `throw`: a std::runtime_error
+    bad_alloc,     ///< memory runs out
+    close_sockets, ///< all connections of this process break
+    disk_full,     ///< nothing can be written to files any more
+    hang           ///< never returns
+  };
+  int rank = 0;    ///< global
+  long step = -1;  ///< -1: any
+  std::string point;
+  kind what = kind::kill;
+};
+
+/// \throws usage_error for a text that is not understood
+inline fault fault_of(std::string_view text) {
+  auto const refuse = [&](std::string const& why) -> usage_error {
+    return usage_error("CHEVRON_FAULT=" + std::string(text) + ": " + why +
+                       ". Remedy: as in `rank 2, step 3, after 1RECV_F0: kill`; kinds: kill, stop, exit, slow, throw, bad_alloc, "
+                       "close_sockets, disk_full, hang");
+  };
+  fault out;
+  std::string_view rest = text;
+  auto const number = [&](std::string_view word) -> std::optional<long> {
+    if (!rest.starts_with(word)) return std::nullopt;
+    long value = 0;
+    auto const [end, wrong] = std::from_chars(rest.data() + word.size(), rest.data() + rest.size(), value);
+    std::string_view const after(end, static_cast<std::size_t>(rest.data() + rest.size() - end));
+    if (wrong != std::errc() || !after.starts_with(", ")) throw refuse("no number and comma after `" + std::string(word) + "`");
+    rest = after.substr(2);
+    return value;
+  };
+  auto const rank = number("rank ");
+  if (!rank) throw refuse("it does not begin with a rank");
+  out.rank = static_cast<int>(*rank);
+  out.step = number("step ").value_or(-1);
+  auto const colon = rest.rfind(": ");
+  if (colon == std::string_view::npos || colon == 0) throw refuse("it has no point and kind");
+  out.point = rest.substr(0, colon);
+  std::string_view const kind = rest.substr(colon + 2);
+  constexpr std::string_view names[] = {"kill", "stop", "exit", "slow", "throw", "bad_alloc", "close_sockets", "disk_full", "hang"};
+  for (std::size_t k = 0; k < std::size(names); ++k) {
+    if (kind != names[k]) continue;
+    out.what = static_cast<fault::kind>(k);
+    return out;
+  }
+  throw refuse("`" + std::string(kind) + "` is no kind");
+}
+
+/// What this process was told in its environment.
+inline std::optional<fault> const& told_fault() {
+  static std::optional<fault> const told = [] {
+    char const* const text = std::getenv("CHEVRON_FAULT");
+    return text == nullptr || *text == 0 ? std::nullopt : std::optional(fault_of(text));
+  }();
+  return told;
+}
+
+inline void break_connections() {
+  std::error_code ignored;
+  for (auto const& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    int const file = std::atoi(entry.path().filename().c_str());
+    if (std::filesystem::read_symlink(entry.path(), ignored).string().starts_with("socket:")) ::shutdown(file, SHUT_RDWR);
+  }
+}
+
+inline void strike(fault const& f) {
+  switch (f.what) {
+    case fault::kind::kill: ::kill(::getpid(), SIGKILL); break;
+    case fault::kind::stop: ::kill(::getpid(), SIGSTOP); break;
+    case fault::kind::exit: ::_exit(42);
+    case fault::kind::slow: std::this_thread::sleep_for(std::chrono::milliseconds(300)); break;
+    case fault::kind::raise: throw std::runtime_error("a fault was asked for");
+    case fault::kind::bad_alloc: throw std::bad_alloc();
+    case fault::kind::close_sockets: break_connections(); break;
+    case fault::kind::disk_full: {
+      rlimit const none{0, 0};
+      ::setrlimit(RLIMIT_FSIZE, &none);
+      break;
+    }
+    case fault::kind::hang:
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+}
+
+/// \param point `joining`, …
+inline void fault_point(int rank, long step, std::string_view point) {
+  auto const& told = told_fault();
+  if (told && told->rank == rank && (told->step < 0 || told->step == step) && told->point == point) strike(*told);
+}
+/// \param when `before` or `after` this action
+inline void fault_point(int rank, long step, std::string_view when, action const& what) {
+  if (told_fault()) fault_point(rank, step, std::string(when) + " " + to_text(what).str());
+}
+
+#else
+
+constexpr void fault_point(int, long, std::string_view) {}
+constexpr void fault_point(int, long, std::string_view, action const&) {}
+
+#endif
+
+}  // namespace chevron::detail

@@ -1,0 +1,184 @@
+#include "job.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <regex>
+#include <sstream>
+#include <stdexcept>
+
+#include <chevron/checkpoint.hpp>
+#include <chevron/multiprocess.hpp>
+
+#include "support/small_model.hpp"
+
+namespace torture {
+
+namespace {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+constexpr auto longest = 25s;
+constexpr auto deadline = 1000ms;
+
+void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
+  auto const plan = small_model::plan_of(what.schedule.c_str(), pipeline_ranks, micro_batches);
+  auto const data = small_model::make_batch(2 * micro_batches, 1);
+  chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan)),
+                            .transport = comm,
+                            .stages = small_model::build_stage,
+                            .loss = small_model::mean_square,
+                            .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-3),
+                            .options = {.clip_grad_norm = what.post_validation ? 0.0 : 1.0,
+                                        .post_validation = what.post_validation,
+                                        .stable_steps = 0}});
+  while (trainer.next_step() < steps) {
+    trainer.step(data.input, data.target);
+    if (what.saves) chevron::save_checkpoint(trainer, folder);
+  }
+  auto const last = trainer.synchronize();
+  if (comm.topology().global_rank == 0) std::printf("trained to step %ld, loss %.17g\n", trainer.next_step(), last.loss);
+}
+
+/// The whole of a job, in a process that does nothing else.
+[[noreturn]] void be_the_job(scenario const& what, int to, std::filesystem::path const& folder) {
+  ::setpgid(0, 0);
+  int const nothing = ::open("/dev/null", O_RDONLY);
+  ::dup2(nothing, 0);
+  ::dup2(to, 1);
+  ::dup2(to, 2);
+  ::setenv("CHEVRON_FAULT", what.fault().c_str(), 1);
+  ::setenv("OMP_NUM_THREADS", "1", 1);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  int const code = chevron::run_main(0, nullptr, [&](int, char**) {
+    if (what.backend == "threads") {
+      chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .deadline = deadline, .grace = 500ms},
+                           [&](chevron::transport& comm) { train(what, comm, folder); });
+      return 0;
+    }
+    chevron::job const rank = chevron::launch({.nproc = pipeline_ranks * what.replicas,
+                                               .join = 4000ms,
+                                               .children = {.grace = 500ms, .last = 3000ms}});
+    chevron::gloo_transport comm(rank.topology(pipeline_ranks, what.replicas), rank);
+    comm.deadline(deadline);
+    train(what, comm, folder);
+    comm.close();
+    return 0;
+  });
+  std::fflush(nullptr);
+  ::_exit(code);
+}
+
+/// What the documents promise (docs/training.md): by the kind of fault.
+int promised_code(scenario const& what) {
+  std::string const& kind = what.kind;
+  bool const while_saving = what.point.ends_with("saving") || what.point.ends_with("publishing");
+  if (kind == "kill" || kind == "close_sockets") return 3;
+  if (kind == "exit") return 42;
+  if (kind == "stop" || kind == "hang") return 4;
+  if (kind == "disk_full") return 7;
+  if (kind == "slow") return 0;
+  return while_saving ? 7 : 1;
+}
+
+/// Whom a line of stderr blames; nothing if it says nothing about a rank.
+std::optional<int> blamed_in(std::string const& line) {
+  static std::regex const rank("rank ([0-9]+)");
+  static std::regex const where("^rank ([0-9]+)(, step [0-9]+)?(, [^:]*)?: ");
+  std::smatch found;
+  std::string rest = line;
+  std::optional<int> speaker;
+  if (std::regex_search(rest, found, where)) {
+    speaker = std::stoi(found[1]);
+    rest = found.suffix();
+  }
+  rest = rest.substr(0, rest.find("; this rank was waiting for "));
+  if (std::regex_search(rest, found, rank)) return std::stoi(found[1]);
+  return speaker;
+}
+
+void judge(scenario const& what, verdict& out) {
+  out.right_code = out.code == promised_code(what);
+  out.right_rank = out.right_action = true;
+  bool const throws = what.kind == "throw" || what.kind == "bad_alloc";
+  bool named = false, placed = false;
+  std::string const before = "before ";
+  auto const at = what.point.find(before);
+  std::string const action = at == std::string::npos ? "" : what.point.substr(at + before.size());
+  std::istringstream lines(out.output);
+  for (std::string line; std::getline(lines, line);) {
+    auto const blamed = blamed_in(line);
+    if (!blamed) continue;
+    named = true;
+    if (*blamed != what.rank) out.right_rank = false;
+    if (!action.empty() && line.find(", " + action + ": ") != std::string::npos) placed = true;
+  }
+  if (what.kind == "slow") {
+    out.right_rank = !named && out.output.find("trained to step " + std::to_string(steps)) != std::string::npos;
+    return;
+  }
+  // A rank that was killed after all others had come to the end may be nobody's loss.
+  if (!named) out.right_rank = false;
+  if (throws && !action.empty()) out.right_action = placed;
+}
+
+bool somebody_left(pid_t group) { return ::kill(-group, 0) == 0; }
+
+}  // namespace
+
+verdict run_apart(scenario const& what) {
+  verdict out;
+  static int count = 0;
+  std::filesystem::path const folder = std::filesystem::temp_directory_path() /
+                                       ("chevron-torture-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+  std::fflush(nullptr);
+  auto const begin = clock::now();
+  pid_t const job = ::fork();
+  if (job < 0) throw std::runtime_error("no process");
+  if (job == 0) {
+    ::close(ends[0]);
+    be_the_job(what, ends[1], folder);
+  }
+  ::close(ends[1]);
+  // Until all who could write have ended.
+  for (;;) {
+    auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(begin + longest - clock::now());
+    pollfd news{ends[0], POLLIN, 0};
+    if (left.count() <= 0 || ::poll(&news, 1, static_cast<int>(left.count())) == 0) {
+      out.hangs = true;
+      break;
+    }
+    char buffer[4096];
+    ssize_t const got = ::read(ends[0], buffer, sizeof buffer);
+    if (got <= 0) break;
+    out.output.append(buffer, static_cast<std::size_t>(got));
+  }
+  ::close(ends[0]);
+  if (out.hangs) ::kill(-job, SIGKILL);
+  int status = 0;
+  ::waitpid(job, &status, 0);
+  out.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  out.seconds = std::chrono::duration<double>(clock::now() - begin).count();
+  for (int look = 0; somebody_left(job) && look < 50; ++look) ::usleep(20000);
+  if (somebody_left(job)) {
+    out.hangs = true;
+    ::kill(-job, SIGKILL);
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  judge(what, out);
+  return out;
+}
+
+}  // namespace torture

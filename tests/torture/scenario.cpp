@@ -1,0 +1,89 @@
+#include "scenario.hpp"
+
+#include <sstream>
+#include <stdexcept>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/lower/lower.hpp>
+#include <chevron/plan/text.hpp>
+#include <chevron/prove/proved_plan.hpp>
+
+namespace torture {
+
+namespace {
+
+std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "slow"};
+std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "slow"};
+
+void add_actions(std::vector<scenario>& out, std::string const& schedule) {
+  auto const program = chevron::lower(chevron::prove(
+      chevron::catalogue::make_plan(schedule, {.ranks = pipeline_ranks, .micro_batches = micro_batches})));
+  auto const view = program.view();
+  for (std::string const backend : {"gloo", "threads"}) {
+    for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
+      for (int rank = 0; rank < pipeline_ranks; ++rank) {
+        for (int i = 0; i < view.length(rank); ++i) {
+          scenario one{.schedule = schedule, .backend = backend, .rank = rank, .point = "", .kind = kind};
+          one.point = "step " + std::to_string(struck_step) + ", before " + std::string(chevron::to_text(view.at(rank, i).op).str());
+          // In turns, so that all of them meet all kinds of actions.
+          std::size_t const turn = out.size() % 4;
+          one.post_validation = turn == 1;
+          one.replicas = backend == "gloo" && turn == 2 ? 2 : 1;
+          one.saves = turn == 3;
+          if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
+          out.push_back(one);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string scenario::text() const {
+  return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") + (saves ? " saves" : "") +
+         " | " + fault();
+}
+
+scenario scenario_of(std::string const& line) {
+  auto const bar = line.find(" | ");
+  auto const colon = line.rfind(": ");
+  if (bar == std::string::npos || colon == std::string::npos || colon < bar) throw std::runtime_error("no scenario: " + line);
+  scenario out;
+  std::istringstream head(line.substr(0, bar));
+  std::string word;
+  head >> out.schedule >> out.backend >> word;
+  out.replicas = std::stoi(word.substr(1));
+  while (head >> word) (word == "saves" ? out.saves : out.post_validation) = true;
+  std::string const fault = line.substr(bar + 3, colon - bar - 3);
+  auto const comma = fault.find(", ");
+  out.rank = std::stoi(fault.substr(5));
+  out.point = fault.substr(comma + 2);
+  out.kind = line.substr(colon + 2);
+  return out;
+}
+
+std::vector<scenario> all_scenarios() {
+  std::vector<scenario> out;
+  chevron::catalogue::for_each([&](auto const& one) { add_actions(out, one.name); });
+  std::string const saved_step = std::to_string(struck_step + 1);
+  for (int rank = 0; rank < pipeline_ranks; ++rank) {
+    for (std::string const kind : {"kill", "stop", "exit", "throw", "bad_alloc"})
+      out.push_back({.schedule = "1F1B", .backend = "gloo", .rank = rank, .point = "joining", .kind = kind});
+    for (std::string const kind : {"kill", "stop", "exit"})
+      out.push_back({.schedule = "1F1B", .backend = "gloo", .rank = rank, .point = "leaving", .kind = kind});
+    for (std::string const point : {"saving", "publishing"}) {
+      for (std::string const kind : {"kill", "stop", "exit", "throw", "bad_alloc", "hang", "disk_full"}) {
+        // What is written when the disk is full decides whether anything fails: the manifest, which is rank 0's.
+        if (kind == "disk_full" && (rank != 0)) continue;
+        out.push_back(
+            {.schedule = "ZB-H1", .backend = "gloo", .saves = true, .rank = rank, .point = "step " + saved_step + ", " + point, .kind = kind});
+      }
+    }
+    out.push_back({.schedule = "ZB-H1", .backend = "gloo", .saves = true, .rank = rank,
+                   .point = "step " + std::to_string(struck_step) + ", after OPTIMIZER_STEP", .kind = "disk_full"});
+  }
+  return out;
+}
+
+}  // namespace torture

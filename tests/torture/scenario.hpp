@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+/// \file
+/// What is tried: a small job, and the fault that strikes one of its ranks.
+
+namespace torture {
+
+struct scenario {
+  std::string schedule;  ///< a name of the catalogue
+  std::string backend;   ///< `gloo`: forked processes; `threads`
+  int replicas = 1;
+  bool post_validation = false;
+  bool saves = false;  ///< a checkpoint after each step
+  int rank = 0;        ///< where the fault strikes; global
+  std::string point;   ///< as in fault_point.hpp: `step 2, before 1F0`, `joining`
+  std::string kind;    ///< `kill`, `throw`, …
+
+  /// As CHEVRON_FAULT takes it.
+  std::string fault() const { return "rank " + std::to_string(rank) + ", " + point + ": " + kind; }
+  /// In one line, which `scenario_of` reads.
+  std::string text() const;
+};
+
+/// \throws std::runtime_error for a line that `text` did not write
+scenario scenario_of(std::string const& line);
+
+constexpr int pipeline_ranks = 4, micro_batches = 4;
+/// Steps are short; the fault strikes in the middle one.
+constexpr long steps = 5, struck_step = 2;
+
+/// Each action of one step of each schedule of the catalogue that trains, with each kind of fault, over Gloo and in threads; then some
+/// of them with replicas, post-validation and checkpoints; then joining, saving and leaving.
+std::vector<scenario> all_scenarios();
+
+}  // namespace torture
