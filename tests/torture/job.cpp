@@ -27,8 +27,12 @@ namespace {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
-constexpr auto longest = 25s;
-constexpr auto deadline = 1000ms;
+constexpr auto longest = 90s;
+/// Steps before the fault may take long on a busy machine; after it somebody waits for this long.
+constexpr std::chrono::milliseconds patience = 60s, deadline = 1500ms;
+constexpr int tries = 3;
+
+bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }
 
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
   auto const plan = small_model::plan_of(what.schedule.c_str(), pipeline_ranks, micro_batches);
@@ -42,6 +46,7 @@ void train(scenario const& what, chevron::transport& comm, std::filesystem::path
                                         .post_validation = what.post_validation,
                                         .stable_steps = 0}});
   while (trainer.next_step() < steps) {
+    if (trainer.next_step() == struck_step) comm.deadline(deadline);
     trainer.step(data.input, data.target);
     if (what.saves) chevron::save_checkpoint(trainer, folder);
   }
@@ -61,7 +66,7 @@ void train(scenario const& what, chevron::transport& comm, std::filesystem::path
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   int const code = chevron::run_main(0, nullptr, [&](int, char**) {
     if (what.backend == "threads") {
-      chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .deadline = deadline, .grace = 500ms},
+      chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .deadline = patience, .grace = 500ms},
                            [&](chevron::transport& comm) { train(what, comm, folder); });
       return 0;
     }
@@ -69,7 +74,7 @@ void train(scenario const& what, chevron::transport& comm, std::filesystem::path
                                                .join = 4000ms,
                                                .children = {.grace = 500ms, .last = 3000ms}});
     chevron::gloo_transport comm(rank.topology(pipeline_ranks, what.replicas), rank);
-    comm.deadline(deadline);
+    comm.deadline(outside_of_steps(what) ? deadline : patience);
     train(what, comm, folder);
     comm.close();
     return 0;
@@ -107,6 +112,7 @@ std::optional<int> blamed_in(std::string const& line) {
 }
 
 void judge(scenario const& what, verdict& out) {
+  out.struck = out.output.find(chevron::detail::fault_struck) != std::string::npos;
   out.right_code = out.code == promised_code(what);
   out.right_rank = out.right_action = true;
   bool const throws = what.kind == "throw" || what.kind == "bad_alloc";
@@ -133,9 +139,7 @@ void judge(scenario const& what, verdict& out) {
 
 bool somebody_left(pid_t group) { return ::kill(-group, 0) == 0; }
 
-}  // namespace
-
-verdict run_apart(scenario const& what) {
+verdict run_once(scenario const& what) {
   verdict out;
   static int count = 0;
   std::filesystem::path const folder = std::filesystem::temp_directory_path() /
@@ -178,6 +182,15 @@ verdict run_apart(scenario const& what) {
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
   judge(what, out);
+  return out;
+}
+
+}  // namespace
+
+verdict run_apart(scenario const& what) {
+  // A machine that is too busy may make a rank late before its fault is due.
+  verdict out;
+  for (int i = 0; i < tries && !out.struck; ++i) out = run_once(what);
   return out;
 }
 

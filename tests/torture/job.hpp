@@ -10,6 +10,7 @@
 namespace torture {
 
 struct verdict {
+  bool struck = false;        ///< the fault; else the job came to grief before it, or to its end
   bool hangs = false;       ///< not over after `longest`, or a process stayed
   bool right_code = false;  ///< the exit code that the documents promise for this fault
   bool right_rank = false;  ///< everyone who says something blames the rank that was struck
@@ -18,7 +19,7 @@ struct verdict {
   double seconds = 0;
   std::string output;
 
-  bool well() const { return !hangs && right_code && right_rank && right_action; }
+  bool well() const { return struck && !hangs && right_code && right_rank && right_action; }
 };
 
 /// Runs a scenario. The process that calls it computes nothing itself, so that it can be forked.

@@ -111,7 +111,11 @@ inline void break_connections() {
   }
 }
 
+/// What a rank writes on stderr when its fault strikes: whoever watches knows that what comes after is its doing.
+inline constexpr std::string_view fault_struck = "a fault strikes\n";
+
 inline void strike(fault const& f) {
+  if (::write(STDERR_FILENO, fault_struck.data(), fault_struck.size()) < 0) return;
   switch (f.what) {
     case fault::kind::kill: ::kill(::getpid(), SIGKILL); break;
     case fault::kind::stop: ::kill(::getpid(), SIGSTOP); break;
