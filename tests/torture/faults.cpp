@@ -1,9 +1,5 @@
-#include "job.hpp"
+#include "faults.hpp"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,7 +9,8 @@
 #include <optional>
 #include <regex>
 #include <sstream>
-#include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include <chevron/checkpoint.hpp>
 #include <chevron/multiprocess.hpp>
@@ -25,7 +22,6 @@ namespace torture {
 namespace {
 
 using namespace std::chrono_literals;
-using clock = std::chrono::steady_clock;
 
 constexpr auto longest = 90s;
 /// Steps before the fault may take long on a busy machine; after it somebody waits for this long.
@@ -54,17 +50,10 @@ void train(scenario const& what, chevron::transport& comm, std::filesystem::path
   if (comm.topology().global_rank == 0) std::printf("trained to step %ld, loss %.17g\n", trainer.next_step(), last.loss);
 }
 
-/// The whole of a job, in a process that does nothing else.
-[[noreturn]] void be_the_job(scenario const& what, int to, std::filesystem::path const& folder) {
-  ::setpgid(0, 0);
-  int const nothing = ::open("/dev/null", O_RDONLY);
-  ::dup2(nothing, 0);
-  ::dup2(to, 1);
-  ::dup2(to, 2);
+/// The whole of a job.
+int be_the_job(scenario const& what, std::filesystem::path const& folder) {
   ::setenv("CHEVRON_FAULT", what.fault().c_str(), 1);
-  ::setenv("OMP_NUM_THREADS", "1", 1);
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  int const code = chevron::run_main(0, nullptr, [&](int, char**) {
+  return chevron::run_main(0, nullptr, [&](int, char**) {
     if (what.backend == "threads") {
       chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .deadline = patience, .grace = 500ms},
                            [&](chevron::transport& comm) { train(what, comm, folder); });
@@ -79,8 +68,6 @@ void train(scenario const& what, chevron::transport& comm, std::filesystem::path
     comm.close();
     return 0;
   });
-  std::fflush(nullptr);
-  ::_exit(code);
 }
 
 /// What the documents promise (docs/training.md): by the kind of fault.
@@ -137,60 +124,20 @@ void judge(scenario const& what, verdict& out) {
   if (throws && !action.empty()) out.right_action = placed;
 }
 
-bool somebody_left(pid_t group) { return ::kill(-group, 0) == 0; }
+}  // namespace
 
-verdict run_once(scenario const& what) {
-  verdict out;
+verdict try_fault(scenario const& what) {
   static int count = 0;
   std::filesystem::path const folder = std::filesystem::temp_directory_path() /
                                        ("chevron-torture-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
-  std::fflush(nullptr);
-  auto const begin = clock::now();
-  pid_t const job = ::fork();
-  if (job < 0) throw std::runtime_error("no process");
-  if (job == 0) {
-    ::close(ends[0]);
-    be_the_job(what, ends[1], folder);
-  }
-  ::close(ends[1]);
-  // Until all who could write have ended.
-  for (;;) {
-    auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(begin + longest - clock::now());
-    pollfd news{ends[0], POLLIN, 0};
-    if (left.count() <= 0 || ::poll(&news, 1, static_cast<int>(left.count())) == 0) {
-      out.hangs = true;
-      break;
-    }
-    char buffer[4096];
-    ssize_t const got = ::read(ends[0], buffer, sizeof buffer);
-    if (got <= 0) break;
-    out.output.append(buffer, static_cast<std::size_t>(got));
-  }
-  ::close(ends[0]);
-  if (out.hangs) ::kill(-job, SIGKILL);
-  int status = 0;
-  ::waitpid(job, &status, 0);
-  out.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  out.seconds = std::chrono::duration<double>(clock::now() - begin).count();
-  for (int look = 0; somebody_left(job) && look < 50; ++look) ::usleep(20000);
-  if (somebody_left(job)) {
-    out.hangs = true;
-    ::kill(-job, SIGKILL);
-  }
-  std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
-  judge(what, out);
-  return out;
-}
-
-}  // namespace
-
-verdict run_apart(scenario const& what) {
   // A machine that is too busy may make a rank late before its fault is due.
   verdict out;
-  for (int i = 0; i < tries && !out.struck; ++i) out = run_once(what);
+  for (int i = 0; i < tries && !out.struck; ++i) {
+    static_cast<outcome&>(out) = run_apart([&] { return be_the_job(what, folder); }, longest);
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+    judge(what, out);
+  }
   return out;
 }
 

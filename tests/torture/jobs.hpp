@@ -1,0 +1,73 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include <chevron/checkpoint.hpp>
+#include <chevron/multiprocess.hpp>
+
+#include "support/small_model.hpp"
+
+/// \file
+/// Small jobs that several kinds of torture run.
+
+namespace torture {
+
+/// How a small job trains.
+struct job_shape {
+  std::string schedule = "ZB-H1";
+  int pipeline_ranks = 2, replicas = 1, micro_batches = 4;
+  bool post_validation = false;
+};
+
+inline chevron::trainer_setup setup_of(job_shape const& shape, chevron::transport& comm) {
+  return {.program = chevron::lower(
+              chevron::prove(small_model::plan_of(shape.schedule.c_str(), shape.pipeline_ranks, shape.micro_batches))),
+          .transport = comm,
+          .stages = small_model::build_stage,
+          .loss = small_model::mean_square,
+          .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-3),
+          .options = {.clip_grad_norm = shape.post_validation ? 0.0 : 1.0,
+                      .post_validation = shape.post_validation,
+                      .stable_steps = 0}};
+}
+
+/// The batch of a step, of one replica.
+inline small_model::batch batch_of(job_shape const& shape, long step, int replica) {
+  return small_model::make_batch(2 * shape.micro_batches, static_cast<int>(7 * step + replica));
+}
+
+/// Forks the ranks of a job over Gloo; each runs `body`. For `run_apart`.
+/// \returns the exit code
+inline int over_gloo(job_shape const& shape, std::function<void(chevron::transport&)> const& body) {
+  return chevron::run_main(0, nullptr, [&](int, char**) {
+    chevron::job const rank = chevron::launch({.nproc = shape.pipeline_ranks * shape.replicas});
+    chevron::gloo_transport comm(rank.topology(shape.pipeline_ranks, shape.replicas), rank);
+    body(comm);
+    comm.close();
+    return 0;
+  });
+}
+
+/// A folder that goes with this object.
+class scratch_folder {
+ public:
+  scratch_folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "chevron-torture-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder for torture in " + name);
+    path_ = name;
+  }
+  scratch_folder(scratch_folder const&) = delete;
+  scratch_folder& operator=(scratch_folder const&) = delete;
+  ~scratch_folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::filesystem::path const& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace torture
