@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Does torture find what it looks for? Changes Chevron's headers in a copy, one mistake at a time, and runs the kind of torture that must
+find it. Run by hand, one to two minutes each:
+
+    tests/torture/mutants.py --build build              all of them
+    tests/torture/mutants.py --build build blames       those whose name contains one of these words
+
+`--build` is a folder in which chevron-torture has been built. The exit code is 1 where a mutant is not found; one whose text is no longer in
+the headers is an error, too.
+"""
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FAULTS, KILLS, DAMAGE, SOAK = "faults --count 80 --jobs 2", "kills --count 24 --jobs 2", "damage --count 900", "soak --steps 600"
+
+# name; kind of torture; header below include/chevron/run; regular expression; what stands in its place
+MUTANTS = [
+    ("the launcher blames the next rank", FAULTS, "launch/launch.hpp", r'\.reason = "rank " \+ std::to_string\(rank\)', '.reason = "rank " + std::to_string(rank + 1)'),
+    ("too little memory is a usage error", FAULTS, "comm/stage_failure.hpp", r"catch \(\.\.\.\) \{\n    return exit_code::other;", "catch (...) {\n    return exit_code::usage;"),
+    ("a timeout is not followed to who is late", FAULTS, "failure/failure_board.hpp", r"if \(auto better = follow\(mine, waiting, waited\)\) return \*better;", ""),
+    ("an action is not named", FAULTS, "execution/executor.hpp", r"step, to_text\(i\.op\)\.str\(\)\};", 'step, ""};'),
+    ("a stuck thread is waited for", FAULTS, "comm/threads/run_threads.hpp", r"\+\+naps \* nap < hub\.options\.grace", "true"),
+    ("a failing rank tells nobody", FAULTS, "comm/stage_failure.hpp", r"if \(comm != nullptr\) comm->fail\(found\);", ""),
+    ("a folder without a manifest is a checkpoint", KILLS, "checkpoint/checkpoint_folder.hpp", r'step < end && std::filesystem::exists\(entry\.path\(\) / "manifest\.json", gone\)', "step < end"),
+    ("the optimizer's state is not loaded", KILLS, "checkpoint/checkpoint.hpp", r"if \(state != nullptr\) \{", "if (false) {"),
+    ("training goes on a step too late", KILLS, "checkpoint/checkpoint.hpp", r"train\.next_step\(about\.next_step\);", "train.next_step(about.next_step + 1);"),
+    ("files are not compared with their fingerprints", DAMAGE, "checkpoint/checkpoint_index.hpp", r"&& fingerprint_of\(file\) == wanted->second\)", ")"),
+    ("the manifest is not compared with its own", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"return end == std::string\(before_fingerprint\) \+ right \+ std::string\(after_fingerprint\) \? right : std::string\(\);", "return right;"),
+    ("a step keeps memory", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", "    accumulated_.end_step(next);\n    static thread_local std::vector<std::string> kept;\n    kept.emplace_back(20000, 'x');"),
+    ("a step leaves a file open", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", '    accumulated_.end_step(next);\n    if (step_ % 100 == 0 && std::fopen("/dev/null", "r") == nullptr) std::abort();'),
+    ("a step draws from the clock", SOAK, "training/trainer.hpp", r"    report_ = next;\n    if", "    next.loss += static_cast<double>(now_ns() % 1000) * 1e-9;\n    report_ = next;\n    if"),
+]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these")
+    parser.add_argument("--build", type=pathlib.Path, required=True, help="where chevron-torture has been built")
+    how = parser.parse_args()
+    listed = subprocess.run(["ninja", "-t", "commands", "bin/chevron-torture"], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
+    links = listed[-1]
+    wrong = found = total = 0
+    for name, kind, header, text, instead in MUTANTS:
+        if how.names and not any(n in name for n in how.names):
+            continue
+        total += 1
+        source = kind.split()[0] + ".cpp"
+        compiles = next(c for c in listed if c.endswith("torture/" + source))
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            shutil.copytree(ROOT / "include", place / "include")
+            file = place / "include/chevron/run" / header
+            words, changes = re.subn(text, lambda _: instead, file.read_text(), flags=re.DOTALL)
+            if changes != 1:
+                print(f"{name}: the header has this text {changes} times", flush=True)
+                wrong += 1
+                continue
+            file.write_text(words)
+            command = compiles.replace(str(ROOT / "include"), str(place / "include"))
+            command = re.sub(r" -o \S+", f" -o {place}/mutant.o", command)
+            if subprocess.run(command, shell=True, cwd=how.build).returncode != 0:
+                print(f"{name}: does not compile", flush=True)
+                wrong += 1
+                continue
+            # The mutant's object comes last, and alone: functions of headers that others hold too must be the mutant's.
+            command = re.sub(r" (\S+/torture/" + re.escape(source) + r"\.o)", "", links)
+            command = re.sub(r"(\S+/torture/\S+\.o)", rf"{place}/mutant.o \1", command, count=1)
+            command = re.sub(r" -o \S+", f" -o {place}/torture", command)
+            subprocess.run(command, shell=True, cwd=how.build, check=True)
+            around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1")
+            ran = subprocess.run([place / "torture", *kind.split()], env=around, capture_output=True, text=True, errors="replace")
+            first = next((line for line in ran.stdout.splitlines() if line.startswith("FAILED")), f"exit code {ran.returncode}")
+            found += ran.returncode != 0
+            wrong += ran.returncode == 0
+            print(f"{name}: {'found: ' + first if ran.returncode != 0 else 'NOT FOUND'}", flush=True)
+    print(f"\n{found} of {total} found")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
