@@ -23,9 +23,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto longest = 90s;
+constexpr auto longest = 40s;
 /// Steps before the fault may take long on a busy machine; after it somebody waits for this long.
-constexpr std::chrono::milliseconds patience = 60s, deadline = 1500ms;
+constexpr std::chrono::milliseconds patience = 25s, deadline = 1500ms;
 constexpr int tries = 3;
 
 bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }

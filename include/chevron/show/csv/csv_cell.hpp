@@ -197,16 +197,17 @@ class csv_scanner {
     }
     int const word = i;
     while (i < length && ((there[i] >= 'A' && there[i] <= 'Z') || there[i] == '_')) ++i;
-    spelling const* const found = spelled(there + word, i - word);
-    if (found == nullptr) {
+    int const at = spelled(there + word, i - word);
+    if (at < 0) {
       return wrong(whole.substr(static_cast<std::size_t>(word), static_cast<std::size_t>(i - word)) == "BW"
                        ? ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight "
                          "gradient W"
                        : " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
     }
-    cell.what = found->what;
-    cell.extra = found->extra;
-    if (found->has_micro_batch) {
+    spelling const& found = spellings[at];
+    cell.what = found.what;
+    cell.extra = found.extra;
+    if (found.has_micro_batch) {
       cell.micro_batch = take_number(there, i, length, max_micro_batches - 1);
       if (cell.micro_batch < 0) {
         return wrong(cell.micro_batch == -1   ? " has no microbatch: an action ends in its microbatch, such as 2F0"
@@ -216,7 +217,7 @@ class csv_scanner {
     }
     if (i < length) {
       return wrong(half                     ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
-                   : found->has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
+                   : found.has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
                                             : " goes on after its type: this type has no microbatch");
     }
     cell.empty = false;
@@ -238,14 +239,17 @@ class csv_scanner {
       {"UNSHARD", 7, kind::optimizer_step, csv_extra::unshard, false},
       {"RESHARD", 7, kind::optimizer_step, csv_extra::reshard, false}};
 
-  static constexpr spelling const* spelled(char const* word, int length) {
+  /// Where in `spellings` a word stands, -1 nowhere. (To GCC's undefined-behaviour sanitizer no comparison of a pointer into it with null is
+  /// a constant.)
+  static constexpr int spelled(char const* word, int length) {
+    int at = 0;
     for (spelling const& one : spellings) {
-      if (one.length != length) continue;
       int same = 0;
-      while (same < length && one.letters[same] == word[same]) ++same;
-      if (same == length) return &one;
+      while (one.length == length && same < length && one.letters[same] == word[same]) ++same;
+      if (one.length == length && same == length) return at;
+      ++at;
     }
-    return nullptr;
+    return -1;
   }
 
   std::string_view text_;
