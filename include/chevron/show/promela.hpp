@@ -131,7 +131,7 @@ inline promela_tables promela_tables_of(program_view const& program) {
   return out;
 }
 
-/// The program as a model. Sends are rendezvous; `spin -DBUFFERED` has them buffered, `-DLATE` lets each transfer take time.
+/// The program as a model. Sends are rendezvous; `spin -DBUFFERED` has them buffered.
 inline std::string promela(program_view const& program) {
   promela_tables const all = promela_tables_of(program);
   int const activations = detail::promela_most(all.activations), receives = detail::promela_most(all.receives),
@@ -151,8 +151,7 @@ inline std::string promela(program_view const& program) {
                     "     spin -a FILE && gcc -O2 -DSAFETY -DVECTORSZ=" + std::to_string(state) +
                     " -o pan pan.c && ./pan -m1000000\n\n"
                     "   `errors: 0` says that in no order of the ranks a wrong message, slot or order is met, a limit is broken or "
-                    "ranks wait for\n   ever. Sends are rendezvous; spin -DBUFFERED: buffered; spin -DLATE: each transfer takes "
-                    "time. */\n";
+                    "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. */\n";
   out += number("ranks", all.ranks) + number("stages", all.stages) + number("micro_batches", all.micro_batches) +
          number("forward_only", all.forward_only) + number("in_flight_limit", all.in_flight_limit) +
          number("byte_limit", all.byte_limit) + number("message_limit", all.message_limit) + number("edges", all.edges) +

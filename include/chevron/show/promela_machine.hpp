@@ -14,9 +14,8 @@ namespace chevron::show {
 /// until what it receives is there, a wait for a send until that is complete. Computations are not interleaved with other ranks,
 /// which see nothing of them: they come together with the step before.
 ///
-/// Of each directed edge there are two queues, of posted sends and of posted receives. Their first entries meet: that is the
-/// transfer. A rendezvous send is complete with it, a buffered one as soon as it is posted. With `LATE` a transfer takes time: a
-/// process for each edge does it at any moment, otherwise it comes at once.
+/// Of each directed edge there are two queues, of posted sends and of posted receives. Once both have an entry a process of the
+/// edge carries the first over, at any moment: a rendezvous send is complete with that, a buffered one as soon as it is posted.
 constexpr std::string_view promela_machine = R"(
 #define FORWARD        0
 #define BACKWARD       1
@@ -58,7 +57,7 @@ chan sent[MOST_EDGES] = [MOST_SENDS] of { tensor, short };
 chan posted[MOST_EDGES] = [MOST_RECEIVES] of { tensor, short };
 
 /* They hold nothing between two steps, so they are no part of a state. */
-hidden int here, cell, from, wanted, content, other, k;
+hidden int here, cell, from, wanted, content, k;
 hidden short slot_there;
 hidden byte more, goes_forward;
 
@@ -84,21 +83,6 @@ hidden byte more, goes_forward;
 #define lacks_half(i)  (fused(i) && (i) + 1 < length && lacks_input((i) + 1))
 #define waits(i)       (lacks_input(i) || lacks_end(i) || lacks_half(i))
 #define is_silent(i)   (op(i) <= WEIGHT || op(i) >= REDUCE_GRAD)
-
-/* The first send and the first receive of an edge meet. */
-inline transfer(a, b) {
-  sent[edge_of(a, b)] ? content, slot_there;
-  at[a].complete[slot_there] = 1;
-  posted[edge_of(a, b)] ? wanted, slot_there;
-  assert(content == wanted); /* the message that arrives is the one that the receive is for */
-  at[b].received[slot_there] = content
-}
-#define meet(a, b) (len(sent[edge_of(a, b)]) * len(posted[edge_of(a, b)]))
-#ifdef LATE
-#define transfer_at_once(a, b) skip
-#else
-#define transfer_at_once(a, b) k = meet(a, b); if :: k > 0 -> transfer(a, b) :: else fi
-#endif
 
 inline compute(i) {
   assert(slot(i) < activations[me]);
@@ -205,17 +189,14 @@ inline perform(i) {
     at[me].sending[source(i)] = wanted;
     at[me].complete[source(i)] = buffered;
     at[me].to[source(i)] = peer(i);
-    sent[edge_of(me, peer(i))] ! wanted, source(i);
-    transfer_at_once(me, peer(i))
+    sent[edge_of(me, peer(i))] ! wanted, source(i)
   :: op(i) == RECV_F || op(i) == RECV_B ->
     assert(source(i) < receives[me]);
     assert(at[me].received[source(i)] == 0 && at[me].user[source(i)] == 0); /* its slot is free */
     assert((op(i) == RECV_F -> stage(i) > 0 : stage(i) + 1 < stages));
     wanted = tensor_of(stage(i) + (op(i) == RECV_F -> -1 : 1), batch(i), (op(i) == RECV_F -> 0 : 1));
     at[me].received[source(i)] = pending;
-    posted[edge_of(peer(i), me)] ! wanted, source(i);
-    other = peer(i);
-    transfer_at_once(other, me)
+    posted[edge_of(peer(i), me)] ! wanted, source(i)
   :: op(i) == WAIT_SEND_F || op(i) == WAIT_SEND_B ->
     assert(source(i) < sends[me]);
     assert(at[me].sending[source(i)] == tensor_of(stage(i), batch(i), (op(i) == WAIT_SEND_F -> 0 : 1)));
@@ -286,14 +267,23 @@ proctype rank(byte me) {
   d_step { look_back() }
 }
 
-#ifdef LATE
+/* The first send and the first receive of an edge meet. */
 proctype carrier(byte a; byte b) {
 end:
   do
-  :: d_step { meet(a, b) > 0 -> transfer(a, b) }
+  :: d_step {
+      len(sent[edge_of(a, b)]) * len(posted[edge_of(a, b)]) > 0 ->
+      sent[edge_of(a, b)] ? content, slot_there;
+      if
+      :: buffered /* its slot may be another send's by now */
+      :: else -> at[a].complete[slot_there] = 1
+      fi;
+      posted[edge_of(a, b)] ? wanted, slot_there;
+      assert(content == wanted); /* the message that arrives is the one that the receive is for */
+      at[b].received[slot_there] = content
+    }
   od
 }
-#endif
 
 init {
   prepare;
@@ -303,7 +293,6 @@ init {
     :: k < ranks -> run rank(k); k++
     :: else -> break
     od;
-#ifdef LATE
     k = 0;
     do
     :: k < ranks * ranks ->
@@ -313,9 +302,7 @@ init {
       fi;
       k++
     :: else -> break
-    od;
-#endif
-    k = 0
+    od
   }
 }
 )";
