@@ -156,6 +156,7 @@ inline std::string promela(program_view const& program) {
          number("forward_only", all.forward_only) + number("in_flight_limit", all.in_flight_limit) +
          number("byte_limit", all.byte_limit) + number("message_limit", all.message_limit) + number("edges", all.edges) +
          number("none", promela_tables::none) + define("tensor", small ? "byte" : "int") +
+         define("slot_number", std::max(receives, sends) < 255 ? "byte" : "short") +
          number("pending", small ? 255 : most_tensor + 1) + number("MOST_RANKS", all.ranks) + number("MOST_STAGES", all.stages) +
          number("MOST_EDGES", std::max(all.edges, 1)) + number("MOST_ACTIVATIONS", activations) +
          number("MOST_RECEIVES", receives) + number("MOST_SENDS", sends) + define("prepare", "skip");

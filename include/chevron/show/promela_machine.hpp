@@ -40,7 +40,7 @@ typedef memory {
   tensor user[MOST_RECEIVES];         /* the cell whose graph was built on it */
   tensor sending[MOST_SENDS];         /* by send slot */
   bit    complete[MOST_SENDS];
-  short  to[MOST_SENDS];
+  byte   to[MOST_SENDS];              /* its receiver */
   short  position;                    /* the next instruction */
   short  computed;                    /* so many of the plan's actions */
   short  held;                        /* chunks in flight */
@@ -53,8 +53,8 @@ bit summed[MOST_STAGES];
 int messages;
 byte ended;
 
-chan sent[MOST_EDGES] = [MOST_SENDS] of { tensor, short };
-chan posted[MOST_EDGES] = [MOST_RECEIVES] of { tensor, short };
+chan sent[MOST_EDGES] = [MOST_SENDS] of { tensor, slot_number };
+chan posted[MOST_EDGES] = [MOST_RECEIVES] of { tensor, slot_number };
 
 /* They hold nothing between two steps, so they are no part of a state. */
 hidden int here, cell, from, wanted, content, k;
