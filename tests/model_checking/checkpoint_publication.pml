@@ -3,7 +3,7 @@
 
    P ranks, each with one file, save STEPS checkpoints; the last KEEP of them stay. Between any two system calls the job may be
    killed, or power may be lost, CRASHES times in all; then another job goes on from what it finds. With AGAIN it may begin by
-   saving the step again that it went on from. A reader loads at any moment.
+   saving the step again that it went on from. With READER a reader loads at any moment.
 
    Contents are numbered by the job that wrote them: a manifest names the contents of all files, as its fingerprints do. What
    folders list is in memory (`now`) and on the disk. A folder comes to the disk at any moment, at the latest by bring_to_disk; a
@@ -31,18 +31,20 @@
 byte now[STEPS * (P + 1)], disk[STEPS * (P + 1)];     /* 0: not there; else whose contents */
 byte now_folder[STEPS], disk_folder[STEPS];
 byte job = 1;
+bool runs[CRASHES + 2];
 byte first_step;     /* of this job */
 byte published;      /* so many steps: the last save that has returned */
 byte passed;         /* how often a rank has come to a barrier */
 byte ended;
 byte crashes;
+byte gone;           /* ranks that died */
 hidden byte i, k;
 
 inline bring_to_disk(c) {
   d_step {
     i = 0;
     do
-    :: i <= P -> disk[entry(c, i)] = now[entry(c, i)]; i++
+    :: i <= P && crashes < CRASHES -> disk[entry(c, i)] = now[entry(c, i)]; i++
     :: else -> break
     od
   }
@@ -51,7 +53,7 @@ inline bring_folders_to_disk() {
   d_step {
     i = 0;
     do
-    :: i < STEPS -> disk_folder[i] = now_folder[i]; i++
+    :: i < STEPS && crashes < CRASHES -> disk_folder[i] = now_folder[i]; i++
     :: else -> break
     od
   }
@@ -73,8 +75,9 @@ inline barrier() {
   passed >= came
 }
 
-proctype rank(byte me; byte mine) provided (job == mine) {
+proctype rank(byte me; byte mine) {
   byte s = first_step, came = 0, n = 0, kept;
+  {
   do
   :: s < STEPS ->
     /* All files are written, without a name. */
@@ -161,14 +164,20 @@ proctype rank(byte me; byte mine) provided (job == mine) {
     s++
   :: else -> break
   od;
-  ended++
+  ended++;
+  came = 0
+  } unless {
+    d_step { !runs[mine] -> s = 0; came = 0; n = 0; kept = 0; gone++ } /* it is dead */
+  }
 }
 
-/* The system writes when it likes. */
+/* The system writes when it likes. After the last crash nobody will ask what is on the disk. */
+hidden byte c_of_disk;
 proctype disks() {
-  byte c;
+#define c c_of_disk
   do
   :: atomic {
+      crashes < CRASHES;
       select(c : 0 .. STEPS - 1);
       if
 #ifdef UNORDERED
@@ -180,16 +189,33 @@ proctype disks() {
          now[entry(c, manifest)] != disk[entry(c, manifest)] -> bring_to_disk(c)
 #endif
       :: now_folder[c] != disk_folder[c] -> disk_folder[c] = now_folder[c]
-      fi;
-      c = 0
+      fi
     }
+  od
+#undef c
+}
+
+inline forget_disk() {
+  i = 0;
+  do
+  :: crashes == CRASHES && i < STEPS * (P + 1) -> disk[i] = 0; i++
+  :: else -> break
+  od;
+  i = 0;
+  do
+  :: crashes == CRASHES && i < STEPS -> disk_folder[i] = 0; i++
+  :: else -> break
   od
 }
 
 /* What a job finds that begins now. */
 inline look() {
   last_checkpoint();
+#ifndef AGAIN
   assert(k >= published);         /* what was saved is there, or a later one */
+#else
+  assert(k + 1 >= published);     /* or the one before: while a step is saved again its checkpoint is gone */
+#endif
   i = 0;
   do
   :: k > 0 && i < P -> assert(now[entry(k - 1, i)] == now[entry(k - 1, manifest)]); i++ /* and it is whole */
@@ -201,7 +227,7 @@ proctype world() {
   byte r;
   bool again = false;
   do
-  :: crashes < CRASHES && ended < P ->
+  :: crashes < CRASHES && ended == 0 ->
     if
     :: again = false
 #ifdef AGAIN
@@ -210,10 +236,13 @@ proctype world() {
     fi;
     d_step {
       crashes++;
+      runs[job] = false;
       job++;
+      runs[job] = true;
       passed = 0;
       ended = 0;
       look();
+      forget_disk();
       first_step = k;
       if
       :: again && k > 0 -> first_step = k - 1
@@ -221,11 +250,13 @@ proctype world() {
       fi;
       again = false
     }
-    atomic { r = 0; do :: r < P -> run rank(r, job); r++ :: else -> break od; r = 0 }
-  :: crashes < CRASHES && ended < P -> /* the same with a loss of power */
+    atomic { gone == crashes * P; r = 0; do :: r < P -> run rank(r, job); r++ :: else -> break od; r = 0 }
+  :: crashes < CRASHES && ended == 0 -> /* the same with a loss of power */
     d_step {
       crashes++;
+      runs[job] = false;
       job++;
+      runs[job] = true;
       passed = 0;
       ended = 0;
       i = 0;
@@ -239,9 +270,10 @@ proctype world() {
       :: else -> break
       od;
       look();
+      forget_disk();
       first_step = k
     }
-    atomic { r = 0; do :: r < P -> run rank(r, job); r++ :: else -> break od; r = 0 }
+    atomic { gone == crashes * P; r = 0; do :: r < P -> run rank(r, job); r++ :: else -> break od; r = 0 }
   :: break
   od;
   timeout ->
@@ -255,7 +287,11 @@ proctype world() {
     :: k < STEPS -> r = r + (is_last(k) -> 1 : 0); k++
     :: else -> break
     od;
-    assert(r == (KEEP < STEPS -> KEEP : STEPS)) /* the last KEEP stay */
+    /* The last KEEP stay; where the last job had nothing left to save, what its predecessor had not removed stays, too. */
+#ifndef AGAIN
+    assert(r >= (KEEP < STEPS -> KEEP : STEPS));
+#endif
+    assert(r <= KEEP || first_step == STEPS)
   }
 }
 
@@ -263,7 +299,13 @@ proctype world() {
 proctype reader() {
   byte c, wanted = 0, n = 0;
   bool refused = false;
-  d_step { last_checkpoint(); k > 0 -> c = k - 1; wanted = now[entry(c, manifest)] }
+  d_step {
+    last_checkpoint();
+    if
+    :: k > 0 -> c = k - 1; wanted = now[entry(c, manifest)]
+    :: else -> n = P /* there is none */
+    fi
+  }
   do
   :: n < P ->
     d_step {
@@ -284,12 +326,15 @@ proctype reader() {
 init {
   byte r = 0;
   atomic {
+    runs[1] = true;
     do
     :: r < P -> run rank(r, 1); r++
     :: else -> break
     od;
     run disks();
+#ifdef READER
     run reader();
+#endif
     run world()
   }
 }
