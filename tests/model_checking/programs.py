@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# timeout: 400
+# timeout: 600
 """SPIN and the prover say the same of programs: of every schedule of the catalogue, of mutants, and of known faults.
 
     CHEVRON_BUILD=build tests/model_checking/programs.py [--most 4] [--mutants 1000] [--jobs 1]
