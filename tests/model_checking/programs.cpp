@@ -34,8 +34,8 @@ std::map<int, sizes> models;  // by number of ranks
 std::ofstream lines;
 
 std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
-  std::vector<std::int64_t> out{t.ranks, t.stages, t.micro_batches, t.forward_only, t.edges, t.in_flight_limit, t.byte_limit,
-                                t.message_limit};
+  std::vector<std::int64_t> out{t.ranks, t.stages,          t.micro_batches, t.forward_only,
+                                t.edges, t.in_flight_limit, t.byte_limit,    t.message_limit};
   auto const add = [&](auto const& list) {
     out.push_back(static_cast<std::int64_t>(list.size()));
     out.insert(out.end(), list.begin(), list.end());
@@ -93,24 +93,26 @@ std::string model_of(int ranks, sizes const& s) {
   define("MOST_SENDS", s.sends);
   out += "#define prepare c_code { read_program(); }\n";
   std::string reads;
-  for (char const* one : {"ranks", "stages", "micro_batches", "forward_only", "edges", "in_flight_limit", "byte_limit", "message_limit"}) {
+  for (char const* one :
+       {"ranks", "stages", "micro_batches", "forward_only", "edges", "in_flight_limit", "byte_limit", "message_limit"}) {
     out += std::string("hidden int ") + one + ";\n";
     reads += std::string("  ") + one + " = next_number(from);\n";
   }
   out += "hidden int buffered;\n";
   std::pair<char const*, int> const arrays[] = {
-      {"home", s.stages}, {"weight", s.stages},  {"activations", ranks}, {"receives", ranks}, {"sends", ranks},
-      {"start", ranks + 1}, {"plan_start", ranks + 1}, {"edge", ranks * ranks}, {"code", s.code}, {"plan", s.plan}};
+      {"home", s.stages},   {"weight", s.stages},      {"activations", ranks},  {"receives", ranks}, {"sends", ranks},
+      {"start", ranks + 1}, {"plan_start", ranks + 1}, {"edge", ranks * ranks}, {"code", s.code},    {"plan", s.plan}};
   for (auto const& [name, size] : arrays) {
     out += "hidden int " + std::string(name) + "[" + std::to_string(size) + "];\n";
     reads += std::string("  for (left = next_number(from), i = 0; i < left; ++i) ") + name + "[i] = next_number(from);\n";
   }
   // The preprocessor of spin leaves \# alone, for that of the C compiler.
-  out += "c_code {\n  \\#include <stdio.h>\n  \\#include <stdlib.h>\n"
-         "static int next_number(FILE* from) {\n  int n;\n  if (fscanf(from, \"%d\", &n) != 1) exit(99);\n  return n;\n}\n"
-         "static void read_program(void) {\n  int i, left;\n  FILE* from = fopen(getenv(\"PROGRAM\"), \"r\");\n"
-         "  if (from == NULL || fseek(from, atol(getenv(\"OFFSET\")), SEEK_SET) != 0) exit(99);\n" +
-         reads + "  buffered = atoi(getenv(\"BUFFERED\"));\n  fclose(from);\n}\n}\n";
+  out +=
+      "c_code {\n  \\#include <stdio.h>\n  \\#include <stdlib.h>\n"
+      "static int next_number(FILE* from) {\n  int n;\n  if (fscanf(from, \"%d\", &n) != 1) exit(99);\n  return n;\n}\n"
+      "static void read_program(void) {\n  int i, left;\n  FILE* from = fopen(getenv(\"PROGRAM\"), \"r\");\n"
+      "  if (from == NULL || fseek(from, atol(getenv(\"OFFSET\")), SEEK_SET) != 0) exit(99);\n" +
+      reads + "  buffered = atoi(getenv(\"BUFFERED\"));\n  fclose(from);\n}\n}\n";
   return out + std::string(show::promela_machine);
 }
 
@@ -235,10 +237,10 @@ void write_mutants(int count, int most) {
     if (whole.view().total() > 160) continue;  // SPIN's time goes with the orders there are
     int const sort = d.below(12);
     write("mutant", "mutant of seed " + std::to_string(seed),
-          sort < 6   ? mutant(d, whole)
-          : sort < 9 ? in_another_order(d, whole)
+          sort < 6    ? mutant(d, whole)
+          : sort < 9  ? in_another_order(d, whole)
           : sort < 11 ? without_patience(d, whole)
-                     : with_limits(d, whole));
+                      : with_limits(d, whole));
     ++written;
   }
 }

@@ -22,13 +22,13 @@ struct promela_tables {
 
   int ranks = 0, stages = 0, micro_batches = 0, forward_only = 0, edges = 0;
   std::int64_t in_flight_limit = 0, byte_limit = 0, message_limit = 0;
-  std::vector<int> home;                         ///< by stage: its rank
-  std::vector<std::int64_t> weight;              ///< by stage: bytes of a microbatch in flight
-  std::vector<int> activations, receives, sends; ///< by rank: how many slots
-  std::vector<int> start, plan_start;            ///< by rank: its first instruction, its first action of the plan
-  std::vector<int> code;                         ///< by instruction: kind, stage, microbatch, peer, slot, source, local, fused
-  std::vector<int> plan;                         ///< by action of the plan: kind, stage, microbatch, fused
-  std::vector<int> edge;                         ///< by sender × ranks + receiver: the edge's number, or `none`
+  std::vector<int> home;                          ///< by stage: its rank
+  std::vector<std::int64_t> weight;               ///< by stage: bytes of a microbatch in flight
+  std::vector<int> activations, receives, sends;  ///< by rank: how many slots
+  std::vector<int> start, plan_start;             ///< by rank: its first instruction, its first action of the plan
+  std::vector<int> code;                          ///< by instruction: kind, stage, microbatch, peer, slot, source, local, fused
+  std::vector<int> plan;                          ///< by action of the plan: kind, stage, microbatch, fused
+  std::vector<int> edge;                          ///< by sender × ranks + receiver: the edge's number, or `none`
 };
 
 namespace detail {
@@ -71,7 +71,9 @@ std::string promela_array(std::string const& name, std::vector<Number> const& va
   return out + (values.empty() ? " 0 };\n" : " };\n");
 }
 
-inline int promela_most(std::vector<int> const& of) { return of.empty() ? 1 : std::max(1, *std::max_element(of.begin(), of.end())); }
+inline int promela_most(std::vector<int> const& of) {
+  return of.empty() ? 1 : std::max(1, *std::max_element(of.begin(), of.end()));
+}
 
 }  // namespace detail
 
@@ -108,10 +110,9 @@ inline promela_tables promela_tables_of(program_view const& program) {
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& one = program.at(r, i);
       bool const has_peer = one.peer >= 0 && one.peer < out.ranks;
-      for (int const number :
-           {detail::promela_kind(one.op.kind), static_cast<int>(one.op.stage), static_cast<int>(one.op.micro_batch),
-            has_peer ? one.peer : promela_tables::none, slot(one.slot), slot(one.source), slot(one.local),
-            static_cast<int>(one.op.fused)})
+      for (int const number : {detail::promela_kind(one.op.kind), static_cast<int>(one.op.stage),
+                               static_cast<int>(one.op.micro_batch), has_peer ? one.peer : promela_tables::none, slot(one.slot),
+                               slot(one.source), slot(one.local), static_cast<int>(one.op.fused)})
         out.code.push_back(number);
       bool const receives = one.op.kind == kind::receive_forward || one.op.kind == kind::receive_backward;
       if (!has_peer || !(receives || one.op.kind == kind::send_forward || one.op.kind == kind::send_backward)) continue;
@@ -143,15 +144,19 @@ inline std::string promela(program_view const& program) {
   int const memory = all.ranks * (activations * (3 * tensor + 1) + receives * 2 * tensor + sends * (tensor + 3) + 24);
   int const queues = all.edges * ((sends + receives) * (tensor + 2) + 16);
   int const state = ((memory + queues + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
-  auto const define = [](char const* name, std::string const& value) { return std::string("#define ") + name + " " + value + "\n"; };
+  auto const define = [](char const* name, std::string const& value) {
+    return std::string("#define ") + name + " " + value + "\n";
+  };
   auto const number = [&](char const* name, std::int64_t value) { return define(name, std::to_string(value)); };
-  std::string out = "/* " + (*program.plan.name != 0 ? std::string(program.plan.name) + ", " : std::string()) +
-                    std::to_string(all.ranks) + " ranks, " + std::to_string(all.micro_batches) +
-                    " microbatches, as chevron-plan lowers it, for SPIN:\n\n"
-                    "     spin -a FILE && gcc -O2 -DSAFETY -DVECTORSZ=" + std::to_string(state) +
-                    " -o pan pan.c && ./pan -m1000000\n\n"
-                    "   `errors: 0` says that in no order of the ranks a wrong message, slot or order is met, a limit is broken or "
-                    "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. */\n";
+  std::string out =
+      "/* " + (*program.plan.name != 0 ? std::string(program.plan.name) + ", " : std::string()) + std::to_string(all.ranks) +
+      " ranks, " + std::to_string(all.micro_batches) +
+      " microbatches, as chevron-plan lowers it, for SPIN:\n\n"
+      "     spin -a FILE && gcc -O2 -DSAFETY -DVECTORSZ=" +
+      std::to_string(state) +
+      " -o pan pan.c && ./pan -m1000000\n\n"
+      "   `errors: 0` says that in no order of the ranks a wrong message, slot or order is met, a limit is broken or "
+      "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. */\n";
   out += number("ranks", all.ranks) + number("stages", all.stages) + number("micro_batches", all.micro_batches) +
          number("forward_only", all.forward_only) + number("in_flight_limit", all.in_flight_limit) +
          number("byte_limit", all.byte_limit) + number("message_limit", all.message_limit) + number("edges", all.edges) +
@@ -177,7 +182,8 @@ inline std::string promela(program_view const& program) {
         bool const last = first + f + 1 == all.code.size();
         line += (f > 0 ? " " : "") + std::to_string(all.code[first + f]) + (last ? "" : ",");
       }
-      out += line + "  /* rank " + std::to_string(r) + ", " + std::to_string(i) + ": " + to_text(program.at(r, i).op).str() + " */\n";
+      out += line + "  /* rank " + std::to_string(r) + ", " + std::to_string(i) + ": " + to_text(program.at(r, i).op).str() +
+             " */\n";
     }
   }
   out += "};\n/* kind, stage, microbatch, fused */\n" + detail::promela_array("plan", all.plan);
