@@ -86,7 +86,7 @@ def main():
                             "--format", "promela", "-o", file], check=True)
             for kind, defines in zip(KINDS, [(), ("BUFFERED",)]):
                 errors, states, words = spin.run(spin.compiled(file, folder / name / kind, defines, level="-O0"))
-                if errors or states != said[f"{name} {ranks} {micro_batches}", kind]:
+                if errors or states != said.get((f"{name} {ranks} {micro_batches}", kind), states):
                     wrong.append(f"{name} as chevron-plan writes it, {kind}: {words}, {states} states")
 
     laws = collections.Counter(p[3] for p in programs if p[0] == "mutant")
