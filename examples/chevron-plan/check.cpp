@@ -8,6 +8,7 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/picture.hpp>
 #include <chevron/show/program_text.hpp>
+#include <chevron/show/promela.hpp>
 
 #include "request.hpp"
 
@@ -68,7 +69,7 @@ int run_check(request const& asked) {
 }
 
 int run_lower(request const& asked) {
-  std::string const format = format_of(asked, {"text", "csv-comms", "csv-comms-2.15", "csv"});
+  std::string const format = format_of(asked, {"text", "csv-comms", "csv-comms-2.15", "csv", "promela"});
   if (is_file(asked.schedule)) {
     if (chevron::finding const broken = read_file(asked).broken) return report(asked, broken);
   }
@@ -77,6 +78,10 @@ int run_lower(request const& asked) {
   chevron::proved_program const program = lower(prove(plan));
   if (format == "csv") {
     write(asked, chevron::show::csv(plan));
+    return exit_ok;
+  }
+  if (format == "promela") {
+    write(asked, chevron::show::promela(program));
     return exit_ok;
   }
   if (format != "text") {

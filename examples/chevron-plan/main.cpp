@@ -11,6 +11,7 @@
 //   chevron-plan check mine.csv
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
+//   chevron-plan lower ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -138,7 +139,7 @@ int main(int argc, char** argv) {
   lower
       .add_option("--format", asked.format,
                   "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 wants; "
-                  "csv: computations only")
+                  "csv: computations only; promela: a model for SPIN, which looks at all orders of the ranks")
       ->type_name("FORMAT");
   lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 

@@ -1,7 +1,8 @@
 #pragma once
 
 /// \file
-/// Every way to show a schedule or what was measured of it: text, SVG, HTML, CSV, JSON, Chrome trace. No LibTorch.
+/// Every way to show a schedule or what was measured of it: text, SVG, HTML, CSV, JSON, Chrome trace, a model for
+/// SPIN. No LibTorch.
 
 #include <chevron/show/analysis_text.hpp>
 #include <chevron/show/chrome_trace.hpp>
@@ -9,5 +10,6 @@
 #include <chevron/show/html.hpp>
 #include <chevron/show/json.hpp>
 #include <chevron/show/program_text.hpp>
+#include <chevron/show/promela.hpp>
 #include <chevron/show/svg.hpp>
 #include <chevron/show/text.hpp>

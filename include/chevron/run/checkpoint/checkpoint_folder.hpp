@@ -21,6 +21,7 @@
 
 /// \file
 /// Which checkpoints a folder holds, and which of them go.
+/// Its model for SPIN: tests/model_checking/checkpoint_publication.pml.
 
 namespace chevron {
 

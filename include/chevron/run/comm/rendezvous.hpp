@@ -19,6 +19,7 @@
 
 /// \file
 /// What the ranks of one transport tell each other through the job's store.
+/// Its model for SPIN: tests/model_checking/join_and_leave.pml.
 
 namespace chevron {
 

@@ -17,6 +17,7 @@
 
 /// \file
 /// What ranks tell each other of a failure, through the store of their job, and whose failure it was.
+/// Its model for SPIN: tests/model_checking/failure_board.pml.
 
 namespace chevron::detail {
 

@@ -29,6 +29,7 @@
 
 /// \file
 /// The end of a step: what all ranks must know before any of them may change a parameter, and then the change.
+/// Its model for SPIN: tests/model_checking/post_validation.pml.
 
 namespace chevron {
 

@@ -1,0 +1,193 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/show/promela_machine.hpp>
+
+/// \file
+/// A lowered program as a model for SPIN: tables of its instructions, and a machine that carries them out. SPIN then looks at all
+/// orders in which the ranks may come, for a wrong message, a wrong slot, a broken limit, and ranks that wait for ever.
+
+namespace chevron::show {
+
+/// A program in numbers, as the machine reads them (promela_machine.hpp). It holds whatever the program holds, lawful or not.
+struct promela_tables {
+  static constexpr int none = 65535;  ///< no peer, no slot: Promela's tables hold no negative numbers
+
+  int ranks = 0, stages = 0, micro_batches = 0, forward_only = 0, edges = 0;
+  std::int64_t in_flight_limit = 0, byte_limit = 0, message_limit = 0;
+  std::vector<int> home;                          ///< by stage: its rank
+  std::vector<std::int64_t> weight;               ///< by stage: bytes of a microbatch in flight
+  std::vector<int> activations, receives, sends;  ///< by rank: how many slots
+  std::vector<int> start, plan_start;             ///< by rank: its first instruction, its first action of the plan
+  std::vector<int> code;                          ///< by instruction: kind, stage, microbatch, peer, slot, source, local, fused
+  std::vector<int> plan;                          ///< by action of the plan: kind, stage, microbatch, fused
+  std::vector<int> edge;                          ///< by sender × ranks + receiver: the edge's number, or `none`
+};
+
+namespace detail {
+
+/// A kind as promela_machine.hpp numbers it.
+constexpr int promela_kind(kind what) {
+  switch (what) {
+    case kind::forward:
+      return 0;
+    case kind::backward:
+      return 1;
+    case kind::backward_input:
+      return 2;
+    case kind::backward_weight:
+      return 3;
+    case kind::send_forward:
+      return 4;
+    case kind::receive_forward:
+      return 5;
+    case kind::send_backward:
+      return 6;
+    case kind::receive_backward:
+      return 7;
+    case kind::wait_send_forward:
+      return 8;
+    case kind::wait_send_backward:
+      return 9;
+    case kind::reduce_gradients:
+      return 10;
+    case kind::optimizer_step:
+      return 11;
+  }
+  return promela_tables::none;
+}
+
+template <class Number>
+std::string promela_array(std::string const& name, std::vector<Number> const& values) {
+  std::string out = "hidden int " + name + "[" + std::to_string(std::max<std::size_t>(values.size(), 1)) + "] = {";
+  for (std::size_t i = 0; i < values.size(); ++i) out += (i == 0 ? " " : ", ") + std::to_string(values[i]);
+  return out + (values.empty() ? " 0 };\n" : " };\n");
+}
+
+inline int promela_most(std::vector<int> const& of) {
+  return of.empty() ? 1 : std::max(1, *std::max_element(of.begin(), of.end()));
+}
+
+}  // namespace detail
+
+inline promela_tables promela_tables_of(program_view const& program) {
+  plan_view const& plan = program.plan;
+  promela_tables out;
+  auto const slot = [](std::uint16_t n) { return n == no_slot ? promela_tables::none : static_cast<int>(n); };
+  out.ranks = plan.size.ranks;
+  out.stages = plan.stages;
+  out.micro_batches = plan.size.micro_batches;
+  out.forward_only = plan.forward_only ? 1 : 0;
+  out.in_flight_limit = plan.in_flight_limit;
+  out.message_limit = plan.message_limit;
+  // Bytes in their largest common unit: Promela counts to 2 147 483 647.
+  std::int64_t unit = 0;
+  for (int s = 0; s < plan.stages && plan.byte_limit > 0; ++s) unit = std::gcd(unit, plan.stage_bytes[s]);
+  for (int s = 0; s < plan.stages; ++s) {
+    out.home.push_back(plan.rank_of[s]);
+    out.weight.push_back(unit == 0 ? 0 : plan.stage_bytes[s] / unit);
+  }
+  out.byte_limit = unit == 0 ? 0 : plan.byte_limit / unit;
+  // Less than one unit is a limit that the smallest chunk breaks, and not none.
+  if (unit != 0 && out.byte_limit == 0) {
+    for (std::int64_t& each : out.weight) each *= 2;
+    out.byte_limit = 1;
+  }
+  out.edge.assign(static_cast<std::size_t>(out.ranks * out.ranks), promela_tables::none);
+  for (int r = 0; r < out.ranks; ++r) {
+    out.activations.push_back(program.slots[r].activation);
+    out.receives.push_back(program.slots[r].receive);
+    out.sends.push_back(program.slots[r].send);
+    out.start.push_back(program.begin[r]);
+    out.plan_start.push_back(plan.begin[r]);
+    for (int i = 0; i < program.length(r); ++i) {
+      instruction const& one = program.at(r, i);
+      bool const has_peer = one.peer >= 0 && one.peer < out.ranks;
+      for (int const number : {detail::promela_kind(one.op.kind), static_cast<int>(one.op.stage),
+                               static_cast<int>(one.op.micro_batch), has_peer ? one.peer : promela_tables::none, slot(one.slot),
+                               slot(one.source), slot(one.local), static_cast<int>(one.op.fused)})
+        out.code.push_back(number);
+      bool const receives = one.op.kind == kind::receive_forward || one.op.kind == kind::receive_backward;
+      if (!has_peer || !(receives || one.op.kind == kind::send_forward || one.op.kind == kind::send_backward)) continue;
+      int const from = receives ? one.peer : r, to = receives ? r : one.peer;
+      int& number = out.edge[static_cast<std::size_t>(from * out.ranks + to)];
+      if (number == promela_tables::none) number = out.edges++;
+    }
+    for (int i = 0; i < plan.length(r); ++i) {
+      action const one = plan.at(r, i);
+      for (int const number : {detail::promela_kind(one.kind), static_cast<int>(one.stage), static_cast<int>(one.micro_batch),
+                               static_cast<int>(one.fused)})
+        out.plan.push_back(number);
+    }
+  }
+  out.start.push_back(program.begin[out.ranks]);
+  out.plan_start.push_back(plan.begin[out.ranks]);
+  return out;
+}
+
+/// The program as a model. Sends are rendezvous; `spin -DBUFFERED` has them buffered.
+inline std::string promela(program_view const& program) {
+  promela_tables const all = promela_tables_of(program);
+  int const activations = detail::promela_most(all.activations), receives = detail::promela_most(all.receives),
+            sends = detail::promela_most(all.sends);
+  int const most_tensor = 2 * all.stages * all.micro_batches;
+  bool const small = most_tensor < 255;
+  // What a state takes: SPIN wants to be told where it is more than 1024 bytes.
+  int const tensor = small ? 1 : 4;
+  int const memory = all.ranks * (activations * (3 * tensor + 1) + receives * 2 * tensor + sends * (tensor + 3) + 24);
+  int const queues = all.edges * ((sends + receives) * (tensor + 2) + 16);
+  int const state = ((memory + queues + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
+  auto const define = [](char const* name, std::string const& value) {
+    return std::string("#define ") + name + " " + value + "\n";
+  };
+  auto const number = [&](char const* name, std::int64_t value) { return define(name, std::to_string(value)); };
+  std::string out =
+      "/* " + (*program.plan.name != 0 ? std::string(program.plan.name) + ", " : std::string()) + std::to_string(all.ranks) +
+      " ranks, " + std::to_string(all.micro_batches) +
+      " microbatches, as chevron-plan lowers it, for SPIN:\n\n"
+      "     spin -a FILE && gcc -O2 -DSAFETY -DVECTORSZ=" +
+      std::to_string(state) +
+      " -o pan pan.c && ./pan -m1000000\n\n"
+      "   `errors: 0` says that in no order of the ranks a wrong message, slot or order is met, a limit is broken or "
+      "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. */\n";
+  out += number("ranks", all.ranks) + number("stages", all.stages) + number("micro_batches", all.micro_batches) +
+         number("forward_only", all.forward_only) + number("in_flight_limit", all.in_flight_limit) +
+         number("byte_limit", all.byte_limit) + number("message_limit", all.message_limit) + number("edges", all.edges) +
+         number("none", promela_tables::none) + define("tensor", small ? "byte" : "int") +
+         define("slot_number", std::max(receives, sends) < 255 ? "byte" : "short") +
+         number("pending", small ? 255 : most_tensor + 1) + number("MOST_RANKS", all.ranks) + number("MOST_STAGES", all.stages) +
+         number("MOST_EDGES", std::max(all.edges, 1)) + number("MOST_ACTIVATIONS", activations) +
+         number("MOST_RECEIVES", receives) + number("MOST_SENDS", sends) + define("prepare", "skip");
+  out += "#ifdef BUFFERED\n#define buffered 1\n#else\n#define buffered 0\n#endif\n";
+  out += detail::promela_array("home", all.home) + detail::promela_array("weight", all.weight) +
+         detail::promela_array("activations", all.activations) + detail::promela_array("receives", all.receives) +
+         detail::promela_array("sends", all.sends) + detail::promela_array("start", all.start) +
+         detail::promela_array("plan_start", all.plan_start) + detail::promela_array("edge", all.edge);
+
+  // The long tables a line an instruction, each with its name.
+  out += "/* kind, stage, microbatch, peer, slot, source, local, fused */\nhidden int code[" +
+         std::to_string(std::max<std::size_t>(all.code.size(), 1)) + "] = {\n";
+  for (int r = 0; r < all.ranks; ++r) {
+    for (int i = 0; i < program.length(r); ++i) {
+      std::string line = "  ";
+      std::size_t const first = static_cast<std::size_t>(program.begin[r] + i) * 8;
+      for (std::size_t f = 0; f < 8; ++f) {
+        bool const last = first + f + 1 == all.code.size();
+        line += (f > 0 ? " " : "") + std::to_string(all.code[first + f]) + (last ? "" : ",");
+      }
+      out += line + "  /* rank " + std::to_string(r) + ", " + std::to_string(i) + ": " + to_text(program.at(r, i).op).str() +
+             " */\n";
+    }
+  }
+  out += "};\n/* kind, stage, microbatch, fused */\n" + detail::promela_array("plan", all.plan);
+  return out + std::string(promela_machine);
+}
+
+}  // namespace chevron::show

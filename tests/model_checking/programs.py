@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+# timeout: 600
+"""SPIN and the prover say the same of programs: of every schedule of the catalogue, of mutants, and of known faults.
+
+    CHEVRON_BUILD=build tests/model_checking/programs.py [--most 4] [--mutants 1000] [--jobs 1]
+
+Schedules go up to `most` ranks and as many microbatches. Every program is looked through twice, with rendezvous and with buffered
+channels. The prover speaks of rendezvous: there its verdict must be SPIN's. Buffered channels let more programs come to their end,
+so there SPIN may accept what is refused as a deadlock, and nothing else.
+"""
+import argparse
+import collections
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "shared"))
+import spin
+
+KINDS = ["rendezvous", "buffered"]
+EXPORTED = [("1F1B", 3, 3), ("ZBVZeroBubble", 2, 3)]
+
+
+def read_programs(file):
+    """(sort, name, ranks, law, expected words, byte at which its numbers stand) of each line."""
+    out, at = [], 0
+    for line in file.read_bytes().splitlines(keepends=True):
+        *fields, numbers = line.split(b"\t")
+        sort, name, ranks, law, expected = (field.decode() for field in fields)
+        out.append((sort, name, int(ranks), law, expected, at + len(line) - len(numbers)))
+        at += len(line)
+    return out
+
+
+def main():
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--most", type=int, default=4, help="ranks, and microbatches, of the catalogue's schedules")
+    asked.add_argument("--mutants", type=int, default=1000)
+    asked.add_argument("--jobs", type=int, default=1)
+    asked = asked.parse_args()
+    spin.need_spin()
+    began = time.time()
+    build = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve()
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        subprocess.run([build / "bin/chevron-model-programs", folder, str(asked.most), str(asked.mutants)], check=True)
+        programs = read_programs(folder / "programs.tsv")
+        pans = {ranks: spin.compiled(folder / f"programs-{ranks}.pml", folder / str(ranks)) for ranks in {p[2] for p in programs}}
+
+        def look(task):
+            (sort, name, ranks, law, expected, offset), buffered = task
+            return spin.run(pans[ranks], depth=2000, variables={
+                "PROGRAM": str(folder / "programs.tsv"), "OFFSET": str(offset), "BUFFERED": str(buffered)})
+
+        tasks = [(program, buffered) for program in programs for buffered in (0, 1)]
+        with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
+            results = list(pool.map(look, tasks))
+
+        table = collections.defaultdict(collections.Counter)
+        said = {}
+        for ((sort, name, ranks, law, expected, _), buffered), (errors, states, words) in zip(tasks, results):
+            kind = KINDS[buffered]
+            said[name, kind] = states
+            row = table[sort, kind]
+            row["programs"] += 1
+            row["states"] += states
+            row["refused"] += errors > 0
+            row["only rendezvous"] += buffered and not errors and law == "deadlock"
+            accepted = law == "none" or (buffered and law == "deadlock" and not errors)
+            if (errors == 0) != accepted:
+                wrong.append(f"{name}, {kind}: SPIN says {words}, the prover {law}")
+            if sort == "fault" and (expected.split() * 2)[buffered] not in words:
+                wrong.append(f"{name}, {kind}: SPIN says {words}, not {(expected.split() * 2)[buffered]}")
+            if sort == "schedule" and states < 3 * ranks:
+                wrong.append(f"{name}, {kind}: only {states} states")
+
+        # What chevron-plan writes is the same model, with the tables in it.
+        for name, ranks, micro_batches in EXPORTED:
+            file = folder / f"{name}.pml"
+            subprocess.run([build / "bin/chevron-plan", "lower", name, "--ranks", str(ranks), "--microbatches", str(micro_batches),
+                            "--format", "promela", "-o", file], check=True)
+            for kind, defines in zip(KINDS, [(), ("BUFFERED",)]):
+                errors, states, words = spin.run(spin.compiled(file, folder / name / kind, defines, level="-O0"))
+                if errors or states != said.get((f"{name} {ranks} {micro_batches}", kind), states):
+                    wrong.append(f"{name} as chevron-plan writes it, {kind}: {words}, {states} states")
+
+    laws = collections.Counter(p[3] for p in programs if p[0] == "mutant")
+    schedules = {p[1].rsplit(" ", 2)[0] for p in programs if p[0] == "schedule"}
+    print(f"{len(schedules)} schedules, {asked.most * asked.most} shapes up to {asked.most} ranks and {asked.most} microbatches")
+    print(f"{'':10}{'channels':12}{'programs':>9}{'refused':>9}{'states':>12}")
+    for (sort, kind), row in table.items():
+        print(f"{sort:10}{kind:12}{row['programs']:9}{row['refused']:9}{row['states']:12}")
+    print("mutants by the prover's verdict: " + ", ".join(f"{law} {count}" for law, count in laws.most_common()))
+    print(f"deadlocks with rendezvous that buffers end: {table['mutant', 'buffered']['only rendezvous']}")
+    # A comparison in which one side never says no shows nothing.
+    for law in ["none", "order", "deadlock", "matched", "slots", "complete", "in_flight"]:
+        if asked.mutants >= 1000 and laws[law] < 10:
+            wrong.append(f"only {laws[law]} mutants of '{law}'")
+    for line in wrong[:20]:
+        print(line)
+    print(f"{len(wrong)} disagreements, {time.time() - began:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
