@@ -64,17 +64,6 @@ inline bool is_checkpoint_file(std::string name) {
   return false;
 }
 
-/// Takes a checkpoint's manifest away, and then its files; not those of somebody else, nor what is not named yet.
-inline void remove_files(std::filesystem::path const& folder) {
-  std::filesystem::remove(folder / "manifest.json");
-  std::vector<std::filesystem::path> old;
-  for (auto const& entry : std::filesystem::directory_iterator(folder)) {
-    std::string const name = entry.path().filename().string();
-    if (name.ends_with(".safetensors") && is_checkpoint_file(name)) old.push_back(entry.path());
-  }
-  for (auto const& one : old) std::filesystem::remove(one);
-}
-
 /// What the folder lists outlives a loss of power, where the disk can promise that of folders.
 inline void bring_to_disk(std::filesystem::path const& folder) {
   int const opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -82,6 +71,18 @@ inline void bring_to_disk(std::filesystem::path const& folder) {
   int const fault = errno;
   if (opened >= 0) ::close(opened);
   if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
+}
+
+/// Takes a checkpoint's manifest away, and then its files; not those of somebody else, nor what is not named yet.
+inline void remove_files(std::filesystem::path const& folder) {
+  // After a loss of power no manifest may stand beside files that it does not name.
+  if (std::filesystem::remove(folder / "manifest.json")) bring_to_disk(folder);
+  std::vector<std::filesystem::path> old;
+  for (auto const& entry : std::filesystem::directory_iterator(folder)) {
+    std::string const name = entry.path().filename().string();
+    if (name.ends_with(".safetensors") && is_checkpoint_file(name)) old.push_back(entry.path());
+  }
+  for (auto const& one : old) std::filesystem::remove(one);
 }
 
 /// Whether this is a folder, and no link to one, with nothing in it but a checkpoint's files.
