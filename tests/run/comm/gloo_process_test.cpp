@@ -49,6 +49,8 @@ int rank_program(std::map<std::string, std::string> const& settings) {
   options.join = std::chrono::milliseconds(number("join", 60000));
   auto const job = launch(options);
   std::fprintf(stderr, "pid %d %d\n", job.rank, static_cast<int>(getpid()));
+  if (number("late", -1) == job.rank) std::this_thread::sleep_for(600s);
+  if (number("leaves", -1) == job.rank) return 0;
   int const replicas = number("replicas", 1);
   auto const where = job.topology(job.world / replicas, replicas);
   int const r = where.pipeline_rank();
@@ -423,6 +425,40 @@ TEST_CASE("half-set environments, strangers and missing ranks end with one clear
       wrong.unless(since.spent() < 6s, "ended soon after the 2 s");
     });
   }
+}
+
+TEST_CASE("a rank that is killed, or ends, before all have met: the others end with code 3 within seconds and name it") {
+  // The last rank has come, and does something else before it meets the others.
+  struct job {
+    std::string settings;
+    int victim;
+    std::vector<started> ranks;
+  };
+  std::vector<job> jobs;
+  for (int victim : {0, 1, 2}) jobs.push_back({"late=3 join=90000", victim, start_ranks(4, "late=3 join=90000")});
+  jobs.push_back({"leaves=1 late=3 join=90000", -1, start_ranks(4, "leaves=1 late=3 join=90000")});
+  for (auto& each : jobs) {
+    for (auto& rank : each.ranks) REQUIRE_MESSAGE(rank.says("pid "), rank.output());
+  }
+  std::this_thread::sleep_for(1500ms);
+  auto const begin = steady::now();
+  for (auto& each : jobs) {
+    if (each.victim >= 0) kill(each.ranks[static_cast<std::size_t>(each.victim)].id(), SIGKILL);
+  }
+  for (auto& each : jobs) {
+    for (int r = 0; r < 4; ++r) {
+      auto const end = each.ranks[static_cast<std::size_t>(r)].wait();
+      if (r == each.victim) continue;
+      INFO(each.settings << ", victim " << each.victim << ", rank " << r << ": " << end.output);
+      if (each.victim < 0 && r == 1) {
+        CHECK(end.code == 0);
+        continue;
+      }
+      CHECK(end.code == 3);
+      CHECK(end.lines_with(each.victim < 0 ? "rank 1 has ended" : "rank " + std::to_string(each.victim)) >= 1);
+    }
+  }
+  CHECK(steady::now() - begin < 40s);
 }
 
 TEST_CASE("torchrun starts the ranks and prints their error as the root cause") {
