@@ -73,6 +73,7 @@ int rank_program(std::map<std::string, std::string> const& settings) {
     if (number("throw", -1) == job.rank && step == 5)
       throw numerical_error("the loss is nan", {.rank = job.rank, .peer = -1, .step = step});
     if (number("exit", -1) == job.rank && step == 5) _exit(17);
+    if (number("early", -1) == job.rank && step == 5) break;
     for (int m = 0; m < micro_batches; ++m) {
       at::Tensor x = at::full({2, 8}, step * 100 + m);
       if (r > 0) {
@@ -341,6 +342,20 @@ TEST_CASE("a rank that fails by itself: the others report its reason and end wit
         wants(wrong, end, "rank 0, step 5: the loss is nan", 1);
       }
     });
+  }
+}
+
+TEST_CASE("a rank that leaves the loop too early is named within seconds, whatever the others wait for") {
+  std::vector<started> jobs;
+  for (std::string const layout : {"", " replicas=2"}) {
+    for (std::string const rank : {"0", "1", "3"}) jobs.emplace_back("nproc=4 steps=10 work=0 early=" + rank + layout);
+  }
+  for (std::size_t j = 0; j < jobs.size(); ++j) {
+    auto const end = jobs[j].wait();
+    INFO(end.output);
+    CHECK(end.code == 3);
+    CHECK(end.took < 45s);  // the deadline is 60 s
+    CHECK(end.lines_with("rank " + std::string(j % 3 == 0 ? "0" : j % 3 == 1 ? "1" : "3") + " has ended") == 4);
   }
 }
 
