@@ -14,7 +14,6 @@
 #include <exception>
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,6 +28,7 @@
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
 #include <chevron/run/launch/environment.hpp>
+#include <chevron/run/launch/launcher_store.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 
 /// \file
@@ -204,19 +204,16 @@ inline void claim_rank(c10d::Store& store, int rank, std::string const& store_ad
                                          std::string const& prefix) {
   int code = static_cast<int>(exit_code::peer_lost);
   try {
-    auto const port = socket.port();
     // No wait for ranks: a short one for them would be too short for a store that is only just begun.
-    auto const tcp = connect_store("127.0.0.1", port, std::max(options.join, std::chrono::milliseconds(60000)), socket.release());
-    c10d::PrefixStore store(prefix, tcp);
-    std::optional<failure> first;
+    auto const patience = std::max(options.join, std::chrono::milliseconds(60000));
+    launcher_store store([prefix, port = socket.port(), listening = socket.release(), patience] {
+      return c10::make_intrusive<c10d::PrefixStore>(prefix, connect_store("127.0.0.1", port, patience, listening));
+    });
     code = ranks.wait(options.children, [&](int rank, int of_rank, std::string const& how) {
-      failure const lost{.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"};
-      first = failure_of(store.compareSet("failure", std::string(), to_line(lost)));
-      // Whoever else was first has said it.
-      if (first->reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
+      store.publish({.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"});
     });
     // The first to end need not be the first to fail.
-    if (first) {
+    if (auto const first = store.first()) {
       bool const seen_from_afar = first->code == static_cast<int>(exit_code::peer_lost) && ranks.code_of(first->rank) > 0;
       code = seen_from_afar ? ranks.code_of(first->rank) : first->code;
     }
