@@ -193,7 +193,7 @@ class safetensors_file {
     try {
       header = detail::parse_strictly(text, 4);
     } catch (std::exception const& e) {
-      detail::refuse_file(path_, std::string("its header is no JSON of this kind: ") + e.what());
+      detail::refuse_file(path_, std::string("its header is no JSON of this kind: ") + detail::in_short(e));
     }
     if (!header.is_object()) detail::refuse_file(path_, "its header is no JSON object");
     data_ = 8 + header_size;
