@@ -28,6 +28,7 @@
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
 #include <chevron/run/launch/environment.hpp>
+#include <chevron/run/launch/job_keys.hpp>
 #include <chevron/run/launch/launcher_store.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 
@@ -190,15 +191,6 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
                       std::move(where));
 }
 
-/// Two processes under one rank: two jobs that met in one store.
-inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
-  if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
-    throw preflight_error("rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
-                              ". Remedy: two jobs use one MASTER_PORT; give this one another",
-                          {.rank = rank});
-  }
-}
-
 /// The parent of `--nproc`: hosts the store, waits for the ranks, and ends this process.
 [[noreturn]] inline void be_the_launcher(rank_processes& ranks, launch_options const& options, listener& socket,
                                          std::string const& prefix) {
@@ -240,7 +232,7 @@ inline job launch(launch_options const& options = {}) {
     throw usage_error("--nproc " + std::to_string(options.nproc) + " is below 1. Remedy: the number of ranks");
   check_unlaunched(options.nproc, options.environment);
   if (options.nproc > 0) {
-    std::string const prefix = "chevron";
+    std::string const prefix = detail::drawn_keys();
     auto const at = detail::resolve("127.0.0.1", 0);
     detail::listener socket(reinterpret_cast<sockaddr const*>(&at.at), at.size, "127.0.0.1");
     auto const port = socket.port();
@@ -277,7 +269,11 @@ inline job launch(launch_options const& options = {}) {
       } else {
         tcp = detail::join_store(told.address, told.port, options.join, {.rank = told.rank, .peer = store_host});
       }
-      out.store = c10::make_intrusive<c10d::PrefixStore>("chevron." + told.job, tcp);
+      std::string const prefix = detail::keys_of(told);
+      detail::store_owner owner(*tcp, prefix);
+      if (host) owner.host();
+      if (!host && !told.store_is_there) owner.check(name, options.join, {.rank = told.rank, .peer = store_host});
+      out.store = c10::make_intrusive<c10d::PrefixStore>(prefix, tcp);
       out.interface_address = detail::address_towards(there);
       out.store_address = name;
       detail::claim_rank(*out.store, out.rank, name);
