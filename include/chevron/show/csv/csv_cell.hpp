@@ -126,6 +126,7 @@ class csv_scanner {
       words = half ? " has blanks around it: a fused pair has none, such as (0F7;7B3)OVERLAP_F_B"
                    : " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1";
     }
+    if (there.starts_with("\xef\xbb\xbf")) words = " begins with a byte order mark: save the file as UTF-8 without one";
     for (char c : there) {
       if (c == 0) words = " holds a NUL byte: a schedule is plain text, such as 0F0,0F1,0B0";
     }
@@ -197,16 +198,17 @@ class csv_scanner {
     }
     int const word = i;
     while (i < length && ((there[i] >= 'A' && there[i] <= 'Z') || there[i] == '_')) ++i;
-    spelling const* const found = spelled(there + word, i - word);
-    if (found == nullptr) {
+    int const known = spelled(there + word, i - word);
+    if (known < 0) {
       return wrong(whole.substr(static_cast<std::size_t>(word), static_cast<std::size_t>(i - word)) == "BW"
                        ? ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight "
                          "gradient W"
                        : " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
     }
-    cell.what = found->what;
-    cell.extra = found->extra;
-    if (found->has_micro_batch) {
+    spelling const& found = spellings[known];
+    cell.what = found.what;
+    cell.extra = found.extra;
+    if (found.has_micro_batch) {
       cell.micro_batch = take_number(there, i, length, max_micro_batches - 1);
       if (cell.micro_batch < 0) {
         return wrong(cell.micro_batch == -1   ? " has no microbatch: an action ends in its microbatch, such as 2F0"
@@ -216,7 +218,7 @@ class csv_scanner {
     }
     if (i < length) {
       return wrong(half                     ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
-                   : found->has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
+                   : found.has_micro_batch  ? " goes on after its microbatch: wanted is a comma or the end of the line there"
                                             : " goes on after its type: this type has no microbatch");
     }
     cell.empty = false;
@@ -238,14 +240,16 @@ class csv_scanner {
       {"UNSHARD", 7, kind::optimizer_step, csv_extra::unshard, false},
       {"RESHARD", 7, kind::optimizer_step, csv_extra::reshard, false}};
 
-  static constexpr spelling const* spelled(char const* word, int length) {
+  /// Its index in `spellings`, -1 if it is none. Not its address: with UBSan g++ 12 compares that with null at run time only.
+  static constexpr int spelled(char const* word, int length) {
+    int index = 0;
     for (spelling const& one : spellings) {
-      if (one.length != length) continue;
       int same = 0;
-      while (same < length && one.letters[same] == word[same]) ++same;
-      if (same == length) return &one;
+      while (one.length == length && same < length && one.letters[same] == word[same]) ++same;
+      if (one.length == length && same == length) return index;
+      ++index;
     }
-    return nullptr;
+    return -1;
   }
 
   std::string_view text_;
