@@ -93,7 +93,8 @@ std::string text_of(std::string const& file, std::string const& name, char const
   if (stat(file.c_str(), &status) != 0) throw usage(name + " cannot be read (" + std::strerror(errno) + "): name " + what);
   // A pipe would be waited for without an end, and a device has none.
   if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: name " + form);
-  if (static_cast<std::size_t>(status.st_size) > most) throw usage(name + " is larger than " + std::to_string(most >> 20) + " MiB, and nothing of its kind is: name " + what);
+  if (static_cast<std::size_t>(status.st_size) > most)
+    throw usage(name + " is larger than " + std::to_string(most >> 20) + " MiB, and nothing of its kind is: name " + what);
   errno = 0;
   std::ifstream in(file, std::ios::binary);
   std::string text(static_cast<std::size_t>(status.st_size), 0);

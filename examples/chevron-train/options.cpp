@@ -95,7 +95,9 @@ plan_size read_schedule_file(options& o) try {
                       " runs forwards alone: it evaluates and cannot train. Remedy: a schedule with backwards");
   return {read.plan.size.ranks, read.plan.size.micro_batches};
 } catch (std::bad_alloc const&) {
-  throw error(exit_code::other, "--schedule " + o.schedule + " needs more memory than there is. Remedy: a smaller file, or a higher limit (ulimit -v)", {});
+  throw error(
+      exit_code::other,
+      "--schedule " + o.schedule + " needs more memory than there is. Remedy: a smaller file, or a higher limit (ulimit -v)", {});
 }
 
 /// The file says how many; a flag may only say the same.

@@ -35,7 +35,8 @@ inline read_profile_result read_profile(std::string_view text) {
     return out;
   };
   if (text.size() > largest_profile)
-    return fault("it has " + std::to_string(text.size()) + " bytes, and no profile has more than " + std::to_string(largest_profile));
+    return fault("it has " + std::to_string(text.size()) + " bytes, and no profile has more than " +
+                 std::to_string(largest_profile));
   std::set<std::string> seen;
   std::string twice;
   using json = nlohmann::json;

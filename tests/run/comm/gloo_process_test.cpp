@@ -1,4 +1,4 @@
-// timeout: 300
+// timeout: 420
 // serial: it kills processes and measures how soon the others notice
 #include <signal.h>
 #include <sys/socket.h>
@@ -465,7 +465,8 @@ TEST_CASE("a stranger who knows no more than where the store is cannot end a job
     options.waitWorkers = false;
     auto const store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
     std::string const words = chevron::detail::to_line(failure{.rank = 1, .reason = "the stranger's words"});
-    for (char const* job : {"chevron", "chevron.job", "chevron.job.", "chevron."}) static_cast<c10d::Store&>(*store).set(std::string(job) + "/failure", words);
+    for (char const* job : {"chevron", "chevron.job", "chevron.job.", "chevron."})
+      static_cast<c10d::Store&>(*store).set(std::string(job) + "/failure", words);
   }
   std::this_thread::sleep_for(1s);  // ranks look ten times a second
   std::ofstream(ends) << "now";

@@ -195,11 +195,12 @@ template <class Tell>
                                 message_shapes const& actual) {
   std::string const sentence = text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " +
                                text_of(agreed) + ". Remedy: keep the shapes of each microbatch, or open the executor anew";
-  failure const first = tell({.code = static_cast<int>(exit_code::preflight),
-                              .rank = rank,
-                              .step = mine.step,
-                              .action = mine.action_text(),
-                              .reason = "rank " + std::to_string(rank) + " would send in " + mine.action_text() + ": " + sentence});
+  failure const first =
+      tell({.code = static_cast<int>(exit_code::preflight),
+            .rank = rank,
+            .step = mine.step,
+            .action = mine.action_text(),
+            .reason = "rank " + std::to_string(rank) + " would send in " + mine.action_text() + ": " + sentence});
   if (first.rank != rank) throw_failure(first, mine, rank);
   throw preflight_error("would send " + sentence,
                         {.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()});

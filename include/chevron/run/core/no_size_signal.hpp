@@ -10,8 +10,8 @@
 
 namespace chevron::detail {
 
-/// While it lives, what this thread writes beyond the limit on the size of files (`ulimit -f`) fails like any other write; so does
-/// making a file longer, those in memory included. The signal that says so would end the process.
+/// While it lives, what this thread writes beyond the limit on the size of files (`ulimit -f`) fails like any other write; so
+/// does making a file longer, those in memory included. The signal that says so would end the process.
 class no_size_signal {
  public:
   no_size_signal() {

@@ -34,7 +34,8 @@ class failure_board {
   static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
 
   /// \param own a connection to the store that nobody else uses
-  failure_board(c10::intrusive_ptr<c10d::Store> own, int rank, int world) : own_(std::move(own)), rank_(rank), world_(world), life_(*own_, rank, world) {}
+  failure_board(c10::intrusive_ptr<c10d::Store> own, int rank, int world)
+      : own_(std::move(own)), rank_(rank), world_(world), life_(*own_, rank, world) {}
 
   /// Since when the store is being asked: one that does not answer keeps the thread there.
   clock::time_point asking_since() const { return asking_since_; }

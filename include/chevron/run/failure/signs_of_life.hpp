@@ -16,9 +16,9 @@
 
 namespace chevron::detail {
 
-/// Until all ranks have met, a lost one breaks no connection, and not every launcher tells. So each rank counts up a number in the
-/// job's store once a second, and looks at that of the next rank that has come. For one thread, the watch's; only `all_have_met` is
-/// for others, too.
+/// Until all ranks have met, a lost one breaks no connection, and not every launcher tells. So each rank counts up a number in
+/// the job's store once a second, and looks at that of the next rank that has come. For one thread, the watch's; only
+/// `all_have_met` is for others, too.
 class signs_of_life {
  public:
   /// \param store outlives this

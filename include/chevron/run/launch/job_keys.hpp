@@ -33,8 +33,8 @@ inline std::string keys_of(launch_environment const& told) {
   return "chevron." + told.job + (told.secret.empty() ? "" : "." + c10::sha1("keys of " + told.secret).str());
 }
 
-/// The rank that hosts the store says whose it is, in words that do not give away the keys, and the others compare: of two jobs that
-/// were told one address, the second must not wait there for ranks that never come.
+/// The rank that hosts the store says whose it is, in words that do not give away the keys, and the others compare: of two jobs
+/// that were told one address, the second must not wait there for ranks that never come.
 class store_owner {
  public:
   /// \param store all of it, without a prefix
@@ -59,10 +59,11 @@ class store_owner {
     if (theirs.empty())
       throw timeout_error("the store at " + at + " is no job's (" + why + "). Remedy: is rank 0 up, and is MASTER_PORT right?",
                           std::move(where));
-    throw preflight_error("the store at " + at +
-                              " is another job's. Remedy: another MASTER_PORT; or, if this is one job, the same CHEVRON_JOB_SECRET "
-                              "for all ranks",
-                          std::move(where));
+    throw preflight_error(
+        "the store at " + at +
+            " is another job's. Remedy: another MASTER_PORT; or, if this is one job, the same CHEVRON_JOB_SECRET "
+            "for all ranks",
+        std::move(where));
   }
 
  private:
@@ -75,10 +76,11 @@ class store_owner {
 /// \param store with the job's keys alone
 inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
   if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
-    throw preflight_error("rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
-                              ". Remedy: two jobs use one MASTER_PORT; give this one another, and jobs that are started at the same "
-                              "time each a CHEVRON_JOB_SECRET of its own",
-                          {.rank = rank});
+    throw preflight_error(
+        "rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
+            ". Remedy: two jobs use one MASTER_PORT; give this one another, and jobs that are started at the same "
+            "time each a CHEVRON_JOB_SECRET of its own",
+        {.rank = rank});
   }
 }
 

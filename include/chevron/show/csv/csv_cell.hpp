@@ -217,9 +217,9 @@ class csv_scanner {
       }
     }
     if (i < length) {
-      return wrong(half                     ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
-                   : found.has_micro_batch  ? " goes on after its microbatch: wanted is a comma or the end of the line there"
-                                            : " goes on after its type: this type has no microbatch");
+      return wrong(half                    ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
+                   : found.has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
+                                           : " goes on after its type: this type has no microbatch");
     }
     cell.empty = false;
   }

@@ -340,8 +340,8 @@ class threads_transport final : public transport {
 
   std::shared_ptr<hub> hub_;
   std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // of what this rank sends, by tag
-  std::vector<long> started_;                                 // sums begun, by bucket
-  std::array<std::shared_ptr<hub::parts const>, 2> results_;  // of gathers, by slot
+  std::vector<long> started_;                                         // sums begun, by bucket
+  std::array<std::shared_ptr<hub::parts const>, 2> results_;          // of gathers, by slot
 };
 
 }  // namespace chevron
