@@ -15,6 +15,8 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <new>
+#include <string>
 
 #include "request.hpp"
 
@@ -186,5 +188,12 @@ int main(int argc, char** argv) {
   } catch (usage const& wrong) {
     std::cerr << "chevron-plan: " << wrong.what() << "\n";
     return exit_usage;
+  } catch (std::bad_alloc const&) {
+    std::string of;
+    if (!asked.schedule.empty()) of += " --schedule " + asked.schedule;
+    if (!asked.profile.empty()) of += " --profile " + asked.profile;
+    std::cerr << "chevron-plan: there is too little memory for this" << (of.empty() ? "" : ":" + of)
+              << "; give smaller sizes or files, or raise the limit (ulimit -v)\n";
+    return exit_other;
   }
 }

@@ -87,14 +87,14 @@ auto value_list(std::string const& typed, std::string const& flag, int count, ch
 
 constexpr char const* between_stages = "boundaries between stages";
 
-/// A file's text. `name`: the flag and the file, for errors; `what`, `form`: what should be named instead.
-std::string text_of(std::string const& file, std::string const& name, char const* what, char const* form) {
-  constexpr std::size_t most = std::size_t{1} << 29;
+/// A file's text. `name`: the flag and the file, for errors; `what`, `form`: what should be named instead; `most`: bytes.
+std::string text_of(std::string const& file, std::string const& name, char const* what, char const* form, std::size_t most) {
   struct stat status {};
   if (stat(file.c_str(), &status) != 0) throw usage(name + " cannot be read (" + std::strerror(errno) + "): name " + what);
   // A pipe would be waited for without an end, and a device has none.
   if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: name " + form);
-  if (static_cast<std::size_t>(status.st_size) > most) throw usage(name + " is larger than 512 MiB: nothing of use is");
+  if (static_cast<std::size_t>(status.st_size) > most)
+    throw usage(name + " is larger than " + std::to_string(most >> 20) + " MiB, and nothing of its kind is: name " + what);
   errno = 0;
   std::ifstream in(file, std::ios::binary);
   std::string text(static_cast<std::size_t>(status.st_size), 0);
@@ -198,7 +198,7 @@ foreign read_file(request const& asked) {
   out.file = asked.schedule;
   std::string const name = "--schedule " + quoted(asked.schedule);
   out.text = text_of(out.file, name, "a CSV file that exists, or a schedule of the catalogue",
-                     "a CSV file with a line of actions for each rank");
+                     "a CSV file with a line of actions for each rank", std::size_t{1} << 29);
   out.read = chevron::read_csv(out.text);
   chevron::finding const& problem = out.read.plan.problem;
   if (problem && problem.broken == chevron::law::description) throw usage(name + ", " + describe(problem).str());
@@ -280,9 +280,9 @@ std::optional<chevron::profile> profile_of(request const& asked) {
   std::string const name = "--profile " + quoted(asked.profile);
   if (!asked.cost_flag.empty())
     throw usage(asked.cost_flag + " does not go with " + name + ", which says what it costs: give one of them");
-  auto read = chevron::read_profile(
-      text_of(asked.profile, name, "a file that chevron-train --profile wrote", "a file that chevron-train --profile wrote"));
-  if (!read.problem.empty()) throw usage(name + ": " + read.problem + "; name a file that chevron-train --profile wrote");
+  std::string const wanted = "a file that chevron-train --profile wrote";
+  auto read = chevron::read_profile(text_of(asked.profile, name, wanted.c_str(), wanted.c_str(), chevron::largest_profile));
+  if (!read.problem.empty()) throw usage(name + ": " + read.problem + "; name " + wanted);
   return read.value;
 }
 

@@ -20,6 +20,7 @@
 namespace plan_program {
 
 inline constexpr int exit_ok = 0;
+inline constexpr int exit_other = 1;
 inline constexpr int exit_usage = 2;
 inline constexpr int exit_broken_law = 5;
 

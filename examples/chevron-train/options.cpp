@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <new>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -72,7 +73,7 @@ struct plan_size {
 };
 
 /// Reads `o.schedule` as a file, into `o.schedule_text`.
-plan_size read_schedule_file(options& o) {
+plan_size read_schedule_file(options& o) try {
   std::error_code ignored;
   // A pipe would be waited for without an end, and a device has none.
   if (auto const there = std::filesystem::status(o.schedule, ignored);
@@ -94,6 +95,10 @@ plan_size read_schedule_file(options& o) {
     throw usage_error("--schedule " + o.schedule +
                       " runs forwards alone: it evaluates and cannot train. Remedy: a schedule with backwards");
   return {read.plan.size.ranks, read.plan.size.micro_batches};
+} catch (std::bad_alloc const&) {
+  throw error(
+      exit_code::other,
+      "--schedule " + o.schedule + " needs more memory than there is. Remedy: a smaller file, or a higher limit (ulimit -v)", {});
 }
 
 /// The file says how many; a flag may only say the same.

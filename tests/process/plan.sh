@@ -124,6 +124,19 @@ expect 0 '^ok: uneven.csv' check uneven.csv
 "$plan" show 1F1B > /dev/full 2> full && failed=1
 grep -q "standard output cannot be written" full || { echo "a full disk is not noticed"; failed=1; }
 head -c 5 t.svg | grep -q '^<svg ' || { echo "t.svg is no SVG"; failed=1; }
+# Files that are too large for what they should be, or for the memory there is.
+truncate -s 300M big.json
+expect 2 "--profile 'big.json' is larger than 1 MiB, and nothing of its kind is: name a file that chevron-train" show 1F1B --profile big.json
+yes 0F0, | head -c 25000000 | tr -d '\n' > cells.csv
+if (ulimit -v 30000 && "$plan" list > /dev/null 2>&1); then
+  code=0
+  (ulimit -v 30000 && exec "$plan" check cells.csv) > output 2> errors || code=$?
+  if [ $code -ne 1 ] || ! grep -q "there is too little memory for this: --schedule cells.csv" errors; then
+    echo "too little memory: exit code $code, not 1, or no word about the file:"
+    cat errors
+    failed=1
+  fi
+fi
 if "$plan" show 1F1B | grep -q "$(printf '\033')"; then echo "escape sequences in a pipe"; failed=1; fi
 "$plan" show 1F1B --colour always | grep -q "$(printf '\033')" || { echo "--colour always gives no colour"; failed=1; }
 

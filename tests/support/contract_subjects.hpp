@@ -40,7 +40,6 @@ struct subject {
   /// Runs `body` on each rank; what each threw. Messages may go both ways between neighbours, with eight slots for each
   /// direction.
   std::function<std::vector<outcome>(int pipeline_ranks, int replicas, body const&)> run;
-  bool agrees_on_shapes = true;    // a sender may not change them
   bool keeps_every_stride = true;  // else: those of the first time, and of an expanded tensor none that are 0
   bool sends_wait = true;          // a send is over only when its receive was posted
   bool sums_in_order = true;       // of the replicas: ((r0 + r1) + r2) …
@@ -100,7 +99,6 @@ inline subject threads(std::string const& name, chevron::thread_options options 
                 }
                 return out;
               },
-          .agrees_on_shapes = false,
           .sends_wait = options.rendezvous};
 }
 

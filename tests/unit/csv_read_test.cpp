@@ -109,6 +109,9 @@ TEST_SUITE("csv read") {
              {"99999999999999999999F0", "line 1, column 1: '99999999999999999999F0' names a stage above 2047"},
              {"0F65535", "line 1, column 1: '0F65535' names a microbatch above 65534"},
              {"0F4294967296", "line 1, column 1: '0F4294967296' names a microbatch above 65534"},
+             {"\xef\xbb\xbf"
+              "0F0",
+              "line 1, column 1: '\\xef\\xbb\\xbf0F0' begins with a byte order mark: save the file as UTF-8"},
              {std::string("0F0,0\0F1", 8), "line 1, column 5: '0\\x00F1' holds a NUL byte"},
              {"0F0,\x1b[31m0B0", "line 1, column 5: '\\x1b[31m0B0' does not start with a stage"},
              {"0F0\r0B0", "line 1, column 1: '0F0\\x0d0B0' goes on after its microbatch"},

@@ -268,5 +268,9 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
     CHECK_MESSAGE(read.problem.find(f.words) != std::string::npos, read.problem, " instead of ", f.words);
   }
   CHECK(read_profile("[1, 2]").problem == "it is no JSON object");
+  CHECK(read_profile(std::string(largest_profile + 1, ' ')).problem ==
+        "it has 1048577 bytes, and no profile has more than 1048576");
+  CHECK(read_profile(std::string(largest_profile, '[')).problem == "it is no JSON");
+  CHECK(read_profile(replaced(text, "\"ms\"", '"' + std::string(100000, 'x') + '"')).problem.size() < 200);
   CHECK(read_profile("{}").problem.find("'chevron_profile' is missing") != std::string::npos);
 }

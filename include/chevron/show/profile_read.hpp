@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <set>
 #include <string>
 #include <string_view>
@@ -17,6 +18,9 @@
 
 namespace chevron {
 
+/// No profile has more bytes: it would have more stages than any schedule.
+inline constexpr std::size_t largest_profile = std::size_t{1} << 20;
+
 /// A profile that was read, or why it could not be.
 struct read_profile_result {
   profile value;
@@ -30,6 +34,9 @@ inline read_profile_result read_profile(std::string_view text) {
     out.problem = std::move(words);
     return out;
   };
+  if (text.size() > largest_profile)
+    return fault("it has " + std::to_string(text.size()) + " bytes, and no profile has more than " +
+                 std::to_string(largest_profile));
   std::set<std::string> seen;
   std::string twice;
   using json = nlohmann::json;
@@ -43,6 +50,11 @@ inline read_profile_result read_profile(std::string_view text) {
   if (!all.is_object()) return fault("it is no JSON object");
   if (!twice.empty()) return fault("'" + twice + "' is there twice");
   std::set<std::string> unread = seen;
+  auto const shown = [](json const& value) {
+    std::string const all_of_it = value.dump();
+    std::size_t const most = 80;
+    return all_of_it.size() <= most ? all_of_it : all_of_it.substr(0, most) + "…";
+  };
   // Takes a key's value; null where there is none.
   auto const take = [&](char const* key) -> json const* {
     unread.erase(key);
@@ -55,7 +67,7 @@ inline read_profile_result read_profile(std::string_view text) {
     if (value == nullptr) return 0;
     bool const fits = value->is_number_integer() && *value >= least && *value <= most;
     if (!fits && out.problem.empty()) {
-      out.problem = std::string("'") + key + "' is " + value->dump() + ", not a whole number from " + std::to_string(least) +
+      out.problem = std::string("'") + key + "' is " + shown(*value) + ", not a whole number from " + std::to_string(least) +
                     " to " + std::to_string(most);
     }
     return fits ? value->get<int>() : 0;
@@ -67,7 +79,7 @@ inline read_profile_result read_profile(std::string_view text) {
     json const* const value = take(key);
     if (value == nullptr) return 0.0;
     if (!is_time(*value) && out.problem.empty())
-      out.problem = std::string("'") + key + "' is " + value->dump() + ", no time from 0 up";
+      out.problem = std::string("'") + key + "' is " + shown(*value) + ", no time from 0 up";
     return is_time(*value) ? value->get<double>() : 0.0;
   };
   auto const list = [&](char const* key, int count, char const* things) {
@@ -80,7 +92,7 @@ inline read_profile_result read_profile(std::string_view text) {
     }
     for (json const& one : *value) {
       if (!one.is_null() && !is_time(one)) {
-        out.problem = std::string("'") + key + "', entry " + std::to_string(times.size()) + ", is " + one.dump() +
+        out.problem = std::string("'") + key + "', entry " + std::to_string(times.size()) + ", is " + shown(one) +
                       ", neither null nor a time from 0 up";
         return times;
       }
@@ -91,13 +103,13 @@ inline read_profile_result read_profile(std::string_view text) {
 
   if (json const* const version = take("chevron_profile"); version == nullptr || *version != 1) {
     return fault(version == nullptr ? "'chevron_profile' is missing: no profile of chevron-train begins without it"
-                                    : "'chevron_profile' is " + version->dump() + ", and this version reads 1");
+                                    : "'chevron_profile' is " + shown(*version) + ", and this version reads 1");
   }
   if (json const* const unit = take("unit"); unit != nullptr && *unit != "ms")
-    return fault("'unit' is " + unit->dump() + ", not \"ms\"");
+    return fault("'unit' is " + shown(*unit) + ", not \"ms\"");
   profile& p = out.value;
   if (json const* const schedule = take("schedule"); schedule != nullptr) {
-    if (!schedule->is_string()) return fault("'schedule' is " + schedule->dump() + ", no name");
+    if (!schedule->is_string()) return fault("'schedule' is " + shown(*schedule) + ", no name");
     p.schedule = schedule->get<std::string>();
   }
   p.size.ranks = whole("ranks", 1, max_stages);
@@ -115,7 +127,7 @@ inline read_profile_result read_profile(std::string_view text) {
   p.communication = list("communication", p.stages - 1, "boundaries between stages");
   if (json const* const hidden = take("hidden"); hidden != nullptr) {
     bool const fits = hidden->is_null() || (is_time(*hidden) && hidden->get<double>() <= 1);
-    if (!fits && out.problem.empty()) out.problem = "'hidden' is " + hidden->dump() + ", neither null nor a share from 0 to 1";
+    if (!fits && out.problem.empty()) out.problem = "'hidden' is " + shown(*hidden) + ", neither null nor a share from 0 to 1";
     if (fits && !hidden->is_null()) p.hidden = hidden->get<double>();
   }
   if (out.problem.empty() && !unread.empty()) return fault("'" + *unread.begin() + "' is no key of a profile");

@@ -595,6 +595,10 @@ TEST_CASE("a header that does not describe its bytes is refused") {
   check_says(failure_of(open), {"x.safetensors", "within each other"});
   write(std::string((16 << 20) + 1, ' '), 8);
   check_says(failure_of(open), {"x.safetensors", "a header of 16777217 bytes"});
+  write('"' + std::string(1 << 20, 'x'), 8);
+  auto const said = failure_of(open);
+  check_says(said, {"x.safetensors", "no JSON of this kind"});
+  CHECK(said.size() < 1000);
   std::ofstream(file) << "short";
   check_says(failure_of(open), {"no safetensors file"});
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <thread>
@@ -249,12 +250,11 @@ TEST_CASE("another shape, dtype or number of tensors than agreed is refused befo
           if (rank_in(comm) == 1) CHECK(came.size() == (step == 0 ? 1 : changed.size()));
         }
       });
-      if (!over.agrees_on_shapes) {
-        check_all_well(all);
-        continue;
-      }
       CHECK(all[0].text.find(std::string("rank 0, step 1, 0SEND_F3: ") + words) == 0);
-      CHECK(all[1].text.find("rank 1, step 1, 1RECV_F3: rank 0 would send in 0SEND_F3: ") == 0);
+      INFO(all[1].text);
+      // Where a send does not wait, its rank may be a step ahead.
+      CHECK(all[1].text.find("rank 1, step ") == 0);
+      CHECK(all[1].text.find(", 1RECV_F3: rank 0 would send in 0SEND_F3: ") == std::strlen("rank 1, step 1"));
       for (outcome const& each : all) CHECK(each.code == static_cast<int>(chevron::exit_code::preflight));
       CHECK(since.spent() < 60s);  // by far not the deadline
     }

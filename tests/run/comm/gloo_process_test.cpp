@@ -1,4 +1,4 @@
-// timeout: 300
+// timeout: 420
 // serial: it kills processes and measures how soon the others notice
 #include <signal.h>
 #include <sys/socket.h>
@@ -14,6 +14,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/launch/run_main.hpp>
@@ -49,6 +51,9 @@ int rank_program(std::map<std::string, std::string> const& settings) {
   options.join = std::chrono::milliseconds(number("join", 60000));
   auto const job = launch(options);
   std::fprintf(stderr, "pid %d %d\n", job.rank, static_cast<int>(getpid()));
+  if (job.rank == 0) std::fprintf(stderr, "store: %s\n", job.store_address.c_str());
+  if (number("late", -1) == job.rank) std::this_thread::sleep_for(600s);
+  if (number("leaves", -1) == job.rank) return 0;
   int const replicas = number("replicas", 1);
   auto const where = job.topology(job.world / replicas, replicas);
   int const r = where.pipeline_rank();
@@ -71,6 +76,7 @@ int rank_program(std::map<std::string, std::string> const& settings) {
     if (number("throw", -1) == job.rank && step == 5)
       throw numerical_error("the loss is nan", {.rank = job.rank, .peer = -1, .step = step});
     if (number("exit", -1) == job.rank && step == 5) _exit(17);
+    if (number("early", -1) == job.rank && step == 5) break;
     for (int m = 0; m < micro_batches; ++m) {
       at::Tensor x = at::full({2, 8}, step * 100 + m);
       if (r > 0) {
@@ -342,6 +348,20 @@ TEST_CASE("a rank that fails by itself: the others report its reason and end wit
   }
 }
 
+TEST_CASE("a rank that leaves the loop too early is named within seconds, whatever the others wait for") {
+  std::vector<started> jobs;
+  for (std::string const layout : {"", " replicas=2"}) {
+    for (std::string const rank : {"0", "1", "3"}) jobs.emplace_back("nproc=4 steps=10 work=0 early=" + rank + layout);
+  }
+  for (std::size_t j = 0; j < jobs.size(); ++j) {
+    auto const end = jobs[j].wait();
+    INFO(end.output);
+    CHECK(end.code == 3);
+    CHECK(end.took < 45s);  // the deadline is 60 s
+    CHECK(end.lines_with("rank " + std::string(j % 3 == 0 ? "0" : j % 3 == 1 ? "1" : "3") + " has ended") == 4);
+  }
+}
+
 TEST_CASE("a rank that computes when another is lost ends within 2 s, too") {
   retry::until_well([&](retry::complaints& wrong, int) {
     auto ranks = start_ranks(4, "steps=100000 busy=1");
@@ -423,6 +443,103 @@ TEST_CASE("half-set environments, strangers and missing ranks end with one clear
       wrong.unless(since.spent() < 6s, "ended soon after the 2 s");
     });
   }
+}
+
+TEST_CASE("a stranger who knows no more than where the store is cannot end a job") {
+  auto const number = std::to_string(free_port());
+  auto const ends = std::filesystem::temp_directory_path() / ("chevron-stranger-" + std::to_string(getpid()) + "-" + number);
+  std::string const settings = "steps=10000000 work=2 until=" + ends.string();
+  started forked(settings + " nproc=2");
+  std::vector<started> ranks;
+  for (char const* rank : {"0", "1"}) {
+    ranks.emplace_back(settings, std::vector<std::string>{std::string("RANK=") + rank, "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                                                          "MASTER_PORT=" + number, "CHEVRON_JOB_SECRET=a word"});
+  }
+  REQUIRE(forked.says("warm", 2));
+  for (auto& each : ranks) REQUIRE(each.says("warm"));
+  auto const at = forked.output().find("store: 127.0.0.1:");
+  REQUIRE(at != std::string::npos);
+  for (int port : {std::stoi(forked.output().substr(at + 17)), std::stoi(number)}) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(port);
+    options.waitWorkers = false;
+    auto const store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    std::string const words = chevron::detail::to_line(failure{.rank = 1, .reason = "the stranger's words"});
+    for (char const* job : {"chevron", "chevron.job", "chevron.job.", "chevron."})
+      static_cast<c10d::Store&>(*store).set(std::string(job) + "/failure", words);
+  }
+  std::this_thread::sleep_for(1s);  // ranks look ten times a second
+  std::ofstream(ends) << "now";
+  for (auto* each : {&forked, &ranks[0], &ranks[1]}) {
+    auto const end = each->wait();
+    INFO(end.output);
+    CHECK(end.code == 0);
+    CHECK(end.lines_with("the stranger's words") == 0);
+  }
+  std::filesystem::remove(ends);
+}
+
+TEST_CASE("two equal jobs that are started at once with one port exchange no ranks: the second fails and says why") {
+  auto const number = std::to_string(free_port());
+  auto const ends = std::filesystem::temp_directory_path() / ("chevron-two-" + std::to_string(getpid()) + "-" + number);
+  std::vector<started> ranks[2];
+  for (int r : {3, 1, 2, 0}) {
+    for (int job : {r % 2, 1 - r % 2}) {
+      ranks[job].emplace_back("steps=10000000 work=2 until=" + ends.string(),
+                              std::vector<std::string>{"RANK=" + std::to_string(r), "WORLD_SIZE=4", "MASTER_ADDR=127.0.0.1",
+                                                       "MASTER_PORT=" + number, "CHEVRON_JOB_SECRET=" + std::to_string(job)});
+    }
+  }
+  // Rank 0 is the last in each; that of the second job finds the port taken.
+  bool const first_is_0 = ranks[0].back().says("warm", 1, 30s);
+  auto& second = ranks[first_is_0 ? 1 : 0];
+  for (auto& each : second) {
+    auto const end = each.wait();
+    INFO(end.output);
+    CHECK(end.code == 5);
+    CHECK(end.lines_with("another job has this port") + end.lines_with("is another job's. Remedy: another MASTER_PORT") == 1);
+  }
+  std::ofstream(ends) << "now";
+  for (auto& each : ranks[first_is_0 ? 0 : 1]) {
+    auto const end = each.wait();
+    INFO(end.output);
+    CHECK(end.code == 0);
+  }
+  std::filesystem::remove(ends);
+}
+
+TEST_CASE("a rank that is killed, or ends, before all have met: the others end with code 3 within seconds and name it") {
+  // The last rank has come, and does something else before it meets the others.
+  struct job {
+    std::string settings;
+    int victim;
+    std::vector<started> ranks;
+  };
+  std::vector<job> jobs;
+  for (int victim : {0, 1, 2}) jobs.push_back({"late=3 join=90000", victim, start_ranks(4, "late=3 join=90000")});
+  jobs.push_back({"leaves=1 late=3 join=90000", -1, start_ranks(4, "leaves=1 late=3 join=90000")});
+  for (auto& each : jobs) {
+    for (auto& rank : each.ranks) REQUIRE_MESSAGE(rank.says("pid "), rank.output());
+  }
+  std::this_thread::sleep_for(1500ms);
+  auto const begin = steady::now();
+  for (auto& each : jobs) {
+    if (each.victim >= 0) kill(each.ranks[static_cast<std::size_t>(each.victim)].id(), SIGKILL);
+  }
+  for (auto& each : jobs) {
+    for (int r = 0; r < 4; ++r) {
+      auto const end = each.ranks[static_cast<std::size_t>(r)].wait();
+      if (r == each.victim) continue;
+      INFO(each.settings << ", victim " << each.victim << ", rank " << r << ": " << end.output);
+      if (each.victim < 0 && r == 1) {
+        CHECK(end.code == 0);
+        continue;
+      }
+      CHECK(end.code == 3);
+      CHECK(end.lines_with(each.victim < 0 ? "rank 1 has ended" : "rank " + std::to_string(each.victim)) >= 1);
+    }
+  }
+  CHECK(steady::now() - begin < 40s);
 }
 
 TEST_CASE("torchrun starts the ranks and prints their error as the root cause") {

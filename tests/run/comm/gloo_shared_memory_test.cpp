@@ -1,5 +1,6 @@
 // timeout: 120
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,6 +64,31 @@ std::unique_ptr<shared_memory> pair_of(std::unique_ptr<shared_memory> const& oth
 }
 
 }  // namespace
+
+TEST_CASE("where files may not be long enough for the memory, messages go by Gloo, and no signal ends the ranks") {
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  struct at_end {
+    rlimit before;
+    ~at_end() { setrlimit(RLIMIT_FSIZE, &before); }
+  } const restored{before};
+  rlimit const small{.rlim_cur = 1 << 20, .rlim_max = before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  CHECK(shared_file::make(2 << 20) == nullptr);
+  CHECK(shared_file::make(1 << 19) != nullptr);
+  check_all_well(on_ranks(2, 1, all_share, [](gloo_transport& link) {
+    int const me = link.topology().global_rank;
+    at::Tensor const sent = at::full({3}, 7.0);
+    if (me == 0) {
+      link.post_send(1, send_f(0, 0), 0, {&sent, 1});
+      link.wait_send(0);
+    } else {
+      link.post_receive(0, recv_f(1, 0), 0);
+      if (!link.receive(0)[0].equal(sent)) throw std::logic_error("other values");
+    }
+    meet(link);
+  }));
+}
 
 TEST_CASE("a file is found by its address, by nobody else, and only while it is open") {
   auto const file = shared_file::make(1 << 20);

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -139,6 +140,11 @@ std::map<std::string, body> const jobs = {
     {"shapes",
      [](transport& comm) {
        small_job job(comm, breaks_at(2, [](at::Tensor& x) { x = x.view({-1, 5}); }));
+       job.steps(1);
+     }},
+    {"too-large-a-tensor",
+     [](transport& comm) {
+       small_job job(comm, breaks_at(2, [](at::Tensor& x) { x = at::empty({std::int64_t{1} << 45}, x.options()); }));
        job.steps(1);
      }},
     {"builder-throws",
@@ -334,6 +340,10 @@ TEST_CASE("what a stage throws has a type of its own, with the original in it") 
         "1: rank 1, step 2, 1F2: stage 1 threw: the tokenizer ran out of ids <- out_of_range: the tokenizer ran out of ids");
   CHECK(nested("stage-throws-a-number") == "1: rank 1, step 0, 1F1: stage 1 threw: something that is no std::exception <- 42");
   CHECK(nested("builder-throws") == "1: rank 1: building stage 1 threw: no file weights.pt <- runtime_error: no file weights.pt");
+  std::string const memory = nested("too-large-a-tensor");
+  INFO(memory);
+  CHECK(memory.find("1: rank 1, step 0, 1F1: stage 1 threw: ") == 0);
+  CHECK(memory.find("can't allocate memory") != std::string::npos);
   std::string const shapes = nested("shapes");
   INFO(shapes);
   CHECK(shapes.find("2: rank 1, step 0, 1F1: stage 1 threw: ") == 0);

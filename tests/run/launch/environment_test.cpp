@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/launch/environment.hpp>
+#include <chevron/run/launch/job_keys.hpp>
 #include <chevron/run/launch/launch.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 
@@ -40,6 +41,22 @@ std::string refusal(variables const& set) {
 
 }  // namespace
 
+TEST_CASE("what the keys of a job begin with is its own, and does not tell the secret") {
+  using chevron::detail::drawn_keys;
+  using chevron::detail::keys_of;
+  launch_environment one, other;
+  CHECK(keys_of(one) == keys_of(other));
+  one.secret = "a word";
+  CHECK(keys_of(one) != keys_of(other));
+  CHECK(keys_of(one).find("a word") == std::string::npos);
+  other.secret = "another";
+  CHECK(keys_of(one) != keys_of(other));
+  other = one;
+  other.job = "slurm.1.0";
+  CHECK(keys_of(one) != keys_of(other));
+  CHECK(drawn_keys() != drawn_keys());
+}
+
 TEST_CASE("each launcher's variables give rank, world, local rank and the place of the store") {
   CHECK(placed({}).world == 1);
   CHECK(placed({}).launcher == "none");
@@ -68,9 +85,13 @@ TEST_CASE("each launcher's variables give rank, world, local rank and the place 
   auto const mpi = placed({{"OMPI_COMM_WORLD_RANK", "1"},
                            {"OMPI_COMM_WORLD_SIZE", "2"},
                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                           {"PMIX_NAMESPACE", "123.1"},
+                           {"CHEVRON_JOB_SECRET", "a word"},
                            {"MASTER_ADDR", "h"},
                            {"MASTER_PORT", "2"}});
   CHECK(mpi.launcher == "Open MPI");
+  CHECK(mpi.job == "pmix.123.1");
+  CHECK(mpi.secret == "a word");
   CHECK(mpi.rank == 1);
   CHECK(mpi.local_rank == 1);
 

@@ -207,7 +207,7 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
     } catch (nlohmann::json::exception const&) {
     } catch (std::exception const& e) {
       if (text.find(before_fingerprint) == text.npos)
-        refuse_file(file, std::string("is no manifest that can be read: ") + e.what());
+        refuse_file(file, std::string("is no manifest that can be read: ") + in_short(e));
     }
     refuse_file(file, "was damaged, or changed by hand: it does not end with the fingerprint of its bytes" + without(folder));
   }
@@ -215,7 +215,7 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
   try {
     out = reading::from_json(parse_strictly(text, most_deep));
   } catch (std::exception const& e) {
-    refuse_file(file, std::string("is no manifest that can be read: ") + e.what());
+    refuse_file(file, std::string("is no manifest that can be read: ") + in_short(e));
   }
   out.fingerprint = fingerprint;
   // A copy may be called otherwise, but not as another step's.

@@ -22,6 +22,7 @@
 #include <chevron/run/checkpoint/checkpoint_manifest.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/no_size_signal.hpp>
 
 /// \file
 /// Whose a folder of checkpoints is. Two jobs that save into one would each take the other's checkpoints for their own.

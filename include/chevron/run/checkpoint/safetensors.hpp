@@ -1,8 +1,6 @@
 #pragma once
 
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,7 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -29,6 +26,7 @@
 #include <chevron/run/checkpoint/strict_json.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/no_size_signal.hpp>
 
 /// \file
 /// Tensors in files: the safetensors format (8 bytes of length, a JSON header, the tensors' bytes one after another), which
@@ -52,29 +50,6 @@ inline constexpr stored_dtype stored_dtypes[] = {
 [[noreturn]] inline void refuse_file(std::filesystem::path const& file, std::string const& why) {
   throw checkpoint_error(file.string() + ": " + why);
 }
-
-/// While it lives, a write of this thread beyond the limit on the size of files (`ulimit -f`) fails like any other. The signal
-/// that says so would end the process.
-class no_size_signal {
- public:
-  no_size_signal() {
-    sigemptyset(&only_);
-    sigaddset(&only_, SIGXFSZ);
-    ::pthread_sigmask(SIG_BLOCK, &only_, &before_);
-  }
-  ~no_size_signal() {
-    if (sigismember(&before_, SIGXFSZ) == 1) return;
-    timespec const at_once{};
-    while (::sigtimedwait(&only_, nullptr, &at_once) > 0) {
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  no_size_signal(no_size_signal const&) = delete;
-  no_size_signal& operator=(no_size_signal const&) = delete;
-
- private:
-  sigset_t only_, before_;
-};
 
 /// 16 digits that nobody else draws.
 inline std::string random_digits() {
@@ -218,7 +193,7 @@ class safetensors_file {
     try {
       header = detail::parse_strictly(text, 4);
     } catch (std::exception const& e) {
-      detail::refuse_file(path_, std::string("its header is no JSON of this kind: ") + e.what());
+      detail::refuse_file(path_, std::string("its header is no JSON of this kind: ") + detail::in_short(e));
     }
     if (!header.is_object()) detail::refuse_file(path_, "its header is no JSON object");
     data_ = 8 + header_size;

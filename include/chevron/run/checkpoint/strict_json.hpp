@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,13 @@
 /// JSON from files that may be damaged, or anybody's.
 
 namespace chevron::detail {
+
+/// What was wrong, without the megabytes that a parser may quote.
+inline std::string in_short(std::exception const& e) {
+  std::string const words = e.what();
+  std::size_t const most = 200;
+  return words.size() <= most ? words : words.substr(0, most) + "…";
+}
 
 /// \param most_deep so many objects and arrays may be within each other
 /// \throws std::exception, in words, for what is no JSON, is deeper, or has a key twice

@@ -49,7 +49,9 @@ class message_agreement {
   /// \throws preflight_error where they are not what both ranks agreed on; all ranks are told
   Terms* known_for(std::uint32_t tag, std::vector<at::Tensor> const& values, awaited const& mine) {
     Terms* const found = known(tag);
-    if (found != nullptr && !fits(values, found->shapes)) refuse_shapes(watch_, mine, rank_, found->shapes, shapes_of(values));
+    if (found != nullptr && !fits(values, found->shapes)) {
+      refuse_shapes([this](failure const& told) { return watch_.report(told); }, mine, rank_, found->shapes, shapes_of(values));
+    }
     return found;
   }
   Terms& agree(std::uint32_t tag, Terms terms) { return terms_.emplace(tag, std::move(terms)).first->second; }

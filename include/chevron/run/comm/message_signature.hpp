@@ -14,7 +14,6 @@
 #include <chevron/run/comm/tensor_strides.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
 
 /// \file
 /// What transports between processes say of a message: its tag, and the shapes and dtypes both sides agree on.
@@ -190,16 +189,18 @@ inline std::string text_of(message_shapes const& shapes) {
 }
 
 /// A sender whose tensors are no longer those that both sides agreed on tells everybody, and throws.
-[[noreturn]] inline void refuse_shapes(failure_watch& watch, awaited const& mine, int rank, message_shapes const& agreed,
-                                       message_shapes const& actual) {
+/// \param tell gives what was told first, by whomever: tell(failure)
+template <class Tell>
+[[noreturn]] void refuse_shapes(Tell const& tell, awaited const& mine, int rank, message_shapes const& agreed,
+                                message_shapes const& actual) {
   std::string const sentence = text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " +
                                text_of(agreed) + ". Remedy: keep the shapes of each microbatch, or open the executor anew";
-  auto const first =
-      watch.report({.code = static_cast<int>(exit_code::preflight),
-                    .rank = rank,
-                    .step = mine.step,
-                    .action = mine.action_text(),
-                    .reason = "rank " + std::to_string(rank) + " would send in " + mine.action_text() + ": " + sentence});
+  failure const first =
+      tell({.code = static_cast<int>(exit_code::preflight),
+            .rank = rank,
+            .step = mine.step,
+            .action = mine.action_text(),
+            .reason = "rank " + std::to_string(rank) + " would send in " + mine.action_text() + ": " + sentence});
   if (first.rank != rank) throw_failure(first, mine, rank);
   throw preflight_error("would send " + sentence,
                         {.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()});

@@ -16,6 +16,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/signs_of_life.hpp>
 
 /// \file
 /// What the ranks of one transport tell each other through the job's store.
@@ -32,7 +33,8 @@ class rendezvous {
       : store_(std::move(store)), watch_(std::move(watch)), where_(where) {}
 
   /// Waits for all ranks of the job. Every rank makes its transports in one order.
-  /// \throws timeout_error naming those that did not come; preflight_error when another rank has another layout
+  /// \throws timeout_error naming those that did not come; peer_lost_error where one was lost, or has ended, before; preflight_error
+  /// when another rank has another layout
   void join(milliseconds patience) {
     if (where_.world() == 1) return;
     awaited const mine{.words = "the other ranks to join"};
@@ -43,8 +45,12 @@ class rendezvous {
     store_->set(key_of(me), shape);
     auto const until = failure_watch::clock::now() + patience;
     for (int peer = 0; peer < where_.world(); ++peer) {
-      while (!store_->check({key_of(peer)})) {
+      for (int looks = 1; !store_->check({key_of(peer)}); ++looks) {
         watch_->throw_if_failed(mine);
+        if (looks % 100 == 0 && detail::signs_of_life::has_ended(*store_, peer)) {
+          failure const gone{.rank = peer, .action = "join", .reason = "rank " + std::to_string(peer) + " has ended"};
+          throw_failure(watch_->report(gone), mine, me);
+        }
         if (failure_watch::clock::now() > until) fail_to_meet(peer, mine, patience);
         std::this_thread::sleep_for(milliseconds(2));
       }

@@ -3,6 +3,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -24,8 +25,10 @@ inline exit_code code_of_current() {
     return static_cast<exit_code>(e.code());
   } catch (c10::OutOfMemoryError const&) {
     return exit_code::other;
-  } catch (c10::Error const&) {
-    return exit_code::usage;
+  } catch (c10::Error const& e) {
+    // What is refused is the user's to mend, but the CPU's allocator has no type of its own for too little memory.
+    bool const no_memory = std::string_view(e.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
+    return no_memory ? exit_code::other : exit_code::usage;
   } catch (...) {
     return exit_code::other;
   }

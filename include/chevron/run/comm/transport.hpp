@@ -34,6 +34,8 @@ namespace chevron {
 ///   `timeout_error`, or `peer_lost_error`, naming this rank, the peer, the action and the step.
 /// - Ranks that wait for each other in gathers and texts say so long before the deadline, and in messages, too, where it is the
 ///   ranks that wait, and not their streams.
+/// - A message keeps its shapes and dtypes until the transport is opened anew: a sender whose tensors are others throws
+///   `preflight_error`, before anything is sent, and all ranks are told.
 /// - A sent tensor is kept alive by the transport until `wait_send` returned for its slot and must not be written to before.
 /// - Received tensors are the caller's: it moves them out of the span and keeps them as long as it likes (the graph of the
 ///   microbatch does, until its B or W), so the transport must not write into that memory again: the next receive of the same

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,6 +110,7 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
 
 /// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
 inline std::string message_of(std::exception const& e) {
+  if (dynamic_cast<std::bad_alloc const*>(&e) != nullptr) return std::string("there is too little memory (") + e.what() + ")";
   auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
   std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : e.what();
   if (text.starts_with('[')) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <exception>
 #include <optional>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/signs_of_life.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
@@ -21,7 +23,7 @@
 
 namespace chevron::detail {
 
-/// For one thread, the watch's; only `asking_since` is for others, too.
+/// For one thread, the watch's; only `asking_since`, and `all_have_met` of `life`, are for others, too.
 class failure_board {
  public:
   using clock = std::chrono::steady_clock;
@@ -33,7 +35,8 @@ class failure_board {
   static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
 
   /// \param own a connection to the store that nobody else uses
-  failure_board(c10::intrusive_ptr<c10d::Store> own, int rank, int world) : own_(std::move(own)), rank_(rank), world_(world) {}
+  failure_board(c10::intrusive_ptr<c10d::Store> own, int rank, int world)
+      : own_(std::move(own)), rank_(rank), world_(world), life_(*own_, rank, world) {}
 
   /// Since when the store is being asked: one that does not answer keeps the thread there.
   clock::time_point asking_since() const { return asking_since_; }
@@ -46,9 +49,18 @@ class failure_board {
     return failure_of(own_->get_to_str("failure"));
   }
 
+  /// Who is still there while ranks have no connections to each other.
+  signs_of_life& life() { return life_; }
+
   /// How many ranks have read it.
   int acknowledged() { return static_cast<int>(own_->add("acknowledged", 0)); }
-  void acknowledge() { own_->add("acknowledged", 1); }
+  void acknowledge() {
+    try {
+      own_->add("acknowledged", 1);
+    } catch (std::exception const&) {
+      // The store is gone, and nobody counts.
+    }
+  }
 
   /// Tells the others for what this rank waits. While it waits long its watch does so again and again, with a new tick each
   /// time: a rank that was stopped keeps its record but no longer ticks.
@@ -158,6 +170,7 @@ class failure_board {
 
   c10::intrusive_ptr<c10d::Store> own_;
   int rank_, world_;
+  signs_of_life life_;
   long tick_ = 0;
   std::vector<long> ticks_;  // by rank, as last seen
   wait_looks looks_;

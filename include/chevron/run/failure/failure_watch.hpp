@@ -29,7 +29,7 @@
 /// One thread a rank, with a connection of its own to the job's store. Ten times a second it looks whether a failure was
 /// published; if so, it ends the wait that its rank is in. A rank that finds a failure itself (a broken connection, a deadline)
 /// hands it to the watch, which settles with the others whose report counts: the first (failure_board.hpp). While its rank waits
-/// it also looks whether the ranks wait for each other (wait_table.hpp).
+/// it also looks whether the ranks wait for each other (wait_table.hpp), and until all have met, who is lost (signs_of_life.hpp).
 
 namespace chevron {
 
@@ -142,6 +142,9 @@ class failure_watch {
     note_consumed();
     return *verdict_;
   }
+
+  /// Of the first transport that has connected all ranks: from now on a rank is lost where its connections break.
+  void all_have_met() { board_.life().all_have_met(); }
 
   /// A connection to another rank that the watch looks at, too: `pending` is a receive that stays pending until the connection
   /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
@@ -278,7 +281,9 @@ class failure_watch {
           if (!long_wait) board_.stop_looking();
           if (!learned && looks) learned = board_.look_for_stuck();
           if (!learned) {
-            if (auto lost = broken()) learned = board_.settle(*lost, mine, allowed, broken);
+            auto lost = broken();
+            if (!lost) lost = board_.life().look();
+            if (lost) learned = board_.settle(*lost, mine, allowed, broken);
           }
         } else if (rank_ == store_host_) {
           acknowledged_ = board_.acknowledged();
@@ -286,12 +291,7 @@ class failure_watch {
       } catch (std::exception const& e) {
         if (!failed()) learned = store_gone(reported, detail::message_of(e));
       }
-      if (learned && rank_ != store_host_) {
-        try {
-          board_.acknowledge();
-        } catch (std::exception const&) {
-        }
-      }
+      if (learned && rank_ != store_host_) board_.acknowledge();
       board_.ends_asking();
       lock.lock();
       if (learned) set_verdict(*learned);
@@ -299,6 +299,8 @@ class failure_watch {
       if (waiting_ && !expired_ && !verdict_) next = std::min(next, std::max(deadline_, clock::now() + milliseconds(1)));
       changed_.wait_until(lock, next, [&] { return stop_ || report_.has_value(); });
     }
+    lock.unlock();
+    if (!failed()) board_.life().ends();
   }
 
   /// The wait that this rank is in, for the others. With the mutex held: so it goes on, and nothing that it tells of changes.

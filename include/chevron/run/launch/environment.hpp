@@ -26,6 +26,7 @@ struct launch_environment {
   std::uint16_t port = 29500;         ///< of the store
   bool store_is_there = false;        ///< somebody else already hosts the store: every rank is a client
   std::string job = "job";            ///< tells this job's keys from others' in a shared store
+  std::string secret;                 ///< CHEVRON_JOB_SECRET: does so, too, and nobody else knows it
 };
 
 /// Reads an environment variable; tests hand in their own.
@@ -145,6 +146,8 @@ inline launch_environment read_environment(environment_reader const& read = proc
     throw usage_error(std::string("environment variable ") + missing + " is missing, while " + out.launcher + " says " +
                       std::to_string(out.world) + " ranks. Remedy: set it to where rank 0 runs, or start with --nproc N");
   }
+  if (auto const space = read("PMIX_NAMESPACE"); space && out.launcher == "Open MPI") out.job = "pmix." + *space;
+  out.secret = read("CHEVRON_JOB_SECRET").value_or("");
   if (torchrun) {
     // torchrun's agent hosts the store; where it says that it does not, rank 0 has to.
     auto const agent = read("TORCHELASTIC_USE_AGENT_STORE");

@@ -14,7 +14,6 @@
 #include <exception>
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,6 +29,8 @@
 #include <chevron/run/failure/failure_watch.hpp>
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/launch/environment.hpp>
+#include <chevron/run/launch/job_keys.hpp>
+#include <chevron/run/launch/launcher_store.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 
 /// \file
@@ -191,33 +192,21 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
                       std::move(where));
 }
 
-/// Two processes under one rank: two jobs that met in one store.
-inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
-  if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
-    throw preflight_error("rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
-                              ". Remedy: two jobs use one MASTER_PORT; give this one another",
-                          {.rank = rank});
-  }
-}
-
 /// The parent of `--nproc`: hosts the store, waits for the ranks, and ends this process.
 [[noreturn]] inline void be_the_launcher(rank_processes& ranks, launch_options const& options, listener& socket,
                                          std::string const& prefix) {
   int code = static_cast<int>(exit_code::peer_lost);
   try {
-    auto const port = socket.port();
     // No wait for ranks: a short one for them would be too short for a store that is only just begun.
-    auto const tcp = connect_store("127.0.0.1", port, std::max(options.join, std::chrono::milliseconds(60000)), socket.release());
-    c10d::PrefixStore store(prefix, tcp);
-    std::optional<failure> first;
+    auto const patience = std::max(options.join, std::chrono::milliseconds(60000));
+    launcher_store store([prefix, port = socket.port(), listening = socket.release(), patience] {
+      return c10::make_intrusive<c10d::PrefixStore>(prefix, connect_store("127.0.0.1", port, patience, listening));
+    });
     code = ranks.wait(options.children, [&](int rank, int of_rank, std::string const& how) {
-      failure const lost{.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"};
-      first = failure_of(store.compareSet("failure", std::string(), to_line(lost)));
-      // Whoever else was first has said it.
-      if (first->reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
+      store.publish({.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"});
     });
     // The first to end need not be the first to fail.
-    if (first) {
+    if (auto const first = store.first()) {
       bool const seen_from_afar = first->code == static_cast<int>(exit_code::peer_lost) && ranks.code_of(first->rank) > 0;
       code = seen_from_afar ? ranks.code_of(first->rank) : first->code;
     }
@@ -244,7 +233,7 @@ inline job launch(launch_options const& options = {}) {
     throw usage_error("--nproc " + std::to_string(options.nproc) + " is below 1. Remedy: the number of ranks");
   check_unlaunched(options.nproc, options.environment);
   if (options.nproc > 0) {
-    std::string const prefix = "chevron";
+    std::string const prefix = detail::drawn_keys();
     auto const at = detail::resolve("127.0.0.1", 0);
     detail::listener socket(reinterpret_cast<sockaddr const*>(&at.at), at.size, "127.0.0.1");
     auto const port = socket.port();
@@ -281,7 +270,11 @@ inline job launch(launch_options const& options = {}) {
       } else {
         tcp = detail::join_store(told.address, told.port, options.join, {.rank = told.rank, .peer = store_host});
       }
-      out.store = c10::make_intrusive<c10d::PrefixStore>("chevron." + told.job, tcp);
+      std::string const prefix = detail::keys_of(told);
+      detail::store_owner owner(*tcp, prefix);
+      if (host) owner.host();
+      if (!host && !told.store_is_there) owner.check(name, options.join, {.rank = told.rank, .peer = store_host});
+      out.store = c10::make_intrusive<c10d::PrefixStore>(prefix, tcp);
       out.interface_address = detail::address_towards(there);
       out.store_address = name;
       detail::claim_rank(*out.store, out.rank, name);

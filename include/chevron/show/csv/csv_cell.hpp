@@ -126,6 +126,7 @@ class csv_scanner {
       words = half ? " has blanks around it: a fused pair has none, such as (0F7;7B3)OVERLAP_F_B"
                    : " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1";
     }
+    if (there.starts_with("\xef\xbb\xbf")) words = " begins with a byte order mark: save the file as UTF-8 without one";
     for (char c : there) {
       if (c == 0) words = " holds a NUL byte: a schedule is plain text, such as 0F0,0F1,0B0";
     }
@@ -197,14 +198,14 @@ class csv_scanner {
     }
     int const word = i;
     while (i < length && ((there[i] >= 'A' && there[i] <= 'Z') || there[i] == '_')) ++i;
-    int const at = spelled(there + word, i - word);
-    if (at < 0) {
+    int const known = spelled(there + word, i - word);
+    if (known < 0) {
       return wrong(whole.substr(static_cast<std::size_t>(word), static_cast<std::size_t>(i - word)) == "BW"
                        ? ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight "
                          "gradient W"
                        : " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
     }
-    spelling const& found = spellings[at];
+    spelling const& found = spellings[known];
     cell.what = found.what;
     cell.extra = found.extra;
     if (found.has_micro_batch) {
@@ -216,9 +217,9 @@ class csv_scanner {
       }
     }
     if (i < length) {
-      return wrong(half                     ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
+      return wrong(half                    ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
                    : found.has_micro_batch ? " goes on after its microbatch: wanted is a comma or the end of the line there"
-                                            : " goes on after its type: this type has no microbatch");
+                                           : " goes on after its type: this type has no microbatch");
     }
     cell.empty = false;
   }
@@ -239,15 +240,14 @@ class csv_scanner {
       {"UNSHARD", 7, kind::optimizer_step, csv_extra::unshard, false},
       {"RESHARD", 7, kind::optimizer_step, csv_extra::reshard, false}};
 
-  /// Where in `spellings` a word stands, -1 nowhere. (To GCC's undefined-behaviour sanitizer no comparison of a pointer into it with null is
-  /// a constant.)
+  /// Its index in `spellings`, -1 if it is none. Not its address: with UBSan g++ 12 compares that with null at run time only.
   static constexpr int spelled(char const* word, int length) {
-    int at = 0;
+    int index = 0;
     for (spelling const& one : spellings) {
       int same = 0;
       while (one.length == length && same < length && one.letters[same] == word[same]) ++same;
-      if (one.length == length && same == length) return at;
-      ++at;
+      if (one.length == length && same == length) return index;
+      ++index;
     }
     return -1;
   }

@@ -208,6 +208,7 @@ class gloo_transport final : public transport {
       std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
       watch_->look_at(peer, waits_.posting(mine, [&] { return world_->recv(list, peer, detail::never_sent); }));
     }
+    watch_->all_have_met();
   }
 
   /// With the other copies of this rank's stages: in shared memory if all can read it, else over Gloo.

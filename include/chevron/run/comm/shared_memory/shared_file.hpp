@@ -15,6 +15,8 @@
 #include <system_error>
 #include <utility>
 
+#include <chevron/run/core/no_size_signal.hpp>
+
 /// \file
 /// Memory that processes of one machine share, without a name in any file system: nothing is left behind however they end.
 
@@ -23,7 +25,7 @@ namespace chevron::detail {
 /// A file in memory and where it is mapped. Pages that were never written to cost nothing.
 class shared_file {
  public:
-  /// \returns null if the system gives none
+  /// \returns null if the system gives none, or none of that size (`ulimit -f` counts here, too)
   static std::unique_ptr<shared_file> make(std::size_t bytes) {
     std::random_device random;
     std::string name = "chevron";
@@ -33,6 +35,7 @@ class shared_file {
     auto out = std::unique_ptr<shared_file>(new shared_file);
     out->file_ = file;
     out->name_ = name;
+    no_size_signal const as_an_error;
     // Sealed: a file that somebody made shorter would kill whoever reads beyond its end.
     bool const good = ::ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
                       ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 && out->map(bytes);

@@ -77,6 +77,7 @@ class stream_transport : public transport {
       wait_all_reduce(0);
     }
     watch_.deadline(deadline());
+    failures_->all_have_met();
   }
 
   ~stream_transport() override {

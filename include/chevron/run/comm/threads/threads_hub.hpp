@@ -199,12 +199,16 @@ class threads_hub {
   }
 
   /// The first failure wins; everybody who waits hears of it.
-  void fail(failure const& what, int found_by) {
+  /// \returns what was published first, by whichever rank
+  failure fail(failure const& what, int found_by) {
+    failure first;
     {
       std::lock_guard const hold(mutex);
       set_failure(what, found_by);
+      first = *first_failure;
     }
     announce_failure();
+    return first;
   }
   /// The same under the lock; `announce_failure` follows.
   void set_failure(failure const& what, int found_by) {

@@ -11,9 +11,11 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/threads/threads_hub.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -46,6 +48,7 @@ class threads_transport final : public transport {
   bool is_zero_copy() const override { return true; }
 
   void open(slot_counts const& slots) override {
+    agreed_.clear();
     std::lock_guard const hold(hub_->mutex);
     ++mine().turn;
     mine().sends.resize(static_cast<std::size_t>(slots.send));
@@ -55,6 +58,7 @@ class threads_transport final : public transport {
   void post_send(int peer, action what, std::uint16_t slot, std::span<at::Tensor const> values) override {
     awaited const about = message(peer, what);
     hub::message sent{tensors(values.begin(), values.end()), {}, about, 0, slot};
+    agree(sent.values, about);
     sent.given.record(values);
     int sleeper = -1;
     {
@@ -115,6 +119,15 @@ class threads_transport final : public transport {
   using state = hub::state;
   using clock = hub::clock;
   static constexpr std::chrono::microseconds patience{30};
+
+  /// No thread needs to know shapes before the tensors come; but what other transports refuse is refused here, too.
+  void agree(tensors const& values, awaited const& about) {
+    auto& agreed = agreed_[detail::tag_of(about.what)];
+    if (agreed.empty()) agreed = detail::shapes_of(values);
+    if (detail::fits(values, agreed)) return;
+    auto const tell = [this](failure const& told) { return hub_->fail(told, rank()); };
+    detail::refuse_shapes(tell, about, rank(), agreed, detail::shapes_of(values));
+  }
 
   int rank() const { return topology().global_rank; }
   hub::rank_state& mine() { return hub_->of(rank()); }
@@ -326,8 +339,9 @@ class threads_transport final : public transport {
   }
 
   std::shared_ptr<hub> hub_;
-  std::vector<long> started_;                                 // sums begun, by bucket
-  std::array<std::shared_ptr<hub::parts const>, 2> results_;  // of gathers, by slot
+  std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // of what this rank sends, by tag
+  std::vector<long> started_;                                         // sums begun, by bucket
+  std::array<std::shared_ptr<hub::parts const>, 2> results_;          // of gathers, by slot
 };
 
 }  // namespace chevron

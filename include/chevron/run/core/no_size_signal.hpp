@@ -1,0 +1,36 @@
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <ctime>
+
+/// \file
+/// Limits on the size of files, as errors.
+
+namespace chevron::detail {
+
+/// While it lives, what this thread writes beyond the limit on the size of files (`ulimit -f`) fails like any other write; so
+/// does making a file longer, those in memory included. The signal that says so would end the process.
+class no_size_signal {
+ public:
+  no_size_signal() {
+    sigemptyset(&only_);
+    sigaddset(&only_, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &only_, &before_);
+  }
+  ~no_size_signal() {
+    if (sigismember(&before_, SIGXFSZ) == 1) return;
+    timespec const at_once{};
+    while (::sigtimedwait(&only_, nullptr, &at_once) > 0) {
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  no_size_signal(no_size_signal const&) = delete;
+  no_size_signal& operator=(no_size_signal const&) = delete;
+
+ private:
+  sigset_t only_, before_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <c10/util/hash.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/launch/environment.hpp>
+
+/// \file
+/// What tells a job's keys in a store from those of another job, or of a stranger.
+
+namespace chevron::detail {
+
+/// What the keys of a forked job begin with: drawn by the launcher before it forks, so nobody else knows it.
+inline std::string drawn_keys() {
+  std::random_device random;
+  char digits[33];
+  std::snprintf(digits, sizeof digits, "%08x%08x%08x%08x", random(), random(), random(), random());
+  return std::string("chevron.") + digits;
+}
+
+/// What the keys of a launched job begin with: all that only its ranks were told.
+inline std::string keys_of(launch_environment const& told) {
+  return "chevron." + told.job + (told.secret.empty() ? "" : "." + c10::sha1("keys of " + told.secret).str());
+}
+
+/// The rank that hosts the store says whose it is, in words that do not give away the keys, and the others compare: of two jobs
+/// that were told one address, the second must not wait there for ranks that never come.
+class store_owner {
+ public:
+  /// \param store all of it, without a prefix
+  store_owner(c10d::Store& store, std::string const& keys) : store_(store), mine_(c10::sha1("owner of " + keys).str()) {}
+
+  void host() { store_.set(key, mine_); }
+  /// \param at its address, for people
+  /// \throws preflight_error where it is another job's; timeout_error where nobody says
+  void check(std::string const& at, std::chrono::milliseconds patience, error_context where) {
+    where.action = "launch";
+    std::string theirs, why = "it did not say whose it is within " + std::to_string(patience.count()) + " ms";
+    auto const until = std::chrono::steady_clock::now() + patience;
+    try {
+      bool there = false;
+      while (!(there = store_.check({key})) && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (there) theirs = store_.get_to_str(key);
+    } catch (std::exception const& e) {
+      why = message_of(e);
+    }
+    if (theirs == mine_) return;
+    if (theirs.empty())
+      throw timeout_error("the store at " + at + " is no job's (" + why + "). Remedy: is rank 0 up, and is MASTER_PORT right?",
+                          std::move(where));
+    throw preflight_error(
+        "the store at " + at +
+            " is another job's. Remedy: another MASTER_PORT; or, if this is one job, the same CHEVRON_JOB_SECRET "
+            "for all ranks",
+        std::move(where));
+  }
+
+ private:
+  static constexpr char const* key = "chevron/owner";
+  c10d::Store& store_;
+  std::string mine_;
+};
+
+/// Two processes under one rank: two jobs that met in one store.
+/// \param store with the job's keys alone
+inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
+  if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
+    throw preflight_error(
+        "rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
+            ". Remedy: two jobs use one MASTER_PORT; give this one another, and jobs that are started at the same "
+            "time each a CHEVRON_JOB_SECRET of its own",
+        {.rank = rank});
+  }
+}
+
+}  // namespace chevron::detail
