@@ -31,6 +31,7 @@
 #include <chevron/run/launch/environment.hpp>
 #include <chevron/run/launch/job_keys.hpp>
 #include <chevron/run/launch/launcher_store.hpp>
+#include <chevron/run/launch/open_files.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 
 /// \file
@@ -233,6 +234,7 @@ inline job launch(launch_options const& options = {}) {
     throw usage_error("--nproc " + std::to_string(options.nproc) + " is below 1. Remedy: the number of ranks");
   check_unlaunched(options.nproc, options.environment);
   if (options.nproc > 0) {
+    detail::make_room_for_connections(options.nproc);
     std::string const prefix = detail::drawn_keys();
     auto const at = detail::resolve("127.0.0.1", 0);
     detail::listener socket(reinterpret_cast<sockaddr const*>(&at.at), at.size, "127.0.0.1");
@@ -259,6 +261,7 @@ inline job launch(launch_options const& options = {}) {
     if (told.world == 1) {
       out.store = c10::make_intrusive<c10d::HashStore>();
     } else {
+      detail::make_room_for_connections(told.world);
       auto const there = detail::resolve(told.address, told.port);
       auto const name = told.address + ":" + std::to_string(told.port);
       bool const host = told.rank == 0 && !told.store_is_there;

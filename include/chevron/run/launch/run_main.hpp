@@ -1,6 +1,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -64,6 +65,7 @@ inline std::string message_of_current(std::string const& message) {
 template <class Body>
 int run_main(int argc, char** argv, Body&& body) {
   detail::open_standard_files();
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of its writer's, not the end of the process
   detail::keep_watch = true;
   keep_freed_memory();
   int code = 0;
