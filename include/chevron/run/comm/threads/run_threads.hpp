@@ -54,7 +54,7 @@ inline void wait_for_all_ranks(threads_hub& hub) {
     for (std::size_t r = 0; r < hub.ranks.size(); ++r) {
       if (!hub.ranks[r]->ended) missing += (missing.empty() ? "rank " : ", ") + std::to_string(r);
     }
-    write_rings(about, -1);
+    write_rings(hub.first_failure ? *hub.first_failure : about, -1);
     end_process(about.reason + "; " + missing + " did not come back within " + std::to_string(hub.options.grace.count()) +
                     " ms after that, and so this process ends",
                 about.code);

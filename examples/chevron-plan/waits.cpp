@@ -1,0 +1,178 @@
+#include "waits.hpp"
+
+#include <algorithm>
+
+namespace plan_program {
+namespace {
+
+using chevron::action;
+using chevron::kind;
+
+bool is_posting(kind k) {
+  return k == kind::send_forward || k == kind::send_backward || k == kind::receive_forward || k == kind::receive_backward;
+}
+
+rank_story story_of(ring const& of, chevron::plan const* plan) {
+  rank_story out;
+  // Of a pair both halves are under way: the first is where the rank is.
+  for (ring_action const& one : of.actions) {
+    if (!one.end && !out.at) out.at = one;
+  }
+  out.began = out.at && out.at->start > out.at->reached;
+  // Who only starts a message waits for nobody: it has heard of the failure there.
+  bool const waits = of.waiting && !(out.at && is_posting(out.at->op.kind));
+  std::int64_t since = of.written, until = of.written;
+  if (!of.actions.empty()) since = out.at ? out.at->reached : *of.actions.back().end;
+  if (waits) {
+    out.state = rank_state::waiting;
+    until = of.waiting->until;
+    out.waits_for = of.waiting->peer;
+    if (of.waiting->what) out.needs = needed_for(*of.waiting->what, plan);
+  } else if (of.told.rank == of.rank && of.told.code != 4) {
+    out.state = rank_state::failed;
+  } else {
+    out.state = out.at ? rank_state::busy : rank_state::between;
+  }
+  if (!of.actions.empty()) out.seconds = static_cast<double>(std::max<std::int64_t>(0, until - since)) * 1e-9;
+  return out;
+}
+
+/// How far a rank is along its step: later ones keep others waiting less.
+std::pair<long, int> place_of(rings const& all, int rank, chevron::plan const* plan, action what, long step) {
+  int const here = plan == nullptr ? -1 : position_of(*plan, rank % all.any().pipeline_ranks, what);
+  return {step, here};
+}
+
+}  // namespace
+
+std::optional<action> needed_for(action waiting, chevron::plan const* plan) {
+  auto const make = [&](kind what, int stage) { return chevron::make_action(what, stage, static_cast<int>(waiting.micro_batch)); };
+  int const stage = static_cast<int>(waiting.stage);
+  // The other side's backward is B or I, as its plan has it.
+  auto const backward_of = [&](int of) {
+    action const split = make(kind::backward_input, of);
+    bool const is_split = plan != nullptr && of < plan->stages && position_of(*plan, plan->rank_of.data[of], split) >= 0;
+    return is_split ? split : make(kind::backward, of);
+  };
+  switch (waiting.kind) {
+    case kind::receive_forward:
+      return stage > 0 ? std::optional(make(kind::forward, stage - 1)) : std::nullopt;
+    case kind::receive_backward:
+      return backward_of(stage + 1);
+    case kind::send_forward:
+    case kind::wait_send_forward:  // it is taken where it is needed
+      return make(kind::forward, stage + 1);
+    case kind::send_backward:
+    case kind::wait_send_backward:
+      return stage > 0 ? std::optional(backward_of(stage - 1)) : std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
+
+int position_of(chevron::plan const& plan, int pipeline_rank, action what) {
+  for (int i = plan.begin.data[pipeline_rank]; i < plan.begin.data[pipeline_rank + 1]; ++i) {
+    if (plan.actions.data[i] == what) return i - plan.begin.data[pipeline_rank];
+  }
+  return -1;
+}
+
+story follow_waits(rings const& all, chevron::plan const* plan) {
+  story out;
+  int const world = static_cast<int>(all.by_rank.size());
+  auto const ring_of = [&](int r) -> std::optional<ring> const& { return all.by_rank[static_cast<std::size_t>(r)]; };
+  for (int r = 0; r < world; ++r) out.ranks.push_back(ring_of(r) ? story_of(*ring_of(r), plan) : rank_story{});
+  auto const at = [&](int r) -> rank_story& { return out.ranks[static_cast<std::size_t>(r)]; };
+
+  // Who waits for all waits for one that has not come: first of all for one that is gone, then for one that is elsewhere.
+  for (int r = 0; r < world; ++r) {
+    if (at(r).state != rank_state::waiting || at(r).waits_for >= 0) continue;
+    ring_wait const& mine = *ring_of(r)->waiting;
+    bool const of_replicas = mine.action == "sum of gradients";
+    int best = -1, rank_of_best = 99;
+    for (int other = 0; other < world; ++other) {
+      if (other == r || (of_replicas && other % all.any().pipeline_ranks != r % all.any().pipeline_ranks)) continue;
+      rank_state const state = at(other).state;
+      bool const same = state == rank_state::waiting && ring_of(other)->waiting->action == mine.action && ring_of(other)->waiting->step == mine.step;
+      int const order = state == rank_state::absent ? 0 : state == rank_state::failed ? 1 : state != rank_state::waiting ? 2 : same ? 99 : 3;
+      if (order < rank_of_best) best = other, rank_of_best = order;
+    }
+    at(r).waits_for = best;
+  }
+
+  // Each chain to its end.
+  std::vector<int> ends(static_cast<std::size_t>(world), 0), end_of(static_cast<std::size_t>(world), -1);
+  for (int r = 0; r < world; ++r) {
+    if (at(r).state != rank_state::waiting) continue;
+    std::vector<int> way{r};
+    int here = r;
+    while (at(here).state == rank_state::waiting && at(here).waits_for >= 0) {
+      here = at(here).waits_for;
+      auto const seen = std::find(way.begin(), way.end(), here);
+      if (seen != way.end()) {
+        if (out.circle.empty()) out.circle.assign(seen, way.end());
+        here = -1;
+        break;
+      }
+      way.push_back(here);
+    }
+    end_of[static_cast<std::size_t>(r)] = here;
+    // Who waits for all, and misses nobody, is led nowhere.
+    if (here >= 0 && here != r) ++ends[static_cast<std::size_t>(here)];
+  }
+  int const told = all.any().told.rank;
+  for (int r = 0; r < world; ++r) {
+    if (ends[static_cast<std::size_t>(r)] == 0) continue;
+    if (out.root < 0 || ends[static_cast<std::size_t>(r)] > ends[static_cast<std::size_t>(out.root)]) out.root = r;
+  }
+  // Where waits lead to several, the one that is blamed counts.
+  if (told >= 0 && ends[static_cast<std::size_t>(told)] > 0) out.root = told;
+  if (out.root < 0 && out.circle.empty()) {
+    // Nobody waited. A rank that failed, or is gone, is what there is to be told.
+    auto const is = [&](rank_state s) {
+      auto const found = std::find_if(out.ranks.begin(), out.ranks.end(), [&](rank_story const& one) { return one.state == s; });
+      return found == out.ranks.end() ? -1 : static_cast<int>(found - out.ranks.begin());
+    };
+    out.root = told >= 0 ? told : is(rank_state::failed) >= 0 ? is(rank_state::failed) : is(rank_state::absent);
+  }
+  for (int r = 0; r < world; ++r) {
+    if (r != out.root && ends[static_cast<std::size_t>(r)] > 0) out.others.push_back(r);
+  }
+  for (int r = 0; r < world; ++r) {
+    if (r != out.root && end_of[static_cast<std::size_t>(r)] >= 0 && end_of[static_cast<std::size_t>(r)] == out.root) out.led.push_back(r);
+  }
+  if (out.root < 0) {
+    if (!out.circle.empty()) out.step = ring_of(out.circle.front())->waiting->step;
+    return out;
+  }
+
+  // What of it was waited for: where it was itself, or else the first thing that somebody lacked.
+  rank_story const& root = at(out.root);
+  if (root.at) {
+    out.awaited = root.at->op;
+    out.awaited_known = true;
+    out.step = root.at->step;
+    return out;
+  }
+  std::optional<std::pair<long, int>> first;
+  for (int r = 0; r < world; ++r) {
+    rank_story const& one = at(r);
+    if (one.state != rank_state::waiting || one.waits_for != out.root) continue;
+    long const step = ring_of(r)->waiting->step;
+    if (!one.needs) {
+      if (!out.awaited && out.meeting.empty()) out.meeting = ring_of(r)->waiting->action, out.step = step;
+      continue;
+    }
+    auto const place = place_of(all, out.root, plan, *one.needs, step);
+    if (first && *first <= place) continue;
+    first = place;
+    out.awaited = one.needs;
+    out.step = step;
+    out.meeting.clear();
+  }
+  if (out.step < 0 && ring_of(out.root) && !ring_of(out.root)->actions.empty()) out.step = ring_of(out.root)->actions.back().step;
+  if (out.step < 0) out.step = all.any().told.step;
+  return out;
+}
+
+}  // namespace plan_program
