@@ -83,6 +83,8 @@ std::string rank_words(explained const& e, int r) {
       if (mine.peer >= 0) return out + " of " + rank_name(mine.peer);
       return out + (one.waits_for >= 0 ? ", where " + rank_name(one.waits_for) + " was missing" : "");
     }
+    case rank_state::going_on:
+      return "was going on, and heard of it at " + name_of(one.at->op);
     case rank_state::busy:
       return (one.began ? "was computing " : "stayed at ") + name_of(one.at->op) + " for " + time_words(one.seconds);
     case rank_state::between:
@@ -110,6 +112,12 @@ std::string headline(explained const& e) {
     return names.empty() ? "Nobody waited, and no rank is known to have failed" : capital(listed(names)) + " waited for each other";
   }
   std::string const in_step = what.step >= 0 ? ", in step " + std::to_string(what.step) : "";
+  if (e.of(what.root).state == rank_state::failed) {
+    std::string who = who_waited(e);
+    who[0] = who[0] == 'E' ? 'e' : 'r';
+    return capital(rank_name(what.root)) + " failed" + (what.awaited ? " in " + name_of(*what.awaited) : "") + in_step +
+           (what.led.empty() ? "" : ", and " + who + " waited for it");
+  }
   if (what.led.empty()) return capital(rank_name(what.root)) + " ended the run before anyone waited for it" + in_step;
   if (what.awaited) return who_waited(e) + " waited for " + name_of(*what.awaited) + " of " + rank_name(what.root) + in_step;
   return who_waited(e) + " waited for " + rank_name(what.root) + in_step +
@@ -128,7 +136,8 @@ std::string root_words(explained const& e) {
              (e.what.awaited ? " " + name_of(*e.what.awaited) + " is the first of its actions that somebody lacked." : "") +
              "\nLook at how its process ended: what the launcher says of a signal or an exit code, its machine's log of memory.";
     case rank_state::failed:
-      return name + " failed" + (one.at ? " in " + name_of(one.at->op) : std::string()) + ": " + e.ring_of(r)->told.reason + ".";
+    case rank_state::going_on:
+      return {};
     case rank_state::busy:
       return name + (one.began ? " had begun to compute " : " had come to ") + name_of(one.at->op) + " and waited for nobody; " +
              time_words(one.seconds) + " later it was still there.\n" +
@@ -196,6 +205,11 @@ std::vector<std::string> remarks_of(explained const& e) {
   if (e.what.root >= 0 && blamed >= 0 && blamed != e.what.root) {
     out.push_back("The failure blames " + rank_name(blamed) + ", but the waits lead to " + rank_name(e.what.root) +
                   ": look at both.");
+  }
+  if (e.what.root >= 0 && !e.what.circle.empty()) {
+    std::vector<std::string> names;
+    for (int const r : e.what.circle) names.push_back(rank_name(r));
+    out.push_back(capital(listed(names)) + " waited for each other.");
   }
   for (int const r : e.what.others) out.push_back("Waits lead to " + rank_name(r) + ", too: it " + rank_words(e, r) + ".");
   for (int r = 0; r < e.world(); ++r) {

@@ -19,8 +19,8 @@ rank_story story_of(ring const& of, chevron::plan const* plan) {
     if (!one.end && !out.at) out.at = one;
   }
   out.began = out.at && out.at->start > out.at->reached;
-  // Who only starts a message waits for nobody: it has heard of the failure there.
-  bool const waits = of.waiting && !(out.at && is_posting(out.at->op.kind));
+  bool const goes_on = of.waiting && out.at && is_posting(out.at->op.kind);  // starting a message waits for nobody
+  bool const waits = of.waiting && !goes_on;
   std::int64_t since = of.written, until = of.written;
   if (!of.actions.empty()) since = out.at ? out.at->reached : *of.actions.back().end;
   if (waits) {
@@ -28,6 +28,8 @@ rank_story story_of(ring const& of, chevron::plan const* plan) {
     until = of.waiting->until;
     out.waits_for = of.waiting->peer;
     if (of.waiting->what) out.needs = needed_for(*of.waiting->what, plan);
+  } else if (goes_on) {
+    out.state = rank_state::going_on;
   } else if (of.told.rank == of.rank && of.told.code != 4) {
     out.state = rank_state::failed;
   } else {
@@ -125,8 +127,9 @@ story follow_waits(rings const& all, chevron::plan const* plan) {
     if (ends[static_cast<std::size_t>(r)] == 0) continue;
     if (out.root < 0 || ends[static_cast<std::size_t>(r)] > ends[static_cast<std::size_t>(out.root)]) out.root = r;
   }
-  // Where waits lead to several, the one that is blamed counts.
-  if (told >= 0 && ends[static_cast<std::size_t>(told)] > 0) out.root = told;
+  // The rank that is blamed counts, unless it waited itself: a failure that is told at once finds the others on their way, and what
+  // they were about to wait for.
+  if (told >= 0 && at(told).state != rank_state::waiting && at(told).state != rank_state::going_on) out.root = told;
   if (out.root < 0 && out.circle.empty()) {
     // Nobody waited. A rank that failed, or is gone, is what there is to be told.
     auto const is = [&](rank_state s) {
@@ -136,7 +139,7 @@ story follow_waits(rings const& all, chevron::plan const* plan) {
     out.root = told >= 0 ? told : is(rank_state::failed) >= 0 ? is(rank_state::failed) : is(rank_state::absent);
   }
   for (int r = 0; r < world; ++r) {
-    if (r != out.root && ends[static_cast<std::size_t>(r)] > 0) out.others.push_back(r);
+    if (r != out.root && ends[static_cast<std::size_t>(r)] > 0 && at(r).state != rank_state::going_on) out.others.push_back(r);
   }
   for (int r = 0; r < world; ++r) {
     if (r != out.root && end_of[static_cast<std::size_t>(r)] >= 0 && end_of[static_cast<std::size_t>(r)] == out.root) out.led.push_back(r);

@@ -18,6 +18,7 @@ enum class rank_state {
   absent,   ///< it left nothing
   failed,   ///< by what it did itself
   waiting,  ///< for others
+  going_on, ///< it did what it had to, and heard of the failure where it started a message
   busy,     ///< in an action, and it waited for nobody
   between   ///< between two actions, or before the first
 };

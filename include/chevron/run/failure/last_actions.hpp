@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -173,6 +174,7 @@ inline void write_within_a_second(std::string path, std::string text) {
     sigaddset(&only, SIGXFSZ);  // else a limit on the size of files ends the process
     ::pthread_sigmask(SIG_BLOCK, &only, nullptr);
     try {
+      ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);  // most often it is there
       std::string const part = path + ".part";
       int const file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
       if (file >= 0) {
