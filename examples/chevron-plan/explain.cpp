@@ -59,6 +59,7 @@ std::optional<chevron::plan> plan_in(ring const& of) {
 struct explained {
   rings all;
   std::optional<chevron::plan> plan;
+  std::optional<plan_index> index;
   story what;
 
   std::optional<ring> const& ring_of(int r) const { return all.by_rank[static_cast<std::size_t>(r)]; }
@@ -109,7 +110,8 @@ std::string headline(explained const& e) {
   if (what.root < 0) {
     std::vector<std::string> names;
     for (int const r : what.circle) names.push_back(rank_name(r));
-    return names.empty() ? "Nobody waited, and no rank is known to have failed" : capital(listed(names)) + " waited for each other";
+    return names.empty() ? "Nobody waited, and no rank is known to have failed"
+                         : capital(listed(names)) + " waited for each other";
   }
   std::string const in_step = what.step >= 0 ? ", in step " + std::to_string(what.step) : "";
   if (e.of(what.root).state == rank_state::failed) {
@@ -143,7 +145,8 @@ std::string root_words(explained const& e) {
              time_words(one.seconds) + " later it was still there.\n" +
              "Look at what it does there: a debugger shows where it hangs; if it only takes long, give a longer deadline.";
     case rank_state::between:
-      return name + " was in no action and waited for nobody, for " + time_words(one.seconds) + ": the program was busy elsewhere.";
+      return name + " was in no action and waited for nobody, for " + time_words(one.seconds) +
+             ": the program was busy elsewhere.";
     case rank_state::waiting:
       return name + " waited itself, in " + e.ring_of(r)->waiting->action + ", for nobody in particular.";
   }
@@ -197,7 +200,8 @@ std::vector<std::string> remarks_of(explained const& e) {
     std::string words = "The ranks disagree on what failed: ";
     for (std::size_t i = 0; i < all_told.size(); ++i) {
       auto const& [what, ranks] = all_told[i];
-      words += (i == 0 ? "" : "; ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) + (ranks.size() == 1 ? " was told: " : " were told: ") + what.reason;
+      words += (i == 0 ? "" : "; ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) +
+               (ranks.size() == 1 ? " was told: " : " were told: ") + what.reason;
     }
     out.push_back(words + ".");
   }
@@ -214,7 +218,8 @@ std::vector<std::string> remarks_of(explained const& e) {
   for (int const r : e.what.others) out.push_back("Waits lead to " + rank_name(r) + ", too: it " + rank_words(e, r) + ".");
   for (int r = 0; r < e.world(); ++r) {
     bool const is_other = std::find(e.what.others.begin(), e.what.others.end(), r) != e.what.others.end();
-    if (e.of(r).state == rank_state::absent && r != e.what.root && !is_other) out.push_back(capital(rank_name(r)) + " " + rank_words(e, r) + ".");
+    if (e.of(r).state == rank_state::absent && r != e.what.root && !is_other)
+      out.push_back(capital(rank_name(r)) + " " + rank_words(e, r) + ".");
   }
   std::map<long, std::vector<std::string>> steps;
   for (int r = 0; r < e.world(); ++r) {
@@ -231,55 +236,13 @@ std::vector<std::string> remarks_of(explained const& e) {
   return out;
 }
 
-/// How far each action of a step had come, by pipeline rank and position, as far as it is known.
-std::vector<std::vector<progress>> progress_of(explained const& e, int first_rank, long step) {
-  chevron::plan const& plan = *e.plan;
-  std::vector<std::vector<progress>> out;
-  auto const row_of = [&](int p) { return plan.begin.data[p + 1] - plan.begin.data[p]; };
-  for (int p = 0; p < plan.size.ranks; ++p) {
-    auto& row = out.emplace_back(static_cast<std::size_t>(row_of(p)), progress::not_begun);
-    auto const& mine = e.ring_of(first_rank + p);
-    if (!mine || mine->actions.empty()) continue;
-    if (mine->actions.back().step > step) std::fill(row.begin(), row.end(), progress::done);
-    bool first = true;
-    for (ring_action const& one : mine->actions) {
-      int const at = one.step == step && is_compute(one.op.kind) ? position_of(plan, p, one.op) : -1;
-      if (at < 0) continue;
-      // What came before has no place in the file any more.
-      if (first && mine->left_out > 0) std::fill(row.begin(), row.begin() + at, progress::done);
-      first = false;
-      bool const waits = !one.end && e.of(first_rank + p).state == rank_state::waiting && one.start <= one.reached;
-      row[static_cast<std::size_t>(at)] = one.end ? progress::done : waits ? progress::waiting : progress::under_way;
-    }
-  }
-  // A rank that left nothing has done what others got from it, and all before that.
-  for (int p = 0; p < plan.size.ranks; ++p) {
-    if (e.of(first_rank + p).state != rank_state::absent) continue;
-    auto& row = out[static_cast<std::size_t>(p)];
-    int last = -1;
-    for (int q = 0; q < plan.size.ranks; ++q) {
-      for (int i = 0; i < row_of(q); ++i) {
-        progress const so_far = out[static_cast<std::size_t>(q)][static_cast<std::size_t>(i)];
-        action const a = plan.actions.data[plan.begin.data[q] + i];
-        if (q == p || (so_far != progress::done && so_far != progress::under_way) || a.kind == chevron::kind::backward_weight) continue;
-        action const message = chevron::make_action(
-            a.kind == chevron::kind::forward ? chevron::kind::receive_forward : chevron::kind::receive_backward, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
-        bool const has_sender = a.kind == chevron::kind::forward ? a.stage > 0 : static_cast<int>(a.stage) + 1 < plan.stages;
-        if (!has_sender) continue;
-        last = std::max(last, position_of(plan, p, *needed_for(message, &plan)));
-      }
-    }
-    std::fill(row.begin(), row.begin() + last + 1, progress::done);
-  }
-  return out;
-}
-
 std::string words_of(explained const& e) {
   ring const& any = e.all.any();
   std::string out;
   if (!any.plan.empty()) {
-    out += (any.schedule.empty() ? "a schedule of its own" : any.schedule) + ", " + std::to_string(any.pipeline_ranks) + " ranks, " +
-           std::to_string(any.micro_batches) + " microbatches" + (any.replicas > 1 ? ", " + std::to_string(any.replicas) + " replicas" : "") + "\n\n";
+    out += (any.schedule.empty() ? "a schedule of its own" : any.schedule) + ", " + std::to_string(any.pipeline_ranks) +
+           " ranks, " + std::to_string(any.micro_batches) + " microbatches" +
+           (any.replicas > 1 ? ", " + std::to_string(any.replicas) + " replicas" : "") + "\n\n";
   }
   out += headline(e) + ".\n";
   if (std::string const words = root_words(e); !words.empty()) out += words + "\n";
@@ -287,6 +250,7 @@ std::string words_of(explained const& e) {
   out += "\n";
 
   std::vector<table_row> rows{{"rank", "step", "in", "done", "and then"}};
+  std::map<std::pair<int, long>, std::vector<std::vector<progress>>> known;  // by replica and step
   for (int r = 0; r < e.world(); ++r) {
     auto const& mine = e.ring_of(r);
     bool const has = mine && !mine->actions.empty();
@@ -294,8 +258,11 @@ std::string words_of(explained const& e) {
     if (e.plan && (has || e.of(r).state == rank_state::absent)) {
       int const p = r % e.pipeline_ranks();
       long const step = has ? mine->actions.back().step : e.what.step;
-      auto const so_far = progress_of(e, r - p, step)[static_cast<std::size_t>(p)];
-      done = (has ? "" : "at least ") + std::to_string(std::count(so_far.begin(), so_far.end(), progress::done)) + " of " + std::to_string(so_far.size());
+      auto& all = known[{r - p, step}];
+      if (all.empty()) all = how_far(e.all, e.what, *e.index, r - p, step);
+      auto const& so_far = all[static_cast<std::size_t>(p)];
+      done = (has ? "" : "at least ") + std::to_string(std::count(so_far.begin(), so_far.end(), progress::done)) + " of " +
+             std::to_string(so_far.size());
     }
     rows.push_back({std::to_string(r), has ? std::to_string(mine->actions.back().step) : "?",
                     e.of(r).at ? name_of(e.of(r).at->op) : std::string("-"), done, rank_words(e, r)});
@@ -303,14 +270,17 @@ std::string words_of(explained const& e) {
   out += table_text(rows, {align::right, align::right, align::left, align::right, align::left}) + "\n";
 
   ring_failure const failure = told(e).front().first;
-  out += "As it was told" + (failure.step >= 0 ? " in step " + std::to_string(failure.step) : "") + ", exit code " + std::to_string(failure.code) + ": " + failure.reason + ".\n";
+  out += "As it was told" + (failure.step >= 0 ? " in step " + std::to_string(failure.step) : "") + ", exit code " +
+         std::to_string(failure.code) + ": " + failure.reason + ".\n";
   for (std::string const& remark : remarks_of(e)) out += remark + "\n";
   return out;
 }
 
 chevron::show::picture picture_of(explained const& e) {
   if (!e.plan) {
-    throw usage("no ring holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words are printed");
+    throw usage(
+        "no ring holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words are "
+        "printed");
   }
   chevron::plan const& plan = *e.plan;
   int const ranks = plan.size.ranks;
@@ -329,7 +299,7 @@ chevron::show::picture picture_of(explained const& e) {
       if (one && !one->actions.empty()) step = std::max(step, one->actions.back().step);
     }
   }
-  auto const so_far = progress_of(e, first_rank, step);
+  auto const so_far = how_far(e.all, e.what, *e.index, first_rank, step);
   std::map<std::pair<int, int>, int> box_at;  // by pipeline rank and position
   std::vector<int> seen(static_cast<std::size_t>(ranks));
   for (std::size_t i = 0; i < out.boxes.size(); ++i) {
@@ -341,7 +311,7 @@ chevron::show::picture picture_of(explained const& e) {
   }
   auto const box_of = [&](int rank, std::optional<action> const& what) {
     if (!what || rank < first_rank || rank >= first_rank + ranks) return -1;
-    auto const found = box_at.find({rank - first_rank, position_of(plan, rank - first_rank, *what)});
+    auto const found = box_at.find({rank - first_rank, e.index->position_of(*what, rank - first_rank)});
     return found == box_at.end() ? -1 : found->second;
   };
   for (int r = first_rank; r < first_rank + ranks; ++r) {
@@ -361,7 +331,8 @@ int run_explain(request const& asked) {
   explained e;
   e.all = read_rings(asked.rings);
   e.plan = plan_in(e.all.any());
-  e.what = follow_waits(e.all, e.plan ? &*e.plan : nullptr);
+  if (e.plan) e.index.emplace(*e.plan);
+  e.what = follow_waits(e.all, e.index ? &*e.index : nullptr);
   std::string const format = format_of(asked, {"text", "svg"});
   if (format == "svg")
     write(asked, chevron::show::svg(picture_of(e), {.width = 1100}));

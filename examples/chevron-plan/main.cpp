@@ -173,7 +173,9 @@ int main(int argc, char** argv) {
       *add("explain", "Say for which action of which rank a failed run waited, from what its ranks left", run_explain);
   explain.add_option("rings", asked.rings, "the folder that CHEVRON_RINGS named when the run failed, or files of it")
       ->type_name("FOLDER|FILE.json");
-  explain.add_option("--format", asked.format, "text, or svg: the plan's timeline with what was done; without it, as the ending of -o's file says")
+  explain
+      .add_option("--format", asked.format,
+                  "text, or svg: the plan's timeline with what was done; without it, as the ending of -o's file says")
       ->type_name("FORMAT");
   explain.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 

@@ -23,7 +23,7 @@ using nlohmann::json;
 
 constexpr std::size_t most_bytes = std::size_t{1} << 20;
 constexpr std::size_t most_files = 16384;
-constexpr int most_ranks = 1 << 20;
+constexpr int most_ranks = 16384;
 /// Ranks of one job write within seconds of each other; a file that is older was left by a run before.
 constexpr std::int64_t same_failure = std::int64_t{60} * 1'000'000'000;
 char const* const remedy = "name files that a run with CHEVRON_RINGS wrote";
@@ -50,7 +50,8 @@ std::string text_of(std::string const& file) {
   struct stat status {};
   if (stat(file.c_str(), &status) != 0) throw usage(name + " cannot be read (" + std::strerror(errno) + "): " + remedy);
   if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: " + remedy);
-  if (static_cast<std::size_t>(status.st_size) > most_bytes) throw usage(name + " is larger than 1 MiB, which no ring is: " + remedy);
+  if (static_cast<std::size_t>(status.st_size) > most_bytes)
+    throw usage(name + " is larger than 1 MiB, which no ring is: " + remedy);
   std::ifstream in(file, std::ios::binary);
   std::string text(static_cast<std::size_t>(status.st_size), 0);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -73,15 +74,17 @@ class reader {
   std::int64_t whole(json const& value, char const* what, std::int64_t least, std::int64_t most) const {
     bool const big = value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
     if (!value.is_number_integer() || big || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most) {
-      fault("'" + std::string(what) + "' is " + plain(value.dump().substr(0, 60)) + ", not a whole number from " + std::to_string(least) +
-            " to " + std::to_string(most));
+      fault("'" + std::string(what) + "' is " + plain(value.dump().substr(0, 60)) + ", not a whole number from " +
+            std::to_string(least) + " to " + std::to_string(most));
     }
     return value.get<std::int64_t>();
   }
   std::int64_t whole_at(json const& of, char const* key, std::int64_t least, std::int64_t most) const {
     return whole(member(of, key), key, least, most);
   }
-  int number_at(json const& of, char const* key, int least, int most) const { return static_cast<int>(whole_at(of, key, least, most)); }
+  int number_at(json const& of, char const* key, int least, int most) const {
+    return static_cast<int>(whole_at(of, key, least, most));
+  }
   std::string words(json const& value, char const* what) const {
     if (!value.is_string()) fault("'" + std::string(what) + "' is no text");
     return plain(value.get<std::string>());
@@ -99,7 +102,8 @@ class reader {
     json const all = json::parse(clean, nullptr, false);
     if (all.is_discarded()) fault(text.empty() ? "it is empty" : "it is no JSON, or was cut off");
     if (!all.is_object() || !all.contains("chevron_ring")) fault("'chevron_ring' is missing");
-    if (json const& format = all["chevron_ring"]; format != 1) fault("it has format " + plain(format.dump().substr(0, 20)) + ", and 1 is read here");
+    if (json const& format = all["chevron_ring"]; format != 1)
+      fault("it has format " + plain(format.dump().substr(0, 20)) + ", and 1 is read here");
     constexpr std::int64_t least = INT64_MIN / 4, most = INT64_MAX / 4;
     ring out;
     out.pipeline_ranks = number_at(all, "pipeline_ranks", 1, most_ranks);
@@ -112,11 +116,12 @@ class reader {
     if (!forward.is_boolean()) fault("'forward_only' is neither true nor false");
     out.forward_only = forward.get<bool>();
     json const& plan = member(all, "plan");
-    if (!plan.is_array() || (!plan.empty() && plan.size() != static_cast<std::size_t>(out.pipeline_ranks))) fault("'plan' has not a row for each pipeline rank");
+    if (!plan.is_array() || (!plan.empty() && plan.size() != static_cast<std::size_t>(out.pipeline_ranks)))
+      fault("'plan' has not a row for each pipeline rank");
     for (json const& row : plan) out.plan.push_back(words(row, "plan"));
     json const& told = member(all, "failure");
-    out.told = {number_at(told, "code", 0, 255), number_at(told, "rank", -1, out.world() - 1), static_cast<long>(whole_at(told, "step", -1, most)),
-                words_at(told, "action"), words_at(told, "reason")};
+    out.told = {number_at(told, "code", 0, 255), number_at(told, "rank", -1, out.world() - 1),
+                static_cast<long>(whole_at(told, "step", -1, most)), words_at(told, "action"), words_at(told, "reason")};
     json const& waiting = member(all, "waiting");
     if (!waiting.is_null()) {
       ring_wait one{.peer = number_at(waiting, "peer", -1, out.world() - 1),
@@ -134,11 +139,15 @@ class reader {
     json const& actions = member(all, "actions");
     if (!actions.is_array()) fault("'actions' is no list");
     for (json const& one : actions) {
-      if (!one.is_array() || one.size() != 5) fault("an entry of 'actions' has not step, action, and when it was reached, begun and ended");
+      if (!one.is_array() || one.size() != 5)
+        fault("an entry of 'actions' has not step, action, and when it was reached, begun and ended");
       auto const what = action_of(words(one[1], "actions"));
       if (!what) fault("'" + plain(one[1].get<std::string>()) + "' in 'actions' is no action");
-      ring_action made{static_cast<long>(whole(one[0], "actions", -1, most)), *what, whole(one[2], "actions", least, most),
-                       whole(one[3], "actions", least, most), {}};
+      ring_action made{static_cast<long>(whole(one[0], "actions", -1, most)),
+                       *what,
+                       whole(one[2], "actions", least, most),
+                       whole(one[3], "actions", least, most),
+                       {}};
       if (!one[4].is_null()) made.end = whole(one[4], "actions", least, most);
       out.actions.push_back(made);
     }
@@ -166,11 +175,13 @@ std::vector<std::string> files_of(std::vector<std::string> const& named) {
     if (wrong) throw usage("'" + plain(name) + "' cannot be read (" + wrong.message() + "): " + remedy);
     if (found.empty()) {
       throw usage("'" + plain(name) +
-                  "' holds no rank-*.json: name the folder that CHEVRON_RINGS named when the job failed; ranks that were killed write none");
+                  "' holds no rank-*.json: name the folder that CHEVRON_RINGS named when the job failed; ranks that were killed "
+                  "write none");
     }
     out.insert(out.end(), found.begin(), found.end());
   }
-  if (out.size() > most_files) throw usage(std::to_string(out.size()) + " files are more than " + std::to_string(most_files) + ": " + remedy);
+  if (out.size() > most_files)
+    throw usage(std::to_string(out.size()) + " files are more than " + std::to_string(most_files) + ": " + remedy);
   return out;
 }
 
@@ -192,7 +203,8 @@ std::string difference(ring const& a, ring const& b) {
 
 ring const& rings::any() const {
   auto const has = std::find_if(by_rank.begin(), by_rank.end(), [](auto const& r) { return r && !r->plan.empty(); });
-  return has != by_rank.end() ? **has : **std::find_if(by_rank.begin(), by_rank.end(), [](auto const& r) { return r.has_value(); });
+  return has != by_rank.end() ? **has
+                              : **std::find_if(by_rank.begin(), by_rank.end(), [](auto const& r) { return r.has_value(); });
 }
 
 std::optional<chevron::action> action_of(std::string_view text) {
@@ -225,7 +237,8 @@ rings read_rings(std::vector<std::string> const& named) {
     all.push_back(reader(file).read(text_of(file)));
     all.back().file = plain(file);
   }
-  auto const newest = std::max_element(all.begin(), all.end(), [](ring const& a, ring const& b) { return a.written_on_the_wall() < b.written_on_the_wall(); });
+  auto const newest = std::max_element(
+      all.begin(), all.end(), [](ring const& a, ring const& b) { return a.written_on_the_wall() < b.written_on_the_wall(); });
   rings out;
   out.by_rank.resize(static_cast<std::size_t>(newest->world()));
   std::int64_t const latest = newest->written_on_the_wall();
@@ -240,7 +253,9 @@ rings read_rings(std::vector<std::string> const& named) {
     if (std::string const other = difference(one, *newest); !other.empty())
       throw usage("'" + one.file + "' and '" + model + "' are of different jobs (" + other + "): name files of one");
     auto& place = out.by_rank[static_cast<std::size_t>(one.rank)];
-    if (place) throw usage("'" + place->file + "' and '" + one.file + "' are both of rank " + std::to_string(one.rank) + ": name files of one failure");
+    if (place)
+      throw usage("'" + place->file + "' and '" + one.file + "' are both of rank " + std::to_string(one.rank) +
+                  ": name files of one failure");
     place = one;
   }
   return out;

@@ -210,7 +210,8 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   }
   if (!first.unit.empty()) d.text(margin, y + 20, first.unit, "font-size=\"11\" fill=\"#5b6472\"");
   d.out += "<g stroke=\"#dfe3e9\">\n" + grid.out + "</g>\n" + "<g fill=\"#5b6472\">\n";
-  for (auto const& l : row_names) d.text(l.x, l.y, l.words, *l.fill == 0 ? "" : "font-weight=\"600\" fill=\"" + std::string(l.fill) + "\"");
+  for (auto const& l : row_names)
+    d.text(l.x, l.y, l.words, *l.fill == 0 ? "" : "font-weight=\"600\" fill=\"" + std::string(l.fill) + "\"");
   d.out +=
       "</g>\n<g font-size=\"11\" fill=\"#5b6472\" text-anchor=\"middle\">\n" + marks.out + "</g>\n" + shapes.out + guides.out;
   if (!path.out.empty()) d.out += "<g class=\"critical\">\n" + path.out + "</g>\n";
@@ -267,7 +268,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     d.out += detail::progress_legend(first, x, y, 12);
   } else {
     entry({"#eaedf2"}, 12,
-        std::string("idle") + (chunks > 1 ? "; darker: later chunk" : "") + (labels.empty() ? "" : "; numbers: microbatches"));
+          std::string("idle") + (chunks > 1 ? "; darker: later chunk" : "") + (labels.empty() ? "" : "; numbers: microbatches"));
   }
   d.out += "</g>\n";
   double const height = y + margin - 4;

@@ -84,7 +84,8 @@ inline std::string progress_marks(picture const& p, std::vector<place> const& pl
     }
   }
   if (p.awaited >= 0 && static_cast<std::size_t>(p.awaited) < places.size()) {
-    out += outline(places[static_cast<std::size_t>(p.awaited)], 1.5, std::string("class=\"awaited\" stroke=\"") + alarm + "\" stroke-width=\"3\"");
+    out += outline(places[static_cast<std::size_t>(p.awaited)], 1.5,
+                   std::string("class=\"awaited\" stroke=\"") + alarm + "\" stroke-width=\"3\"");
   }
   for (auto const& [from, to] : p.waits) {
     out += wait_arrow(places[static_cast<std::size_t>(from)], places[static_cast<std::size_t>(to)]);
@@ -104,7 +105,8 @@ inline std::string progress_legend(picture const& p, double x, double y, double 
   };
   auto const key = [&] { return place{x, y - 10, 28, 12}; };
   auto const fill = [&](progress so_far) {
-    d.rect(key().x, key().y, key().width, key().height, "class=\"key\" rx=\"2\" fill=\"" + std::string(ink_of(kind::forward, 0, 1).fill) + "\"" + look_of(so_far));
+    d.rect(key().x, key().y, key().width, key().height,
+           "class=\"key\" rx=\"2\" fill=\"" + std::string(ink_of(kind::forward, 0, 1).fill) + "\"" + look_of(so_far));
   };
   if (has(progress::done)) {
     fill(progress::done);

@@ -29,8 +29,8 @@
 /// What each rank did last, written down when the job fails.
 ///
 /// With CHEVRON_RINGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two steps
-/// with their times, the failure as it was told, and what the rank was waiting for. `chevron-plan explain` reads them. Nothing of it
-/// may make a failure worse: a file is small, it is written within a second or not at all, and nobody is told if it is not.
+/// with their times, the failure as it was told, and what the rank was waiting for. `chevron-plan explain` reads them. Nothing of
+/// it may make a failure worse: a file is small, it is written within a second or not at all, and nobody is told if it is not.
 
 namespace chevron::detail {
 
@@ -85,7 +85,8 @@ class actions_keeper {
   actions_keeper(topology const& who, plan_view const& plan, std::shared_ptr<rank_trace const> trace)
       : exceptions_(std::uncaught_exceptions()) {
     if (rings_folder() == nullptr) return;
-    kept_ = std::make_shared<kept_actions>(kept_actions{who, plan.name, plan.size, plan.forward_only, csv_of(plan), std::move(trace)});
+    kept_ = std::make_shared<kept_actions>(
+        kept_actions{who, plan.name, plan.size, plan.forward_only, csv_of(plan), std::move(trace)});
     auto& keeps = kept_of_all::instance();
     std::lock_guard const hold(keeps.mutex);
     // What a failure before this one has left is of no use any more.
@@ -137,14 +138,14 @@ inline std::string ring_text(kept_actions const& of, failure const& told, failed
   std::int64_t const now = now_ns();
   std::int64_t const wall =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  std::string out = "{\n  \"chevron_ring\": 1,\n  \"rank\": " + to_string(of.who.global_rank) +
-                    ",\n  \"pipeline_ranks\": " + to_string(of.who.pipeline_ranks) +
-                    ",\n  \"replicas\": " + to_string(of.who.replicas) + ",\n  \"schedule\": " + ring_string(of.schedule) +
-                    ",\n  \"microbatches\": " + to_string(of.size.micro_batches) + ",\n  \"chunks\": " + to_string(of.size.chunks) +
-                    ",\n  \"forward_only\": " + (of.forward_only ? "true" : "false") + ",\n  \"plan\": " + plan +
-                    "],\n  \"failure\": {\"code\": " + to_string(told.code) + ", \"rank\": " + to_string(told.rank) +
-                    ", \"step\": " + to_string(told.step) + ", \"action\": " + ring_string(told.action) +
-                    ", \"reason\": " + ring_string(told.reason) + "},\n  \"waiting\": ";
+  std::string out =
+      "{\n  \"chevron_ring\": 1,\n  \"rank\": " + to_string(of.who.global_rank) +
+      ",\n  \"pipeline_ranks\": " + to_string(of.who.pipeline_ranks) + ",\n  \"replicas\": " + to_string(of.who.replicas) +
+      ",\n  \"schedule\": " + ring_string(of.schedule) + ",\n  \"microbatches\": " + to_string(of.size.micro_batches) +
+      ",\n  \"chunks\": " + to_string(of.size.chunks) + ",\n  \"forward_only\": " + (of.forward_only ? "true" : "false") +
+      ",\n  \"plan\": " + plan + "],\n  \"failure\": {\"code\": " + to_string(told.code) + ", \"rank\": " + to_string(told.rank) +
+      ", \"step\": " + to_string(told.step) + ", \"action\": " + ring_string(told.action) +
+      ", \"reason\": " + ring_string(told.reason) + "},\n  \"waiting\": ";
   if (wait == nullptr) {
     out += "null";
   } else {
@@ -216,7 +217,8 @@ inline void write_rings(failure const& told, int only, topology const& who = {})
       for (auto const& one : newest) one->written = one->written || only >= 0;
     }
     // It failed before it had anything to do.
-    if (newest.empty() && only >= 0 && who.world() > 1) newest.push_back(std::make_shared<kept_actions>(kept_actions{who, {}, {}, {}, {}, {}}));
+    if (newest.empty() && only >= 0 && who.world() > 1)
+      newest.push_back(std::make_shared<kept_actions>(kept_actions{who, {}, {}, {}, {}, {}}));
     for (auto const& one : newest) {
       bool const waited = last_failed_wait.rank == one->who.global_rank;
       failure const& cause = waited ? last_failed_wait.cause : told;
