@@ -97,7 +97,10 @@ void run_threads(thread_options const& options, Body const& body) {
         thrown = std::current_exception();
         about = detail::failure_by(r, "something was thrown that is no std::exception", static_cast<int>(exit_code::other), {});
       }
-      if (thrown) detail::write_rings(about, r, {options.pipeline_ranks, options.replicas, r});
+      if (thrown) {
+        hub->fail(about, r);  // the others hear of it before anything is written
+        detail::write_rings(about, r, {options.pipeline_ranks, options.replicas, r});
+      }
       hub->end(r, thrown, about);
     });
   }
