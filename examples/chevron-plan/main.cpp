@@ -12,6 +12,7 @@
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
 //   chevron-plan lower ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml
+//   chevron-plan explain rings -o why.svg
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -171,12 +172,22 @@ int main(int argc, char** argv) {
   CLI::App& list = *add("list", "Name the schedules of the catalogue: here, in C++, and where they come from", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
+  CLI::App& explain =
+      *add("explain", "Say for which action of which rank a failed run waited, from what its ranks left", run_explain);
+  explain.add_option("rings", asked.rings, "the folder that CHEVRON_RINGS named when the run failed, or files of it")
+      ->type_name("FOLDER|FILE.json");
+  explain
+      .add_option("--format", asked.format,
+                  "text, or svg: the plan's timeline with what was done; without it, as the ending of -o's file says")
+      ->type_name("FORMAT");
+  explain.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+
   try {
     app.parse(argc, argv);
     if (command == nullptr) {
       auto const unknown = app.remaining();
       throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
-                  ": choose one of show, compare, check, lower, search, list; chevron-plan --help-all explains them");
+                  ": choose one of show, compare, check, lower, search, explain, list; chevron-plan --help-all explains them");
     }
     return command(asked);
   } catch (CLI::ParseError const& stop) {

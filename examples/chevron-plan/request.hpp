@@ -63,6 +63,7 @@ struct request {
   std::string output;
   std::string width;
   std::string colour = "auto";
+  std::vector<std::string> rings;    ///< files and folders of `explain`
   bool ranks_given = false;          ///< `--ranks` was typed; for a schedule from a file it then must agree
   bool micro_batches_given = false;  ///< the same of `--microbatches`
   bool communication_given = false;  ///< `--communication` was typed, which then stands instead of a profile's
@@ -161,5 +162,6 @@ int run_check(request const& asked);
 int run_lower(request const& asked);
 int run_search(request const& asked);
 int run_list(request const& asked);
+int run_explain(request const& asked);
 
 }  // namespace plan_program

@@ -150,6 +150,53 @@ TEST_SUITE("show svg") {
     CHECK(show::svg(drawn).find("a pair, run as one") != std::string::npos);
   }
 
+  TEST_CASE("of a run that failed: what was done, what was under way, who waited for what") {
+    plan const p = plan_from({"0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"}, {0, 1}, 2);
+    show::picture drawn = show::picture_of(p, costs{});
+    std::string const whole = show::svg(drawn);
+    CHECK(whole.find("class=\"progress\"") == std::string::npos);
+    auto const box_of = [&](char const* name) {
+      for (std::size_t i = 0; i < drawn.boxes.size(); ++i) {
+        if (to_text(drawn.boxes[i].op).view() == name) return i;
+      }
+      return drawn.boxes.size();
+    };
+    for (show::box& b : drawn.boxes) b.so_far = show::progress::not_begun;
+    for (char const* done : {"0F0", "0F1"}) drawn.boxes[box_of(done)].so_far = show::progress::done;
+    drawn.boxes[box_of("1F0")].so_far = show::progress::under_way;
+    drawn.boxes[box_of("0B0")].so_far = show::progress::waiting;
+    drawn.note = "All waited & wondered";
+    drawn.row_notes = {"waited <1 s", "is where all waited for it"};
+    drawn.waits = {{static_cast<int>(box_of("0B0")), static_cast<int>(box_of("1B0"))}};
+    drawn.awaited = static_cast<int>(box_of("1F0"));
+    drawn.first_rank = 6;
+    std::string error;
+    std::string const text = show::svg(drawn);
+    std::vector<element> const all = show_test::read_xml(text, error);
+    CHECK(error == "");
+    int compute = 0, faint = 0, awaited = 0, dashed = 0, circles = 0;
+    double right = 0;
+    for (element const& e : all) {
+      compute += e["class"] == "compute" ? 1 : 0;
+      faint += e["class"] == "compute" && e["fill-opacity"] == "0.24" ? 1 : 0;
+      awaited += e["class"] == "awaited" ? 1 : 0;
+      dashed += e.name == "rect" && e["stroke-dasharray"] != "" ? 1 : 0;
+      circles += e.name == "circle" ? 1 : 0;
+      if (e["class"] == "compute") right = std::max(right, attribute(e, "x") + attribute(e, "width"));
+    }
+    CHECK(compute == 8);
+    CHECK(faint == 5);  // one of them waited
+    CHECK(awaited == 1);
+    CHECK(dashed == 2);  // with the legend's
+    CHECK(circles == 1);
+    CHECK(right < 850);  // what is said of a rank stands behind it
+    for (char const* words : {"All waited &amp; wondered", "waited &lt;1 s", ">rank 6<", ">rank 7<", "never begun"}) {
+      CAPTURE(words);
+      CHECK(text.find(words) != std::string::npos);
+    }
+    CHECK(text.find("makespan") == std::string::npos);
+  }
+
   TEST_CASE("the critical path is one line, from the first start to the last end, where it is asked for") {
     show_test::for_each_plan([](plan const& p) {
       costs const cost{1, 1.5, 0.5, 0.25};

@@ -23,6 +23,9 @@ namespace chevron::show {
 /// Which part of a fused pair a box is. The two halves of a pair are neighbours among the boxes, with the same start and end.
 enum class half : unsigned char { none, first, second };
 
+/// How far an action had come when a run failed.
+enum class progress : unsigned char { unknown, done, waiting, under_way, not_begun };
+
 /// One action in time.
 struct box {
   int rank = 0;      ///< row: pipeline rank, or global rank (replica × P + pipeline rank) where there are replicas
@@ -32,6 +35,7 @@ struct box {
   int chunk = 0;  ///< which of its rank's stages, from the input side
   int step = 0;   ///< training step, where a picture holds several
   half of_pair = half::none;
+  progress so_far = progress::unknown;
 };
 
 /// Boxes and what is needed to label them.
@@ -47,6 +51,13 @@ struct picture {
   std::vector<box> boxes;
   int steps = 1;                   ///< training steps drawn
   std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty where it is not known
+
+  // Of a run that has failed only.
+  std::string note;                        ///< what became of it, instead of the plan's numbers
+  std::vector<std::string> row_notes;      ///< by row, at its end
+  std::vector<std::pair<int, int>> waits;  ///< boxes: one that waits, and the one that it waits for
+  int awaited = -1;                        ///< the box for which all waited in the end
+  int first_rank = 0;                      ///< of the rows: another than 0 in a replica
 };
 
 /// Makes pairs of neighbouring boxes that are an F marked as fused and, at the same time on the same row, its other half.

@@ -9,6 +9,8 @@
 #include <chevron/show/figures.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
+#include <chevron/show/svg_drawing.hpp>
+#include <chevron/show/svg_progress.hpp>
 
 /// \file
 /// Timelines as SVG: a row a rank, a rectangle an action, one picture or several above one another on one axis.
@@ -20,68 +22,6 @@ struct svg_style {
   bool standalone = true;      ///< with a size, a heading and a white sheet behind it; a page that embeds it has its own
   bool critical_path = false;  ///< a line along the boxes on which the makespan hangs, where a picture knows them
 };
-
-namespace detail {
-
-struct ink {
-  char const* fill;
-  char const* text;
-};
-
-/// Colours of a kind from the first chunk (light) to the last (dark), as papers shade them.
-inline ink ink_of(kind what, int chunk, int chunks) {
-  static constexpr ink shades[compute_kinds][4] = {
-      {{"#9cc0f2", "#10233f"}, {"#6b9be0", "#10233f"}, {"#3f74c8", "#ffffff"}, {"#2858a6", "#ffffff"}},   // F blue
-      {{"#f8c182", "#40250a"}, {"#eb9f4d", "#40250a"}, {"#cf7a22", "#ffffff"}, {"#b06012", "#ffffff"}},   // B orange
-      {{"#83d3cd", "#0b3331"}, {"#4db5ae", "#0b3331"}, {"#26918a", "#ffffff"}, {"#16716b", "#ffffff"}},   // I teal
-      {{"#b4d996", "#1d3310"}, {"#8dbf68", "#1d3310"}, {"#629a3c", "#ffffff"}, {"#467a26", "#ffffff"}}};  // W green
-  int const level = chunks > 1 ? std::min(3, chunk * 3 / (chunks - 1)) : 0;
-  return shades[static_cast<int>(what)][level];
-}
-inline char const* grey_of(kind what) {
-  switch (what) {
-    case kind::send_forward:
-    case kind::send_backward:
-      return "#8b94a3";
-    case kind::receive_forward:
-    case kind::receive_backward:
-      return "#c3c9d3";
-    case kind::wait_send_forward:
-    case kind::wait_send_backward:
-      return "#a8b0bd";
-    case kind::reduce_gradients:
-      return "#5b6472";
-    default:
-      return "#2b313b";
-  }
-}
-
-/// Below the compute row: messages first, then gradient sums and the optimizer.
-inline int strip_of(kind what) {
-  return is_compute(what) ? -1 : static_cast<int>(what) < static_cast<int>(kind::reduce_gradients) ? 0 : 1;
-}
-
-struct drawing {
-  std::string out;
-  // Two decimals of a pixel are more than a printer shows.
-  static std::string at(double v) { return number(std::round(v * 100) / 100, 9); }
-  void rect(double x, double y, double width, double height, std::string const& more, std::string const& inside = "") {
-    out += "<rect x=\"" + at(x) + "\" y=\"" + at(y) + "\" width=\"" + at(std::max(width, 0.0)) + "\" height=\"" + at(height) +
-           "\" " + more + (inside.empty() ? "/>\n" : ">" + inside + "</rect>\n");
-  }
-  void text(double x, double y, std::string const& words, std::string const& more = "") {
-    out +=
-        "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\"" + (more.empty() ? "" : " " + more) + ">" + xml_text(words) + "</text>\n";
-  }
-  void line(double x1, double y1, double x2, double y2, std::string const& more) {
-    out += "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) + "\" " + more + "/>\n";
-  }
-};
-
-/// About how wide a text is in a sans-serif face: wide enough to decide whether it fits.
-inline double text_width(std::string const& words, double size) { return 0.56 * size * columns_of(words); }
-
-}  // namespace detail
 
 /// One or more pictures on one axis, the first on top. Times of all are in the same unit; each picture starts at its own first
 /// compute. Every box of a picture is drawn: compute as a full row, messages, gradient sums and the optimizer thinner below it.
@@ -111,7 +51,13 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
 
   double const margin = 20;
   double const left = 72;
-  double const right = style.width - margin - 4;
+  double longest_note = 0;
+  bool failed = false;
+  for (picture const& p : pictures) {
+    failed = failed || !p.note.empty();
+    for (std::string const& words : p.row_notes) longest_note = std::max(longest_note, 12 + detail::text_width(words, 12));
+  }
+  double const right = style.width - margin - 4 - longest_note;
   double const row = names_fit ? 24 : 15;
   double const strip = 5;
   double const row_gap = names_fit ? 7 : 4;
@@ -142,7 +88,8 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   }
   y += 20;
   if (!several && !numbers.empty()) {
-    d.text(margin, y, sentence(numbers.front()), "fill=\"#5b6472\"");
+    d.text(margin, y, failed ? first.note : sentence(numbers.front()),
+           failed ? "font-size=\"13\" font-weight=\"600\"" : "fill=\"#5b6472\"");
     y += 8;
   }
   y += several ? 0 : 10;
@@ -178,9 +125,13 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     double const makespan = numbers[which].makespan;
     double const top = y;
     for (int r = 0; r < p.rows; ++r) {
-      shapes.rect(left, top + r * pitch, makespan * per_unit, row, "fill=\"#eaedf2\"");
-      row_names.push_back({margin, top + r * pitch + row / 2 + 4, "rank " + std::to_string(r), ""});
+      shapes.rect(left, top + r * pitch, makespan * per_unit, row, failed ? "fill=\"#f3f5f8\"" : "fill=\"#eaedf2\"");
+      row_names.push_back({margin, top + r * pitch + row / 2 + 4, "rank " + std::to_string(r + p.first_rank), ""});
+      if (static_cast<std::size_t>(r) < p.row_notes.size())
+        row_names.push_back({right + 12, top + r * pitch + row / 2 + 4, p.row_notes[static_cast<std::size_t>(r)],
+                             detail::is_awaited_row(p, r) ? detail::alarm : ""});
     }
+    std::vector<detail::place> places;
     for (box const& b : p.boxes) {
       double const x = left + (b.start - zero) * per_unit;
       double const width = (b.end - b.start) * per_unit;
@@ -198,13 +149,16 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
         double const box_top = top + b.rank * pitch + (b.of_pair == half::second ? height : 0);
         shapes.rect(x, box_top, width - gap, height,
                     std::string("class=\"compute\"") + (width > 6 && b.of_pair == half::none ? " rx=\"2\"" : "") + " fill=\"" +
-                        ink.fill + "\"",
+                        ink.fill + "\"" + detail::look_of(b.so_far),
                     hint);
+        places.resize(p.boxes.size());
+        places[static_cast<std::size_t>(&b - p.boxes.data())] = {x, box_top, width - gap, height};
         std::string const words = std::to_string(b.op.micro_batch);
         double const size = b.of_pair == half::none ? 11 : 9.5;
         if (detail::text_width(words, size) + 2 <= width - gap && height >= 11) {
           (b.of_pair == half::none ? labels : pair_labels)
-              .push_back({x + (width - gap) / 2, box_top + height / 2 + (b.of_pair == half::none ? 4 : 3.4), words, ink.text});
+              .push_back({x + (width - gap) / 2, box_top + height / 2 + (b.of_pair == half::none ? 4 : 3.4), words,
+                          detail::is_faint(b.so_far) ? detail::faint_text : ink.text});
         }
       } else {
         double const below = top + b.rank * pitch + row + 1.5 + (s == 1 && strips[0] ? strip + 1.5 : 0);
@@ -237,6 +191,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
       path.out += "<polyline points=\"" + points + "\" fill=\"none\" stroke=\"#c0182b\" stroke-width=\"2\" " +
                   "stroke-linejoin=\"round\"/>\n";
     }
+    if (failed) guides.out += detail::progress_marks(p, places);
     y = top + p.rows * pitch - row_gap;
     // Where the picture ends, so that two of them can be compared at a glance.
     if (several)
@@ -255,12 +210,13 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   }
   if (!first.unit.empty()) d.text(margin, y + 20, first.unit, "font-size=\"11\" fill=\"#5b6472\"");
   d.out += "<g stroke=\"#dfe3e9\">\n" + grid.out + "</g>\n" + "<g fill=\"#5b6472\">\n";
-  for (auto const& l : row_names) d.text(l.x, l.y, l.words);
+  for (auto const& l : row_names)
+    d.text(l.x, l.y, l.words, *l.fill == 0 ? "" : "font-weight=\"600\" fill=\"" + std::string(l.fill) + "\"");
   d.out +=
       "</g>\n<g font-size=\"11\" fill=\"#5b6472\" text-anchor=\"middle\">\n" + marks.out + "</g>\n" + shapes.out + guides.out;
   if (!path.out.empty()) d.out += "<g class=\"critical\">\n" + path.out + "</g>\n";
   for (auto const* list : {&labels, &pair_labels}) {
-    for (char const* colour : {"#10233f", "#40250a", "#0b3331", "#1d3310", "#ffffff"}) {
+    for (char const* colour : {"#10233f", "#40250a", "#0b3331", "#1d3310", "#ffffff", detail::faint_text}) {
       drawing words;
       for (auto const& l : *list) {
         if (std::string_view(l.fill) == colour) words.text(l.x, l.y, l.words);
@@ -306,8 +262,14 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   if (pairs) entry({}, 12, "two colours in one box: a pair, run as one");
   if (any_steps) entry({}, 12, "dark line: the rank's next step");
   if (!path.out.empty() && style.standalone) entry({"#c0182b"}, 2.5, "critical path");
-  entry({"#eaedf2"}, 12,
-        std::string("idle") + (chunks > 1 ? "; darker: later chunk" : "") + (labels.empty() ? "" : "; numbers: microbatches"));
+  if (failed) {
+    x = left;
+    y += 22;
+    d.out += detail::progress_legend(first, x, y, 12);
+  } else {
+    entry({"#eaedf2"}, 12,
+          std::string("idle") + (chunks > 1 ? "; darker: later chunk" : "") + (labels.empty() ? "" : "; numbers: microbatches"));
+  }
   d.out += "</g>\n";
   double const height = y + margin - 4;
 

@@ -27,6 +27,7 @@
 #include <chevron/run/execution/speculation.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
 #include <chevron/run/failure/fault_point.hpp>
+#include <chevron/run/failure/last_actions.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/trace/event_timer.hpp>
@@ -85,7 +86,8 @@ class executor {
               settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
         clock_(work_.streams().where()),
         memory_(program_, rank_, work_.streams().where()),
-        outputs_(program_.plan.forward_only ? static_cast<std::size_t>(program_.plan.size.micro_batches) : 0) {
+        outputs_(program_.plan.forward_only ? static_cast<std::size_t>(program_.plan.size.micro_batches) : 0),
+        kept_(comm.topology(), program_.plan, kept_trace_) {
     trace_.reserve(static_cast<std::size_t>(program_.length(rank_)));
     if (settings.graphs) {
       captured_ = std::make_unique<graph_runner>(settings.graphs, program_, rank_, work_, memory_.stats(), gradients_);
@@ -414,7 +416,8 @@ class executor {
   memory_meter memory_;
   std::unique_ptr<graph_runner> captured_;
   std::vector<tensors> outputs_;
-  rank_trace trace_;
+  std::shared_ptr<rank_trace> kept_trace_ = std::make_shared<rank_trace>();  // outlives this where the rank fails
+  rank_trace& trace_ = *kept_trace_;
   std::optional<speculation> speculation_;
   bool broken_ = false;  // by a run that did not come to its end
 
@@ -426,6 +429,8 @@ class executor {
   bool launching_ = false;        // graphs
   tensors inputs_;                // of the F under way
   tensors gradients_of_outputs_;  // of the B or I under way
+
+  detail::actions_keeper kept_;
 };
 
 }  // namespace chevron

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -13,6 +14,7 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
 /// A failure as ranks tell it to each other, and as they throw it.
@@ -120,12 +122,22 @@ inline std::string message_of(std::exception const& e) {
   return text;
 }
 
+/// The last wait of this thread that a failure has ended: for what the rank leaves behind (last_actions.hpp).
+struct failed_wait {
+  int rank = -1;  // global; -1: there was none
+  failure cause;
+  awaited mine;
+  std::int64_t at = 0;  // as now_ns()
+};
+inline thread_local failed_wait last_failed_wait;
+
 }  // namespace detail
 
 /// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing. The code is
 /// the cause's; where it belongs to an error that only its own rank can have, the type is `peer_lost_error`. No rank blames itself for
 /// being lost or late: it says who did.
 [[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
+  detail::last_failed_wait = {rank, cause, mine, now_ns()};
   auto const code = static_cast<exit_code>(cause.code);
   bool const of_others = cause.rank >= 0 && cause.rank != rank;
   error_context where{.rank = rank, .peer = of_others ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};

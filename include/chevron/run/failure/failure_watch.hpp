@@ -21,6 +21,7 @@
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_board.hpp>
+#include <chevron/run/failure/last_actions.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
@@ -268,8 +269,11 @@ class failure_watch {
       if (looks) next_look_ = clock::now() + look_every;
       detail::wait_entry mine;
       if (long_wait || report_) mine = entry();
+      // It computes or hangs, and may not live to write down itself what it did last.
+      bool const busy = verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_ring_, true);
       auto const reported = std::exchange(report_, std::nullopt);
       lock.unlock();
+      if (busy) detail::write_rings(*verdict_, -1);
       std::optional<failure> learned;
       try {
         if (!failed()) {
@@ -328,7 +332,7 @@ class failure_watch {
   bool stop_ = false;
   bool waiting_ = false;
   bool expired_ = false;
-  bool consumed_ = false;
+  bool consumed_ = false, wrote_ring_ = false;
   awaited mine_;
   detail::wait_details details_;
   std::optional<host_wait> host_;

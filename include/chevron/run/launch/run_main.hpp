@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -13,6 +14,7 @@
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/last_actions.hpp>
 #include <chevron/run/launch/launch.hpp>
 #include <chevron/run/launch/malloc_tuning.hpp>
 
@@ -38,9 +40,12 @@ inline void open_standard_files() {
   if (!quiet) std::fprintf(stderr, "%s\n", message.c_str());
   write_torchrun_error(message);
   if (auto const watch = kept_watch) {
-    if (!watch->failed() && watch->world() > 1) watch->report(failure_by(watch->rank(), message, code, where));
+    failure told = failure_by(watch->rank(), message, code, where);
+    if (!watch->failed() && watch->world() > 1) told = watch->report(told);
+    if (watch->world() > 1) write_rings(told, watch->rank(), {watch->world(), 1, watch->rank()});
     watch->linger();
   }
+  write_rings(failure_by(std::max(0, where.rank), message, code, where), -1);
   flush_files();
   ::_exit(code);
 }

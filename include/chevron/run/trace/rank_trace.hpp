@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -43,48 +46,84 @@ struct allocator_use {
   }
 };
 
-/// The record of a rank's last step: one entry an instruction, in order. Memory is set aside once.
+/// An entry of a record as other threads see it.
+struct last_action {
+  trace_event event{};
+  long step = -1;
+  bool under_way = false;  ///< not at its end, as far as was noted
+};
+
+/// The record of a rank's last two steps: one entry an instruction, in order. Memory is set aside once. What is asked for is the
+/// last step; the one before it is for `last_actions`, since a rank may fail in its first action.
 class rank_trace {
  public:
-  void reserve(std::size_t instructions) { entries_.reserve(instructions); }
+  void reserve(std::size_t instructions) {
+    for (one_step& each : steps_) each.entries.resize(instructions);
+  }
 
   void begin_step(long step) {
-    step_ = step;
-    entries_.clear();
+    put(now_, 1 - now_);
+    one_step& now = steps_[now_];
+    put(now.count, std::size_t{0});
+    put(now.step, step);
     in_flight_ = 0;
     peak_in_flight_ = 0;
     memory_ = {};
-    begin_ = now_ns();
+    put(now.begin, now_ns());
   }
 
   /// The step begins again: what was noted is void, except for when it began.
   void start_over() {
-    entries_.clear();
+    put(steps_[now_].count, std::size_t{0});
     in_flight_ = 0;
     peak_in_flight_ = 0;
   }
 
   /// Gives the new entry's number. It ends when it is reached until it is said to end.
   std::size_t add(action what) {
-    std::int64_t const now = now_ns();
-    entries_.push_back({what, now, now, now});
-    return entries_.size() - 1;
+    one_step& now = steps_[now_];
+    std::size_t const entry = now.count;
+    if (entry == now.entries.size()) now.entries.resize(std::max<std::size_t>(16, 2 * entry));
+    trace_event& one = now.entries[entry];
+    std::int64_t const reached = now_ns();
+    put(one.op, what);
+    for (std::int64_t* const time : {&one.reached, &one.start, &one.end}) put(*time, reached);
+    put(now.count, entry + 1);
+    return entry;
   }
-  void starts(std::size_t entry) { entries_[entry].start = now_ns(); }
-  void ends(std::size_t entry) { entries_[entry].end = now_ns(); }
+  void starts(std::size_t entry) { put(steps_[now_].entries[entry].start, now_ns()); }
+  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }
   /// An accelerator computed it then, not when its host asked for it.
   void computed(std::size_t entry, std::int64_t start, std::int64_t end) {
-    entries_[entry].start = start;
-    entries_[entry].end = end;
+    put(steps_[now_].entries[entry].start, start);
+    put(steps_[now_].entries[entry].end, end);
   }
 
   void took(allocator_use const& memory) { memory_ = memory; }
   void chunk_starts() { peak_in_flight_ = ++in_flight_ > peak_in_flight_ ? in_flight_ : peak_in_flight_; }
   void chunk_ends() { --in_flight_; }
 
-  long step() const { return step_; }
-  std::int64_t begin() const { return begin_; }
-  std::span<trace_event const> entries() const { return entries_; }
+  long step() const { return steps_[now_].step; }
+  std::int64_t begin() const { return get(steps_[now_].begin); }
+  std::span<trace_event const> entries() const { return {steps_[now_].entries.data(), steps_[now_].count}; }
+  /// What was done in the last step and the one before it. Another thread may ask, too, while the rank goes on: it may then get
+  /// some entries of a step that has just begun beside those of an older one. Memory must have been set aside for all of them.
+  std::vector<last_action> last_actions() const {
+    std::vector<last_action> out;
+    unsigned const now = get(now_);
+    for (unsigned const which : {1 - now, now}) {
+      one_step const& from = steps_[which];
+      std::size_t const count = std::min(get(from.count), from.entries.size());
+      for (std::size_t i = 0; i < count; ++i) {
+        trace_event const& one = from.entries[i];
+        trace_event const seen{get(one.op), get(one.reached), get(one.start), get(one.end)};
+        // The two halves of a pair may be under way; whatever else is there has ended.
+        bool const may_be = which == now && i + 2 >= count;
+        out.push_back({seen, get(from.step), may_be && seen.end <= seen.reached});
+      }
+    }
+    return out;
+  }
   /// Most chunks that were between their F and their B or W at one time.
   int peak_in_flight() const { return peak_in_flight_; }
   allocator_use const& memory() const { return memory_; }
@@ -92,20 +131,36 @@ class rank_trace {
   /// Seconds spent on F, B, I and W, without waiting.
   double busy_seconds() const {
     std::int64_t sum = 0;
-    for (trace_event const& r : entries_) sum += is_compute(r.op.kind) ? r.end - r.start : 0;
+    for (trace_event const& r : entries()) sum += is_compute(r.op.kind) ? r.end - r.start : 0;
     return static_cast<double>(sum) * 1e-9;
   }
   /// Seconds from the beginning of the step to the end of its last F, B, I or W.
   double span_seconds() const {
-    std::int64_t last = begin_;
-    for (trace_event const& r : entries_) last = is_compute(r.op.kind) && r.end > last ? r.end : last;
-    return static_cast<double>(last - begin_) * 1e-9;
+    std::int64_t last = begin();
+    for (trace_event const& r : entries()) last = is_compute(r.op.kind) && r.end > last ? r.end : last;
+    return static_cast<double>(last - begin()) * 1e-9;
   }
 
  private:
-  std::vector<trace_event> entries_;
-  long step_ = -1;
-  std::int64_t begin_ = 0;
+  struct one_step {
+    std::vector<trace_event> entries;  // all that there is room for
+    std::size_t count = 0;
+    long step = -1;
+    std::int64_t begin = 0;
+  };
+
+  // Whoever writes down what a failing rank did may be another thread. On the processors that there are this costs nothing.
+  template <class T>
+  static void put(T& at, T value) {
+    std::atomic_ref<T>(at).store(value, std::memory_order_release);
+  }
+  template <class T>
+  static T get(T const& at) {
+    return std::atomic_ref<T>(const_cast<T&>(at)).load(std::memory_order_acquire);
+  }
+
+  std::array<one_step, 2> steps_;
+  unsigned now_ = 0;
   int in_flight_ = 0;
   int peak_in_flight_ = 0;
   allocator_use memory_;

@@ -18,6 +18,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/last_actions.hpp>
 
 /// \file
 /// Ranks as threads of this process, with one call.
@@ -53,6 +54,7 @@ inline void wait_for_all_ranks(threads_hub& hub) {
     for (std::size_t r = 0; r < hub.ranks.size(); ++r) {
       if (!hub.ranks[r]->ended) missing += (missing.empty() ? "rank " : ", ") + std::to_string(r);
     }
+    write_rings(hub.first_failure ? *hub.first_failure : about, -1);
     end_process(about.reason + "; " + missing + " did not come back within " + std::to_string(hub.options.grace.count()) +
                     " ms after that, and so this process ends",
                 about.code);
@@ -94,6 +96,10 @@ void run_threads(thread_options const& options, Body const& body) {
       } catch (...) {
         thrown = std::current_exception();
         about = detail::failure_by(r, "something was thrown that is no std::exception", static_cast<int>(exit_code::other), {});
+      }
+      if (thrown) {
+        hub->fail(about, r);  // the others hear of it before anything is written
+        detail::write_rings(about, r, {options.pipeline_ranks, options.replicas, r});
       }
       hub->end(r, thrown, about);
     });

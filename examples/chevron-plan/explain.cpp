@@ -1,0 +1,344 @@
+// `chevron-plan explain`: why a run stopped, from what its ranks left.
+
+#include <algorithm>
+#include <map>
+
+#include <chevron/prove/check.hpp>
+#include <chevron/show/csv/csv_read.hpp>
+#include <chevron/show/format.hpp>
+#include <chevron/show/picture.hpp>
+#include <chevron/show/svg.hpp>
+
+#include "request.hpp"
+#include "rings.hpp"
+#include "table.hpp"
+#include "waits.hpp"
+
+namespace plan_program {
+namespace {
+
+using chevron::action;
+using chevron::show::progress;
+
+std::string name_of(action a) { return to_text(a).str(); }
+std::string rank_name(int r) { return "rank " + std::to_string(r); }
+std::string capital(std::string words) {
+  if (!words.empty() && words[0] >= 'a' && words[0] <= 'z') words[0] = static_cast<char>(words[0] - 'a' + 'A');
+  return words;
+}
+std::string time_words(double seconds) {
+  if (seconds < 0) return "an unknown time";
+  if (seconds < 0.1) return chevron::show::number(seconds * 1e3, 2) + " ms";
+  return chevron::show::number(seconds, seconds < 100 ? 2 : 4) + " s";
+}
+/// `a`, `a and b`, `a, b and c`.
+std::string listed(std::vector<std::string> const& all) {
+  std::string out;
+  for (std::size_t i = 0; i < all.size(); ++i) out += (i == 0 ? "" : i + 1 == all.size() ? " and " : ", ") + all[i];
+  return out;
+}
+
+/// The plan that the ranks had; nothing where no ring holds it.
+std::optional<chevron::plan> plan_in(ring const& of) {
+  if (of.plan.empty()) return std::nullopt;
+  std::string csv;
+  for (std::string const& row : of.plan) csv += row + "\n";
+  chevron::csv_schedule read = chevron::read_csv(csv);
+  chevron::finding broken = read.plan.problem;
+  if (!broken) broken = check(read.plan);
+  if (!broken && (read.dialect != chevron::csv_dialect::compute_only || read.plan.size.ranks != of.pipeline_ranks)) {
+    throw usage("'" + of.file + "' holds a plan of another shape than it says: name files that a run with CHEVRON_RINGS wrote");
+  }
+  if (broken) {
+    throw usage("'" + of.file + "' holds a plan that is none (" + describe(broken).str() +
+                "): name files that a run with CHEVRON_RINGS wrote");
+  }
+  return std::move(read.plan);
+}
+
+struct explained {
+  rings all;
+  std::optional<chevron::plan> plan;
+  std::optional<plan_index> index;
+  story what;
+
+  std::optional<ring> const& ring_of(int r) const { return all.by_rank[static_cast<std::size_t>(r)]; }
+  rank_story const& of(int r) const { return what.ranks[static_cast<std::size_t>(r)]; }
+  int world() const { return static_cast<int>(all.by_rank.size()); }
+  int pipeline_ranks() const { return all.any().pipeline_ranks; }
+};
+
+/// What the picture and the words say of a rank: `waited 1.2 s for 2I0 of rank 2`.
+std::string rank_words(explained const& e, int r) {
+  rank_story const& one = e.of(r);
+  switch (one.state) {
+    case rank_state::absent:
+      return "left no ring: it was killed or lost";
+    case rank_state::failed:
+      return "failed" + (one.at ? " in " + name_of(one.at->op) : std::string());
+    case rank_state::waiting: {
+      std::string out = "waited " + (one.seconds < 0 ? "" : time_words(one.seconds) + " ") + "for ";
+      if (one.needs) return out + name_of(*one.needs) + " of " + rank_name(one.waits_for);
+      ring_wait const& mine = *e.ring_of(r)->waiting;
+      out += mine.peer >= 0 ? mine.action : "\"" + mine.action + "\"";
+      if (mine.peer >= 0) return out + " of " + rank_name(mine.peer);
+      return out + (one.waits_for >= 0 ? ", where " + rank_name(one.waits_for) + " was missing" : "");
+    }
+    case rank_state::going_on:
+      return "was going on, and heard of it at " + name_of(one.at->op);
+    case rank_state::busy:
+      return (one.began ? "was computing " : "stayed at ") + name_of(one.at->op) + " for " + time_words(one.seconds);
+    case rank_state::between:
+      return "was between two actions for " + time_words(one.seconds);
+  }
+  return {};
+}
+
+/// `Everyone`, where that is so, else `Ranks 1 and 3`.
+std::string who_waited(explained const& e) {
+  int left = 0;
+  for (int r = 0; r < e.world(); ++r) left += r != e.what.root && e.ring_of(r) ? 1 : 0;
+  if (static_cast<int>(e.what.led.size()) == left && left > 1) return "Everyone";
+  std::vector<std::string> names;
+  for (int const r : e.what.led) names.push_back(std::to_string(r));
+  return (names.size() == 1 ? "Rank " : "Ranks ") + listed(names);
+}
+
+/// One sentence without a full stop: for what all waited.
+std::string headline(explained const& e) {
+  story const& what = e.what;
+  if (what.root < 0) {
+    std::vector<std::string> names;
+    for (int const r : what.circle) names.push_back(rank_name(r));
+    return names.empty() ? "Nobody waited, and no rank is known to have failed"
+                         : capital(listed(names)) + " waited for each other";
+  }
+  std::string const in_step = what.step >= 0 ? ", in step " + std::to_string(what.step) : "";
+  if (e.of(what.root).state == rank_state::failed) {
+    std::string who = who_waited(e);
+    who[0] = who[0] == 'E' ? 'e' : 'r';
+    return capital(rank_name(what.root)) + " failed" + (what.awaited ? " in " + name_of(*what.awaited) : "") + in_step +
+           (what.led.empty() ? "" : ", and " + who + " waited for it");
+  }
+  if (what.led.empty()) return capital(rank_name(what.root)) + " ended the run before anyone waited for it" + in_step;
+  if (what.awaited) return who_waited(e) + " waited for " + name_of(*what.awaited) + " of " + rank_name(what.root) + in_step;
+  return who_waited(e) + " waited for " + rank_name(what.root) + in_step +
+         (what.meeting.empty() ? "" : ": it did not come to \"" + what.meeting + "\"");
+}
+
+/// What is known of the rank where all waits lead.
+std::string root_words(explained const& e) {
+  int const r = e.what.root;
+  if (r < 0) return {};
+  rank_story const& one = e.of(r);
+  std::string const name = capital(rank_name(r));
+  switch (one.state) {
+    case rank_state::absent:
+      return name + " left no ring: it was killed or lost, ended by itself, or could not write any more." +
+             (e.what.awaited ? " " + name_of(*e.what.awaited) + " is the first of its actions that somebody lacked." : "") +
+             "\nLook at how its process ended: what the launcher says of a signal or an exit code, its machine's log of memory.";
+    case rank_state::failed:
+    case rank_state::going_on:
+      return {};
+    case rank_state::busy:
+      return name + (one.began ? " had begun to compute " : " had come to ") + name_of(one.at->op) + " and waited for nobody; " +
+             time_words(one.seconds) + " later it was still there.\n" +
+             "Look at what it does there: a debugger shows where it hangs; if it only takes long, give a longer deadline.";
+    case rank_state::between:
+      return name + " was in no action and waited for nobody, for " + time_words(one.seconds) +
+             ": the program was busy elsewhere.";
+    case rank_state::waiting:
+      return name + " waited itself, in " + e.ring_of(r)->waiting->action + ", for nobody in particular.";
+  }
+  return {};
+}
+
+/// `rank 0 for 1B0 of rank 1, which waited for 2F1 of rank 2`: the longest chain of waits.
+std::string chain_words(explained const& e) {
+  std::vector<int> longest;
+  for (int r = 0; r < e.world(); ++r) {
+    std::vector<int> way{r};
+    while (e.of(way.back()).state == rank_state::waiting && e.of(way.back()).waits_for >= 0) {
+      int const next = e.of(way.back()).waits_for;
+      bool const seen = std::find(way.begin(), way.end(), next) != way.end();
+      way.push_back(next);
+      if (seen) break;
+    }
+    if (way.size() > longest.size()) longest = way;
+  }
+  if (longest.size() < 2) return {};
+  std::string out = capital(rank_name(longest.front()));
+  std::size_t const most = 12;
+  for (std::size_t i = 0; i + 1 < longest.size() && i < most; ++i) {
+    rank_story const& one = e.of(longest[i]);
+    out += i == 0 ? " waited for " : ", which waited for ";
+    out += (one.needs ? name_of(*one.needs) + " of " : "") + rank_name(longest[i + 1]);
+  }
+  return out + (longest.size() > most + 1 ? ", and so on" : "") + ".";
+}
+
+/// The failures as they were told, each once, and by whom.
+std::vector<std::pair<ring_failure, std::vector<std::string>>> told(explained const& e) {
+  std::vector<std::pair<ring_failure, std::vector<std::string>>> out;
+  for (int r = 0; r < e.world(); ++r) {
+    if (!e.ring_of(r)) continue;
+    ring_failure const& mine = e.ring_of(r)->told;
+    auto const same = std::find_if(out.begin(), out.end(), [&](auto const& one) { return one.first == mine; });
+    if (same != out.end())
+      same->second.push_back(std::to_string(r));
+    else
+      out.push_back({mine, {std::to_string(r)}});
+  }
+  std::stable_sort(out.begin(), out.end(), [](auto const& a, auto const& b) { return a.second.size() > b.second.size(); });
+  return out;
+}
+
+std::vector<std::string> remarks_of(explained const& e) {
+  std::vector<std::string> out;
+  auto const all_told = told(e);
+  if (all_told.size() > 1) {
+    std::string words = "The ranks disagree on what failed: ";
+    for (std::size_t i = 0; i < all_told.size(); ++i) {
+      auto const& [what, ranks] = all_told[i];
+      words += (i == 0 ? "" : "; ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) +
+               (ranks.size() == 1 ? " was told: " : " were told: ") + what.reason;
+    }
+    out.push_back(words + ".");
+  }
+  int const blamed = all_told.front().first.rank;
+  if (e.what.root >= 0 && blamed >= 0 && blamed != e.what.root) {
+    out.push_back("The failure blames " + rank_name(blamed) + ", but the waits lead to " + rank_name(e.what.root) +
+                  ": look at both.");
+  }
+  if (e.what.root >= 0 && !e.what.circle.empty()) {
+    std::vector<std::string> names;
+    for (int const r : e.what.circle) names.push_back(rank_name(r));
+    out.push_back(capital(listed(names)) + " waited for each other.");
+  }
+  for (int const r : e.what.others) out.push_back("Waits lead to " + rank_name(r) + ", too: it " + rank_words(e, r) + ".");
+  for (int r = 0; r < e.world(); ++r) {
+    bool const is_other = std::find(e.what.others.begin(), e.what.others.end(), r) != e.what.others.end();
+    if (e.of(r).state == rank_state::absent && r != e.what.root && !is_other)
+      out.push_back(capital(rank_name(r)) + " " + rank_words(e, r) + ".");
+  }
+  std::map<long, std::vector<std::string>> steps;
+  for (int r = 0; r < e.world(); ++r) {
+    if (e.ring_of(r) && !e.ring_of(r)->actions.empty()) steps[e.ring_of(r)->actions.back().step].push_back(std::to_string(r));
+  }
+  if (steps.size() > 1) {
+    std::vector<std::string> words;
+    for (auto const& [step, ranks] : steps) {
+      words.push_back((ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) + " in step " + std::to_string(step));
+    }
+    out.push_back("Not all were in the same step: " + listed(words) + ".");
+  }
+  for (std::string const& remark : e.all.remarks) out.push_back(capital(remark) + ".");
+  return out;
+}
+
+std::string words_of(explained const& e) {
+  ring const& any = e.all.any();
+  std::string out;
+  if (!any.plan.empty()) {
+    out += (any.schedule.empty() ? "a schedule of its own" : any.schedule) + ", " + std::to_string(any.pipeline_ranks) +
+           " ranks, " + std::to_string(any.micro_batches) + " microbatches" +
+           (any.replicas > 1 ? ", " + std::to_string(any.replicas) + " replicas" : "") + "\n\n";
+  }
+  out += headline(e) + ".\n";
+  if (std::string const words = root_words(e); !words.empty()) out += words + "\n";
+  if (std::string const words = chain_words(e); !words.empty()) out += words + "\n";
+  out += "\n";
+
+  std::vector<table_row> rows{{"rank", "step", "in", "done", "and then"}};
+  std::map<std::pair<int, long>, std::vector<std::vector<progress>>> known;  // by replica and step
+  for (int r = 0; r < e.world(); ++r) {
+    auto const& mine = e.ring_of(r);
+    bool const has = mine && !mine->actions.empty();
+    std::string done;  // of a rank without a ring only what others show
+    if (e.plan && (has || e.of(r).state == rank_state::absent)) {
+      int const p = r % e.pipeline_ranks();
+      long const step = has ? mine->actions.back().step : e.what.step;
+      auto& all = known[{r - p, step}];
+      if (all.empty()) all = how_far(e.all, e.what, *e.index, r - p, step);
+      auto const& so_far = all[static_cast<std::size_t>(p)];
+      done = (has ? "" : "at least ") + std::to_string(std::count(so_far.begin(), so_far.end(), progress::done)) + " of " +
+             std::to_string(so_far.size());
+    }
+    rows.push_back({std::to_string(r), has ? std::to_string(mine->actions.back().step) : "?",
+                    e.of(r).at ? name_of(e.of(r).at->op) : std::string("-"), done, rank_words(e, r)});
+  }
+  out += table_text(rows, {align::right, align::right, align::left, align::right, align::left}) + "\n";
+
+  ring_failure const failure = told(e).front().first;
+  out += "As it was told" + (failure.step >= 0 ? " in step " + std::to_string(failure.step) : "") + ", exit code " +
+         std::to_string(failure.code) + ": " + failure.reason + ".\n";
+  for (std::string const& remark : remarks_of(e)) out += remark + "\n";
+  return out;
+}
+
+chevron::show::picture picture_of(explained const& e) {
+  if (!e.plan) {
+    throw usage(
+        "no ring holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words are "
+        "printed");
+  }
+  chevron::plan const& plan = *e.plan;
+  int const ranks = plan.size.ranks;
+  int const focus = e.what.root >= 0 ? e.what.root : e.what.circle.empty() ? 0 : e.what.circle.front();
+  int const first_rank = focus - focus % ranks;
+  chevron::costs const costs;
+  auto out = chevron::show::picture_of(plan, costs.view());
+  ring const& any = e.all.any();
+  out.schedule = any.schedule.empty() ? "schedule" : any.schedule;
+  out.critical_path.clear();
+  out.first_rank = first_rank;
+  out.note = headline(e);
+  long step = e.what.step;
+  if (step < 0) {
+    for (auto const& one : e.all.by_rank) {
+      if (one && !one->actions.empty()) step = std::max(step, one->actions.back().step);
+    }
+  }
+  auto const so_far = how_far(e.all, e.what, *e.index, first_rank, step);
+  std::map<std::pair<int, int>, int> box_at;  // by pipeline rank and position
+  std::vector<int> seen(static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < out.boxes.size(); ++i) {
+    auto& box = out.boxes[i];
+    if (!is_compute(box.op.kind)) continue;
+    int const position = seen[static_cast<std::size_t>(box.rank)]++;
+    box.so_far = so_far[static_cast<std::size_t>(box.rank)][static_cast<std::size_t>(position)];
+    box_at[{box.rank, position}] = static_cast<int>(i);
+  }
+  auto const box_of = [&](int rank, std::optional<action> const& what) {
+    if (!what || rank < first_rank || rank >= first_rank + ranks) return -1;
+    auto const found = box_at.find({rank - first_rank, e.index->position_of(*what, rank - first_rank)});
+    return found == box_at.end() ? -1 : found->second;
+  };
+  for (int r = first_rank; r < first_rank + ranks; ++r) {
+    out.row_notes.push_back(rank_words(e, r));
+    rank_story const& one = e.of(r);
+    if (one.state != rank_state::waiting || !one.at) continue;
+    int const from = box_of(r, one.at->op), to = box_of(one.waits_for, one.needs);
+    if (from >= 0 && to >= 0) out.waits.emplace_back(from, to);
+  }
+  out.awaited = box_of(e.what.root, e.what.awaited);
+  return out;
+}
+
+}  // namespace
+
+int run_explain(request const& asked) {
+  explained e;
+  e.all = read_rings(asked.rings);
+  e.plan = plan_in(e.all.any());
+  if (e.plan) e.index.emplace(*e.plan);
+  e.what = follow_waits(e.all, e.index ? &*e.index : nullptr);
+  std::string const format = format_of(asked, {"text", "svg"});
+  if (format == "svg")
+    write(asked, chevron::show::svg(picture_of(e), {.width = 1100}));
+  else
+    write(asked, words_of(e));
+  return exit_ok;
+}
+
+}  // namespace plan_program

@@ -1,0 +1,233 @@
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <chevron/plan/plan.hpp>
+#include <chevron/run/core/topology.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/trace/rank_trace.hpp>
+
+/// \file
+/// What each rank did last, written down when the job fails.
+///
+/// With CHEVRON_RINGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two steps
+/// with their times, the failure as it was told, and what the rank was waiting for. `chevron-plan explain` reads them. Nothing of
+/// it may make a failure worse: a file is small, it is written within a second or not at all, and nobody is told if it is not.
+
+namespace chevron::detail {
+
+/// What is known of a rank before it fails.
+struct kept_actions {
+  topology who;
+  std::string schedule;
+  shape size;
+  bool forward_only = false;
+  std::string plan;  ///< of all ranks, as CSV in PyTorch's notation, since a rank that is lost leaves nothing; empty: too large
+  std::shared_ptr<rank_trace const> trace;
+  bool left = false;     ///< by an executor that an exception has destroyed
+  bool written = false;  ///< by its own rank
+};
+
+/// Of all ranks of this process. It is never destroyed, since threads that hang may outlive everything.
+struct kept_of_all {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<kept_actions>> all;
+  static kept_of_all& instance() {
+    static auto* const one = new kept_of_all;
+    return *one;
+  }
+};
+
+/// Where rings go; null: nowhere.
+inline char const* rings_folder() {
+  char const* const folder = std::getenv("CHEVRON_RINGS");
+  return folder == nullptr || *folder == 0 ? nullptr : folder;
+}
+
+inline std::string csv_of(plan_view const& plan) {
+  constexpr std::size_t most = std::size_t{600} << 10;  // so that a whole file stays below 1 MiB
+  std::string out;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    for (int i = 0; i < plan.length(r); ++i) {
+      action const a = plan.at(r, i);
+      out += i == 0 ? "" : ",";
+      bool const pair = a.fused != 0 && i + 1 < plan.length(r);
+      out += pair ? to_text(fused_pair{a, plan.at(r, i + 1)}).str() : to_text(a).str();
+      i += pair ? 1 : 0;
+      if (out.size() > most) return {};
+    }
+    out += '\n';
+  }
+  return out;
+}
+
+/// Keeps the record of an executor findable for as long as the executor lives, and after it if an exception destroys it.
+class actions_keeper {
+ public:
+  actions_keeper(topology const& who, plan_view const& plan, std::shared_ptr<rank_trace const> trace)
+      : exceptions_(std::uncaught_exceptions()) {
+    if (rings_folder() == nullptr) return;
+    kept_ = std::make_shared<kept_actions>(
+        kept_actions{who, plan.name, plan.size, plan.forward_only, csv_of(plan), std::move(trace)});
+    auto& keeps = kept_of_all::instance();
+    std::lock_guard const hold(keeps.mutex);
+    // What a failure before this one has left is of no use any more.
+    std::erase_if(keeps.all, [&](auto const& other) { return other->left && other->who.global_rank == who.global_rank; });
+    keeps.all.push_back(kept_);
+  }
+  ~actions_keeper() {
+    if (!kept_) return;
+    auto& keeps = kept_of_all::instance();
+    std::lock_guard const hold(keeps.mutex);
+    kept_->left = true;
+    if (std::uncaught_exceptions() == exceptions_) std::erase(keeps.all, kept_);
+  }
+  actions_keeper(actions_keeper const&) = delete;
+  actions_keeper& operator=(actions_keeper const&) = delete;
+
+ private:
+  std::shared_ptr<kept_actions> kept_;
+  int exceptions_;
+};
+
+/// A JSON string of at most so many characters as a sentence may have.
+inline std::string ring_string(std::string const& plain) {
+  std::string out = "\"";
+  for (char const c : plain.substr(0, 4000)) {
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+/// A rank's file.
+/// \param told the failure as it was published
+/// \param wait what the rank was waiting for when it heard of it; null: for nothing
+inline std::string ring_text(kept_actions const& of, failure const& told, failed_wait const* wait) {
+  constexpr std::size_t most = 4096;
+  using std::to_string;
+  std::string plan = "[";
+  for (std::size_t from = 0, to; (to = of.plan.find('\n', from)) != std::string::npos; from = to + 1) {
+    plan += (from == 0 ? "\n    \"" : ",\n    \"") + of.plan.substr(from, to - from) + "\"";
+  }
+  std::int64_t const now = now_ns();
+  std::int64_t const wall =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  std::string out =
+      "{\n  \"chevron_ring\": 1,\n  \"rank\": " + to_string(of.who.global_rank) +
+      ",\n  \"pipeline_ranks\": " + to_string(of.who.pipeline_ranks) + ",\n  \"replicas\": " + to_string(of.who.replicas) +
+      ",\n  \"schedule\": " + ring_string(of.schedule) + ",\n  \"microbatches\": " + to_string(of.size.micro_batches) +
+      ",\n  \"chunks\": " + to_string(of.size.chunks) + ",\n  \"forward_only\": " + (of.forward_only ? "true" : "false") +
+      ",\n  \"plan\": " + plan + "],\n  \"failure\": {\"code\": " + to_string(told.code) + ", \"rank\": " + to_string(told.rank) +
+      ", \"step\": " + to_string(told.step) + ", \"action\": " + ring_string(told.action) +
+      ", \"reason\": " + ring_string(told.reason) + "},\n  \"waiting\": ";
+  if (wait == nullptr) {
+    out += "null";
+  } else {
+    out += "{\"peer\": " + to_string(wait->mine.peer) + ", \"step\": " + to_string(wait->mine.step) +
+           ", \"action\": " + ring_string(wait->mine.action_text()) + ", \"text\": " + ring_string(wait->mine.text()) +
+           ", \"until\": " + to_string(wait->at) + "}";
+  }
+  auto const actions = of.trace ? of.trace->last_actions() : std::vector<last_action>{};
+  std::size_t const left_out = actions.size() > most ? actions.size() - most : 0;
+  out += ",\n  \"written\": " + to_string(now) + ",\n  \"wall_clock_ahead\": " + to_string(wall - now) +
+         ",\n  \"left_out\": " + to_string(left_out) + ",\n  \"actions\": [";
+  for (std::size_t i = left_out; i < actions.size(); ++i) {
+    auto const& [event, step, under_way] = actions[i];
+    out += (i == left_out ? "\n    [" : ",\n    [") + to_string(step) + ", \"" + to_text(event.op).str() + "\", " +
+           to_string(event.reached) + ", " + to_string(event.start) + ", " + (under_way ? "null" : to_string(event.end)) + "]";
+  }
+  return out + "\n  ]\n}\n";
+}
+
+/// Writes a file in one go, under another name first, for at most a second; or does not, and says nothing.
+inline void write_within_a_second(std::string path, std::string text) {
+  auto over = std::make_shared<std::promise<void>>();
+  auto const done = over->get_future();
+  std::thread([over = std::move(over), path = std::move(path), text = std::move(text)] {
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, SIGXFSZ);  // else a limit on the size of files ends the process
+    ::pthread_sigmask(SIG_BLOCK, &only, nullptr);
+    try {
+      ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);  // most often it is there
+      std::string const part = path + ".part";
+      int const file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+      if (file >= 0) {
+        bool const whole = ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+        ::close(file);
+        if (!whole || std::rename(part.c_str(), path.c_str()) != 0) ::unlink(part.c_str());
+      }
+    } catch (std::exception const&) {
+    }
+    over->set_value();
+  }).detach();
+  done.wait_for(std::chrono::milliseconds(1000));
+}
+
+/// Writes what ranks of this process did last. Never throws, takes at most a second a rank.
+/// \param only the rank that asks for itself, and gives what it knows of itself; -1: all that have not
+/// \param told the failure as it was published, or as this rank found it
+inline void write_rings(failure const& told, int only, topology const& who = {}) noexcept {
+  try {
+    char const* const folder = rings_folder();
+    if (folder == nullptr) return;
+    std::vector<std::shared_ptr<kept_actions>> newest;  // a rank may train and evaluate: what it began last counts
+    auto& keeps = kept_of_all::instance();
+    {
+      std::lock_guard const hold(keeps.mutex);
+      for (auto const& one : keeps.all) {
+        if (only >= 0 && one->who.global_rank != only) continue;
+        std::shared_ptr<kept_actions>* before = nullptr;
+        for (auto& other : newest) {
+          if (other->who.global_rank == one->who.global_rank) before = &other;
+        }
+        if (before == nullptr) {
+          newest.push_back(one);
+        } else if ((*before)->trace->begin() <= one->trace->begin()) {
+          *before = one;
+        }
+      }
+      std::erase_if(newest, [&](auto const& one) { return only < 0 && one->written; });
+      for (auto const& one : newest) one->written = one->written || only >= 0;
+    }
+    // It failed before it had anything to do.
+    if (newest.empty() && only >= 0 && who.world() > 1)
+      newest.push_back(std::make_shared<kept_actions>(kept_actions{who, {}, {}, {}, {}, {}}));
+    for (auto const& one : newest) {
+      bool const waited = last_failed_wait.rank == one->who.global_rank;
+      failure const& cause = waited ? last_failed_wait.cause : told;
+      std::string const name = "/rank-" + std::to_string(one->who.global_rank) + ".json";
+      write_within_a_second(folder + name, ring_text(*one, cause, waited ? &last_failed_wait : nullptr));
+    }
+  } catch (...) {
+    // No memory, no thread: the failure itself is what counts.
+  }
+}
+
+}  // namespace chevron::detail

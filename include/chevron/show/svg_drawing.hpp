@@ -1,0 +1,77 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/show/format.hpp>
+
+/// \file
+/// The pens of this room: colours of actions, rectangles, lines and words as SVG.
+
+namespace chevron::show {
+
+namespace detail {
+
+struct ink {
+  char const* fill;
+  char const* text;
+};
+
+/// Colours of a kind from the first chunk (light) to the last (dark), as papers shade them.
+inline ink ink_of(kind what, int chunk, int chunks) {
+  static constexpr ink shades[compute_kinds][4] = {
+      {{"#9cc0f2", "#10233f"}, {"#6b9be0", "#10233f"}, {"#3f74c8", "#ffffff"}, {"#2858a6", "#ffffff"}},   // F blue
+      {{"#f8c182", "#40250a"}, {"#eb9f4d", "#40250a"}, {"#cf7a22", "#ffffff"}, {"#b06012", "#ffffff"}},   // B orange
+      {{"#83d3cd", "#0b3331"}, {"#4db5ae", "#0b3331"}, {"#26918a", "#ffffff"}, {"#16716b", "#ffffff"}},   // I teal
+      {{"#b4d996", "#1d3310"}, {"#8dbf68", "#1d3310"}, {"#629a3c", "#ffffff"}, {"#467a26", "#ffffff"}}};  // W green
+  int const level = chunks > 1 ? std::min(3, chunk * 3 / (chunks - 1)) : 0;
+  return shades[static_cast<int>(what)][level];
+}
+inline char const* grey_of(kind what) {
+  switch (what) {
+    case kind::send_forward:
+    case kind::send_backward:
+      return "#8b94a3";
+    case kind::receive_forward:
+    case kind::receive_backward:
+      return "#c3c9d3";
+    case kind::wait_send_forward:
+    case kind::wait_send_backward:
+      return "#a8b0bd";
+    case kind::reduce_gradients:
+      return "#5b6472";
+    default:
+      return "#2b313b";
+  }
+}
+
+/// Below the compute row: messages first, then gradient sums and the optimizer.
+inline int strip_of(kind what) {
+  return is_compute(what) ? -1 : static_cast<int>(what) < static_cast<int>(kind::reduce_gradients) ? 0 : 1;
+}
+
+struct drawing {
+  std::string out;
+  // Two decimals of a pixel are more than a printer shows.
+  static std::string at(double v) { return number(std::round(v * 100) / 100, 9); }
+  void rect(double x, double y, double width, double height, std::string const& more, std::string const& inside = "") {
+    out += "<rect x=\"" + at(x) + "\" y=\"" + at(y) + "\" width=\"" + at(std::max(width, 0.0)) + "\" height=\"" + at(height) +
+           "\" " + more + (inside.empty() ? "/>\n" : ">" + inside + "</rect>\n");
+  }
+  void text(double x, double y, std::string const& words, std::string const& more = "") {
+    out +=
+        "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\"" + (more.empty() ? "" : " " + more) + ">" + xml_text(words) + "</text>\n";
+  }
+  void line(double x1, double y1, double x2, double y2, std::string const& more) {
+    out += "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) + "\" " + more + "/>\n";
+  }
+};
+
+/// About how wide a text is in a sans-serif face: wide enough to decide whether it fits.
+inline double text_width(std::string const& words, double size) { return 0.56 * size * columns_of(words); }
+
+}  // namespace detail
+
+}  // namespace chevron::show

@@ -1,0 +1,47 @@
+# A rank of chevron-train is killed with CHEVRON_RINGS set: the others leave their rings, and chevron-plan explain names the rank. Where
+# rings cannot be written, the run ends as it does without.
+# timeout: 300
+set -eu
+train="${CHEVRON_BUILD:?}/bin/chevron-train"
+plan="$CHEVRON_BUILD/bin/chevron-plan"
+folder=$(mktemp -d)
+parent=
+trap 'test -z "$parent" || kill -9 "$parent" 2>/dev/null || true; rm -rf "$folder"' EXIT
+cd "$folder"
+
+# kill_one <rank> <value of CHEVRON_RINGS>
+kill_one() {
+  rm -f metrics.jsonl
+  CHEVRON_RINGS=$2 "$train" --backend gloo --steps 1000000 --width 32 --heads 2 --context 16 --timeline none --trace none --metrics metrics.jsonl \
+      > output 2> errors &
+  parent=$!
+  waited=0
+  until [ -s metrics.jsonl ] && [ "$(wc -l < metrics.jsonl)" -ge 3 ]; do
+    sleep 0.1
+    waited=$((waited + 1))
+    test $waited -lt 1000 || { echo "no three steps in 100 s"; cat errors; exit 1; }
+  done
+  # Children are ranks in the order of their birth.
+  kill -9 "$(ps -o pid= --ppid "$parent" | sort -n | sed -n "$(($1 + 1))p")"
+  code=0
+  wait "$parent" || code=$?
+  parent=
+  test $code -eq 3 || { echo "CHEVRON_RINGS=$2: exit code $code, not 3"; cat errors; exit 1; }
+}
+
+kill_one 1 rings
+ls rings
+for rank in 0 2 3; do test -s rings/rank-$rank.json || { echo "no ring of rank $rank"; cat errors; exit 1; }; done
+test ! -e rings/rank-1.json || { echo "a ring of the rank that was killed"; exit 1; }
+test "$(ls rings | wc -l)" -eq 3 || { echo "more than three rings"; exit 1; }
+"$plan" explain rings > why
+cat why
+for words in '^[A-Z].*ank 1.*, in step [0-9]*' '^Rank 1 left no ring: it was killed or lost' 'exit code 3: rank 1 was lost'; do
+  grep -q "$words" why || { echo "no \`$words\` in it"; exit 1; }
+done
+"$plan" explain rings -o why.svg
+grep -q '>left no ring: it was killed or lost<' why.svg || { echo "rank 1 is not marked in why.svg"; exit 1; }
+
+# No folder can be made there, or nothing be written into it.
+kill_one 3 /dev/null/rings
+kill_one 3 /proc
