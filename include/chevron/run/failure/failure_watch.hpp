@@ -27,10 +27,9 @@
 /// \file
 /// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
 ///
-/// One thread a rank, with a connection of its own to the job's store. Ten times a second it looks whether a failure was
-/// published; if so, it ends the wait that its rank is in. A rank that finds a failure itself (a broken connection, a deadline)
-/// hands it to the watch, which settles with the others whose report counts: the first (failure_board.hpp). While its rank waits
-/// it also looks whether the ranks wait for each other (wait_table.hpp), and until all have met, who is lost (signs_of_life.hpp).
+/// One thread a rank, with a connection of its own to the job's store, ends the wait that its rank is in when a failure was published. A rank
+/// that finds one itself (a broken connection, a deadline) hands it to the watch, which settles whose report counts: the first
+/// (failure_board.hpp). It also looks whether ranks wait for each other (wait_table.hpp), and until all have met, who is lost (signs_of_life.hpp).
 
 namespace chevron {
 
@@ -64,9 +63,7 @@ class failure_watch {
     mine_ = mine;
     details_ = details;
     since_ = clock::now();
-    deadline_ = since_ + longest;
-    work_ = work;
-    expired_ = false;
+    deadline_ = since_ + longest, work_ = work, expired_ = false;
     // Published before this wait began: the next poll would be up to 100 ms later.
     if (verdict_ && work_ != nullptr) work_->abort();
   }
