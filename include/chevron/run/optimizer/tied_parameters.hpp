@@ -1,11 +1,8 @@
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -40,7 +37,7 @@ class tied_parameters {
 
   /// Collective: who shares what, and equal values to begin with. Warns of parameters that nobody ties but begin alike.
   /// \param gradients of this rank's stages. Must outlive this.
-  /// \throws usage_error when ties make no sense, or threads share a tensor: the same on every rank
+  /// \throws usage_error when ties make no sense: the same on every rank
   tied_parameters(plan_view plan, transport& comm, rank_gradients& gradients) : plan_(plan), gradients_(&gradients) {
     std::string mine;
     for (std::size_t s = 0; s < gradients_->stages(); ++s) {
@@ -50,9 +47,8 @@ class tied_parameters {
       for (parameter const& p : (*gradients_)[s]->frozen_ties()) mine += line_of(s, 0, p);
     }
     std::vector<std::string> const all = comm.all_gather_text(mine);
-    std::map<std::string, std::vector<std::string>> seen_at;  // by memory: whose
     detail::equal_values alike;
-    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), comm.topology(), seen_at, alike);
+    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), comm.topology(), alike);
     check();
     if (std::string const warning = alike.warning(); comm.topology().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
     find_peers(comm.topology());
@@ -142,41 +138,28 @@ class tied_parameters {
     std::string shape(c10::toString(p.value.scalar_type()));
     for (std::int64_t const size : p.value.sizes()) shape += " " + std::to_string(size);
     if (!p.value.requires_grad()) shape += frozen;
-    std::string const memory =
-        std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl()));
     std::string out;
     std::string const values = p.value.requires_grad() ? detail::begins_with(p.value) : "";
-    for (std::string const& field : {std::to_string(s), std::to_string(index), memory, p.name, shape, p.tied_as, values})
+    for (std::string const& field : {std::to_string(s), std::to_string(index), p.name, shape, p.tied_as, values})
       out += field + "\t";
     return out + "\n";
   }
 
-  void read(std::string const& text, int global_rank, topology const& where,
-            std::map<std::string, std::vector<std::string>>& seen_at, detail::equal_values& alike) {
+  void read(std::string const& text, int global_rank, topology const& where, detail::equal_values& alike) {
     for (std::size_t at = 0; at < text.size(); ++at) {
-      std::string field[7];
+      std::string field[6];
       for (std::string& f : field) {
         std::size_t const tab = text.find('\t', at);
         f = text.substr(at, tab - at);
         at = tab + 1;
       }
-      std::string const who = "stage " + field[0] + "'s " + field[3] + " on rank " + std::to_string(global_rank);
-      auto& owners = seen_at[field[2] + (field[4].ends_with(frozen) ? who : "")];  // a frozen one nobody writes to
-      if (!owners.empty() && owners[0] != std::to_string(global_rank)) {
-        throw usage_error(
-            who + " and " + owners[1] +
-            " are one tensor: ranks that are threads would both write to it. "
-            "Remedy: build it anew on each rank" +
-            (owners[2] == field[0] ? "" : ", and tie the two: stage.tie(\"" + field[3] + "\", \"a group of their own\")"));
-      }
-      if (owners.empty()) owners = {std::to_string(global_rank), who, field[0]};
-      if (!field[6].empty() && global_rank < where.pipeline_ranks)
-        alike.add(std::stoul(field[0]), field[3], field[4] + field[6], field[5]);
-      if (field[5].empty() || global_rank / where.pipeline_ranks != where.replica()) continue;
-      auto found = std::find_if(words_.begin(), words_.end(), [&](word const& w) { return w.text == field[5]; });
-      if (found == words_.end()) found = words_.insert(words_.end(), {field[5], {}});
+      if (!field[5].empty() && global_rank < where.pipeline_ranks)
+        alike.add(std::stoul(field[0]), field[2], field[3] + field[5], field[4]);
+      if (field[4].empty() || global_rank / where.pipeline_ranks != where.replica()) continue;
+      auto found = std::find_if(words_.begin(), words_.end(), [&](word const& w) { return w.text == field[4]; });
+      if (found == words_.end()) found = words_.insert(words_.end(), {field[4], {}});
       found->members.push_back(
-          {std::stoul(field[0]), std::stoul(field[1]), global_rank % where.pipeline_ranks, field[3], field[4]});
+          {std::stoul(field[0]), std::stoul(field[1]), global_rank % where.pipeline_ranks, field[2], field[3]});
     }
   }
 

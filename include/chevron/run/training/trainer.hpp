@@ -29,6 +29,7 @@
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/replica_buffers.hpp>
+#include <chevron/run/training/separate_tensors.hpp>
 #include <chevron/run/training/step_accumulator.hpp>
 #include <chevron/run/training/trainer_setup.hpp>
 
@@ -69,6 +70,7 @@ class trainer {
     std::vector<stage>& stages = context_.stages();
     stages = detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers);
     check_consistency(comm, lines(p));
+    detail::check_separate_tensors(stages, comm);
 
     gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes);
     buffers_before_ = buffer_snapshot(stages);

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// No two ranks train one tensor, as threads could.
+
+namespace chevron::detail {
+
+/// Collective. Comes before anything writes to a parameter or gives it a gradient: on two threads that would be a race.
+/// \param stages this rank's, by number; those of other ranks are empty
+/// \throws usage_error, on every rank alike, where threads share a parameter that is trained
+inline void check_separate_tensors(std::vector<stage> const& stages, transport& comm) {
+  struct owner {
+    std::size_t rank;
+    std::string stage, name;
+    std::string text() const { return "stage " + stage + "'s " + name + " on rank " + std::to_string(rank); }
+  };
+  std::string mine;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (!stages[s]) continue;
+    for (parameter const& p : stages[s].parameters()) {
+      if (!p.value.requires_grad()) continue;
+      mine += std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl())) + "\t" +
+              std::to_string(s) + "\t" + p.name + "\n";
+    }
+  }
+  std::vector<std::string> const all = comm.all_gather_text(mine);
+  std::map<std::string, owner> seen;  // by memory: whose first
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (std::size_t at = 0; at < all[rank].size();) {
+      std::size_t const end = all[rank].find('\n', at);
+      std::string const line = all[rank].substr(at, end - at);
+      at = end + 1;
+      std::size_t const first = line.find('\t'), second = line.find('\t', first + 1);
+      owner const now{rank, line.substr(first + 1, second - first - 1), line.substr(second + 1)};
+      owner const& before = seen.try_emplace(line.substr(0, first), now).first->second;
+      if (before.rank == rank) continue;
+      throw usage_error(now.text() + " and " + before.text() +
+                        " are one tensor: ranks that are threads would both write to it. Remedy: build it anew on each rank" +
+                        (now.stage == before.stage ? "" : ", and tie the two: stage.tie(\"" + now.name + "\", \"a group of their own\")"));
+    }
+  }
+}
+
+}  // namespace chevron::detail
