@@ -5,6 +5,7 @@
 //     build/bin/chevron-torture faults --only 'ZB-H1 gloo x1 | rank 2, step 2, before 1F0: kill'
 //     build/bin/chevron-torture kills --count 400      jobs that are killed while they save, and gone on with
 //     build/bin/chevron-torture damage --count 4000    checkpoints that are damaged, and loaded
+//     build/bin/chevron-torture fuzz --seconds 60      texts that are read from outside, mutated
 //     build/bin/chevron-torture soak --steps 20000     long runs
 //
 // Each prints a table; --report FILE writes it, too. ./dev torture runs all of them.
@@ -122,6 +123,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   std::size_t count = 100, jobs = 1;
   long steps = 20000;
+  double seconds = 60;
   std::uint64_t seed = 1;
   std::string only, report;
   bool everything = false;
@@ -131,14 +133,17 @@ int main(int argc, char** argv) {
   of_faults->add_option("--only", only, "one scenario, as it is printed");
   auto* const of_kills = app.add_subcommand("kills", "jobs are killed while they save");
   auto* const of_damage = app.add_subcommand("damage", "checkpoints are damaged");
+  auto* const of_fuzz = app.add_subcommand("fuzz", "texts from outside are mutated");
+  of_fuzz->add_option("--seconds", seconds, "for so long");
   auto* const of_soak = app.add_subcommand("soak", "long runs");
   of_soak->add_option("--steps", steps, "of each");
   for (auto* const each : {of_faults, of_kills, of_damage}) {
     each->add_option("--count", count, "so many, drawn at random");
     each->add_option("--seed", seed, "of the draw");
   }
-  for (auto* const each : {of_faults, of_kills}) each->add_option("--jobs", jobs, "at a time")->check(CLI::Range(1, 64));
-  for (auto* const each : {of_faults, of_kills, of_damage, of_soak}) each->fallthrough();
+  of_fuzz->add_option("--seed", seed, "of the draw");
+  for (auto* const each : {of_faults, of_kills, of_fuzz}) each->add_option("--jobs", jobs, "at a time")->check(CLI::Range(1, 64));
+  for (auto* const each : {of_faults, of_kills, of_damage, of_fuzz, of_soak}) each->fallthrough();
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);
 
@@ -150,6 +155,8 @@ int main(int argc, char** argv) {
     out = told_of(killed_while_saving(count, seed, jobs));
   } else if (*of_damage) {
     out = told_of(damaged_checkpoints(count, seed));
+  } else if (*of_fuzz) {
+    out = told_of(fuzz(seconds, seed, jobs));
   } else {
     out = told_of(soaks(steps));
   }

@@ -14,14 +14,11 @@ std::string to_line(result const& r) {
          std::to_string(r.wrong) + " " + r.name + "\t" + r.note;
 }
 
-std::vector<result> results_of(std::string const& name, outcome const& of) {
+std::vector<result> results_in(std::string const& output) {
   std::vector<result> out;
-  std::istringstream lines(of.output);
+  std::istringstream lines(output);
   for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with(mark)) {
-      std::printf("%s\n", line.c_str());
-      continue;
-    }
+    if (!line.starts_with(mark)) continue;
     std::istringstream fields(line.substr(std::string(mark).size()));
     result r;
     fields >> r.tried >> r.refused >> r.harmless >> r.wrong;
@@ -29,6 +26,15 @@ std::vector<result> results_of(std::string const& name, outcome const& of) {
     std::getline(fields, r.name, '\t');
     std::getline(fields, r.note);
     out.push_back(r);
+  }
+  return out;
+}
+
+std::vector<result> results_of(std::string const& name, outcome const& of) {
+  std::vector<result> out = results_in(of.output);
+  std::istringstream lines(of.output);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with(mark)) std::printf("%s\n", line.c_str());
   }
   if (of.code == 0 && !of.hangs && !out.empty()) return out;
   std::printf("FAILED: %s: %s, exit code %d\n", name.c_str(), of.hangs ? "it hangs" : "it did not come to its end", of.code);

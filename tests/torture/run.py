@@ -25,6 +25,7 @@ KINDS = [
     ("A rank fails at an action of a step", "faults --count 9000 --jobs 3", "faults --count 900 --jobs 3"),
     ("A job is killed while it saves", "kills --count 400 --jobs 3", "kills --count 60 --jobs 3"),
     ("A checkpoint is damaged", "damage --count 6000", "damage --count 3000"),
+    ("A text from outside is mutated", "fuzz --seconds 600 --jobs 2", "fuzz --seconds 40 --jobs 2"),
     ("Long runs", "soak --steps 20000", "soak --steps 1500"),
 ]
 

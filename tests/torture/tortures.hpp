@@ -24,13 +24,17 @@ struct result {
 
 /// In one line, as a process tells another.
 std::string to_line(result const& r);
-/// What a process has told; one that ended badly is a wrong result itself. Prints what else it said.
+/// What it has told, among other lines.
+std::vector<result> results_in(std::string const& output);
+/// The same of a process that has ended; one that ended badly is a wrong result itself. Prints what else it said.
 std::vector<result> results_of(std::string const& name, outcome const& of);
 
 /// Checkpoints damaged in `count` ways, loaded again.
 std::vector<result> damaged_checkpoints(std::size_t count, std::uint64_t seed);
 /// Jobs that save after each step, killed at `count` random instants, and gone on with.
 std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, std::size_t processes);
+/// Texts from outside, mutated and read, for so long.
+std::vector<result> fuzz(double seconds, std::uint64_t seed, std::size_t processes);
 /// Long runs of a small model: memory, descriptors, threads, and the same bits twice.
 std::vector<result> soaks(long steps);
 

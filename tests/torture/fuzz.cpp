@@ -1,0 +1,295 @@
+// Whatever is read from outside: schedules, profiles, manifests, tensors, environment variables, what ranks tell each other. Texts that were right
+// are mutated; each must be read or refused, in time, and in no more memory than such a text may take.
+#include "tortures.hpp"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <random>
+
+#include <chevron/schedule.hpp>
+#include <chevron/show.hpp>
+#include <chevron/show/csv/csv.hpp>
+#include <chevron/show/csv/csv_check.hpp>
+#include <chevron/show/profile_read.hpp>
+
+#include "jobs.hpp"
+
+namespace torture {
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+/// What a text may take beyond what the process had: the caps of files are 16 MiB, and a tree of values takes some times its text.
+constexpr rlim_t most_memory = rlim_t{1} << 30;
+constexpr auto longest_batch = 30s;
+constexpr std::size_t batch = 400;
+
+/// Something that reads, and texts that it takes. `refused` counts what it told to be wrong.
+struct reader {
+  std::string name;
+  std::function<std::vector<std::string>(fs::path const&)> samples;
+  std::function<bool(std::string const&, fs::path const&)> reads;  ///< false: refused
+};
+
+std::string content(fs::path const& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// One checkpoint of a single rank, saved once in each process.
+fs::path saved(fs::path const& work) {
+  job_shape const shape{.schedule = "1F1B", .pipeline_ranks = 1, .micro_batches = 2};
+  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& comm) {
+    chevron::trainer train(setup_of(shape, comm));
+    auto const data = batch_of(shape, 0, 0);
+    train.step(data.input, data.target);
+    chevron::save_checkpoint(train, work / "saved", {{"data", "drawn from numbers"}});
+  });
+  return work / "saved" / "step-00000001";
+}
+
+template <class Read>
+bool refuses_or_not(Read const& read) {
+  try {
+    read();
+  } catch (std::bad_alloc const&) {
+    throw;
+  } catch (chevron::error const&) {
+    return false;
+  }
+  return true;
+}
+
+std::vector<reader> readers() {
+  return {
+      {"schedule, CSV",
+       [](fs::path const&) {
+         std::vector<std::string> out;
+         chevron::catalogue::for_each([&](auto const& one) {
+           auto const plan = chevron::prove(chevron::catalogue::make_plan(one.name, {.ranks = 3, .micro_batches = 5}));
+           out.push_back(chevron::show::csv(plan.view()));
+           auto const program = chevron::lower(plan);
+           out.push_back(chevron::show::csv_with_communication(program.view(), chevron::show::csv_waits::written));
+         });
+         return out;
+       },
+       [](std::string const& text, fs::path const&) {
+         auto const read = chevron::read_csv(text);
+         auto const found = chevron::check(read, text);
+         if (found) chevron::describe(found, read, text);
+         return !found;
+       }},
+      {"profile, JSON",
+       [](fs::path const&) {
+         chevron::profile p;
+         p.schedule = "ZB-H1";
+         p.size = {.ranks = 3, .micro_batches = 4, .chunks = 1};
+         p.stages = 3, p.steps = 3, p.pipeline = 20, p.step = 21.5;
+         for (int s = 0; s < 3; ++s) {
+           p.forward.push_back(1 + s);
+           p.backward.push_back(chevron::profile::not_measured);
+           p.backward_input.push_back(0.5 * s);
+           p.backward_weight.push_back(0.5);
+         }
+         p.communication = {0.1, 0.2};
+         return std::vector<std::string>{chevron::show::json(p)};
+       },
+       [](std::string const& text, fs::path const&) { return chevron::read_profile(text).problem.empty(); }},
+      {"manifest of a checkpoint", [](fs::path const& work) { return std::vector<std::string>{content(saved(work) / "manifest.json")}; },
+       [](std::string const& text, fs::path const& work) {
+         fs::path const folder = work / "step-00000001";
+         fs::create_directory(folder);
+         std::ofstream(folder / "manifest.json", std::ios::binary | std::ios::trunc) << text;
+         return refuses_or_not([&] { chevron::detail::read_manifest(folder); });
+       }},
+      {"manifest with a true fingerprint",
+       [](fs::path const& work) { return std::vector<std::string>{content(saved(work) / "manifest.json")}; },
+       [](std::string text, fs::path const& work) {
+         // A stranger can work it out, too.
+         if (auto const end = text.rfind(chevron::detail::before_fingerprint); end != text.npos) {
+           text.resize(end);
+           chevron::detail::byte_fingerprint sum;
+           sum.add(text.data(), text.size());
+           text.append(chevron::detail::before_fingerprint).append(sum.text()).append(chevron::detail::after_fingerprint);
+         }
+         fs::path const folder = work / "step-00000001";
+         fs::create_directory(folder);
+         std::ofstream(folder / "manifest.json", std::ios::binary | std::ios::trunc) << text;
+         return refuses_or_not([&] { chevron::detail::read_manifest(folder); });
+       }},
+      {"tensors, safetensors",
+       [](fs::path const& work) {
+         std::vector<std::string> out;
+         for (auto const& entry : fs::directory_iterator(saved(work))) {
+           if (entry.path().extension() == ".safetensors") out.push_back(content(entry.path()));
+         }
+         return out;
+       },
+       [](std::string const& text, fs::path const& work) {
+         std::ofstream(work / "some.safetensors", std::ios::binary | std::ios::trunc) << text;
+         return refuses_or_not([&] {
+           chevron::safetensors_file const file(work / "some.safetensors");
+           for (auto const& name : file.names()) file.read(name);
+         });
+       }},
+      {"environment variables",
+       [](fs::path const&) {
+         return std::vector<std::string>{
+             "RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500",
+             "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1",
+             "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=3 SLURM_JOB_ID=77 SLURM_STEP_NODELIST=n[007-9,12],m3 SLURM_STEP_ID=0",
+             "TORCHELASTIC_RUN_ID=x RANK=0 WORLD_SIZE=2 TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2 MASTER_ADDR=b "
+             "MASTER_PORT=65535"};
+       },
+       [](std::string const& text, fs::path const&) {
+         return refuses_or_not([&] {
+           std::map<std::string, std::string> all;
+           for (std::size_t at = 0; at < text.size();) {
+             std::size_t const end = std::min(text.find(' ', at), text.size()), equal = text.find('=', at);
+             if (equal < end) all[text.substr(at, equal - at)] = text.substr(equal + 1, end - equal - 1);
+             at = end + 1;
+           }
+           auto const read = [&](std::string const& name) -> std::optional<std::string> {
+             auto const found = all.find(name);
+             return found == all.end() || found->second.empty() ? std::nullopt : std::optional(found->second);
+           };
+           chevron::read_environment(read);
+           chevron::check_unlaunched(2, read);
+         });
+       }},
+      {"what ranks tell each other",
+       [](fs::path const&) {
+         return std::vector<std::string>{
+             chevron::detail::to_line(chevron::failure{.code = 4, .rank = 2, .step = 7, .action = "1F0", .reason = "it is late"}),
+             chevron::detail::to_line(chevron::detail::entry_of(
+                 5, {.peer = 1, .step = 3}, {}))};
+       },
+       [](std::string const& text, fs::path const&) {
+         chevron::detail::failure_of(text);
+         return chevron::detail::wait_of(text).has_value();
+       }},
+  };
+}
+
+std::string mutated(std::vector<std::string> const& samples, std::mt19937_64& draw) {
+  static std::vector<std::string> const pieces{"0", "-1", "1e999", "18446744073709551616", "9223372036854775807", "2147483648", "nan", "null", "true",
+                                               "\"\"", "{}", "[]", "{\"a\":", "[[[[", "]]]]", "\\u0000", "\xff\xfe", "\xef\xbb\xbf", "\r\n", "\t", ",", ":",
+                                               "\x1f", "=", "[1-9999999999]", "[", "\0", "%s%n", "../../etc/passwd", "OVERLAP_F_B"};
+  std::string out = samples[draw() % samples.size()];
+  auto const below = [&](std::size_t n) { return n == 0 ? std::size_t{0} : static_cast<std::size_t>(draw() % n); };
+  for (std::size_t changes = 1 + below(4); changes > 0; --changes) {
+    std::size_t const at = below(out.size() + 1), some = std::min(below(40), out.size() - std::min(at, out.size()));
+    switch (below(10)) {
+      case 0:
+      case 1:
+        if (at < out.size()) out[at] = static_cast<char>(out[at] ^ (1 << below(8)));
+        break;
+      case 2: out.insert(at, pieces[below(pieces.size())]); break;
+      case 3: out.erase(std::min(at, out.size()), some); break;
+      case 4: out.insert(at, out.substr(std::min(at, out.size()), some)); break;
+      case 5: out.resize(at); break;
+      case 6: {  // a number becomes another
+        std::size_t const digit = out.find_first_of("0123456789", at);
+        if (digit == out.npos) break;
+        std::size_t const end = std::min(out.find_first_not_of("0123456789", digit), out.size());
+        out.replace(digit, end - digit, pieces[below(7)]);
+        break;
+      }
+      case 7: {  // the tail of another
+        std::string const& other = samples[below(samples.size())];
+        out = out.substr(0, at) + other.substr(below(other.size()));
+        break;
+      }
+      case 8: out.replace(std::min(at, out.size()), some, some, static_cast<char>(draw())); break;
+      default:
+        if (below(50) == 0) {  // rarely, since they are long: deep, or large
+          std::string const& piece = pieces[below(pieces.size())];
+          std::string many;
+          for (std::size_t n = below(200000); n > 0; --n) many += piece;
+          out.insert(at, many);
+        }
+    }
+  }
+  return out;
+}
+
+/// Mutates and reads in this process, whose memory is limited. `at` says how far it has come, for whoever looks when it is gone.
+int read_many(reader const& r, std::uint64_t seed, std::size_t from, std::size_t to, std::size_t* at) {
+  scratch_folder const work;
+  auto const samples = r.samples(work.path());
+  long pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlim_t const room = static_cast<rlim_t>(pages) * 4096 + most_memory;
+  rlimit const limit{room, room};
+  ::setrlimit(RLIMIT_AS, &limit);
+  long refused = 0;
+  for (std::size_t i = from; i < to; ++i) {
+    *at = i;
+    std::mt19937_64 draw(seed * 1'000'003 + i);
+    std::string const text = i == from ? samples[0] : mutated(samples, draw);
+    try {
+      bool const well = r.reads(text, work.path());
+      refused += !well;
+      if (i == from && !well) {
+        std::printf("FAILED: %s: the text that was not mutated is refused\n", r.name.c_str());
+        return 1;
+      }
+    } catch (std::exception const& e) {
+      std::printf("FAILED: %s: text %zu of seed %llu (%zu bytes) ends in %s\n", r.name.c_str(), i, static_cast<unsigned long long>(seed),
+                  text.size(), e.what());
+      return 1;
+    }
+  }
+  std::printf("%s\n", to_line({.name = r.name, .tried = static_cast<long>(to - from), .refused = refused,
+                               .harmless = static_cast<long>(to - from) - refused, .note = ""}).c_str());
+  return 0;
+}
+
+}  // namespace
+
+std::vector<result> fuzz(double seconds, std::uint64_t seed, std::size_t processes) {
+  auto const all = readers();
+  std::vector<result> out;
+  for (reader const& r : all) out.push_back({.name = r.name, .note = ""});
+  // Each process goes round the readers with numbers of its own, until the time is over.
+  auto const until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  std::size_t round = 0;
+  while (round == 0 || std::chrono::steady_clock::now() < until) {
+    auto const piece = [&](std::size_t k) -> std::string {
+      reader const& r = all[k % all.size()];
+      std::size_t const from = (round * processes + k / all.size()) * batch;
+      auto* const at = static_cast<std::size_t*>(::mmap(nullptr, sizeof(std::size_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+      auto const ran = run_apart([&] { return read_many(r, seed, from, from + batch, at); }, longest_batch);
+      std::size_t const last = *at;
+      ::munmap(at, sizeof *at);
+      if (ran.code == 0 && !ran.hangs) return ran.output;
+      return ran.output + "FAILED: " + r.name + ": text " + std::to_string(last) + " of seed " + std::to_string(seed) +
+             (ran.hangs ? ": it takes too long" : ": exit code " + std::to_string(ran.code)) + "\n";
+    };
+    share_out(all.size() * processes, processes, piece, [&](std::size_t k, std::string const& said) {
+      result& sum = out[k % all.size()];
+      bool well = false;
+      for (result const& one : results_in(said)) {
+        sum.tried += one.tried, sum.refused += one.refused, sum.harmless += one.harmless;
+        well = true;
+      }
+      if (!well) {
+        ++sum.tried, ++sum.wrong;
+        std::printf("%s", said.c_str());
+        std::fflush(stdout);
+      }
+    });
+    ++round;
+  }
+  return out;
+}
+
+}  // namespace torture
