@@ -92,10 +92,10 @@ TEST_CASE("a record without room grows, and two steps back is forgotten") {
 
 TEST_CASE("a file holds the plan, the actions, the failure and the wait") {
   rings_in const here;
-  detail::actions_keeper const keeper(second, two, record());
-  detail::last_failed_wait = {1, lost, {.peer = 0, .what = make_action(kind::receive_forward, 1, 1), .step = 7}, now_ns()};
-  detail::write_rings({.reason = "not this one"}, 1);
-  detail::last_failed_wait = {};
+  chevron::detail::actions_keeper const keeper(second, two, record());
+  chevron::detail::last_failed_wait = {1, lost, {.peer = 0, .what = make_action(kind::receive_forward, 1, 1), .step = 7}, now_ns()};
+  chevron::detail::write_rings({.reason = "not this one"}, 1);
+  chevron::detail::last_failed_wait = {};
   json const ring = here.read(1);
   REQUIRE(ring.is_object());
   CHECK(here.count() == 1);
@@ -117,20 +117,20 @@ TEST_CASE("a file holds the plan, the actions, the failure and the wait") {
 
 TEST_CASE("what an exception destroys is still there, what ends well is not") {
   rings_in const here;
-  { detail::actions_keeper const keeper(second, two, record()); }
-  detail::write_rings(lost, -1);
+  { chevron::detail::actions_keeper const keeper(second, two, record()); }
+  chevron::detail::write_rings(lost, -1);
   CHECK(here.count() == 0);
   try {
-    detail::actions_keeper const keeper(second, two, record());
+    chevron::detail::actions_keeper const keeper(second, two, record());
     throw std::runtime_error("x");
   } catch (std::runtime_error const&) {
-    detail::write_rings(lost, -1);
+    chevron::detail::write_rings(lost, -1);
   }
   CHECK(here.read(1)["failure"]["rank"] == 0);
   CHECK(here.read(1)["waiting"].is_null());
   // The next one of this rank takes its place.
-  detail::actions_keeper const keeper(second, two, record());
-  CHECK(detail::kept_of_all::instance().all.size() == 1);
+  chevron::detail::actions_keeper const keeper(second, two, record());
+  CHECK(chevron::detail::kept_of_all::instance().all.size() == 1);
 }
 
 TEST_CASE("what was begun last counts, and what its own rank has written stays") {
@@ -138,11 +138,11 @@ TEST_CASE("what was begun last counts, and what its own rank has written stays")
   plan const evaluates = catalogue::make_plan("ForwardOnly", {.ranks = 2, .micro_batches = 2});
   auto const before = record();
   auto const after = record();
-  detail::actions_keeper const second_of_two(second, evaluates, after);
-  detail::actions_keeper const first_of_two(second, two, before);
-  detail::write_rings(lost, 1);
+  chevron::detail::actions_keeper const second_of_two(second, evaluates, after);
+  chevron::detail::actions_keeper const first_of_two(second, two, before);
+  chevron::detail::write_rings(lost, 1);
   CHECK(here.read(1)["forward_only"] == true);
-  detail::write_rings({.code = 4, .reason = "later"}, -1);
+  chevron::detail::write_rings({.code = 4, .reason = "later"}, -1);
   CHECK(here.read(1)["failure"]["code"] == 3);
 }
 
@@ -151,38 +151,38 @@ TEST_CASE("a file stays small, whatever is to be told") {
   long_step->reserve(20000);
   long_step->begin_step(1);
   for (int i = 0; i < 20000; ++i) long_step->ends(long_step->add(f0));
-  detail::kept_actions const kept{second,   "1F1B", {2, 65535, 1}, false, std::string(std::size_t{600} << 10, '0') + "\n",
+  chevron::detail::kept_actions const kept{second,   "1F1B", {2, 65535, 1}, false, std::string(std::size_t{600} << 10, '0') + "\n",
                                   long_step};
-  std::string const text = detail::ring_text(kept, {.reason = std::string(1 << 20, '\x01')}, nullptr);
+  std::string const text = chevron::detail::ring_text(kept, {.reason = std::string(1 << 20, '\x01')}, nullptr);
   CHECK(text.size() < (std::size_t{1} << 20));
   CHECK(json::parse(text)["left_out"] == 20000 - 4096);
   // A plan that has no room is left out whole.
   plan const large = catalogue::make_plan("GPipe", {.ranks = 64, .micro_batches = 1024});
-  CHECK(detail::csv_of(large).empty());
+  CHECK(chevron::detail::csv_of(large).empty());
 }
 
 TEST_CASE("a pair is one cell of the plan") {
   plan const pairs = catalogue::make_plan("DualPipeV", {.ranks = 2, .micro_batches = 6});
-  CHECK(detail::csv_of(pairs).find("OVERLAP_F_B") != std::string::npos);
+  CHECK(chevron::detail::csv_of(pairs).find("OVERLAP_F_B") != std::string::npos);
 }
 
 TEST_CASE("where nothing can be written, nothing is said") {
-  detail::actions_keeper const unkept(second, two, record());
-  detail::write_rings(lost, 1);  // CHEVRON_RINGS is not set
+  chevron::detail::actions_keeper const unkept(second, two, record());
+  chevron::detail::write_rings(lost, 1);  // CHEVRON_RINGS is not set
   for (std::string const folder : {"/dev/null/x", "/proc", "/nowhere/at/all"}) {
     rings_in const here(folder);
-    detail::actions_keeper const keeper(second, two, record());
-    detail::write_rings(lost, 1);
+    chevron::detail::actions_keeper const keeper(second, two, record());
+    chevron::detail::write_rings(lost, 1);
     CHECK(here.count() == 0);
   }
 }
 
 TEST_CASE("a rank that fails before it has anything to do says so, if it is one of several") {
   rings_in const here;
-  detail::write_rings(lost, 3, {.pipeline_ranks = 4, .replicas = 1, .global_rank = 3});
+  chevron::detail::write_rings(lost, 3, {.pipeline_ranks = 4, .replicas = 1, .global_rank = 3});
   CHECK(here.read(3)["plan"].empty());
   CHECK(here.read(3)["actions"].empty());
-  detail::write_rings(lost, 0, {});
+  chevron::detail::write_rings(lost, 0, {});
   CHECK(here.count() == 1);
 }
 
