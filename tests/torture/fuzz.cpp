@@ -162,7 +162,6 @@ std::vector<reader> readers() {
              return found == all.end() || found->second.empty() ? std::nullopt : std::optional(found->second);
            };
            chevron::read_environment(read);
-           chevron::check_unlaunched(2, read);
          });
        }},
       {"what ranks tell each other",
@@ -173,8 +172,8 @@ std::vector<reader> readers() {
                  5, {.peer = 1, .step = 3}, {}))};
        },
        [](std::string const& text, fs::path const&) {
-         chevron::detail::failure_of(text);
-         return chevron::detail::wait_of(text).has_value();
+         bool const is_wait = chevron::detail::wait_of(text).has_value();
+         return is_wait || !chevron::detail::failure_of(text).reason.starts_with("an unreadable failure");
        }},
   };
 }

@@ -122,17 +122,20 @@ TEST_CASE("a failure that one rank publishes ends the others' streams at once") 
   CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(60));  // by far not the deadline
 }
 
-TEST_CASE("a layout that ranks do not agree on, and a rank that never joins") {
+TEST_CASE("a layout that ranks do not agree on, a rank that joins too late, and one that ends instead") {
   auto const said = transport_contract::on_ranks(2, 1, [&](chevron::topology where, auto const& store, auto const& watch) {
     if (where.global_rank == 1) where = {.pipeline_ranks = 1, .replicas = 2, .global_rank = 1};
     host_transport comm(where, store, watch, milliseconds(60000));
   });
   CHECK(said[0].find("this rank has 2 pipeline ranks × 1 replicas, rank 1 has 1 pipeline ranks × 2 replicas") !=
         std::string::npos);
-  auto const alone =
-      transport_contract::on_ranks(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-        if (where.global_rank == 0) host_transport comm(where, store, watch, milliseconds(300));
-      });
-  CHECK(alone[0].find("rank 1 did not join within 300 ms; this rank was waiting for the other ranks to join") !=
-        std::string::npos);
+  auto const alone_for = [](milliseconds join, milliseconds stays) {
+    return transport_contract::on_ranks(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+      if (where.global_rank == 0) host_transport comm(where, store, watch, join);
+      if (where.global_rank == 1) std::this_thread::sleep_for(stays);
+    })[0];
+  };
+  CHECK(alone_for(milliseconds(300), milliseconds(1500))
+            .find("rank 1 did not join within 300 ms; this rank was waiting for the other ranks to join") != std::string::npos);
+  CHECK(alone_for(milliseconds(60000), milliseconds(0)).find("rank 1 has ended") != std::string::npos);
 }
