@@ -95,7 +95,14 @@ proctype rank(byte me; byte mine) {
       :: else -> break
       od;
 #endif
-      now[entry(s, manifest)] = 0;
+      if
+      :: now[entry(s, manifest)] != 0 ->
+        now[entry(s, manifest)] = 0;
+#ifndef MUTANT_6 /* the disk may list it still, beside new files */
+        bring_to_disk(s)
+#endif
+      :: else
+      fi;
       n = 0;
       do
       :: n < P && now[entry(s, n)] != 0 -> now[entry(s, n)] = 0; n++
