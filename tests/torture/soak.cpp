@@ -16,12 +16,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Bytes that a process has to itself, or by its share.
+/// Bytes of memory that is no file's: what others do with the libraries that they share does not change it.
 double own_bytes() {
   std::ifstream in("/proc/self/smaps_rollup");
   for (std::string word; in >> word;) {
     double kib = 0;
-    if (word == "Pss:" && in >> kib) return kib * 1024;
+    if (word == "Anonymous:" && in >> kib) return kib * 1024;
   }
   return 0;
 }
