@@ -62,10 +62,10 @@ TEST_CASE("replicas are added in their order, to the last bit, in every dtype an
           sizes.insert(sizes.end(), {in_a_piece, in_a_piece + 1});
         }
         for (std::int64_t const numbers : sizes) {
-          INFO(c10::toString(type) << ", " << numbers << " numbers, replica " << link.topology().replica() << " of " << replicas);
           at::Tensor const mine = part(0, link.topology().replica(), numbers, type, 0);
           link.start_all_reduce(0, mine);
           link.wait_all_reduce(0);
+          INFO(c10::toString(type) << ", " << numbers << " numbers, replica " << link.topology().replica() << " of " << replicas);
           CHECK(at::equal(mine, sum_in_order(0, replicas, numbers, type, 0)));
         }
       }
