@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -189,18 +188,17 @@ inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& 
 /// \param from a folder that holds checkpoints, for the last whole one, or one checkpoint's own
 /// \param expected words that must have been saved with it, just so: what training depends on and the trainer does not know
 /// \returns the step to go on with, which `trainer::next_step` gives too, and the words that were saved
-/// \throws checkpoint_error, on every rank, when there is none, when a file is damaged or not of this checkpoint, or when names,
-/// shapes, dtypes, the kind of optimizer or words are not those of this job
+/// \throws checkpoint_error, on every rank, when there is none, when ranks see different ones, when a file is damaged or not of this
+/// checkpoint, or when names, shapes, dtypes, the kind of optimizer or words are not those of this job
 inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
                                        std::map<std::string, std::string> const& expected = {}) {
   collective_scope const doing(train.comm(), "load_checkpoint");
   detail::be_between_steps(train, "loaded");
   train.synchronize();
   transport& comm = train.comm();
-  std::filesystem::path folder;
+  auto const folder = detail::shared_checkpoint(comm, from);
   detail::manifest about;
   detail::together(comm, [&] {
-    folder = std::filesystem::exists(from / "manifest.json") ? from : last_checkpoint(from).value_or("");
     if (folder.empty()) {
       detail::refuse_file(from,
                           "holds no whole checkpoint, no folder step-N with a manifest.json. Remedy: the folder that was saved "
@@ -209,12 +207,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
     about = detail::read_manifest(folder);
     detail::compare_words(folder, about.metadata, expected);
   });
-  auto const chosen = comm.all_gather_text(detail::name_of(folder) + " " + about.fingerprint);
-  for (std::string const& other : chosen) {
-    if (other != chosen[0])
-      throw checkpoint_error("ranks see different last checkpoints, " + chosen[0] + " and " + other + ": " + from.string() +
-                             " must be one shared folder");
-  }
+  detail::compare_seen(comm, from, detail::name_of(folder) + " " + about.fingerprint);
   std::map<std::string, std::set<detail::saved_name>> same;
   for (std::string const& text : comm.all_gather_text(detail::to_json(detail::same_parameters(train.stages())).dump()))
     detail::add_from_json(same, nlohmann::json::parse(text));
@@ -319,16 +312,14 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
 
 /// `load_checkpoint` of the last whole checkpoint, where there is one: what a job does that launchers start again after each failure, since
 /// its first failure may come before its first checkpoint. Collective.
-/// \param folder that checkpoints are saved into; it may be missing
+/// \param folder as `load_checkpoint` takes it; it may be missing
 /// \returns what was loaded; nothing where the folder holds no whole checkpoint, and the trainer is as it was
-/// \throws checkpoint_error, on every rank, as `load_checkpoint`, and where only some ranks see a checkpoint
+/// \throws checkpoint_error, on every rank, as `load_checkpoint`
 inline std::optional<checkpoint_note> resume(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& expected = {}) {
   collective_scope const doing(train.comm(), "resume");
-  auto const there = train.comm().all_gather_text(last_checkpoint(folder) ? "a checkpoint" : "none");
-  bool const any = std::find(there.begin(), there.end(), "a checkpoint") != there.end();
-  // Where only some see one, loading says which folder must be shared.
-  return any ? std::optional(load_checkpoint(train, folder, expected)) : std::nullopt;
+  if (detail::shared_checkpoint(train.comm(), folder).empty()) return std::nullopt;
+  return load_checkpoint(train, folder, expected);
 }
 
 }  // namespace chevron

@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <chevron/run/checkpoint/checkpoint_folder.hpp>
 #include <chevron/run/checkpoint/checkpoint_session.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/comm/transport.hpp>
@@ -71,6 +72,24 @@ void together(transport& comm, Work&& work) {
     failure = e.what();
   }
   agree(comm, failure);
+}
+
+/// What each rank sees of checkpoints in a folder must be the same. Collective.
+inline void compare_seen(transport& comm, std::filesystem::path const& folder, std::string const& mine) {
+  auto const seen = comm.all_gather_text(mine);
+  for (std::string const& other : seen) {
+    if (other != seen[0])
+      throw checkpoint_error("ranks see different last checkpoints, " + seen[0] + " and " + other + ": " + folder.string() +
+                             " must be one shared folder");
+  }
+}
+
+/// The checkpoint that a folder stands for: the folder itself, or the last whole one in it; empty where there is none. Collective.
+inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem::path const& from) {
+  std::filesystem::path found;
+  together(comm, [&] { found = std::filesystem::exists(from / "manifest.json") ? from : last_checkpoint(from).value_or(""); });
+  compare_seen(comm, from, found.empty() ? "none" : name_of(found));
+  return found;
 }
 
 /// A checkpoint holds a stage once.

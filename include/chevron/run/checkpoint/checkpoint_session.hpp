@@ -23,6 +23,7 @@
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/no_size_signal.hpp>
+#include <chevron/run/core/random_digits.hpp>
 
 /// \file
 /// Whose a folder of checkpoints is. Two jobs that save into one would each take the other's checkpoints for their own.
@@ -155,7 +156,7 @@ inline void remove_partial_files(std::filesystem::path const& folder) {
 /// \returns the job's name
 /// \throws checkpoint_error where they are another's
 inline std::string claim_folder(checkpoint_session& session, std::filesystem::path const& folder, long next_step) {
-  if (session.job.empty()) session.job = random_digits();
+  if (session.job.empty()) session.job = random_digits(2);
   std::filesystem::path const key = std::filesystem::weakly_canonical(folder);
   auto const found = session.folders.find(key);
   bool const first = found == session.folders.end();

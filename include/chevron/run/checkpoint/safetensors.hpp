@@ -6,13 +6,11 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <random>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -27,6 +25,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/no_size_signal.hpp>
+#include <chevron/run/core/random_digits.hpp>
 
 /// \file
 /// Tensors in files: the safetensors format (8 bytes of length, a JSON header, the tensors' bytes one after another), which
@@ -51,14 +50,6 @@ inline constexpr stored_dtype stored_dtypes[] = {
   throw checkpoint_error(file.string() + ": " + why);
 }
 
-/// 16 digits that nobody else draws.
-inline std::string random_digits() {
-  std::random_device random;
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
-  return digits;
-}
-
 inline constexpr char const* partial_ending = ".partial";
 
 /// A file that is written under a name which nobody else uses, here or in another job, and brought to the disk. It gets its own
@@ -68,7 +59,7 @@ class unnamed_file {
   /// \param write called with a function that takes bytes and their number
   template <class Write>
   unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
-    partial_ = file_.string() + "." + random_digits() + partial_ending;
+    partial_ = file_.string() + "." + random_digits(2) + partial_ending;
     try {
       no_size_signal const as_an_error;
       std::ofstream out(partial_, std::ios::binary | std::ios::trunc);

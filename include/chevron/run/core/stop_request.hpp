@@ -9,12 +9,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <chevron/run/core/now_ns.hpp>
 
 /// \file
 /// The wish that training ends after the step under way: a signal's, the clock's or the program's. A trainer tells it to all ranks with
@@ -28,15 +29,8 @@ namespace detail {
 enum stop_cause : int { stop_asked_by_program = -1, stop_asked_by_clock = -2 };
 
 inline std::atomic<int> stop_wish = 0;
-inline std::atomic<std::int64_t> stop_at = std::numeric_limits<std::int64_t>::max();  // nanoseconds of the steady clock
+inline std::atomic<std::int64_t> stop_at = std::numeric_limits<std::int64_t>::max();  // as now_ns()
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free, "signals write to these");
-
-/// Also within a signal handler.
-inline std::int64_t steady_now() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
-}
 
 inline void wish_to_stop(int cause) {
   int none = 0;
@@ -45,7 +39,7 @@ inline void wish_to_stop(int cause) {
 
 /// \returns the `stop_cause` or signal that this process knows of; 0: it may go on
 inline int stop_cause_now() {
-  if (steady_now() >= stop_at.load()) wish_to_stop(stop_asked_by_clock);
+  if (now_ns() >= stop_at.load()) wish_to_stop(stop_asked_by_clock);
   return stop_wish.load();
 }
 
@@ -64,7 +58,7 @@ inline void request_stop() { detail::wish_to_stop(detail::stop_asked_by_program)
 /// The same when so much time has passed: before a batch system's limit does worse.
 /// \param limit from now; leave time for the longest step and for saving
 inline void request_stop_after(std::chrono::milliseconds limit) {
-  detail::stop_at = detail::steady_now() + static_cast<std::int64_t>(limit.count()) * 1'000'000;
+  detail::stop_at = now_ns() + static_cast<std::int64_t>(limit.count()) * 1'000'000;
 }
 
 /// While it lives, the first of these signals only asks for a stop, and a second one ends the process at once, as it would without.
@@ -103,7 +97,7 @@ class stop_signals {
 
   static void on_signal(int which) {
     int const kept = errno;
-    std::int64_t const now = detail::steady_now();
+    std::int64_t const now = now_ns();
     std::int64_t first = 0;
     if (!first_at_.compare_exchange_strong(first, now) && now - first > one_signal.count() * 1'000'000) {
       ::signal(which, SIG_DFL);

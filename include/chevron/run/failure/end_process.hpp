@@ -8,32 +8,15 @@
 #include <ctime>
 #include <exception>
 #include <fstream>
-#include <future>
-#include <memory>
 #include <string>
-#include <thread>
-#include <utility>
+
+#include <chevron/run/core/bounded_work.hpp>
+#include <chevron/run/core/json_text.hpp>
 
 /// \file
 /// How a process ends that has failed: what is said last, to whom, and how it never hangs.
 
 namespace chevron::detail {
-
-inline std::string json_text(std::string const& plain) {
-  std::string out = "\"";
-  for (char const c : plain) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
 
 /// torchrun prints, of the file it asked for, `py_callstack` only.
 inline void write_torchrun_error(std::string const& message) {
@@ -45,17 +28,7 @@ inline void write_torchrun_error(std::string const& message) {
 
 /// Writes what the program has printed, for at most half a second: a thread that hangs in reading a file keeps that file locked.
 inline void flush_files() {
-  auto written = std::make_shared<std::promise<void>>();
-  auto const done = written->get_future();
-  try {
-    std::thread([written = std::move(written)] {
-      std::fflush(nullptr);
-      written->set_value();
-    }).detach();
-  } catch (std::exception const&) {
-    return;  // no thread is to be had
-  }
-  done.wait_for(std::chrono::milliseconds(500));
+  do_within(std::chrono::milliseconds(500), [] { std::fflush(nullptr); });
 }
 
 /// Ends this process at once, whatever its threads do: tells stderr and torchrun.

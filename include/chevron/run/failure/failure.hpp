@@ -14,7 +14,7 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/trace/rank_trace.hpp>
+#include <chevron/run/core/now_ns.hpp>
 
 /// \file
 /// A failure as ranks tell it to each other, and as they throw it.

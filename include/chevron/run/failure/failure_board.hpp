@@ -177,4 +177,17 @@ class failure_board {
   std::atomic<clock::time_point> asking_since_{not_asking};
 };
 
+/// Whose failure it is that the store does not answer any more.
+/// \param store_host global rank; -1: the launcher
+/// \param reported   what this rank has found itself, if anything: what counts unless another rank hosts the store
+/// \param why        as the connection says it
+inline failure lost_store(int store_host, int rank, std::optional<failure> const& reported, std::string const& why) {
+  if (store_host >= 0 && store_host != rank) {
+    return {.rank = store_host,
+            .reason = "rank " + std::to_string(store_host) + ", which hosts the store, was lost (" + why + ")"};
+  }
+  if (reported) return *reported;
+  return {.reason = "the launcher, which hosts the store, was lost (" + why + ")"};
+}
+
 }  // namespace chevron::detail

@@ -63,7 +63,9 @@ class failure_watch {
     mine_ = mine;
     details_ = details;
     since_ = clock::now();
-    deadline_ = since_ + longest, work_ = work, expired_ = false;
+    deadline_ = since_ + longest;
+    work_ = work;
+    expired_ = false;
     // Published before this wait began: the next poll would be up to 100 ms later.
     if (verdict_ && work_ != nullptr) work_->abort();
   }
@@ -290,7 +292,7 @@ class failure_watch {
           acknowledged_ = board_.acknowledged();
         }
       } catch (std::exception const& e) {
-        if (!failed()) learned = store_gone(reported, detail::message_of(e));
+        if (!failed()) learned = detail::lost_store(store_host_, rank_, reported, detail::message_of(e));
       }
       if (learned && rank_ != store_host_) board_.acknowledge();
       board_.ends_asking();
@@ -307,15 +309,6 @@ class failure_watch {
   /// The wait that this rank is in, for the others. With the mutex held: so it goes on, and nothing that it tells of changes.
   detail::wait_entry entry() const {
     return host_ ? detail::entry_of(waits_, host_->mine, host_->details) : detail::entry_of(waits_, mine_, details_);
-  }
-
-  failure store_gone(std::optional<failure> const& reported, std::string const& why) const {
-    if (store_host_ >= 0 && store_host_ != rank_) {
-      return {.rank = store_host_,
-              .reason = "rank " + std::to_string(store_host_) + ", which hosts the store, was lost (" + why + ")"};
-    }
-    if (reported) return *reported;
-    return {.reason = "the launcher, which hosts the store, was lost (" + why + ")"};
   }
 
   c10::intrusive_ptr<c10d::Store> store_;  // keeps a hosted store alive

@@ -59,12 +59,17 @@ struct fault {
   kind what = kind::kill;
 };
 
+/// As they are told, in the order of `fault::kind`.
+inline constexpr std::string_view fault_names[] = {"kill",      "stop",          "exit",      "slow", "throw",
+                                                   "bad_alloc", "close_sockets", "disk_full", "hang"};
+
 /// \throws usage_error for a text that is not understood
 inline fault fault_of(std::string_view text) {
   auto const refuse = [&](std::string const& why) -> usage_error {
+    std::string kinds;
+    for (std::string_view const name : fault_names) kinds += (kinds.empty() ? "" : ", ") + std::string(name);
     return usage_error("CHEVRON_FAULT=" + std::string(text) + ": " + why +
-                       ". Remedy: as in `rank 2, step 3, after 1RECV_F0: kill`; kinds: kill, stop, exit, slow, throw, bad_alloc, "
-                       "close_sockets, disk_full, hang");
+                       ". Remedy: as in `rank 2, step 3, after 1RECV_F0: kill`; kinds: " + kinds);
   };
   fault out;
   std::string_view rest = text;
@@ -85,9 +90,8 @@ inline fault fault_of(std::string_view text) {
   if (colon == std::string_view::npos || colon == 0) throw refuse("it has no point and kind");
   out.point = rest.substr(0, colon);
   std::string_view const kind = rest.substr(colon + 2);
-  constexpr std::string_view names[] = {"kill", "stop", "exit", "slow", "throw", "bad_alloc", "close_sockets", "disk_full", "hang"};
-  for (std::size_t k = 0; k < std::size(names); ++k) {
-    if (kind != names[k]) continue;
+  for (std::size_t k = 0; k < std::size(fault_names); ++k) {
+    if (kind != fault_names[k]) continue;
     out.what = static_cast<fault::kind>(k);
     return out;
   }

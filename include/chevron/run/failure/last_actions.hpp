@@ -1,29 +1,30 @@
 #pragma once
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <chevron/plan/plan.hpp>
+#include <chevron/run/core/bounded_work.hpp>
+#include <chevron/run/core/json_text.hpp>
+#include <chevron/run/core/no_size_signal.hpp>
+#include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
+#include <chevron/show/csv/csv.hpp>
 
 /// \file
 /// What each rank did last, written down when the job fails.
@@ -62,21 +63,11 @@ inline char const* rings_folder() {
   return folder == nullptr || *folder == 0 ? nullptr : folder;
 }
 
+/// Empty where a whole file would not stay below 1 MiB.
 inline std::string csv_of(plan_view const& plan) {
-  constexpr std::size_t most = std::size_t{600} << 10;  // so that a whole file stays below 1 MiB
-  std::string out;
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    for (int i = 0; i < plan.length(r); ++i) {
-      action const a = plan.at(r, i);
-      out += i == 0 ? "" : ",";
-      bool const pair = a.fused != 0 && i + 1 < plan.length(r);
-      out += pair ? to_text(fused_pair{a, plan.at(r, i + 1)}).str() : to_text(a).str();
-      i += pair ? 1 : 0;
-      if (out.size() > most) return {};
-    }
-    out += '\n';
-  }
-  return out;
+  constexpr std::size_t most = std::size_t{600} << 10;
+  std::string text = show::csv(plan);
+  return text.size() > most ? std::string() : text;
 }
 
 /// Keeps the record of an executor findable for as long as the executor lives, and after it if an exception destroys it.
@@ -108,22 +99,8 @@ class actions_keeper {
   int exceptions_;
 };
 
-/// A JSON string of at most so many characters as a sentence may have.
-inline std::string ring_string(std::string const& plain) {
-  std::string out = "\"";
-  for (char const c : plain.substr(0, 4000)) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
+/// As many characters as a sentence may have.
+inline std::string ring_string(std::string const& plain) { return json_text(plain.substr(0, 4000)); }
 
 /// A rank's file.
 /// \param told the failure as it was published
@@ -167,27 +144,16 @@ inline std::string ring_text(kept_actions const& of, failure const& told, failed
 
 /// Writes a file in one go, under another name first, for at most a second; or does not, and says nothing.
 inline void write_within_a_second(std::string path, std::string text) {
-  auto over = std::make_shared<std::promise<void>>();
-  auto const done = over->get_future();
-  std::thread([over = std::move(over), path = std::move(path), text = std::move(text)] {
-    sigset_t only;
-    sigemptyset(&only);
-    sigaddset(&only, SIGXFSZ);  // else a limit on the size of files ends the process
-    ::pthread_sigmask(SIG_BLOCK, &only, nullptr);
-    try {
-      ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);  // most often it is there
-      std::string const part = path + ".part";
-      int const file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-      if (file >= 0) {
-        bool const whole = ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-        ::close(file);
-        if (!whole || std::rename(part.c_str(), path.c_str()) != 0) ::unlink(part.c_str());
-      }
-    } catch (std::exception const&) {
-    }
-    over->set_value();
-  }).detach();
-  done.wait_for(std::chrono::milliseconds(1000));
+  do_within(std::chrono::milliseconds(1000), [path = std::move(path), text = std::move(text)] {
+    no_size_signal const nothing_ends;
+    ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);  // most often it is there
+    std::string const part = path + ".part";
+    int const file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0) return;
+    bool const whole = ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    ::close(file);
+    if (!whole || std::rename(part.c_str(), path.c_str()) != 0) ::unlink(part.c_str());
+  });
 }
 
 /// Writes what ranks of this process did last. Never throws, takes at most a second a rank.

@@ -1,9 +1,7 @@
 #pragma once
 
 #include <chrono>
-#include <cstdio>
 #include <exception>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -12,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/random_digits.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/launch/environment.hpp>
 
@@ -21,12 +20,7 @@
 namespace chevron::detail {
 
 /// What the keys of a forked job begin with: drawn by the launcher before it forks, so nobody else knows it.
-inline std::string drawn_keys() {
-  std::random_device random;
-  char digits[33];
-  std::snprintf(digits, sizeof digits, "%08x%08x%08x%08x", random(), random(), random(), random());
-  return std::string("chevron.") + digits;
-}
+inline std::string drawn_keys() { return "chevron." + random_digits(4); }
 
 /// What the keys of a launched job begin with: all that only its ranks were told.
 inline std::string keys_of(launch_environment const& told) {

@@ -10,6 +10,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file

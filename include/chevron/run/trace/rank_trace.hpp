@@ -3,23 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include <chevron/plan/action.hpp>
+#include <chevron/run/core/now_ns.hpp>
 
 /// \file
 /// What a rank really did in a step, and when.
 
 namespace chevron {
-
-/// Nanoseconds of the steady clock: comparable between the threads of a process and between processes of one machine.
-inline std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// One instruction as it ran. From `reached` to `start` the rank waited for what it needed from others.
 struct trace_event {

@@ -11,12 +11,12 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/partition.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
-#include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
 /// What layers cost, measured: for sharing them out to stages.

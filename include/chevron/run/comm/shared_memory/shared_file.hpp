@@ -9,13 +9,13 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <random>
 #include <sstream>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include <chevron/run/core/no_size_signal.hpp>
+#include <chevron/run/core/random_digits.hpp>
 
 /// \file
 /// Memory that processes of one machine share, without a name in any file system: nothing is left behind however they end.
@@ -27,9 +27,7 @@ class shared_file {
  public:
   /// \returns null if the system gives none, or none of that size (`ulimit -f` counts here, too)
   static std::unique_ptr<shared_file> make(std::size_t bytes) {
-    std::random_device random;
-    std::string name = "chevron";
-    for (int i = 0; i < 4; ++i) name += "-" + std::to_string(random());
+    std::string const name = "chevron-" + random_digits(4);
     int const file = ::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (file < 0) return nullptr;
     auto out = std::unique_ptr<shared_file>(new shared_file);
