@@ -211,6 +211,34 @@ TEST_CASE("the last whole checkpoint counts: a folder without its manifest is no
   CHECK(train({}, 0, at.path / "step-00000002", "", make).note.next_step == 2);
 }
 
+TEST_CASE("to resume is to begin where there is no checkpoint, and to go on where there is one, for all ranks or for none") {
+  auto const& make = optimizers[2].second;
+  folder at, empty;
+  train({}, 2, "", at.path, make);
+  // \returns the next step after resuming, of rank 0
+  auto const resumed = [&](std::vector<fs::path> const& of_rank) {
+    long next = -1;
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 4))),
+                                .transport = comm,
+                                .stages = layers_in(2),
+                                .loss = mean_square,
+                                .optimizer = make});
+      int const me = comm.topology().global_rank;
+      auto const note = chevron::resume(trainer, of_rank[static_cast<std::size_t>(me)]);
+      CHECK((note ? note->next_step : 0) == trainer.next_step());
+      if (me == 0) next = trainer.next_step();
+    });
+    return next;
+  };
+  CHECK(resumed({at.path, at.path}) == 2);
+  CHECK(resumed({at.path / "step-00000002", at.path / "step-00000002"}) == 2);
+  CHECK(resumed({empty.path, empty.path}) == 0);
+  CHECK(resumed({"/nowhere/at/all", "/nowhere/at/all"}) == 0);
+  check_says(failure_of([&] { resumed({at.path, empty.path}); }),
+             {"ranks see different last checkpoints, step-00000002 and none", "must be one shared folder"});
+}
+
 TEST_CASE("what cannot be loaded is said with file, name and remedy, on every rank, before anything is changed") {
   auto const& make = optimizers[2].second;
   folder at, empty;
