@@ -19,7 +19,8 @@
 #SBATCH --output=chevron-%j.log
 set -eu
 nodes=${SLURM_NNODES:-2}
-# srun says which rank a process is and where the first node is; no MASTER_ADDR is needed. When a rank fails, Slurm ends the rest.
-exec srun --kill-on-bad-exit=1 --cpu-bind=cores \
+# srun says which rank a process is and where the first node is; no MASTER_ADDR is needed. When a rank fails, the others
+# say why and end; those that cannot are ended after 30 s.
+exec srun --wait=30 --cpu-bind=cores \
   build/bin/chevron-train --backend nccl --ranks 8 --replicas "$nodes" --microbatches 32 \
   --layers 32 --width 2048 --heads 16 --context 1024 --dtype bfloat16 "$@"

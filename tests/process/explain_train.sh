@@ -2,30 +2,19 @@
 # rings cannot be written, the run ends as it does without.
 # timeout: 300
 set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-plan="$CHEVRON_BUILD/bin/chevron-plan"
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/shared/endless_job.sh"
+plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
 folder=$(mktemp -d)
-parent=
-trap 'test -z "$parent" || kill -9 "$parent" 2>/dev/null || true; rm -rf "$folder"' EXIT
+job=
+trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
 cd "$folder"
 
 # kill_one <rank> <value of CHEVRON_RINGS>
 kill_one() {
-  rm -f metrics.jsonl
-  CHEVRON_RINGS=$2 "$train" --backend gloo --steps 1000000 --width 32 --heads 2 --context 16 --timeline none --trace none --metrics metrics.jsonl \
-      > output 2> errors &
-  parent=$!
-  waited=0
-  until [ -s metrics.jsonl ] && [ "$(wc -l < metrics.jsonl)" -ge 3 ]; do
-    sleep 0.1
-    waited=$((waited + 1))
-    test $waited -lt 1000 || { echo "no three steps in 100 s"; cat errors; exit 1; }
-  done
-  # Children are ranks in the order of their birth.
-  kill -9 "$(ps -o pid= --ppid "$parent" | sort -n | sed -n "$(($1 + 1))p")"
-  code=0
-  wait "$parent" || code=$?
-  parent=
+  export CHEVRON_RINGS="$2"
+  start_endless_job
+  kill_rank "$1"
   test $code -eq 3 || { echo "CHEVRON_RINGS=$2: exit code $code, not 3"; cat errors; exit 1; }
 }
 

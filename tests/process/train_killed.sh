@@ -3,33 +3,19 @@
 # timeout: 300
 # serial: it measures how fast others notice
 set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/shared/endless_job.sh"
 folder=$(mktemp -d)
-parent=
-trap 'test -z "$parent" || kill -9 "$parent" 2>/dev/null || true; rm -rf "$folder"' EXIT
+job=
+trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
 cd "$folder"
 
 # kill_one <rank>: what is not as wanted goes to `complaints`; what may not be on any machine ends the test.
 kill_one() {
   victim=$1
-  rm -f metrics.jsonl
-  "$train" --backend gloo --steps 1000000 --width 32 --heads 2 --context 16 --timeline none --trace none --metrics metrics.jsonl \
-      > output 2> errors &
-  parent=$!
-  waited=0
-  until [ -s metrics.jsonl ] && [ "$(wc -l < metrics.jsonl)" -ge 3 ]; do
-    sleep 0.1
-    waited=$((waited + 1))
-    test $waited -lt 1000 || { echo "no three steps in 100 s"; cat errors; exit 1; }
-  done
-  # Children are ranks in the order of their birth.
-  children=$(ps -o pid= --ppid "$parent" | sort -n)
-  test "$(echo "$children" | wc -l)" -eq 4 || { echo "not four ranks: $children"; exit 1; }
+  start_endless_job
   begin=$(date +%s%N)
-  kill -9 "$(echo "$children" | sed -n "$((victim + 1))p")"
-  code=0
-  wait "$parent" || code=$?
-  parent=
+  kill_rank "$victim"
   spent=$((($(date +%s%N) - begin) / 1000000))
   echo "rank $victim killed: exit code $code after $spent ms"
   test $code -eq 3 || { echo "exit code $code, not 3"; cat errors; exit 1; }

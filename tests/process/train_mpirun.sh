@@ -15,6 +15,7 @@ small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --mic
 numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 150 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
+. "$here/shared/endless_job.sh"
 . "$here/shared/port.sh"
 timeout 150 mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" \
   "$train" $small --metrics mpirun.jsonl > output 2> errors || { cat output errors; exit 1; }
@@ -35,3 +36,25 @@ refuses() {
 }
 refuses 2 "MASTER_ADDR is missing, while Open MPI says 2 ranks" 2 "$train" $small
 refuses 2 "need 2 processes, but Open MPI has started 3" 3 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" "$train" $small
+
+# endless FOLDER FLAG…: two ranks that save and never stop, with these flags of mpirun; comes back after three steps.
+endless() {
+  saved=$1
+  shift
+  rm -f metrics.jsonl
+  mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" "$@" \
+    "$train" $small --steps 1000000 --checkpoint "$saved" --metrics metrics.jsonl > output 2> errors &
+  job=$!
+  three_steps
+}
+# mpirun hands SIGUSR1 on at once. Of SIGTERM it tells the ranks so many seconds later, and kills them after as many more.
+for way in "USR1" "TERM --mca odls_base_sigkill_timeout 4"; do
+  signal=${way%% *}
+  endless "$signal" ${way#"$signal"}
+  kill -"$signal" $job
+  code=0
+  wait $job || code=$?
+  echo "mpirun ends with $code after $signal"
+  ls "$signal"/step-*/manifest.json || { echo "nothing is saved after $signal"; cat output errors; exit 1; }
+  grep -q "was sent signal" output errors || { echo "it does not say why it stopped"; cat output; exit 1; }
+done

@@ -3,7 +3,6 @@
 # timeout: 120
 # beside: it has a network of its own, and waits most of its time
 set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
 if [ "${CHEVRON_OWN_NETWORK:-}" != yes ]; then
   for way in "unshare -n" "unshare -rn"; do
     if $way sh -c 'ip link set lo up && ip link set lo down' > /dev/null 2>&1; then CHEVRON_OWN_NETWORK=yes exec $way sh "$0"; fi
@@ -11,22 +10,17 @@ if [ "${CHEVRON_OWN_NETWORK:-}" != yes ]; then
   echo "skipped: no network namespace can be made here, or there is no ip"
   exit 77
 fi
-. "$(dirname "$0")/shared/killed.sh"
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/shared/endless_job.sh"
+. "$here/shared/killed.sh"
 folder=$(mktemp -d)
 job=
 trap 'test -z "$job" || kill_all $job; rm -rf "$folder"' EXIT
 cd "$folder"
 ip link set lo up
-"$train" --backend gloo --steps 1000000 --timeout 3 --width 32 --heads 2 --context 16 --timeline none --trace none \
-    --metrics metrics.jsonl > output 2> errors &
-job=$!
-until [ -s metrics.jsonl ] && [ "$(wc -l < metrics.jsonl)" -ge 3 ]; do
-  kill -0 $job 2> /dev/null || { echo "no three steps"; cat errors; exit 1; }
-  sleep 0.1
-done
-ranks=$(ps -o pid= --ppid $job | sort -n)
+start_endless_job --timeout 3
 ip link set lo down
-kill -STOP "$(echo "$ranks" | sed -n 3p)"
+kill -STOP "$(echo "$children" | sed -n 3p)"
 waited=0
 while kill -0 $job 2> /dev/null && [ $waited -lt 600 ]; do
   sleep 0.1
@@ -39,6 +33,6 @@ job=
 cat errors
 test $code -eq 4 || { echo "exit code $code, not 4"; exit 1; }
 grep -q "within 3000 ms; this rank was waiting for" errors || { echo "no rank says what it waited for"; exit 1; }
-for rank in $ranks; do
+for rank in $children; do
   ! kill -0 $rank 2> /dev/null || { echo "process $rank is still there"; exit 1; }
 done
