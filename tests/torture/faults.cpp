@@ -1,7 +1,5 @@
 #include "faults.hpp"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -10,10 +8,11 @@
 #include <regex>
 #include <sstream>
 #include <string>
-#include <system_error>
 
 #include <chevron/checkpoint.hpp>
 #include <chevron/multiprocess.hpp>
+
+#include "jobs.hpp"
 
 #include "support/small_model.hpp"
 
@@ -30,17 +29,13 @@ constexpr int tries = 3;
 
 bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }
 
+job_shape shape_of(scenario const& what) {
+  return {what.schedule, pipeline_ranks, what.replicas, micro_batches, what.post_validation};
+}
+
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
-  auto const plan = small_model::plan_of(what.schedule.c_str(), pipeline_ranks, micro_batches);
   auto const data = small_model::make_batch(2 * micro_batches, 1);
-  chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = small_model::build_stage,
-                            .loss = small_model::mean_square,
-                            .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-3),
-                            .options = {.clip_grad_norm = what.post_validation ? 0.0 : 1.0,
-                                        .post_validation = what.post_validation,
-                                        .stable_steps = 0}});
+  chevron::trainer trainer(setup_of(shape_of(what), comm));
   while (trainer.next_step() < steps) {
     if (trainer.next_step() == struck_step) comm.deadline(deadline);
     trainer.step(data.input, data.target);
@@ -53,21 +48,20 @@ void train(scenario const& what, chevron::transport& comm, std::filesystem::path
 /// The whole of a job.
 int be_the_job(scenario const& what, std::filesystem::path const& folder) {
   ::setenv("CHEVRON_FAULT", what.fault().c_str(), 1);
-  return chevron::run_main(0, nullptr, [&](int, char**) {
-    if (what.backend == "threads") {
+  if (what.backend == "threads") {
+    return chevron::run_main(0, nullptr, [&](int, char**) {
       chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .deadline = patience, .grace = 500ms},
                            [&](chevron::transport& comm) { train(what, comm, folder); });
       return 0;
-    }
-    chevron::job const rank = chevron::launch({.nproc = pipeline_ranks * what.replicas,
-                                               .join = 4000ms,
-                                               .children = {.grace = 500ms, .last = 3000ms}});
-    chevron::gloo_transport comm(rank.topology(pipeline_ranks, what.replicas), rank);
-    comm.deadline(outside_of_steps(what) ? deadline : patience);
-    train(what, comm, folder);
-    comm.close();
-    return 0;
-  });
+    });
+  }
+  return over_gloo(
+      shape_of(what),
+      [&](chevron::transport& comm) {
+        comm.deadline(outside_of_steps(what) ? deadline : patience);
+        train(what, comm, folder);
+      },
+      {.join = 4000ms, .children = {.grace = 500ms, .last = 3000ms}});
 }
 
 /// What the documents promise (docs/training.md): by the kind of fault.
@@ -127,15 +121,11 @@ void judge(scenario const& what, verdict& out) {
 }  // namespace
 
 verdict try_fault(scenario const& what) {
-  static int count = 0;
-  std::filesystem::path const folder = std::filesystem::temp_directory_path() /
-                                       ("chevron-torture-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
   // A machine that is too busy may make a rank late before its fault is due.
   verdict out;
   for (int i = 0; i < tries && !out.struck; ++i) {
-    static_cast<outcome&>(out) = run_apart([&] { return be_the_job(what, folder); }, longest);
-    std::error_code ignored;
-    std::filesystem::remove_all(folder, ignored);
+    scratch_folder const folder;
+    static_cast<outcome&>(out) = run_apart([&] { return be_the_job(what, folder.path()); }, longest);
     judge(what, out);
   }
   return out;

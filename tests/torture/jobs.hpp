@@ -39,10 +39,13 @@ inline small_model::batch batch_of(job_shape const& shape, long step, int replic
 }
 
 /// Forks the ranks of a job over Gloo; each runs `body`. For `run_apart`.
+/// \param how all but the number of ranks
 /// \returns the exit code
-inline int over_gloo(job_shape const& shape, std::function<void(chevron::transport&)> const& body) {
+inline int over_gloo(job_shape const& shape, std::function<void(chevron::transport&)> const& body,
+                     chevron::launch_options how = {}) {
+  how.nproc = shape.pipeline_ranks * shape.replicas;
   return chevron::run_main(0, nullptr, [&](int, char**) {
-    chevron::job const rank = chevron::launch({.nproc = shape.pipeline_ranks * shape.replicas});
+    chevron::job const rank = chevron::launch(how);
     chevron::gloo_transport comm(rank.topology(shape.pipeline_ranks, shape.replicas), rank);
     body(comm);
     comm.close();

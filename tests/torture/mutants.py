@@ -8,16 +8,12 @@ find it. Run by hand, one to two minutes each:
 `--build` is a folder in which chevron-torture has been built. The exit code is 1 where a mutant is not found; one whose text is no longer in
 the headers is an error, too.
 """
-import argparse
-import os
 import pathlib
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from header_mutants import Mutant, options, run
+
 FAULTS, KILLS, DAMAGE, SOAK = "faults --count 80 --jobs 2", "kills --count 24 --jobs 2", "damage --count 900", "soak --steps 600"
 
 # name; kind of torture; header below include/chevron/run; regular expression; what stands in its place; why it is not found, if it is not
@@ -40,51 +36,11 @@ MUTANTS = [
 ]
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these")
-    parser.add_argument("--build", type=pathlib.Path, required=True, help="where chevron-torture has been built")
-    how = parser.parse_args()
-    listed = subprocess.run(["ninja", "-t", "commands", "bin/chevron-torture"], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
-    links = listed[-1]
-    wrong = found = total = 0
-    for name, kind, header, text, instead, *unseen in MUTANTS:
-        if how.names and not any(n in name for n in how.names):
-            continue
-        total += 1
-        source = kind.split()[0] + ".cpp"
-        compiles = next(c for c in listed if c.endswith("torture/" + source))
-        with tempfile.TemporaryDirectory() as folder:
-            place = pathlib.Path(folder)
-            shutil.copytree(ROOT / "include", place / "include")
-            file = place / "include/chevron/run" / header
-            words, changes = re.subn(text, lambda _: instead, file.read_text(), flags=re.DOTALL)
-            if changes != 1:
-                print(f"{name}: the header has this text {changes} times", flush=True)
-                wrong += 1
-                continue
-            file.write_text(words)
-            command = compiles.replace(str(ROOT / "include"), str(place / "include"))
-            command = re.sub(r" -o \S+", f" -o {place}/mutant.o", command)
-            if subprocess.run(command, shell=True, cwd=how.build).returncode != 0:
-                print(f"{name}: does not compile", flush=True)
-                wrong += 1
-                continue
-            # The mutant's object comes last, and alone: functions of headers that others hold too must be the mutant's.
-            command = re.sub(r" (\S+/torture/" + re.escape(source) + r"\.o)", "", links)
-            command = re.sub(r"(\S+/torture/\S+\.o)", rf"{place}/mutant.o \1", command, count=1)
-            command = re.sub(r" -o \S+", f" -o {place}/torture", command)
-            subprocess.run(command, shell=True, cwd=how.build, check=True)
-            around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1")
-            ran = subprocess.run([place / "torture", *kind.split()], env=around, capture_output=True, text=True, errors="replace")
-            first = next((line for line in ran.stdout.splitlines() if line.startswith("FAILED")), f"exit code {ran.returncode}")
-            found += ran.returncode != 0
-            wrong += (ran.returncode == 0) != bool(unseen)
-            verdict = "found: " + first if ran.returncode != 0 else f"nothing: {unseen[0]}" if unseen else "NOT FOUND"
-            print(f"{name}: {verdict}", flush=True)
-    print(f"\n{found} of {total} found")
-    return 1 if wrong else 0
+def first_failure(output):
+    return next((line for line in output.splitlines() if line.startswith("FAILED")), "")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    all_of = [Mutant(name, header, text, instead, f"torture/{kind.split()[0]}.cpp", kind.split(), *unseen)
+              for name, kind, header, text, instead, *unseen in MUTANTS]
+    sys.exit(run("bin/chevron-torture", all_of, options(__doc__), first_failure))
