@@ -7,6 +7,9 @@
 //   bench-sleep       all schedules, threads and Gloo, both optimizers: one line each, exit 1 if any is above --limit
 //   bench-sleep --schedule NAME --backend threads|gloo
 //   bench-sleep --backend gloo --replicas 2 --parameters 4000000    and how much of the replicas' sums is hidden
+//   bench-sleep --jitter 30 --deferred-weights 2    stages whose times vary, with and without W's that are held back: one line each
+//
+// Times that vary are log-normal; their mean is what they are without. Both kinds of run draw the same times for the same work, in turns.
 //
 // With a synchronous optimizer sums are hidden as far as they do not make the step longer: what they take alone, all at once,
 // against how long after the step's last gradient the last of them is there. The sum of that last gradient itself cannot be
@@ -15,9 +18,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -56,22 +63,40 @@ void sleep_until(std::int64_t until) {
 }
 std::int64_t after(double seconds) { return clock_ns() + static_cast<std::int64_t>(seconds * 1e9); }
 
+/// How long a stage sleeps.
+class times {
+ public:
+  /// \param sigma of the logarithm; 0: always the mean
+  times(double mean, double sigma, int stage) : mean_(mean), sigma_(sigma) {
+    for (unsigned i = 0; i < 3; ++i) random_[i].seed(static_cast<unsigned>(stage) * 3 + i);
+  }
+  /// \param of 0: F, 1: I, 2: W; each has draws of its own, so their order among each other does not matter
+  double next(int of) {
+    if (sigma_ <= 0) return mean_;
+    return mean_ * std::exp(sigma_ * std::normal_distribution<double>()(random_[of]) - sigma_ * sigma_ / 2);
+  }
+
+ private:
+  double mean_, sigma_;
+  std::mt19937 random_[3];
+};
+
 /// y = x; it, its input gradient and its weight gradient take `seconds` each, the copy included: on a core that slept, one of
 /// four numbers takes up to 0.1 ms. The weight gradient is nothing, not zeros: adding them up would keep the cores busy that are
 /// to be free.
 struct sleeping : torch::autograd::Function<sleeping> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor, double seconds) {
-    std::int64_t const end = after(seconds);
-    context->saved_data["seconds"] = seconds;
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor, times* stage) {
+    std::int64_t const end = after(stage->next(0));
+    context->saved_data["stage"] = reinterpret_cast<std::int64_t>(stage);
     at::Tensor y = x.clone();
     sleep_until(end);
     return y;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    double const seconds = context->saved_data["seconds"].toDouble();
-    if (context->needs_input_grad(0)) sleep_until(after(seconds));
-    if (context->needs_input_grad(1)) sleep_until(after(seconds));
+    auto* const stage = reinterpret_cast<times*>(context->saved_data["stage"].toInt());
+    if (context->needs_input_grad(0)) sleep_until(after(stage->next(1)));
+    if (context->needs_input_grad(1)) sleep_until(after(stage->next(2)));
     return {gradients[0], {}, {}};
   }
 };
@@ -87,6 +112,8 @@ struct options {
   int steps = 7;
   double milliseconds = 20;
   double limit = 0;
+  double jitter = 0;         ///< per cent
+  int deferred_weights = 0;  ///< of the runs that hold some back
   int together = 1;
 };
 
@@ -104,20 +131,24 @@ struct noted {
   double summed;      ///< when the replicas' sums were there
 };
 
-measured run(options const& wanted, bool post_validation, chevron::proved_program const& program, chevron::transport& comm) {
+measured run(options const& wanted, bool post_validation, chevron::proved_program const& program, chevron::transport& comm,
+             int deferred_weights = 0) {
   chevron::plan_view const plan = program.view().plan;
   double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
-  auto const build = [&](int) {
+  auto const build = [&](int number) {
     at::Tensor weight = at::ones({wanted.parameters});
     weight.requires_grad_(true);
-    return chevron::stage([weight, seconds](at::Tensor x) { return sleeping::apply(x, weight, seconds); }, {{"weight", weight}});
+    auto const stage = std::make_shared<times>(seconds, wanted.jitter / 100, number);
+    return chevron::stage([weight, stage](at::Tensor x) { return sleeping::apply(x, weight, stage.get()); }, {{"weight", weight}});
   };
   chevron::trainer train({.program = program,
                           .transport = comm,
                           .stages = build,
                           .loss = [](at::Tensor y, at::Tensor) { return y.mean(); },
                           .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)),
-                          .options = {.post_validation = post_validation, .stable_steps = 0}});
+                          .options = {.post_validation = post_validation,
+                                      .deferred_weights = deferred_weights,
+                                      .stable_steps = 0}});
   at::Tensor const batch = at::ones({wanted.micro_batches, 4});
 
   std::vector<at::Tensor> sums;
@@ -205,8 +236,39 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
   return wanted.limit <= 0 || ratio <= wanted.limit;
 }
 
+/// Runs with W's in their turns and with W's that are held back, in turns, and prints how long steps take.
+void compare_deferred(options const& wanted, chevron::proved_program const& program, chevron::transport& comm) {
+  std::vector<double> taken[2];
+  for (int round = 0; round < 3; ++round) {
+    for (int const held : {0, 1}) {
+      measured const got = run(wanted, false, program, comm, held * wanted.deferred_weights);
+      for (std::size_t i = 0; i < got.ends.size(); ++i) taken[held].push_back(got.ends[i] - got.starts[i]);
+    }
+  }
+  if (comm.topology().global_rank != 0) return;
+  auto const mean = [](std::vector<double> const& of) {
+    return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size());
+  };
+  std::printf("%-22s %-8s %10.1f %10.1f %+9.2f %%\n", wanted.schedule.c_str(), wanted.backend.c_str(), mean(taken[0]) * 1e3,
+              mean(taken[1]) * 1e3, 100 * (mean(taken[1]) / mean(taken[0]) - 1));
+  std::fflush(stdout);
+}
+
+bool has_weights(chevron::plan_view const& plan) {
+  for (int i = 0; i < plan.length(0); ++i) {
+    if (plan.at(0, i).kind == chevron::kind::backward_weight) return true;
+  }
+  return false;
+}
+
 int one(options const& wanted) {
   chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
+  if (wanted.deferred_weights > 0) {
+    if (!has_weights(program.view().plan)) return 0;
+    bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas,
+                    [&](chevron::transport& comm) { compare_deferred(wanted, program, comm); });
+    return 0;
+  }
   bool good = true;
   bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas, [&](chevron::transport& comm) {
     for (bool const post_validation : {false, true}) {
@@ -235,6 +297,9 @@ int main(int argc, char** argv) {
     app.add_option("--steps", wanted.steps, "the first is not counted")->capture_default_str();
     app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
     app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
+    app.add_option("--jitter", wanted.jitter, "how much stages' times vary, in per cent")->capture_default_str();
+    app.add_option("--deferred-weights", wanted.deferred_weights, "compare runs that hold back so many W's with runs that hold none")
+        ->capture_default_str();
     app.add_option("--together", wanted.together, "so many runs at once: stages that sleep leave the cores to others")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
@@ -243,9 +308,15 @@ int main(int argc, char** argv) {
     if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
 
     // Each run in a program of its own: Gloo's ranks are forked before LibTorch has threads.
-    std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-22s %-8s %-15s %8s %10s %9s %10s %9s\n", wanted.ranks,
-                wanted.micro_batches, wanted.milliseconds, "schedule", "backend", "optimizer", "ideal", "predicted", "measured",
-                "/predicted", "/ideal");
+    if (wanted.deferred_weights > 0) {
+      std::printf("P=%d, M=%d, F = I = W = %g ms per rank, times vary by %g %%\n%-22s %-8s %10s %10s %11s\n", wanted.ranks,
+                  wanted.micro_batches, wanted.milliseconds, wanted.jitter, "schedule", "backend", "in turn", "held back",
+                  "difference");
+    } else {
+      std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-22s %-8s %-15s %8s %10s %9s %10s %9s\n", wanted.ranks,
+                  wanted.micro_batches, wanted.milliseconds, "schedule", "backend", "optimizer", "ideal", "predicted", "measured",
+                  "/predicted", "/ideal");
+    }
     std::fflush(stdout);
     std::vector<std::string> commands;
     chevron::catalogue::for_each([&](auto const& schedule) {
@@ -257,7 +328,8 @@ int main(int argc, char** argv) {
             std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) + " --replicas " +
             std::to_string(wanted.replicas) + " --parameters " + std::to_string(wanted.parameters) + " --steps " +
             std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
-            std::to_string(wanted.limit) + (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
+            std::to_string(wanted.limit) + " --jitter " + std::to_string(wanted.jitter) + " --deferred-weights " +
+            std::to_string(wanted.deferred_weights) + (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
         commands.push_back(command);
       }
     });

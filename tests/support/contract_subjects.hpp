@@ -44,6 +44,7 @@ struct subject {
   bool sends_wait = true;          // a send is over only when its receive was posted
   bool sums_in_order = true;       // of the replicas: ((r0 + r1) + r2) …
   bool sees_sizes = true;          // gathers of other sizes are refused; else nobody promises anything
+  bool tells_arrival = false;      // says from the second step on whether a message has arrived
   bool tells_waits = true;         // ranks that wait for each other's messages are told; else they end by the deadline
 };
 
@@ -117,7 +118,8 @@ inline subject threads(std::string const& name, chevron::thread_options options 
                 }
                 return out;
               },
-          .sends_wait = options.rendezvous};
+          .sends_wait = options.rendezvous,
+          .tells_arrival = true};
 }
 
 /// Ranks that join through a store.
@@ -158,6 +160,7 @@ inline std::vector<subject> const& subjects() {
     out.push_back(gloo("Gloo", [](int) { return false; }));
     out.back().sums_in_order = false;  // Gloo's ring
     out.push_back(gloo("Gloo with shared memory", [](int) { return true; }));
+    out.back().tells_arrival = true;
     out.push_back(gloo("Gloo with shared memory but for one rank", [](int rank) { return rank != 1; }));
     out.back().sums_in_order = false;
     out.push_back(joined("streams", [](chevron::topology const& where, auto const& store, auto const& watch) {

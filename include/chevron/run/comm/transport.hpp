@@ -94,6 +94,12 @@ class transport {
   /// Waits until the transfer in this slot is complete and lets its tensors go.
   virtual void wait_send(std::uint16_t send_slot) = 0;
 
+  /// Whether `receive` of this slot, of a message that was posted, would give it without a wait; false where that cannot be told.
+  /// Never blocks.
+  virtual bool has_arrived(std::uint16_t) { return false; }
+  /// Whether `wait_send` of this slot would not wait; false where that cannot be told. Never blocks.
+  virtual bool is_sent(std::uint16_t) { return false; }
+
   /// Starts summing `values` in place over the replicas; nothing with one replica.
   /// \param bucket numbers the sums under way, from 0
   /// \param values contiguous; of the same sizes and dtype on all replicas

@@ -21,6 +21,7 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/device/device_graph.hpp>
+#include <chevron/run/execution/deferred_weights.hpp>
 #include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/execution/graph_runner.hpp>
 #include <chevron/run/execution/memory_meter.hpp>
@@ -45,6 +46,7 @@ struct executor_settings {
   std::optional<at::ScalarType> autocast = {};    ///< stages and loss run under autocast to this
   std::shared_ptr<compute_streams> streams = {};  ///< what to compute on; empty: the CPU, one thing after the other
   std::shared_ptr<graph_maker> graphs = {};       ///< captures steady runs; empty: none are captured
+  int deferred_weights = 0;                       ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
 };
 
 /// What came of a run. It belongs to the executor, and lasts until the next run.
@@ -65,7 +67,8 @@ struct run_result {
 /// training program ends before its last instruction, OPTIMIZER_STEP, which `optimizer_step` then times and guards.
 ///
 /// Who waits on whom. The transport is driven from here alone: what a fused pair needs is received before it, and sent after.
-/// Where computations are launched as graphs (graph_runner.hpp), all else goes as it does without.
+/// Where computations are launched as graphs (graph_runner.hpp), all else goes as it does without. Where W's are held back
+/// (deferred_weights.hpp), they run when something that comes after them would wait, and all else keeps its order.
 ///
 /// Failure. A transport's error passes through; whatever a stage or the loss throws becomes a `stage_error` with rank, step and
 /// action, and other ranks are told of it through the transport. After any of them the step is lost and the executor refuses to
@@ -86,6 +89,7 @@ class executor {
               settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
         clock_(work_.streams().where()),
         memory_(program_, rank_, work_.streams().where()),
+        deferred_(program_, settings.deferred_weights),
         outputs_(program_.plan.forward_only ? static_cast<std::size_t>(program_.plan.size.micro_batches) : 0),
         kept_(comm.topology(), program_.plan, kept_trace_) {
     trace_.reserve(static_cast<std::size_t>(program_.length(rank_)));
@@ -152,6 +156,7 @@ class executor {
     }
     int const end = program_.length(rank_) - (program_.plan.forward_only ? 0 : 1);
     while (next_ < end) execute_next();
+    while (!deferred_.empty()) run_deferred();
     note_memory();
     broken_ = false;
     return {work_.losses(), outputs_, trace_, launching_};
@@ -195,6 +200,7 @@ class executor {
     trace_.begin_step(step);
     clock_.begin_step();
     memory_.begin_step();
+    deferred_.begin();
     comm_->begin_step(step);
     launching_ = captured_ &&
                  captured_->prepare(batch, [&](instruction const& i, auto const& work) { with_error_context(i, nullptr, work); });
@@ -208,6 +214,10 @@ class executor {
   void execute_next() {
     instruction const& i = program_.at(rank_, next_);
     if (i.op.fused != 0 && work_.streams().two()) return execute_pair(i, program_.at(rank_, next_ + 1));
+    if (deferred_.on()) {
+      if (i.op.kind == kind::backward_weight) return hold_back(i);
+      make_way(i);
+    }
     std::size_t const entry = trace_.add(i.op);
     with_error_context(i, comm_, [&] {
       detail::fault_point(global_rank(), trace_.step(), "before", i.op);
@@ -220,6 +230,7 @@ class executor {
 
   /// Runs the two halves of a fused pair beside each other.
   void execute_pair(instruction const& f, instruction const& b) {
+    for (instruction const* const half : {&f, &b}) make_way(*half);
     std::size_t const of_f = trace_.add(f.op);
     with_error_context(f, comm_, [&] {
       detail::fault_point(global_rank(), trace_.step(), "before", f.op);
@@ -246,6 +257,49 @@ class executor {
     retire(f);
     retire(b);
     next_ += 2;
+  }
+
+  /// A W's turn, where W's may be held back.
+  void hold_back(instruction const& w) {
+    if (deferred_.full()) run_deferred();
+    deferred_.hold(w, work_.of(w).work);
+    ++next_;
+  }
+  /// Runs W's that were held back until this may come before the others.
+  void make_way(instruction const& i) {
+    while (!deferred_.empty() && comes_after_deferred(i)) run_deferred();
+  }
+  bool comes_after_deferred(instruction const& i) {
+    switch (i.op.kind) {
+      case kind::forward:
+        return deferred_.exceeds_limit(i.op) || (i.source != no_slot && !comm_->has_arrived(i.source));
+      case kind::backward:
+      case kind::backward_input:
+        return i.source != no_slot && !comm_->has_arrived(i.source);
+      case kind::wait_send_forward:
+      case kind::wait_send_backward:
+        return !comm_->is_sent(i.source);
+      case kind::reduce_gradients:
+        return reduces_ && deferred_.holds_stage(i.op);
+      default:
+        return false;
+    }
+  }
+  void run_deferred() {
+    deferred_weights::held one = deferred_.next();
+    instruction const& w = *one.what;
+    std::size_t const entry = trace_.add(w.op);
+    with_error_context(w, comm_, [&] {
+      detail::fault_point(global_rank(), trace_.step(), "before", w.op);
+      attach(w);
+      profiler_range const label(w.op, false);
+      begins(entry);
+      work_.backward_weight(w, one.work, *batch_, trace_.step());
+      ends(entry);
+      detail::fault_point(global_rank(), trace_.step(), "after", w.op);
+    });
+    retire(w);
+    deferred_.done(std::move(one));
   }
 
   /// Says of what `work` throws which action it was.
@@ -346,12 +400,17 @@ class executor {
   void retire(instruction const& i) {
     bool const training = !program_.plan.forward_only;
     if (i.op.kind != kind::forward) {
-      if (i.op.kind != kind::backward_input) trace_.chunk_ends();
+      if (i.op.kind == kind::backward_input) return;
+      trace_.chunk_ends();
+      deferred_.chunk_ends(i.op);
       return;
     }
     activation& slot = work_.of(i);
     if (std::exchange(slot.drew, false) && captured_) captured_->mark_stochastic(i);
-    if (training) trace_.chunk_starts();
+    if (training) {
+      trace_.chunk_starts();
+      deferred_.chunk_starts(i.op);
+    }
     if (!work_.is_last(i)) return;
     work_.losses()[i.op.micro_batch] = std::move(slot.loss);
     slot.loss = at::Tensor();
@@ -414,6 +473,7 @@ class executor {
   stage_runner work_;
   event_timer clock_;
   memory_meter memory_;
+  deferred_weights deferred_;
   std::unique_ptr<graph_runner> captured_;
   std::vector<tensors> outputs_;
   std::shared_ptr<rank_trace> kept_trace_ = std::make_shared<rank_trace>();  // outlives this where the rank fails

@@ -92,6 +92,11 @@ class stage_runner {
     given.clear();
   }
 
+  /// W, of work that was taken out of its slot.
+  void backward_weight(instruction const& w, stage_execution& work, split_batch const& batch, std::optional<long> step) {
+    work.backward_weight(task_of(w, batch, step));
+  }
+
   /// The work of a fused pair's halves, on the two lanes.
   /// \param inputs of F: the other lane must not get their memory while F still reads it
   template <class Forward, class Backward>

@@ -47,7 +47,7 @@ enum class gradient_reduction {
   sum    ///< each replica has the mean over its own samples, and these are added
 };
 
-/// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs` and the two functions that are
+/// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights` and the two functions that are
 /// called with what happened.
 struct trainer_options {
   double clip_grad_norm = 0;  ///< largest global gradient norm; 0: no clipping
@@ -83,6 +83,11 @@ struct trainer_options {
   /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp
   /// on a GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
   std::shared_ptr<graph_maker> graphs = {};
+  /// How many weight gradients (W) a rank may hold back until it would wait for a message, so that they fill waits that the plan did
+  /// not foresee, of stages whose times vary. Every bit of every gradient stays what it is, and limits that the plan declares are kept;
+  /// without one, so many microbatches more may be kept for W at a time. Of schedules without W, and with 0, all is as
+  /// planned. On the CPU only: an accelerator's host does not wait for messages.
+  int deferred_weights = 0;
   /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
   int stable_steps = 10;
   /// When the ranks of a pipeline compare fingerprints of their batches: where each shuffles for itself, inputs (of the first
@@ -106,6 +111,12 @@ inline void check(trainer_options const& options) {
   }
   if (options.stable_steps < 0)
     throw usage_error("stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");
+  if (options.deferred_weights < 0)
+    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + ": give a number of W's from 0");
+  if (options.deferred_weights > 0 && (options.device != at::kCPU || options.graphs)) {
+    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + " on " + options.device.str() +
+                      ", where the host does not wait for messages and so cannot tell when a W fills a wait. Remedy: 0");
+  }
   if (options.post_validation && options.before_optimizer_step) {
     throw usage_error(
         "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "

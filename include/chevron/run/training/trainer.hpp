@@ -83,7 +83,11 @@ class trainer {
     context_.data(update_->data());
     data_ = update_->data();
     executor_ = std::make_unique<executor>(program_, comm, stages, context_.loss(),
-                                           executor_settings{options.seed, options.autocast, context_.streams(), options.graphs},
+                                           executor_settings{.seed = options.seed,
+                                                             .autocast = options.autocast,
+                                                             .streams = context_.streams(),
+                                                             .graphs = options.graphs,
+                                                             .deferred_weights = options.deferred_weights},
                                            gradients_.get());
     if (comm.connects_at_first_use()) use_collectives_once();
   }

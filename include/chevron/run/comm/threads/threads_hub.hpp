@@ -98,6 +98,14 @@ class threads_hub {
     state where = state::idle;
     awaited about{};
     clock::time_point done{};
+
+    /// Whether the transfer is over.
+    /// \param again when to ask again, where that is known
+    bool is_over(clock::time_point now, clock::time_point& again) const {
+      if (where != state::met) return false;
+      again = done;
+      return done <= now;
+    }
   };
   struct receive_slot {
     state where = state::idle;
@@ -106,6 +114,13 @@ class threads_hub {
     clock::time_point arrives{};
     tensors values;
     stream_handoff given;
+
+    /// As that of a send.
+    bool is_over(clock::time_point now, clock::time_point& again) const {
+      if (where != state::met) return false;
+      again = arrives;
+      return arrives <= now;
+    }
   };
   struct rank_state {
     std::vector<send_slot> sends;

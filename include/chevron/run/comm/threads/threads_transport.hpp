@@ -92,25 +92,28 @@ class threads_transport final : public transport {
   std::span<at::Tensor> receive(std::uint16_t slot) override {
     std::unique_lock hold(hub_->mutex);
     auto& r = mine().receives.at(slot);
-    wait(hold, &r, detail::only(r.about.peer), r.about, [&](clock::time_point now, clock::time_point& again) {
-      if (r.where != state::met) return false;
-      again = r.arrives;
-      return r.arrives <= now;
-    });
+    wait(hold, &r, detail::only(r.about.peer), r.about, [&](auto now, auto& again) { return r.is_over(now, again); });
     r.where = state::idle;
     r.given.acquire(r.values);
     return r.values;
+  }
+
+  bool has_arrived(std::uint16_t slot) override {
+    clock::time_point later;
+    std::lock_guard const hold(hub_->mutex);
+    return mine().receives.at(slot).is_over(clock::now(), later);
+  }
+  bool is_sent(std::uint16_t slot) override {
+    clock::time_point later;
+    std::lock_guard const hold(hub_->mutex);
+    return !hub_->options.rendezvous || mine().sends.at(slot).is_over(clock::now(), later);
   }
 
   void wait_send(std::uint16_t slot) override {
     if (!hub_->options.rendezvous) return;
     std::unique_lock hold(hub_->mutex);
     auto& s = mine().sends.at(slot);
-    wait(hold, &s, detail::only(s.about.peer), s.about, [&](clock::time_point now, clock::time_point& again) {
-      if (s.where != state::met) return false;
-      again = s.done;
-      return s.done <= now;
-    });
+    wait(hold, &s, detail::only(s.about.peer), s.about, [&](auto now, auto& again) { return s.is_over(now, again); });
     s.where = state::idle;
   }
 
