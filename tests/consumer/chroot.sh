@@ -31,7 +31,7 @@ mkdir "$work/source/include"
 echo "== $suite: $*"
 inside apt-get -q -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends g++ cmake ninja-build pkgconf "$@" >"$work/apt.log" 2>&1 || { tail "$work/apt.log"; exit 1; }
 inside sh -e -c 'cmake -S /source/tests/consumer -B /build/use -G Ninja -DWAY=component >/build/log 2>&1 && cmake --build /build/use >>/build/log 2>&1 || { cat /build/log; exit 1; }
-  if grep -i -A 9 warning /build/log; then echo 'FAILED: a user is warned'; exit 1; fi
+  if grep -i -A 9 warning /build/log; then echo FAILED: a user is warned; exit 1; fi
   /build/use/consumer
   c++ -std=c++20 $(pkg-config --cflags chevron-schedule) /source/tests/consumer/schedule.cpp -o /build/by-pkg-config && /build/by-pkg-config'
 inside sh /source/tests/consumer/compilers.sh
