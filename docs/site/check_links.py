@@ -1,0 +1,68 @@
+"""Every link of the built site leads to a file that is there and, where it names a heading of the guide, to that heading.
+
+    python3 docs/site/check_links.py build/site
+"""
+import html.parser
+import pathlib
+import sys
+import urllib.parse
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("id", "name") and value:
+                self.anchors.add(value)
+            if value and ((tag, name) in (("a", "href"), ("link", "href"), ("img", "src"), ("script", "src"), ("iframe", "src"))):
+                self.links.append(value)
+
+
+def complaints(site):
+    """(number of links looked at, lines about those that lead nowhere, those that leave the site)."""
+    pages, wrong, seen, leaving = {}, [], 0, set()
+
+    def page(path):
+        if path not in pages:
+            pages[path] = Page(path.read_text(errors="replace"))
+        return pages[path]
+
+    for path in sorted(site.rglob("*.html")):
+        of = path.relative_to(site)
+        if of.name == "404.html":
+            continue  # its links are from the root of a server
+        for link in dict.fromkeys(page(path).links):
+            parts = urllib.parse.urlsplit(link)
+            if parts.scheme in ("javascript", "data", "mailto"):
+                continue
+            if parts.scheme or parts.netloc:
+                leaving.add(link)
+                continue
+            seen += 1
+            target = path if not parts.path else (path.parent / urllib.parse.unquote(parts.path)).resolve()
+            if target.is_dir():
+                target = target / "index.html"
+            if not target.is_file():
+                wrong.append(f"{of}: {link} is not there")
+            elif parts.fragment and target.suffix == ".html" and of.parts[0] not in ("reference", "playground"):
+                fragment = urllib.parse.unquote(parts.fragment)
+                if not fragment.startswith("__") and fragment not in page(target).anchors:
+                    wrong.append(f"{of}: {link}: no such heading")
+    return seen, wrong, leaving
+
+
+def main():
+    site = pathlib.Path(sys.argv[1]).resolve()
+    seen, wrong, leaving = complaints(site)
+    for line in wrong[:50]:
+        print("FAILED: " + line)
+    print(f"{seen} links inside the site, {len(wrong)} lead nowhere; these leave it: {', '.join(sorted(leaving)) or 'none'}")
+    return 1 if wrong or seen < 100 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
