@@ -1,17 +1,19 @@
-"""Every link of the built site leads to a file that is there and, where it names a heading of the guide, to that heading.
+"""Every link of the built site leads to a file that is there and, where it names a heading of the guide, to that heading; and no page
+fetches anything from elsewhere. Samples with such faults are tried first.
 
     python3 docs/site/check_links.py build/site
 """
 import html.parser
 import pathlib
 import sys
+import tempfile
 import urllib.parse
 
 
 class Page(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
-        self.links, self.anchors = [], set()
+        self.links, self.anchors, self.fetched = [], set(), set()
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -20,6 +22,8 @@ class Page(html.parser.HTMLParser):
                 self.anchors.add(value)
             if value and ((tag, name) in (("a", "href"), ("link", "href"), ("img", "src"), ("script", "src"), ("iframe", "src"))):
                 self.links.append(value)
+                if tag != "a":
+                    self.fetched.add(value)
 
 
 def complaints(site):
@@ -41,6 +45,8 @@ def complaints(site):
                 continue
             if parts.scheme or parts.netloc:
                 leaving.add(link)
+                if link in page(path).fetched:
+                    wrong.append(f"{of}: {link} is fetched from elsewhere")
                 continue
             seen += 1
             target = path if not parts.path else (path.parent / urllib.parse.unquote(parts.path)).resolve()
@@ -56,6 +62,11 @@ def complaints(site):
 
 
 def main():
+    for text in ('<a href="nowhere.html">', '<a href="#nowhere">', '<img src="nowhere.svg">', '<script src="https://else.where/x.js">'):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "page.html").write_text('<p id="here"><a href="#here">right</a>' + text)
+            if len(complaints(pathlib.Path(folder).resolve())[1]) != 1:
+                sys.exit(f"FAILED: this check does not find what is wrong with {text}")
     site = pathlib.Path(sys.argv[1]).resolve()
     seen, wrong, leaving = complaints(site)
     for line in wrong[:50]:

@@ -22,7 +22,7 @@ def sources(docs):
 
 def on_files(files, config):
     docs = pathlib.Path(config.docs_dir)
-    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    files.append(File.generated(config, "index.md", content="---\nhide:\n  - navigation\n---\n\n" + (ROOT / "README.md").read_text()))
     for path in sources(docs):
         text = (ROOT / path).read_text()
         if not path.endswith(".md"):
@@ -31,11 +31,6 @@ def on_files(files, config):
     for path, words in BESIDE.items():
         files.append(File.generated(config, path, content=f"<!doctype html><title>Chevron</title><p>{words}</p>\n"))
     return files
-
-
-def on_nav(nav, config, files):
-    """Pages made of sources are reached by links only."""
-    return nav
 
 
 def on_page_markdown(markdown, page, config, files):
