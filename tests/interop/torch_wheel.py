@@ -3,6 +3,8 @@
 """The wheel of chevron-plan, built, installed and used as docs/torch.md shows: its fences are written to files of their names, its console's
 lines are typed, and the loss and gradients of the step must be those of the model without a pipeline.
 """
+import contextlib
+import io
 import os
 import pathlib
 import re
@@ -89,6 +91,18 @@ with tempfile.TemporaryDirectory() as name:
     assert abs(loss - wanted) < 1e-6 * wanted, (loss, wanted)
     compared = sorted(map(int, ",".join(re.findall(r"^stages \[(.*)\] compared$", said[2], re.M)).split(",")))
     assert compared == [0, 1, 2, 3], said[2]
+
+    # The page's other Python that stands alone: what PyTorch's own validation says of the 1F1B that PyTorch exports.
+    [alone] = [text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "_validate_schedule" in text]
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(alone, {})
+        sys.exit("FAILED: PyTorch takes its exported 1F1B after all: docs/torch.md says otherwise")
+    except AssertionError as refusal:
+        shown = re.findall(r"# (.*)$", alone, re.M)
+        assert printed.getvalue().strip() == shown[0], (printed.getvalue(), shown)
+        assert shown[1].split("… ")[1] in str(refusal), (str(refusal), shown)
 
     # Wrong uses are told apart, in chevron-plan's words or the module's.
     faults = [(lambda: chevron_plan.run("check", name + "/nowhere.csv"), chevron_plan.Refused, "nowhere.csv"),
