@@ -48,7 +48,7 @@ def measure(command, cwd):
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def torch_headers(compiler, flags, folder):
+def torch_headers():
     """The headers outside of Chevron that run.hpp and what it includes name."""
     seen, todo, found = set(), ["chevron/run.hpp"], []
     while todo:
@@ -76,7 +76,7 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         where = pathlib.Path(folder)
-        (where / "torch_alone.cpp").write_text(torch_headers(asked.compiler, flags, where))
+        (where / "torch_alone.cpp").write_text(torch_headers())
         (where / "run.cpp").write_text("#include <chevron/run.hpp>\n")
         (where / "schedule.cpp").write_text("#include <chevron/schedule.hpp>\n")
         (where / "train.cpp").write_text(text)
