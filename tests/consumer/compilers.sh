@@ -1,5 +1,5 @@
 #!/bin/sh
-# timeout: 120
+# timeout: 240
 # compilers.sh: every g++ from 12 and every clang++ from 16 that is installed here compiles the schedule side without a warning, and
 # what it makes says what README.md says. The build itself uses one of them; the words of errors are compared by tests/compile_fail.
 set -e
