@@ -2,8 +2,8 @@
 """Every C++ fence of README.md and docs/*.md compiles, as it stands on the page.
 
 A fence is one of these:
-- a whole program or header: nothing is added, but the page's ```cpp prelude, if it has one. Where a ```says block follows, the
-  compiler must refuse it, in these words;
+- a whole program or header: nothing is added, but the page's ```cpp prelude, if it has one. One with a main is run, and must end with
+  0. Where a ```says block follows, the compiler must refuse it, in these words;
 - a wrong program, known by a first line `// expect: <regex>`: refused in these words, and with -DLEGAL accepted;
 - a fragment, after a comment `<!-- compiled in: NAME -->`: it stands in that context of tests/fence_contexts.cpp. All fragments
   make one translation unit;
@@ -20,11 +20,13 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[1]))
 FENCE = re.compile(r"(?:<!-- (?P<how>compiled in|not compiled): (?P<what>.*?) -->\n\n?)?"
                    r"^(?P<indent> *)```cpp(?P<prelude> prelude)?\n(?P<text>.*?)^ *```$(?:\n```says\n(?P<says>.*?)^```$)?", re.M | re.S)
 SAYS = re.compile(r"^```says$", re.M)
+BESIDE = ("reference/index.html", "playground/index.html")  # made beside the pages: ./dev docs looks at links to these
 NAMES = re.compile(r"(?:chevron::|\.|->)([a-z_]{3,})|\b([a-z_]{4,})(?=\()")
 
 
@@ -90,8 +92,21 @@ def program_complaint(command, each, prelude):
         if legal.returncode != 0:
             return "with -DLEGAL it must compile; the compiler says:\n" + first_errors(legal.stderr)
         return refused_in_words(command, text, each.expected, as_regex=True)
+    if re.search(r"^int main\(", each.text, re.M):
+        return run_complaint(command, text)
     done = compile_text(command, text)
     return "it must compile; the compiler says:\n" + first_errors(done.stderr) if done.returncode != 0 else ""
+
+
+def run_complaint(command, text):
+    """What is wrong with a program that has a main: it must compile, and end with 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "program")
+        done = compile_text([word for word in command if word != "-fsyntax-only"] + ["-o", program], text)
+        if done.returncode != 0:
+            return "it must compile; the compiler says:\n" + first_errors(done.stderr)
+        ran = subprocess.run([program], capture_output=True, text=True, timeout=60)
+        return f"it ended with {ran.returncode}: {ran.stderr[:500]}" if ran.returncode != 0 else ""
 
 
 def fragment_complaints(command, fragments, known):
@@ -158,7 +173,7 @@ def link_complaints(pages):
     wrong = []
     for page, text in pages.items():
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
-            if re.match(r"[a-z]+:", target):
+            if re.match(r"[a-z]+:", target) or target in BESIDE:
                 continue
             path, _, heading = target.partition("#")
             file = (ROOT / page).parent / path if path else ROOT / page
@@ -175,6 +190,7 @@ FAULTY = {
     "words that nobody says": "```cpp\nint one = two;\n```\n```says\nthree\n```\n",
     "an error that is none": "```cpp\nint one = 1;\n```\n```says\none\n```\n",
     "a wrong program that is right": "```cpp\n// expect: one\nint one = 1;\n```\n",
+    "a program that fails": "```cpp\nint main() { return 3; }\n```\n",
     "words without a fence": "```says\none\n```\n",
     "a fence of another kind": "```c++\nint one = 1;\n```\n",
 }

@@ -19,6 +19,8 @@
 #include <new>
 #include <string>
 
+#include <chevron/version.hpp>
+
 #include "request.hpp"
 
 using namespace plan_program;
@@ -78,6 +80,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);
   app.allow_extras();  // an unknown command gets a sentence of its own
   app.set_help_all_flag("--help-all", "Help on all commands");
+  app.set_version_flag("--version", std::string("chevron-plan ") + chevron::version);
   request asked;
   int (*command)(request const&) = nullptr;
   auto const add = [&](char const* name, char const* what, int (*run)(request const&)) {

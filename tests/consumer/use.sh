@@ -1,6 +1,6 @@
 #!/bin/sh
 # use.sh COMPONENT CMAKE COMPILER LIBTORCH: installs Chevron to a folder, then builds and runs a small project against it: as an
-# installed package, as a folder of sources and, for the schedule side, with nothing but -I.
+# installed package, as a folder of sources and, for the schedule side, fetched as an archive, by pkg-config, and with nothing but -I.
 set -e
 component=$1
 cmake=$2
@@ -45,7 +45,7 @@ echo "== an installed package"
 "$cmake" --install "$CHEVRON_BUILD" --prefix "$work/prefix" >"$work/install.log"
 # The installation is moved: nothing in it may point to where it was made.
 mv "$work/prefix" "$work/moved"
-if grep -r -l -F "$CHEVRON_SOURCE/include" "$work/moved/include" "$work/moved/lib"*; then
+if grep -r -l -F "$CHEVRON_SOURCE/include" "$work/moved/include" "$work/moved/share"; then
   echo "FAILED: these installed files name the source tree"
   exit 1
 fi
@@ -71,6 +71,25 @@ if [ "$component" = schedule ]; then
   "$compiler" -std=c++20 -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion "-I$CHEVRON_SOURCE/include" \
     "$here/schedule.cpp" -o "$work/bare"
   greet "$work/bare"
+
+  echo "== fetched as an archive"
+  tar -C "$CHEVRON_SOURCE" -czf "$work/chevron.tar.gz" CMakeLists.txt cmake include
+  sum=$(sha256sum "$work/chevron.tar.gz" | cut -d ' ' -f 1)
+  "$cmake" -S "$here" -B "$work/fetch" "$@" -DWAY=fetch "-DARCHIVE=$work/chevron.tar.gz" "-DSUM=$sum"
+  "$cmake" --build "$work/fetch"
+  greet "$work/fetch/consumer"
+
+  if command -v pkg-config >/dev/null; then
+    echo "== pkg-config"
+    PKG_CONFIG_PATH=$work/moved/share/pkgconfig
+    export PKG_CONFIG_PATH
+    [ "$(pkg-config --modversion chevron-schedule)" = "$("$work/moved/bin/chevron-plan" --version | grep -o '[0-9][0-9.]*' | head -n 1)" ]
+    # shellcheck disable=SC2046  # flags are words
+    "$compiler" -std=c++20 $(pkg-config --cflags chevron-schedule) "$here/schedule.cpp" -o "$work/by-pkg-config"
+    greet "$work/by-pkg-config"
+  else
+    echo "left out: no pkg-config here"
+  fi
 
   echo "== no LibTorch: schedules alone"
   "$cmake" -S "$here" -B "$work/alone" "$@" -DWAY=package "$package" "$nowhere" >"$work/alone.log" 2>&1

@@ -46,7 +46,7 @@ inline std::vector<int> lanes_of(picture const& p) {
   std::vector<int> order(p.boxes.size());
   std::iota(order.begin(), order.end(), 0);
   auto const start = [&](int i) { return p.boxes[static_cast<std::size_t>(i)].start; };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return start(a) < start(b); });
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return std::pair(start(a), a) < std::pair(start(b), b); });
   std::vector<std::vector<double>> busy_until(static_cast<std::size_t>(std::max(p.rows, 0) * stream_count));
   std::vector<int> lane(p.boxes.size());
   for (int i : order) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -80,13 +81,17 @@ struct in_flight_point {
 
 template <class = void>
 std::vector<in_flight_point> in_flight_over_time(picture const& p) {
-  std::vector<in_flight_point> out;
-  for (box const& b : p.boxes) {
+  // Where one action ends at the moment the next one starts, the order of a row's boxes decides. (Not std::stable_sort, of which
+  // clang 19 warns in the headers of GCC 12.)
+  std::vector<std::pair<double, std::size_t>> order;
+  for (std::size_t i = 0; i < p.boxes.size(); ++i) {
+    box const& b = p.boxes[i];
     int const change = is_compute(b.op.kind) ? in_flight_change(b.op.kind, p.forward_only) : 0;
-    if (change != 0) out.push_back({change > 0 ? b.start : b.end, b.rank, change});
+    if (change != 0) order.emplace_back(change > 0 ? b.start : b.end, i);
   }
-  // Stable: where one action ends at the moment the next one starts, the order of a row's boxes decides.
-  std::stable_sort(out.begin(), out.end(), [](in_flight_point const& a, in_flight_point const& b) { return a.time < b.time; });
+  std::sort(order.begin(), order.end());
+  std::vector<in_flight_point> out;
+  for (auto const& [time, i] : order) out.push_back({time, p.boxes[i].rank, in_flight_change(p.boxes[i].op.kind, p.forward_only)});
   std::vector<int> now(static_cast<std::size_t>(std::max(p.rows, 0)));
   for (in_flight_point& c : out) c.chunks = now[static_cast<std::size_t>(c.rank)] += c.chunks;
   return out;

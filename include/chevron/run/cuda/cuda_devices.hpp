@@ -103,7 +103,7 @@ inline std::string with_visible_devices() {
 
 }  // namespace detail
 
-/// Why there is no GPU, and the remedy, as the end of a sentence: `there is no NVIDIA driver …. Remedy: …`. Empty where there is
+/// Why there is no GPU, and the remedy, as the end of a sentence ("there is no NVIDIA driver …. Remedy: …"). Empty where there is
 /// one.
 inline std::string why_no_cuda_device(cuda_devices const& found) {
   if (found.count > 0) return "";

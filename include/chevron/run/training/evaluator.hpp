@@ -57,7 +57,8 @@ class evaluator {
   }
 
   /// The mean loss over all samples of all replicas, or over what the trainer's `loss_weight` counts, on every rank.
-  /// \param all what is counted over all replicas; 0: every replica has as much as this one
+  /// \param whole this replica's batch
+  /// \param global_weight what is counted over all replicas; 0: every replica has as much as this one
   double loss(batch const& whole, double global_weight = 0) {
     owner_->synchronize();
     collective_scope const doing(owner_->comm(), evaluating);

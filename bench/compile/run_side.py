@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""What a file that trains costs to compile, with and without the precompiled header that docs/compile-times.md recommends.
+
+  run_side.py [--build FOLDER] [--compiler g++]     measure, print the table
+  run_side.py --write                               the same, and write it into docs/compile-times.md
+
+The flags are those of `minimal_train` in the build folder (compile_commands.json), but optimised as a release is, so LibTorch is the one
+that the build found. Seconds are those of the CPU, user and system, of one compiler process; ccache has no part in it.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "compile-times.md"
+BEGIN, END = "<!-- measured by bench/compile/run_side.py -->\n", "<!-- end of what was measured -->\n"
+EXAMPLE = ROOT / "examples" / "minimal_train.cpp"
+
+
+def flags_of(build):
+    """Include folders and definitions of a program on chevron::run."""
+    entries = json.loads((build / "compile_commands.json").read_text())
+    entry = next((e for e in entries if e["file"].endswith("/examples/minimal_train.cpp")), None)
+    if entry is None:
+        sys.exit(f"{build}/compile_commands.json knows no examples/minimal_train.cpp: configure with LibTorch")
+    words, flags = iter(shlex.split(entry["command"])), []
+    for word in words:
+        if word in ("-isystem", "-I"):
+            flags += [word, next(words)]
+        elif re.match(r"-(I|D|std=|fconstexpr)", word):
+            flags.append(word)
+    return [f for f in flags if "cmake_pch" not in f] + ["-Winvalid-pch"]
+
+
+def measure(command, cwd):
+    """CPU seconds and peak MB of one compiler."""
+    process = subprocess.Popen(command, cwd=cwd)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = status
+    if status != 0:
+        sys.exit(f"failed: {shlex.join(command)}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def torch_headers():
+    """The headers outside of Chevron that run.hpp and what it includes name."""
+    seen, todo, found = set(), ["chevron/run.hpp"], []
+    while todo:
+        header = todo.pop(0)
+        if header in seen:
+            continue
+        seen.add(header)
+        for included in re.findall(r"^#include <([^>]+)>", (ROOT / "include" / header).read_text(), re.M):
+            if included.startswith("chevron/"):
+                todo.append(included)
+            elif re.match(r"(ATen|c10|torch)/", included) and included not in found:
+                found.append(included)
+    return "".join(f"#include <{h}>\n" for h in found)
+
+
+def main():
+    words = argparse.ArgumentParser()
+    words.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    words.add_argument("--compiler", default="g++")
+    words.add_argument("--write", action="store_true")
+    asked = words.parse_args()
+    flags = flags_of(asked.build.resolve())
+    text = EXAMPLE.read_text()
+    recommended = "".join(re.findall(r"^#include <(?:torch|chevron)/.*>\n", text, re.M))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        where = pathlib.Path(folder)
+        (where / "torch_alone.cpp").write_text(torch_headers())
+        (where / "run.cpp").write_text("#include <chevron/run.hpp>\n")
+        (where / "schedule.cpp").write_text("#include <chevron/schedule.hpp>\n")
+        (where / "train.cpp").write_text(text)
+        (where / "pch.hpp").write_text(recommended)
+
+        def add(what, level, *command):
+            seconds, memory = measure([asked.compiler, *flags, *level.split(), *command], where)
+            rows.append(f"| {what} | `{level}` | {seconds:.1f} | {memory:.0f} |")
+            print(rows[-1], flush=True)
+
+        add("`<chevron/schedule.hpp>` alone", "-O0", "-c", "schedule.cpp", "-o", "x.o")
+        add("the headers of LibTorch that `<chevron/run.hpp>` includes, alone", "-O0", "-c", "torch_alone.cpp", "-o", "x.o")
+        add("`<chevron/run.hpp>` alone", "-O0", "-c", "run.cpp", "-o", "x.o")
+        for level in ("-O0", "-O2"):
+            add("`examples/minimal_train.cpp`", level, "-c", "train.cpp", "-o", "x.o")
+            add("the precompiled header: once", level, "-x", "c++-header", "pch.hpp", "-o", "pch.hpp.gch")
+            add("`examples/minimal_train.cpp` with it", level, "-include", "pch.hpp", "-c", "train.cpp", "-o", "x.o")
+            size = (where / "pch.hpp.gch").stat().st_size
+            (where / "pch.hpp.gch").unlink()
+    version = subprocess.run([asked.compiler, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
+    table = (BEGIN + f"Measured with {asked.compiler} {version}; the precompiled header takes {size / 1e6:.0f} MB on the disk.\n\n"
+             "| what | level | CPU s | MB |\n|---|---|---:|---:|\n" + "\n".join(rows) + "\n" + END)
+    if asked.write:
+        page = PAGE.read_text()
+        PAGE.write_text(page[:page.index(BEGIN)] + table + page[page.index(END) + len(END):])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

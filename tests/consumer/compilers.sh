@@ -1,0 +1,34 @@
+#!/bin/sh
+# timeout: 240
+# compilers.sh: every g++ from 12 and every clang++ from 16 that is installed here compiles the schedule side without a warning, and
+# what it makes says what README.md says. The build itself uses one of them; the words of errors are compared by tests/compile_fail.
+set -e
+work=$CHEVRON_BUILD/consumer-compilers
+rm -rf "$work"
+mkdir -p "$work"
+sed -n '/^schedule   4 ranks/,/^F forward/p' "$CHEVRON_SOURCE/README.md" >"$work/expected"
+[ "$(wc -l <"$work/expected")" -ge 10 ]
+found=
+for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 16 17 18 19 20 21 22 23 24); do
+  command -v "$compiler" >/dev/null || continue
+  began=$(date +%s)
+  # All of the schedule side, its proof of README.md's schedule among it.
+  { cat "$CHEVRON_SOURCE/examples/hello.cpp"; printf '#include <chevron/%s.hpp>\n' search show csv; } >"$work/hello.cpp"
+  case $compiler in
+    g++*) limit=-fconstexpr-ops-limit=268435456 ;;
+    clang*) limit=-fconstexpr-steps=268435456 ;;
+  esac
+  "$compiler" -std=c++20 $limit -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion "-I$CHEVRON_SOURCE/include" "$work/hello.cpp" -o "$work/hello"
+  "$work/hello" >"$work/said"
+  # The wrong neighbour is an error under each of them.
+  if sed 's/(ranks - 1 - rank)/rank/' "$CHEVRON_SOURCE/examples/hello.cpp" | "$compiler" -std=c++20 -fsyntax-only "-I$CHEVRON_SOURCE/include" -x c++ - 2>"$work/refusal"; then
+    echo "FAILED: $compiler takes a schedule that waits for ever"
+    exit 1
+  fi
+  grep -q 'invalid_schedule<.*deadlock' "$work/refusal" || { cat "$work/refusal"; echo "FAILED: $compiler does not say which law is broken"; exit 1; }
+  sed -n '/^schedule   4 ranks/,/^F forward/p' "$work/said" | diff "$work/expected" - || { echo "FAILED: with $compiler"; exit 1; }
+  echo "$compiler $("$compiler" -dumpfullversion -dumpversion): $(($(date +%s) - began)) s"
+  found="$found $compiler"
+done
+[ -n "$found" ] || { echo "skipped: neither g++-12 nor clang++-16 nor newer ones are installed under such names"; exit 77; }
+rm -rf "$work"
