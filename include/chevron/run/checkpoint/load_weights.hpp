@@ -99,7 +99,8 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
       }
       for (std::size_t k = 1; k < held.size(); ++k) {
         if (!folder->equal(held[0], held[k]))
-          wrong.misshapen.insert(held[k] + " differs from " + held[0] + ", and they are one parameter in the model");
+          wrong.misshapen.insert(std::max(held[0], held[k]) + " differs from " + std::min(held[0], held[k]) +
+                                 ", and they are one parameter in the model");
       }
     }
   });
