@@ -127,8 +127,8 @@ class token_file {
     constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
     if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
       refuse(index.path(), "is no index of Megatron's. Remedy: the index of this file, or without one where tokens are nanoGPT's");
-    auto const version = number_at<std::uint64_t>(index, 9);
-    if (version != 1) refuse(index.path(), "is of version " + std::to_string(version) + "; version 1 is known here");
+    auto const format = number_at<std::uint64_t>(index, 9);
+    if (format != 1) refuse(index.path(), "is of version " + std::to_string(format) + "; version 1 is known here");
     take_kind(index.path(), number_at<std::uint8_t>(index, 17));
     auto const sequences = number_at<std::uint64_t>(index, 18), documents = number_at<std::uint64_t>(index, 26);
     std::size_t const room = index.size() - header;
