@@ -4,6 +4,8 @@
 
 #include <torch/nn/modules/embedding.h>
 
+#include <sys/stat.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -306,7 +308,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   refused_index(R"({"weight_map":[]})", {"has no weight_map"});
   refused_index(R"({"weight_map":)", {"index.json", "no JSON of this kind"});
   refused_index(R"({"weight_map":{"0.weight":"part.safetensors"}})", {"part.safetensors", "holds no tensor called 0.weight, though"});
-  refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})", {"none.safetensors", "cannot be opened"});
+  refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})", {"none.safetensors", "cannot be mapped: No such file"});
 
   folder const here;
   nn::Sequential module = two_maps();
@@ -315,7 +317,10 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"header of 4611686018427387904 bytes"});
   fs::remove(here.path / "model.safetensors");
   fs::create_directory(here.path / "model.safetensors");
-  check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"model.safetensors"});
+  check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"model.safetensors", "cannot be mapped"});
+  fs::remove(here.path / "model.safetensors");
+  REQUIRE(::mkfifo((here.path / "model.safetensors").c_str(), 0600) == 0);  // nobody will ever write to it
+  check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"model.safetensors", "cannot be mapped"});
 }
 
 TEST_CASE("whatever bytes a folder's headers are changed to, it is loaded or refused") {
@@ -327,7 +332,7 @@ TEST_CASE("whatever bytes a folder's headers are changed to, it is loaded or ref
   for (char const* name : {"model.safetensors.index.json", "model-00002-of-00003.safetensors"}) {
     std::ifstream in(here.path / name, std::ios::binary);
     std::string const whole{std::istreambuf_iterator<char>(in), {}};
-    for (int i = 0; i < 1500; ++i) {
+    for (int i = 0; i < 400; ++i) {
       std::string changed = whole;
       for (auto k = random() % 3; k < 3; ++k) changed[random() % changed.size()] = "0189{}[]\",:x\0\xff"[random() % 15];
       if (random() % 4 == 0) changed.resize(random() % changed.size());
@@ -342,7 +347,7 @@ TEST_CASE("whatever bytes a folder's headers are changed to, it is loaded or ref
     }
     write(here.path / name, whole);
   }
-  CHECK(refused + loaded == 3000);
-  CHECK(refused > 1000);
-  CHECK(loaded > 10);  // values may change unseen: the format has no fingerprint
+  CHECK(refused + loaded == 800);
+  CHECK(refused > 300);
+  CHECK(loaded > 3);  // values may change unseen: the format has no fingerprint
 }

@@ -37,13 +37,8 @@ namespace detail {
 /// The tensors of a safetensors file, mapped: they are read where they are used.
 class mapped_tensors {
  public:
-  explicit mapped_tensors(std::filesystem::path const& file) : header_(file) {
-    try {
-      bytes_ = std::make_shared<mapped_file const>(file);
-    } catch (std::filesystem::filesystem_error const& e) {
-      refuse_file(file, "cannot be mapped: " + e.code().message());
-    }
-  }
+  /// \throws checkpoint_error for what is no regular file, which could be waited for without an end, and as `safetensors_file`
+  explicit mapped_tensors(std::filesystem::path const& file) : bytes_(mapped(file)), header_(file) {}
 
   safetensors_file const& header() const { return header_; }
 
@@ -85,6 +80,14 @@ class mapped_tensors {
  private:
   static constexpr std::uint64_t piece = std::uint64_t{8} << 20;
 
+  static std::shared_ptr<mapped_file const> mapped(std::filesystem::path const& file) {
+    try {
+      return std::make_shared<mapped_file const>(file);
+    } catch (std::filesystem::filesystem_error const& e) {
+      refuse_file(file, "cannot be mapped: " + e.code().message());
+    }
+  }
+
   /// The place of a tensor's bytes, after a look at whether they are still there.
   std::pair<std::size_t, std::size_t> here(std::string const& name) const {
     auto const [begin, count] = header_.place(name);
@@ -114,8 +117,8 @@ class mapped_tensors {
     }
   }
 
-  safetensors_file header_;
   std::shared_ptr<mapped_file const> bytes_;
+  safetensors_file header_;
 };
 
 inline constexpr char const* whole_weights = "model.safetensors";
