@@ -90,7 +90,7 @@ TORCH_MODULE_IMPL(block, block_impl);
 /// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out.
 class gpt_stage_impl : public torch::nn::Module {
  public:
-  gpt_stage_impl(gpt_size const& size, gpt_cut const& cut, std::uint64_t seed) : cut_(cut) {
+  gpt_stage_impl(gpt_size const& size, layer_cut const& cut, std::uint64_t seed) : cut_(cut) {
     if (cut.embeds) {
       weight_source source(seed, -1);
       bytes_ = register_module("bytes", torch::nn::Embedding(vocabulary, size.width));
@@ -116,7 +116,7 @@ class gpt_stage_impl : public torch::nn::Module {
   }
 
  private:
-  gpt_cut cut_;
+  layer_cut cut_;
   torch::nn::Embedding bytes_{nullptr};
   torch::nn::Embedding positions_{nullptr};
   std::vector<block> blocks_;

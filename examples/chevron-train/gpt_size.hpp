@@ -6,6 +6,8 @@
 
 #include <chevron/run/core/error.hpp>
 
+#include "common/layer_cut.hpp"
+
 /// \file
 /// How large the model is, and how it is cut into stages.
 
@@ -36,17 +38,9 @@ struct gpt_size {
   }
 };
 
-/// The layers [first, last) of one stage, and whether it starts with the embedding or ends with the head.
-struct gpt_cut {
-  int first = 0;
-  int last = 0;
-  bool embeds = false;
-  bool predicts = false;
-};
-
 /// Which layers a stage holds. They are spread evenly, the front first, since the head weighs on the last stage. Up to two more
 /// stages than layers will do: then the head, and after it the embedding, are stages of their own.
-inline gpt_cut cut_of(int layers, int stages, int stage) {
+inline layer_cut cut_of(int layers, int stages, int stage) {
   if (stages > layers + 2) {
     throw usage_error("the schedule cuts the model into " + std::to_string(stages) + " stages, but with --layers " +
                       std::to_string(layers) + " there are " + std::to_string(layers + 2) +
@@ -58,17 +52,6 @@ inline gpt_cut cut_of(int layers, int stages, int stage) {
     return (s * layers + stages - 1) / stages;
   };
   return {begin(stage), begin(stage + 1), stage == 0, stage == stages - 1};
-}
-
-/// The piece as words: `embedding, layers 0-1`.
-inline std::string words_for(gpt_cut const& cut) {
-  std::string out;
-  auto const add = [&](std::string const& part) { out += (out.empty() ? "" : ", ") + part; };
-  if (cut.embeds) add("embedding");
-  if (cut.last - cut.first == 1) add("layer " + std::to_string(cut.first));
-  if (cut.last - cut.first > 1) add("layers " + std::to_string(cut.first) + "-" + std::to_string(cut.last - 1));
-  if (cut.predicts) add("head");
-  return out;
 }
 
 }  // namespace chevron::train

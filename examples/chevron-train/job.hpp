@@ -1,10 +1,7 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
-
-#include <c10/core/Device.h>
 
 #include <chevron/lower/program.hpp>
 
@@ -13,10 +10,6 @@
 
 /// \file
 /// What is to be done: the options, the text, and the proved programs.
-
-namespace chevron {
-class graph_maker;
-}
 
 namespace chevron::train {
 
@@ -36,9 +29,6 @@ struct task {
   train::options options;
   train::corpus text;
   std::optional<train::programs> programs;  ///< set once the options are known
-  std::string launcher;                      ///< for people: who started the ranks
-  c10::Device device = c10::kCPU;            ///< where this rank computes
-  std::shared_ptr<graph_maker> graphs = {};  ///< of this rank; empty: kernels are launched one by one
 };
 
 }  // namespace chevron::train

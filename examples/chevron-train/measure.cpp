@@ -11,7 +11,7 @@
 #include <chevron/prove/timeline.hpp>
 #include <chevron/show/format.hpp>
 
-#include "console.hpp"
+#include "common/console.hpp"
 
 namespace chevron::train {
 namespace {

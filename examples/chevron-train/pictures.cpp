@@ -16,23 +16,10 @@
 #include <chevron/show/json.hpp>
 #include <chevron/show/svg.hpp>
 
-#include "console.hpp"
+#include "common/console.hpp"
 
 namespace chevron::train {
 namespace {
-
-void check_file(char const* flag, std::string const& path) {
-  if (path.empty()) return;
-  std::error_code ignored;
-  bool const was_there = std::filesystem::exists(path, ignored);
-  std::FILE* const file = std::fopen(path.c_str(), "a");
-  if (file == nullptr) {
-    throw usage_error(std::string(flag) + " " + path + " cannot be written: " + std::strerror(errno) +
-                      ". Remedy: a file in an existing folder that is writable, or none");
-  }
-  std::fclose(file);
-  if (!was_there) std::filesystem::remove(path, ignored);
-}
 
 void write(char const* flag, std::string const& path, std::string const& content) {
   std::ofstream out(path, std::ios::binary);

@@ -25,7 +25,8 @@
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/show/format.hpp>
 
-#include "console.hpp"
+#include "common/console.hpp"
+#include "common/step_teller.hpp"
 #include "gpt.hpp"
 #include "measure.hpp"
 #include "pictures.hpp"
@@ -56,17 +57,15 @@ at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following)
   return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), following.flatten());
 }
 
-stage make_stage(task const& what, int stages, int number) {
+stage make_stage(task const& what, c10::Device device, int stages, int number) {
   options const& o = what.options;
   gpt_stage made(o.model, cut_of(o.model.layers, stages, number), o.seed);
   if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
-  made->to(what.device);
+  made->to(device);
   return stage(made).recompute(o.recompute);
 }
 
-std::string some(std::int64_t count, std::string const& one) { return grouped(count) + " " + one + (count == 1 ? "" : "s"); }
-
-void print_header(task const& what) {
+void print_header(task const& what, rank_place const& where) {
   options const& o = what.options;
   plan_view const plan = what.programs->training.view().plan;
   costs const equal{};
@@ -84,7 +83,7 @@ void print_header(task const& what) {
                     ", width " + std::to_string(o.model.width) + ", " + some(o.model.heads, "head") + ", context " +
                     std::to_string(o.model.context)},
       {"data", what.text.source},
-      {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + what.launcher},
+      {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
       {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
       {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
                    some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
@@ -187,11 +186,6 @@ std::string told_of_graphs(std::vector<std::string> const& texts, long steps) {
   return out;
 }
 
-char const* name_of(precision p) {
-  constexpr char const* names[] = {"float32", "bfloat16", "autocast"};
-  return names[static_cast<int>(p)];
-}
-
 std::string told_of_text(task const& what) {
   std::string const& text = what.text.training;
   auto const length = static_cast<std::int64_t>(text.size());
@@ -207,18 +201,7 @@ void compare_jobs(task const& what, transport& comm) {
   lines.add("--layers", std::to_string(o.model.layers));
   lines.add("--width", std::to_string(o.model.width));
   lines.add("--heads", std::to_string(o.model.heads));
-  lines.add("--context", std::to_string(o.model.context));
-  lines.add("--microbatch-size", std::to_string(o.micro_batch_size));
-  lines.add("--dtype", name_of(o.precision));
-  lines.add("--recompute", o.recompute ? "yes" : "no");
-  lines.add("--steps", std::to_string(o.steps));
-  lines.add("--seed", std::to_string(o.seed));
-  lines.add("--learning-rate", show::exact(o.learning_rate));
-  lines.add("--checkpoint", o.checkpoint);
-  lines.add("--save-every", std::to_string(o.save_every));
-  lines.add("--keep-checkpoints", std::to_string(o.keep_checkpoints));
-  lines.add("--resume", o.resume ? "yes" : "no");
-  lines.add("--cuda-graph", o.cuda_graph ? "yes" : "no");
+  add_values(lines, o);
   lines.add("--data", told_of_text(what));
   check_consistency(comm, lines);
 }
@@ -236,82 +219,10 @@ std::map<std::string, std::string> words_of(task const& what) {
           {"data", told_of_text(what)}};
 }
 
-/// \returns whether there was a checkpoint to go on from; none at the first start of a job that launchers start again after failures
-bool go_on_from_checkpoint(task const& what, trainer& train) {
-  options const& o = what.options;
-  auto const note = resume(train, o.checkpoint, words_of(what));
-  if (!note) return false;
-  if (note->next_step > o.steps) {
-    throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note->next_step - 1) + ", and --steps is " +
-                           std::to_string(o.steps) + ": nothing is left to train. Remedy: more --steps");
-  }
-  return true;
-}
-
-/// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the next
-/// step has begun.
-class step_teller {
- public:
-  /// \param tokens of all ranks in a step
-  step_teller(options const& o, topology const& here, double tokens) : options_(o), here_(here), tokens_(tokens) {}
-
-  void open(long first_step) {
-    first_step_ = first_step;
-    if (here_.global_rank != 0) return;
-    lines_ = std::make_unique<step_lines>(options_.steps);
-    metrics_ = std::make_unique<metrics_file>(options_.metrics, options_.resume ? std::optional(first_step) : std::nullopt);
-  }
-  void close() {
-    if (lines_ && lines_->plain()) std::printf("\n");
-    lines_.reset();
-    metrics_.reset();
-  }
-
-  /// How long a step's data took to load.
-  void loaded(long step, double seconds) { loading_[step] = seconds; }
-
-  void tell(step_report const& report) {
-    if (report.used_graphs) ++launched_;
-    if (report.step == first_step_) first_loss_ = report.loss;
-    last_loss_ = report.loss;
-    double const loading = loading_[report.step];
-    loading_.erase(report.step);
-    if (!lines_) return;
-    told_step const line_of{.step = report.step,
-                            .loss = report.loss,
-                            .grad_norm = report.grad_norm,
-                            .learning_rate = report.learning_rate,
-                            .seconds = report.seconds + loading,
-                            .loading_seconds = loading,
-                            .tokens = tokens_,
-                            .tokens_seen = static_cast<double>(report.step) * tokens_,
-                            .ranks = here_.world(),
-                            .flops_per_token = options_.model.flops_per_token(),
-                            .bubble = report.bubble,
-                            .device_memory = report.memory};
-    lines_->show(line_of);
-    metrics_->write(line_of);
-  }
-
-  double first_loss() const { return first_loss_; }
-  double last_loss() const { return last_loss_; }
-  /// Steps whose computations were launched as graphs.
-  long launched() const { return launched_; }
-
- private:
-  options const& options_;
-  topology here_;
-  double tokens_;
-  long first_step_ = 0, launched_ = 0;
-  double first_loss_ = 0, last_loss_ = 0;
-  std::map<long, double> loading_;
-  std::unique_ptr<step_lines> lines_;  // null on other ranks than 0
-  std::unique_ptr<metrics_file> metrics_;
-};
-
 }  // namespace
 
-void train_on_rank(task const& what, transport& comm) {
+void train_on_rank(task const& what, rank_place const& where) {
+  transport& comm = where.comm;
   options const& o = what.options;
   plan_view const plan = what.programs->training.view().plan;
   topology const& here = comm.topology();
@@ -322,10 +233,10 @@ void train_on_rank(task const& what, transport& comm) {
   auto const steps = static_cast<double>(o.steps);
   warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
   int const mine = o.micro_batches * o.micro_batch_size;
-  step_teller teller(o, here, static_cast<double>(mine) * o.replicas * o.model.context);
+  step_teller teller(o, here, o.model.flops_per_token());
   trainer train({.program = what.programs->training,
                  .transport = comm,
-                 .stages = [&](int s) { return make_stage(what, plan.stages, s); },
+                 .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
                  .loss = next_byte_loss,
                  .optimizer = optimizer<torch::optim::AdamW>(
                      torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
@@ -334,14 +245,15 @@ void train_on_rank(task const& what, transport& comm) {
                              .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
                              .post_validation = o.post_validation,
                              .on_report = [&](step_report const& report) { teller.tell(report); },
-                             .device = what.device,
-                             .graphs = what.graphs}});
+                             .device = where.device,
+                             .graphs = where.graphs}});
   train.next_step(1);
-  bool const resumed = o.resume && go_on_from_checkpoint(what, train);
+  auto const words = words_of(what);
+  bool const resumed = o.resume && go_on_from_checkpoint(o, words, train);
   if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
   long const first_step = train.next_step();
 
-  if (speaks) print_header(what);
+  if (speaks) print_header(what, where);
   if (speaks && o.resume) {
     print_facts({{"resumed", resumed ? "at step " + std::to_string(first_step) + ", from " + o.checkpoint + "\n"
                                      : "nothing: " + o.checkpoint + " holds no checkpoint yet, so training begins anew\n"}});
@@ -349,7 +261,6 @@ void train_on_rank(task const& what, transport& comm) {
   teller.open(first_step);
 
   trace_window records;
-  auto const words = words_of(what);
   std::int64_t const begin = now_ns();
   for (long step = first_step; step <= o.steps; ++step) {
     std::int64_t const loading_begin = now_ns();
@@ -360,11 +271,7 @@ void train_on_rank(task const& what, transport& comm) {
     train.step({batch.bytes}, {batch.following});
     if (step > o.steps - static_cast<long>(trace_window::kept) && (step > first_step || o.steps == first_step))
       records.keep(train.last_trace(), static_cast<double>(now_ns() - step_begin) * 1e-9);
-    bool const due = step == o.steps || train.should_stop() || (o.save_every > 0 && step % o.save_every == 0);
-    if (!o.checkpoint.empty() && due) {
-      save_checkpoint(train, o.checkpoint, words);
-      if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
-    }
+    save_where_due(o, words, train, step);
     if (step < o.steps && train.should_stop()) {
       teller.close();
       if (speaks) {
@@ -391,7 +298,7 @@ void train_on_rank(task const& what, transport& comm) {
                          " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
     comparison const outcome = compared(what.programs->training, texts, o.post_validation);
-    std::printf("\n%s\n", table_of(outcome, what.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
+    std::printf("\n%s\n", table_of(outcome, where.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_files(o, outcome);
     std::fflush(stdout);
   }

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <chevron/run/comm/transport.hpp>
-
+#include "common/ranks.hpp"
 #include "job.hpp"
 
 /// \file
@@ -11,6 +10,6 @@ namespace chevron::train {
 
 /// Trains, evaluates, compares with the prediction and writes a sample. Every rank of the job calls it once; global rank 0
 /// speaks.
-void train_on_rank(task const& what, transport& comm);
+void train_on_rank(task const& what, rank_place const& where);
 
 }  // namespace chevron::train

@@ -5,4 +5,6 @@
 
 #include <chevron/run.hpp>
 #include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/run/checkpoint/load_weights.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/save_weights.hpp>

@@ -1,6 +1,9 @@
 #pragma once
 
 /// \file
-/// Samples for LibTorch's data loader, the same on all ranks of a pipeline: `distributed_sampler`.
+/// Which samples each rank trains on: `distributed_sampler`, for LibTorch's data loader and beside it; files of tokens,
+/// `token_windows`.
 
 #include <chevron/run/data/sampler.hpp>
+#include <chevron/run/data/token_file.hpp>
+#include <chevron/run/data/token_windows.hpp>

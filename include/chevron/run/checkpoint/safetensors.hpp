@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <string>
 #include <system_error>
@@ -123,8 +125,11 @@ inline std::string fingerprint_of(std::filesystem::path const& file) {
 }
 
 /// Tensors as a file that has not got its name yet.
-inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named_tensors const& all) {
+/// \param metadata words about the file; empty: none
+inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named_tensors const& all,
+                                        std::map<std::string, std::string> const& metadata = {}) {
   nlohmann::json header = nlohmann::json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
   for (auto const& [name, value] : all) {
     char const* dtype = nullptr;
@@ -191,6 +196,7 @@ class safetensors_file {
     for (auto const& [name, about] : header.items()) {
       if (name != "__metadata__") entries_.emplace(name, entry_of(name, about, size - data_));
     }
+    check_places(size - data_);
   }
 
   std::filesystem::path const& path() const { return path_; }
@@ -206,6 +212,13 @@ class safetensors_file {
   std::vector<std::int64_t> const& shape(std::string const& name) const { return entry(name).shape; }
   /// \throws checkpoint_error for a name that the file does not hold
   at::ScalarType dtype(std::string const& name) const { return entry(name).type; }
+
+  /// Where in the file a tensor's bytes begin, and how many there are.
+  /// \throws checkpoint_error for a name that the file does not hold
+  std::pair<std::uint64_t, std::uint64_t> place(std::string const& name) const {
+    auto const& about = entry(name);
+    return {data_ + about.begin, about.bytes};
+  }
 
   /// Reads one tensor into the main memory, contiguous.
   /// \throws checkpoint_error for a name that the file does not hold, and where it cannot be read
@@ -235,7 +248,7 @@ class safetensors_file {
   }
 
   stored entry_of(std::string const& name, nlohmann::json const& about, std::uint64_t data_size) const {
-    auto const bad = [&](char const* what) {
+    auto const bad = [&](std::string const& what) {
       detail::refuse_file(path_, "its header does not describe its bytes: " + name + " " + what);
     };
     stored out{};
@@ -244,13 +257,14 @@ class safetensors_file {
     for (auto const& dtype : detail::stored_dtypes) {
       if (about["dtype"] == dtype.name) out.type = dtype.type, known = true;
     }
-    if (!known) bad("has a dtype that is not known here");
+    if (!known) bad("has a dtype that is not known here, " + about["dtype"].get<std::string>().substr(0, 20));
     if (!about.contains("shape") || !about["shape"].is_array()) bad("has no shape");
     std::uint64_t elements = 1;
     for (auto const& extent : about["shape"]) {
       if (!extent.is_number_unsigned()) bad("has a shape that is not made of whole numbers");
-      out.shape.push_back(extent.get<std::int64_t>());
       std::uint64_t const n = extent.get<std::uint64_t>();
+      if (n > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) bad("has a shape that no tensor can have");
+      out.shape.push_back(static_cast<std::int64_t>(n));
       if (n != 0 && elements > data_size / n) bad("is larger than the file");
       elements *= n;
     }
@@ -264,6 +278,23 @@ class safetensors_file {
     out.bytes = end - out.begin;
     if (out.bytes != elements * c10::elementSize(out.type)) bad("has another size than its shape says");
     return out;
+  }
+
+  /// The format knows neither bytes of two tensors nor bytes of none: what has them was put together wrongly, or to deceive.
+  void check_places(std::uint64_t data_size) const {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> places;
+    for (auto const& [name, about] : entries_) places.emplace_back(about.begin, about.begin + about.bytes);
+    std::sort(places.begin(), places.end());
+    std::uint64_t reached = 0;
+    for (auto const& [begin, end] : places) {
+      if (begin != reached)
+        detail::refuse_file(path_, "its header does not describe its bytes: " +
+                                       std::string(begin < reached ? "two tensors share those" : "no tensor has those") + " from " +
+                                       std::to_string(std::min(begin, reached)));
+      reached = end;
+    }
+    if (reached != data_size)
+      detail::refuse_file(path_, "its header does not describe its bytes: no tensor has those from " + std::to_string(reached));
   }
 
   std::filesystem::path path_;

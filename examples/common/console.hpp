@@ -17,6 +17,8 @@ namespace chevron::train {
 
 /// `1,234,567`
 std::string grouped(std::int64_t number);
+/// `1 step`, `1,234 steps`
+std::string some(std::int64_t count, std::string const& one);
 /// Seconds for people: `4.2 ms`, `1.3 s`, `2 min 5 s`.
 std::string duration(double seconds);
 
@@ -30,6 +32,9 @@ bool colour_wanted();
 std::string bold(std::string const& words);
 std::string faint(std::string const& words);
 
+/// Before anything is trained: can this file be written to? A `usage_error` names the flag and the file if not.
+void check_file(char const* flag, std::string const& path);
+
 /// A step as it is told.
 struct told_step {
   long step = 0;  ///< from 1
@@ -38,7 +43,7 @@ struct told_step {
   double learning_rate = 0;
   double seconds = 0;          ///< with the loading of its data
   double loading_seconds = 0;  ///< of these
-  double tokens = 0;           ///< of all ranks; a token is a byte
+  double tokens = 0;           ///< of all ranks
   double tokens_seen = 0;      ///< since the beginning of training
   int ranks = 1;
   double flops_per_token = 0;

@@ -60,6 +60,8 @@ std::string grouped(std::int64_t number) {
   return out;
 }
 
+std::string some(std::int64_t count, std::string const& one) { return grouped(count) + " " + one + (count == 1 ? "" : "s"); }
+
 std::string duration(double seconds) {
   if (seconds < 1e-3) return formatted("%.0f µs", seconds * 1e6);
   if (seconds < 0.1) return formatted("%.1f ms", seconds * 1e3);
@@ -202,6 +204,19 @@ void step_lines::draw(told_step const& r) {
   std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
   std::fflush(stderr);
   drawn_ = true;
+}
+
+void check_file(char const* flag, std::string const& path) {
+  if (path.empty()) return;
+  std::error_code ignored;
+  bool const was_there = std::filesystem::exists(path, ignored);
+  std::FILE* const file = std::fopen(path.c_str(), "a");
+  if (file == nullptr) {
+    throw usage_error(std::string(flag) + " " + path + " cannot be written: " + std::strerror(errno) +
+                      ". Remedy: a file in an existing folder that is writable, or none");
+  }
+  std::fclose(file);
+  if (!was_there) std::filesystem::remove(path, ignored);
 }
 
 metrics_file::metrics_file(std::string const& path, std::optional<long> go_on_at) {

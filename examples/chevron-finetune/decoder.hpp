@@ -1,0 +1,205 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/where.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include "chevron-finetune/decoder_config.hpp"
+
+/// \file
+/// A decoder of Llama's kind in plain LibTorch, cut into stages. Modules have the names that Hugging Face gives them, so that a
+/// folder of weights needs no name map. Weights are not drawn: they are to be loaded.
+
+namespace chevron::finetune {
+
+/// x over its root mean square, times a weight; in float whatever x is (Zhang and Sennrich, 2019).
+class rms_norm_impl : public torch::nn::Module {
+ public:
+  rms_norm_impl(std::int64_t width, double epsilon) : weight_(register_parameter("weight", at::ones({width}))), epsilon_(epsilon) {}
+
+  at::Tensor forward(at::Tensor const& x) {
+    at::Tensor const wide = x.to(at::kFloat);
+    at::Tensor const normed = wide * at::rsqrt(wide.pow(2).mean(-1, true) + epsilon_);
+    return weight_ * normed.to(x.scalar_type());
+  }
+
+ private:
+  at::Tensor weight_;
+  double epsilon_;
+};
+TORCH_MODULE_IMPL(rms_norm, rms_norm_impl);
+
+/// Rotary position embedding (Su et al., 2021): each pair of numbers of a head is turned by an angle that grows with the position.
+/// Pairs are halves apart, as Hugging Face stores weights.
+class rotary {
+ public:
+  explicit rotary(decoder_config const& c) {
+    at::Tensor const steps = at::arange(0, c.head_width, 2, at::kFloat) / static_cast<double>(c.head_width);
+    frequencies_ = 1.0 / at::pow(at::Scalar(c.rope_theta), steps);
+    if (c.stretched) stretch(*c.stretched);
+  }
+
+  /// \param x [samples, heads, length, width of a head]
+  at::Tensor turned(at::Tensor const& x) const {
+    at::Tensor const positions = at::arange(x.size(2), at::TensorOptions(at::kFloat).device(x.device()));
+    at::Tensor const half = at::outer(positions, frequencies_.to(x.device()));
+    at::Tensor const angles = at::cat({half, half}, -1);
+    auto const halves = x.chunk(2, -1);
+    return x * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
+  }
+
+ private:
+  /// Waves longer than the original text are stretched, short ones are not, and between them there is a slope.
+  void stretch(stretched_rope const& by) {
+    auto const original = static_cast<double>(by.original_context);
+    at::Tensor const turns = original * frequencies_ / (2 * std::numbers::pi);  // in the original text
+    at::Tensor const slope = ((turns - by.low) / (by.high - by.low)).clamp(0, 1);
+    frequencies_ = (1 - slope) * frequencies_ / by.factor + slope * frequencies_;
+  }
+
+  at::Tensor frequencies_;
+};
+
+inline torch::nn::Linear linear_map(std::int64_t from, std::int64_t to, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
+}
+
+/// Attention that sees only earlier tokens; several queries share a key (Ainslie et al., 2023).
+class attention_impl : public torch::nn::Module {
+ public:
+  explicit attention_impl(decoder_config const& c)
+      : heads_(c.heads),
+        key_heads_(c.key_heads),
+        head_width_(c.head_width),
+        rotary_(c),
+        query_(register_module("q_proj", linear_map(c.width, c.heads * c.head_width, c.query_bias))),
+        key_(register_module("k_proj", linear_map(c.width, c.key_heads * c.head_width, c.query_bias))),
+        value_(register_module("v_proj", linear_map(c.width, c.key_heads * c.head_width, c.query_bias))),
+        output_(register_module("o_proj", linear_map(c.heads * c.head_width, c.width, c.output_bias))) {}
+
+  at::Tensor forward(at::Tensor const& x) {
+    auto const samples = x.size(0), length = x.size(1);
+    auto const in_heads = [&](at::Tensor const& all, std::int64_t heads) {
+      return all.view({samples, length, heads, head_width_}).transpose(1, 2);
+    };
+    auto const for_each_query = [&](at::Tensor const& all) {
+      if (heads_ == key_heads_) return all;
+      return all.unsqueeze(2).expand({samples, key_heads_, heads_ / key_heads_, length, head_width_}).reshape({samples, heads_, length, head_width_});
+    };
+    auto const queries = rotary_.turned(in_heads(query_(x), heads_));
+    auto const keys = for_each_query(rotary_.turned(in_heads(key_(x), key_heads_)));
+    auto const values = for_each_query(in_heads(value_(x), key_heads_));
+    auto const seen = at::scaled_dot_product_attention(queries, keys, values, {}, 0.0, /*is_causal=*/true);
+    return output_(seen.transpose(1, 2).reshape({samples, length, heads_ * head_width_}));
+  }
+
+ private:
+  std::int64_t heads_, key_heads_, head_width_;
+  rotary rotary_;
+  torch::nn::Linear query_, key_, value_, output_;
+};
+TORCH_MODULE_IMPL(attention, attention_impl);
+
+/// SwiGLU (Shazeer, 2020): one map gates another.
+class gated_maps_impl : public torch::nn::Module {
+ public:
+  explicit gated_maps_impl(decoder_config const& c)
+      : gate_(register_module("gate_proj", linear_map(c.width, c.inner, c.inner_bias))),
+        up_(register_module("up_proj", linear_map(c.width, c.inner, c.inner_bias))),
+        down_(register_module("down_proj", linear_map(c.inner, c.width, c.inner_bias))) {}
+
+  at::Tensor forward(at::Tensor const& x) { return down_(at::silu(gate_(x)) * up_(x)); }
+
+ private:
+  torch::nn::Linear gate_, up_, down_;
+};
+TORCH_MODULE_IMPL(gated_maps, gated_maps_impl);
+
+class decoder_layer_impl : public torch::nn::Module {
+ public:
+  explicit decoder_layer_impl(decoder_config const& c)
+      : attention_(register_module("self_attn", attention(c))),
+        maps_(register_module("mlp", gated_maps(c))),
+        before_attention_(register_module("input_layernorm", rms_norm(c.width, c.norm_epsilon))),
+        before_maps_(register_module("post_attention_layernorm", rms_norm(c.width, c.norm_epsilon))) {}
+
+  at::Tensor forward(at::Tensor const& x) {
+    at::Tensor const attended = x + attention_(before_attention_(x));
+    return attended + maps_(before_maps_(attended));
+  }
+
+ private:
+  attention attention_;
+  gated_maps maps_;
+  rms_norm before_attention_, before_maps_;
+};
+TORCH_MODULE_IMPL(decoder_layer, decoder_layer_impl);
+
+/// Modules below a name of their own; it is never called itself.
+class module_group_impl : public torch::nn::Module {};
+TORCH_MODULE_IMPL(module_group, module_group_impl);
+
+/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out.
+class decoder_stage_impl : public torch::nn::Module {
+ public:
+  decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut) : cut_(cut) {
+    module_group model(nullptr);
+    if (cut.embeds || cut.last > cut.first || cut.predicts) model = register_module("model", module_group());
+    if (cut.embeds) {
+      // Drawing it would take longer than loading it.
+      at::Tensor const nothing = at::empty({c.vocabulary, c.width});
+      embedding_ = model->register_module("embed_tokens", torch::nn::Embedding::from_pretrained(nothing, embedding_options()));
+    }
+    if (cut.last > cut.first) {
+      auto layers = model->register_module("layers", module_group());
+      for (int layer = cut.first; layer < cut.last; ++layer)
+        layers_.push_back(layers->register_module(std::to_string(layer), decoder_layer(c)));
+    }
+    if (!cut.predicts) return;
+    norm_ = model->register_module("norm", rms_norm(c.width, c.norm_epsilon));
+    if (c.tied && cut.embeds) return;  // one stage has both
+    head_ = register_module("lm_head", linear_map(c.width, c.vocabulary, false));
+  }
+
+  at::Tensor forward(at::Tensor const& input) {
+    at::Tensor x = cut_.embeds ? embedding_(input) : input;
+    for (decoder_layer& each : layers_) x = each(x);
+    if (!cut_.predicts) return x;
+    return head_ ? head_(norm_(x)) : at::linear(norm_(x), embedding_->weight);
+  }
+
+  /// What a tie of embedding and head over two stages names; empty: this stage has neither.
+  std::string tied_name() const { return cut_.embeds ? "model.embed_tokens.weight" : cut_.predicts ? "lm_head.weight" : ""; }
+
+ private:
+  static torch::nn::EmbeddingFromPretrainedOptions embedding_options() { return torch::nn::EmbeddingFromPretrainedOptions().freeze(false); }
+
+  train::layer_cut cut_;
+  torch::nn::Embedding embedding_{nullptr};
+  std::vector<decoder_layer> layers_;
+  rms_norm norm_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+TORCH_MODULE_IMPL(decoder_stage, decoder_stage_impl);
+
+}  // namespace chevron::finetune

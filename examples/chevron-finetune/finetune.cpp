@@ -1,0 +1,286 @@
+#include "finetune.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <torch/optim/adamw.h>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/forward_part.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/timeline.hpp>
+#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/run/checkpoint/load_weights.hpp>
+#include <chevron/run/checkpoint/save_weights.hpp>
+#include <chevron/run/core/stop_request.hpp>
+#include <chevron/run/data/sampler.hpp>
+#include <chevron/run/optimizer/learning_rate.hpp>
+#include <chevron/run/training/evaluator.hpp>
+#include <chevron/run/training/preflight.hpp>
+#include <chevron/run/training/trainer.hpp>
+#include <chevron/show/format.hpp>
+
+#include "chevron-finetune/decoder.hpp"
+#include "chevron-finetune/folder_out.hpp"
+#include "common/console.hpp"
+#include "common/programs.hpp"
+#include "common/step_teller.hpp"
+
+namespace chevron::finetune {
+namespace {
+
+using train::some;
+
+at::Tensor next_token_loss(at::Tensor const& logits, at::Tensor const& following) {
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), following.flatten());
+}
+
+stage make_stage(task const& what, c10::Device device, int stages, int number) {
+  decoder_stage made(what.model, cut_of(what.model, stages, number));
+  {
+    at::NoGradGuard const off;
+    for (at::Tensor& p : made->parameters()) p.zero_();  // until weights are loaded; replicas must begin alike
+  }
+  if (what.options.precision == train::precision::bfloat16) made->to(at::kBFloat16);
+  made->to(device);
+  stage out(made);
+  // One stage alone has the table once.
+  if (what.model.tied && stages > 1 && !made->tied_name().empty()) out.tie(made->tied_name(), "embedding");
+  return out.recompute(what.options.recompute);
+}
+
+std::string told_of_model(decoder_config const& c) {
+  return c.kind + " of " + train::grouped(c.parameters()) + " parameters: " + some(c.layers, "layer") + ", width " +
+         std::to_string(c.width) + " and " + std::to_string(c.inner) + ", " + some(c.heads, "head") + " on " + some(c.key_heads, "key head") +
+         ", " + train::grouped(c.vocabulary) + " tokens" + (c.tied ? ", tied" : "");
+}
+
+/// Processes have flags and files of their own. The trainer compares what it is given; this is what it does not see.
+void compare_jobs(task const& what, transport& comm) {
+  options const& o = what.options;
+  named_values lines = common_values(comm);
+  train::add_values(lines, o);
+  lines.add("--model", told_of_model(what.model));
+  lines.add("--data", what.data.settings());
+  lines.add("--validation", what.validation == nullptr ? "none" : what.validation->settings());
+  lines.add("--out", o.out + " " + name_of_out(o, what.model));
+  check_consistency(comm, lines);
+}
+
+/// What must be the same for a resumed run to be the run that was interrupted.
+std::map<std::string, std::string> words_of(task const& what) {
+  options const& o = what.options;
+  return {{"seed", std::to_string(o.seed)},
+          {"samples a step", std::to_string(o.samples() * o.replicas)},
+          {"model", told_of_model(what.model)},
+          {"dtype", name_of(o.precision)},
+          {"weight decay", show::exact(o.weight_decay)},
+          {"data", what.data.settings()}};
+}
+
+void print_header(task const& what, train::rank_place const& where) {
+  options const& o = what.options;
+  plan_view const plan = what.training.view().plan;
+  std::string cut, peaks;
+  for (int s = 0; s < plan.stages; ++s) cut += (s == 0 ? "" : " | ") + words_for(cut_of(what.model, plan.stages, s));
+  for (int r = 0; r < plan.size.ranks; ++r) peaks += (r == 0 ? "" : ", ") + std::to_string(peak_in_flight(plan, r));
+  auto const samples = static_cast<std::int64_t>(o.samples()) * o.replicas;
+  train::print_facts(
+      {{"model", o.model + ", " + told_of_model(what.model)},
+       {"data", train::grouped(static_cast<std::int64_t>(what.data.tokens())) + " tokens in " +
+                    some(static_cast<std::int64_t>(what.data.size()), "window") + " of " + std::to_string(o.context) + ", of which " +
+                    std::to_string(o.steps) + " steps take " +
+                    show::fixed(static_cast<double>(o.steps) * static_cast<double>(samples) / static_cast<double>(what.data.size()), 2) +
+                    " epochs"},
+       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
+       {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
+       {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
+                    some(o.micro_batch_size, "sample") + " for each replica, " + train::grouped(samples * o.context) + " tokens in all"},
+       {"predicted", "bubble " + show::percent(bubble_makespan(plan, costs{})) +
+                         " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks}});
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+/// Mean loss over the first windows of the validation files, the same ones for any number of ranks.
+double validation_loss(task const& what, trainer& train) {
+  options const& o = what.options;
+  constexpr int most_batches = 16;
+  evaluator evaluate(what.evaluation, train);
+  auto const mine = static_cast<std::size_t>(o.samples());
+  std::size_t const together = mine * static_cast<std::size_t>(o.replicas);
+  std::size_t const batches = std::min<std::size_t>(most_batches, what.validation->size() / together);
+  double sum = 0;
+  for (std::size_t b = 0; b < batches; ++b) {
+    std::vector<std::size_t> windows(mine);
+    std::iota(windows.begin(), windows.end(), b * together + mine * static_cast<std::size_t>(train.comm().topology().replica()));
+    auto const [tokens, following] = what.validation->batch(windows);
+    sum += evaluate.loss({tokens}, {following});
+  }
+  return sum / static_cast<double>(batches);
+}
+
+/// Logits of the first windows of the data, in their order, by the rank of the last stage.
+void write_logits(task const& what, trainer& train) {
+  evaluator forward(what.evaluation, train);
+  std::vector<std::size_t> windows(static_cast<std::size_t>(what.options.samples()));
+  std::iota(windows.begin(), windows.end(), std::size_t{0});
+  auto const tokens = what.data.batch(windows).first;
+  tensors const logits = forward.outputs({tokens});
+  detail::together(train.comm(), [&] {
+    if (!logits.empty() && train.comm().topology().replica() == 0)
+      write_safetensors(what.options.logits, {{"tokens", tokens}, {"logits", logits[0]}});
+  });
+}
+
+void write_out(task const& what, trainer& train) {
+  options const& o = what.options;
+  at::ScalarType const dtype = dtype_of_out(o, what.model);
+  save_weights(train, o.out, {}, {.dtype = dtype});
+  detail::together(train.comm(), [&] {
+    if (train.comm().topology().global_rank == 0) write_other_files(o, what.model);
+  });
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+void finetune_on_rank(task const& what, train::rank_place const& where) {
+  using clock = std::chrono::steady_clock;
+  options const& o = what.options;
+  transport& comm = where.comm;
+  plan_view const plan = what.training.view().plan;
+  topology const& here = comm.topology();
+  bool const speaks = here.global_rank == 0;
+  if (o.backend != train::backend::threads) compare_jobs(what, comm);
+
+  // Steps count from 1 here.
+  auto const steps = static_cast<double>(o.steps);
+  warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
+  train::step_teller teller(o, here, what.model.flops_per_token(o.context));
+  trainer trained({.program = what.training,
+                   .transport = comm,
+                   .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
+                   .loss = next_token_loss,
+                   .optimizer = optimizer<torch::optim::AdamW>(
+                       torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
+                   .options = {.clip_grad_norm = o.clip_grad_norm,
+                               .learning_rate = [rate](long step) { return rate(step - 1); },
+                               .autocast = o.precision == train::precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
+                               .post_validation = o.post_validation,
+                               .on_report = [&](step_report const& report) { teller.tell(report); },
+                               .device = where.device,
+                               .graphs = where.graphs}});
+  trained.next_step(1);
+  auto const words = words_of(what);
+  bool const resumed = o.resume && train::go_on_from_checkpoint(o, words, trained);
+  clock::time_point const loading = clock::now();
+  // Frequencies of rotary embedding, which older folders hold, are computed here.
+  if (!resumed) load_weights(trained, o.model, {}, {.may_stay = {"*.rotary_emb.inv_freq"}});
+  double const spent_loading = seconds_since(loading);
+  if (!o.checkpoint.empty()) check_checkpoint_folder(trained, o.checkpoint);
+  long const first_step = trained.next_step();
+
+  if (speaks) {
+    print_header(what, where);
+    train::print_facts({resumed ? std::pair<std::string, std::string>{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint}
+                                : std::pair<std::string, std::string>{"loaded", o.model + " in " + train::duration(spent_loading)}});
+  }
+  if (!o.logits.empty()) write_logits(what, trained);
+  double before = 0;
+  if (what.validation != nullptr) before = validation_loss(what, trained);
+  if (speaks) std::printf("\n");
+  teller.open(first_step);
+
+  distributed_sampler sampler(what.data.size(), here, {.batch_size = static_cast<std::size_t>(o.samples()), .seed = o.seed});
+  sampler.start_at(first_step - 1);
+  clock::time_point const begin = clock::now();
+  for (long step = first_step; step <= o.steps; ++step) {
+    clock::time_point const fetching = clock::now();
+    auto windows = sampler.next(static_cast<std::size_t>(o.samples()));
+    if (!windows) {
+      sampler.reset();  // the next epoch
+      windows = sampler.next(static_cast<std::size_t>(o.samples()));
+    }
+    auto const [tokens, following] = what.data.batch(*windows);
+    teller.loaded(step, seconds_since(fetching));
+    trained.step({tokens}, {following});
+    train::save_where_due(o, words, trained, step);
+    if (step < o.steps && trained.should_stop()) {
+      teller.close();
+      if (speaks) {
+        train::print_facts({{"stopped", "after step " + std::to_string(step) + " of " + std::to_string(o.steps) + ", since " +
+                                            trained.stop_reason() + "; saved in " + o.checkpoint + ": --resume goes on"}});
+        std::fflush(stdout);
+      }
+      return;
+    }
+  }
+  trained.synchronize();
+  double const spent = seconds_since(begin);
+  teller.close();
+  double const after = what.validation != nullptr ? validation_loss(what, trained) : 0;
+  write_out(what, trained);
+  if (!speaks) return;
+  std::vector<std::pair<std::string, std::string>> facts = {
+      {"trained", some(o.steps + 1 - first_step, "step") + " in " + train::duration(spent) + ": loss " + show::fixed(teller.first_loss(), 4) +
+                      " → " + show::fixed(teller.last_loss(), 4) + " nats a token"}};
+  if (what.validation != nullptr) facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
+  facts.emplace_back("written", o.out + ", " + name_of_out(o, what.model));
+  train::print_facts(facts);
+  std::fflush(stdout);
+}
+
+int start(int argc, char** argv, train::gpu_side const* gpus) {
+  options o = read_options(argc, argv);
+  launch_environment const told = train::look_for_launcher(o, argv, gpus);
+  decoder_config const model = read_decoder_config(o.model);
+  if (o.context > model.most_positions) {
+    throw usage_error("--context " + std::to_string(o.context) + " is more than the model's positions, " + std::to_string(model.most_positions) +
+                      " (max_position_embeddings or sliding_window of its config.json). Remedy: a shorter one");
+  }
+  proved_plan const plan = train::proved_by_options(o);
+  (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages
+  auto const paths = [](std::vector<std::string> const& all) { return std::vector<std::filesystem::path>(all.begin(), all.end()); };
+  token_windows const data(paths(o.data), o.context, model.vocabulary);
+  std::optional<token_windows> validation;
+  if (!o.validation.empty()) validation.emplace(paths(o.validation), o.context, model.vocabulary);
+  auto const together = static_cast<std::size_t>(o.samples() * o.replicas);
+  std::map<std::string, token_windows const*> const sets = {{"--data", &data}, {"--validation", validation ? &*validation : nullptr}};
+  for (auto const& [flag, set] : sets) {
+    if (set == nullptr || set->size() >= together) continue;
+    throw usage_error(flag + " has " + some(static_cast<std::int64_t>(set->size()), "window") + " of " + std::to_string(o.context) +
+                      " tokens, and a step takes " + std::to_string(together) + ". Remedy: more tokens, a shorter --context or smaller steps");
+  }
+  if (told.rank == 0) {
+    check_out(o);
+    train::check_file("--metrics", o.metrics);
+    train::check_file("--logits", o.logits);
+  }
+  // Without a folder to save into, a signal ends the program as it ends others.
+  std::optional<stop_signals> stop;
+  if (!o.checkpoint.empty()) stop.emplace();
+  if (o.stop_after > 0) request_stop_after(std::chrono::milliseconds(static_cast<long>(o.stop_after * 1000)));
+  task const what{.options = o,
+                  .model = model,
+                  .training = train::lower_and_check(plan),
+                  .evaluation = train::lower_and_check(prove(forward_part(plan))),
+                  .data = data,
+                  .validation = validation ? &*validation : nullptr};
+  train::run_ranks(o, told, gpus, [&](train::rank_place const& where) { finetune_on_rank(what, where); });
+  return 0;
+}
+
+}  // namespace chevron::finetune

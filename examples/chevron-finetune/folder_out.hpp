@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+
+#include <c10/core/ScalarType.h>
+
+#include "chevron-finetune/decoder_config.hpp"
+#include "chevron-finetune/options.hpp"
+
+/// \file
+/// The Hugging Face folder that comes out, besides its weights.
+
+namespace chevron::finetune {
+
+/// The dtype of the saved tensors: `--out-dtype`, or what the model's config.json says, or float32.
+at::ScalarType dtype_of_out(options const& o, decoder_config const& model);
+/// The same in the words of config.json.
+std::string name_of_out(options const& o, decoder_config const& model);
+
+/// Before anything is trained: can the folder be written to? A `usage_error` if not.
+void check_out(options const& o);
+
+/// Copies configuration and tokenizer of the model's folder, and says in config.json of which dtype the tensors are now.
+void write_other_files(options const& o, decoder_config const& model);
+
+}  // namespace chevron::finetune

@@ -1,0 +1,12 @@
+// chevron-finetune-nccl: what chevron-finetune becomes with --backend nccl. The same program, and ranks on GPUs.
+
+#include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/run/launch/run_main.hpp>
+
+#include "../finetune.hpp"
+#include "common/gpu_ranks.hpp"
+
+int main(int argc, char** argv) {
+  return chevron::run_main(argc, argv,
+                           [](int count, char** words) { return chevron::finetune::start(count, words, &chevron::train::over_nccl); });
+}

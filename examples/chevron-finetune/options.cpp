@@ -1,0 +1,76 @@
+#include "options.hpp"
+
+#include <filesystem>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <chevron/run/core/error.hpp>
+
+namespace chevron::finetune {
+
+options read_options(int argc, char** argv) {
+  options o;
+  o.replicas = 1;
+  o.context = 512;
+  o.micro_batch_size = 1;
+  o.steps = 100;
+  o.learning_rate = 2e-5;
+  CLI::App app("Trains a decoder of Llama's kind further: a Hugging Face folder and files of tokens in, a Hugging Face folder out.",
+               "chevron-finetune");
+  app.footer(
+      "Files of tokens: FILE.bin as nanoGPT writes them (16-bit numbers), or with FILE.idx beside it as Megatron-LM does;\n"
+      "examples/chevron-finetune/tokenise.py makes them of text.\n"
+      "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint or weights.");
+  train::job_flags flags(app, o);
+  auto const files = [&](char const* flag, std::vector<std::string>& to, char const* what) {
+    return app.add_option(flag, to, what)
+        ->type_name("FILE.bin")
+        ->expected(1, -1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->default_str("")
+        ->group("Model and data");
+  };
+  app.add_option("--model", o.model, "folder with config.json and safetensors")
+      ->type_name("DIR")
+      ->required()
+      ->default_str("")
+      ->group("Model and data");
+  files("--data", o.data, "tokens to learn from")->required();
+  files("--validation", o.validation, "tokens on which the loss is told before and after");
+  app.add_option("--out", o.out, "folder to be written at the end: weights, and the model folder's other files")
+      ->type_name("DIR")
+      ->required()
+      ->default_str("")
+      ->group("Model and data");
+  app.add_option("--out-dtype", o.out_dtype, "of the saved tensors; without it what the model's config.json says")
+      ->check(train::one_of({"float32", "bfloat16", "float16"}))
+      ->type_name("float32|bfloat16|float16")
+      ->default_str("")
+      ->group("Model and data");
+  app.add_option("--context", o.context, "tokens the model sees at once")
+      ->check(train::whole(1, 1 << 24))
+      ->type_name("N")
+      ->group("Model and data");
+  flags.pipeline();
+  flags.ranks();
+  flags.training();
+  app.add_option("--weight-decay", o.weight_decay, "AdamW's, of all parameters")
+      ->check(train::positive(true))
+      ->type_name("X")
+      ->group("Training");
+  flags.files();
+  app.add_option("--logits", o.logits, "before training: logits of the first windows of --data, to compare with another program")
+      ->type_name("FILE.safetensors")
+      ->default_str("")
+      ->group("Files");
+  flags.read(argc, argv);
+
+  if (o.metrics == "none") o.metrics.clear();
+  std::error_code ignored;
+  if (std::filesystem::equivalent(o.model, o.out, ignored))
+    throw usage_error("--out " + o.out + " is the --model, whose weights would be lost. Remedy: another folder");
+  return o;
+}
+
+}  // namespace chevron::finetune

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/job_options.hpp"
+
+/// \file
+/// What the command line says.
+
+namespace chevron::finetune {
+
+struct options : train::job_options {
+  std::string model;                    ///< folder
+  std::vector<std::string> data;        ///< files of tokens
+  std::vector<std::string> validation;  ///< the same, never trained on
+  std::string out;                      ///< folder
+  std::string out_dtype;                ///< of the saved tensors; empty: as the model's folder says
+  std::string logits;                   ///< file; empty: none are written
+  double weight_decay = 0.1;
+};
+
+/// Reads the command line. Prints help and ends with 0 where that is asked for; a `usage_error` with the remedy for anything it
+/// cannot use.
+options read_options(int argc, char** argv);
+
+}  // namespace chevron::finetune

@@ -1,0 +1,282 @@
+#include "job_options.hpp"
+
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/show/csv/csv_check.hpp>
+#include <chevron/show/format.hpp>
+
+namespace chevron::train {
+
+/// A whole number in a range, with the range in the error.
+CLI::Validator whole(std::int64_t least, std::int64_t most) {
+  return CLI::Validator(
+      [=](std::string& given) -> std::string {
+        std::int64_t value = 0;
+        auto const [end, fault] = std::from_chars(given.data(), given.data() + given.size(), value);
+        if (fault != std::errc() || end != given.data() + given.size() || value < least || value > most)
+          return given + " is not a whole number from " + std::to_string(least) + " to " + std::to_string(most);
+        return {};
+      },
+      "");
+}
+
+CLI::Validator positive(bool zero_too) {
+  return CLI::Validator(
+      [=](std::string& given) -> std::string {
+        double value = -1;
+        auto const [end, fault] = std::from_chars(given.data(), given.data() + given.size(), value);
+        if (fault != std::errc() || end != given.data() + given.size() || !(zero_too ? value >= 0 : value > 0) || value > 1e9)
+          return given + " is not a number " + (zero_too ? "from 0" : "above 0") + ", at most 1e9";
+        return {};
+      },
+      "");
+}
+
+CLI::Validator one_of(std::vector<std::string> words) {
+  return CLI::Validator(
+      [words = std::move(words)](std::string& given) -> std::string {
+        std::string all;
+        for (auto const& word : words) {
+          if (given == word) return {};
+          all += (all.empty() ? "" : ", ") + word;
+        }
+        return given + " is none of " + all;
+      },
+      "");
+}
+
+namespace {
+
+std::string schedule_names() {
+  std::string out;
+  catalogue::for_each([&](auto const& one) { out += (out.empty() ? "" : ", ") + std::string(one.name); });
+  return out;
+}
+
+struct plan_size {
+  int ranks, micro_batches;
+};
+
+/// Reads `o.schedule` as a file, into `o.schedule_text`.
+plan_size read_schedule_file(job_options& o) try {
+  std::error_code ignored;
+  // A pipe would be waited for without an end, and a device has none.
+  if (auto const there = std::filesystem::status(o.schedule, ignored);
+      std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    throw usage_error("--schedule " + o.schedule + " is not a file. Remedy: a CSV file with a line of actions for each rank");
+  }
+  std::ifstream in(o.schedule, std::ios::binary);
+  o.schedule_text.assign(std::istreambuf_iterator<char>(in), {});
+  if (!in) {
+    throw usage_error("--schedule " + o.schedule + " cannot be read: " + std::strerror(errno) +
+                      ". Remedy: a file that chevron-plan or PyTorch wrote, or one of " + schedule_names());
+  }
+  csv_schedule const read = read_csv(o.schedule_text);
+  if (finding const found = check(read, o.schedule_text)) {
+    throw usage_error("--schedule " + o.schedule + ": " + describe(found, read, o.schedule_text) +
+                      ". Remedy: chevron-plan check " + o.schedule);
+  }
+  if (read.plan.forward_only)
+    throw usage_error("--schedule " + o.schedule +
+                      " runs forwards alone: it evaluates and cannot train. Remedy: a schedule with backwards");
+  return {read.plan.size.ranks, read.plan.size.micro_batches};
+} catch (std::bad_alloc const&) {
+  throw error(
+      exit_code::other,
+      "--schedule " + o.schedule + " needs more memory than there is. Remedy: a smaller file, or a higher limit (ulimit -v)", {});
+}
+
+/// The file says how many; a flag may only say the same.
+void take_size(char const* flag, bool given, int of_file, int& value) {
+  if (given && value != of_file) {
+    throw usage_error(std::string(flag) + " " + std::to_string(value) + " is not what the schedule's file has, " +
+                      std::to_string(of_file) + ". Remedy: leave the flag out");
+  }
+  value = of_file;
+}
+
+}  // namespace
+
+char const* name_of(precision p) {
+  constexpr char const* names[] = {"float32", "bfloat16", "autocast"};
+  return names[static_cast<int>(p)];
+}
+
+void add_values(named_values& to, job_options const& o) {
+  to.add("--context", std::to_string(o.context));
+  to.add("--microbatch-size", std::to_string(o.micro_batch_size));
+  to.add("--dtype", name_of(o.precision));
+  to.add("--recompute", o.recompute ? "yes" : "no");
+  to.add("--steps", std::to_string(o.steps));
+  to.add("--seed", std::to_string(o.seed));
+  to.add("--learning-rate", show::exact(o.learning_rate));
+  to.add("--checkpoint", o.checkpoint);
+  to.add("--save-every", std::to_string(o.save_every));
+  to.add("--keep-checkpoints", std::to_string(o.keep_checkpoints));
+  to.add("--resume", o.resume ? "yes" : "no");
+  to.add("--cuda-graph", o.cuda_graph ? "yes" : "no");
+}
+
+job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
+  app_.get_formatter()->column_width(34);
+  app_.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+void job_flags::pipeline() {
+  app_.add_option("--schedule", o_.schedule, "a FILE.csv, or one of " + schedule_names())->type_name("NAME")->group("Pipeline");
+  ranks_ =
+      app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
+  chunks_ = app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: as the schedule has")
+                           ->check(whole(0, 64))
+                           ->type_name("V")
+                           ->group("Pipeline");
+  micro_batches_ = app_.add_option("--microbatches", o_.micro_batches, "microbatches in a step, for each replica")
+                                  ->check(whole(1, 4096))
+                                  ->type_name("M")
+                                  ->group("Pipeline");
+  app_.add_option("--replicas", o_.replicas, "copies of the pipeline, each on its own data")
+      ->check(whole(1, 1024))
+      ->type_name("R")
+      ->group("Pipeline");
+}
+
+void job_flags::ranks() {
+  backend_ = app_.add_option("--backend", backend_name_,
+                                       "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each")
+                            ->check(one_of({"threads", "gloo", "nccl"}))
+                            ->type_name("threads|gloo|nccl")
+                            ->group("Ranks");
+  app_.add_option("--nproc", o_.nproc, "with gloo and nccl: processes to start here; 0: P x R, or a launcher has started them")
+      ->check(whole(0, 1024))
+      ->type_name("N")
+      ->group("Ranks");
+  app_.add_flag("--share-gpus", o_.share_gpus, "with nccl: more ranks than GPUs, which is slow, to try things out")->group("Ranks");
+  app_.add_flag("--cuda-graph", o_.cuda_graph, "with nccl: once steps repeat themselves, launch each computation as one CUDA graph")
+      ->group("Ranks");
+  app_.add_option("--timeout", o_.timeout, "longest wait for another rank")
+      ->check(positive(false))
+      ->type_name("SECONDS")
+      ->group("Ranks");
+}
+
+void job_flags::training() {
+  app_.add_option("--steps", o_.steps, "optimizer steps")->check(whole(1, 1'000'000'000))->type_name("K")->group("Training");
+  app_.add_option("--microbatch-size", o_.micro_batch_size, "samples in a microbatch, each of --context bytes")
+      ->check(whole(1, 65536))
+      ->type_name("N")
+      ->group("Training");
+  app_.add_option("--learning-rate", o_.learning_rate, "highest, after a twentieth of the steps; then down a cosine to a tenth")
+      ->check(positive(false))
+      ->type_name("X")
+      ->group("Training");
+  app_.add_option("--clip-grad-norm", o_.clip_grad_norm, "largest norm of the whole gradient; 0: no limit")
+      ->check(positive(true))
+      ->type_name("X")
+      ->group("Training");
+  app_.add_flag("--recompute", o_.recompute, "keep only each stage's input until its backward, and compute the rest again")
+      ->group("Training");
+  app_.add_option("--dtype", precision_name_, "of parameters and activations; autocast: parameters float32, products bfloat16")
+      ->check(one_of({"float32", "bfloat16", "autocast"}))
+      ->type_name("float32|bfloat16|autocast")
+      ->group("Training");
+  app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
+      ->group("Training");
+  app_.add_option("--seed", o_.seed, "of weights, batches and sample")
+      ->check(whole(0, 9'000'000'000'000'000))
+      ->type_name("N")
+      ->group("Training");
+}
+
+void job_flags::files() {
+  auto* const checkpoint =
+      app_.add_option("--checkpoint", o_.checkpoint, "save what training needs to go on, in a folder for each time")
+          ->type_name("DIR")
+          ->default_str("")
+          ->group("Files");
+  app_.add_option("--save-every", o_.save_every, "steps between checkpoints; 0: one after the last step")
+      ->check(whole(0, 1'000'000'000))
+      ->type_name("K")
+      ->needs(checkpoint)
+      ->group("Files");
+  app_.add_option("--keep-checkpoints", o_.keep_checkpoints, "so many stay, the last ones; 0: all")
+      ->check(whole(0, 1'000'000'000))
+      ->type_name("N")
+      ->needs(checkpoint)
+      ->group("Files");
+  app_.add_flag("--resume", o_.resume,
+               "go on from the last checkpoint in DIR, saved under any layout or schedule; begin anew if there is none")
+      ->needs(checkpoint)
+      ->group("Files");
+  app_.add_option("--stop-after", o_.stop_after, "save and end after the step in which so much time has passed: 90s, 55m, 2h")
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}))
+      ->check(positive(false))
+      ->type_name("TIME")
+      ->needs(checkpoint)
+      ->default_str("")
+      ->group("Files");
+  app_.add_option("--metrics", o_.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("")->group("Files");
+}
+
+void job_flags::read(int argc, char** argv) {
+  try {
+    app_.parse(argc, argv);
+  } catch (CLI::Success const& asked) {
+    std::exit(app_.exit(asked));
+  } catch (CLI::ParseError const& wrong) {
+    throw usage_error(std::string(wrong.what()) + ". Remedy: " + app_.get_name() + " --help lists every flag");
+  }
+
+  o_.backend_given = backend_->count() > 0;
+  if (backend_name_ == "gloo") o_.backend = train::backend::gloo;
+  if (backend_name_ == "nccl") o_.backend = train::backend::nccl;
+  if (o_.share_gpus && o_.backend != train::backend::nccl)
+    throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
+  if (o_.cuda_graph && o_.backend != train::backend::nccl)
+    throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
+  if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
+  if (precision_name_ == "autocast") o_.precision = precision::autocast;
+  if (o_.schedule.ends_with(".csv") || o_.schedule.find('/') != std::string::npos) {
+    plan_size const size = read_schedule_file(o_);
+    take_size("--ranks", ranks_->count() > 0, size.ranks, o_.ranks);
+    take_size("--microbatches", micro_batches_->count() > 0, size.micro_batches, o_.micro_batches);
+    if (chunks_->count() > 0 && o_.chunks != 0)
+      throw usage_error("--chunks cannot be chosen: --schedule " + o_.schedule +
+                        " places its stages itself. Remedy: leave the flag out");
+  } else if (!catalogue::contains(o_.schedule)) {
+    throw usage_error("--schedule " + o_.schedule +
+                      " is not in the catalogue. Remedy: a file's name that ends in .csv, or one of " + schedule_names());
+  } else if (!catalogue::trains(o_.schedule)) {
+    throw usage_error("--schedule " + o_.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: one of " +
+                      schedule_names());
+  }
+  if (o_.nproc > 0) {
+    if (o_.backend_given && o_.backend == train::backend::threads) {
+      throw usage_error(
+          "--nproc starts processes, but --backend threads has none. Remedy: --backend gloo, or leave --nproc away");
+    }
+    if (!o_.backend_given) o_.backend = train::backend::gloo;
+    if (o_.nproc != o_.world()) {
+      throw usage_error("--nproc " + std::to_string(o_.nproc) + " is not --ranks " + std::to_string(o_.ranks) + " × --replicas " +
+                        std::to_string(o_.replicas) + ". Remedy: --nproc " + std::to_string(o_.world()) + ", or leave it away");
+    }
+  }
+}
+
+}  // namespace chevron::train

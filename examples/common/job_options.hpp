@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <chevron/run/comm/consistency.hpp>
+
+/// \file
+/// What a command line says of a job that trains, whatever the model: schedule, ranks, steps, checkpoints.
+
+namespace chevron::train {
+
+enum class backend { threads, gloo, nccl };
+enum class precision { float32, bfloat16, autocast };
+
+/// As the command line calls it.
+char const* name_of(precision p);
+
+struct job_options {
+  std::string schedule = "1F1B";
+  std::string schedule_text;  ///< of a schedule that comes from a file
+  int ranks = 2;
+  int chunks = 0;  ///< stages on a rank; 0: what the schedule's placement has, or 2 where that is open
+  int micro_batches = 4;
+  int replicas = 2;
+
+  train::backend backend = train::backend::threads;
+  bool backend_given = false;
+  int nproc = 0;            ///< 0: not given
+  bool share_gpus = false;  ///< more ranks than GPUs
+  bool cuda_graph = false;  ///< computations are captured and launched as graphs
+  double timeout = 300;
+
+  int context = 64;  ///< tokens the model sees at once
+  int micro_batch_size = 4;
+  long steps = 300;
+  std::uint64_t seed = 1;
+  double learning_rate = 3e-3;
+  double clip_grad_norm = 1;
+  bool post_validation = false;
+  bool recompute = false;
+  train::precision precision = train::precision::float32;
+
+  std::string checkpoint;    ///< folder; empty: none is kept
+  long save_every = 0;       ///< steps; 0: after the last one only
+  int keep_checkpoints = 0;  ///< 0: all
+  bool resume = false;
+  double stop_after = 0;  ///< seconds; 0: no limit
+  std::string metrics;
+
+  int world() const { return ranks * replicas; }
+  /// Of one replica in a step.
+  int samples() const { return micro_batches * micro_batch_size; }
+};
+
+/// What processes of a job must have been told alike, since the trainer does not see it.
+void add_values(named_values& to, job_options const& o);
+
+CLI::Validator whole(std::int64_t least, std::int64_t most);  ///< a whole number in a range, with the range in the error
+CLI::Validator positive(bool zero_too);
+CLI::Validator one_of(std::vector<std::string> words);
+
+/// The flags for it, in groups, so that a program can put its own between them.
+class job_flags {
+ public:
+  /// \param app must stay until `read` has been called
+  job_flags(CLI::App& app, job_options& to);
+
+  void pipeline();
+  void ranks();
+  void training();
+  void files();
+
+  /// Parses the command line. Prints help and ends with 0 where that is asked for.
+  /// \throws usage_error, with the remedy, for anything that cannot be used
+  void read(int argc, char** argv);
+
+ private:
+  CLI::App& app_;
+  job_options& o_;
+  std::string backend_name_ = "threads", precision_name_ = "float32";
+  CLI::Option *ranks_ = nullptr, *chunks_ = nullptr, *micro_batches_ = nullptr, *backend_ = nullptr;
+};
+
+}  // namespace chevron::train

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include <chevron/run/core/topology.hpp>
+#include <chevron/run/optimizer/step_report.hpp>
+#include <chevron/run/training/trainer.hpp>
+
+#include "common/console.hpp"
+#include "common/job_options.hpp"
+
+/// \file
+/// What a run tells of its steps, and where it goes on.
+
+namespace chevron::train {
+
+/// Goes on from the last checkpoint in the folder that the options name.
+/// \param words what must be the same for a resumed run to be the run that was interrupted
+/// \returns whether there was one; none at the first start of a job that launchers start again after failures
+bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words, trainer& train);
+
+/// Saves, after a step for which that is due. Collective.
+void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step);
+
+/// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the next
+/// step has begun.
+class step_teller {
+ public:
+  /// \param flops_per_token of the model, for training
+  step_teller(job_options const& o, topology const& here, double flops_per_token);
+
+  void open(long first_step);
+  void close();
+
+  /// How long a step's data took to load.
+  void loaded(long step, double seconds) { loading_[step] = seconds; }
+  void tell(step_report const& report);
+
+  double first_loss() const { return first_loss_; }
+  double last_loss() const { return last_loss_; }
+  /// Steps whose computations were launched as graphs.
+  long launched() const { return launched_; }
+
+ private:
+  job_options const& options_;
+  topology here_;
+  double tokens_, flops_per_token_;  // tokens_: of all ranks in a step
+  long first_step_ = 0, launched_ = 0;
+  double first_loss_ = 0, last_loss_ = 0;
+  std::map<long, double> loading_;
+  std::unique_ptr<step_lines> lines_;  // null on other ranks than 0
+  std::unique_ptr<metrics_file> metrics_;
+};
+
+}  // namespace chevron::train

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/checkpoint_ranks.hpp>
+#include <chevron/run/checkpoint/optimizer_file.hpp>
+#include <chevron/run/checkpoint/weight_folder.hpp>
+#include <chevron/run/checkpoint/weight_names.hpp>
+#include <chevron/run/checkpoint/weight_ranks.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/training/trainer.hpp>
+
+/// \file
+/// A model's weights, read from a folder as Hugging Face keeps them.
+
+namespace chevron {
+
+struct load_weights_options {
+  /// Tensors of the folder that the model need not take, as patterns of fnmatch(3): `*.rotary_emb.inv_freq`, or `*` for all.
+  std::vector<std::string> may_stay{};
+};
+
+namespace detail {
+
+/// What does not fit between a folder and a model, all of it.
+struct weight_differences {
+  std::set<std::string> missing, misshapen, surplus;
+
+  bool any() const { return !missing.empty() || !misshapen.empty() || !surplus.empty(); }
+
+  std::string text() const {
+    std::string out;
+    auto const add = [&](std::set<std::string> const& all, char const* one, char const* several) {
+      if (all.empty()) return;
+      std::size_t count = 0;
+      out += (out.empty() ? "" : "; ") + std::to_string(all.size()) + " " + (all.size() == 1 ? one : several) + ": ";
+      for (std::string const& each : all) {
+        if (count == most_listed) {
+          out += " and " + std::to_string(all.size() - count) + " more";
+          break;
+        }
+        out += (count++ == 0 ? "" : ", ") + each;
+      }
+    };
+    add(missing, "tensor is missing", "tensors are missing");
+    add(misshapen, "tensor is of another kind", "tensors are of another kind");
+    add(surplus, "tensor is not the model's", "tensors are not the model's");
+    return out;
+  }
+
+  static constexpr std::size_t most_listed = 200;
+};
+
+/// Numbers with a point become each other; all else must be what it is.
+inline bool can_become(at::ScalarType from, at::ScalarType to) {
+  return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
+}
+
+inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> const& mine, std::filesystem::path const& path,
+                         load_weights_options const& options) {
+  std::optional<weight_folder> folder;
+  ranks.together([&] { folder.emplace(path); });
+  weight_groups const groups(ranks, mine);
+
+  // Everything is found and compared before anything is changed.
+  weight_differences wrong;
+  std::set<std::string> taken;
+  std::vector<std::string> sources;
+  ranks.together([&] {
+    for (named_weight const& one : mine) {
+      std::vector<std::string> held;
+      if (folder->holds(one.there)) held.push_back(one.there);
+      for (auto const& [stage, place, there] : groups.of(one)) {
+        if (folder->holds(there) && std::find(held.begin(), held.end(), there) == held.end()) held.push_back(there);
+      }
+      sources.push_back(held.empty() ? "" : held[0]);
+      taken.insert(held.begin(), held.end());
+      if (held.empty()) {
+        wrong.missing.insert(one.there + (one.there == one.here.name ? "" : " (the model's " + one.here.name + ")"));
+        continue;
+      }
+      at::Tensor const& to = one.here.value;
+      if (at::IntArrayRef(folder->shape(held[0])) != to.sizes() || !can_become(folder->dtype(held[0]), to.scalar_type())) {
+        wrong.misshapen.insert(held[0] + " is " + c10::toString(folder->dtype(held[0])) + " " + plain_shape(folder->shape(held[0])) +
+                               ", the model's is " + c10::toString(to.scalar_type()) + " " + plain_shape(to.sizes()));
+      }
+      for (std::size_t k = 1; k < held.size(); ++k) {
+        if (!folder->equal(held[0], held[k]))
+          wrong.misshapen.insert(std::max(held[0], held[k]) + " differs from " + std::min(held[0], held[k]) +
+                                 ", and they are one parameter in the model");
+      }
+    }
+  });
+  nlohmann::json const told = {wrong.missing, wrong.misshapen, taken};
+  taken.clear();
+  for (std::string const& text : ranks.gather(told.dump())) {
+    auto const one = nlohmann::json::parse(text);
+    wrong.missing.merge(one[0].get<std::set<std::string>>());
+    wrong.misshapen.merge(one[1].get<std::set<std::string>>());
+    taken.merge(one[2].get<std::set<std::string>>());
+  }
+  for (std::string const& name : folder->names()) {
+    bool const stays = std::any_of(options.may_stay.begin(), options.may_stay.end(), [&](std::string const& pattern) {
+      return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    });
+    if (taken.count(name) == 0 && !stays) wrong.surplus.insert(name);
+  }
+  if (wrong.any()) {
+    throw checkpoint_error(path.string() + ": is not of this model: " + wrong.text() +
+                           ". Remedy: the model that was saved, names as the folder has them (chevron::weight_names), or for tensors "
+                           "that nobody needs load_weights_options::may_stay");
+  }
+  ranks.together([&] {
+    for (std::size_t i = 0; i < mine.size(); ++i) folder->copy(sources[i], mine[i].here.value);
+  });
+}
+
+}  // namespace detail
+
+/// Loads a module's parameters and buffers from a folder of weights: `model.safetensors`, or shards with
+/// `model.safetensors.index.json`, as Hugging Face's libraries write them. Files are mapped, and a tensor is copied to where it
+/// belongs piece by piece, so that little besides the module is in memory. Floating-point numbers become those of the module.
+/// \param names what the folder calls the module's tensors
+/// \throws checkpoint_error, and nothing was changed: for tensors that are missing, left over or of another shape, all of them in
+/// one sentence; and for files that are damaged
+template <module_pointer Module>
+void load_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
+                  load_weights_options const& options = {}) {
+  detail::load_weights(detail::weight_ranks(), detail::weights_of(module, names), folder, options);
+}
+
+/// The same into a trainer before its first step: each rank reads what its stages hold. Of tied parameters the folder may hold one
+/// or all. Collective.
+/// \param folder the same, and shared, for all ranks
+/// \param names what the folder calls the stages' tensors
+/// \throws checkpoint_error, as above, on every rank; names that two stages use for tensors of their own need a function of stage
+/// and name
+inline void load_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
+                         load_weights_options const& options = {}) {
+  collective_scope const doing(train.comm(), "load_weights");
+  detail::be_between_steps(train, "loaded");
+  train.synchronize();
+  std::vector<detail::named_weight> mine;
+  detail::together(train.comm(), [&] { mine = detail::weights_of(train, names); });
+  detail::load_weights(detail::weight_ranks(train.comm()), mine, folder, options);
+}
+
+}  // namespace chevron

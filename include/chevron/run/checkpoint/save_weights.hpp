@@ -1,0 +1,225 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/checkpoint_folder.hpp>
+#include <chevron/run/checkpoint/checkpoint_manifest.hpp>
+#include <chevron/run/checkpoint/checkpoint_ranks.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/weight_folder.hpp>
+#include <chevron/run/checkpoint/weight_names.hpp>
+#include <chevron/run/checkpoint/weight_ranks.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/training/trainer.hpp>
+
+/// \file
+/// A model's weights, written as Hugging Face keeps them.
+
+namespace chevron {
+
+struct save_weights_options {
+  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< most bytes of tensors in one file, unless one tensor has more
+  std::optional<at::ScalarType> dtype{};               ///< of floating-point tensors in the files; empty: as they are
+};
+
+namespace detail {
+
+/// Cuts a rank's tensors into shards, in their order.
+inline std::vector<named_tensors> shards_of(named_tensors all, save_weights_options const& options) {
+  std::vector<named_tensors> out;
+  std::uint64_t bytes = 0;
+  for (auto& one : all) {
+    if (out.empty() || (bytes > 0 && bytes + one.second.nbytes() > options.shard_bytes)) {
+      out.emplace_back();
+      bytes = 0;
+    }
+    bytes += one.second.nbytes();
+    out.back().push_back(std::move(one));
+  }
+  return out;
+}
+
+inline std::string shard_name(std::size_t number, std::size_t count) {
+  if (count == 1) return whole_weights;
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", number + 1, count);
+  return name;
+}
+
+/// Writes all ranks' tensors as one set of weights. Collective.
+inline void save_weights(weight_ranks const& ranks, named_tensors mine, std::filesystem::path const& folder,
+                         save_weights_options const& options) {
+  if (options.dtype && !c10::isFloatingType(*options.dtype)) {
+    throw usage_error(std::string("save_weights_options::dtype is ") + c10::toString(*options.dtype) +
+                      ", which has no fractions. Remedy: at::kFloat, at::kBFloat16, at::kHalf or at::kDouble");
+  }
+  std::vector<named_tensors> const shards = shards_of(std::move(mine), options);
+  nlohmann::json told = nlohmann::json::array();
+  for (named_tensors const& shard : shards) {
+    nlohmann::json names = nlohmann::json::array();
+    for (auto const& [name, value] : shard) names.push_back(name);
+    told.push_back(names);
+  }
+  std::vector<nlohmann::json> all;
+  std::size_t count = 0, before_me = 0;
+  std::map<std::string, std::string> file_of;
+  std::string twice;
+  for (std::string const& text : ranks.gather(told.dump())) {
+    if (all.size() == ranks.me()) before_me = count;
+    all.push_back(nlohmann::json::parse(text));
+    count += all.back().size();
+  }
+  std::size_t number = 0;
+  for (auto const& of_rank : all) {
+    for (auto const& names : of_rank) {
+      for (auto const& name : names) {
+        if (!file_of.emplace(name.get<std::string>(), shard_name(number, count)).second) twice = name.get<std::string>();
+      }
+      ++number;
+    }
+  }
+  if (!twice.empty()) {
+    throw checkpoint_error(folder.string() + ": two tensors of the model would be called " + twice +
+                           ". Remedy: other names (chevron::weight_names), or tie them if they are one");
+  }
+  if (count == 0) throw checkpoint_error(folder.string() + ": the model has no tensor to be saved");
+
+  std::vector<unnamed_file> written;
+  std::uint64_t bytes = 0;
+  ranks.together([&] {
+    std::error_code failed;
+    std::filesystem::create_directories(folder, failed);
+    if (failed) refuse_file(folder, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      named_tensors converted;
+      for (auto const& [name, value] : shards[i]) {
+        bool const other = options.dtype && c10::isFloatingType(value.scalar_type()) && value.scalar_type() != *options.dtype;
+        converted.emplace_back(name, other ? value.detach().to(*options.dtype) : value);
+        bytes += converted.back().second.nbytes();
+      }
+      // Where the widest numbers come first, all have addresses that their dtypes may have.
+      std::stable_sort(converted.begin(), converted.end(),
+                       [](auto const& a, auto const& b) { return a.second.element_size() > b.second.element_size(); });
+      written.push_back(unnamed_safetensors(folder / shard_name(before_me + i, count), converted, {{"format", "pt"}}));
+    }
+  });
+  std::uint64_t total = 0;
+  for (std::string const& text : ranks.gather(std::to_string(bytes))) total += std::stoull(text);
+  // All is written. Weights that were there go, so that no reader takes some of the old for the new.
+  ranks.together([&] {
+    if (ranks.me() != 0) return;
+    std::vector<std::filesystem::path> old;
+    for (auto const& entry : std::filesystem::directory_iterator(folder)) {
+      if (is_weight_file(entry.path().filename().string())) old.push_back(entry.path());
+    }
+    for (auto const& one : old) std::filesystem::remove(one);
+  });
+  ranks.together([&] {
+    for (unnamed_file& file : written) file.give_name();
+  });
+  ranks.together([&] {
+    if (ranks.me() != 0) return;
+    if (count > 1) {
+      std::string const text = nlohmann::json{{"metadata", {{"total_size", total}}}, {"weight_map", file_of}}.dump(2) + "\n";
+      unnamed_file(folder / weight_index, [&](auto const& write) { write(text.data(), text.size()); }).give_name();
+    }
+    bring_to_disk(folder);
+  });
+}
+
+/// Each parameter once: of those that are one, the first.
+inline named_tensors each_once(weight_groups const& groups, std::vector<named_weight> const& mine) {
+  named_tensors out;
+  for (named_weight const& one : mine) {
+    auto const& [stage, place, there] = *groups.of(one).begin();
+    if (stage == one.stage && place == one.place) out.emplace_back(one.there, one.here.value);
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// Writes a module's parameters and buffers as a folder of weights that Hugging Face's libraries read: one `model.safetensors`, or
+/// shards and their index. Weights that the folder held go; until all is written, they stay. Other files are not touched.
+/// \param names what the folder is to call the module's tensors. Of tied parameters the first name is written
+/// \throws checkpoint_error where two tensors would have one name, and where the disk refuses
+template <module_pointer Module>
+void save_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
+                  save_weights_options const& options = {}) {
+  detail::weight_ranks const alone;
+  auto const mine = detail::weights_of(module, names);
+  detail::save_weights(alone, detail::each_once({alone, mine}, mine), folder, options);
+}
+
+/// The same of a trainer between two steps: each rank of the first replica writes shards of what its stages hold. Collective.
+/// \param folder the same, and shared, for all ranks
+/// \throws checkpoint_error, as above, on every rank
+inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
+                         save_weights_options const& options = {}) {
+  collective_scope const doing(train.comm(), "save_weights");
+  detail::be_between_steps(train, "saved");
+  train.synchronize();
+  detail::weight_ranks const ranks(train.comm());
+  std::vector<detail::named_weight> mine;
+  ranks.together([&] { mine = detail::weights_of(train, names); });
+  named_tensors all = detail::each_once({ranks, mine}, mine);
+  if (!ranks.of_first_replica()) all.clear();
+  detail::save_weights(ranks, std::move(all), folder, options);
+}
+
+/// Writes the model of a Chevron checkpoint as a folder of weights, without a trainer: its files are found whole, and mapped.
+/// \param checkpoint a folder that holds checkpoints, for the last whole one, or one checkpoint's own
+/// \param names what the folder is to call the tensors of the checkpoint
+/// \throws checkpoint_error where there is no checkpoint, where one of its files was damaged, and as `save_weights`
+inline void export_weights(std::filesystem::path const& checkpoint, std::filesystem::path const& folder,
+                           weight_names const& names = {}, save_weights_options const& options = {}) {
+  namespace fs = std::filesystem;
+  fs::path const from = fs::exists(checkpoint / "manifest.json") ? checkpoint : last_checkpoint(checkpoint).value_or("");
+  if (from.empty())
+    detail::refuse_file(checkpoint, "holds no whole checkpoint, no folder step-N with a manifest.json. Remedy: the folder that "
+                                    "was saved to");
+  detail::manifest const about = detail::read_manifest(from);
+  std::map<detail::saved_name, std::string> word_of;
+  for (auto const& [word, all] : about.same) {
+    for (detail::saved_name const& one : all) word_of[one] = word;
+  }
+  named_tensors all;
+  std::set<std::string> written;  // words of parameters that are one
+  for (std::size_t s = 0; s < about.stages; ++s) {
+    fs::path const file = detail::stage_file(from, "model", s);
+    if (detail::fingerprint_of(file) != about.files.at(file.filename().string()))
+      detail::refuse_file(file, "is not the file that the manifest names: it was damaged or exchanged" + detail::without(from));
+    detail::mapped_tensors const saved(file);
+    std::vector<std::string> in_order = saved.header().names();
+    std::stable_sort(in_order.begin(), in_order.end(), [&](std::string const& a, std::string const& b) {
+      return saved.header().place(a).first < saved.header().place(b).first;
+    });
+    for (std::string const& name : in_order) {
+      auto const word = word_of.find({s, name});
+      std::string const there = names(s, name);
+      if (there.empty() || (word != word_of.end() && !written.insert(word->second).second)) continue;
+      all.emplace_back(there, saved.bytes_of(name));
+    }
+  }
+  detail::save_weights(detail::weight_ranks(), std::move(all), folder, options);
+}
+
+}  // namespace chevron

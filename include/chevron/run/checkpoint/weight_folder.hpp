@@ -1,0 +1,222 @@
+#pragma once
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/strict_json.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/mapped_file.hpp>
+
+/// \file
+/// A folder of weights as Hugging Face keeps them: `model.safetensors`, or an index and the files (shards) that it names.
+
+namespace chevron {
+
+namespace detail {
+
+/// The tensors of a safetensors file, mapped: they are read where they are used.
+class mapped_tensors {
+ public:
+  /// \throws checkpoint_error for what is no regular file, which could be waited for without an end, and as `safetensors_file`
+  explicit mapped_tensors(std::filesystem::path const& file) : bytes_(mapped(file)), header_(file) {}
+
+  safetensors_file const& header() const { return header_; }
+
+  /// A tensor over the file's own bytes, which must not be written to; it keeps the file mapped. Its address may be one that its
+  /// dtype must not have: copy bytes, not numbers.
+  at::Tensor bytes_of(std::string const& name) const {
+    auto const [begin, count] = here(name);
+    void* const at = const_cast<std::byte*>(bytes_->data() + begin);
+    return at::from_blob(at, header_.shape(name), [keep = bytes_](void*) {}, at::TensorOptions(header_.dtype(name)));
+  }
+
+  /// Copies a tensor, converted to the dtype and brought to the device of `to`, piece by piece: besides `to`, one piece is in
+  /// memory.
+  void copy(std::string const& name, at::Tensor const& to) const {
+    if (to.numel() == 0) return;
+    at::NoGradGuard const off;
+    at::Tensor const target = to.detach();
+    bool const in_pieces = target.is_contiguous();
+    at::Tensor const flat = in_pieces ? target.view({-1}) : target;
+    each_piece(name, in_pieces ? piece : header_.place(name).second + 1, [&](at::Tensor const& read, std::int64_t first) {
+      if (in_pieces)
+        flat.narrow(0, first, read.numel()).copy_(read);
+      else
+        flat.copy_(read.view(target.sizes()));
+    });
+  }
+
+  /// Whether two tensors have the same bytes, shape and dtype.
+  bool equal(std::string const& name, mapped_tensors const& other, std::string const& its_name) const {
+    if (header_.shape(name) != other.header_.shape(its_name) || header_.dtype(name) != other.header_.dtype(its_name)) return false;
+    auto const [mine, count] = here(name);
+    auto const [theirs, same_count] = other.here(its_name);
+    bool const same = count == 0 || std::memcmp(bytes_->data() + mine, other.bytes_->data() + theirs, count) == 0;
+    bytes_->give_back(mine, count);
+    other.bytes_->give_back(theirs, same_count);
+    return same;
+  }
+
+ private:
+  static constexpr std::uint64_t piece = std::uint64_t{8} << 20;
+
+  static std::shared_ptr<mapped_file const> mapped(std::filesystem::path const& file) {
+    try {
+      return std::make_shared<mapped_file const>(file);
+    } catch (std::filesystem::filesystem_error const& e) {
+      refuse_file(file, "cannot be mapped: " + e.code().message());
+    }
+  }
+
+  /// The place of a tensor's bytes, after a look at whether they are still there.
+  std::pair<std::size_t, std::size_t> here(std::string const& name) const {
+    auto const [begin, count] = header_.place(name);
+    if (begin + count > bytes_->size() || !bytes_->still_whole())
+      refuse_file(header_.path(), "was cut short while it was read. Remedy: let no other program write to it");
+    return {begin, count};
+  }
+
+  template <class Visit>
+  void each_piece(std::string const& name, std::uint64_t most, Visit visit) const {
+    auto const [begin, count] = here(name);
+    std::size_t const each = c10::elementSize(header_.dtype(name));
+    std::size_t const step = std::max<std::size_t>(most / each, 1) * each;
+    for (std::size_t done = 0; done < count; done += step) {
+      std::size_t const now = std::min(step, count - done);
+      std::byte const* const at = bytes_->data() + begin + done;
+      at::Tensor read;
+      if (reinterpret_cast<std::uintptr_t>(at) % each == 0) {
+        read = at::from_blob(const_cast<std::byte*>(at), {static_cast<std::int64_t>(now / each)},
+                             at::TensorOptions(header_.dtype(name)));
+      } else {
+        read = at::empty({static_cast<std::int64_t>(now / each)}, header_.dtype(name));
+        std::memcpy(read.mutable_data_ptr(), at, now);
+      }
+      visit(read, static_cast<std::int64_t>(done / each));
+      bytes_->give_back(begin + done, now);
+    }
+  }
+
+  std::shared_ptr<mapped_file const> bytes_;
+  safetensors_file header_;
+};
+
+inline constexpr char const* whole_weights = "model.safetensors";
+inline constexpr char const* weight_index = "model.safetensors.index.json";
+
+/// Whether a folder of weights has a file of this name: what a new set of weights takes the place of.
+inline bool is_weight_file(std::string const& name) {
+  if (name == whole_weights || name == weight_index) return true;
+  // model-00001-of-00003.safetensors
+  std::string pattern = name;
+  std::replace_if(pattern.begin(), pattern.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
+  return pattern == "model-00000-of-00000.safetensors";
+}
+
+}  // namespace detail
+
+/// A folder of weights, opened for reading. What its index says is checked when it is opened, and a shard when one of its tensors
+/// is asked for, so that ranks open what their stages need.
+class weight_folder {
+ public:
+  /// \throws checkpoint_error for a folder without weights, and for an index that is damaged or names files elsewhere
+  explicit weight_folder(std::filesystem::path folder) : folder_(std::move(folder)) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder_ / detail::whole_weights, ignored)) {
+      for (std::string const& name : shard(detail::whole_weights).header().names()) file_of_[name] = detail::whole_weights;
+    } else if (std::filesystem::exists(folder_ / detail::weight_index, ignored)) {
+      read_index(folder_ / detail::weight_index);
+    } else {
+      detail::refuse_file(folder_, std::string("holds neither ") + detail::whole_weights + " nor " + detail::weight_index +
+                                       ". Remedy: the folder of a model that was saved as safetensors "
+                                       "(save_pretrained of transformers does)");
+    }
+  }
+
+  std::filesystem::path const& path() const { return folder_; }
+  bool holds(std::string const& name) const { return file_of_.count(name) != 0; }
+  /// All names, in alphabetical order.
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (auto const& [name, file] : file_of_) all.push_back(name);
+    return all;
+  }
+  /// \throws checkpoint_error for a name that it does not hold, and for a shard that is not as the index says
+  std::vector<std::int64_t> const& shape(std::string const& name) { return holder(name).header().shape(name); }
+  /// \throws checkpoint_error, as `shape`
+  at::ScalarType dtype(std::string const& name) { return holder(name).header().dtype(name); }
+  /// Copies a tensor's values, whatever the dtype and device of `to`, which must have its shape.
+  /// \throws checkpoint_error, as `shape`, and where the file changes meanwhile
+  void copy(std::string const& name, at::Tensor const& to) { holder(name).copy(name, to); }
+  /// Whether two of its tensors are the same in every byte.
+  bool equal(std::string const& a, std::string const& b) { return holder(a).equal(a, holder(b), b); }
+
+ private:
+  static constexpr std::uintmax_t most_of_an_index = std::uintmax_t{64} << 20;
+
+  detail::mapped_tensors const& shard(std::string const& file) {
+    auto& opened = shards_[file];
+    if (opened == nullptr) opened = std::make_unique<detail::mapped_tensors>(folder_ / file);
+    return *opened;
+  }
+  detail::mapped_tensors const& holder(std::string const& name) {
+    auto const found = file_of_.find(name);
+    if (found == file_of_.end()) detail::refuse_file(folder_, "holds no tensor called " + name);
+    detail::mapped_tensors const& in = shard(found->second);
+    if (!in.header().holds(name))
+      detail::refuse_file(folder_ / found->second, "holds no tensor called " + name + ", though " + detail::weight_index + " says so");
+    return in;
+  }
+
+  void read_index(std::filesystem::path const& file) {
+    std::error_code failed;
+    std::uintmax_t const size = std::filesystem::file_size(file, failed);
+    if (failed) detail::refuse_file(file, "cannot be read: " + failed.message());
+    if (size > most_of_an_index) detail::refuse_file(file, "is no index of weights: it has " + std::to_string(size) + " bytes");
+    std::string text(size, ' ');
+    std::ifstream in(file, std::ios::binary);
+    in.read(text.data(), static_cast<std::streamsize>(size));
+    if (!in) detail::refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+    nlohmann::json index;
+    try {
+      index = detail::parse_strictly(text, 4);
+    } catch (std::exception const& e) {
+      detail::refuse_file(file, std::string("is no JSON of this kind: ") + detail::in_short(e));
+    }
+    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+      detail::refuse_file(file, "has no weight_map, which says which file holds which tensor");
+    for (auto const& [name, where] : index["weight_map"].items()) {
+      std::string const shard_name = where.is_string() ? where.get<std::string>() : "";
+      // Files of the folder only: an index must not lead elsewhere.
+      bool const plain = !shard_name.empty() && shard_name.find('/') == shard_name.npos && shard_name != "." && shard_name != "..";
+      if (!plain) detail::refuse_file(file, "does not say in which of the folder's files " + name + " is");
+      file_of_[name] = shard_name;
+    }
+  }
+
+  std::filesystem::path folder_;
+  std::map<std::string, std::string> file_of_;
+  std::map<std::string, std::unique_ptr<detail::mapped_tensors>> shards_;
+};
+
+}  // namespace chevron

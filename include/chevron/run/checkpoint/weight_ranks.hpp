@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/run/checkpoint/checkpoint_ranks.hpp>
+#include <chevron/run/checkpoint/weight_names.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/training/trainer.hpp>
+
+/// \file
+/// What of a model goes into a folder of weights, and which ranks hold it.
+
+namespace chevron::detail {
+
+/// A tensor of this rank, and what the folder calls it.
+struct named_weight {
+  std::size_t stage = 0, place = 0;  // place: in the order of registration
+  parameter here;
+  std::string there;
+};
+
+inline void add_weights(std::vector<named_weight>& to, std::size_t stage, std::vector<parameter> const& all,
+                        weight_names const& names) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::string const there = names(stage, all[i].name);
+    if (all[i].value.defined() && !there.empty()) to.push_back({stage, i, all[i], there});
+  }
+}
+
+/// A module's tensors.
+template <module_pointer Module>
+std::vector<named_weight> weights_of(Module& module, weight_names const& names) {
+  std::vector<parameter> all;
+  for (auto const& item : module->named_parameters(true)) all.push_back({item.key(), item.value()});
+  for (auto const& item : module->named_buffers(true)) all.push_back({item.key(), item.value()});
+  std::vector<named_weight> out;
+  add_weights(out, 0, all, names);
+  return out;
+}
+
+/// Those of a rank's stages.
+inline std::vector<named_weight> weights_of(trainer& train, weight_names const& names) {
+  std::vector<named_weight> out;
+  for (std::size_t s = 0; s < train.stages().size(); ++s) {
+    if (train.stages()[s]) add_weights(out, s, kept_of(train.stages()[s]), names);
+  }
+  return out;
+}
+
+/// The ranks of a trainer, or this thread alone where a module has none.
+class weight_ranks {
+ public:
+  weight_ranks() = default;
+  explicit weight_ranks(transport& comm) : comm_(&comm) {}
+
+  std::vector<std::string> gather(std::string const& text) const {
+    return comm_ == nullptr ? std::vector<std::string>{text} : comm_->all_gather_text(text);
+  }
+  /// Does something that may throw; an error is everybody's.
+  template <class Work>
+  void together(Work&& work) const {
+    comm_ == nullptr ? work() : detail::together(*comm_, work);
+  }
+  std::size_t me() const { return comm_ == nullptr ? 0 : static_cast<std::size_t>(comm_->topology().global_rank); }
+  /// Whether this rank holds what no rank before it holds.
+  bool of_first_replica() const { return comm_ == nullptr || comm_->topology().replica() == 0; }
+
+ private:
+  transport* comm_ = nullptr;
+};
+
+/// What of several names of one parameter counts: by stage, then in the order of registration.
+using weight_place = std::tuple<std::size_t, std::size_t, std::string>;  // the last: its name in the folder
+
+/// Parameters that are one, over all ranks: by a word, where they are.
+class weight_groups {
+ public:
+  weight_groups(weight_ranks const& ranks, std::vector<named_weight> const& mine) {
+    std::map<void const*, named_weight const*> first;
+    std::map<void const*, std::string> tie;
+    for (named_weight const& one : mine) {
+      void const* const key = one.here.value.unsafeGetTensorImpl();
+      first.emplace(key, &one);
+      if (!one.here.tied_as.empty()) tie[key] = "tied " + one.here.tied_as;
+    }
+    auto told = nlohmann::json::array();
+    for (named_weight const& one : mine) {
+      void const* const key = one.here.value.unsafeGetTensorImpl();
+      std::string const word = tie.count(key) != 0 ? tie[key] : "tensor " + std::to_string(first[key]->stage) + " " + first[key]->here.name;
+      word_of_[{one.stage, one.place}] = word;
+      told.push_back({word, one.stage, one.place, one.there});
+    }
+    for (std::string const& text : ranks.gather(told.dump())) {
+      for (auto const& one : nlohmann::json::parse(text))
+        places_[one[0].get<std::string>()].insert({one[1].get<std::size_t>(), one[2].get<std::size_t>(), one[3].get<std::string>()});
+    }
+  }
+
+  /// Where the parameter of one of this rank's tensors is, the first place first.
+  std::set<weight_place> const& of(named_weight const& one) const { return places_.at(word_of_.at({one.stage, one.place})); }
+
+ private:
+  std::map<std::pair<std::size_t, std::size_t>, std::string> word_of_;
+  std::map<std::string, std::set<weight_place>> places_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,162 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/mapped_file.hpp>
+
+/// \file
+/// Files of tokens, mapped: as nanoGPT writes them, and as Megatron-LM does.
+
+namespace chevron {
+
+/// A row of tokens in a file. Two conventions are known:
+///
+/// - nanoGPT's: FILE.bin is nothing but 16-bit unsigned numbers;
+/// - Megatron-LM's: FILE.bin, and beside it FILE.idx, which says how wide numbers are and which sequences they make. Sequences must
+///   follow one another, as Megatron's tools write them; then they are one row.
+///
+/// Numbers are little-endian in both.
+class token_file {
+ public:
+  /// \param file FILE.bin; Megatron's convention holds where FILE.idx is there
+  /// \throws usage_error where a file cannot be mapped, is empty, or is not what its index says
+  explicit token_file(std::filesystem::path file) : tokens_(mapped(std::move(file))) {
+    std::filesystem::path index = path();
+    index.replace_extension(".idx");
+    std::error_code ignored;
+    if (index != path() && std::filesystem::exists(index, ignored)) {
+      read_index(*mapped(index));
+    } else if (tokens_->size() % width_ != 0) {
+      refuse(path(), "has an odd number of bytes, " + std::to_string(tokens_->size()) +
+                         ". Remedy: 16-bit numbers, as nanoGPT writes them, or Megatron's index " + index.filename().string() + " beside it");
+    }
+    if (size() == 0) refuse(path(), "holds no token");
+  }
+
+  std::filesystem::path const& path() const { return tokens_->path(); }
+  /// How many tokens there are.
+  std::size_t size() const { return tokens_->size() / width_; }
+
+  /// Reads tokens [first, first + to.size()), which must be there.
+  /// \throws usage_error where the file was cut short since
+  void read(std::size_t first, std::span<std::int64_t> to) const {
+    if (!tokens_->still_whole()) refuse(path(), "was cut short while it was read. Remedy: let no other program write to it");
+    switch (kind_) {
+      case kind::u8: return copy<std::uint8_t>(first, to);
+      case kind::i8: return copy<std::int8_t>(first, to);
+      case kind::u16: return copy<std::uint16_t>(first, to);
+      case kind::i16: return copy<std::int16_t>(first, to);
+      case kind::i32: return copy<std::int32_t>(first, to);
+      case kind::i64: return copy<std::int64_t>(first, to);
+    }
+  }
+
+  /// Of its size and of some of its bytes, spread over all of it: what tells files apart without reading all of them.
+  void add_to(detail::byte_fingerprint& sum) const {
+    std::uint64_t const bytes = tokens_->size();
+    sum.add(&bytes, sizeof bytes);
+    constexpr std::size_t pieces = 64, piece = 4096;
+    for (std::size_t i = 0; i <= pieces; ++i) {
+      std::size_t const count = std::min<std::size_t>(piece, tokens_->size());
+      std::size_t const first = (tokens_->size() - count) / pieces * i;
+      sum.add(tokens_->data() + first, count);
+    }
+  }
+
+ private:
+  enum class kind { u8, i8, u16, i16, i32, i64 };
+
+  [[noreturn]] static void refuse(std::filesystem::path const& file, std::string const& why) {
+    throw usage_error(file.string() + " " + why);
+  }
+
+  static std::shared_ptr<mapped_file const> mapped(std::filesystem::path file) {
+    try {
+      return std::make_shared<mapped_file const>(std::move(file));
+    } catch (std::filesystem::filesystem_error const& e) {
+      refuse(e.path1(), "cannot be mapped: " + e.code().message() + ". Remedy: a file of tokens, FILE.bin");
+    }
+  }
+
+  template <class Number>
+  void copy(std::size_t first, std::span<std::int64_t> to) const {
+    std::byte const* from = tokens_->data() + first * sizeof(Number);
+    for (std::int64_t& token : to) {
+      Number number;
+      std::memcpy(&number, from, sizeof number);
+      token = static_cast<std::int64_t>(number);
+      from += sizeof number;
+    }
+  }
+
+  template <class Number>
+  static Number number_at(mapped_file const& in, std::size_t place) {
+    Number out;
+    std::memcpy(&out, in.data() + place, sizeof out);
+    return out;
+  }
+
+  void take_kind(std::filesystem::path const& index, int code) {
+    // Megatron-LM's numbers of dtypes.
+    switch (code) {
+      case 1: kind_ = kind::u8, width_ = 1; return;
+      case 2: kind_ = kind::i8, width_ = 1; return;
+      case 3: kind_ = kind::i16, width_ = 2; return;
+      case 4: kind_ = kind::i32, width_ = 4; return;
+      case 5: kind_ = kind::i64, width_ = 8; return;
+      case 8: kind_ = kind::u16, width_ = 2; return;
+      default: refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
+    }
+  }
+
+  /// Nine letters, version, dtype, how many sequences and documents; then the length and the place of each sequence.
+  void read_index(mapped_file const& index) {
+    constexpr char magic[] = "MMIDIDX\0";  // and one byte of 0 more
+    constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
+    if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
+      refuse(index.path(), "is no index of Megatron's. Remedy: the index of this file, or without one where tokens are nanoGPT's");
+    auto const format = number_at<std::uint64_t>(index, 9);
+    if (format != 1) refuse(index.path(), "is of version " + std::to_string(format) + "; version 1 is known here");
+    take_kind(index.path(), number_at<std::uint8_t>(index, 17));
+    auto const sequences = number_at<std::uint64_t>(index, 18), documents = number_at<std::uint64_t>(index, 26);
+    std::size_t const room = index.size() - header;
+    bool const fits = sequences <= room / 12 && documents <= (room - sequences * 12) / 8;
+    if (!fits) {
+      refuse(index.path(), "was cut short: it speaks of " + std::to_string(sequences) + " sequences and " + std::to_string(documents) +
+                               " documents, and has " + std::to_string(index.size()) + " bytes");
+    }
+    std::uint64_t bytes = 0;
+    for (std::uint64_t s = 0; s < sequences; ++s) {
+      auto const length = number_at<std::int32_t>(index, header + 4 * s);
+      auto const place = number_at<std::int64_t>(index, header + 4 * sequences + 8 * s);
+      if (length < 0 || place < 0 || static_cast<std::uint64_t>(place) != bytes) {
+        refuse(index.path(), "says that sequence " + std::to_string(s) + " has " + std::to_string(length) + " tokens from byte " +
+                                 std::to_string(place) + ", where the one before it ends at " + std::to_string(bytes) +
+                                 ". Remedy: sequences one after another, as Megatron's tools write them");
+      }
+      bytes += static_cast<std::uint64_t>(length) * width_;
+    }
+    if (bytes != tokens_->size()) {
+      refuse(path(), "has " + std::to_string(tokens_->size()) + " bytes, and its index " + index.path().filename().string() + " speaks of " +
+                         std::to_string(bytes) + ". Remedy: the index that was written with it");
+    }
+  }
+
+  std::shared_ptr<mapped_file const> tokens_;
+  kind kind_ = kind::u16;
+  std::size_t width_ = 2;  // bytes of a token
+};
+
+}  // namespace chevron

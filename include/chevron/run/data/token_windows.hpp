@@ -1,0 +1,103 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/data/token_file.hpp>
+
+/// \file
+/// Samples for a language model, cut from files of tokens.
+
+namespace chevron {
+
+/// Windows of tokens over one or several files, and for each token the one that follows: window i of a file holds tokens
+/// [i × context, (i + 1) × context), and the last one is followed by the first of window i + 1. Documents are packed: they follow one
+/// another within a window, and what is left at a file's end, less than a window, is not used.
+///
+///     chevron::token_windows const set({"books.bin"}, 1024, vocabulary);
+///     chevron::distributed_sampler sampler(set.size(), comm.topology(), {.batch_size = 16, .seed = 1});
+///     sampler.start_at(trainer.next_step());  // 0, or where a checkpoint goes on
+///     auto const [tokens, following] = set.batch(*sampler.next(16));
+class token_windows {
+ public:
+  /// \param files see token_file.hpp; their order counts
+  /// \param context tokens in a window, from 1
+  /// \param vocabulary tokens are from 0 to below this
+  /// \throws usage_error as `token_file`, and for files without a window
+  token_windows(std::vector<std::filesystem::path> const& files, std::int64_t context, std::int64_t vocabulary)
+      : context_(context), vocabulary_(vocabulary) {
+    if (context < 1 || vocabulary < 1)
+      throw usage_error("windows need a context and a vocabulary from 1, not " + std::to_string(context) + " and " + std::to_string(vocabulary));
+    for (auto const& file : files) {
+      files_.emplace_back(file);
+      first_.push_back(size_);
+      std::size_t const whole = (files_.back().size() - 1) / static_cast<std::size_t>(context);
+      if (whole == 0) {
+        throw usage_error(file.string() + " holds " + std::to_string(files_.back().size()) + " tokens, and a window with what follows it needs " +
+                          std::to_string(context + 1) + ". Remedy: a shorter context, or more tokens");
+      }
+      size_ += whole;
+    }
+    if (files_.empty()) throw usage_error("windows need a file of tokens, FILE.bin");
+  }
+
+  /// How many windows there are.
+  std::size_t size() const { return size_; }
+  /// Tokens of all files.
+  std::size_t tokens() const {
+    std::size_t sum = 0;
+    for (token_file const& each : files_) sum += each.size();
+    return sum;
+  }
+  std::int64_t context() const { return context_; }
+
+  /// These windows: tokens, and what follows each, both of shape [windows, context] and dtype int64.
+  /// \throws usage_error for a token that is not of the vocabulary, with its file and place
+  std::pair<at::Tensor, at::Tensor> batch(std::span<std::size_t const> windows) const {
+    auto const count = static_cast<std::int64_t>(windows.size());
+    at::Tensor tokens = at::empty({count, context_}, at::kLong), following = at::empty({count, context_}, at::kLong);
+    std::vector<std::int64_t> read(static_cast<std::size_t>(context_) + 1);
+    auto* x = tokens.mutable_data_ptr<std::int64_t>();
+    auto* y = following.mutable_data_ptr<std::int64_t>();
+    for (std::size_t const window : windows) {
+      if (window >= size_) throw usage_error("there is no window " + std::to_string(window) + " of " + std::to_string(size_));
+      auto const file = static_cast<std::size_t>(std::upper_bound(first_.begin(), first_.end(), window) - first_.begin()) - 1;
+      std::size_t const begin = (window - first_[file]) * static_cast<std::size_t>(context_);
+      files_[file].read(begin, read);
+      for (std::size_t i = 0; i < read.size(); ++i) {
+        if (read[i] >= 0 && read[i] < vocabulary_) continue;
+        throw usage_error(files_[file].path().string() + ": token " + std::to_string(begin + i) + " is " + std::to_string(read[i]) +
+                          ", and the vocabulary has " + std::to_string(vocabulary_) + ". Remedy: the tokenizer of this model");
+      }
+      x = std::copy(read.begin(), read.end() - 1, x);
+      y = std::copy(read.begin() + 1, read.end(), y);
+    }
+    return {tokens, following};
+  }
+
+  /// What decides which tokens a window holds, in words: for a resumed run it must be the same.
+  std::string settings() const {
+    detail::byte_fingerprint sum;
+    for (token_file const& each : files_) each.add_to(sum);
+    return std::to_string(size_) + " windows of " + std::to_string(context_) + " tokens, fingerprint " + sum.text();
+  }
+
+ private:
+  std::int64_t context_, vocabulary_;
+  std::vector<token_file> files_;
+  std::vector<std::size_t> first_;  // window of each file
+  std::size_t size_ = 0;
+};
+
+}  // namespace chevron

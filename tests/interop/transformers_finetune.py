@@ -1,0 +1,239 @@
+# timeout: 400
+# serial: it runs up to four processes that wait for each other
+"""chevron-finetune beside transformers: models of random weights, written by save_pretrained, in three configurations.
+
+Logits of the loaded model are those of transformers. Losses of 20 AdamW steps are those of a plain loop over the whole model in
+torch, under five schedules, with ranks as threads and over Gloo. What comes out is a folder that transformers opens, with the
+tensors that are in it; where nothing was learned, with the tensors that went in. A resumed run is the uninterrupted one, bit for bit,
+under another schedule. tokenise.py writes what the folder's tokenizer says.
+"""
+import json
+import math
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+try:
+    import numpy
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+except ImportError as problem:
+    print(f"skipped: no transformers to compare with ({problem})")
+    sys.exit(77)
+
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-finetune")
+source = pathlib.Path(os.environ.get("CHEVRON_SOURCE", "."))
+context, samples, steps, rate, decay = 16, 8, 20, 3e-3, 0.1
+common = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=6, max_position_embeddings=64, initializer_range=0.15)
+stretched = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 8}
+configurations = {
+    "llama": transformers.LlamaConfig(**common, num_attention_heads=4, attention_bias=True, mlp_bias=True),
+    "tied": transformers.LlamaConfig(**common, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True, head_dim=10),
+    "grouped": transformers.Qwen2Config(**common, num_attention_heads=4, num_key_value_heads=2),
+    "stretched": transformers.LlamaConfig(**common, num_attention_heads=4, num_key_value_heads=1, rope_parameters=stretched),
+}
+schedules = ["1F1B", "GPipe", "Interleaved1F1B", "ZB-H1", "ZBVZeroBubble"]
+wrong = []
+
+
+def expect(holds, what):
+    if not holds:
+        wrong.append(what)
+        print("FAILED: " + what, flush=True)
+
+
+def finetune(*flags, code=0):
+    done = subprocess.run([program, *map(str, flags)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    if done.returncode != code:
+        expect(False, f"chevron-finetune {' '.join(map(str, flags))} ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+    return done.stdout + done.stderr
+
+
+def losses_of(file):
+    return [json.loads(line)["loss_metrics/global_avg_loss"] for line in file.read_text().splitlines()]
+
+
+def learning_rate(step):
+    """Up for a twentieth of the steps, then a half cosine down to a tenth; steps count from 1."""
+    rising = max(1.0, steps / 20)
+    if step < rising:
+        return rate * step / rising
+    way = (step - rising) / max(1.0, steps - rising)
+    return rate / 10 + (rate - rate / 10) * (1 + math.cos(math.pi * way)) / 2
+
+
+def plain_losses(model, tokens):
+    """All windows in each step, so that the order in which they are drawn does not matter."""
+    x = torch.stack([tokens[i * context:(i + 1) * context] for i in range(samples)])
+    y = torch.stack([tokens[i * context + 1:(i + 1) * context + 1] for i in range(samples)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=decay)
+    losses = []
+    for step in range(1, steps + 1):
+        optimizer.param_groups[0]["lr"] = learning_rate(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def write_tokens(folder, wide):
+    """The same tokens in nanoGPT's convention, or in Megatron's with 32 bits and three documents."""
+    tokens = torch.randint(0, 97, (samples * context + 1,), generator=torch.Generator().manual_seed(5))
+    tokens[1::2] = (tokens[0:-1:2] * 3 + 1) % 97  # something to learn
+    file = folder / "tokens.bin"
+    if not wide:
+        tokens.numpy().astype("<u2").tofile(file)
+        return tokens, file
+    tokens.numpy().astype("<i4").tofile(file)
+    lengths = [40, 0, len(tokens) - 40]
+    places = [0, 160, 160]
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 3, 4)
+    index += struct.pack("<3i", *lengths) + struct.pack("<3q", *places) + struct.pack("<4q", 0, 1, 2, 3)
+    file.with_suffix(".idx").write_bytes(index)
+    return tokens, file
+
+
+def opens_equal(out, kind):
+    """transformers opens the folder, and its model has the folder's tensors."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    saved = {}
+    for file in out.glob("*.safetensors"):
+        saved.update(load_file(file))
+    state = model.state_dict()
+    missing = set(state) - set(saved) - ({"lm_head.weight"} if kind == "tied" else set())
+    expect(not missing and not set(saved) - set(state), f"{kind}: names in {out.name} differ: {missing} {set(saved) - set(state)}")
+    expect(all(torch.equal(state[name], value) for name, value in saved.items()), f"{kind}: transformers reads other tensors than were saved")
+    return model, saved
+
+
+def main(folder):
+    models_in, tokens_in, plain, trained = {}, {}, {}, {}
+    for number, (kind, config) in enumerate(configurations.items()):
+        torch.manual_seed(number)
+        model = transformers.AutoModelForCausalLM.from_config(config).float()
+        with torch.no_grad():  # biases and norms are 0 and 1 otherwise, and would not be noticed
+            for name, p in model.named_parameters():
+                if p.dim() == 1:
+                    p.add_(torch.randn_like(p) * 0.1)
+        models_in[kind] = folder / kind
+        model.save_pretrained(models_in[kind], max_shard_size="60KB" if kind == "grouped" else "5GB")
+        tokens_in[kind] = write_tokens(models_in[kind], wide=kind == "grouped")
+        x = tokens_in[kind][0][:-1].view(samples, context)
+        with torch.no_grad():
+            logits = model(x).logits
+        out, file = folder / f"{kind}-same", folder / f"{kind}.logits"
+        # A learning rate with which no number changes.
+        shared = ["--model", models_in[kind], "--data", tokens_in[kind][1], "--context", context, "--microbatch-size", 2, "--microbatches", 4]
+        finetune(*shared, "--out", out, "--logits", file, "--ranks", 1 if kind == "llama" else 2, "--steps", 1, "--learning-rate", 1e-30)
+        ours = load_file(file)
+        expect(torch.equal(ours["tokens"], x), f"{kind}: other tokens than the file's")
+        difference = (ours["logits"] - logits).abs().max().item()
+        print(f"{kind}: logits of {logits.abs().max():.2f} at most differ by {difference:.1e}", flush=True)
+        expect(difference < 1e-5, f"{kind}: logits differ by {difference}")
+        _, saved = opens_equal(out, kind)
+        state = model.state_dict()
+        expect(all(torch.equal(state[name], value) for name, value in saved.items()), f"{kind}: what was loaded and saved is other than before")
+        if kind != "stretched":
+            plain[kind] = plain_losses(model, tokens_in[kind][0])
+            trained[kind] = model
+            expect(plain[kind][-1] < plain[kind][0] - 0.2, f"{kind}: nothing is learned: {plain[kind]}")
+
+    runs = [("llama", "1F1B", "threads")]
+    runs += [("grouped", schedule, "threads") for schedule in schedules] + [("tied", schedule, "gloo") for schedule in schedules]
+    for kind, schedule, backend in runs:
+        name = f"{kind}-{schedule}-{backend}"
+        metrics, out = folder / f"{name}.jsonl", folder / name
+        replicas = 2 if schedule == "ZB-H1" and backend == "threads" else 1
+        finetune("--model", models_in[kind], "--data", tokens_in[kind][1], "--out", out, "--metrics", metrics, "--context", context,
+                 "--microbatch-size", 2 // replicas, "--microbatches", 4, "--ranks", 1 if kind == "llama" else 2, "--replicas", replicas,
+                 "--schedule", schedule, "--backend", backend, "--steps", steps, "--learning-rate", rate, "--weight-decay", decay)
+        ours = losses_of(metrics)
+        worst = max(abs(a - b) / b for a, b in zip(ours, plain[kind]))
+        print(f"{name}: loss {ours[0]:.4f} -> {ours[-1]:.4f}, at most {worst:.1e} from the plain loop's", flush=True)
+        expect(len(ours) == steps and worst < 1e-4, f"{name}: losses {ours}, the plain loop's are {plain[kind]}")
+        model, _ = opens_equal(out, kind)
+        x = tokens_in[kind][0][:-1].view(samples, context)
+        with torch.no_grad():
+            difference = (model(x).logits - trained[kind](x).logits).abs().max().item()
+        expect(difference < 2e-2, f"{name}: the saved model's logits differ by {difference} from the plain loop's")
+
+    # Resumed under another schedule: the same losses, and the same files, in every byte.
+    whole, later = folder / "tied-1F1B-gloo", folder / "resumed"
+    flags = ["--model", models_in["tied"], "--data", tokens_in["tied"][1], "--out", later, "--metrics", folder / "resumed.jsonl", "--context",
+             context, "--microbatch-size", 2, "--microbatches", 4, "--ranks", 2, "--steps", steps, "--learning-rate", rate, "--checkpoint", folder / "saved"]
+    finetune(*flags, "--save-every", 7)
+    for name in ("step-00000015", "step-00000021"):
+        (folder / "saved" / name).rename(folder / name)
+    for file in later.glob("*.safetensors"):
+        file.unlink()
+    said = finetune(*flags, "--resume", "--schedule", "ZBVZeroBubble")
+    expect("at step 8" in said, "it does not say where it goes on:\n" + said)
+    expect(losses_of(folder / "resumed.jsonl") == losses_of(folder / "tied-1F1B-gloo.jsonl"), "the resumed run has other losses")
+    resumed, uninterrupted = opens_equal(later, "tied")[1], opens_equal(whole, "tied")[1]
+    expect(all(torch.equal(resumed[name], value) for name, value in uninterrupted.items()), "the resumed run ends with other weights")
+
+    # Text to tokens, and the tokenizer into the folder that comes out.
+    words = "the quick brown fox jumps over a lazy dog".split()
+    plain_tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words + ["<end>", "?"])}, unk_token="?"))
+    plain_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain_tokenizer, eos_token="<end>").save_pretrained(models_in["tied"])
+    (folder / "a.txt").write_text("the lazy fox " * 50)
+    (folder / "b.txt").write_text("a quick dog " * 50)
+    subprocess.run([sys.executable, source / "examples/chevron-finetune/tokenise.py", models_in["tied"], folder / "text.bin", folder / "a.txt",
+                    folder / "b.txt"], check=True, capture_output=True)
+    expect(numpy.fromfile(folder / "text.bin", "<u2").tolist() == [0, 7, 3] * 50 + [9] + [6, 1, 8] * 50 + [9], "tokenise.py writes other tokens")
+    said = finetune("--model", models_in["tied"], "--data", folder / "text.bin", "--validation", folder / "text.bin", "--out", folder / "half",
+                    "--out-dtype", "bfloat16", "--context", 12, "--ranks", 3, "--steps", 5, "--learning-rate", 1e-2)
+    expect("validation" in said, said)
+    model, _ = opens_equal(folder / "half", "tied")
+    expect(model.dtype == torch.bfloat16, f"saved as bfloat16, opened as {model.dtype}")
+    expect(transformers.AutoTokenizer.from_pretrained(folder / "half")("lazy dog")["input_ids"] == [7, 8], "the tokenizer did not come along")
+
+    # What cannot be trained is refused before it costs anything.
+    def refused(code, words, change=None, **other):
+        flags = {"model": models_in["llama"], "data": tokens_in["llama"][1], "out": folder / "none", "context": context, "ranks": 2, **other}
+        if change is not None:
+            flags["model"] = folder / "broken"
+            flags["model"].mkdir(exist_ok=True)
+            text = (models_in["llama"] / "config.json").read_text()
+            (flags["model"] / "config.json").write_text(change(text) if callable(change) else json.dumps({**json.loads(text), **change}))
+        said = finetune(*[word for name, value in flags.items() for word in (f"--{name}", value)], code=code)
+        expect(all(word in said for word in words), f"refused with other words than {words}:\n{said}")
+
+    refused(2, ["`model_type` is \"gpt2\"", "Remedy"], {"model_type": "gpt2"})
+    refused(2, ["`hidden_size` is -4"], {"hidden_size": -4})
+    refused(2, ["`hidden_act` is \"gelu\""], {"hidden_act": "gelu"})
+    refused(2, ["no JSON of this kind"], lambda text: text[:100])
+    refused(2, ["config.json cannot be read"], model=folder / "nowhere")
+    refused(7, ["broken: holds neither model.safetensors nor"], {})
+    refused(2, ["8 pieces", "fewer --ranks"], ranks=9)
+    refused(2, ["--context 65 is more than the model's positions, 64"], context=65)
+    refused(2, ["a step takes 80. Remedy"], microbatches=80)
+    refused(2, ["is the --model"], out=models_in["llama"])
+    refused(2, ["cannot be mapped"], data=folder / "none.bin")
+    numpy.full(400, 97, "<u2").tofile(folder / "large.bin")
+    refused(2, ["large.bin: token", "is 97, and the vocabulary has 97"], data=folder / "large.bin")
+    other = folder / "other"
+    other.mkdir()
+    (other / "config.json").write_text((models_in["tied"] / "config.json").read_text())
+    os.link(models_in["llama"] / "model.safetensors", other / "model.safetensors")
+    refused(7, ["tensors are of another kind", "42 tensors are not the model's"], model=other)
+
+
+with tempfile.TemporaryDirectory() as place:
+    main(pathlib.Path(place))
+print(f"{len(wrong)} failed" if wrong else "as transformers does")
+sys.exit(1 if wrong else 0)
