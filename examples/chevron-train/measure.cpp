@@ -83,7 +83,8 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   out.predicted_bubble = bubble(plan, costs.view(), out.predicted_pipeline);
   if (steps_overlap) out.predicted_step = steady_step_time(plan, costs.view()).most;
   for (int r = 0; r < plan.size.ranks; ++r) out.predicted_peak.push_back(peak_in_flight(plan, r));
-  out.predicted_picture = show::picture_of(plan, when, "predicted from measured costs");
+  out.predicted_picture = show::picture_of(plan, costs.view(), "predicted from measured costs");
+  out.predicted_facts = show::facts_of(plan, costs.view());
   out.predicted_picture.unit = "ms";
 
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);

@@ -49,6 +49,7 @@ struct options {
   std::string metrics;
   std::string trace;
   std::string timeline;
+  std::string report;
   std::string profile;
 
   int world() const { return ranks * replicas; }
