@@ -331,7 +331,6 @@ const chevron = (() => {
       this.options = {theme: "light", palette: "usual", critical: false, memory: true, edit: false, ...options};
       this.host = host;
       host.classList.add("timeline");
-      host.tabIndex = 0;
       host.setAttribute("role", "img");
       this.base = host.appendChild(document.createElement("canvas"));
       this.over = host.appendChild(document.createElement("canvas"));
@@ -506,6 +505,18 @@ const chevron = (() => {
         });
         c.stroke();
       }
+      // Where a law is broken: the action, or behind the last that ran.
+      const [row_at, position] = this.options.mark || [-1, -1];
+      if (row_at >= 0 && row_at < p.rows && p === this.pictures[0]) {
+        const i = p.begin[row_at] + Math.max(0, position), last = p.lanes[row_at][0].length - 1;
+        c.strokeStyle = c.fillStyle = theme.alarm;
+        c.lineWidth = 3;
+        if (position >= 0 && position <= last) {
+          c.strokeRect(this.x_of(p.start[i]), top + row_at * pitch, Math.max(2, this.x_of(p.end[i]) - this.x_of(p.start[i])), row);
+        } else {
+          c.fillRect(this.x_of(last >= 0 ? p.end[p.lanes[row_at][0][last]] : 0), top + row_at * pitch - 2, 4, row + 4);
+        }
+      }
       if (p.bound > 0) this.draw_mark(c, p.bound, top - 2, place.bottom + 2, theme.accent);
       if (at.several) this.draw_mark(c, p.makespan, top - 2, place.bottom + 2, theme.ink);
       c.restore();
@@ -576,11 +587,12 @@ const chevron = (() => {
       for (let r = 0; r < p.rows; ++r) {
         const {times, levels} = p.flight[r];
         const base = top + r * pitch + place.memory_at + memory;
+        const stop = Math.min(wide, Math.ceil(this.x_of(p.makespan) - left));
         let k = 0, held = 0, run = -1, run_from = 0;
         const close = (x) => {
           if (run > 0) (p.limit > 0 && run >= p.limit ? full : usual).rect(left + run_from, base - memory * run / most, x - run_from, memory * run / most);
         };
-        for (let x = 0; x < wide; ++x) {
+        for (let x = 0; x < stop; ++x) {
           const until = this.time_of(left + x + 1);
           let top_level = held;
           while (k < times.length && times[k] < until) {
@@ -594,7 +606,7 @@ const chevron = (() => {
             run_from = x;
           }
         }
-        close(wide);
+        close(Math.max(0, stop));
       }
       c.fillStyle = theme.memory;
       c.fill(usual);

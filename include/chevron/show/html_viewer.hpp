@@ -16,7 +16,7 @@ font: 15px/1.5 system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sa
 h1 { font-size: 24px; line-height: 1.25; margin: 0 0 2px; } h2 { font-size: 16px; margin: 28px 0 8px; }
 p { margin: 0 0 14px; color: var(--soft); }
 .sheet { background: var(--sheet); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
-.timeline { position: relative; outline-offset: 4px; }
+.timeline { position: relative; }
 .timeline canvas { display: block; }
 .timeline .over { position: absolute; left: 0; top: 0; touch-action: pan-y; cursor: default; }
 .card { position: absolute; z-index: 9; max-width: 460px; padding: 8px 12px; border: 1px solid var(--line); border-radius: 8px;
@@ -349,7 +349,6 @@ constructor(host, options = {}) {
 this.options = {theme: "light", palette: "usual", critical: false, memory: true, edit: false, ...options};
 this.host = host;
 host.classList.add("timeline");
-host.tabIndex = 0;
 host.setAttribute("role", "img");
 this.base = host.appendChild(document.createElement("canvas"));
 this.over = host.appendChild(document.createElement("canvas"));
@@ -518,6 +517,17 @@ c.lineTo(this.x_of(p.end[i]), y);
 });
 c.stroke();
 }
+const [row_at, position] = this.options.mark || [-1, -1];
+if (row_at >= 0 && row_at < p.rows && p === this.pictures[0]) {
+const i = p.begin[row_at] + Math.max(0, position), last = p.lanes[row_at][0].length - 1;
+c.strokeStyle = c.fillStyle = theme.alarm;
+c.lineWidth = 3;
+if (position >= 0 && position <= last) {
+c.strokeRect(this.x_of(p.start[i]), top + row_at * pitch, Math.max(2, this.x_of(p.end[i]) - this.x_of(p.start[i])), row);
+} else {
+c.fillRect(this.x_of(last >= 0 ? p.end[p.lanes[row_at][0][last]] : 0), top + row_at * pitch - 2, 4, row + 4);
+}
+}
 if (p.bound > 0) this.draw_mark(c, p.bound, top - 2, place.bottom + 2, theme.accent);
 if (at.several) this.draw_mark(c, p.makespan, top - 2, place.bottom + 2, theme.ink);
 c.restore();
@@ -587,11 +597,12 @@ const usual = new Path2D(), full = new Path2D();
 for (let r = 0; r < p.rows; ++r) {
 const {times, levels} = p.flight[r];
 const base = top + r * pitch + place.memory_at + memory;
+const stop = Math.min(wide, Math.ceil(this.x_of(p.makespan) - left));
 let k = 0, held = 0, run = -1, run_from = 0;
 const close = (x) => {
 if (run > 0) (p.limit > 0 && run >= p.limit ? full : usual).rect(left + run_from, base - memory * run / most, x - run_from, memory * run / most);
 };
-for (let x = 0; x < wide; ++x) {
+for (let x = 0; x < stop; ++x) {
 const until = this.time_of(left + x + 1);
 let top_level = held;
 while (k < times.length && times[k] < until) {
@@ -605,7 +616,7 @@ run = top_level;
 run_from = x;
 }
 }
-close(wide);
+close(Math.max(0, stop));
 }
 c.fillStyle = theme.memory;
 c.fill(usual);

@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+# timeout: 400
+# beside: what it times it only prints, with limits of a slow machine
+"""The playground in a headless Chromium: a session through every control, and its numbers beside chevron-plan's for random settings.
+
+Compiles the page itself (examples/playground/build.py), once. The engine's JSON must be chevron-plan's to the last byte: they are the
+same headers, compiled by another compiler for another machine. CHEVRON_SHOTS=<folder> keeps pictures of what was seen; --settings N.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "shared"))
+from browser import Browser, chromium
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BUILD = pathlib.Path(os.environ.get("CHEVRON_BUILD", ROOT / "build"))
+PAGE = BUILD / "site/playground/index.html"
+HELD = """(() => { const p = playground; return {state: {...p.state}, answer: {...p.answer, model: null}, figures: document.getElementById('figures').innerText,
+  verdict: document.getElementById('verdict').innerText, address: location.hash}; })()"""
+AT = """((time, row) => { const t = playground.timeline, r = t.host.getBoundingClientRect(), place = t.at.places[0];
+  return [r.left + t.x_of(time), r.top + place.top + row * place.pitch + place.row / 2]; })"""
+
+
+def plan(verb, *words, code=0):
+    done = subprocess.run([BUILD / "bin/chevron-plan", verb, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == code or code is None, (words, done.stderr)
+    return done.stdout if code == 0 else done
+
+
+def random_setting(draw, names):
+    """State of the page; costs as people would drag them."""
+    on_slider = lambda most: round(draw.randrange(0, int(most * 20) + 1) / 20, 2)
+    state = dict(schedule=draw.choice(names), p=draw.choice([1, 2, 3, 4, 5, 8, 12, 16]), m=draw.choice([1, 2, 3, 4, 7, 8, 16, 32]),
+                 v=draw.choice([0, 0, 0, 1, 2, 3, 4]), F=on_slider(4), I=on_slider(4), W=on_slider(4), over="",
+                 lat=draw.choice([0, 0, 0.1, 0.34, 2]), bw=draw.choice([40, 40, 10, 21]), size=draw.choice([0, 16, 37]), slow=-1, sf=1,
+                 occ=draw.choice([0, 0, 0, 1, 2, 3]), limit=draw.choice([0, 0, 0, 2, 4.5, 8]), moves="", csv="", name="")
+    if state["p"] > 2 and draw.random() < 0.3:
+        state.update(slow=draw.randrange(state["p"] - 1), sf=draw.choice([2, 7.5]))
+    if draw.random() < 0.3:  # what single stages cost
+        state["over"] = ";".join(f"{s}:{on_slider(4)},{on_slider(4)},{on_slider(4)}" for s in sorted({draw.randrange(state["p"]) for _ in range(2)}))
+    return state
+
+
+def compare_numbers(page, count):
+    draw = random.Random(20)
+    names = page.run("JSON.parse(playground.engine('names', ''))")
+    settings = [random_setting(draw, names) for _ in range(count)]
+    answers = page.run("""(async (all) => { const out = [], p = playground;
+      for (const one of all) { Object.assign(p.state, one); p.update_now();
+        out.push({answer: {...p.answer, model: null}, makespan: p.pictures.length ? p.pictures[0].makespan : -1,
+          figures: document.querySelector('#figures b') ? document.querySelector('#figures b').textContent : '',
+          json: p.engine('json', p.request())}); }
+      return out; })(""" + json.dumps(settings) + ")")
+    proved = refused = 0
+    for state, seen in zip(settings, answers):
+        answer = seen["answer"]
+        words = ["--schedule", state["schedule"], "--ranks", state["p"], "--microbatches", state["m"], "--format", "json"]
+        if state["v"]:
+            words += ["--chunks", state["v"]]
+        if state["limit"]:
+            words += ["--memory-limit", state["limit"]]
+        if not answer["playable"]:
+            told = plan("show", *words, code=None)
+            assert told.returncode in (2, 5) and answer["sentence"] in told.stderr + told.stdout, (state, answer, told.stderr)
+            refused += 1
+            continue
+        # What the page says it reckoned with goes to the other engine.
+        for flag, key in [("--forward", "forward"), ("--backward-input", "backward_input"), ("--backward-weight", "backward_weight"), ("--communication", "communication")]:
+            words += [flag, ",".join(repr(value) for value in answer[key])]
+        words += ["--communication-occupies", ["nobody", "sender", "receiver", "both"][state["occ"]]]
+        told = plan("show", *words, code=None)
+        if answer["law"]:
+            assert told.returncode == 5 and answer["sentence"] in told.stderr, (state, answer, told.stderr)
+        else:
+            assert told.returncode == 0, (state, told.stderr)
+            proved += 1
+        assert seen["json"] == told.stdout, (state, seen["json"][:400], told.stdout[:400])
+        truth = json.loads(told.stdout)
+        for key in ["makespan", "span", "bubble_makespan", "bubble_span", "steady_step_time", "peak_in_flight", "messages", "stages"]:
+            assert answer[key] == truth[key], (state, key)
+        assert abs(seen["makespan"] - truth["makespan"]) <= 1e-7 * truth["makespan"]
+        assert abs(float(seen["figures"]) - truth["makespan"]) <= 5e-6 * truth["makespan"] + 1e-9, (state, seen["figures"])
+    assert count < 300 or (count - refused >= 200 and proved >= 150), (proved, refused)
+    return proved, refused
+
+
+class Session:
+    """What a person does."""
+
+    def __init__(self, page):
+        self.page = page
+
+    def held(self):
+        self.page.wait("playground.idle")
+        return self.page.run(HELD)
+
+    def choose(self, control, value):
+        self.page.run(f"""(() => {{ const c = document.getElementById({json.dumps(control)}); c.value = {json.dumps(str(value))};
+          c.dispatchEvent(new Event('input', {{bubbles: true}})); c.dispatchEvent(new Event('change', {{bubbles: true}})); }})()""")
+        self.page.settle()
+        return self.held()
+
+    def click(self, button):
+        self.page.run(f"document.getElementById({json.dumps(button)}).click()")
+        self.page.settle()
+
+    def card(self):
+        return self.page.run("(() => { const c = document.querySelector('.card'); return c.hidden ? '' : c.innerText; })()")
+
+    def point(self, time, row, below=0):
+        x, y = self.page.run(AT + f"({time}, {row})")
+        self.page.move(x, y + below)
+        return self.card()
+
+
+def session(page, shots, folder):
+    do = Session(page)
+    page.open(PAGE)
+    page.wait("window.playground")
+    start = page.run("performance.now()")
+    page.wait("playground.compared.size === 13 && playground.idle")
+    page.shot(shots / "playground.png")
+    assert "the same C++ headers that the compiler runs" in page.run("document.body.innerText")
+    now = do.held()
+    assert now["answer"]["name"] == "ZBVZeroBubble" and now["answer"]["makespan"] == 51 and now["address"] == "", now
+    # Schedule, size, chunks, placement.
+    now = do.choose("schedule", "1F1B")
+    assert now["answer"]["makespan"] == 33 and now["state"]["placement"] == "linear" and now["address"] == "#schedule=1F1B&placement=linear", now
+    assert do.choose("p", 8)["answer"]["ranks"] == 8
+    assert do.choose("m", 16)["answer"]["micro_batches"] == 16
+    now = do.choose("placement", "wave")
+    assert now["state"]["schedule"] == "listed" and now["answer"]["chunks"] == 2 and now["answer"]["rank_of"][8:10] == [7, 6], now
+    assert do.choose("v", 4)["answer"]["chunks"] == 4
+    now = do.choose("schedule", "ZBVZeroBubble")
+    assert "broken law" in now["verdict"] and "chunks" in now["verdict"], now["verdict"]
+    do.choose("v", 0)
+    for control, value in [("p", 4), ("m", 8), ("schedule", "1F1B")]:
+        do.choose(control, value)
+    # Costs: of every stage, then of one; messages, the slow link, whom they occupy.
+    assert do.choose("F", 2)["answer"]["forward"] == [2, 2, 2, 2]
+    do.choose("stage", 1)
+    now = do.choose("W", 0.5)
+    assert now["answer"]["backward_weight"] == [1, 0.5, 1, 1] and now["answer"]["forward"] == [2, 2, 2, 2], now["answer"]
+    do.choose("stage", -1)
+    assert do.choose("I", 1.5)["answer"]["backward_input"] == [1.5, 1, 1.5, 1.5]
+    assert do.choose("lat", 0.5)["answer"]["communication"] == [0.5, 0.5, 0.5]
+    assert do.choose("bw", 20)["answer"]["communication"][0] > 0.9
+    do.choose("size", 0)
+    do.choose("slow", 1)
+    now = do.choose("sf", 6)
+    assert now["answer"]["communication"] == [0.5, 3, 0.5], now["answer"]
+    one = do.held()["answer"]["makespan"]
+    assert do.choose("occ", 3)["answer"]["makespan"] > one
+    do.choose("occ", 0)
+    # The address holds all of it.
+    address = do.held()["address"]
+    with Browser(1440, 1000) as other:
+        other.open(PAGE, address)
+        other.wait("window.playground")
+        assert other.run("playground.answer.makespan") == one and other.run("playground.answer.communication") == [0.5, 3, 0.5]
+        assert other.errors == []
+    # Memory: red where the limit is reached, a broken law where it is passed.
+    now = do.choose("limit", 2)
+    assert "broken law: in flight" in now["verdict"] and "rank 0, step 2" in now["verdict"], now["verdict"]
+    page.shot(shots / "limit.png")
+    do.choose("limit", 0)
+    # What is under the pointer.
+    page.run("location.hash = '#schedule=1F1B&lat=0.5'")
+    page.wait("playground.state.F === 1 && playground.answer.forward[0] === 1")
+    page.settle()
+    said = do.point(0.5, 0)
+    assert "0F0" in said and "lets go on 1F0 on rank 1, starts at 1.5" in said, said
+    said = do.point(1, 3)
+    assert "rank 3 is idle" in said and "waits for 2F0 of rank 2" in said and "there at 4.5" in said, said
+    page.shot(shots / "idle.png")
+    assert "in flight" in do.point(8, 0, below=20)
+    page.move(3, 3)
+    # Critical path, memory strip, zoom, pan, palettes, themes: buttons and keys.
+    for button, key in [("critical", "c"), ("memory", "m"), ("palette", "p"), ("theme", "t"), ("edit", "e")]:
+        pressed = lambda: page.run(f"document.getElementById('{button}').getAttribute('aria-pressed')")
+        before = pressed()
+        do.click(button)
+        assert pressed() != before, button
+        page.shot(shots / f"{button}.png")
+        page.key(key)
+        page.settle()
+        assert pressed() == before, key
+    do.click("closer")
+    page.key("+")
+    page.key("ArrowRight")
+    assert page.run("playground.timeline.view[0]") > 0
+    do.click("farther")
+    do.click("fit")
+    assert page.run("playground.timeline.is_whole()")
+    page.key("n")
+    page.settle()
+    assert do.held()["state"]["schedule"] == "Eager1F1B", do.held()["state"]
+    page.key("b")
+    page.key("?")
+    page.settle()
+    assert page.run("document.getElementById('keys').open")
+    page.key("?")
+    # An action is dragged: two forwards change places, then a backward goes before its forward.
+    do.choose("schedule", "1F1B")
+    page.run("scrollTo(0, 0)")
+    do.click("edit")
+    x, y = page.run(AT + "(2.5, 0)")
+    page.drag(x, y, page.run(AT + "(0.2, 0)")[0], y)
+    page.settle()
+    now = do.held()
+    assert now["state"]["moves"] == "0,2,0" and now["answer"]["law"] == "deadlock" or now["answer"]["law"] is None, now
+    x, y = page.run(AT + "(playground.pictures[0].start[playground.pictures[0].begin[3] + 1] + 0.5, 3)")
+    page.drag(x, y, page.run(AT + "(playground.pictures[0].start[playground.pictures[0].begin[3]] + 0.1, 3)")[0], y)
+    page.settle()
+    now = do.held()
+    assert now["answer"]["law"] == "order" and "rank 3, step 0" in now["verdict"] and "comes before" in now["verdict"], now
+    page.shot(shots / "broken.png")
+    do.click("undo")
+    page.key("u")
+    page.settle()
+    now = do.held()
+    assert now["state"]["moves"] == "" and now["answer"]["law"] is None, now
+    do.click("edit")
+    # Files: the CSV is chevron-plan's, the program compiles and says the same.
+    page.run("location.hash = '#schedule=V-Half&p=4&m=6&F=1.5'")
+    page.wait("playground.answer.name === 'V-Half'")
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    for button, name in [("csv", "V-Half-4x6.csv"), ("cpp", "V-Half-4x6.cpp")]:
+        do.click(button)
+        until = time.monotonic() + 20
+        while not (folder / name).exists() and time.monotonic() < until:
+            time.sleep(0.05)
+    assert (folder / "V-Half-4x6.csv").read_text() == plan("show", "--schedule", "V-Half", "--ranks", 4, "--microbatches", 6, "--format", "csv")
+    makespan = page.run("playground.answer.makespan")
+    subprocess.run(["g++", "-std=c++20", "-I", ROOT / "include", folder / "V-Half-4x6.cpp", "-o", folder / "a.out"], check=True)
+    said = subprocess.run([folder / "a.out"], check=True, capture_output=True, text=True).stdout
+    assert f"makespan {makespan:g} " in said, said
+    # Pasted: taken over, broken, no schedule at all.
+    do.click("take")
+    taken = page.run("document.getElementById('text').value")
+    do.choose("text", taken)
+    do.click("check")
+    now = do.held()
+    assert now["answer"]["law"] is None and now["answer"]["makespan"] == makespan and now["state"]["schedule"] == "csv", now
+    do.choose("text", "0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n")
+    do.click("check")
+    now = do.held()
+    assert "broken law: order" in now["verdict"] and "line 2, column 1: rank 1, step 0: 1B0 comes before 1F0" in now["verdict"], now["verdict"]
+    do.choose("text", "0F0,0G0")
+    do.click("check")
+    assert "line 1, column 5" in do.held()["verdict"], do.held()["verdict"]
+    # The search: as long as chevron-plan's, and the same schedule.
+    page.run("location.hash = '#schedule=V-Min&p=4&m=6&limit=3&F=1.5&I=1.2'")
+    page.wait("playground.answer.name === 'V-Min'")
+    do.click("search")
+    page.wait("!document.getElementById('progress').hidden")
+    page.wait("playground.idle && playground.state.schedule === 'csv'", 100)
+    page.settle()
+    page.shot(shots / "searched.png")
+    words = ["--placement", "vee", "--ranks", 4, "--microbatches", 6, "--memory-limit", 3, "--forward", 1.5, "--backward-input", 1.2]
+    truth = json.loads(plan("search", *words, "--format", "json"))["placements"][0]
+    # The page stops at the first round that finds an optimum, and says what of several it is.
+    now = do.held()
+    assert abs(now["answer"]["makespan"] - truth["length"]) <= 1e-12 * truth["length"] and now["answer"]["law"] is None, (now["answer"], truth)
+    assert truth["optimal"] and now["answer"]["bound"] == truth["bound"] and "optimal" in page.run("document.getElementById('found').textContent")
+    found = json.loads(page.run("playground.engine('search', playground.request({schedule: '', placement: 'vee', ranks: 4, micro_batches: 6, chunks: 2, moves: ''}))"))
+    assert {key: found[key] for key in truth if key in found} == {key: truth[key] for key in truth if key in found}, (found, truth)
+    assert found["csv"] == plan("search", *words, "--format", "csv")
+    page.run("location.hash = '#p=32&m=128'")
+    page.wait("playground.answer.ranks === 32")
+    do.click("search")
+    do.click("stop")
+    page.wait("playground.idle")
+    do.click("link")
+    return start
+
+
+def speed(page, shots):
+    """The largest that is promised."""
+    page.open(PAGE, "#p=64&m=256")
+    page.call("Page.reload")
+    page.wait("window.playground && playground.answer.ranks === 64")
+    start = page.run("performance.now()")
+    page.wait("playground.compared.size === 13 && playground.idle")
+    page.shot(shots / "large.png")
+    times = page.run("""(async () => { const p = playground, median = (list) => list.sort((a, b) => a - b)[list.length >> 1], out = {};
+      const time = (what) => median(Array.from({length: 9}, (_, k) => { const from = performance.now(); what(k); return performance.now() - from; }));
+      out.engine = time(() => p.engine('show', p.request()));
+      out.slider = time((k) => { p.state.F = 1 + k / 20; p.update_now(); });
+      p.state.F = 1; p.update_now();
+      out.pan = time((k) => { p.timeline.look_at(100 + k, 900 + k); p.timeline.draw(); });
+      out.hover = time((k) => p.timeline.hover(300 + 10 * k, 200));
+      return out; })()""")
+    return start, times
+
+
+def main():
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--settings", type=int, default=320)
+    given = asked.parse_args()
+    chromium()
+    built = subprocess.run([sys.executable, ROOT / "examples/playground/build.py", PAGE], capture_output=True, text=True)
+    if built.returncode == 77:
+        print(built.stdout)
+        sys.exit(77)
+    assert built.returncode == 0, built.stdout + built.stderr
+    folder = pathlib.Path(tempfile.mkdtemp())
+    shots = pathlib.Path(os.environ.get("CHEVRON_SHOTS", folder))
+    shots.mkdir(parents=True, exist_ok=True)
+    with Browser(1440, 1000) as page:
+        start = session(page, shots, folder)
+        proved, refused = compare_numbers(page, given.settings)
+        large, times = speed(page, shots)
+        assert all(url.startswith(("file:", "data:", "about:", "blob:")) for url in page.messages), page.messages
+        assert page.errors == [], page.errors
+    with Browser(1440, 1000, scale=2, dark=True) as page:
+        page.open(PAGE, "#schedule=DualPipeV&lat=0.3&critical=1")
+        page.wait("window.playground && playground.compared.size === 13 && playground.idle")
+        page.shot(shots / "dark-2x.png", whole=True)
+        assert page.errors == [], page.errors
+    assert start < 1000 and times["slider"] < 400 and times["pan"] < 200, (start, times)
+    print(f"{given.settings} settings: {given.settings - refused} with numbers, {proved} of them proved, {refused} refused, all as chevron-plan says; there after {start:.0f} ms, at 64 ranks and 256 "
+          f"microbatches {large:.0f} ms; there the engine takes {times['engine']:.0f} ms, a move of a slider {times['slider']:.0f} ms, a frame "
+          f"of panning {times['pan']:.0f} ms, pointing {times['hover']:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
