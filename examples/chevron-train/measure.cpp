@@ -36,6 +36,7 @@ show::picture drawn(show::picture like, plan_view const& plan, all_steps const& 
   like.title = "measured, step " + std::to_string(all.front()[k].step);
   like.rows = static_cast<int>(all.size());
   like.boxes.clear();
+  like.critical_path.clear();  // the prediction's
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     auto const& entries = all[rank][k].entries;
     auto const box = [&](action what, std::int64_t from, std::int64_t to) {

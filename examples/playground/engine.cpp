@@ -161,8 +161,8 @@ settings read_settings(std::string_view text) {
       out.problem = "there is no setting '" + std::string(key) + "'";
     if (!good) out.problem = std::string(key) + " '" + value + "' is not usable";
   }
-  if (static_cast<long>(out.ranks) * out.micro_batches * std::max(1, out.chunks) > 300'000)
-    out.problem = "ranks × microbatches × chunks is above 300,000: take chevron-plan for that";
+  if (static_cast<long>(out.ranks) * out.micro_batches * std::max(1, out.chunks) > 65'536)
+    out.problem = "ranks, microbatches and chunks make more than 65,536: as large a schedule is for chevron-plan";
   return out;
 }
 

@@ -186,6 +186,7 @@
     if (state.over) answer = stages_of();
     answer = JSON.parse(engine("show", request()));
     pictures = answer.model ? chevron.decode(answer.model) : [];
+    for (const p of pictures) p.stopped = !answer.complete;
     // The search looks on the placement that is shown.
     if (state.schedule !== "listed" && answer.rank_of) state.placement = placement_of(answer) || state.placement;
     const shape = [state.schedule, answer.ranks, answer.micro_batches].join();
@@ -316,7 +317,7 @@
   const search = () => {
     stop_search();
     const stages = answer.stages || state.p;
-    const chunks = state.placement === "linear" ? 1 : state.v || 2;
+    const chunks = answer.rank_of && placement_of(answer) === state.placement ? answer.chunks : state.placement === "linear" ? 1 : state.v || 2;
     const [forward, input, weight] = cost_lists(stages);
     const own = answer.playable && answer.stages ? {forward, backward_input: input, backward_weight: weight, cost_stages: stages} : {};
     by_id("progress").hidden = false;
@@ -364,7 +365,7 @@
     }, 100);
     // The schedule is looked for among those that a catalogue's name, moves and CSV know nothing of.
     searching.postMessage({what: "search", actions: 3 * ranks * chunks * micro_batches,
-      request: request({schedule: "", moves: "", ranks, micro_batches, chunks: state.placement === "linear" ? 1 : state.v || 2, ...own})});
+      request: request({schedule: "", moves: "", ranks, micro_batches, chunks, ...own})});
   };
 
   // --- what people do

@@ -191,7 +191,7 @@ const chevron = (() => {
     return one(i);
   };
   const rank_name = (p, r) => "rank " + (r + p.first_rank);
-  const timed = (p, value) => number(value) + (p.unit ? " " + p.unit : "");
+  const timed = (p, value) => number(value, p.unit ? 5 : 6) + (p.unit ? " " + p.unit : "");
   /// When the result of `i` can be used on row `r`.
   const arrives = (p, i, r) => {
     if (p.row[i] === r || p.kind[i] === WEIGHT) return p.end[i];
@@ -239,9 +239,10 @@ const chevron = (() => {
     if (next < 0) {
       let last = -1;
       for (let i = 0; i < p.count; ++i) if (p.kind[i] < COMPUTE && (last < 0 || p.end[i] > p.end[last])) last = i;
-      lines.push(["why", lane.length === 0 ? "it has nothing to do" : "it has done all its work"]);
-      if (last >= 0) lines.push(["the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])]);
-      if (last >= 0) out.needs = [last];
+      lines.push(["why", p.stopped ? "this rank or those that it needs wait for ever: a law is broken" :
+        lane.length === 0 ? "it has nothing to do" : "it has done all its work"]);
+      if (last >= 0 && !p.stopped) lines.push(["the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])]);
+      if (last >= 0 && !p.stopped) out.needs = [last];
       return out;
     }
     // The need that comes last; then what kept that one, and so on.

@@ -221,6 +221,7 @@ def session(page, shots, folder):
     page.settle()
     now = do.held()
     assert now["answer"]["law"] == "order" and "rank 3, step 0" in now["verdict"] and "comes before" in now["verdict"], now
+    assert "wait for ever: a law is broken" in do.point(1, 3), do.card()
     page.shot(shots / "broken.png")
     do.click("undo")
     page.key("u")

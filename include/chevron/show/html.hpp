@@ -68,20 +68,26 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
       "optimizer waits for every rank. "
       "span: the longest single rank" +
       std::string(steady ? ". steady: what each of many steps takes without a barrier between them" : "") +
-      ".</p>\n<h2>Each rank</h2>\n<table>\n<tr><th>rank</th>";
-  bool const several = pictures.size() > 1;
+      ".</p>\n<h2>Each rank</h2>\n<div class=\"scroll\"><table>\n";
   bool communicates = false;
   bool held_bytes = false;
   for (figures const& f : numbers) {
     held_bytes = held_bytes || !f.peak_bytes.empty();
     for (idle_time const& t : f.idle) communicates = communicates || t.communicating > 0;
   }
-  for (picture const& p : pictures) {
-    std::string const of = several ? ", " + xml_text(p.title) : "";
-    out += "<th>computes" + of + "</th><th>idle in the makespan" + of + "</th>";
+  int const columns = 3 + (steady ? 3 : 0) + (communicates ? 1 : 0) + (held_bytes ? 1 : 0);
+  if (pictures.size() > 1) {
+    out += "<tr><th></th>";
+    for (picture const& p : pictures)
+      out += "<th class=\"group\" colspan=\"" + std::to_string(columns) + "\">" + xml_text(p.title) + "</th>";
+    out += "</tr>\n";
+  }
+  out += "<tr><th>rank</th>";
+  for (std::size_t i = 0; i < pictures.size(); ++i) {
+    out += "<th>computes</th><th>idle in the makespan</th>";
     if (steady) out += "<th>filling</th><th>steady</th><th>draining</th>";
     if (communicates) out += "<th>communicates</th>";
-    out += "<th>peak in flight" + of + "</th>";
+    out += "<th>peak in flight</th>";
     if (held_bytes) out += "<th>peak bytes</th>";
   }
   out += "</tr>\n";
@@ -90,7 +96,7 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
     for (std::size_t i = 0; i < pictures.size(); ++i) {
       std::size_t const at = static_cast<std::size_t>(r);
       if (at >= numbers[i].busy.size()) {
-        out += "<td></td><td></td><td></td>";
+        for (int c = 0; c < columns; ++c) out += "<td></td>";
         continue;
       }
       double const busy = numbers[i].busy[at];
@@ -106,7 +112,7 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
     out += "</tr>\n";
   }
   return out +
-         "</table>\n<details id=\"actions\"><summary>The actions of each rank</summary>\n<pre></pre></details>\n"
+         "</table></div>\n<details id=\"actions\"><summary>The actions of each rank</summary>\n<pre></pre></details>\n"
          "<script type=\"application/json\" id=\"model\">" +
          script_text(html_model(pictures, facts)) + "</script>\n<script>\n" + viewer_script + report_script +
          "</script>\n</body>\n</html>\n";

@@ -36,7 +36,7 @@ button[aria-pressed=true] { border-color: var(--accent); color: var(--accent); }
 table { border-collapse: collapse; background: var(--sheet); border: 1px solid var(--line); border-radius: 8px; }
 th, td { padding: 5px 16px; text-align: right; font-variant-numeric: tabular-nums; border-top: 1px solid var(--hover); }
 th { font-weight: 600; color: var(--soft); } th:first-child, td:first-child { text-align: left; }
-tr:first-child th { border-top: 0; }
+tr:first-child th { border-top: 0; } th.group { text-align: center; border-left: 1px solid var(--hover); }
 summary { cursor: pointer; color: var(--soft); margin-top: 20px; }
 pre { background: var(--sheet); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; white-space: pre-wrap;
 font-size: 13px; }
@@ -221,7 +221,7 @@ if (p.half[i] === 2) return one(i - 1) + " with " + one(i);
 return one(i);
 };
 const rank_name = (p, r) => "rank " + (r + p.first_rank);
-const timed = (p, value) => number(value) + (p.unit ? " " + p.unit : "");
+const timed = (p, value) => number(value, p.unit ? 5 : 6) + (p.unit ? " " + p.unit : "");
 const arrives = (p, i, r) => {
 if (p.row[i] === r || p.kind[i] === WEIGHT) return p.end[i];
 const boundary = p.kind[i] === FORWARD ? p.stage[i] : p.stage[i] - 1;
@@ -263,9 +263,10 @@ const out = {title: rank_name(p, r) + " is idle", lines, needs: [], serves: [], 
 if (next < 0) {
 let last = -1;
 for (let i = 0; i < p.count; ++i) if (p.kind[i] < COMPUTE && (last < 0 || p.end[i] > p.end[last])) last = i;
-lines.push(["why", lane.length === 0 ? "it has nothing to do" : "it has done all its work"]);
-if (last >= 0) lines.push(["the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])]);
-if (last >= 0) out.needs = [last];
+lines.push(["why", p.stopped ? "this rank or those that it needs wait for ever: a law is broken" :
+lane.length === 0 ? "it has nothing to do" : "it has done all its work"]);
+if (last >= 0 && !p.stopped) lines.push(["the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])]);
+if (last >= 0 && !p.stopped) out.needs = [last];
 return out;
 }
 let waiter = next, begins = from;
