@@ -166,6 +166,28 @@ def session(page, shots, folder):
         other.wait("window.playground")
         assert other.run("playground.answer.makespan") == one and other.run("playground.answer.communication") == [0.5, 3, 0.5]
         assert other.errors == []
+    # All schedules on one axis: chevron-plan compare's numbers, a rank's whole share being that of the schedule shown.
+    page.run("location.hash = '#F=1.5&I=1.25&lat=0.25'")
+    page.wait("playground.state.F === 1.5 && playground.answer.forward[0] === 1.5 && playground.idle")
+    seen = page.run("Object.fromEntries([...playground.compared].map(([name, a]) => [name, {...a, model: null, pictures: null}]))")
+    truth = json.loads(plan("compare", "--ranks", 4, "--microbatches", 8, "--forward", 3, "--backward-input", 2.5, "--backward-weight", 2, "--communication", 0.25, "--format", "json"))
+    assert sorted(seen) == sorted(one["schedule"] for one in truth)
+    for row in truth:
+        for key in ["makespan", "span", "bubble_makespan", "chunks", "messages"]:
+            assert seen[row["schedule"]][key] == row[key], (row, seen[row["schedule"]])
+        assert seen[row["schedule"]]["bound"] <= row["makespan"] * (1 + 1e-12)
+    page.run("location.hash = '#over=2:3,0.5,2;7:2,2,0.25'")
+    page.wait("playground.answer.forward[2] === 3 && playground.idle")
+    seen = page.run("[...playground.compared.values()].map((a) => [a.forward, a.backward_input, a.backward_weight])")
+    for costs in seen:  # the same model, however it is cut
+        assert [round(sum(list), 9) for list in costs] == [11, 8.5, 8.25], costs
+    # Stages 2 and 7 of eight are halves of stages 1 and 3 of four.
+    assert [2, 4, 2, 3] in [list for list, *_ in seen], seen
+    page.run("[...document.querySelectorAll('#compare button')].find((b) => b.textContent === 'GPipe').click()")
+    page.settle()
+    assert do.held()["state"]["schedule"] == "GPipe"
+    page.run("location.hash = " + json.dumps(address))
+    page.wait(f"playground.answer.makespan === {one}")
     # Memory: red where the limit is reached, a broken law where it is passed.
     now = do.choose("limit", 2)
     assert "broken law: in flight" in now["verdict"] and "rank 0, step 2" in now["verdict"], now["verdict"]
@@ -199,6 +221,14 @@ def session(page, shots, folder):
     do.click("farther")
     do.click("fit")
     assert page.run("playground.timeline.is_whole()")
+    x, y = page.run(AT + "(10, 1)")
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-300, modifiers=2)  # with Ctrl
+    page.settle()
+    left, right = page.run("playground.timeline.view")
+    assert right - left < 0.5 * page.run("playground.timeline.length") and left < 10 < right, (left, right)
+    page.drag(x, y, x - 80, y)
+    assert page.run("playground.timeline.view[0]") > left
+    page.key("0")
     page.key("n")
     page.settle()
     assert do.held()["state"]["schedule"] == "Eager1F1B", do.held()["state"]
