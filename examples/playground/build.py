@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""The playground as one file: page.html with its styles, scripts and the engine, engine.cpp and page.cpp compiled to WebAssembly.
+"""The playground as one file: page.html with its styles, scripts and the engine, engine.cpp and
+page.cpp compiled to WebAssembly.
 
     python3 examples/playground/build.py OUT.html [--work FOLDER]
 
-Needs Debian's clang-16 lld-16 libc++-16-dev-wasm32 libc++abi-16-dev-wasm32 wasi-libc libclang-rt-16-dev-wasm32, Boost and range-v3.
+Needs Debian's clang-16 lld-16 libc++-16-dev-wasm32 libc++abi-16-dev-wasm32 wasi-libc libclang-rt-16-dev-wasm32, Boost
+and range-v3.
 Compiles only what has changed since; exit status 77 where a compiler for WebAssembly is missing.
 """
+
 import argparse
 import base64
 import gzip
@@ -35,7 +38,9 @@ def compiled(work):
     # /usr/include itself must not be on the path: its C library is another machine's.
     headers = work / "headers"
     headers.mkdir(parents=True, exist_ok=True)
-    places = [pathlib.Path(p) for p in os.environ.get("CPLUS_INCLUDE_PATH", "").split(":") if p] + [pathlib.Path("/usr/include")]
+    places = [pathlib.Path(p) for p in os.environ.get("CPLUS_INCLUDE_PATH", "").split(":") if p] + [
+        pathlib.Path("/usr/include")
+    ]
     for name in LIBRARIES:
         found = next((p / name for p in places if (p / name).is_dir()), None)
         link = headers / name
@@ -50,19 +55,66 @@ def compiled(work):
             read = re.sub(r"\\\n", " ", needs.read_text()).partition(":")[2].split()
             if all(os.path.exists(p) and os.path.getmtime(p) <= to.stat().st_mtime for p in read + [__file__]):
                 continue
-        subprocess.run([COMPILER, "--target=wasm32-wasi", "-std=c++20", "-O2", "-fexceptions", "-fconstexpr-steps=268435456", "-MMD", "-MF", needs,
-                        "-isystem", CXX_HEADERS, "-isystem", C_HEADERS, "-isystem", headers, "-I", ROOT / "include",
-                        "-Wall", "-Wextra", "-Werror", "-c", HERE / source, "-o", to], check=True)
+        subprocess.run(
+            [
+                COMPILER,
+                "--target=wasm32-wasi",
+                "-std=c++20",
+                "-O2",
+                "-fexceptions",
+                "-fconstexpr-steps=268435456",
+                "-MMD",
+                "-MF",
+                needs,
+                "-isystem",
+                CXX_HEADERS,
+                "-isystem",
+                C_HEADERS,
+                "-isystem",
+                headers,
+                "-I",
+                ROOT / "include",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-c",
+                HERE / source,
+                "-o",
+                to,
+            ],
+            check=True,
+        )
     module = work / "page.wasm"
-    subprocess.run([LINKER, *objects, "-o", module, "--no-entry", "--export=_initialize", "--gc-sections", "--strip-all", f"-L{C_LIBRARY}",
-                    C_LIBRARY / "crt1-reactor.o", "-lc++", "-lc++abi", "-lc", BUILTINS], check=True)
+    subprocess.run(
+        [
+            LINKER,
+            *objects,
+            "-o",
+            module,
+            "--no-entry",
+            "--export=_initialize",
+            "--gc-sections",
+            "--strip-all",
+            f"-L{C_LIBRARY}",
+            C_LIBRARY / "crt1-reactor.o",
+            "-lc++",
+            "-lc++abi",
+            "-lc",
+            BUILTINS,
+        ],
+        check=True,
+    )
     return module.read_bytes()
 
 
 def page(module):
     text = lambda *names: "\n".join((HERE / name).read_text() for name in names)
-    parts = {"style": text("viewer.css", "playground.css"), "script": text("viewer.js", "engine.js", "playground.js"),
-             "worker": text("engine.js", "worker.js"), "wasm": base64.b64encode(gzip.compress(module, 9, mtime=0)).decode()}
+    parts = {
+        "style": text("viewer.css", "playground.css"),
+        "script": text("viewer.js", "engine.js", "playground.js"),
+        "worker": text("engine.js", "worker.js"),
+        "wasm": base64.b64encode(gzip.compress(module, 9, mtime=0)).decode(),
+    }
     assert all("</script" not in part for part in parts.values())
     return re.sub(r"\{\{(\w+)\}\}", lambda at: parts[at.group(1)], text("page.html"))
 
@@ -73,8 +125,11 @@ def main():
     asked.add_argument("--work", type=pathlib.Path)
     given = asked.parse_args()
     if lacking := missing():
-        print("skipped: to compile for WebAssembly there is no", ", no ".join(lacking), "(Debian: clang-16 lld-16 libc++-16-dev-wasm32 "
-              "libc++abi-16-dev-wasm32 wasi-libc libclang-rt-16-dev-wasm32)")
+        print(
+            "skipped: to compile for WebAssembly there is no",
+            ", no ".join(lacking),
+            "(Debian: clang-16 lld-16 libc++-16-dev-wasm32 " "libc++abi-16-dev-wasm32 wasi-libc libclang-rt-16-dev-wasm32)",
+        )
         sys.exit(77)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     work = given.work or given.out.parent / "parts"

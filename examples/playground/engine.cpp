@@ -81,7 +81,8 @@ void move_actions(chevron::plan& plan, std::vector<int> const& moves) {
 }
 
 std::string list(std::vector<double> const& values) {
-  return show::detail::json_list(values, [](double v) { return show::exact(v); }, ",");
+  return show::detail::json_list(
+      values, [](double v) { return show::exact(v); }, ",");
 }
 
 }  // namespace
@@ -178,7 +179,8 @@ judged make(settings const& asked) {
   } else if (asked.schedule == "listed") {
     using namespace chevron::letters;
     out.plan = on_placement(asked.placement, [&](auto where) {
-      auto const all = chevron::schedule_of(chevron::work_graph::split_backward).place(where).prefer(I, F, W).named("list schedule");
+      auto const all =
+          chevron::schedule_of(chevron::work_graph::split_backward).place(where).prefer(I, F, W).named("list schedule");
       int const chunks = asked.chunks > 0 ? asked.chunks : where.default_chunks;
       int const limit = static_cast<int>(asked.memory_limit * chunks + 1e-9);
       chevron::plan made = limit > 0 ? expand(all.at_most_in_flight(limit), size) : expand(all, size);
@@ -198,7 +200,8 @@ judged make(settings const& asked) {
   out.broken = out.plan.problem;
   if (!out.broken) out.broken = from_csv && asked.moves.empty() ? check(read, asked.csv) : check(out.plan);
   if (!out.broken) out.broken = check(out.plan);
-  if (out.broken) out.sentence = from_csv && asked.moves.empty() ? describe(out.broken, read, asked.csv) : describe(out.broken).str();
+  if (out.broken)
+    out.sentence = from_csv && asked.moves.empty() ? describe(out.broken, read, asked.csv) : describe(out.broken).str();
   out.playable = !out.plan.problem && can_be_played(out.broken);
   return out;
 }
@@ -230,7 +233,8 @@ std::string answer(settings const& asked, judged const& of) {
   auto const entry = [&](char const* key, std::string const& value) { out += std::string(",\"") + key + "\":" + value; };
   entry("law", of.broken ? show::json_string(name_of(of.broken.broken)) : "null");
   entry("sentence", show::json_string(of.sentence));
-  if (of.broken && of.broken.rank >= 0) entry("at", "[" + std::to_string(of.broken.rank) + "," + std::to_string(of.broken.position) + "]");
+  if (of.broken && of.broken.rank >= 0)
+    entry("at", "[" + std::to_string(of.broken.rank) + "," + std::to_string(of.broken.position) + "]");
   entry("playable", of.playable ? "true" : "false");
   if (!of.playable) return out + "}";
   chevron::plan_view const plan = of.plan;
@@ -249,7 +253,8 @@ std::string answer(settings const& asked, judged const& of) {
   entry("steady_step_time", show::exact(f.steady));
   entry("bubble_steady", show::exact(f.bubble_steady));
   entry("messages", std::to_string(f.messages));
-  entry("peak_in_flight", show::detail::json_list(f.peak_in_flight, [](int n) { return std::to_string(n); }, ","));
+  entry("peak_in_flight", show::detail::json_list(
+                              f.peak_in_flight, [](int n) { return std::to_string(n); }, ","));
   entry("chunks", std::to_string(plan.size.chunks));
   entry("stages", std::to_string(plan.stages));
   entry("ranks", std::to_string(plan.size.ranks));
@@ -273,7 +278,10 @@ std::string as_program(settings const& asked, judged const& of) {
     for (std::size_t i = 0; i < values.size(); ++i) out += (i > 0 ? ", " : "") + show::exact(values[i]);
     return out + "}";
   };
-  std::string const limit = plan.total() > 20'000 ? "// As large as this it needs -fconstexpr-ops-limit=4294967296 (g++) or -fconstexpr-steps=2147483647 (clang).\n" : "";
+  std::string const limit =
+      plan.total() > 20'000
+          ? "// As large as this it needs -fconstexpr-ops-limit=4294967296 (g++) or -fconstexpr-steps=2147483647 (clang).\n"
+          : "";
   return "// " + std::string(plan.name) +
          ", from Chevron's playground: proved while this file compiles, and its timeline printed.\n"
          "//   g++ -std=c++20 -I<chevron>/include schedule.cpp && ./a.out\n" +

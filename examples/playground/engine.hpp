@@ -17,14 +17,15 @@ namespace playground {
 
 /// Settings as the page sends them, `key=value` a line; after a line `csv` the rest is a schedule as CSV.
 struct settings {
-  std::string schedule = "1F1B";        ///< a name of the catalogue, `listed` or `csv`
-  std::string placement = "linear";     ///< of listed and searched schedules: linear, loop, vee, wave
+  std::string schedule = "1F1B";     ///< a name of the catalogue, `listed` or `csv`
+  std::string placement = "linear";  ///< of listed and searched schedules: linear, loop, vee, wave
   int ranks = 4, micro_batches = 8, chunks = 0;
   std::vector<double> forward{1}, backward_input{1}, backward_weight{1};  ///< one for all, or one a stage of `cost_stages`
-  int cost_stages = 0;  ///< the stages that costs are said of; another schedule cuts the same model elsewhere. 0: as many as it has
-  double latency = 0;   ///< of each message
-  double message = 0;   ///< what else it takes at full speed: its size over the bandwidth
-  int slow_link = -1;   ///< between this rank and the next
+  int cost_stages =
+      0;  ///< the stages that costs are said of; another schedule cuts the same model elsewhere. 0: as many as it has
+  double latency = 0;      ///< of each message
+  double message = 0;      ///< what else it takes at full speed: its size over the bandwidth
+  int slow_link = -1;      ///< between this rank and the next
   double slow_factor = 1;  ///< there, messages take so many times as long
   chevron::occupies occupies = chevron::occupies::nobody;
   double hidden = 0;
@@ -44,8 +45,8 @@ struct stage_prices {
   chevron::occupies occupies = chevron::occupies::nobody;
   bool first_input_gradient = true;
   chevron::cost_view view() const {
-    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden, occupies,
-            first_input_gradient};
+    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden,
+            occupies,       first_input_gradient};
   }
 };
 

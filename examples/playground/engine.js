@@ -2,7 +2,8 @@
 "use strict";
 function make_engine(module) {
   const surroundings = {};
-  for (const {module: name, name: call} of WebAssembly.Module.imports(module)) (surroundings[name] = surroundings[name] || {})[call] = () => 8;
+  for (const {module: name, name: call} of WebAssembly.Module.imports(module))
+    (surroundings[name] = surroundings[name] || {})[call] = () => 8;
   const exported = new WebAssembly.Instance(module, surroundings).exports;
   exported._initialize();
   const write = new TextEncoder(), read = new TextDecoder();

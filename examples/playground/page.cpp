@@ -1,5 +1,5 @@
-// What the page calls, compiled to WebAssembly. Texts go in and out through this module's memory: `input(size)` gives the place for
-// a request, each other function reads it there and returns the address of its answer, which ends with a zero.
+// What the page calls, compiled to WebAssembly. Texts go in and out through this module's memory: `input(size)` gives the place
+// for a request, each other function reads it there and returns the address of its answer, which ends with a zero.
 
 #include <cstdlib>
 #include <string>
@@ -43,7 +43,9 @@ EXPORTED(input) char* input(int size) {
 /// Names of the catalogue's schedules that train, as a JSON list.
 EXPORTED(names) char const* names() {
   std::string out;
-  chevron::catalogue::for_each([&](auto const& one) { out += (out.empty() ? "" : ",") + chevron::show::json_string(one.name); });
+  chevron::catalogue::for_each([&](auto const& one) {
+    out += (out.empty() ? "" : ",") + chevron::show::json_string(one.name);
+  });
   return give("[" + out + "]");
 }
 
@@ -59,11 +61,13 @@ EXPORTED(json) char const* json_of() {
 }
 
 EXPORTED(csv) char const* csv_of() {
-  return with_plan([](settings const&, judged const& of) { return of.playable ? chevron::show::csv(of.plan) : refused(of.sentence); });
+  return with_plan(
+      [](settings const&, judged const& of) { return of.playable ? chevron::show::csv(of.plan) : refused(of.sentence); });
 }
 
 EXPORTED(program) char const* program_of() {
-  return with_plan([](settings const& asked, judged const& of) { return of.playable ? as_program(asked, of) : refused(of.sentence); });
+  return with_plan(
+      [](settings const& asked, judged const& of) { return of.playable ? as_program(asked, of) : refused(of.sentence); });
 }
 
 /// The search: what it found, as CSV, with its length, the bound and where it began.
@@ -88,9 +92,10 @@ EXPORTED(search) char const* search_for() {
     if (found.best.problem) return refused(describe(found.best.problem).str());
     return "{\"length\":" + show::exact(found.length) + ",\"bound\":" + show::exact(found.bound) +
            ",\"optimal\":" + (found.optimal() ? "true" : "false") + ",\"trials\":" + std::to_string(found.trials) +
-           ",\"start\":" + show::json_string(found.start.characters) + ",\"published\":" +
-           (found.published_length > 0 ? show::json_string(found.published.name.characters) : "null") +
-           ",\"published_length\":" + show::exact(found.published_length) + ",\"csv\":" + show::json_string(show::csv(found.best)) + "}";
+           ",\"start\":" + show::json_string(found.start.characters) +
+           ",\"published\":" + (found.published_length > 0 ? show::json_string(found.published.name.characters) : "null") +
+           ",\"published_length\":" + show::exact(found.published_length) +
+           ",\"csv\":" + show::json_string(show::csv(found.best)) + "}";
   };
   if (asked.placement == "loop") return give(on(placement::loop));
   if (asked.placement == "vee") return give(on(placement::vee));
@@ -99,8 +104,8 @@ EXPORTED(search) char const* search_for() {
 }
 
 #ifdef __wasm__
-// No exception leaves the engine: bad input is an answer. Debian's libc++abi for WebAssembly has no unwinder, so what would throw,
-// which is only the lack of memory, stops the module, and the page says so.
+// No exception leaves the engine: bad input is an answer. Debian's libc++abi for WebAssembly has no unwinder, so what would
+// throw, which is only the lack of memory, stops the module, and the page says so.
 extern "C" void* __cxa_allocate_exception(unsigned long) noexcept { __builtin_trap(); }
 extern "C" void __cxa_throw(void*, void*, void*) { __builtin_trap(); }
 #endif

@@ -16,17 +16,31 @@
   };
   by_id("critical").hidden = !pictures.some((p) => p.critical.length > 0);
   const does = {
-    fit: () => timeline.fit(), closer: () => timeline.zoom(1.5), farther: () => timeline.zoom(1 / 1.5),
+    fit: () => timeline.fit(),
+    closer: () => timeline.zoom(1.5),
+    farther: () => timeline.zoom(1 / 1.5),
     critical: () => timeline.set({critical: !timeline.options.critical}),
     memory: () => timeline.set({memory: !timeline.options.memory}),
     palette: () => timeline.set({palette: timeline.options.palette === "safe" ? "usual" : "safe"}),
-    theme: () => { theme = theme === "dark" ? "light" : "dark"; },
+    theme: () => {
+      theme = theme === "dark" ? "light" : "dark";
+    },
   };
-  for (const [id, act] of Object.entries(does)) by_id(id).addEventListener("click", () => { act(); refresh(); });
-  prefers_dark.addEventListener("change", (e) => { theme = e.matches ? "dark" : "light"; refresh(); });
+  for (const [id, act] of Object.entries(does))
+    by_id(id).addEventListener("click", () => {
+      act();
+      refresh();
+    });
+  prefers_dark.addEventListener("change", (e) => {
+    theme = e.matches ? "dark" : "light";
+    refresh();
+  });
   document.addEventListener("keydown", (e) => {
     if (e.target.closest("input, textarea, select")) return;
-    if (e.key === "t") does.theme(); else if (!timeline.key(e)) return;
+    if (e.key === "t")
+      does.theme();
+    else if (!timeline.key(e))
+      return;
     e.preventDefault();
     refresh();
   });

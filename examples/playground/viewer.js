@@ -2,25 +2,50 @@
 // (html.hpp) and the playground hold this same text. `embed.py` puts it into include/chevron/show/html_viewer.hpp.
 "use strict";
 const chevron = (() => {
-  const letters = ["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B", "REDUCE_GRAD",
-    "OPTIMIZER_STEP"];
-  const meanings = ["forward", "backward", "input gradient", "weight gradient", "send an output", "receive an input",
-    "send a gradient", "receive a gradient", "wait for a send", "wait for a send", "sum of gradients", "optimizer"];
+  const letters = [
+    "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B", "REDUCE_GRAD", "OPTIMIZER_STEP"
+  ];
+  const meanings = [
+    "forward", "backward", "input gradient", "weight gradient", "send an output", "receive an input", "send a gradient",
+    "receive a gradient", "wait for a send", "wait for a send", "sum of gradients", "optimizer"
+  ];
   const FORWARD = 0, WEIGHT = 3, COMPUTE = 4, SUM = 10;
 
   // Fills by kind, from the first chunk (light) to the last (dark).
   const palettes = {
-    usual: [["#9cc0f2", "#6b9be0", "#3f74c8", "#2858a6"], ["#f8c182", "#eb9f4d", "#cf7a22", "#b06012"],
-      ["#83d3cd", "#4db5ae", "#26918a", "#16716b"], ["#b4d996", "#8dbf68", "#629a3c", "#467a26"]],
+    usual: [
+      ["#9cc0f2", "#6b9be0", "#3f74c8", "#2858a6"], ["#f8c182", "#eb9f4d", "#cf7a22", "#b06012"],
+      ["#83d3cd", "#4db5ae", "#26918a", "#16716b"], ["#b4d996", "#8dbf68", "#629a3c", "#467a26"]
+    ],
     // Hues after Okabe and Ito, apart in lightness, too: blue, vermilion, yellow, grey.
-    safe: [["#6db3e2", "#3d93d0", "#0072b2", "#00517f"], ["#f0a071", "#e57f42", "#d55e00", "#a34800"],
-      ["#fbf3a0", "#f5e96c", "#eede33", "#d6c40f"], ["#b9bdc4", "#999ea7", "#777d87", "#595f69"]],
+    safe: [
+      ["#6db3e2", "#3d93d0", "#0072b2", "#00517f"], ["#f0a071", "#e57f42", "#d55e00", "#a34800"],
+      ["#fbf3a0", "#f5e96c", "#eede33", "#d6c40f"], ["#b9bdc4", "#999ea7", "#777d87", "#595f69"]
+    ],
   };
   const themes = {
-    light: {sheet: "#ffffff", ink: "#1f2630", soft: "#5b6472", grid: "#dfe3e9", idle: "#eaedf2", memory: "#a9b6c8",
-      alarm: "#c0182b", accent: "#5b2bc0", other: ["#8b94a3", "#c3c9d3", "#8b94a3", "#c3c9d3", "#a8b0bd", "#a8b0bd", "#5b6472", "#2b313b"]},
-    dark: {sheet: "#151a21", ink: "#e6e9ee", soft: "#9aa4b2", grid: "#2b323c", idle: "#222932", memory: "#5a6a80",
-      alarm: "#ff6b76", accent: "#b79bff", other: ["#76808f", "#4d5664", "#76808f", "#4d5664", "#5f6876", "#5f6876", "#a3acb9", "#d5dae1"]},
+    light: {
+      sheet: "#ffffff",
+      ink: "#1f2630",
+      soft: "#5b6472",
+      grid: "#dfe3e9",
+      idle: "#eaedf2",
+      memory: "#a9b6c8",
+      alarm: "#c0182b",
+      accent: "#5b2bc0",
+      other: ["#8b94a3", "#c3c9d3", "#8b94a3", "#c3c9d3", "#a8b0bd", "#a8b0bd", "#5b6472", "#2b313b"]
+    },
+    dark: {
+      sheet: "#151a21",
+      ink: "#e6e9ee",
+      soft: "#9aa4b2",
+      grid: "#2b323c",
+      idle: "#222932",
+      memory: "#5a6a80",
+      alarm: "#ff6b76",
+      accent: "#b79bff",
+      other: ["#76808f", "#4d5664", "#76808f", "#4d5664", "#5f6876", "#5f6876", "#a3acb9", "#d5dae1"]
+    },
   };
   const font = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif";
 
@@ -37,9 +62,14 @@ const chevron = (() => {
 
   // Numbers as number_text of html_model.hpp writes them.
   const digit_of = new Uint8Array(128);
-  [..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"].forEach((c, i) => { digit_of[c.charCodeAt(0)] = i; });
+  [..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"].forEach((c, i) => {
+    digit_of[c.charCodeAt(0)] = i;
+  });
   class Numbers {
-    constructor(text) { this.text = text; this.at = 0; }
+    constructor(text) {
+      this.text = text;
+      this.at = 0;
+    }
     get done() { return this.at >= this.text.length; }
     next() {
       let value = 0;
@@ -58,7 +88,9 @@ const chevron = (() => {
   function decode_picture(p, tick) {
     const rows = p.lists.map(([works, list]) => {
       const kinds = [], boxes = [];
-      for (const n = new Numbers(works); !n.done;) kinds.push({kind: n.next(), half: n.next(), stage: n.next(), chunk: n.next(), step: n.next(), micro_batch: -1, length: 0});
+      for (const n = new Numbers(works); !n.done;)
+        kinds.push(
+            {kind: n.next(), half: n.next(), stage: n.next(), chunk: n.next(), step: n.next(), micro_batch: -1, length: 0});
       let begin = 0, end = 0;
       for (const n = new Numbers(list); !n.done;) {
         const token = n.next();
@@ -73,9 +105,21 @@ const chevron = (() => {
       return boxes;
     });
     const count = rows.reduce((sum, row) => sum + row.length / 8, 0);
-    const out = {...p, count, row: new Int32Array(count), kind: new Uint8Array(count), half: new Uint8Array(count),
-      stage: new Int32Array(count), chunk: new Int32Array(count), step: new Int32Array(count),
-      micro_batch: new Int32Array(count), start: new Float64Array(count), end: new Float64Array(count), begin: [0], makespan: 0};
+    const out = {
+      ...p,
+      count,
+      row: new Int32Array(count),
+      kind: new Uint8Array(count),
+      half: new Uint8Array(count),
+      stage: new Int32Array(count),
+      chunk: new Int32Array(count),
+      step: new Int32Array(count),
+      micro_batch: new Int32Array(count),
+      start: new Float64Array(count),
+      end: new Float64Array(count),
+      begin: [0],
+      makespan: 0
+    };
     let at = 0;
     rows.forEach((boxes, r) => {
       for (let i = 0; i < boxes.length; i += 8, ++at) {
@@ -138,7 +182,8 @@ const chevron = (() => {
       return (run * 3 + type) * size + stage * micro_batches + p.micro_batch[i];
     };
     const type_of = (kind) => kind === FORWARD ? 0 : kind === WEIGHT ? 2 : 1;
-    for (let i = 0; i < p.count; ++i) if (p.kind[i] < COMPUTE) where[cell(type_of(p.kind[i]), i, p.stage[i])] = i;
+    for (let i = 0; i < p.count; ++i)
+      if (p.kind[i] < COMPUTE) where[cell(type_of(p.kind[i]), i, p.stage[i])] = i;
     const find = (type, i, stage) => {
       const at = cell(type, i, stage);
       return at < 0 ? -1 : where[at];
@@ -185,7 +230,8 @@ const chevron = (() => {
   const decode = (model) => model.pictures.map((p) => decode_picture(p, model.tick));
 
   const spelled = (p, i) => {
-    const one = (h) => p.kind[h] === 11 ? letters[11] : p.stage[h] + letters[p.kind[h]] + (p.kind[h] === SUM ? "" : p.micro_batch[h]);
+    const one = (h) =>
+        p.kind[h] === 11 ? letters[11] : p.stage[h] + letters[p.kind[h]] + (p.kind[h] === SUM ? "" : p.micro_batch[h]);
     if (p.half[i] === 1) return one(i) + " with " + one(i + 1);
     if (p.half[i] === 2) return one(i - 1) + " with " + one(i);
     return one(i);
@@ -203,7 +249,10 @@ const chevron = (() => {
     let low = 0, high = lane.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (p.end[lane[middle]] > time) high = middle; else low = middle + 1;
+      if (p.end[lane[middle]] > time)
+        high = middle;
+      else
+        low = middle + 1;
     }
     return low;
   };
@@ -212,16 +261,29 @@ const chevron = (() => {
   function about_box(p, i) {
     const r = p.row[i], lines = [];
     const halves = p.half[i] === 1 ? [i, i + 1] : p.half[i] === 2 ? [i - 1, i] : [i];
-    const what = halves.map((h) => p.kind[h] >= SUM ? meanings[p.kind[h]] : meanings[p.kind[h]] + " of stage " + p.stage[h] +
-      ", microbatch " + p.micro_batch[h]).join("; with it, ");
+    const what =
+        halves
+            .map(
+                (h) => p.kind[h] >= SUM ? meanings[p.kind[h]] :
+                                          meanings[p.kind[h]] + " of stage " + p.stage[h] + ", microbatch " + p.micro_batch[h])
+            .join("; with it, ");
     lines.push(["", what + " on " + rank_name(p, r) + (p.steps > 1 ? ", step " + p.step[i] : "")]);
     lines.push(["when", timed(p, p.start[i]) + " to " + timed(p, p.end[i]) + ", takes " + timed(p, p.end[i] - p.start[i])]);
     const needs = p.needs(i);
     const place = (n) => p.row[n] === r ? "here" : "on " + rank_name(p, p.row[n]);
-    if (needs.length > 0) lines.push(["needs", needs.map((n) => spelled(p, n) + " " + place(n) + ", ended at " + timed(p, p.end[n]) +
-      (arrives(p, n, r) > p.end[n] ? ", there at " + timed(p, arrives(p, n, r)) : "")).join("; ")]);
+    if (needs.length > 0)
+      lines.push([
+        "needs",
+        needs
+            .map(
+                (n) => spelled(p, n) + " " + place(n) + ", ended at " + timed(p, p.end[n]) +
+                    (arrives(p, n, r) > p.end[n] ? ", there at " + timed(p, arrives(p, n, r)) : ""))
+            .join("; ")
+      ]);
     const serves = p.serves(i);
-    if (serves.length > 0) lines.push(["lets go on", serves.map((n) => spelled(p, n) + " " + place(n) + ", starts at " + timed(p, p.start[n])).join("; ")]);
+    if (serves.length > 0)
+      lines.push(
+          ["lets go on", serves.map((n) => spelled(p, n) + " " + place(n) + ", starts at " + timed(p, p.start[n])).join("; ")]);
     if (halves.some((h) => p.is_critical[h])) lines.push(["critical", "the makespan hangs on it"]);
     return {title: spelled(p, i), lines, needs, serves, boxes: halves};
   }
@@ -238,10 +300,18 @@ const chevron = (() => {
     const out = {title: rank_name(p, r) + " is idle", lines, needs: [], serves: [], boxes: [], gap: [r, from, to]};
     if (next < 0) {
       let last = -1;
-      for (let i = 0; i < p.count; ++i) if (p.kind[i] < COMPUTE && (last < 0 || p.end[i] > p.end[last])) last = i;
-      lines.push(["why", p.stopped ? "this rank or those that it needs wait for ever: a law is broken" :
-        lane.length === 0 ? "it has nothing to do" : "it has done all its work"]);
-      if (last >= 0 && !p.stopped) lines.push(["the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])]);
+      for (let i = 0; i < p.count; ++i)
+        if (p.kind[i] < COMPUTE && (last < 0 || p.end[i] > p.end[last])) last = i;
+      lines.push([
+        "why",
+        p.stopped             ? "this rank or those that it needs wait for ever: a law is broken" :
+            lane.length === 0 ? "it has nothing to do" :
+                                "it has done all its work"
+      ]);
+      if (last >= 0 && !p.stopped)
+        lines.push([
+          "the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])
+        ]);
       if (last >= 0 && !p.stopped) out.needs = [last];
       return out;
     }
@@ -250,15 +320,19 @@ const chevron = (() => {
     for (let depth = 0; depth < 4; ++depth) {
       let cause = -1;
       for (const n of p.needs(waiter)) {
-        if (p.row[n] !== p.row[waiter] && (cause < 0 || arrives(p, n, p.row[waiter]) > arrives(p, cause, p.row[waiter]))) cause = n;
+        if (p.row[n] !== p.row[waiter] && (cause < 0 || arrives(p, n, p.row[waiter]) > arrives(p, cause, p.row[waiter])))
+          cause = n;
       }
       const there = cause < 0 ? 0 : arrives(p, cause, p.row[waiter]);
       if (cause < 0 || there <= begins + 1e-9 * p.makespan) {
-        if (depth === 0) lines.push(["why", "nothing that " + spelled(p, next) + " needs came later: its rank was kept by something else, as by messages"]);
+        if (depth === 0)
+          lines.push([
+            "why", "nothing that " + spelled(p, next) + " needs came later: its rank was kept by something else, as by messages"
+          ]);
         break;
       }
       const words = spelled(p, cause) + " of " + rank_name(p, p.row[cause]) + ", which ends at " + timed(p, p.end[cause]) +
-        (there > p.end[cause] ? " and is there at " + timed(p, there) : "");
+          (there > p.end[cause] ? " and is there at " + timed(p, there) : "");
       lines.push(depth === 0 ? ["waits for", words + "; then " + spelled(p, next) + " begins"] : ["that waited for", words]);
       out.needs.push(cause);
       const others = p.lanes[p.row[cause]][0];
@@ -269,8 +343,13 @@ const chevron = (() => {
         for (let k = first_after(p, others, from); k < others.length && p.start[others[k]] < p.end[cause]; ++k) {
           if (p.half[others[k]] !== 2) meanwhile.push(spelled(p, others[k]));
         }
-        if (meanwhile.length > 1) lines.push(["meanwhile", rank_name(p, p.row[cause]) + " runs " + (meanwhile.length > 5 ? meanwhile.slice(0, 4).join(", ") +
-          " and " + (meanwhile.length - 4) + " more" : meanwhile.join(", "))]);
+        if (meanwhile.length > 1)
+          lines.push([
+            "meanwhile",
+            rank_name(p, p.row[cause]) + " runs " +
+                (meanwhile.length > 5 ? meanwhile.slice(0, 4).join(", ") + " and " + (meanwhile.length - 4) + " more" :
+                                        meanwhile.join(", "))
+          ]);
       }
       if (p.start[cause] <= begins + 1e-9 * p.makespan) break;
       waiter = cause;
@@ -322,12 +401,14 @@ const chevron = (() => {
   const axis_step = (length, wanted) => {
     const rough = length / Math.max(1, wanted);
     const power = Math.pow(10, Math.floor(Math.log10(rough)));
-    for (const factor of [1, 2, 5]) if (factor * power >= rough * (1 - 1e-9)) return factor * power;
+    for (const factor of [1, 2, 5])
+      if (factor * power >= rough * (1 - 1e-9)) return factor * power;
     return 10 * power;
   };
 
   class Timeline {
-    /// \param host an element; options: `theme` `palette` `critical` `memory`, `moved(row, from, to)` after an action was dragged
+    /// \param host an element; options: `theme` `palette` `critical` `memory`, `moved(row, from, to)` after an action was
+    /// dragged
     constructor(host, options = {}) {
       this.options = {theme: "light", palette: "usual", critical: false, memory: true, edit: false, ...options};
       this.host = host;
@@ -355,7 +436,10 @@ const chevron = (() => {
       this.told = null;
       this.card.hidden = true;
       const first = pictures[0];
-      if (first) this.host.setAttribute("aria-label", "Timeline of " + first.schedule + ": " + first.rows + " rows, makespan " + timed(first, first.makespan));
+      if (first)
+        this.host.setAttribute(
+            "aria-label",
+            "Timeline of " + first.schedule + ": " + first.rows + " rows, makespan " + timed(first, first.makespan));
       this.draw_soon();
     }
     is_whole() { return !(this.length > 0) || (this.view[0] <= 0 && this.view[1] >= this.length * (1 - 1e-9)); }
@@ -460,7 +544,9 @@ const chevron = (() => {
         const words = c.measureText(p.title).width;
         c.font = "12px " + font;
         c.fillStyle = theme.soft;
-        c.fillText((p.rows ? "makespan " + timed(p, p.makespan) : "") + (p.note ? ", " + p.note : ""), Math.max(left, words + 16), top - 15);
+        c.fillText(
+            (p.rows ? "makespan " + timed(p, p.makespan) : "") + (p.note ? ", " + p.note : ""), Math.max(left, words + 16),
+            top - 15);
       }
       c.save();
       c.beginPath();
@@ -488,7 +574,8 @@ const chevron = (() => {
             if (p.end[i] < t0 || p.start[i] > t1) continue;
             c.fillStyle = theme.other[p.kind[i] - COMPUTE];
             const x0 = this.x_of(p.start[i]), x1 = this.x_of(p.end[i]);
-            c.fillRect(x0, top + r * pitch + place.lanes[lane], Math.max(0.4, x1 - x0 - Math.min(1, 0.15 * (x1 - x0))), place.strip);
+            c.fillRect(
+                x0, top + r * pitch + place.lanes[lane], Math.max(0.4, x1 - x0 - Math.min(1, 0.15 * (x1 - x0))), place.strip);
           }
         }
       }
@@ -501,7 +588,10 @@ const chevron = (() => {
         c.beginPath();
         p.critical.forEach((i, k) => {
           const y = top + p.row[i] * pitch + row - 1;
-          if (k === 0) c.moveTo(this.x_of(p.start[i]), y); else c.lineTo(this.x_of(p.start[i]), y);
+          if (k === 0)
+            c.moveTo(this.x_of(p.start[i]), y);
+          else
+            c.lineTo(this.x_of(p.start[i]), y);
           c.lineTo(this.x_of(p.end[i]), y);
         });
         c.stroke();
@@ -513,7 +603,8 @@ const chevron = (() => {
         c.strokeStyle = c.fillStyle = theme.alarm;
         c.lineWidth = 3;
         if (position >= 0 && position <= last) {
-          c.strokeRect(this.x_of(p.start[i]), top + row_at * pitch, Math.max(2, this.x_of(p.end[i]) - this.x_of(p.start[i])), row);
+          c.strokeRect(
+              this.x_of(p.start[i]), top + row_at * pitch, Math.max(2, this.x_of(p.end[i]) - this.x_of(p.start[i])), row);
         } else {
           c.fillRect(this.x_of(last >= 0 ? p.end[p.lanes[row_at][0][last]] : 0), top + row_at * pitch - 2, 4, row + 4);
         }
@@ -591,7 +682,9 @@ const chevron = (() => {
         const stop = Math.min(wide, Math.ceil(this.x_of(p.makespan) - left));
         let k = 0, held = 0, run = -1, run_from = 0;
         const close = (x) => {
-          if (run > 0) (p.limit > 0 && run >= p.limit ? full : usual).rect(left + run_from, base - memory * run / most, x - run_from, memory * run / most);
+          if (run > 0)
+            (p.limit > 0 && run >= p.limit ? full : usual)
+                .rect(left + run_from, base - memory * run / most, x - run_from, memory * run / most);
         };
         for (let x = 0; x < stop; ++x) {
           const until = this.time_of(left + x + 1);
@@ -636,7 +729,8 @@ const chevron = (() => {
         const time = this.time_of(x), inside = y - place.top - r * place.pitch, p = place.p;
         const in_memory = place.memory > 0 && inside >= place.memory_at;
         let lane = 0;
-        for (const l of [1, 2]) if (p.has[l] && inside >= place.lanes[l] && !in_memory) lane = l;
+        for (const l of [1, 2])
+          if (p.has[l] && inside >= place.lanes[l] && !in_memory) lane = l;
         let box = -1;
         if (lane === 0) {
           const k = first_after(p, p.lanes[r][0], time);
@@ -644,7 +738,8 @@ const chevron = (() => {
           if (k < list.length && p.start[list[k]] <= time) box = list[k];
           if (box >= 0 && p.half[box] === 1 && inside > place.row / 2) box += 1;
         } else {
-          for (const i of p.lanes[r][lane]) if (p.start[i] <= time && p.end[i] >= time) box = i;
+          for (const i of p.lanes[r][lane])
+            if (p.start[i] <= time && p.end[i] >= time) box = i;
         }
         return {place, p, row: r, time, box: in_memory ? -1 : box, lane, in_memory};
       }
@@ -712,7 +807,9 @@ const chevron = (() => {
         c.fillStyle = theme.grid;
         c.fillRect(this.at.left, 0, wide, 3);
         c.fillStyle = theme.soft;
-        c.fillRect(this.at.left + wide * this.view[0] / this.length, 0, Math.max(3, wide * (this.view[1] - this.view[0]) / this.length), 3);
+        c.fillRect(
+            this.at.left + wide * this.view[0] / this.length, 0,
+            Math.max(3, wide * (this.view[1] - this.view[0]) / this.length), 3);
       }
       c.save();
       c.beginPath();
@@ -778,9 +875,13 @@ const chevron = (() => {
         if (e.button !== 0) return;
         const [x, y] = place(e);
         const hit = this.find(x, y);
-        try { this.over.setPointerCapture(e.pointerId); } catch { /* a pointer of a script */ }
+        try {
+          this.over.setPointerCapture(e.pointerId);
+        } catch { /* a pointer of a script */
+        }
         this.held = {x, view: [...this.view], moved: false, hit};
-        if (this.options.edit && hit && hit.box >= 0 && hit.p.kind[hit.box] < COMPUTE && !hit.p.half[hit.box]) this.held.box = hit.box;
+        if (this.options.edit && hit && hit.box >= 0 && hit.p.kind[hit.box] < COMPUTE && !hit.p.half[hit.box])
+          this.held.box = hit.box;
       });
       this.over.addEventListener("pointermove", (e) => {
         const [x, y] = place(e);
@@ -834,9 +935,14 @@ const chevron = (() => {
     key(e) {
       if (e.ctrlKey || e.metaKey || e.altKey) return false;
       const does = {
-        "+": () => this.zoom(1.5), "=": () => this.zoom(1.5), "-": () => this.zoom(1 / 1.5), "0": () => this.fit(),
-        "ArrowLeft": () => this.pan(-0.2), "ArrowRight": () => this.pan(0.2),
-        "c": () => this.set({critical: !this.options.critical}), "m": () => this.set({memory: !this.options.memory}),
+        "+": () => this.zoom(1.5),
+        "=": () => this.zoom(1.5),
+        "-": () => this.zoom(1 / 1.5),
+        "0": () => this.fit(),
+        "ArrowLeft": () => this.pan(-0.2),
+        "ArrowRight": () => this.pan(0.2),
+        "c": () => this.set({critical: !this.options.critical}),
+        "m": () => this.set({memory: !this.options.memory}),
         "p": () => this.set({palette: this.options.palette === "usual" ? "safe" : "usual"}),
       }[e.key];
       if (!does) return false;
@@ -866,9 +972,11 @@ const chevron = (() => {
       }
       entry.appendChild(document.createTextNode(words));
     };
-    for (let k = 0; k < COMPUTE; ++k) if (kinds.has(k)) add(chunks > 1 ? [fills[k][0], fills[k][3]] : [fills[k][0]], letters[k] + " " + meanings[k]);
+    for (let k = 0; k < COMPUTE; ++k)
+      if (kinds.has(k)) add(chunks > 1 ? [fills[k][0], fills[k][3]] : [fills[k][0]], letters[k] + " " + meanings[k]);
     const groups = [["send", 4, 6], ["receive", 5, 7], ["wait for a send", 8, 9], ["sum of gradients", 10], ["optimizer", 11]];
-    for (const [words, ...of] of groups) if (of.some((k) => kinds.has(k))) add([theme.other[of[0] - COMPUTE]], words, true);
+    for (const [words, ...of] of groups)
+      if (of.some((k) => kinds.has(k))) add([theme.other[of[0] - COMPUTE]], words, true);
     add([theme.idle], "idle" + (chunks > 1 ? "; darker: later chunk" : ""));
     if (options.memory) {
       add([theme.memory], "chunks in flight", true);
@@ -879,8 +987,15 @@ const chevron = (() => {
   }
 
   /// Each row's actions in order, as text.
-  const actions_text = (p) => p.lanes.map((lanes, r) => rank_name(p, r) + ": " + [...lanes[0]].filter((i) => p.half[i] !== 2)
-    .map((i) => p.half[i] === 1 ? "(" + spelled(p, i).replace(" with ", ";") + ")OVERLAP_F_B" : spelled(p, i)).join(" ")).join("\n");
+  const actions_text = (p) =>
+      p.lanes
+          .map(
+              (lanes, r) => rank_name(p, r) + ": " +
+                  [...lanes[0]]
+                      .filter((i) => p.half[i] !== 2)
+                      .map((i) => p.half[i] === 1 ? "(" + spelled(p, i).replace(" with ", ";") + ")OVERLAP_F_B" : spelled(p, i))
+                      .join(" "))
+          .join("\n");
 
   return {decode, Timeline, legend, actions_text, pixel_rows, palettes, themes, number, spelled, about_box, about_idle};
 })();

@@ -25,7 +25,5 @@ onmessage = ({data}) => {
       if (answer.optimal) break;
     }
     postMessage({what: "found", answer: best});
-  } catch (error) {
-    postMessage({...data, answer: {problem: "the engine stopped: " + error.message}});
-  }
+  } catch (error) { postMessage({...data, answer: {problem: "the engine stopped: " + error.message}}); }
 };

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # timeout: 400
 # beside: what it times it only prints, with limits of a slow machine
-"""The playground in a headless Chromium: a session through every control, and its numbers beside chevron-plan's for random settings.
+"""The playground in a headless Chromium: a session through every control, and its numbers beside chevron-plan's for
+random settings.
 
-Compiles the page itself (examples/playground/build.py), once. The engine's JSON must be chevron-plan's to the last byte: they are the
-same headers, compiled by another compiler for another machine. CHEVRON_SHOTS=<folder> keeps pictures of what was seen; --settings N.
+Compiles the page itself (examples/playground/build.py), once. The engine's JSON must be chevron-plan's to the last byte: they
+are the same headers, compiled by another compiler for another machine. CHEVRON_SHOTS=<folder> keeps pictures of what was
+seen; --settings N.
 """
+
 import argparse
 import json
 import os
@@ -22,7 +25,8 @@ from browser import Browser, chromium
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(os.environ.get("CHEVRON_BUILD", ROOT / "build"))
 PAGE = BUILD / "site/playground/index.html"
-HELD = """(() => { const p = playground; return {state: {...p.state}, answer: {...p.answer, model: null}, figures: document.getElementById('figures').innerText,
+HELD = """(() => { const p = playground; return {state: {...p.state}, answer: {...p.answer, model: null},
+  figures: document.getElementById('figures').innerText,
   verdict: document.getElementById('verdict').innerText, address: location.hash}; })()"""
 AT = """((time, row) => { const t = playground.timeline, r = t.host.getBoundingClientRect(), place = t.at.places[0];
   return [r.left + t.x_of(time), r.top + place.top + row * place.pitch + place.row / 2]; })"""
@@ -37,14 +41,32 @@ def plan(verb, *words, code=0):
 def random_setting(draw, names):
     """State of the page; costs as people would drag them."""
     on_slider = lambda most: round(draw.randrange(0, int(most * 20) + 1) / 20, 2)
-    state = dict(schedule=draw.choice(names), p=draw.choice([1, 2, 3, 4, 5, 8, 12, 16]), m=draw.choice([1, 2, 3, 4, 7, 8, 16, 32]),
-                 v=draw.choice([0, 0, 0, 1, 2, 3, 4]), F=on_slider(4), I=on_slider(4), W=on_slider(4), over="",
-                 lat=draw.choice([0, 0, 0.1, 0.34, 2]), bw=draw.choice([40, 40, 10, 21]), size=draw.choice([0, 16, 37]), slow=-1, sf=1,
-                 occ=draw.choice([0, 0, 0, 1, 2, 3]), limit=draw.choice([0, 0, 0, 2, 4.5, 8]), moves="", csv="", name="")
+    state = dict(
+        schedule=draw.choice(names),
+        p=draw.choice([1, 2, 3, 4, 5, 8, 12, 16]),
+        m=draw.choice([1, 2, 3, 4, 7, 8, 16, 32]),
+        v=draw.choice([0, 0, 0, 1, 2, 3, 4]),
+        F=on_slider(4),
+        I=on_slider(4),
+        W=on_slider(4),
+        over="",
+        lat=draw.choice([0, 0, 0.1, 0.34, 2]),
+        bw=draw.choice([40, 40, 10, 21]),
+        size=draw.choice([0, 16, 37]),
+        slow=-1,
+        sf=1,
+        occ=draw.choice([0, 0, 0, 1, 2, 3]),
+        limit=draw.choice([0, 0, 0, 2, 4.5, 8]),
+        moves="",
+        csv="",
+        name="",
+    )
     if state["p"] > 2 and draw.random() < 0.3:
         state.update(slow=draw.randrange(state["p"] - 1), sf=draw.choice([2, 7.5]))
     if draw.random() < 0.3:  # what single stages cost
-        state["over"] = ";".join(f"{s}:{on_slider(4)},{on_slider(4)},{on_slider(4)}" for s in sorted({draw.randrange(state["p"]) for _ in range(2)}))
+        state["over"] = ";".join(
+            f"{s}:{on_slider(4)},{on_slider(4)},{on_slider(4)}" for s in sorted({draw.randrange(state["p"]) for _ in range(2)})
+        )
     return state
 
 
@@ -72,7 +94,12 @@ def compare_numbers(page, count):
             refused += 1
             continue
         # What the page says it reckoned with goes to the other engine.
-        for flag, key in [("--forward", "forward"), ("--backward-input", "backward_input"), ("--backward-weight", "backward_weight"), ("--communication", "communication")]:
+        for flag, key in [
+            ("--forward", "forward"),
+            ("--backward-input", "backward_input"),
+            ("--backward-weight", "backward_weight"),
+            ("--communication", "communication"),
+        ]:
             words += [flag, ",".join(repr(value) for value in answer[key])]
         words += ["--communication-occupies", ["nobody", "sender", "receiver", "both"][state["occ"]]]
         told = plan("show", *words, code=None)
@@ -83,7 +110,16 @@ def compare_numbers(page, count):
             proved += 1
         assert seen["json"] == told.stdout, (state, seen["json"][:400], told.stdout[:400])
         truth = json.loads(told.stdout)
-        for key in ["makespan", "span", "bubble_makespan", "bubble_span", "steady_step_time", "peak_in_flight", "messages", "stages"]:
+        for key in [
+            "makespan",
+            "span",
+            "bubble_makespan",
+            "bubble_span",
+            "steady_step_time",
+            "peak_in_flight",
+            "messages",
+            "stages",
+        ]:
             assert answer[key] == truth[key], (state, key)
         assert abs(seen["makespan"] - truth["makespan"]) <= 1e-7 * truth["makespan"]
         assert abs(float(seen["figures"]) - truth["makespan"]) <= 5e-6 * truth["makespan"] + 1e-9, (state, seen["figures"])
@@ -102,8 +138,11 @@ class Session:
         return self.page.run(HELD)
 
     def choose(self, control, value):
-        self.page.run(f"""(() => {{ const c = document.getElementById({json.dumps(control)}); c.value = {json.dumps(str(value))};
-          c.dispatchEvent(new Event('input', {{bubbles: true}})); c.dispatchEvent(new Event('change', {{bubbles: true}})); }})()""")
+        self.page.run(
+            f"""(() => {{ const c = document.getElementById({json.dumps(control)}); 
+          c.value = {json.dumps(str(value))};
+          for (const kind of ['input', 'change']) c.dispatchEvent(new Event(kind, {{bubbles: true}})); }})()"""
+        )
         self.page.settle()
         return self.held()
 
@@ -132,11 +171,17 @@ def session(page, shots, folder):
     assert now["answer"]["name"] == "ZBVZeroBubble" and now["answer"]["makespan"] == 51 and now["address"] == "", now
     # Schedule, size, chunks, placement.
     now = do.choose("schedule", "1F1B")
-    assert now["answer"]["makespan"] == 33 and now["state"]["placement"] == "linear" and now["address"] == "#schedule=1F1B&placement=linear", now
+    assert (
+        now["answer"]["makespan"] == 33
+        and now["state"]["placement"] == "linear"
+        and now["address"] == "#schedule=1F1B&placement=linear"
+    ), now
     assert do.choose("p", 8)["answer"]["ranks"] == 8
     assert do.choose("m", 16)["answer"]["micro_batches"] == 16
     now = do.choose("placement", "wave")
-    assert now["state"]["schedule"] == "listed" and now["answer"]["chunks"] == 2 and now["answer"]["rank_of"][8:10] == [7, 6], now
+    assert (
+        now["state"]["schedule"] == "listed" and now["answer"]["chunks"] == 2 and now["answer"]["rank_of"][8:10] == [7, 6]
+    ), now
     assert do.choose("v", 4)["answer"]["chunks"] == 4
     now = do.choose("schedule", "ZBVZeroBubble")
     assert "broken law" in now["verdict"] and "chunks" in now["verdict"], now["verdict"]
@@ -169,8 +214,28 @@ def session(page, shots, folder):
     # All schedules on one axis: chevron-plan compare's numbers, a rank's whole share being that of the schedule shown.
     page.run("location.hash = '#F=1.5&I=1.25&lat=0.25'")
     page.wait("playground.state.F === 1.5 && playground.answer.forward[0] === 1.5 && playground.idle")
-    seen = page.run("Object.fromEntries([...playground.compared].map(([name, a]) => [name, {...a, model: null, pictures: null}]))")
-    truth = json.loads(plan("compare", "--ranks", 4, "--microbatches", 8, "--forward", 3, "--backward-input", 2.5, "--backward-weight", 2, "--communication", 0.25, "--format", "json"))
+    seen = page.run(
+        "Object.fromEntries([...playground.compared].map(([name, a]) => [name, {...a, model: null, pictures: null}]))"
+    )
+    truth = json.loads(
+        plan(
+            "compare",
+            "--ranks",
+            4,
+            "--microbatches",
+            8,
+            "--forward",
+            3,
+            "--backward-input",
+            2.5,
+            "--backward-weight",
+            2,
+            "--communication",
+            0.25,
+            "--format",
+            "json",
+        )
+    )
     assert sorted(seen) == sorted(one["schedule"] for one in truth)
     for row in truth:
         for key in ["makespan", "span", "bubble_makespan", "chunks", "messages"]:
@@ -241,6 +306,14 @@ def session(page, shots, folder):
     do.choose("schedule", "1F1B")
     page.run("scrollTo(0, 0)")
     do.click("edit")
+    x, y = page.run(AT + "(0.5, 0)")
+    page.drag(x, y, page.run(AT + "(2.8, 0)")[0], y)
+    page.settle()
+    assert do.held()["state"]["moves"] == "0,0,2"
+    row = page.run("playground.engine('csv', playground.request())").split(",")
+    assert row[:4] == ["0F1", "0F2", "0F0", "0F3"], row
+    page.key("u")
+    page.settle()
     x, y = page.run(AT + "(2.5, 0)")
     page.drag(x, y, page.run(AT + "(0.2, 0)")[0], y)
     page.settle()
@@ -268,7 +341,9 @@ def session(page, shots, folder):
         until = time.monotonic() + 20
         while not (folder / name).exists() and time.monotonic() < until:
             time.sleep(0.05)
-    assert (folder / "V-Half-4x6.csv").read_text() == plan("show", "--schedule", "V-Half", "--ranks", 4, "--microbatches", 6, "--format", "csv")
+    assert (folder / "V-Half-4x6.csv").read_text() == plan(
+        "show", "--schedule", "V-Half", "--ranks", 4, "--microbatches", 6, "--format", "csv"
+    )
     makespan = page.run("playground.answer.makespan")
     subprocess.run(["g++", "-std=c++20", "-I", ROOT / "include", folder / "V-Half-4x6.cpp", "-o", folder / "a.out"], check=True)
     said = subprocess.run([folder / "a.out"], check=True, capture_output=True, text=True).stdout
@@ -283,7 +358,9 @@ def session(page, shots, folder):
     do.choose("text", "0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n")
     do.click("check")
     now = do.held()
-    assert "broken law: order" in now["verdict"] and "line 2, column 1: rank 1, step 0: 1B0 comes before 1F0" in now["verdict"], now["verdict"]
+    assert (
+        "broken law: order" in now["verdict"] and "line 2, column 1: rank 1, step 0: 1B0 comes before 1F0" in now["verdict"]
+    ), now["verdict"]
     do.choose("text", "0F0,0G0")
     do.click("check")
     assert "line 1, column 5" in do.held()["verdict"], do.held()["verdict"]
@@ -295,14 +372,42 @@ def session(page, shots, folder):
     page.wait("playground.idle && playground.state.schedule === 'csv'", 100)
     page.settle()
     page.shot(shots / "searched.png")
-    words = ["--placement", "vee", "--ranks", 4, "--microbatches", 6, "--memory-limit", 3, "--forward", 1.5, "--backward-input", 1.2]
+    words = [
+        "--placement",
+        "vee",
+        "--ranks",
+        4,
+        "--microbatches",
+        6,
+        "--memory-limit",
+        3,
+        "--forward",
+        1.5,
+        "--backward-input",
+        1.2,
+    ]
     truth = json.loads(plan("search", *words, "--format", "json"))["placements"][0]
     # The page stops at the first round that finds an optimum, and says what of several it is.
     now = do.held()
-    assert abs(now["answer"]["makespan"] - truth["length"]) <= 1e-12 * truth["length"] and now["answer"]["law"] is None, (now["answer"], truth)
-    assert truth["optimal"] and now["answer"]["bound"] == truth["bound"] and "optimal" in page.run("document.getElementById('found').textContent")
-    found = json.loads(page.run("playground.engine('search', playground.request({schedule: '', placement: 'vee', ranks: 4, micro_batches: 6, chunks: 2, moves: ''}))"))
-    assert {key: found[key] for key in truth if key in found} == {key: truth[key] for key in truth if key in found}, (found, truth)
+    assert abs(now["answer"]["makespan"] - truth["length"]) <= 1e-12 * truth["length"] and now["answer"]["law"] is None, (
+        now["answer"],
+        truth,
+    )
+    assert (
+        truth["optimal"]
+        and now["answer"]["bound"] == truth["bound"]
+        and "optimal" in page.run("document.getElementById('found').textContent")
+    )
+    found = json.loads(
+        page.run(
+            """playground.engine('search',
+              playground.request({schedule: '', placement: 'vee', ranks: 4, micro_batches: 6, chunks: 2, moves: ''}))"""
+        )
+    )
+    assert {key: found[key] for key in truth if key in found} == {key: truth[key] for key in truth if key in found}, (
+        found,
+        truth,
+    )
     assert found["csv"] == plan("search", *words, "--format", "csv")
     page.run("location.hash = '#p=32&m=128'")
     page.wait("playground.answer.ranks === 32")
@@ -321,14 +426,18 @@ def speed(page, shots):
     start = page.run("performance.now()")
     page.wait("playground.compared.size === 13 && playground.idle")
     page.shot(shots / "large.png")
-    times = page.run("""(async () => { const p = playground, median = (list) => list.sort((a, b) => a - b)[list.length >> 1], out = {};
-      const time = (what) => median(Array.from({length: 9}, (_, k) => { const from = performance.now(); what(k); return performance.now() - from; }));
+    times = page.run(
+        """(async () => { const p = playground, out = {};
+      const median = (list) => list.sort((a, b) => a - b)[list.length >> 1];
+      const time = (what) => median(Array.from({length: 9}, (_, k) => {
+        const from = performance.now(); what(k); return performance.now() - from; }));
       out.engine = time(() => p.engine('show', p.request()));
       out.slider = time((k) => { p.state.F = 1 + k / 20; p.update_now(); });
       p.state.F = 1; p.update_now();
       out.pan = time((k) => { p.timeline.look_at(100 + k, 900 + k); p.timeline.draw(); });
       out.hover = time((k) => p.timeline.hover(300 + 10 * k, 200));
-      return out; })()""")
+      return out; })()"""
+    )
     return start, times
 
 
@@ -357,9 +466,12 @@ def main():
         page.shot(shots / "dark-2x.png", whole=True)
         assert page.errors == [], page.errors
     assert start < 1000 and times["slider"] < 400 and times["pan"] < 200, (start, times)
-    print(f"{given.settings} settings: {given.settings - refused} with numbers, {proved} of them proved, {refused} refused, all as chevron-plan says; there after {start:.0f} ms, at 64 ranks and 256 "
-          f"microbatches {large:.0f} ms; there the engine takes {times['engine']:.0f} ms, a move of a slider {times['slider']:.0f} ms, a frame "
-          f"of panning {times['pan']:.0f} ms, pointing {times['hover']:.1f} ms")
+    print(
+        f"{given.settings} settings: {given.settings - refused} with numbers, {proved} of them proved, {refused} refused, all "
+        f"as chevron-plan says; there after {start:.0f} ms, at 64 ranks and 256 microbatches {large:.0f} ms; there the engine "
+        f"takes {times['engine']:.0f} ms, a move of a slider {times['slider']:.0f} ms, a frame "
+        f"of panning {times['pan']:.0f} ms, pointing {times['hover']:.1f} ms"
+    )
 
 
 if __name__ == "__main__":

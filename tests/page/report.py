@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # timeout: 120
 # beside: it times only what the page itself draws
-"""A report of chevron-plan in a headless Chromium: it draws, pans, zooms, answers what it is asked, and says nothing on the console.
+"""A report of chevron-plan in a headless Chromium: it draws, pans, zooms, answers what it is asked, and says nothing on
+the console.
 
 What needs what is worked out here once more, from the letters alone. CHEVRON_SHOTS=<folder> keeps pictures of what was seen.
 """
+
 import json
 import os
 import pathlib
@@ -22,7 +24,9 @@ AT = """((time, row) => { const t = report.timeline, r = t.host.getBoundingClien
 
 
 def plan(*words):
-    return subprocess.run([BUILD / "bin/chevron-plan", "show", *map(str, words)], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [BUILD / "bin/chevron-plan", "show", *map(str, words)], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def words_of_card(page):
@@ -60,8 +64,9 @@ def main():
         # The same numbers as chevron-plan's.
         assert page.run("report.pictures[0].makespan") == truth["makespan"]
         assert page.run("report.pictures[0].peak") == truth["peak_in_flight"]
-        assert page.run("report.pictures[0].critical.map((i) => chevron.spelled(report.pictures[0], i))") == \
-            [step["action"] for step in truth["critical_path"]]
+        assert page.run("report.pictures[0].critical.map((i) => chevron.spelled(report.pictures[0], i))") == [
+            step["action"] for step in truth["critical_path"]
+        ]
         # The pointer on an action, on an idle stretch, on the strip below, beside everything.
         page.move(*page.run(AT + "(0.5, 0)"))
         assert "0F0" in words_of_card(page) and "lets go on 1F0 on rank 1" in words_of_card(page), words_of_card(page)
@@ -98,13 +103,19 @@ def main():
         assert [line.split(": ")[1].split() for line in lists] == truth["actions"], lists[0]
 
         # The largest that is promised: small, drawn quickly, nothing from elsewhere.
-        (folder / "large.html").write_text(plan("--schedule", "ZBVZeroBubble", "--ranks", 64, "--microbatches", 256, "--format", "html"))
+        (folder / "large.html").write_text(
+            plan("--schedule", "ZBVZeroBubble", "--ranks", 64, "--microbatches", 256, "--format", "html")
+        )
         size = (folder / "large.html").stat().st_size
         assert size < 1_000_000, size
         page.open(folder / "large.html")
         page.settle()
         page.shot(shots / "report-large.png")
-        frame = page.run("(() => { const t = report.timeline, from = performance.now(); for (let k = 0; k < 10; ++k) t.draw(); return (performance.now() - from) / 10; })()")
+        frame = page.run(
+            """(() => { const t = report.timeline, from = performance.now();
+              for (let k = 0; k < 10; ++k) t.draw();
+              return (performance.now() - from) / 10; })()"""
+        )
         assert frame < 200, frame
         assert all(url.startswith(("file:", "data:", "about:")) for url in page.messages), page.messages
         assert page.errors == [], page.errors

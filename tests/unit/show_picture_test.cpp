@@ -462,8 +462,9 @@ TEST_SUITE("show html") {
         for (std::size_t k = 0; k < row.size(); ++k) {
           int const i = view.begin[r] + static_cast<int>(k);
           action const a = view.actions[i];
-          same = same && row[k].kind == static_cast<int>(a.kind) && row[k].stage == static_cast<int>(a.stage) &&
-                 row[k].micro_batch == static_cast<long>(a.micro_batch) && row[k].chunk == view.chunk_of(static_cast<int>(a.stage));
+          int const stage = static_cast<int>(a.stage);
+          same = same && row[k].kind == static_cast<int>(a.kind) && row[k].stage == stage &&
+                 row[k].chunk == view.chunk_of(stage) && row[k].micro_batch == static_cast<long>(a.micro_batch);
           same = same && std::abs(static_cast<double>(row[k].start) * tick - when.start.data[i]) <= tick &&
                  std::abs(static_cast<double>(row[k].end) * tick - when.end.data[i]) <= tick;
         }
@@ -473,7 +474,8 @@ TEST_SUITE("show html") {
       std::size_t const path_at = model.find("\"path\":\"") + 8;
       std::vector<long> path;
       long now = 0;
-      for (model_reader r{model.substr(path_at, model.find('"', path_at) - path_at)}; !r.done();) path.push_back(now += r.next_signed());
+      model_reader steps{model.substr(path_at, model.find('"', path_at) - path_at)};
+      while (!steps.done()) path.push_back(now += steps.next_signed());
       std::vector<long> wanted;
       for (path_step const& step : critical_path_of(view, each, when)) wanted.push_back(step.action);
       CHECK(path == wanted);

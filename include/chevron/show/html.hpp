@@ -12,8 +12,8 @@
 #include <chevron/show/picture.hpp>
 
 /// \file
-/// A page that stands by itself: a timeline to pan, zoom and point at, the numbers, and each rank's actions. Nothing is loaded from
-/// elsewhere, so it can be mailed.
+/// A page that stands by itself: a timeline to pan, zoom and point at, the numbers, and each rank's actions. Nothing is loaded
+/// from elsewhere, so it can be mailed.
 
 namespace chevron::show {
 
@@ -27,7 +27,8 @@ inline std::string script_text(std::string const& json) {
 }
 
 /// The page of pictures whose numbers are known.
-inline std::string page(std::span<picture const> pictures, std::vector<figures> const& numbers, std::span<drawn_facts const> facts) {
+inline std::string page(std::span<picture const> pictures, std::vector<figures> const& numbers,
+                        std::span<drawn_facts const> facts) {
   picture const none;
   picture const& first = pictures.empty() ? none : pictures.front();
   std::string const name = first.schedule.empty() ? "schedule" : first.schedule;
@@ -44,7 +45,8 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
       "<button id=\"memory\" title=\"m\">in flight</button><button id=\"palette\" title=\"p\">colour-blind</button>"
       "<button id=\"theme\" title=\"t\">dark</button>\n</div>\n"
       "<div id=\"timeline\"></div>\n<div id=\"legend\"></div>\n"
-      "<p class=\"hint\">Point at an action, at an idle stretch or at the strip of chunks in flight. Drag to pan; double-click or Ctrl and "
+      "<p class=\"hint\">Point at an action, at an idle stretch or at the strip of chunks in flight. Drag to pan; double-click "
+      "or Ctrl and "
       "wheel to zoom. Keys: + - 0 arrows c m p t.</p>\n"
       "<noscript><p>The timeline is drawn by this page's own script, which is switched off. The numbers below need "
       "none.</p></noscript>\n</div>\n";
@@ -137,7 +139,8 @@ inline std::string html(plan_view const& plan, cost_view const& costs, size_view
   picture one = steps > 1 ? picture_of_steps(plan, costs, steps) : picture_of(plan, costs);
   one.unit = std::move(unit);
   drawn_facts const facts = facts_of(plan, costs, steps);
-  return detail::page(std::span<picture const>(&one, 1), {figures_of(plan, costs, sizes)}, std::span<drawn_facts const>(&facts, 1));
+  return detail::page(std::span<picture const>(&one, 1), {figures_of(plan, costs, sizes)},
+                      std::span<drawn_facts const>(&facts, 1));
 }
 
 }  // namespace chevron::show

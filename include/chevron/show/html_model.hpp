@@ -60,7 +60,8 @@ inline std::string model_row(picture const& p, std::vector<int> const& boxes, do
   std::int64_t end = 0;
   for (int const i : boxes) {
     box const& b = p.boxes[static_cast<std::size_t>(i)];
-    std::tuple const work{static_cast<int>(b.op.kind), static_cast<int>(b.of_pair), static_cast<int>(b.op.stage), b.chunk, b.step};
+    std::tuple const work{static_cast<int>(b.op.kind), static_cast<int>(b.of_pair), static_cast<int>(b.op.stage), b.chunk,
+                          b.step};
     auto const [at, fresh] = known.try_emplace(work, last.size());
     if (fresh) {
       std::apply([&](auto... part) { (works.add(static_cast<std::uint64_t>(part)), ...); }, work);
@@ -122,7 +123,8 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
     for (double const takes : known.message) messages += (messages.empty() ? "" : ",") + exact(takes);
     entry("message", "[" + messages + "]");
     std::vector<std::vector<int>> rows(static_cast<std::size_t>(std::max(p.rows, 0)));
-    for (std::size_t i = 0; i < p.boxes.size(); ++i) rows[static_cast<std::size_t>(p.boxes[i].rank)].push_back(static_cast<int>(i));
+    for (std::size_t i = 0; i < p.boxes.size(); ++i)
+      rows[static_cast<std::size_t>(p.boxes[i].rank)].push_back(static_cast<int>(i));
     // A box's number there: row after row.
     std::vector<std::int64_t> number_of(p.boxes.size());
     std::int64_t count = 0;
@@ -145,7 +147,8 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
   return out + "]}";
 }
 
-/// What a plan under its costs adds to its picture. `steps` of it are drawn, of which the bound knows nothing where they are several.
+/// What a plan under its costs adds to its picture. `steps` of it are drawn, of which the bound knows nothing where they are
+/// several.
 inline drawn_facts facts_of(plan_view const& plan, cost_view const& costs, int steps = 1) {
   drawn_facts out;
   out.limit = plan.in_flight_limit;

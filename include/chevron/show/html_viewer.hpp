@@ -1,7 +1,8 @@
 #pragma once
 
 /// \file
-/// The viewer of a report's page as text. Written by `examples/playground/embed.py --write` from the files beside it: change those.
+/// The viewer of a report's page as text. Written by `examples/playground/embed.py --write` from the files beside
+/// it: change those.
 // long: a script, not to be read here
 
 namespace chevron::show::detail {
@@ -9,7 +10,8 @@ namespace chevron::show::detail {
 /// How a report looks.
 inline constexpr char const* viewer_style = R"js(:root { color-scheme: light; --page: #f5f6f8; --sheet: #fff; --ink: #1f2630; --soft: #5b6472; --line: #dfe3e9; --hover: #edf0f4;
 --accent: #5b2bc0; --alarm: #c0182b; }
-:root[data-theme=dark] { color-scheme: dark; --page: #0e1217; --sheet: #151a21; --ink: #e6e9ee; --soft: #9aa4b2; --line: #2b323c;
+:root[data-theme=dark] { color-scheme: dark; --page: #0e1217; --sheet: #151a21; --ink: #e6e9ee; --soft: #9aa4b2;
+--line: #2b323c;
 --hover: #222932; --accent: #b79bff; --alarm: #ff6b76; }
 body { margin: 0 auto; padding: 24px; max-width: 1180px; background: var(--page); color: var(--ink);
 font: 15px/1.5 system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif; }
@@ -24,7 +26,8 @@ background: var(--sheet); box-shadow: 0 4px 16px rgb(0 0 0 / 18%); font-size: 13
 .card span { color: var(--soft); }
 .bar { display: flex; flex-wrap: wrap; align-items: center; gap: 6px; margin-bottom: 10px; }
 .bar .gap { flex: 1; }
-button, select, .button { font: inherit; font-size: 13px; color: var(--ink); background: var(--sheet); border: 1px solid var(--line);
+button, select, .button { font: inherit; font-size: 13px; color: var(--ink); background: var(--sheet);
+border: 1px solid var(--line);
 border-radius: 6px; padding: 3px 10px; cursor: pointer; }
 button:hover, .button:hover { background: var(--hover); }
 button[aria-pressed=true] { border-color: var(--accent); color: var(--accent); }
@@ -47,22 +50,47 @@ font-size: 13px; }
 /// `chevron` in a page: reads models, draws them, says what is under the pointer.
 inline constexpr char const* viewer_script = R"js("use strict";
 const chevron = (() => {
-const letters = ["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B", "REDUCE_GRAD",
-"OPTIMIZER_STEP"];
-const meanings = ["forward", "backward", "input gradient", "weight gradient", "send an output", "receive an input",
-"send a gradient", "receive a gradient", "wait for a send", "wait for a send", "sum of gradients", "optimizer"];
+const letters = [
+"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B", "REDUCE_GRAD", "OPTIMIZER_STEP"
+];
+const meanings = [
+"forward", "backward", "input gradient", "weight gradient", "send an output", "receive an input", "send a gradient",
+"receive a gradient", "wait for a send", "wait for a send", "sum of gradients", "optimizer"
+];
 const FORWARD = 0, WEIGHT = 3, COMPUTE = 4, SUM = 10;
 const palettes = {
-usual: [["#9cc0f2", "#6b9be0", "#3f74c8", "#2858a6"], ["#f8c182", "#eb9f4d", "#cf7a22", "#b06012"],
-["#83d3cd", "#4db5ae", "#26918a", "#16716b"], ["#b4d996", "#8dbf68", "#629a3c", "#467a26"]],
-safe: [["#6db3e2", "#3d93d0", "#0072b2", "#00517f"], ["#f0a071", "#e57f42", "#d55e00", "#a34800"],
-["#fbf3a0", "#f5e96c", "#eede33", "#d6c40f"], ["#b9bdc4", "#999ea7", "#777d87", "#595f69"]],
+usual: [
+["#9cc0f2", "#6b9be0", "#3f74c8", "#2858a6"], ["#f8c182", "#eb9f4d", "#cf7a22", "#b06012"],
+["#83d3cd", "#4db5ae", "#26918a", "#16716b"], ["#b4d996", "#8dbf68", "#629a3c", "#467a26"]
+],
+safe: [
+["#6db3e2", "#3d93d0", "#0072b2", "#00517f"], ["#f0a071", "#e57f42", "#d55e00", "#a34800"],
+["#fbf3a0", "#f5e96c", "#eede33", "#d6c40f"], ["#b9bdc4", "#999ea7", "#777d87", "#595f69"]
+],
 };
 const themes = {
-light: {sheet: "#ffffff", ink: "#1f2630", soft: "#5b6472", grid: "#dfe3e9", idle: "#eaedf2", memory: "#a9b6c8",
-alarm: "#c0182b", accent: "#5b2bc0", other: ["#8b94a3", "#c3c9d3", "#8b94a3", "#c3c9d3", "#a8b0bd", "#a8b0bd", "#5b6472", "#2b313b"]},
-dark: {sheet: "#151a21", ink: "#e6e9ee", soft: "#9aa4b2", grid: "#2b323c", idle: "#222932", memory: "#5a6a80",
-alarm: "#ff6b76", accent: "#b79bff", other: ["#76808f", "#4d5664", "#76808f", "#4d5664", "#5f6876", "#5f6876", "#a3acb9", "#d5dae1"]},
+light: {
+sheet: "#ffffff",
+ink: "#1f2630",
+soft: "#5b6472",
+grid: "#dfe3e9",
+idle: "#eaedf2",
+memory: "#a9b6c8",
+alarm: "#c0182b",
+accent: "#5b2bc0",
+other: ["#8b94a3", "#c3c9d3", "#8b94a3", "#c3c9d3", "#a8b0bd", "#a8b0bd", "#5b6472", "#2b313b"]
+},
+dark: {
+sheet: "#151a21",
+ink: "#e6e9ee",
+soft: "#9aa4b2",
+grid: "#2b323c",
+idle: "#222932",
+memory: "#5a6a80",
+alarm: "#ff6b76",
+accent: "#b79bff",
+other: ["#76808f", "#4d5664", "#76808f", "#4d5664", "#5f6876", "#5f6876", "#a3acb9", "#d5dae1"]
+},
 };
 const font = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif";
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
@@ -76,9 +104,14 @@ if (Math.abs(value) < 1e-9) return "0";
 return String(Number(value.toPrecision(digits)));
 };
 const digit_of = new Uint8Array(128);
-[..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"].forEach((c, i) => { digit_of[c.charCodeAt(0)] = i; });
+[..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"].forEach((c, i) => {
+digit_of[c.charCodeAt(0)] = i;
+});
 class Numbers {
-constructor(text) { this.text = text; this.at = 0; }
+constructor(text) {
+this.text = text;
+this.at = 0;
+}
 get done() { return this.at >= this.text.length; }
 next() {
 let value = 0;
@@ -96,7 +129,9 @@ return value % 2 === 0 ? value / 2 : -(value - 1) / 2 - 1;
 function decode_picture(p, tick) {
 const rows = p.lists.map(([works, list]) => {
 const kinds = [], boxes = [];
-for (const n = new Numbers(works); !n.done;) kinds.push({kind: n.next(), half: n.next(), stage: n.next(), chunk: n.next(), step: n.next(), micro_batch: -1, length: 0});
+for (const n = new Numbers(works); !n.done;)
+kinds.push(
+{kind: n.next(), half: n.next(), stage: n.next(), chunk: n.next(), step: n.next(), micro_batch: -1, length: 0});
 let begin = 0, end = 0;
 for (const n = new Numbers(list); !n.done;) {
 const token = n.next();
@@ -111,9 +146,21 @@ boxes.push(work.kind, work.half, work.stage, work.chunk, work.step, work.micro_b
 return boxes;
 });
 const count = rows.reduce((sum, row) => sum + row.length / 8, 0);
-const out = {...p, count, row: new Int32Array(count), kind: new Uint8Array(count), half: new Uint8Array(count),
-stage: new Int32Array(count), chunk: new Int32Array(count), step: new Int32Array(count),
-micro_batch: new Int32Array(count), start: new Float64Array(count), end: new Float64Array(count), begin: [0], makespan: 0};
+const out = {
+...p,
+count,
+row: new Int32Array(count),
+kind: new Uint8Array(count),
+half: new Uint8Array(count),
+stage: new Int32Array(count),
+chunk: new Int32Array(count),
+step: new Int32Array(count),
+micro_batch: new Int32Array(count),
+start: new Float64Array(count),
+end: new Float64Array(count),
+begin: [0],
+makespan: 0
+};
 let at = 0;
 rows.forEach((boxes, r) => {
 for (let i = 0; i < boxes.length; i += 8, ++at) {
@@ -173,7 +220,8 @@ const run = (p.step[i] - first) * p.replicas + Math.floor(p.row[i] / ranks);
 return (run * 3 + type) * size + stage * micro_batches + p.micro_batch[i];
 };
 const type_of = (kind) => kind === FORWARD ? 0 : kind === WEIGHT ? 2 : 1;
-for (let i = 0; i < p.count; ++i) if (p.kind[i] < COMPUTE) where[cell(type_of(p.kind[i]), i, p.stage[i])] = i;
+for (let i = 0; i < p.count; ++i)
+if (p.kind[i] < COMPUTE) where[cell(type_of(p.kind[i]), i, p.stage[i])] = i;
 const find = (type, i, stage) => {
 const at = cell(type, i, stage);
 return at < 0 ? -1 : where[at];
@@ -215,7 +263,8 @@ p.peak.push(peak);
 }
 const decode = (model) => model.pictures.map((p) => decode_picture(p, model.tick));
 const spelled = (p, i) => {
-const one = (h) => p.kind[h] === 11 ? letters[11] : p.stage[h] + letters[p.kind[h]] + (p.kind[h] === SUM ? "" : p.micro_batch[h]);
+const one = (h) =>
+p.kind[h] === 11 ? letters[11] : p.stage[h] + letters[p.kind[h]] + (p.kind[h] === SUM ? "" : p.micro_batch[h]);
 if (p.half[i] === 1) return one(i) + " with " + one(i + 1);
 if (p.half[i] === 2) return one(i - 1) + " with " + one(i);
 return one(i);
@@ -231,23 +280,39 @@ const first_after = (p, lane, time) => {
 let low = 0, high = lane.length;
 while (low < high) {
 const middle = (low + high) >> 1;
-if (p.end[lane[middle]] > time) high = middle; else low = middle + 1;
+if (p.end[lane[middle]] > time)
+high = middle;
+else
+low = middle + 1;
 }
 return low;
 };
 function about_box(p, i) {
 const r = p.row[i], lines = [];
 const halves = p.half[i] === 1 ? [i, i + 1] : p.half[i] === 2 ? [i - 1, i] : [i];
-const what = halves.map((h) => p.kind[h] >= SUM ? meanings[p.kind[h]] : meanings[p.kind[h]] + " of stage " + p.stage[h] +
-", microbatch " + p.micro_batch[h]).join("; with it, ");
+const what =
+halves
+.map(
+(h) => p.kind[h] >= SUM ? meanings[p.kind[h]] :
+meanings[p.kind[h]] + " of stage " + p.stage[h] + ", microbatch " + p.micro_batch[h])
+.join("; with it, ");
 lines.push(["", what + " on " + rank_name(p, r) + (p.steps > 1 ? ", step " + p.step[i] : "")]);
 lines.push(["when", timed(p, p.start[i]) + " to " + timed(p, p.end[i]) + ", takes " + timed(p, p.end[i] - p.start[i])]);
 const needs = p.needs(i);
 const place = (n) => p.row[n] === r ? "here" : "on " + rank_name(p, p.row[n]);
-if (needs.length > 0) lines.push(["needs", needs.map((n) => spelled(p, n) + " " + place(n) + ", ended at " + timed(p, p.end[n]) +
-(arrives(p, n, r) > p.end[n] ? ", there at " + timed(p, arrives(p, n, r)) : "")).join("; ")]);
+if (needs.length > 0)
+lines.push([
+"needs",
+needs
+.map(
+(n) => spelled(p, n) + " " + place(n) + ", ended at " + timed(p, p.end[n]) +
+(arrives(p, n, r) > p.end[n] ? ", there at " + timed(p, arrives(p, n, r)) : ""))
+.join("; ")
+]);
 const serves = p.serves(i);
-if (serves.length > 0) lines.push(["lets go on", serves.map((n) => spelled(p, n) + " " + place(n) + ", starts at " + timed(p, p.start[n])).join("; ")]);
+if (serves.length > 0)
+lines.push(
+["lets go on", serves.map((n) => spelled(p, n) + " " + place(n) + ", starts at " + timed(p, p.start[n])).join("; ")]);
 if (halves.some((h) => p.is_critical[h])) lines.push(["critical", "the makespan hangs on it"]);
 return {title: spelled(p, i), lines, needs, serves, boxes: halves};
 }
@@ -262,10 +327,18 @@ const lines = [["when", timed(p, from) + " to " + timed(p, to) + ", " + timed(p,
 const out = {title: rank_name(p, r) + " is idle", lines, needs: [], serves: [], boxes: [], gap: [r, from, to]};
 if (next < 0) {
 let last = -1;
-for (let i = 0; i < p.count; ++i) if (p.kind[i] < COMPUTE && (last < 0 || p.end[i] > p.end[last])) last = i;
-lines.push(["why", p.stopped ? "this rank or those that it needs wait for ever: a law is broken" :
-lane.length === 0 ? "it has nothing to do" : "it has done all its work"]);
-if (last >= 0 && !p.stopped) lines.push(["the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])]);
+for (let i = 0; i < p.count; ++i)
+if (p.kind[i] < COMPUTE && (last < 0 || p.end[i] > p.end[last])) last = i;
+lines.push([
+"why",
+p.stopped             ? "this rank or those that it needs wait for ever: a law is broken" :
+lane.length === 0 ? "it has nothing to do" :
+"it has done all its work"
+]);
+if (last >= 0 && !p.stopped)
+lines.push([
+"the step ends", "with " + spelled(p, last) + " on " + rank_name(p, p.row[last]) + " at " + timed(p, p.end[last])
+]);
 if (last >= 0 && !p.stopped) out.needs = [last];
 return out;
 }
@@ -273,11 +346,15 @@ let waiter = next, begins = from;
 for (let depth = 0; depth < 4; ++depth) {
 let cause = -1;
 for (const n of p.needs(waiter)) {
-if (p.row[n] !== p.row[waiter] && (cause < 0 || arrives(p, n, p.row[waiter]) > arrives(p, cause, p.row[waiter]))) cause = n;
+if (p.row[n] !== p.row[waiter] && (cause < 0 || arrives(p, n, p.row[waiter]) > arrives(p, cause, p.row[waiter])))
+cause = n;
 }
 const there = cause < 0 ? 0 : arrives(p, cause, p.row[waiter]);
 if (cause < 0 || there <= begins + 1e-9 * p.makespan) {
-if (depth === 0) lines.push(["why", "nothing that " + spelled(p, next) + " needs came later: its rank was kept by something else, as by messages"]);
+if (depth === 0)
+lines.push([
+"why", "nothing that " + spelled(p, next) + " needs came later: its rank was kept by something else, as by messages"
+]);
 break;
 }
 const words = spelled(p, cause) + " of " + rank_name(p, p.row[cause]) + ", which ends at " + timed(p, p.end[cause]) +
@@ -292,8 +369,13 @@ const meanwhile = [];
 for (let k = first_after(p, others, from); k < others.length && p.start[others[k]] < p.end[cause]; ++k) {
 if (p.half[others[k]] !== 2) meanwhile.push(spelled(p, others[k]));
 }
-if (meanwhile.length > 1) lines.push(["meanwhile", rank_name(p, p.row[cause]) + " runs " + (meanwhile.length > 5 ? meanwhile.slice(0, 4).join(", ") +
-" and " + (meanwhile.length - 4) + " more" : meanwhile.join(", "))]);
+if (meanwhile.length > 1)
+lines.push([
+"meanwhile",
+rank_name(p, p.row[cause]) + " runs " +
+(meanwhile.length > 5 ? meanwhile.slice(0, 4).join(", ") + " and " + (meanwhile.length - 4) + " more" :
+meanwhile.join(", "))
+]);
 }
 if (p.start[cause] <= begins + 1e-9 * p.makespan) break;
 waiter = cause;
@@ -342,7 +424,8 @@ return canvas;
 const axis_step = (length, wanted) => {
 const rough = length / Math.max(1, wanted);
 const power = Math.pow(10, Math.floor(Math.log10(rough)));
-for (const factor of [1, 2, 5]) if (factor * power >= rough * (1 - 1e-9)) return factor * power;
+for (const factor of [1, 2, 5])
+if (factor * power >= rough * (1 - 1e-9)) return factor * power;
 return 10 * power;
 };
 class Timeline {
@@ -373,7 +456,10 @@ if (!(this.view[1] > this.view[0])) this.view = [0, this.length];
 this.told = null;
 this.card.hidden = true;
 const first = pictures[0];
-if (first) this.host.setAttribute("aria-label", "Timeline of " + first.schedule + ": " + first.rows + " rows, makespan " + timed(first, first.makespan));
+if (first)
+this.host.setAttribute(
+"aria-label",
+"Timeline of " + first.schedule + ": " + first.rows + " rows, makespan " + timed(first, first.makespan));
 this.draw_soon();
 }
 is_whole() { return !(this.length > 0) || (this.view[0] <= 0 && this.view[1] >= this.length * (1 - 1e-9)); }
@@ -473,7 +559,9 @@ c.fillText(p.title, 4, top - 15);
 const words = c.measureText(p.title).width;
 c.font = "12px " + font;
 c.fillStyle = theme.soft;
-c.fillText((p.rows ? "makespan " + timed(p, p.makespan) : "") + (p.note ? ", " + p.note : ""), Math.max(left, words + 16), top - 15);
+c.fillText(
+(p.rows ? "makespan " + timed(p, p.makespan) : "") + (p.note ? ", " + p.note : ""), Math.max(left, words + 16),
+top - 15);
 }
 c.save();
 c.beginPath();
@@ -500,7 +588,8 @@ for (const i of list) {
 if (p.end[i] < t0 || p.start[i] > t1) continue;
 c.fillStyle = theme.other[p.kind[i] - COMPUTE];
 const x0 = this.x_of(p.start[i]), x1 = this.x_of(p.end[i]);
-c.fillRect(x0, top + r * pitch + place.lanes[lane], Math.max(0.4, x1 - x0 - Math.min(1, 0.15 * (x1 - x0))), place.strip);
+c.fillRect(
+x0, top + r * pitch + place.lanes[lane], Math.max(0.4, x1 - x0 - Math.min(1, 0.15 * (x1 - x0))), place.strip);
 }
 }
 }
@@ -513,7 +602,10 @@ c.lineJoin = "round";
 c.beginPath();
 p.critical.forEach((i, k) => {
 const y = top + p.row[i] * pitch + row - 1;
-if (k === 0) c.moveTo(this.x_of(p.start[i]), y); else c.lineTo(this.x_of(p.start[i]), y);
+if (k === 0)
+c.moveTo(this.x_of(p.start[i]), y);
+else
+c.lineTo(this.x_of(p.start[i]), y);
 c.lineTo(this.x_of(p.end[i]), y);
 });
 c.stroke();
@@ -524,7 +616,8 @@ const i = p.begin[row_at] + Math.max(0, position), last = p.lanes[row_at][0].len
 c.strokeStyle = c.fillStyle = theme.alarm;
 c.lineWidth = 3;
 if (position >= 0 && position <= last) {
-c.strokeRect(this.x_of(p.start[i]), top + row_at * pitch, Math.max(2, this.x_of(p.end[i]) - this.x_of(p.start[i])), row);
+c.strokeRect(
+this.x_of(p.start[i]), top + row_at * pitch, Math.max(2, this.x_of(p.end[i]) - this.x_of(p.start[i])), row);
 } else {
 c.fillRect(this.x_of(last >= 0 ? p.end[p.lanes[row_at][0][last]] : 0), top + row_at * pitch - 2, 4, row + 4);
 }
@@ -601,7 +694,9 @@ const base = top + r * pitch + place.memory_at + memory;
 const stop = Math.min(wide, Math.ceil(this.x_of(p.makespan) - left));
 let k = 0, held = 0, run = -1, run_from = 0;
 const close = (x) => {
-if (run > 0) (p.limit > 0 && run >= p.limit ? full : usual).rect(left + run_from, base - memory * run / most, x - run_from, memory * run / most);
+if (run > 0)
+(p.limit > 0 && run >= p.limit ? full : usual)
+.rect(left + run_from, base - memory * run / most, x - run_from, memory * run / most);
 };
 for (let x = 0; x < stop; ++x) {
 const until = this.time_of(left + x + 1);
@@ -644,7 +739,8 @@ if (r < 0 || r >= place.p.rows) continue;
 const time = this.time_of(x), inside = y - place.top - r * place.pitch, p = place.p;
 const in_memory = place.memory > 0 && inside >= place.memory_at;
 let lane = 0;
-for (const l of [1, 2]) if (p.has[l] && inside >= place.lanes[l] && !in_memory) lane = l;
+for (const l of [1, 2])
+if (p.has[l] && inside >= place.lanes[l] && !in_memory) lane = l;
 let box = -1;
 if (lane === 0) {
 const k = first_after(p, p.lanes[r][0], time);
@@ -652,7 +748,8 @@ const list = p.lanes[r][0];
 if (k < list.length && p.start[list[k]] <= time) box = list[k];
 if (box >= 0 && p.half[box] === 1 && inside > place.row / 2) box += 1;
 } else {
-for (const i of p.lanes[r][lane]) if (p.start[i] <= time && p.end[i] >= time) box = i;
+for (const i of p.lanes[r][lane])
+if (p.start[i] <= time && p.end[i] >= time) box = i;
 }
 return {place, p, row: r, time, box: in_memory ? -1 : box, lane, in_memory};
 }
@@ -718,7 +815,9 @@ const wide = this.at.right - this.at.left;
 c.fillStyle = theme.grid;
 c.fillRect(this.at.left, 0, wide, 3);
 c.fillStyle = theme.soft;
-c.fillRect(this.at.left + wide * this.view[0] / this.length, 0, Math.max(3, wide * (this.view[1] - this.view[0]) / this.length), 3);
+c.fillRect(
+this.at.left + wide * this.view[0] / this.length, 0,
+Math.max(3, wide * (this.view[1] - this.view[0]) / this.length), 3);
 }
 c.save();
 c.beginPath();
@@ -782,9 +881,13 @@ this.over.addEventListener("pointerdown", (e) => {
 if (e.button !== 0) return;
 const [x, y] = place(e);
 const hit = this.find(x, y);
-try { this.over.setPointerCapture(e.pointerId); } catch { /* a pointer of a script */ }
+try {
+this.over.setPointerCapture(e.pointerId);
+} catch { /* a pointer of a script */
+}
 this.held = {x, view: [...this.view], moved: false, hit};
-if (this.options.edit && hit && hit.box >= 0 && hit.p.kind[hit.box] < COMPUTE && !hit.p.half[hit.box]) this.held.box = hit.box;
+if (this.options.edit && hit && hit.box >= 0 && hit.p.kind[hit.box] < COMPUTE && !hit.p.half[hit.box])
+this.held.box = hit.box;
 });
 this.over.addEventListener("pointermove", (e) => {
 const [x, y] = place(e);
@@ -837,9 +940,14 @@ this.pan((e.deltaX || e.deltaY) / (this.at.right - this.at.left));
 key(e) {
 if (e.ctrlKey || e.metaKey || e.altKey) return false;
 const does = {
-"+": () => this.zoom(1.5), "=": () => this.zoom(1.5), "-": () => this.zoom(1 / 1.5), "0": () => this.fit(),
-"ArrowLeft": () => this.pan(-0.2), "ArrowRight": () => this.pan(0.2),
-"c": () => this.set({critical: !this.options.critical}), "m": () => this.set({memory: !this.options.memory}),
+"+": () => this.zoom(1.5),
+"=": () => this.zoom(1.5),
+"-": () => this.zoom(1 / 1.5),
+"0": () => this.fit(),
+"ArrowLeft": () => this.pan(-0.2),
+"ArrowRight": () => this.pan(0.2),
+"c": () => this.set({critical: !this.options.critical}),
+"m": () => this.set({memory: !this.options.memory}),
 "p": () => this.set({palette: this.options.palette === "usual" ? "safe" : "usual"}),
 }[e.key];
 if (!does) return false;
@@ -867,9 +975,11 @@ if (thin) patch.className = "thin";
 }
 entry.appendChild(document.createTextNode(words));
 };
-for (let k = 0; k < COMPUTE; ++k) if (kinds.has(k)) add(chunks > 1 ? [fills[k][0], fills[k][3]] : [fills[k][0]], letters[k] + " " + meanings[k]);
+for (let k = 0; k < COMPUTE; ++k)
+if (kinds.has(k)) add(chunks > 1 ? [fills[k][0], fills[k][3]] : [fills[k][0]], letters[k] + " " + meanings[k]);
 const groups = [["send", 4, 6], ["receive", 5, 7], ["wait for a send", 8, 9], ["sum of gradients", 10], ["optimizer", 11]];
-for (const [words, ...of] of groups) if (of.some((k) => kinds.has(k))) add([theme.other[of[0] - COMPUTE]], words, true);
+for (const [words, ...of] of groups)
+if (of.some((k) => kinds.has(k))) add([theme.other[of[0] - COMPUTE]], words, true);
 add([theme.idle], "idle" + (chunks > 1 ? "; darker: later chunk" : ""));
 if (options.memory) {
 add([theme.memory], "chunks in flight", true);
@@ -878,8 +988,15 @@ if (pictures.some((p) => p.limit > 0)) add([theme.alarm], "at the limit", true);
 if (options.critical) add([theme.alarm], "critical path", true);
 if (pictures.some((p) => p.bound > 0)) add([theme.accent], "lower bound", true);
 }
-const actions_text = (p) => p.lanes.map((lanes, r) => rank_name(p, r) + ": " + [...lanes[0]].filter((i) => p.half[i] !== 2)
-.map((i) => p.half[i] === 1 ? "(" + spelled(p, i).replace(" with ", ";") + ")OVERLAP_F_B" : spelled(p, i)).join(" ")).join("\n");
+const actions_text = (p) =>
+p.lanes
+.map(
+(lanes, r) => rank_name(p, r) + ": " +
+[...lanes[0]]
+.filter((i) => p.half[i] !== 2)
+.map((i) => p.half[i] === 1 ? "(" + spelled(p, i).replace(" with ", ";") + ")OVERLAP_F_B" : spelled(p, i))
+.join(" "))
+.join("\n");
 return {decode, Timeline, legend, actions_text, pixel_rows, palettes, themes, number, spelled, about_box, about_idle};
 })();
 )js";
@@ -902,17 +1019,31 @@ chevron.legend(by_id("legend"), pictures, timeline.options);
 };
 by_id("critical").hidden = !pictures.some((p) => p.critical.length > 0);
 const does = {
-fit: () => timeline.fit(), closer: () => timeline.zoom(1.5), farther: () => timeline.zoom(1 / 1.5),
+fit: () => timeline.fit(),
+closer: () => timeline.zoom(1.5),
+farther: () => timeline.zoom(1 / 1.5),
 critical: () => timeline.set({critical: !timeline.options.critical}),
 memory: () => timeline.set({memory: !timeline.options.memory}),
 palette: () => timeline.set({palette: timeline.options.palette === "safe" ? "usual" : "safe"}),
-theme: () => { theme = theme === "dark" ? "light" : "dark"; },
+theme: () => {
+theme = theme === "dark" ? "light" : "dark";
+},
 };
-for (const [id, act] of Object.entries(does)) by_id(id).addEventListener("click", () => { act(); refresh(); });
-prefers_dark.addEventListener("change", (e) => { theme = e.matches ? "dark" : "light"; refresh(); });
+for (const [id, act] of Object.entries(does))
+by_id(id).addEventListener("click", () => {
+act();
+refresh();
+});
+prefers_dark.addEventListener("change", (e) => {
+theme = e.matches ? "dark" : "light";
+refresh();
+});
 document.addEventListener("keydown", (e) => {
 if (e.target.closest("input, textarea, select")) return;
-if (e.key === "t") does.theme(); else if (!timeline.key(e)) return;
+if (e.key === "t")
+does.theme();
+else if (!timeline.key(e))
+return;
 e.preventDefault();
 refresh();
 });

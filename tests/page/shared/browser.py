@@ -1,7 +1,8 @@
 """A headless Chromium over its own pipe (the DevTools protocol), with nothing but Python's library.
 
-    with Browser() as page: page.open(path); page.run("1 + 1"); page.errors
+with Browser() as page: page.open(path); page.run("1 + 1"); page.errors
 """
+
 import base64
 import json
 import os
@@ -38,11 +39,29 @@ class Browser:
             a, b = os.dup(to_browser), os.dup(from_browser)
             os.dup2(a, 3)
             os.dup2(b, 4)
+
         self.process = subprocess.Popen(
-            [chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
-             "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
-             f"--user-data-dir={self.folder}", "about:blank"],
-            pass_fds=(3, 4), preexec_fn=hand_over, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [
+                chromium(),
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+                "--mute-audio",
+                "--disable-extensions",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--remote-debugging-pipe",
+                f"--user-data-dir={self.folder}",
+                "about:blank",
+            ],
+            pass_fds=(3, 4),
+            preexec_fn=hand_over,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(to_browser)
         os.close(from_browser)
         self.session = None
@@ -70,7 +89,7 @@ class Browser:
             said["sessionId"] = self.session
         data = json.dumps(said).encode() + b"\0"
         while data:
-            data = data[os.write(self.write_end, data):]
+            data = data[os.write(self.write_end, data) :]
         deadline = time.monotonic() + 120
         while True:
             answer = self.read(deadline)
