@@ -43,9 +43,7 @@ EXPORTED(input) char* input(int size) {
 /// Names of the catalogue's schedules that train, as a JSON list.
 EXPORTED(names) char const* names() {
   std::string out;
-  chevron::catalogue::for_each([&](auto const& one) {
-    out += (out.empty() ? "" : ",") + chevron::show::json_string(one.name);
-  });
+  chevron::catalogue::for_each([&](auto const& one) { out += (out.empty() ? "" : ",") + chevron::show::json_string(one.name); });
   return give("[" + out + "]");
 }
 

@@ -385,9 +385,12 @@
             (a.makespan <= a.bound * (1 + 1e-9) ? "optimal" : "+" + percent(a.makespan / a.bound - 1)) + ", peak " +
                 number(most / a.chunks, 3));
       } else {
-        words.textContent = a.sentence || a.problem;
+        const over = a.law === "in_flight";  // the commonest, said shortly
+        words.textContent = over ?
+            number(a.makespan) + ", but peak " + number(Math.max(...a.peak_in_flight) / a.chunks, 3) + " is above the limit" :
+            a.sentence || a.problem;
       }
-      const width = Math.max(100, row.clientWidth - 184 - 220 - 24), height = Math.max(26, Math.min(72, 6 * (a.ranks || 4)));
+      const width = Math.max(100, canvas.clientWidth), height = Math.max(26, Math.min(72, 6 * (a.ranks || 4)));
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
       canvas.style.height = height + "px";

@@ -111,11 +111,9 @@ def main():
         page.open(folder / "large.html")
         page.settle()
         page.shot(shots / "report-large.png")
-        frame = page.run(
-            """(() => { const t = report.timeline, from = performance.now();
+        frame = page.run("""(() => { const t = report.timeline, from = performance.now();
               for (let k = 0; k < 10; ++k) t.draw();
-              return (performance.now() - from) / 10; })()"""
-        )
+              return (performance.now() - from) / 10; })()""")
         assert frame < 200, frame
         assert all(url.startswith(("file:", "data:", "about:")) for url in page.messages), page.messages
         assert page.errors == [], page.errors

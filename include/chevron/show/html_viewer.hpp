@@ -323,7 +323,7 @@ const next = at < lane.length ? lane[at] : -1;
 let from = 0;
 if (at > 0) from = p.end[lane[at - 1]];
 const to = next >= 0 ? p.start[next] : p.makespan;
-const lines = [["when", timed(p, from) + " to " + timed(p, to) + ", " + timed(p, to - from)]];
+const lines = [["when", timed(p, from) + " to " + timed(p, to) + ", lasts " + timed(p, to - from)]];
 const out = {title: rank_name(p, r) + " is idle", lines, needs: [], serves: [], boxes: [], gap: [r, from, to]};
 if (next < 0) {
 let last = -1;
@@ -854,11 +854,16 @@ if (this.dragged) {
 const {place, box, slot_x, x, row} = this.dragged;
 const p = place.p, y = place.top + row * place.pitch;
 this.outline(c, place, box, theme.accent, 2, [3, 2]);
-c.globalAlpha = 0.75;
+c.globalAlpha = 0.9;
 c.fillStyle = this.fills()[p.kind[box]][shade(p.chunk[box], p.chunks)];
 const wide = Math.max(4, this.x_of(p.end[box]) - this.x_of(p.start[box]));
 c.fillRect(x - wide / 2, y - 4, wide, place.row);
 c.globalAlpha = 1;
+c.fillStyle = text_on(c.fillStyle);
+c.font = "11px " + font;
+c.textAlign = "center";
+c.textBaseline = "middle";
+c.fillText(String(p.micro_batch[box]), x, y - 4 + place.row / 2);
 c.fillStyle = theme.accent;
 c.fillRect(slot_x - 1.5, y - 3, 3, place.row + 6);
 }
