@@ -127,56 +127,50 @@ return value % 2 === 0 ? value / 2 : -(value - 1) / 2 - 1;
 }
 }
 function decode_picture(p, tick) {
-const rows = p.lists.map(([works, list]) => {
-const kinds = [], boxes = [];
+const most = p.lists.reduce((sum, [, list]) => sum + list.length, 0);
+const out = {
+...p,
+row: new Int32Array(most),
+kind: new Uint8Array(most),
+half: new Uint8Array(most),
+stage: new Int32Array(most),
+chunk: new Int32Array(most),
+step: new Int32Array(most),
+micro_batch: new Int32Array(most),
+start: new Float64Array(most),
+end: new Float64Array(most),
+begin: [0],
+makespan: 0
+};
+let at = 0;
+p.lists.forEach(([works, list], r) => {
+const kinds = [];
 for (const n = new Numbers(works); !n.done;)
 kinds.push(
 {kind: n.next(), half: n.next(), stage: n.next(), chunk: n.next(), step: n.next(), micro_batch: -1, length: 0});
 let begin = 0, end = 0;
-for (const n = new Numbers(list); !n.done;) {
+for (const n = new Numbers(list); !n.done; ++at) {
 const token = n.next();
-const work = kinds[Math.floor(token / 2)];
+const work = kinds[token >> 1];
 const differs = token % 2 === 1;
 work.micro_batch += 1 + (differs ? n.next_signed() : 0);
 begin = (work.half === 2 ? begin : end) + (differs ? n.next_signed() : 0);
 work.length += differs ? n.next_signed() : 0;
 end = begin + work.length;
-boxes.push(work.kind, work.half, work.stage, work.chunk, work.step, work.micro_batch, begin, end);
-}
-return boxes;
-});
-const count = rows.reduce((sum, row) => sum + row.length / 8, 0);
-const out = {
-...p,
-count,
-row: new Int32Array(count),
-kind: new Uint8Array(count),
-half: new Uint8Array(count),
-stage: new Int32Array(count),
-chunk: new Int32Array(count),
-step: new Int32Array(count),
-micro_batch: new Int32Array(count),
-start: new Float64Array(count),
-end: new Float64Array(count),
-begin: [0],
-makespan: 0
-};
-let at = 0;
-rows.forEach((boxes, r) => {
-for (let i = 0; i < boxes.length; i += 8, ++at) {
 out.row[at] = r;
-out.kind[at] = boxes[i];
-out.half[at] = boxes[i + 1];
-out.stage[at] = boxes[i + 2];
-out.chunk[at] = boxes[i + 3];
-out.step[at] = boxes[i + 4];
-out.micro_batch[at] = boxes[i + 5];
-out.start[at] = boxes[i + 6] * tick;
-out.end[at] = boxes[i + 7] * tick;
-if (out.kind[at] < COMPUTE) out.makespan = Math.max(out.makespan, out.end[at]);
+out.kind[at] = work.kind;
+out.half[at] = work.half;
+out.stage[at] = work.stage;
+out.chunk[at] = work.chunk;
+out.step[at] = work.step;
+out.micro_batch[at] = work.micro_batch;
+out.start[at] = begin * tick;
+out.end[at] = end * tick;
+if (work.kind < COMPUTE && out.end[at] > out.makespan) out.makespan = out.end[at];
 }
 out.begin.push(at);
 });
+const count = out.count = at;
 delete out.lists;
 out.critical = [];
 let before = 0;
@@ -199,7 +193,10 @@ lanes[lane].push(i);
 p.has[lane] = true;
 p.kinds.add(p.kind[i]);
 }
-p.lanes.push(lanes.map((lane) => Int32Array.from(lane.sort(by_start))));
+p.lanes.push(lanes.map((lane) => {
+const sorted = lane.every((i, k) => k === 0 || p.start[lane[k - 1]] <= p.start[i]);
+return Int32Array.from(sorted ? lane : lane.sort(by_start));
+}));
 }
 const ranks = Math.max(1, p.ranks);
 p.replicas = Math.max(1, Math.ceil(p.rows / ranks));
@@ -244,20 +241,17 @@ return [find(1, h, s - 1), find(2, h, s)];
 p.flight = [];
 p.peak = [];
 for (let r = 0; r < p.rows; ++r) {
-const changes = [];
+const times = new Float64Array(p.begin[r + 1] - p.begin[r]), levels = new Int32Array(times.length);
+let used = 0, now = 0, peak = 0;
 for (let i = p.begin[r]; i < p.begin[r + 1] && !p.forward_only; ++i) {
-if (p.kind[i] === FORWARD) changes.push([p.start[i], 1]);
-if (p.kind[i] === 1 || p.kind[i] === WEIGHT) changes.push([p.end[i], -1]);
+const kind = p.kind[i];
+if (kind !== FORWARD && kind !== 1 && kind !== WEIGHT) continue;
+now += kind === FORWARD ? 1 : -1;
+times[used] = kind === FORWARD ? p.start[i] : p.end[i];
+levels[used++] = now;
+if (now > peak) peak = now;
 }
-changes.sort((a, b) => a[0] - b[0]);
-let now = 0, peak = 0;
-const times = new Float64Array(changes.length), levels = new Int32Array(changes.length);
-changes.forEach(([time, change], k) => {
-times[k] = time;
-levels[k] = now += change;
-peak = Math.max(peak, now);
-});
-p.flight.push({times, levels});
+p.flight.push({times: times.subarray(0, used), levels: levels.subarray(0, used)});
 p.peak.push(peak);
 }
 }
