@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 # timeout: 400
-# beside: what it times it only prints, with limits of a slow machine
 """The playground in a headless Chromium: a session through every control, and its numbers beside chevron-plan's for
 random settings.
 
@@ -161,7 +160,6 @@ def session(page, shots, folder):
     do = Session(page)
     page.open(PAGE)
     page.wait("window.playground")
-    start = page.run("performance.now()")
     page.wait("playground.compared.size === 13 && playground.idle")
     page.shot(shots / "playground.png")
     assert "the same C++ headers that the compiler runs" in page.run("document.body.innerText")
@@ -429,11 +427,16 @@ def session(page, shots, folder):
     do.click("stop")
     page.wait("playground.idle")
     do.click("link")
-    return start
 
 
 def speed(page, shots):
-    """The largest that is promised."""
+    """How soon the page is there, at best of a few times since others use the machine, too; then the largest."""
+    soonest = 1e9
+    for _ in range(3):
+        page.open("/dev/null")
+        page.open(PAGE)
+        page.wait("window.playground")
+        soonest = min(soonest, page.run("performance.now()"))
     page.open(PAGE, "#p=64&m=256")
     page.call("Page.reload")
     page.wait("window.playground && playground.answer.ranks === 64")
@@ -450,7 +453,7 @@ def speed(page, shots):
       out.pan = time((k) => { p.timeline.look_at(100 + k, 900 + k); p.timeline.draw(); });
       out.hover = time((k) => p.timeline.hover(300 + 10 * k, 200));
       return out; })()""")
-    return start, times
+    return soonest, start, times
 
 
 def main():
@@ -467,9 +470,9 @@ def main():
     shots = pathlib.Path(os.environ.get("CHEVRON_SHOTS", folder))
     shots.mkdir(parents=True, exist_ok=True)
     with Browser(1440, 1000) as page:
-        start = session(page, shots, folder)
+        session(page, shots, folder)
         proved, refused = compare_numbers(page, given.settings)
-        large, times = speed(page, shots)
+        start, large, times = speed(page, shots)
         assert all(url.startswith(("file:", "data:", "about:", "blob:")) for url in page.messages), page.messages
         assert page.errors == [], page.errors
     with Browser(1440, 1000, scale=2, dark=True) as page:

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 # timeout: 120
-# beside: it times only what the page itself draws
 """A report of chevron-plan in a headless Chromium: it draws, pans, zooms, answers what it is asked, and says nothing on
 the console.
 
