@@ -358,8 +358,9 @@
     if (queue.length === 0)
       all.sort((a, b) => good(b) - good(a) || a.makespan - b.makespan || catalogue.indexOf(a.name) - catalogue.indexOf(b.name));
     by_id("compare-note").textContent =
-        "Each cuts the same model: costs are of a rank's whole share. Dashed: the lower bound of its placement" +
-        (state.limit > 0 ? ", within the memory limit" : "") + ". " + (queue.length > 0 ? queue.length + " to come." : "");
+        "Each cuts the same model: costs are of a rank's whole share. Dashed: the lower bound of its placement, within " +
+        (state.limit > 0 ? "the memory limit" : "the memory that it declares (V-Half, V-Min)") +
+        (queue.length > 0 ? ". " + queue.length + " to come." : ".");
     to.style.opacity = queue.length > 0 ? "0.6" : "";
     const ground = chevron.themes[theme()], fills = chevron.palettes[state.palette], ratio = window.devicePixelRatio || 1;
     while (to.children.length > all.length) to.lastChild.remove();
