@@ -36,6 +36,7 @@ show::picture drawn(show::picture like, plan_view const& plan, all_steps const& 
   like.title = "measured, step " + std::to_string(all.front()[k].step);
   like.rows = static_cast<int>(all.size());
   like.boxes.clear();
+  like.critical_path.clear();  // the prediction's
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     auto const& entries = all[rank][k].entries;
     auto const box = [&](action what, std::int64_t from, std::int64_t to) {
@@ -83,7 +84,8 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   out.predicted_bubble = bubble(plan, costs.view(), out.predicted_pipeline);
   if (steps_overlap) out.predicted_step = steady_step_time(plan, costs.view()).most;
   for (int r = 0; r < plan.size.ranks; ++r) out.predicted_peak.push_back(peak_in_flight(plan, r));
-  out.predicted_picture = show::picture_of(plan, when, "predicted from measured costs");
+  out.predicted_picture = show::picture_of(plan, costs.view(), "predicted from measured costs");
+  out.predicted_facts = show::facts_of(plan, costs.view());
   out.predicted_picture.unit = "ms";
 
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);

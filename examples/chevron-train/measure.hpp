@@ -6,6 +6,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/run/trace/trace_window.hpp>
+#include <chevron/show/html_model.hpp>
 #include <chevron/show/picture.hpp>
 
 /// \file
@@ -18,6 +19,7 @@ struct comparison {
   profile measured;       ///< costs by stage and boundary, the pipeline's and the whole step's time: medians
   long typical_step = 0;  ///< the one whose pipeline took the median time
   show::picture predicted_picture, measured_picture;  ///< of the typical step
+  show::drawn_facts predicted_facts;                  ///< what else is known of the prediction
   double predicted_pipeline = 0;                      ///< first F to last B or W over all ranks
   double predicted_step = 0;                          ///< where steps overlap, what each of many adds; else 0
   double predicted_bubble = 0, measured_bubble = 0;   ///< share of ranks × that time without compute

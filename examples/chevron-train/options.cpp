@@ -49,6 +49,10 @@ options read_options(int argc, char** argv) {
                              ->type_name("FILE.svg")
                              ->default_str("")
                              ->group("Files");
+  app.add_option("--report", o.report, "that step as a page to pan, zoom and point at, predicted above measured")
+      ->type_name("FILE.html")
+      ->default_str("")
+      ->group("Files");
   app.add_option("--profile", o.profile, "what F, B, I, W of each stage and each message cost, for chevron-plan")
       ->type_name("FILE.json")
       ->default_str("")
@@ -68,7 +72,7 @@ options read_options(int argc, char** argv) {
   std::string const folder = std::filesystem::is_directory("build", ignored) ? "build/" : "";
   if (timeline->count() == 0) o.timeline = folder + "chevron-timeline.svg";
   if (trace->count() == 0) o.trace = folder + "chevron-trace.json";
-  for (std::string* const file : {&o.timeline, &o.trace, &o.metrics, &o.profile}) {
+  for (std::string* const file : {&o.timeline, &o.trace, &o.report, &o.metrics, &o.profile}) {
     if (*file == "none") file->clear();
   }
   return o;

@@ -17,6 +17,7 @@ struct options : job_options {
 
   std::string trace;
   std::string timeline;
+  std::string report;
   std::string profile;
 };
 

@@ -13,6 +13,7 @@
 #include <chevron/plan/profile.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/show/chrome_trace.hpp>
+#include <chevron/show/html.hpp>
 #include <chevron/show/json.hpp>
 #include <chevron/show/svg.hpp>
 
@@ -34,6 +35,7 @@ void check_files(options const& o) {
   check_file("--metrics", o.metrics);
   check_file("--trace", o.trace);
   check_file("--timeline", o.timeline);
+  check_file("--report", o.report);
   check_file("--profile", o.profile);
 }
 
@@ -44,6 +46,11 @@ void write_files(options const& o, comparison const& outcome) {
     write("--timeline", o.timeline, show::svg(both));
     facts.push_back({"timeline", o.timeline + ": step " + std::to_string(outcome.typical_step) +
                                      ", a typical one, predicted above measured"});
+  }
+  if (!o.report.empty()) {
+    std::array const known{outcome.predicted_facts};
+    write("--report", o.report, show::html(both, known));
+    facts.push_back({"report", o.report + ": the same as a page to pan, zoom and point at"});
   }
   if (!o.trace.empty()) {
     write("--trace", o.trace, show::chrome_trace(both));

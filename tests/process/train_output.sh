@@ -17,11 +17,11 @@ done
 head -c 3000 /dev/zero > text/picture.bin
 
 for flags in "--schedule 1F1B" "--schedule ZBVZeroBubble --backend gloo"; do
-  timeout 150 "$train" $small $flags --data text --metrics m.jsonl --timeline t.svg --trace t.json > output 2> errors
+  timeout 150 "$train" $small $flags --data text --metrics m.jsonl --timeline t.svg --trace t.json --report t.html > output 2> errors
   test ! -s errors || { echo "on stderr, which is no terminal:"; cat errors; exit 1; }
   for line in 'bubble .* if forward, input gradient and weight' '30 files, .* (1 that are not text left out)' \
       'step: 1  loss: *5\.[0-9]*  grad_norm: *[0-9.]*  memory: *[0-9.]*GiB([0-9.]*%)  tps: [0-9,]*  tflops: [0-9.]*  bubble: *[0-9.]*%' 'step: 6  loss' '^ *predicted *measured$' \
-      'pipeline, first F to last B or W' 'peak in flight, rank 0, 2' 'timeline *t.svg' 'trace *t.json' 'goes on from'; do
+      'pipeline, first F to last B or W' 'peak in flight, rank 0, 2' 'timeline *t.svg' 'trace *t.json' 'report *t.html' 'goes on from'; do
     grep -q "$line" output || { echo "$flags: no line \`$line\` in:"; cat output; exit 1; }
   done
   if grep -q "$(printf '\033')" output; then echo "escape sequences in a file"; exit 1; fi
@@ -55,6 +55,12 @@ assert root.tag.endswith("svg"), root.tag
 words = " ".join(root.itertext())
 for word in ("predicted", "measured", "rank 3"):
     assert word in words, (word, words[:400])
+
+page = open("t.html").read()
+model = json.loads(page.split('id="model">')[1].split("</script>")[0])
+assert [p["title"].split(",")[0] for p in model["pictures"]] == ["predicted from measured costs", "measured"], model["pictures"]
+assert [p["rows"] for p in model["pictures"]] == [2, 4] and all(all(boxes for _, boxes in p["lists"]) for p in model["pictures"])
+assert [bool(p["path"]) for p in model["pictures"]] == [True, False] and model["pictures"][0]["bound"] > 0 and len(page) < 200000, len(page)
 
 events = json.load(open("t.json"))["traceEvents"]
 slices = [e for e in events if e["ph"] == "X"]

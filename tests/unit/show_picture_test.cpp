@@ -324,6 +324,27 @@ TEST_SUITE("show svg") {
     CHECK(attribute(other[0], "y") < attribute(compute[5], "y"));
   }
 
+  TEST_CASE("gridlines stay among the rows: no line goes through a title") {
+    plan const p = plan_from({"0F0 0B0", "1F0 1B0"}, {0, 1}, 1, "GPipe");
+    show::picture predicted = show::picture_of(p, costs{1, 1, 1, 0});
+    predicted.title = "predicted";
+    show::picture const pictures[] = {predicted, recorded()};
+    std::string error;
+    std::vector<element> const all = show_test::read_xml(show::svg(pictures), error);
+    std::vector<double> titles;
+    for (element const& e : all) {
+      if (e.name == "text" && e["font-weight"] == "600" && e["font-size"].empty()) titles.push_back(attribute(e, "y"));
+    }
+    REQUIRE(titles.size() == 2);
+    int lines = 0;
+    for (element const& e : all) {
+      if (e.name != "line" || !e["stroke-dasharray"].empty()) continue;
+      ++lines;
+      for (double const y : titles) CHECK((attribute(e, "y1") > y || attribute(e, "y2") < y - 11));
+    }
+    CHECK(lines >= 8);
+  }
+
   TEST_CASE("names with markup are text, not markup") {
     show::picture p = recorded();
     p.schedule = "<script>alert('&')</script> \x01 \xff";
@@ -335,7 +356,12 @@ TEST_SUITE("show svg") {
       CHECK(page.find('\x01') == std::string::npos);
       CHECK(page.find('\xff') == std::string::npos);
     }
-    CHECK(show::html(p).find("<script") == std::string::npos);
+    // The scripts are the page's own: its model and the viewer.
+    std::string const page = show::html(p);
+    std::size_t scripts = 0;
+    for (std::size_t at = page.find("<script"); at != std::string::npos; at = page.find("<script", at + 1)) ++scripts;
+    CHECK(scripts == 2);
+    CHECK(page.find("<script>alert") == std::string::npos);
   }
 
   TEST_CASE("an empty picture is still a drawing") {
@@ -347,26 +373,144 @@ TEST_SUITE("show svg") {
   }
 }
 
+namespace {
+
+/// What a page's model says, read back by another hand than the one that wrote it.
+struct read_box {
+  int kind, half, stage, chunk, step;
+  long micro_batch, start, end;
+};
+
+struct model_reader {
+  std::string text;
+  std::size_t at = 0;
+  bool done() const { return at >= text.size(); }
+  long next() {
+    std::string const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    long value = 0;
+    for (int shift = 0;; shift += 5) {
+      long const digit = static_cast<long>(letters.find(text.at(at++)));
+      value |= (digit & 31) << shift;
+      if (digit < 32) return value;
+    }
+  }
+  long next_signed() {
+    long const value = next();
+    return value % 2 != 0 ? -(value / 2) - 1 : value / 2;
+  }
+};
+
+std::vector<std::vector<read_box>> rows_of(std::string const& model) {
+  std::vector<std::vector<read_box>> out;
+  std::size_t at = model.find("\"lists\":[") + 9;
+  while (model[at] != ']') {
+    std::string parts[2];
+    for (std::string& part : parts) {
+      std::size_t const from = model.find('"', at) + 1;
+      at = model.find('"', from);
+      part = model.substr(from, at - from);
+      ++at;
+    }
+    ++at;  // the bracket
+    if (model[at] == ',') ++at;
+    std::vector<read_box> works, row;
+    for (model_reader r{parts[0]}; !r.done();) {
+      read_box w{};
+      for (int* value : {&w.kind, &w.half, &w.stage, &w.chunk, &w.step}) *value = static_cast<int>(r.next());
+      w.micro_batch = -1;
+      works.push_back(w);
+    }
+    long begin = 0, end = 0;
+    for (model_reader r{parts[1]}; !r.done();) {
+      long const token = r.next();
+      read_box& w = works.at(static_cast<std::size_t>(token / 2));
+      long const length = w.end - w.start;
+      long const skipped = token % 2 != 0 ? r.next_signed() : 0;
+      long const wait = token % 2 != 0 ? r.next_signed() : 0;
+      long const longer = token % 2 != 0 ? r.next_signed() : 0;
+      w.micro_batch += 1 + skipped;
+      w.start = begin = (w.half == 2 ? begin : end) + wait;
+      w.end = end = begin + length + longer;
+      row.push_back(w);
+    }
+    out.push_back(row);
+  }
+  return out;
+}
+
+}  // namespace
+
 TEST_SUITE("show html") {
-  TEST_CASE("one page with the drawing, the numbers and all actions, and nothing from elsewhere") {
+  TEST_CASE("one page with every action in its time, the numbers, and nothing from elsewhere") {
     show_test::for_each_plan([](plan const& p) {
-      std::string const page = show::html(p, costs{});
+      costs const each{1, 1.5, 0.5, 0.25};
+      std::string const page = show::html(p, each);
       CHECK(page.starts_with("<!doctype html>"));
-      CHECK(page.find("<svg ") != std::string::npos);
-      CHECK(page.find("Chunks in flight") != std::string::npos);
-      CHECK(page.find("id=\"critical\"") != std::string::npos);
-      CHECK(page.find("class=\"critical\"") != std::string::npos);
-      for (char const* outside : {"src=", "href=", "url(", "@import", "<link", "<script"})
+      for (char const* outside : {"src=", "href=", "url(", "@import", "<link", "http:", "https:", "fetch("})
         CHECK(page.find(outside) == std::string::npos);
       plan_view const view = p;
+      timeline const when = simulate(view, each);
+      std::size_t const from = page.find("id=\"model\">");
+      std::string const model = page.substr(from, page.find("</script>", from) - from);
+      double const tick = std::stod(model.substr(model.find("\"tick\":") + 7));
+      auto const rows = rows_of(model);
+      REQUIRE(rows.size() == static_cast<std::size_t>(view.size.ranks));
+      bool same = true;
       for (int r = 0; r < view.size.ranks; ++r) {
-        std::string list = "rank " + std::to_string(r) + ":";
-        for (int i = view.begin[r]; i < view.begin[r + 1]; ++i) {
-          std::string const one = show_test::spelled(view, r, i);
-          if (!one.empty()) list += " " + one;
+        auto const& row = rows[static_cast<std::size_t>(r)];
+        REQUIRE(row.size() == static_cast<std::size_t>(view.length(r)));
+        for (std::size_t k = 0; k < row.size(); ++k) {
+          int const i = view.begin[r] + static_cast<int>(k);
+          action const a = view.actions[i];
+          int const stage = static_cast<int>(a.stage);
+          same = same && row[k].kind == static_cast<int>(a.kind) && row[k].stage == stage &&
+                 row[k].chunk == view.chunk_of(stage) && row[k].micro_batch == static_cast<long>(a.micro_batch);
+          same = same && std::abs(static_cast<double>(row[k].start) * tick - when.start.data[i]) <= tick &&
+                 std::abs(static_cast<double>(row[k].end) * tick - when.end.data[i]) <= tick;
         }
-        CHECK(page.find(list + "\n") != std::string::npos);
       }
+      CHECK(same);
+      // The critical path, as numbers of boxes.
+      std::size_t const path_at = model.find("\"path\":\"") + 8;
+      std::vector<long> path;
+      long now = 0;
+      model_reader steps{model.substr(path_at, model.find('"', path_at) - path_at)};
+      while (!steps.done()) path.push_back(now += steps.next_signed());
+      std::vector<long> wanted;
+      for (path_step const& step : critical_path_of(view, each, when)) wanted.push_back(step.action);
+      CHECK(path == wanted);
     });
+  }
+
+  TEST_CASE("other work and waits of a measured picture are there, too") {
+    auto const rows = rows_of(show::html_model(std::vector{recorded()}));
+    REQUIRE(rows.size() == 2);
+    std::size_t boxes = 0;
+    for (auto const& row : rows) boxes += row.size();
+    CHECK(boxes == recorded().boxes.size());
+    CHECK(rows[1][0].kind == static_cast<int>(kind::receive_forward));
+    CHECK(rows[1][0].start < 0);
+  }
+
+  TEST_CASE("under 1 MB at 64 ranks and 256 microbatches, under every schedule and with uneven costs") {
+    catalogue::for_each([](auto const& one) {
+      CAPTURE(one.name);
+      plan const p = expand(one, shape{64, 256, 0});
+      REQUIRE(!p.problem);
+      std::vector<double> forward, input, weight, message;
+      for (int s = 0; s < p.stages; ++s) {
+        forward.push_back(1 + 0.0137 * (s * 7 % 11));
+        input.push_back(1.2 + 0.0191 * (s * 5 % 13));
+        weight.push_back(0.8 + 0.0073 * (s * 3 % 7));
+        message.push_back(0.05 + 0.0011 * (s % 5));
+      }
+      cost_view const each{forward.data(), input.data(), weight.data(), 1, message.data(), 1, 0, occupies::nobody, false};
+      CHECK(show::html(p, each).size() < 1'000'000);
+    });
+  }
+
+  TEST_CASE("an empty picture is still a page") {
+    CHECK(show::html(show::picture{}).ends_with("</html>\n"));
+    CHECK(show::html(std::span<show::picture const>{}).ends_with("</html>\n"));
   }
 }

@@ -7,19 +7,28 @@
 
 #include <chevron/show/figures.hpp>
 #include <chevron/show/format.hpp>
-#include <chevron/show/in_flight_svg.hpp>
+#include <chevron/show/html_model.hpp>
+#include <chevron/show/html_viewer.hpp>
 #include <chevron/show/picture.hpp>
-#include <chevron/show/svg.hpp>
 
 /// \file
-/// A page that stands by itself: the drawing, the numbers, and each rank's actions. Nothing is loaded from elsewhere.
+/// A page that stands by itself: a timeline to pan, zoom and point at, the numbers, and each rank's actions. Nothing is loaded
+/// from elsewhere, so it can be mailed.
 
 namespace chevron::show {
 
 namespace detail {
 
+/// A text inside a script element, which `<` could end.
+inline std::string script_text(std::string const& json) {
+  std::string out;
+  for (char const c : json) c == '<' ? out += "\\u003c" : out += c;
+  return out;
+}
+
 /// The page of pictures whose numbers are known.
-inline std::string page(std::span<picture const> pictures, std::vector<figures> const& numbers) {
+inline std::string page(std::span<picture const> pictures, std::vector<figures> const& numbers,
+                        std::span<drawn_facts const> facts) {
   picture const none;
   picture const& first = pictures.empty() ? none : pictures.front();
   std::string const name = first.schedule.empty() ? "schedule" : first.schedule;
@@ -27,37 +36,20 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>" +
-      xml_text(name + ", " + size_words(first)) +
-      "</title>\n<style>\n"
-      ":root { color-scheme: light; }\n"
-      "body { margin: 0 auto; padding: 24px; max-width: 1180px; background: #f5f6f8; color: #1f2630;\n"
-      "  font: 15px/1.5 system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif; }\n"
-      "h1 { font-size: 24px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 28px 0 8px; }\n"
-      "p { margin: 0 0 16px; color: #5b6472; }\n"
-      ".sheet { background: #fff; border: 1px solid #dfe3e9; border-radius: 8px; padding: 4px 8px; overflow-x: auto; }\n"
-      ".sheet svg { display: block; width: 100%; min-width: 720px; height: auto; }\n"
-      "table { border-collapse: collapse; background: #fff; border: 1px solid #dfe3e9; border-radius: 8px; }\n"
-      "th, td { padding: 5px 16px; text-align: right; font-variant-numeric: tabular-nums; border-top: 1px solid #edf0f4; }\n"
-      "th { font-weight: 600; color: #5b6472; } th:first-child, td:first-child { text-align: left; }\n"
-      "tr:first-child th { border-top: 0; }\n"
-      "summary { cursor: pointer; color: #5b6472; margin-top: 20px; }\n"
-      "pre { background: #fff; border: 1px solid #dfe3e9; border-radius: 8px; padding: 10px 14px; white-space: pre-wrap; "
-      "font-size: 13px; }\n"
-      "label { color: #5b6472; cursor: pointer; } #critical:not(:checked) ~ .sheet .critical { display: none; }\n"
-      "@media print { body { background: #fff; padding: 0; } .sheet, table, pre { border: 0; } }\n"
-      "</style>\n</head>\n<body>\n<h1>" +
-      xml_text(name) + "</h1>\n<p>" + xml_text(size_words(first)) + "</p>\n";
-  // Without a script: the box before the drawing decides whether its line is shown.
-  if (!first.critical_path.empty()) {
-    out +=
-        "<input type=\"checkbox\" id=\"critical\"> <label for=\"critical\">show the critical path: what the makespan hangs "
-        "on</label>\n";
-  }
-  out += "<div class=\"sheet\">\n" + svg(pictures, {1000, false, true}) + "</div>\n";
-  for (picture const& p : pictures) {
-    std::string const of = pictures.size() > 1 ? ", " + xml_text(p.title) : "";
-    out += "<h2>Chunks in flight" + of + "</h2>\n<div class=\"sheet\">\n" + in_flight_svg(p, {1000, false}) + "</div>\n";
-  }
+      xml_text(name + ", " + size_words(first)) + "</title>\n<style>\n" + viewer_style + "</style>\n</head>\n<body>\n<h1>" +
+      xml_text(name) + "</h1>\n<p>" + xml_text(size_words(first)) +
+      "</p>\n<div class=\"sheet\">\n<div class=\"bar\">\n"
+      "<button id=\"fit\" title=\"0\">fit</button><button id=\"closer\" title=\"+\">closer</button>"
+      "<button id=\"farther\" title=\"-\">farther</button><span class=\"gap\"></span>\n"
+      "<button id=\"critical\" title=\"c: what the makespan hangs on\">critical path</button>"
+      "<button id=\"memory\" title=\"m\">in flight</button><button id=\"palette\" title=\"p\">colour-blind</button>"
+      "<button id=\"theme\" title=\"t\">dark</button>\n</div>\n"
+      "<div id=\"timeline\"></div>\n<div id=\"legend\"></div>\n"
+      "<p class=\"hint\">Point at an action, at an idle stretch or at the strip of chunks in flight. Drag to pan; double-click "
+      "or Ctrl and "
+      "wheel to zoom. Keys: + - 0 arrows c m p t.</p>\n"
+      "<noscript><p>The timeline is drawn by this page's own script, which is switched off. The numbers below need "
+      "none.</p></noscript>\n</div>\n";
   bool const steady = std::any_of(numbers.begin(), numbers.end(), [](figures const& f) { return f.steady > 0; });
   bool const sent_bytes = std::any_of(numbers.begin(), numbers.end(), [](figures const& f) { return f.message_bytes >= 0; });
   out +=
@@ -78,20 +70,26 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
       "optimizer waits for every rank. "
       "span: the longest single rank" +
       std::string(steady ? ". steady: what each of many steps takes without a barrier between them" : "") +
-      ".</p>\n<h2>Each rank</h2>\n<table>\n<tr><th>rank</th>";
-  bool const several = pictures.size() > 1;
+      ".</p>\n<h2>Each rank</h2>\n<div class=\"scroll\"><table>\n";
   bool communicates = false;
   bool held_bytes = false;
   for (figures const& f : numbers) {
     held_bytes = held_bytes || !f.peak_bytes.empty();
     for (idle_time const& t : f.idle) communicates = communicates || t.communicating > 0;
   }
-  for (picture const& p : pictures) {
-    std::string const of = several ? ", " + xml_text(p.title) : "";
-    out += "<th>computes" + of + "</th><th>idle in the makespan" + of + "</th>";
+  int const columns = 3 + (steady ? 3 : 0) + (communicates ? 1 : 0) + (held_bytes ? 1 : 0);
+  if (pictures.size() > 1) {
+    out += "<tr><th></th>";
+    for (picture const& p : pictures)
+      out += "<th class=\"group\" colspan=\"" + std::to_string(columns) + "\">" + xml_text(p.title) + "</th>";
+    out += "</tr>\n";
+  }
+  out += "<tr><th>rank</th>";
+  for (std::size_t i = 0; i < pictures.size(); ++i) {
+    out += "<th>computes</th><th>idle in the makespan</th>";
     if (steady) out += "<th>filling</th><th>steady</th><th>draining</th>";
     if (communicates) out += "<th>communicates</th>";
-    out += "<th>peak in flight" + of + "</th>";
+    out += "<th>peak in flight</th>";
     if (held_bytes) out += "<th>peak bytes</th>";
   }
   out += "</tr>\n";
@@ -100,7 +98,7 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
     for (std::size_t i = 0; i < pictures.size(); ++i) {
       std::size_t const at = static_cast<std::size_t>(r);
       if (at >= numbers[i].busy.size()) {
-        out += "<td></td><td></td><td></td>";
+        for (int c = 0; c < columns; ++c) out += "<td></td>";
         continue;
       }
       double const busy = numbers[i].busy[at];
@@ -115,26 +113,21 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
     }
     out += "</tr>\n";
   }
-  out += "</table>\n<details><summary>The actions of each rank</summary>\n<pre>";
-  std::vector<std::string> lists(static_cast<std::size_t>(std::max(first.rows, 0)));
-  for (std::size_t i = 0; i < first.boxes.size(); ++i) {
-    box const& b = first.boxes[i];
-    if (!is_compute(b.op.kind) || b.of_pair == half::second) continue;
-    bool const pair = b.of_pair == half::first;
-    lists[static_cast<std::size_t>(b.rank)] +=
-        " " + (pair ? to_text(fused_pair{b.op, first.boxes[i + 1].op}) : to_text(b.op)).str();
-  }
-  for (std::size_t r = 0; r < lists.size(); ++r) out += "rank " + std::to_string(r) + ":" + xml_text(lists[r]) + "\n";
-  return out + "</pre></details>\n</body>\n</html>\n";
+  return out +
+         "</table></div>\n<details id=\"actions\"><summary>The actions of each rank</summary>\n<pre></pre></details>\n"
+         "<script type=\"application/json\" id=\"model\">" +
+         script_text(html_model(pictures, facts)) + "</script>\n<script>\n" + viewer_script + report_script +
+         "</script>\n</body>\n</html>\n";
 }
 
 }  // namespace detail
 
 /// One or more pictures as a page; the actions are listed from the first.
-inline std::string html(std::span<picture const> pictures) {
+/// `facts`: one entry a picture, or none.
+inline std::string html(std::span<picture const> pictures, std::span<drawn_facts const> facts = {}) {
   std::vector<figures> numbers;
   for (picture const& p : pictures) numbers.push_back(figures_of(p));
-  return detail::page(pictures, numbers);
+  return detail::page(pictures, numbers, facts);
 }
 
 inline std::string html(picture const& one) { return html(std::span<picture const>(&one, 1)); }
@@ -145,7 +138,9 @@ inline std::string html(plan_view const& plan, cost_view const& costs, size_view
                         std::string unit = {}) {
   picture one = steps > 1 ? picture_of_steps(plan, costs, steps) : picture_of(plan, costs);
   one.unit = std::move(unit);
-  return detail::page(std::span<picture const>(&one, 1), {figures_of(plan, costs, sizes)});
+  drawn_facts const facts = facts_of(plan, costs, steps);
+  return detail::page(std::span<picture const>(&one, 1), {figures_of(plan, costs, sizes)},
+                      std::span<drawn_facts const>(&facts, 1));
 }
 
 }  // namespace chevron::show

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <chevron/show/figures.hpp>
@@ -94,7 +95,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   }
   y += several ? 0 : 10;
 
-  double const top_of_axis = y;
+  std::vector<std::pair<double, double>> rows_at;  // of each picture, from its first row to below its last
   struct label {
     double x, y;
     std::string words;
@@ -193,6 +194,7 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     }
     if (failed) guides.out += detail::progress_marks(p, places);
     y = top + p.rows * pitch - row_gap;
+    rows_at.push_back({top - 2, y + 6});
     // Where the picture ends, so that two of them can be compared at a glance.
     if (several)
       guides.line(left + makespan * per_unit, top - 4, left + makespan * per_unit, y + 4,
@@ -205,7 +207,8 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   drawing marks;
   for (int i = 0; longest > 0 && i * step <= longest * (1 + 1e-9); ++i) {
     double const x = left + i * step * per_unit;
-    grid.line(x, top_of_axis - 2, x, y + 6, "");
+    // Not through the titles between the pictures.
+    for (auto const& [from, to] : rows_at) grid.line(x, from, x, to, "");
     marks.text(x, y + 20, number(i * step));
   }
   if (!first.unit.empty()) d.text(margin, y + 20, first.unit, "font-size=\"11\" fill=\"#5b6472\"");
