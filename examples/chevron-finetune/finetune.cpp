@@ -182,7 +182,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                                .post_validation = o.post_validation,
                                .on_report = [&](step_report const& report) { teller.tell(report); },
                                .device = where.device,
-                               .graphs = where.graphs}});
+                               .graphs = where.graphs,
+                               .deferred_weights = o.deferred_weights}});
   trained.next_step(1);
   auto const words = words_of(what);
   bool const resumed = o.resume && train::go_on_from_checkpoint(o, words, trained);

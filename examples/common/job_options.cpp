@@ -198,6 +198,10 @@ void job_flags::training() {
       ->group("Training");
   app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
+  app_.add_option("--deferred-weights", o_.deferred_weights, "weight gradients that a rank holds back until it would wait; not with nccl")
+      ->check(whole(0, 1'000'000))
+      ->type_name("N")
+      ->group("Training");
   app_.add_option("--seed", o_.seed, "of weights, batches and sample")
       ->check(whole(0, 9'000'000'000'000'000))
       ->type_name("N")
@@ -248,6 +252,8 @@ void job_flags::read(int argc, char** argv) {
   if (backend_name_ == "nccl") o_.backend = train::backend::nccl;
   if (o_.share_gpus && o_.backend != train::backend::nccl)
     throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
+  if (o_.deferred_weights > 0 && o_.backend == train::backend::nccl)
+    throw usage_error("--deferred-weights is about ranks that wait themselves, not their GPUs. Remedy: another backend, or leave it away");
   if (o_.cuda_graph && o_.backend != train::backend::nccl)
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;

@@ -42,6 +42,7 @@ struct job_options {
   double learning_rate = 3e-3;
   double clip_grad_norm = 1;
   bool post_validation = false;
+  int deferred_weights = 0;  ///< most W's that a rank holds back
   bool recompute = false;
   train::precision precision = train::precision::float32;
 

@@ -57,6 +57,10 @@ for schedule in 1F1B ZBVZeroBubble; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend gloo --recompute
   same replicated this "$schedule, recomputed," "the same with all activations kept"
 done
+for backend in threads gloo; do
+  run this --ranks 2 --replicas 2 --microbatches 4 --schedule ZBVZeroBubble --backend $backend --deferred-weights 2
+  same replicated this "ZBVZeroBubble with W's held back, $backend," "the same with each in its turn"
+done
 # Ranks begin to rely on steps after ten that needed no correction.
 steps=16
 for schedule in ZB-H2 ZBVZeroBubble; do
