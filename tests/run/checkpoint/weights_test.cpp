@@ -154,6 +154,18 @@ TEST_CASE("shards that others wrote are loaded by a name map, and numbers conver
   check([](std::string const& name) { return std::string("net.") + (name[0] == '0' ? "a" : "b") + name.substr(1); });
 }
 
+TEST_CASE("tensors larger than a piece are whole, and those of other strides too") {
+  folder const here;
+  at::Tensor const numbers = at::arange(2048 * 1500, at::kDouble).view({1500, 2048});  // 24 MB
+  chevron::write_safetensors(here.path / "model.safetensors", {{"weight", numbers}});
+  nn::Linear map(nn::LinearOptions(2048, 1500).bias(false));
+  chevron::load_weights(map, here.path);
+  CHECK(at::equal(map->weight.detach(), numbers.to(at::kFloat)));
+  map->weight.set_data(at::zeros({2048, 1500}).t());
+  chevron::load_weights(map, here.path);
+  CHECK(at::equal(map->weight.detach(), numbers.to(at::kFloat)));
+}
+
 TEST_CASE("all that does not fit is told in one error, and nothing is changed") {
   folder const here;
   chevron::write_safetensors(here.path / "model.safetensors", {{"0.weight", at::zeros({2, 3})},
