@@ -58,8 +58,10 @@ void load(fs::path const& folder, int rank, int ranks, std::int64_t count) {
   chevron::load_weights(mine, folder, {}, {.may_stay = {"*"}});  // the rest is other ranks'
   double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   double const most = memory("VmHWM");
-  std::printf("rank %d: stages %.0f MiB, resident at most %.0f MiB: %.3f of its stages; %.3f without the %.0f MiB before; loaded in %.1f s\n",
-              rank, own, most, most / own, (most - before) / own, before, seconds);
+  std::printf(
+      "rank %d: stages %.0f MiB, resident at most %.0f MiB: %.3f of its stages; %.3f without the %.0f MiB before; loaded in %.1f "
+      "s\n",
+      rank, own, most, most / own, (most - before) / own, before, seconds);
 }
 
 int run(int argc, char** argv) {
@@ -69,7 +71,9 @@ int run(int argc, char** argv) {
   CLI::App app("Memory of ranks that load a folder of weights.", "bench-load_weights");
   app.add_option("--gigabytes", gigabytes, "of the folder")->capture_default_str();
   app.add_option("--ranks", ranks, "processes that load at once")->capture_default_str();
-  app.add_option("--dtype", dtype, "of the folder; modules are float32")->capture_default_str()->check(CLI::IsMember({"float32", "bfloat16"}));
+  app.add_option("--dtype", dtype, "of the folder; modules are float32")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
   app.add_option("--place", place, "where the folder is made")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   int const bytes = dtype == "float32" ? 4 : 2;
@@ -78,7 +82,8 @@ int run(int argc, char** argv) {
 
   std::fflush(stdout);
   if (::fork() == 0) {
-    chevron::save_weights(layers(0, count), folder, {}, {.shard_bytes = std::uint64_t{512} << 20, .dtype = bytes == 2 ? at::kBFloat16 : at::kFloat});
+    chevron::save_weights(layers(0, count), folder, {},
+                          {.shard_bytes = std::uint64_t{512} << 20, .dtype = bytes == 2 ? at::kBFloat16 : at::kFloat});
     ::_exit(0);
   }
   ::wait(nullptr);

@@ -35,7 +35,8 @@ namespace chevron::finetune {
 /// x over its root mean square, times a weight; in float whatever x is (Zhang and Sennrich, 2019).
 class rms_norm_impl : public torch::nn::Module {
  public:
-  rms_norm_impl(std::int64_t width, double epsilon) : weight_(register_parameter("weight", at::ones({width}))), epsilon_(epsilon) {}
+  rms_norm_impl(std::int64_t width, double epsilon)
+      : weight_(register_parameter("weight", at::ones({width}))), epsilon_(epsilon) {}
 
   at::Tensor forward(at::Tensor const& x) {
     at::Tensor const wide = x.to(at::kFloat);
@@ -49,8 +50,8 @@ class rms_norm_impl : public torch::nn::Module {
 };
 TORCH_MODULE_IMPL(rms_norm, rms_norm_impl);
 
-/// Rotary position embedding (Su et al., 2021): each pair of numbers of a head is turned by an angle that grows with the position.
-/// Pairs are halves apart, as Hugging Face stores weights.
+/// Rotary position embedding (Su et al., 2021): each pair of numbers of a head is turned by an angle that grows with the
+/// position. Pairs are halves apart, as Hugging Face stores weights.
 class rotary {
  public:
   explicit rotary(decoder_config const& c) {
@@ -104,7 +105,9 @@ class attention_impl : public torch::nn::Module {
     };
     auto const for_each_query = [&](at::Tensor const& all) {
       if (heads_ == key_heads_) return all;
-      return all.unsqueeze(2).expand({samples, key_heads_, heads_ / key_heads_, length, head_width_}).reshape({samples, heads_, length, head_width_});
+      return all.unsqueeze(2)
+          .expand({samples, key_heads_, heads_ / key_heads_, length, head_width_})
+          .reshape({samples, heads_, length, head_width_});
     };
     auto const queries = rotary_.turned(in_heads(query_(x), heads_));
     auto const keys = for_each_query(rotary_.turned(in_heads(key_(x), key_heads_)));
@@ -192,7 +195,9 @@ class decoder_stage_impl : public torch::nn::Module {
   std::string tied_name() const { return cut_.embeds ? "model.embed_tokens.weight" : cut_.predicts ? "lm_head.weight" : ""; }
 
  private:
-  static torch::nn::EmbeddingFromPretrainedOptions embedding_options() { return torch::nn::EmbeddingFromPretrainedOptions().freeze(false); }
+  static torch::nn::EmbeddingFromPretrainedOptions embedding_options() {
+    return torch::nn::EmbeddingFromPretrainedOptions().freeze(false);
+  }
 
   train::layer_cut cut_;
   torch::nn::Embedding embedding_{nullptr};

@@ -31,7 +31,8 @@ class config_file {
       throw usage_error(file_.string() + " cannot be read: " + failed.message() +
                         ". Remedy: the folder of a Hugging Face model, with its config.json");
     }
-    if (size > (std::uintmax_t{1} << 20)) throw usage_error(file_.string() + " has " + std::to_string(size) + " bytes: it is no configuration");
+    if (size > (std::uintmax_t{1} << 20))
+      throw usage_error(file_.string() + " has " + std::to_string(size) + " bytes: it is no configuration");
     std::string text(size, ' ');
     std::ifstream in(file_, std::ios::binary);
     in.read(text.data(), static_cast<std::streamsize>(size));
@@ -60,7 +61,8 @@ class config_file {
     json const* const found = find(key);
     if (found == nullptr && otherwise > 0) return otherwise;
     constexpr std::int64_t most = std::int64_t{1} << 24;
-    if (found == nullptr || !found->is_number_unsigned() || found->get<std::uint64_t>() == 0 || found->get<std::uint64_t>() > most)
+    if (found == nullptr || !found->is_number_unsigned() || found->get<std::uint64_t>() == 0 ||
+        found->get<std::uint64_t>() > most)
       refuse(key, "a whole number from 1 to " + std::to_string(most));
     return found->get<std::int64_t>();
   }
@@ -114,15 +116,16 @@ void read_rope(config_file const& file, decoder_config& c) {
 
 std::int64_t decoder_config::parameters() const {
   std::int64_t const queries = heads * head_width, keys = key_heads * head_width;
-  std::int64_t const attention = width * (queries + 2 * keys) + queries * width + (query_bias ? queries + 2 * keys : 0) +
-                                 (output_bias ? width : 0);
+  std::int64_t const attention =
+      width * (queries + 2 * keys) + queries * width + (query_bias ? queries + 2 * keys : 0) + (output_bias ? width : 0);
   std::int64_t const maps = 3 * width * inner + (inner_bias ? 2 * inner + width : 0);
   return vocabulary * width * (tied ? 1 : 2) + layers * (attention + maps + 2 * width) + width;
 }
 
 double decoder_config::flops_per_token(std::int64_t context) const {
   double const multiplying = static_cast<double>(parameters()) - static_cast<double>(tied ? 0 : vocabulary * width);
-  return 6 * multiplying + 12.0 * static_cast<double>(layers) * static_cast<double>(heads * head_width) * static_cast<double>(context);
+  return 6 * multiplying +
+         12.0 * static_cast<double>(layers) * static_cast<double>(heads * head_width) * static_cast<double>(context);
 }
 
 decoder_config read_decoder_config(std::filesystem::path const& folder) {
@@ -130,7 +133,8 @@ decoder_config read_decoder_config(std::filesystem::path const& folder) {
   decoder_config c;
   c.kind = file.word("model_type", "");
   if (c.kind != "llama" && c.kind != "mistral" && c.kind != "qwen2")
-    file.refuse("model_type", "llama, mistral or qwen2: RMSNorm, rotary embedding, grouped queries and SwiGLU are what is known here");
+    file.refuse("model_type",
+                "llama, mistral or qwen2: RMSNorm, rotary embedding, grouped queries and SwiGLU are what is known here");
   if (file.word("hidden_act", "silu") != "silu") file.refuse("hidden_act", "silu");
   if (json const* const dropout = file.find("attention_dropout"); dropout != nullptr && *dropout != 0)
     file.refuse("attention_dropout", "0: there is no dropout here");
@@ -141,7 +145,8 @@ decoder_config read_decoder_config(std::filesystem::path const& folder) {
   if (c.layers > 10000) file.refuse("num_hidden_layers", "10000 at most");
   c.heads = file.size("num_attention_heads");
   c.key_heads = file.size("num_key_value_heads", c.kind == "mistral" ? 8 : c.kind == "qwen2" ? 32 : c.heads);
-  if (c.heads % c.key_heads != 0) file.refuse("num_key_value_heads", "a divisor of num_attention_heads, " + std::to_string(c.heads));
+  if (c.heads % c.key_heads != 0)
+    file.refuse("num_key_value_heads", "a divisor of num_attention_heads, " + std::to_string(c.heads));
   if (file.find("head_dim") == nullptr && c.width % c.heads != 0)
     file.refuse("num_attention_heads", "a divisor of hidden_size, " + std::to_string(c.width) + ", or a head_dim");
   c.head_width = file.size("head_dim", c.width / c.heads);

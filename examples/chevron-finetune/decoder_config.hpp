@@ -21,22 +21,22 @@ struct stretched_rope {
 /// A decoder of Llama's kind.
 struct decoder_config {
   std::int64_t vocabulary = 0;
-  std::int64_t width = 0;         ///< hidden_size
-  std::int64_t inner = 0;         ///< intermediate_size
+  std::int64_t width = 0;  ///< hidden_size
+  std::int64_t inner = 0;  ///< intermediate_size
   std::int64_t layers = 0;
   std::int64_t heads = 0;
-  std::int64_t key_heads = 0;     ///< num_key_value_heads: each is shared by `heads / key_heads` queries
+  std::int64_t key_heads = 0;  ///< num_key_value_heads: each is shared by `heads / key_heads` queries
   std::int64_t head_width = 0;
   std::int64_t most_positions = 0;
   double norm_epsilon = 1e-6;
   double rope_theta = 10000;
   std::optional<stretched_rope> stretched{};
-  bool tied = false;              ///< the embedding is the head, too
-  bool query_bias = false;        ///< of queries, keys and values
-  bool output_bias = false;       ///< of the projection behind attention
+  bool tied = false;         ///< the embedding is the head, too
+  bool query_bias = false;   ///< of queries, keys and values
+  bool output_bias = false;  ///< of the projection behind attention
   bool inner_bias = false;
-  std::string dtype;              ///< of the saved tensors: float32, bfloat16, float16; empty: not said
-  std::string kind;               ///< model_type
+  std::string dtype;  ///< of the saved tensors: float32, bfloat16, float16; empty: not said
+  std::string kind;   ///< model_type
 
   /// Parameters of the whole model, however it is cut; those that are tied once.
   std::int64_t parameters() const;

@@ -60,8 +60,8 @@ stage make_stage(task const& what, c10::Device device, int stages, int number) {
 
 std::string told_of_model(decoder_config const& c) {
   return c.kind + " of " + train::grouped(c.parameters()) + " parameters: " + some(c.layers, "layer") + ", width " +
-         std::to_string(c.width) + " and " + std::to_string(c.inner) + ", " + some(c.heads, "head") + " on " + some(c.key_heads, "key head") +
-         ", " + train::grouped(c.vocabulary) + " tokens" + (c.tied ? ", tied" : "");
+         std::to_string(c.width) + " and " + std::to_string(c.inner) + ", " + some(c.heads, "head") + " on " +
+         some(c.key_heads, "key head") + ", " + train::grouped(c.vocabulary) + " tokens" + (c.tied ? ", tied" : "");
 }
 
 /// Processes have flags and files of their own. The trainer compares what it is given; this is what it does not see.
@@ -96,15 +96,17 @@ void print_header(task const& what, train::rank_place const& where) {
   auto const samples = static_cast<std::int64_t>(o.samples()) * o.replicas;
   train::print_facts(
       {{"model", o.model + ", " + told_of_model(what.model)},
-       {"data", train::grouped(static_cast<std::int64_t>(what.data.tokens())) + " tokens in " +
-                    some(static_cast<std::int64_t>(what.data.size()), "window") + " of " + std::to_string(o.context) + ", of which " +
-                    std::to_string(o.steps) + " steps take " +
-                    show::fixed(static_cast<double>(o.steps) * static_cast<double>(samples) / static_cast<double>(what.data.size()), 2) +
-                    " epochs"},
+       {"data",
+        train::grouped(static_cast<std::int64_t>(what.data.tokens())) + " tokens in " +
+            some(static_cast<std::int64_t>(what.data.size()), "window") + " of " + std::to_string(o.context) + ", of which " +
+            std::to_string(o.steps) + " steps take " +
+            show::fixed(static_cast<double>(o.steps) * static_cast<double>(samples) / static_cast<double>(what.data.size()), 2) +
+            " epochs"},
        {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
        {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
        {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
-                    some(o.micro_batch_size, "sample") + " for each replica, " + train::grouped(samples * o.context) + " tokens in all"},
+                    some(o.micro_batch_size, "sample") + " for each replica, " + train::grouped(samples * o.context) +
+                    " tokens in all"},
        {"predicted", "bubble " + show::percent(bubble_makespan(plan, costs{})) +
                          " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks}});
   std::printf("\n");
@@ -170,20 +172,21 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   auto const steps = static_cast<double>(o.steps);
   warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
   train::step_teller teller(o, here, what.model.flops_per_token(o.context));
-  trainer trained({.program = what.training,
-                   .transport = comm,
-                   .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
-                   .loss = next_token_loss,
-                   .optimizer = optimizer<torch::optim::AdamW>(
-                       torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
-                   .options = {.clip_grad_norm = o.clip_grad_norm,
-                               .learning_rate = [rate](long step) { return rate(step - 1); },
-                               .autocast = o.precision == train::precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
-                               .post_validation = o.post_validation,
-                               .on_report = [&](step_report const& report) { teller.tell(report); },
-                               .device = where.device,
-                               .graphs = where.graphs,
-                               .deferred_weights = o.deferred_weights}});
+  trainer trained(
+      {.program = what.training,
+       .transport = comm,
+       .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
+       .loss = next_token_loss,
+       .optimizer = optimizer<torch::optim::AdamW>(
+           torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
+       .options = {.clip_grad_norm = o.clip_grad_norm,
+                   .learning_rate = [rate](long step) { return rate(step - 1); },
+                   .autocast = o.precision == train::precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
+                   .post_validation = o.post_validation,
+                   .on_report = [&](step_report const& report) { teller.tell(report); },
+                   .device = where.device,
+                   .graphs = where.graphs,
+                   .deferred_weights = o.deferred_weights}});
   trained.next_step(1);
   auto const words = words_of(what);
   bool const resumed = o.resume && train::go_on_from_checkpoint(o, words, trained);
@@ -196,8 +199,10 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
 
   if (speaks) {
     print_header(what, where);
-    train::print_facts({resumed ? std::pair<std::string, std::string>{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint}
-                                : std::pair<std::string, std::string>{"loaded", o.model + " in " + train::duration(spent_loading)}});
+    train::print_facts(
+        {resumed
+             ? std::pair<std::string, std::string>{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint}
+             : std::pair<std::string, std::string>{"loaded", o.model + " in " + train::duration(spent_loading)}});
   }
   if (!o.logits.empty()) write_logits(what, trained);
   double before = 0;
@@ -236,9 +241,10 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   write_out(what, trained);
   if (!speaks) return;
   std::vector<std::pair<std::string, std::string>> facts = {
-      {"trained", some(o.steps + 1 - first_step, "step") + " in " + train::duration(spent) + ": loss " + show::fixed(teller.first_loss(), 4) +
-                      " → " + show::fixed(teller.last_loss(), 4) + " nats a token"}};
-  if (what.validation != nullptr) facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
+      {"trained", some(o.steps + 1 - first_step, "step") + " in " + train::duration(spent) + ": loss " +
+                      show::fixed(teller.first_loss(), 4) + " → " + show::fixed(teller.last_loss(), 4) + " nats a token"}};
+  if (what.validation != nullptr)
+    facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
   facts.emplace_back("written", o.out + ", " + name_of_out(o, what.model));
   train::print_facts(facts);
   std::fflush(stdout);
@@ -249,21 +255,26 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   launch_environment const told = train::look_for_launcher(o, argv, gpus);
   decoder_config const model = read_decoder_config(o.model);
   if (o.context > model.most_positions) {
-    throw usage_error("--context " + std::to_string(o.context) + " is more than the model's positions, " + std::to_string(model.most_positions) +
+    throw usage_error("--context " + std::to_string(o.context) + " is more than the model's positions, " +
+                      std::to_string(model.most_positions) +
                       " (max_position_embeddings or sliding_window of its config.json). Remedy: a shorter one");
   }
   proved_plan const plan = train::proved_by_options(o);
   (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages
-  auto const paths = [](std::vector<std::string> const& all) { return std::vector<std::filesystem::path>(all.begin(), all.end()); };
+  auto const paths = [](std::vector<std::string> const& all) {
+    return std::vector<std::filesystem::path>(all.begin(), all.end());
+  };
   token_windows const data(paths(o.data), o.context, model.vocabulary);
   std::optional<token_windows> validation;
   if (!o.validation.empty()) validation.emplace(paths(o.validation), o.context, model.vocabulary);
   auto const together = static_cast<std::size_t>(o.samples() * o.replicas);
-  std::map<std::string, token_windows const*> const sets = {{"--data", &data}, {"--validation", validation ? &*validation : nullptr}};
+  std::map<std::string, token_windows const*> const sets = {{"--data", &data},
+                                                            {"--validation", validation ? &*validation : nullptr}};
   for (auto const& [flag, set] : sets) {
     if (set == nullptr || set->size() >= together) continue;
-    throw usage_error(flag + " has " + some(static_cast<std::int64_t>(set->size()), "window") + " of " + std::to_string(o.context) +
-                      " tokens, and a step takes " + std::to_string(together) + ". Remedy: more tokens, a shorter --context or smaller steps");
+    throw usage_error(flag + " has " + some(static_cast<std::int64_t>(set->size()), "window") + " of " +
+                      std::to_string(o.context) + " tokens, and a step takes " + std::to_string(together) +
+                      ". Remedy: more tokens, a shorter --context or smaller steps");
   }
   if (told.rank == 0) {
     check_out(o);

@@ -49,7 +49,8 @@ void write_other_files(options const& o, decoder_config const& model) {
         fs::copy_file(entry.path(), fs::path(o.out) / entry.path().filename(), fs::copy_options::overwrite_existing);
     }
   } catch (fs::filesystem_error const& e) {
-    throw usage_error("--out " + o.out + ": " + e.what() + ". Remedy: copy configuration and tokenizer of " + o.model + " by hand");
+    throw usage_error("--out " + o.out + ": " + e.what() + ". Remedy: copy configuration and tokenizer of " + o.model +
+                      " by hand");
   }
   std::string const dtype = name_of_out(o, model);
   if (dtype == model.dtype) return;

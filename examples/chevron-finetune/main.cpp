@@ -1,4 +1,5 @@
-// chevron-finetune: a Hugging Face folder and files of tokens in, a Hugging Face folder out, under a schedule that was proved first.
+// chevron-finetune: a Hugging Face folder and files of tokens in, a Hugging Face folder out, under a schedule that was proved
+// first.
 
 #include <chevron/run/launch/run_main.hpp>
 

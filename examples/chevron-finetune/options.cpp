@@ -16,8 +16,9 @@ options read_options(int argc, char** argv) {
   o.micro_batch_size = 1;
   o.steps = 100;
   o.learning_rate = 2e-5;
-  CLI::App app("Trains a decoder of Llama's kind further: a Hugging Face folder and files of tokens in, a Hugging Face folder out.",
-               "chevron-finetune");
+  CLI::App app(
+      "Trains a decoder of Llama's kind further: a Hugging Face folder and files of tokens in, a Hugging Face folder out.",
+      "chevron-finetune");
   app.footer(
       "Files of tokens: FILE.bin as nanoGPT writes them (16-bit numbers), or with FILE.idx beside it as Megatron-LM does;\n"
       "examples/chevron-finetune/tokenise.py makes them of text.\n"

@@ -89,7 +89,7 @@ void print_header(task const& what, rank_place const& where) {
                    some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
                    " bytes in all"},
       {"proved", (what.programs->proved_while_compiling ? "while this program was compiled: "
-                                                       : "just now, by the laws the compiler uses: ") +
+                                                        : "just now, by the laws the compiler uses: ") +
                      sentence},
       {"predicted", "bubble " + show::percent(share) +
                         " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks},
@@ -293,10 +293,10 @@ void train_on_rank(task const& what, rank_place const& where) {
   if (o.cuda_graph) of_graphs = comm.all_gather_text(std::to_string(teller.launched()) + " " + train.graph_fallback_reason());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
   if (speaks) {
-    print_facts(
-        {{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " + show::fixed(teller.first_loss(), 3) +
-                         " → " + show::fixed(teller.last_loss(), 3) + " nats a byte; on text it never saw " + show::fixed(held_out, 3) +
-                         " (" + show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
+    print_facts({{"trained", some(o.steps + 1 - first_step, "step") + " in " + duration(spent) + ": loss " +
+                                 show::fixed(teller.first_loss(), 3) + " → " + show::fixed(teller.last_loss(), 3) +
+                                 " nats a byte; on text it never saw " + show::fixed(held_out, 3) + " (" +
+                                 show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
     comparison const outcome = compared(what.programs->training, texts, o.post_validation);
     std::printf("\n%s\n", table_of(outcome, where.device.is_cpu() ? shared_cores(here.world()) : "").c_str());

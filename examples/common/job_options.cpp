@@ -141,16 +141,15 @@ job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
 
 void job_flags::pipeline() {
   app_.add_option("--schedule", o_.schedule, "a FILE.csv, or one of " + schedule_names())->type_name("NAME")->group("Pipeline");
-  ranks_ =
-      app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
+  ranks_ = app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
   chunks_ = app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: as the schedule has")
-                           ->check(whole(0, 64))
-                           ->type_name("V")
-                           ->group("Pipeline");
+                ->check(whole(0, 64))
+                ->type_name("V")
+                ->group("Pipeline");
   micro_batches_ = app_.add_option("--microbatches", o_.micro_batches, "microbatches in a step, for each replica")
-                                  ->check(whole(1, 4096))
-                                  ->type_name("M")
-                                  ->group("Pipeline");
+                       ->check(whole(1, 4096))
+                       ->type_name("M")
+                       ->group("Pipeline");
   app_.add_option("--replicas", o_.replicas, "copies of the pipeline, each on its own data")
       ->check(whole(1, 1024))
       ->type_name("R")
@@ -159,16 +158,18 @@ void job_flags::pipeline() {
 
 void job_flags::ranks() {
   backend_ = app_.add_option("--backend", backend_name_,
-                                       "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each")
-                            ->check(one_of({"threads", "gloo", "nccl"}))
-                            ->type_name("threads|gloo|nccl")
-                            ->group("Ranks");
+                             "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each")
+                 ->check(one_of({"threads", "gloo", "nccl"}))
+                 ->type_name("threads|gloo|nccl")
+                 ->group("Ranks");
   app_.add_option("--nproc", o_.nproc, "with gloo and nccl: processes to start here; 0: P x R, or a launcher has started them")
       ->check(whole(0, 1024))
       ->type_name("N")
       ->group("Ranks");
-  app_.add_flag("--share-gpus", o_.share_gpus, "with nccl: more ranks than GPUs, which is slow, to try things out")->group("Ranks");
-  app_.add_flag("--cuda-graph", o_.cuda_graph, "with nccl: once steps repeat themselves, launch each computation as one CUDA graph")
+  app_.add_flag("--share-gpus", o_.share_gpus, "with nccl: more ranks than GPUs, which is slow, to try things out")
+      ->group("Ranks");
+  app_.add_flag("--cuda-graph", o_.cuda_graph,
+                "with nccl: once steps repeat themselves, launch each computation as one CUDA graph")
       ->group("Ranks");
   app_.add_option("--timeout", o_.timeout, "longest wait for another rank")
       ->check(positive(false))
@@ -225,7 +226,7 @@ void job_flags::files() {
       ->needs(checkpoint)
       ->group("Files");
   app_.add_flag("--resume", o_.resume,
-               "go on from the last checkpoint in DIR, saved under any layout or schedule; begin anew if there is none")
+                "go on from the last checkpoint in DIR, saved under any layout or schedule; begin anew if there is none")
       ->needs(checkpoint)
       ->group("Files");
   app_.add_option("--stop-after", o_.stop_after, "save and end after the step in which so much time has passed: 90s, 55m, 2h")

@@ -24,8 +24,8 @@ bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::stri
 /// Saves, after a step for which that is due. Collective.
 void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step);
 
-/// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the next
-/// step has begun.
+/// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the
+/// next step has begun.
 class step_teller {
  public:
   /// \param flops_per_token of the model, for training

@@ -7,6 +7,6 @@
 #include "common/gpu_ranks.hpp"
 
 int main(int argc, char** argv) {
-  return chevron::run_main(argc, argv,
-                           [](int count, char** words) { return chevron::finetune::start(count, words, &chevron::train::over_nccl); });
+  return chevron::run_main(
+      argc, argv, [](int count, char** words) { return chevron::finetune::start(count, words, &chevron::train::over_nccl); });
 }

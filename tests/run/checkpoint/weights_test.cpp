@@ -94,13 +94,16 @@ struct table_impl : nn::Module {
   bool head_;
 };
 
-chevron::stage table_stage(int s) { return chevron::stage(std::make_shared<table_impl>(s == 1)).tie(s == 1 ? "head" : "table", "shared"); }
+chevron::stage table_stage(int s) {
+  return chevron::stage(std::make_shared<table_impl>(s == 1)).tie(s == 1 ? "head" : "table", "shared");
+}
 
-chevron::weight_names const as_saved{{"table", "model.embed.weight"}, {"head", "lm_head.weight"}, {"first", "model.first"}, {"last", "model.last"}};
+chevron::weight_names const as_saved{
+    {"table", "model.embed.weight"}, {"head", "lm_head.weight"}, {"first", "model.first"}, {"last", "model.last"}};
 
 /// What `each` does on two ranks, under 1F1B; then all parameters, by stage and name.
-std::map<std::string, at::Tensor> on_two_ranks(chevron::stage_builder const& build, std::function<void(chevron::trainer&)> const& each,
-                                               int replicas = 1) {
+std::map<std::string, at::Tensor> on_two_ranks(chevron::stage_builder const& build,
+                                               std::function<void(chevron::trainer&)> const& each, int replicas = 1) {
   auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 4)));
   std::map<std::string, at::Tensor> out;
   std::mutex guard;
@@ -133,9 +136,10 @@ TEST_CASE("shards that others wrote are loaded by a name map, and numbers conver
             R"({"__metadata__":{"format":"pt"},"net.a.weight":{"dtype":"BF16","shape":[3,2],"data_offsets":[0,12]},)"
             R"("net.a.bias":{"dtype":"F32","shape":[3],"data_offsets":[12,24]}} )",
             std::string("\x80\x3f\x00\x40\x80\xbf\x00\x3f\x80\x3e\x80\x40", 12) + float_bytes({7, 8, 9}));
-  write_raw(here.path / "model-00002-of-00002.safetensors",
-            R"({"net.b.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"net.b.bias":{"dtype":"F64","shape":[2],"data_offsets":[24,40]}})",
-            float_bytes({1, 2, 3, 4, 5, 6}) + std::string("\0\0\0\0\0\0\xf0\x3f\0\0\0\0\0\0\0\xc0", 16));
+  write_raw(
+      here.path / "model-00002-of-00002.safetensors",
+      R"({"net.b.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"net.b.bias":{"dtype":"F64","shape":[2],"data_offsets":[24,40]}})",
+      float_bytes({1, 2, 3, 4, 5, 6}) + std::string("\0\0\0\0\0\0\xf0\x3f\0\0\0\0\0\0\0\xc0", 16));
   write(here.path / "model.safetensors.index.json",
         R"({"metadata":{"total_size":64},"weight_map":{"net.a.weight":"model-00001-of-00002.safetensors",
             "net.a.bias":"model-00001-of-00002.safetensors","net.b.weight":"model-00002-of-00002.safetensors",
@@ -154,6 +158,18 @@ TEST_CASE("shards that others wrote are loaded by a name map, and numbers conver
   check([](std::string const& name) { return std::string("net.") + (name[0] == '0' ? "a" : "b") + name.substr(1); });
 }
 
+TEST_CASE("tensors larger than a piece are whole, and those of other strides too") {
+  folder const here;
+  at::Tensor const numbers = at::arange(2048 * 1500, at::kDouble).view({1500, 2048});  // 24 MB
+  chevron::write_safetensors(here.path / "model.safetensors", {{"weight", numbers}});
+  nn::Linear map(nn::LinearOptions(2048, 1500).bias(false));
+  chevron::load_weights(map, here.path);
+  CHECK(at::equal(map->weight.detach(), numbers.to(at::kFloat)));
+  map->weight.set_data(at::zeros({2048, 1500}).t());
+  chevron::load_weights(map, here.path);
+  CHECK(at::equal(map->weight.detach(), numbers.to(at::kFloat)));
+}
+
 TEST_CASE("all that does not fit is told in one error, and nothing is changed") {
   folder const here;
   chevron::write_safetensors(here.path / "model.safetensors", {{"0.weight", at::zeros({2, 3})},
@@ -166,9 +182,10 @@ TEST_CASE("all that does not fit is told in one error, and nothing is changed") 
   auto const load = [&](chevron::load_weights_options const& options) {
     return failure_of([&] { chevron::load_weights(module, here.path, {}, options); });
   };
-  check_says(load({}), {here.path.c_str(), "1 tensor is missing: 1.weight;", "2 tensors are of another kind: 0.bias is Long [3], the model's is Float [3], "
-                        "0.weight is Float [2, 3], the model's is Float [3, 2];", "2 tensors are not the model's: inv_freq, other.weight.",
-                        "Remedy"});
+  check_says(load({}), {here.path.c_str(), "1 tensor is missing: 1.weight;",
+                        "2 tensors are of another kind: 0.bias is Long [3], the model's is Float [3], "
+                        "0.weight is Float [2, 3], the model's is Float [3, 2];",
+                        "2 tensors are not the model's: inv_freq, other.weight.", "Remedy"});
   auto const allowed = load({.may_stay = {"inv_*"}});
   CHECK(allowed.find("inv_freq") == std::string::npos);
   check_says(allowed, {"1 tensor is not the model's: other.weight"});
@@ -220,7 +237,8 @@ TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand
   chevron::write_safetensors(differing.path / "model.safetensors", all);
 
   for (auto const* from : {&once, &twice}) {
-    auto const now = on_two_ranks(table_stage, [&](chevron::trainer& t) { chevron::load_weights(t, from->path, as_saved); }, 2);
+    auto const now = on_two_ranks(
+        table_stage, [&](chevron::trainer& t) { chevron::load_weights(t, from->path, as_saved); }, 2);
     CHECK(at::equal(now.at("0.table"), table));
     CHECK(at::equal(now.at("1.head"), table));
     CHECK(at::equal(now.at("0.first.bias"), all[2].second));
@@ -231,7 +249,8 @@ TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand
     check_says(failure_of([&] { chevron::load_weights(t, differing.path, as_saved); }),
                {"model.embed.weight", "they are one parameter in the model"});
     check_says(failure_of([&] { chevron::load_weights(t, once.path); }),
-               {"6 tensors are missing: ", "first.bias, first.weight, head, last.bias", "5 tensors are not the model's: model.embed.weight"});
+               {"6 tensors are missing: ", "first.bias, first.weight, head, last.bias",
+                "5 tensors are not the model's: model.embed.weight"});
     if (before.defined()) CHECK(at::equal(before, t.stages()[0].parameters()[0].value));
     step(t);  // the trainer is still of use
   });
@@ -239,18 +258,23 @@ TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand
 
 TEST_CASE("a trainer's weights and those of its checkpoint are saved alike, ties once") {
   folder const here;
-  auto const now = on_two_ranks(table_stage, [&](chevron::trainer& t) {
-    step(t);
-    chevron::save_weights(t, here.path / "saved", as_saved);
-    chevron::save_checkpoint(t, here.path / "checkpoints");
-  }, 2);
+  auto const now = on_two_ranks(
+      table_stage,
+      [&](chevron::trainer& t) {
+        step(t);
+        chevron::save_weights(t, here.path / "saved", as_saved);
+        chevron::save_checkpoint(t, here.path / "checkpoints");
+      },
+      2);
   chevron::export_weights(here.path / "checkpoints", here.path / "exported", as_saved);
   for (char const* name : {"saved", "exported"}) {
     chevron::weight_folder from(here.path / name);
     CHECK(from.names() == std::vector<std::string>{"model.embed.weight", "model.first.bias", "model.first.weight",
                                                    "model.last.bias", "model.last.weight"});
-    for (auto const& [ours, theirs] : {std::pair{"0.table", "model.embed.weight"}, {"1.head", "model.embed.weight"},
-                                       {"0.first.weight", "model.first.weight"}, {"1.last.bias", "model.last.bias"}}) {
+    for (auto const& [ours, theirs] : {std::pair{"0.table", "model.embed.weight"},
+                                       {"1.head", "model.embed.weight"},
+                                       {"0.first.weight", "model.first.weight"},
+                                       {"1.last.bias", "model.last.bias"}}) {
       at::Tensor read = at::empty_like(now.at(ours));
       from.copy(theirs, read);
       CHECK(at::equal(read, now.at(ours)));
@@ -263,17 +287,20 @@ TEST_CASE("a trainer's weights and those of its checkpoint are saved alike, ties
   std::fstream(model, std::ios::in | std::ios::out | std::ios::binary).seekp(-1, std::ios::end).put('?');
   check_says(failure_of([&] { chevron::export_weights(here.path / "checkpoints", here.path / "other"); }),
              {"model-1.safetensors", "was damaged or exchanged"});
-  check_says(failure_of([&] { chevron::export_weights(here.path / "saved", here.path / "other"); }), {"holds no whole checkpoint"});
+  check_says(failure_of([&] { chevron::export_weights(here.path / "saved", here.path / "other"); }),
+             {"holds no whole checkpoint"});
 }
 
 TEST_CASE("names that repeat from stage to stage are told apart by the stage's number") {
   folder const here;
-  chevron::weight_names const by_stage([](std::size_t s, std::string const& name) { return "layers." + std::to_string(s) + "." + name; });
+  chevron::weight_names const by_stage(
+      [](std::size_t s, std::string const& name) { return "layers." + std::to_string(s) + "." + name; });
   auto const saved = on_two_ranks(build_stage, [&](chevron::trainer& t) { chevron::save_weights(t, here.path, by_stage); });
   auto const now = on_two_ranks(build_stage, [&](chevron::trainer& t) {
     step(t);
     chevron::load_weights(t, here.path, by_stage);
-    check_says(failure_of([&] { chevron::save_weights(t, here.path / "other"); }), {"two tensors of the model would be called 1.bias"});
+    check_says(failure_of([&] { chevron::save_weights(t, here.path / "other"); }),
+               {"two tensors of the model would be called 1.bias"});
   });
   for (auto const& [name, value] : now) CHECK(at::equal(value, saved.at(name)));
 }
@@ -307,7 +334,8 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   refused_index(R"({"weight_map":{"0.weight":7}})", {"in which of the folder's files"});
   refused_index(R"({"weight_map":[]})", {"has no weight_map"});
   refused_index(R"({"weight_map":)", {"index.json", "no JSON of this kind"});
-  refused_index(R"({"weight_map":{"0.weight":"part.safetensors"}})", {"part.safetensors", "holds no tensor called 0.weight, though"});
+  refused_index(R"({"weight_map":{"0.weight":"part.safetensors"}})",
+                {"part.safetensors", "holds no tensor called 0.weight, though"});
   refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})", {"none.safetensors", "cannot be mapped: No such file"});
 
   folder const here;

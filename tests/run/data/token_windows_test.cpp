@@ -41,8 +41,8 @@ struct index_of {
   std::uint64_t sequences = lengths.size(), count = documents.size();
 
   std::string text() const {
-    return magic + bytes_of<std::uint64_t>({version}) + bytes_of<std::uint8_t>({dtype}) + bytes_of<std::uint64_t>({sequences, count}) +
-           bytes_of(lengths) + bytes_of(places) + bytes_of(documents);
+    return magic + bytes_of<std::uint64_t>({version}) + bytes_of<std::uint8_t>({dtype}) +
+           bytes_of<std::uint64_t>({sequences, count}) + bytes_of(lengths) + bytes_of(places) + bytes_of(documents);
   }
 };
 
@@ -63,13 +63,16 @@ void check_says(std::string const& text, std::vector<std::string> const& words) 
   }
 }
 
-std::vector<std::int64_t> values(at::Tensor const& t) { return {t.data_ptr<std::int64_t>(), t.data_ptr<std::int64_t>() + t.numel()}; }
+std::vector<std::int64_t> values(at::Tensor const& t) {
+  return {t.data_ptr<std::int64_t>(), t.data_ptr<std::int64_t>() + t.numel()};
+}
 
 }  // namespace
 
 TEST_CASE("nanoGPT's tokens are packed into windows, over several files") {
   folder const here;
-  write(here.path / "a.bin", bytes_of<std::uint16_t>({0, 1, 2, 3, 4, 5, 6, 7}));  // two windows of 3, and one token too few for a third
+  write(here.path / "a.bin",
+        bytes_of<std::uint16_t>({0, 1, 2, 3, 4, 5, 6, 7}));  // two windows of 3, and one token too few for a third
   write(here.path / "b.bin", bytes_of<std::uint16_t>({10, 11, 12, 65535}));
   chevron::token_windows const set({here.path / "a.bin", here.path / "b.bin"}, 3, 65536);
   CHECK(set.size() == 3);
@@ -81,7 +84,8 @@ TEST_CASE("nanoGPT's tokens are packed into windows, over several files") {
   CHECK(values(following) == std::vector<std::int64_t>{11, 12, 65535, 1, 2, 3, 4, 5, 6});
 
   chevron::token_windows const small({here.path / "b.bin"}, 3, 65535);
-  check_says(failure_of([&] { small.batch(std::vector<std::size_t>{0}); }), {"b.bin", "token 3 is 65535, and the vocabulary has 65535"});
+  check_says(failure_of([&] { small.batch(std::vector<std::size_t>{0}); }),
+             {"b.bin", "token 3 is 65535, and the vocabulary has 65535"});
   check_says(failure_of([&] { small.batch(std::vector<std::size_t>{1}); }), {"no window 1 of 1"});
 }
 
@@ -90,7 +94,8 @@ TEST_CASE("Megatron's tokens are as wide as their index says") {
   std::vector<std::int64_t> const expected = {5, 6, 7, 8, 9};
   auto const check = [&](std::uint8_t dtype, std::string const& bytes, std::int64_t width) {
     write(here.path / "m.bin", bytes);
-    write(here.path / "m.idx", index_of{.dtype = dtype, .lengths = {2, 0, 4}, .places = {0, 2 * width, 2 * width}, .documents = {0, 3}}.text());
+    write(here.path / "m.idx",
+          index_of{.dtype = dtype, .lengths = {2, 0, 4}, .places = {0, 2 * width, 2 * width}, .documents = {0, 3}}.text());
     chevron::token_file const file(here.path / "m.bin");
     CHECK(file.size() == 6);
     std::vector<std::int64_t> read(5);
@@ -126,7 +131,8 @@ TEST_CASE("files that are no tokens are refused") {
   check_says(of("abc"), {"a.bin has an odd number of bytes, 3"});
   check_says(of(""), {"a.bin holds no token"});
   check_says(of("abcdef"), {"holds 3 tokens, and a window with what follows it needs 4"});
-  check_says(failure_of([&] { chevron::token_windows({here.path / "none.bin"}, 3, 10); }), {"none.bin cannot be mapped: No such file"});
+  check_says(failure_of([&] { chevron::token_windows({here.path / "none.bin"}, 3, 10); }),
+             {"none.bin cannot be mapped: No such file"});
   check_says(failure_of([&] { chevron::token_windows({here.path}, 3, 10); }), {"cannot be mapped: Is a directory"});
   check_says(failure_of([&] { chevron::token_windows({}, 3, 10); }), {"need a file of tokens"});
   write(here.path / "a.bin", std::string(40, 'x'));

@@ -94,8 +94,9 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
       }
       at::Tensor const& to = one.here.value;
       if (at::IntArrayRef(folder->shape(held[0])) != to.sizes() || !can_become(folder->dtype(held[0]), to.scalar_type())) {
-        wrong.misshapen.insert(held[0] + " is " + c10::toString(folder->dtype(held[0])) + " " + plain_shape(folder->shape(held[0])) +
-                               ", the model's is " + c10::toString(to.scalar_type()) + " " + plain_shape(to.sizes()));
+        wrong.misshapen.insert(held[0] + " is " + c10::toString(folder->dtype(held[0])) + " " +
+                               plain_shape(folder->shape(held[0])) + ", the model's is " + c10::toString(to.scalar_type()) + " " +
+                               plain_shape(to.sizes()));
       }
       for (std::size_t k = 1; k < held.size(); ++k) {
         if (!folder->equal(held[0], held[k]))
@@ -113,15 +114,15 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
     taken.merge(one[2].get<std::set<std::string>>());
   }
   for (std::string const& name : folder->names()) {
-    bool const stays = std::any_of(options.may_stay.begin(), options.may_stay.end(), [&](std::string const& pattern) {
-      return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-    });
+    bool const stays = std::any_of(options.may_stay.begin(), options.may_stay.end(),
+                                   [&](std::string const& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
     if (taken.count(name) == 0 && !stays) wrong.surplus.insert(name);
   }
   if (wrong.any()) {
-    throw checkpoint_error(path.string() + ": is not of this model: " + wrong.text() +
-                           ". Remedy: the model that was saved, names as the folder has them (chevron::weight_names), or for tensors "
-                           "that nobody needs load_weights_options::may_stay");
+    throw checkpoint_error(
+        path.string() + ": is not of this model: " + wrong.text() +
+        ". Remedy: the model that was saved, names as the folder has them (chevron::weight_names), or for tensors "
+        "that nobody needs load_weights_options::may_stay");
   }
   ranks.together([&] {
     for (std::size_t i = 0; i < mine.size(); ++i) folder->copy(sources[i], mine[i].here.value);
@@ -142,8 +143,8 @@ void load_weights(Module module, std::filesystem::path const& folder, weight_nam
   detail::load_weights(detail::weight_ranks(), detail::weights_of(module, names), folder, options);
 }
 
-/// The same into a trainer before its first step: each rank reads what its stages hold. Of tied parameters the folder may hold one
-/// or all. Collective.
+/// The same into a trainer before its first step: each rank reads what its stages hold. Of tied parameters the folder may hold
+/// one or all. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \param names what the folder calls the stages' tensors
 /// \throws checkpoint_error, as above, on every rank; names that two stages use for tensors of their own need a function of stage

@@ -157,8 +157,8 @@ inline named_tensors each_once(weight_groups const& groups, std::vector<named_we
 
 }  // namespace detail
 
-/// Writes a module's parameters and buffers as a folder of weights that Hugging Face's libraries read: one `model.safetensors`, or
-/// shards and their index. Weights that the folder held go; until all is written, they stay. Other files are not touched.
+/// Writes a module's parameters and buffers as a folder of weights that Hugging Face's libraries read: one `model.safetensors`,
+/// or shards and their index. Weights that the folder held go; until all is written, they stay. Other files are not touched.
 /// \param names what the folder is to call the module's tensors. Of tied parameters the first name is written
 /// \throws checkpoint_error where two tensors would have one name, and where the disk refuses
 template <module_pointer Module>
@@ -194,8 +194,9 @@ inline void export_weights(std::filesystem::path const& checkpoint, std::filesys
   namespace fs = std::filesystem;
   fs::path const from = fs::exists(checkpoint / "manifest.json") ? checkpoint : last_checkpoint(checkpoint).value_or("");
   if (from.empty())
-    detail::refuse_file(checkpoint, "holds no whole checkpoint, no folder step-N with a manifest.json. Remedy: the folder that "
-                                    "was saved to");
+    detail::refuse_file(checkpoint,
+                        "holds no whole checkpoint, no folder step-N with a manifest.json. Remedy: the folder that "
+                        "was saved to");
   detail::manifest const about = detail::read_manifest(from);
   std::map<detail::saved_name, std::string> word_of;
   for (auto const& [word, all] : about.same) {

@@ -47,7 +47,8 @@ class mapped_tensors {
   at::Tensor bytes_of(std::string const& name) const {
     auto const [begin, count] = here(name);
     void* const at = const_cast<std::byte*>(bytes_->data() + begin);
-    return at::from_blob(at, header_.shape(name), [keep = bytes_](void*) {}, at::TensorOptions(header_.dtype(name)));
+    return at::from_blob(
+        at, header_.shape(name), [keep = bytes_](void*) {}, at::TensorOptions(header_.dtype(name)));
   }
 
   /// Copies a tensor, converted to the dtype and brought to the device of `to`, piece by piece: besides `to`, one piece is in
@@ -68,7 +69,8 @@ class mapped_tensors {
 
   /// Whether two tensors have the same bytes, shape and dtype.
   bool equal(std::string const& name, mapped_tensors const& other, std::string const& its_name) const {
-    if (header_.shape(name) != other.header_.shape(its_name) || header_.dtype(name) != other.header_.dtype(its_name)) return false;
+    if (header_.shape(name) != other.header_.shape(its_name) || header_.dtype(name) != other.header_.dtype(its_name))
+      return false;
     auto const [mine, count] = here(name);
     auto const [theirs, same_count] = other.here(its_name);
     bool const same = count == 0 || std::memcmp(bytes_->data() + mine, other.bytes_->data() + theirs, count) == 0;
@@ -129,7 +131,8 @@ inline bool is_weight_file(std::string const& name) {
   if (name == whole_weights || name == weight_index) return true;
   // model-00001-of-00003.safetensors
   std::string pattern = name;
-  std::replace_if(pattern.begin(), pattern.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
+  std::replace_if(
+      pattern.begin(), pattern.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
   return pattern == "model-00000-of-00000.safetensors";
 }
 
@@ -184,7 +187,8 @@ class weight_folder {
     if (found == file_of_.end()) detail::refuse_file(folder_, "holds no tensor called " + name);
     detail::mapped_tensors const& in = shard(found->second);
     if (!in.header().holds(name))
-      detail::refuse_file(folder_ / found->second, "holds no tensor called " + name + ", though " + detail::weight_index + " says so");
+      detail::refuse_file(folder_ / found->second,
+                          "holds no tensor called " + name + ", though " + detail::weight_index + " says so");
     return in;
   }
 
@@ -208,7 +212,8 @@ class weight_folder {
     for (auto const& [name, where] : index["weight_map"].items()) {
       std::string const shard_name = where.is_string() ? where.get<std::string>() : "";
       // Files of the folder only: an index must not lead elsewhere.
-      bool const plain = !shard_name.empty() && shard_name.find('/') == shard_name.npos && shard_name != "." && shard_name != "..";
+      bool const plain =
+          !shard_name.empty() && shard_name.find('/') == shard_name.npos && shard_name != "." && shard_name != "..";
       if (!plain) detail::refuse_file(file, "does not say in which of the folder's files " + name + " is");
       file_of_[name] = shard_name;
     }

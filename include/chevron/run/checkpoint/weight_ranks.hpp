@@ -99,13 +99,15 @@ class weight_groups {
     auto told = nlohmann::json::array();
     for (named_weight const& one : mine) {
       void const* const key = one.here.value.unsafeGetTensorImpl();
-      std::string const word = tie.count(key) != 0 ? tie[key] : "tensor " + std::to_string(first[key]->stage) + " " + first[key]->here.name;
+      std::string const word =
+          tie.count(key) != 0 ? tie[key] : "tensor " + std::to_string(first[key]->stage) + " " + first[key]->here.name;
       word_of_[{one.stage, one.place}] = word;
       told.push_back({word, one.stage, one.place, one.there});
     }
     for (std::string const& text : ranks.gather(told.dump())) {
       for (auto const& one : nlohmann::json::parse(text))
-        places_[one[0].get<std::string>()].insert({one[1].get<std::size_t>(), one[2].get<std::size_t>(), one[3].get<std::string>()});
+        places_[one[0].get<std::string>()].insert(
+            {one[1].get<std::size_t>(), one[2].get<std::size_t>(), one[3].get<std::string>()});
     }
   }
 

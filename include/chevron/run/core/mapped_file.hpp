@@ -16,8 +16,8 @@
 
 namespace chevron {
 
-/// A regular file mapped for reading. It must keep its size while it is mapped, as the kernel ends a process that reads beyond the
-/// end of a file: `still_whole` asks, before a longer piece is read.
+/// A regular file mapped for reading. It must keep its size while it is mapped, as the kernel ends a process that reads beyond
+/// the end of a file: `still_whole` asks, before a longer piece is read.
 class mapped_file {
  public:
   /// \throws std::filesystem::filesystem_error where it cannot be opened or mapped, and for what is no regular file

@@ -24,7 +24,8 @@ namespace chevron {
 /// A row of tokens in a file. Two conventions are known:
 ///
 /// - nanoGPT's: FILE.bin is nothing but 16-bit unsigned numbers;
-/// - Megatron-LM's: FILE.bin, and beside it FILE.idx, which says how wide numbers are and which sequences they make. Sequences must
+/// - Megatron-LM's: FILE.bin, and beside it FILE.idx, which says how wide numbers are and which sequences they make. Sequences
+/// must
 ///   follow one another, as Megatron's tools write them; then they are one row.
 ///
 /// Numbers are little-endian in both.
@@ -40,7 +41,8 @@ class token_file {
       read_index(*mapped(index));
     } else if (tokens_->size() % width_ != 0) {
       refuse(path(), "has an odd number of bytes, " + std::to_string(tokens_->size()) +
-                         ". Remedy: 16-bit numbers, as nanoGPT writes them, or Megatron's index " + index.filename().string() + " beside it");
+                         ". Remedy: 16-bit numbers, as nanoGPT writes them, or Megatron's index " + index.filename().string() +
+                         " beside it");
     }
     if (size() == 0) refuse(path(), "holds no token");
   }
@@ -54,12 +56,18 @@ class token_file {
   void read(std::size_t first, std::span<std::int64_t> to) const {
     if (!tokens_->still_whole()) refuse(path(), "was cut short while it was read. Remedy: let no other program write to it");
     switch (kind_) {
-      case kind::u8: return copy<std::uint8_t>(first, to);
-      case kind::i8: return copy<std::int8_t>(first, to);
-      case kind::u16: return copy<std::uint16_t>(first, to);
-      case kind::i16: return copy<std::int16_t>(first, to);
-      case kind::i32: return copy<std::int32_t>(first, to);
-      case kind::i64: return copy<std::int64_t>(first, to);
+      case kind::u8:
+        return copy<std::uint8_t>(first, to);
+      case kind::i8:
+        return copy<std::int8_t>(first, to);
+      case kind::u16:
+        return copy<std::uint16_t>(first, to);
+      case kind::i16:
+        return copy<std::int16_t>(first, to);
+      case kind::i32:
+        return copy<std::int32_t>(first, to);
+      case kind::i64:
+        return copy<std::int64_t>(first, to);
     }
   }
 
@@ -111,13 +119,26 @@ class token_file {
   void take_kind(std::filesystem::path const& index, int code) {
     // Megatron-LM's numbers of dtypes.
     switch (code) {
-      case 1: kind_ = kind::u8, width_ = 1; return;
-      case 2: kind_ = kind::i8, width_ = 1; return;
-      case 3: kind_ = kind::i16, width_ = 2; return;
-      case 4: kind_ = kind::i32, width_ = 4; return;
-      case 5: kind_ = kind::i64, width_ = 8; return;
-      case 8: kind_ = kind::u16, width_ = 2; return;
-      default: refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
+      case 1:
+        kind_ = kind::u8, width_ = 1;
+        return;
+      case 2:
+        kind_ = kind::i8, width_ = 1;
+        return;
+      case 3:
+        kind_ = kind::i16, width_ = 2;
+        return;
+      case 4:
+        kind_ = kind::i32, width_ = 4;
+        return;
+      case 5:
+        kind_ = kind::i64, width_ = 8;
+        return;
+      case 8:
+        kind_ = kind::u16, width_ = 2;
+        return;
+      default:
+        refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
     }
   }
 
@@ -126,7 +147,8 @@ class token_file {
     constexpr char magic[] = "MMIDIDX\0";  // and one byte of 0 more
     constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
     if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
-      refuse(index.path(), "is no index of Megatron's. Remedy: the index of this file, or without one where tokens are nanoGPT's");
+      refuse(index.path(),
+             "is no index of Megatron's. Remedy: the index of this file, or without one where tokens are nanoGPT's");
     auto const format = number_at<std::uint64_t>(index, 9);
     if (format != 1) refuse(index.path(), "is of version " + std::to_string(format) + "; version 1 is known here");
     take_kind(index.path(), number_at<std::uint8_t>(index, 17));
@@ -134,8 +156,8 @@ class token_file {
     std::size_t const room = index.size() - header;
     bool const fits = sequences <= room / 12 && documents <= (room - sequences * 12) / 8;
     if (!fits) {
-      refuse(index.path(), "was cut short: it speaks of " + std::to_string(sequences) + " sequences and " + std::to_string(documents) +
-                               " documents, and has " + std::to_string(index.size()) + " bytes");
+      refuse(index.path(), "was cut short: it speaks of " + std::to_string(sequences) + " sequences and " +
+                               std::to_string(documents) + " documents, and has " + std::to_string(index.size()) + " bytes");
     }
     std::uint64_t bytes = 0;
     for (std::uint64_t s = 0; s < sequences; ++s) {
@@ -149,8 +171,8 @@ class token_file {
       bytes += static_cast<std::uint64_t>(length) * width_;
     }
     if (bytes != tokens_->size()) {
-      refuse(path(), "has " + std::to_string(tokens_->size()) + " bytes, and its index " + index.path().filename().string() + " speaks of " +
-                         std::to_string(bytes) + ". Remedy: the index that was written with it");
+      refuse(path(), "has " + std::to_string(tokens_->size()) + " bytes, and its index " + index.path().filename().string() +
+                         " speaks of " + std::to_string(bytes) + ". Remedy: the index that was written with it");
     }
   }
 

@@ -22,8 +22,8 @@
 namespace chevron {
 
 /// Windows of tokens over one or several files, and for each token the one that follows: window i of a file holds tokens
-/// [i × context, (i + 1) × context), and the last one is followed by the first of window i + 1. Documents are packed: they follow one
-/// another within a window, and what is left at a file's end, less than a window, is not used.
+/// [i × context, (i + 1) × context), and the last one is followed by the first of window i + 1. Documents are packed: they follow
+/// one another within a window, and what is left at a file's end, less than a window, is not used.
 ///
 ///     chevron::token_windows const set({"books.bin"}, 1024, vocabulary);
 ///     chevron::distributed_sampler sampler(set.size(), comm.topology(), {.batch_size = 16, .seed = 1});
@@ -38,14 +38,16 @@ class token_windows {
   token_windows(std::vector<std::filesystem::path> const& files, std::int64_t context, std::int64_t vocabulary)
       : context_(context), vocabulary_(vocabulary) {
     if (context < 1 || vocabulary < 1)
-      throw usage_error("windows need a context and a vocabulary from 1, not " + std::to_string(context) + " and " + std::to_string(vocabulary));
+      throw usage_error("windows need a context and a vocabulary from 1, not " + std::to_string(context) + " and " +
+                        std::to_string(vocabulary));
     for (auto const& file : files) {
       files_.emplace_back(file);
       first_.push_back(size_);
       std::size_t const whole = (files_.back().size() - 1) / static_cast<std::size_t>(context);
       if (whole == 0) {
-        throw usage_error(file.string() + " holds " + std::to_string(files_.back().size()) + " tokens, and a window with what follows it needs " +
-                          std::to_string(context + 1) + ". Remedy: a shorter context, or more tokens");
+        throw usage_error(file.string() + " holds " + std::to_string(files_.back().size()) +
+                          " tokens, and a window with what follows it needs " + std::to_string(context + 1) +
+                          ". Remedy: a shorter context, or more tokens");
       }
       size_ += whole;
     }
@@ -77,8 +79,9 @@ class token_windows {
       files_[file].read(begin, read);
       for (std::size_t i = 0; i < read.size(); ++i) {
         if (read[i] >= 0 && read[i] < vocabulary_) continue;
-        throw usage_error(files_[file].path().string() + ": token " + std::to_string(begin + i) + " is " + std::to_string(read[i]) +
-                          ", and the vocabulary has " + std::to_string(vocabulary_) + ". Remedy: the tokenizer of this model");
+        throw usage_error(files_[file].path().string() + ": token " + std::to_string(begin + i) + " is " +
+                          std::to_string(read[i]) + ", and the vocabulary has " + std::to_string(vocabulary_) +
+                          ". Remedy: the tokenizer of this model");
       }
       x = std::copy(read.begin(), read.end() - 1, x);
       y = std::copy(read.begin() + 1, read.end(), y);
