@@ -4,7 +4,8 @@
 cd "${CHEVRON_SOURCE:-.}" || exit 1
 build=${CHEVRON_BUILD:-build}
 tools=$build/docs-tools/bin/mkdocs
-{ [ -x "$tools" ] && command -v doxygen >/dev/null; } || { echo "skipped: no mkdocs-material in $build/docs-tools, or no doxygen; remedy: ./dev docs"; exit 77; }
+{ [ -x "$tools" ] && command -v doxygen >/dev/null; } ||
+  { echo "skipped: no mkdocs-material in $build/docs-tools, or no doxygen; remedy: ./dev docs"; exit 77; }
 work=$build/site-test
 rm -rf "$work"
 mkdir -p "$work"

@@ -10,17 +10,22 @@ work=$CHEVRON_BUILD/chroot-$suite
 command -v mmdebstrap >/dev/null || { echo "skipped: no mmdebstrap here (Debian: mmdebstrap)"; exit 77; }
 rm -rf "$work"
 mkdir -p "$CHEVRON_BUILD/packages"
-(cd "$CHEVRON_BUILD/packages" && cpack --config "$CHEVRON_BUILD/CPackConfig.cmake" -B . >cpack.log) || { cat "$CHEVRON_BUILD/packages/cpack.log"; exit 1; }
+(cd "$CHEVRON_BUILD/packages" && cpack --config "$CHEVRON_BUILD/CPackConfig.cmake" -B . >cpack.log) ||
+  { cat "$CHEVRON_BUILD/packages/cpack.log"; exit 1; }
 # Signatures are looked at, dates are not: mirrors of sid lag behind.
 mmdebstrap --quiet --variant=apt --aptopt='Acquire::Check-Valid-Until "false"' "$suite" "$work"
 trap 'rm -rf --one-file-system "$work"' EXIT
-inside() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive CHEVRON_BUILD=/build CHEVRON_SOURCE=/source chroot "$work" "$@"; }
+inside() {
+  env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+    CHEVRON_BUILD=/build CHEVRON_SOURCE=/source chroot "$work" "$@"
+}
 
 mkdir "$work/packages" "$work/build" "$work/source"
 cp "$CHEVRON_BUILD"/packages/*.deb "$work/packages"
 inside apt-get -q -q update
 echo "== $suite: installed by apt"
-inside sh -c 'apt-get -q -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends /packages/*.deb' >"$work/apt.log" 2>&1 || { tail "$work/apt.log"; exit 1; }
+inside sh -c 'apt-get -q -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends /packages/*.deb' \
+  >"$work/apt.log" 2>&1 || { tail "$work/apt.log"; exit 1; }
 inside dpkg-query -W -f '${Package} ${Version} ${Status}\n' libchevron-dev chevron-tools
 inside chevron-plan show ZBVZeroBubble | grep 'makespan 51 '
 
@@ -29,8 +34,10 @@ tar -C "$CHEVRON_SOURCE" -cf - README.md examples/hello.cpp tests/consumer | tar
 mkdir "$work/source/include"
 [ $# -gt 0 ] || set -- $(inside apt-cache search --names-only '^(g\+\+-1[2-9]|clang-(1[6-9]|2[0-9]))$' | cut -d ' ' -f 1)
 echo "== $suite: $*"
-inside apt-get -q -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends g++ cmake ninja-build pkgconf "$@" >"$work/apt.log" 2>&1 || { tail "$work/apt.log"; exit 1; }
-inside sh -e -c 'cmake -S /source/tests/consumer -B /build/use -G Ninja -DWAY=component >/build/log 2>&1 && cmake --build /build/use >>/build/log 2>&1 || { cat /build/log; exit 1; }
+inside apt-get -q -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends g++ cmake ninja-build pkgconf "$@" \
+  >"$work/apt.log" 2>&1 || { tail "$work/apt.log"; exit 1; }
+inside sh -e -c '{ cmake -S /source/tests/consumer -B /build/use -G Ninja -DWAY=component &&
+    cmake --build /build/use; } >/build/log 2>&1 || { cat /build/log; exit 1; }
   if grep -i -A 9 warning /build/log; then echo FAILED: a user is warned; exit 1; fi
   /build/use/consumer
   c++ -std=c++20 $(pkg-config --cflags chevron-schedule) /source/tests/consumer/schedule.cpp -o /build/by-pkg-config && /build/by-pkg-config'

@@ -18,14 +18,17 @@ for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 
     g++*) limit=-fconstexpr-ops-limit=268435456 ;;
     clang*) limit=-fconstexpr-steps=268435456 ;;
   esac
-  "$compiler" -std=c++20 $limit -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion "-I$CHEVRON_SOURCE/include" "$work/hello.cpp" -o "$work/hello"
+  "$compiler" -std=c++20 $limit -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion "-I$CHEVRON_SOURCE/include" \
+    "$work/hello.cpp" -o "$work/hello"
   "$work/hello" >"$work/said"
   # The wrong neighbour is an error under each of them.
-  if sed 's/(ranks - 1 - rank)/rank/' "$CHEVRON_SOURCE/examples/hello.cpp" | "$compiler" -std=c++20 -fsyntax-only "-I$CHEVRON_SOURCE/include" -x c++ - 2>"$work/refusal"; then
+  if sed 's/(ranks - 1 - rank)/rank/' "$CHEVRON_SOURCE/examples/hello.cpp" |
+    "$compiler" -std=c++20 -fsyntax-only "-I$CHEVRON_SOURCE/include" -x c++ - 2>"$work/refusal"; then
     echo "FAILED: $compiler takes a schedule that waits for ever"
     exit 1
   fi
-  grep -q 'invalid_schedule<.*deadlock' "$work/refusal" || { cat "$work/refusal"; echo "FAILED: $compiler does not say which law is broken"; exit 1; }
+  grep -q 'invalid_schedule<.*deadlock' "$work/refusal" ||
+    { cat "$work/refusal"; echo "FAILED: $compiler does not say which law is broken"; exit 1; }
   sed -n '/^schedule   4 ranks/,/^F forward/p' "$work/said" | diff "$work/expected" - || { echo "FAILED: with $compiler"; exit 1; }
   echo "$compiler $("$compiler" -dumpfullversion -dumpversion): $(($(date +%s) - began)) s"
   found="$found $compiler"
