@@ -48,6 +48,7 @@ bool same_places(plan_view const& a, plan_view const& b) {
 
 /// Everything that must hold of whatever was found.
 void hold(found const& got, cost_view const& costs, activation_limit memory, objective goal) {
+  INFO(describe(check(got.best)).str());
   REQUIRE_FALSE(check(got.best));
   CHECK(got.length == search::length_of(goal, got.best, costs));
   CHECK(got.bound <= got.length * (1 + 1e-12));

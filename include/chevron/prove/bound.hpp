@@ -108,7 +108,7 @@ struct activation_limit {
 ///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
 ///     memory leaves no choice;
 ///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
-///   - each chunk is held at least once round and back, and only so many are at a time;
+///   - each chunk is held at least once round and back, and only so many are at a time: in sum, and one after another;
 ///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
 /// A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as delays
 /// only.
@@ -193,6 +193,19 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
     raise(span, by_last_forward + round + leaves);
     raise(span, micro_batches * held / (limited ? memory.most : all));
     raise(span, input_end - enters + leaves);
+    // One of the places that memory has for a stage's chunks must take its share of the microbatches, one after another.
+    int nested = 0;
+    for (int s = 0; s < stages && limited; ++s) {
+      if (plan.rank_of[s] != r) continue;
+      ++nested;  // who holds this chunk before its I is done holds those of the earlier stages, too
+      int const places = ahead / nested > 1 ? ahead / nested : 1;
+      int const turns = (micro_batches + places - 1) / places;
+      double const w = costs.of(kind::backward_weight, s);
+      double const trip = backward_start[s] + costs.of(kind::backward_input, s) - forward_start[s];
+      double const one_by_one = turns * trip + (nested == 1 && memory.kept_for_weight == 1 ? (turns - 1) * w : 0);
+      raise(span, one_by_one + w);
+      raise(best.makespan, forward_start[s] + one_by_one + way.after.data[s]);
+    }
     raise(best.span, span);
     raise(best.makespan, enters + span);
     raise(best.makespan, enters + by_last_input + late + way.after.data[first]);

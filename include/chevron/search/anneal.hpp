@@ -5,96 +5,45 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
-#include <chevron/prove/timeline.hpp>
+#include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>
+#include <chevron/search/random.hpp>
+#include <chevron/search/replay.hpp>
 
 /// \file
 /// Local search: one order, changed action by action where it decides how long the step is.
 
 namespace chevron::search::detail {
 
-/// The same numbers for the same seed on every machine (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
-class random_numbers {
- public:
-  constexpr explicit random_numbers(std::uint64_t seed) : state_(seed) {}
-
-  constexpr std::uint64_t next() {
-    std::uint64_t mixed = state_ += 0x9e3779b97f4a7c15u;
-    mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-    return mixed ^ (mixed >> 31);
-  }
-  constexpr int below(int count) { return static_cast<int>(next() % static_cast<std::uint64_t>(count)); }
-  constexpr bool coin() { return (next() & 1) != 0; }
-  /// From 0 up to 1.
-  constexpr double share() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-
- private:
-  std::uint64_t state_;
-};
-
-/// Rounding in sums of what chunks hold.
-inline constexpr double held_rounding = 1e-9;
-
-/// By how much an action changes what its rank holds, in chunks whose backward has not begun.
-constexpr double held_change(kind what, activation_limit const& memory) {
-  if (what == kind::forward) return 1;
-  if (what == kind::backward) return -1;
-  return what == kind::backward_input ? memory.kept_for_weight - 1 : -memory.kept_for_weight;
-}
-
-/// Whether actions [from, to) of one rank, run from empty, keep the limit.
-constexpr bool keeps(activation_limit const& memory, action const* actions, int from, int to) {
-  if (!(memory.most > 0)) return true;
-  double held = 0;
-  for (int i = from; i < to; ++i) {
-    held += held_change(actions[i].kind, memory);
-    if (held > memory.most + held_rounding) return false;
-  }
-  return true;
-}
-
-constexpr bool keeps(activation_limit const& memory, plan_view const& plan) {
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    if (!keeps(memory, plan.actions, plan.begin[r], plan.begin[r + 1])) return false;
-  }
-  return true;
-}
-
 /// Simulated annealing of one order. A trial takes an action on a critical path and puts it elsewhere in its rank's list; what
 /// became longer is kept if it is not much longer, and less and less of that towards the end. (Only such moves can shorten a
-/// step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992.) The order must be lawful, hold no fused pairs, and
-/// keep the limit.
+/// step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992.) The whole order is played only where the longest way
+/// through the actions that a move touches leaves a hope. The order must be lawful, hold no fused pairs, and keep the limit.
 class annealing {
  public:
   constexpr annealing(plan_view const& start, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed)
-      : seen_(start),
-        costs_(costs),
+      : played_(start, costs, goal),
         memory_(memory),
-        goal_(goal),
         random_(seed),
-        order_(start.total()),
         best_order_(start.total()),
-        maker_(2 * start.stages * start.size.micro_batches),
-        path_(start.total()) {
-    for (int i = 0; i < start.total(); ++i) best_order_.data[i] = order_.data[i] = start.actions[i];
-    seen_.actions = order_.data;
-    note_makers(0, start.total());
-    when_ = simulate(seen_, costs_);
-    now_ = best_ = judge(when_);
-    find_path();
-    for (int s = 0; s < start.stages; ++s) {
-      for (kind k : {kind::forward, kind::backward_input, kind::backward_weight}) {
-        double const one = costs_.of(k, s);
-        longest_action_ = one > longest_action_ ? one : longest_action_;
-      }
+        held_(start.total()),
+        path_(start.total()),
+        ends_(far + 1) {
+    for (int r = 0; r < start.size.ranks; ++r) note(r, start.begin[r], start.begin[r + 1] - 1);
+    played_.play();
+    now_ = judge();
+    played_.look_back();
+    keep_best();
+    for (int row = 0; row < 3 * start.stages; ++row) {
+      double const one = played_.lasts.data[row] - played_.before.data[row];
+      longest_action_ = one > longest_action_ ? one : longest_action_;
     }
+    find_path();
   }
 
   /// Runs trials while the best is longer than `bound`; gives how many.
-  constexpr int run(int trials, double bound) {
-    double const hottest = longest_action_ * temperature;
+  constexpr int run(int trials, double bound, double start_temperature = temperature) {
+    double const hottest = longest_action_ * start_temperature;
     for (int trial = 0; trial < trials; ++trial) {
       if (best_.length <= bound * (1 + 1e-12)) return trial;
       try_one(hottest * (trials - trial) / trials);
@@ -103,7 +52,7 @@ class annealing {
   }
 
   constexpr double best_length() const { return best_.length; }
-  constexpr action const* best_order() const { return best_order_.data; }
+  constexpr action best_action(int i) const { return played_.action_of(best_order_.data[i]); }
 
  private:
   // Found by trying, over placements, limits and costs: hotter is slower, colder gets stuck.
@@ -119,62 +68,68 @@ class annealing {
     double energy = 0;
   };
 
-  constexpr merit judge(timeline const& when) const {
+  constexpr merit judge() const {
     merit out;
-    int const ranks = seen_.size.ranks;
     double sum = 0;
-    for (int r = 0; r < ranks; ++r) {
-      double const one = length_of_rank(when, r);
+    for (int r = 0; r < played_.ranks; ++r) {
+      double const one = played_.length_of(r);
       out.length = one > out.length ? one : out.length;
       sum += one;
     }
-    out.energy = out.length + weight_of_mean * sum / ranks;
+    out.energy = out.length + weight_of_mean * sum / played_.ranks;
     return out;
   }
-  constexpr double length_of_rank(timeline const& when, int rank) const {
-    if (goal_ == objective::span) return span_of_rank(seen_, when, rank);
-    int const last = seen_.begin[rank + 1] - 1;
-    return last >= seen_.begin[rank] ? when.end.data[last] : 0;
-  }
-  constexpr int cell_of(action a) const {
-    return static_cast<int>(a.stage) * seen_.size.micro_batches + static_cast<int>(a.micro_batch);
-  }
-  constexpr void note_makers(int from, int to) {
-    int const cells = seen_.stages * seen_.size.micro_batches;
-    for (int i = from; i < to; ++i) {
-      action const a = order_.data[i];
-      if (a.kind != kind::backward_weight) maker_.data[a.kind == kind::forward ? cell_of(a) : cells + cell_of(a)] = i;
+  /// Writes down where actions stand and what is held after each.
+  constexpr void note(int rank, int from, int to) {
+    played_.note(from, to);
+    double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
+    for (int i = from; i <= to; ++i) {
+      int const a = played_.order.data[i];
+      held += change_of(played_.row_of.data[a]);
+      held_.data[i] = held;
     }
+  }
+  constexpr double change_of(int row) const {
+    if (row < played_.stages) return 1;
+    return played_.whole ? -1 : row < 2 * played_.stages ? memory_.kept_for_weight - 1 : -memory_.kept_for_weight;
+  }
+  constexpr bool fits(int rank, int from, int to) const {
+    if (!(memory_.most > 0)) return true;
+    double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
+    for (int i = from; i <= to; ++i) {
+      held += change_of(played_.row_of.data[played_.order.data[i]]);
+      if (held > memory_.most + held_rounding) return false;
+    }
+    return true;
   }
 
   /// One chain of actions that makes the longest rank so long; where several do, any of them.
   constexpr void find_path() {
-    int const cells = seen_.stages * seen_.size.micro_batches;
     double const same = longest_action_ * 1e-9;
     int at = -1;
     int equals = 0;
     double longest = -1;
-    for (int r = 0; r < seen_.size.ranks; ++r) {
-      if (seen_.length(r) == 0) continue;
-      double const one = length_of_rank(when_, r);
+    for (int r = 0; r < played_.ranks; ++r) {
+      if (played_.begin.data[r] == played_.begin.data[r + 1]) continue;
+      double const one = played_.length_of(r);
       if (one > longest + same) equals = 0;
       if (one < longest - same || (++equals > 1 && random_.below(equals) != 0)) continue;
       longest = one > longest ? one : longest;
-      at = seen_.begin[r + 1] - 1;
+      at = played_.begin.data[r + 1] - 1;
     }
     path_count_ = 0;
     while (at >= 0) {
       path_.data[path_count_++] = at;
-      action const a = order_.data[at];
-      int const rank = seen_.rank_of[a.stage];
-      bool const alone = at == seen_.begin[rank];
+      int const a = played_.order.data[at];
+      int const row = played_.row_of.data[a];
+      int const rank = played_.rank_of.data[row];
+      bool const alone = at == played_.begin.data[rank];
       int cause = alone ? -1 : at - 1;
-      if (int const boundary = boundary_received(seen_, a); boundary >= 0) {
-        int const micro_batches = seen_.size.micro_batches;
-        int const producer =
-            a.kind == kind::forward ? maker_.data[cell_of(a) - micro_batches] : maker_.data[cells + cell_of(a) + micro_batches];
-        double const later = when_.end.data[producer] + costs_.of_message(boundary) - (alone ? 0 : when_.end.data[at - 1]);
-        if (alone || later > same || (later > -same && random_.coin())) cause = producer;
+      int const step = played_.fed_by.data[row];
+      if (step != 0 && played_.rank_of.data[played_.row_of.data[a + step]] != rank) {
+        double const there = played_.finish.data[a + step] + played_.lag.data[row];
+        double const later = there - (alone ? 0 : played_.free_after(played_.order.data[at - 1]));
+        if (alone || later > same || (later > -same && random_.coin())) cause = played_.at.data[a + step];
       }
       at = cause;
     }
@@ -182,55 +137,70 @@ class annealing {
 
   /// Moves the action at `from` to `to` in its rank's list; the ones between make way.
   constexpr void shift(int from, int to) {
-    action const moved = order_.data[from];
+    int* const order = played_.order.data;
+    int const moved = order[from];
     int const step = to > from ? 1 : -1;
-    for (int i = from; i != to; i += step) order_.data[i] = order_.data[i + step];
-    order_.data[to] = moved;
-    note_makers(from < to ? from : to, (from < to ? to : from) + 1);
+    for (int i = from; i != to; i += step) order[i] = order[i + step];
+    order[to] = moved;
   }
 
   constexpr void try_one(double hot) {
     int const from = path_.data[random_.below(path_count_)];
-    action const moved = order_.data[from];
-    int const rank = seen_.rank_of[moved.stage];
+    int const moved = played_.order.data[from];
+    int const row = played_.row_of.data[moved];
+    int const all = played_.stages * played_.micro_batches;
+    int const rank = played_.rank_of.data[row];
     int const distance = random_.coin() ? 1 : 1 + random_.below(random_.below(4) != 0 ? near : far);
     int const to = random_.coin() ? from - distance : from + distance;
-    if (to < seen_.begin[rank] || to >= seen_.begin[rank + 1]) return;
+    if (to < played_.begin.data[rank] || to >= played_.begin.data[rank + 1]) return;
     // Microbatches keep their order in each kind of a stage, each its F before its backward; all else may be passed.
     for (int i = from < to ? from + 1 : to; i < (from < to ? to + 1 : from); ++i) {
-      action const other = order_.data[i];
-      if (other.stage == moved.stage && (other.kind == moved.kind || other.micro_batch == moved.micro_batch)) return;
+      int const other = played_.order.data[i];
+      int const apart = other < moved ? moved - other : other - moved;
+      if (played_.row_of.data[other] == row || apart == all || apart == 2 * all) return;
     }
+    int const low = from < to ? from : to;
+    int const high = from < to ? to : from;
     shift(from, to);
-    if (keeps(memory_, order_.data, seen_.begin[rank], seen_.begin[rank + 1])) {
-      timeline candidate = simulate(seen_, costs_);
-      merit const then = judge(candidate);
+    if (fits(rank, low, high)) {
       double const chance = random_.share();
-      if (candidate.complete && then.energy <= now_.energy + hot * 3 * chance * chance) {
-        when_ = static_cast<timeline&&>(candidate);
-        now_ = then;
-        find_path();
-        if (now_.length < best_.length) {
-          best_ = now_;
-          for (int i = 0; i < order_.count; ++i) best_order_.data[i] = order_.data[i];
+      double const allowed = hot * 3 * chance * chance;
+      if (played_.longest_through(rank, low, high, ends_.data) <= now_.length + allowed + longest_action_ * 0.01) {
+        note(rank, low, high);
+        bool const complete = played_.resequence(from, to);
+        if (complete) {
+          played_.replay_from(low, high);
+          merit const then = judge();
+          if (then.energy <= now_.energy + allowed) {
+            now_ = then;
+            played_.look_back_from(low, high);
+            find_path();
+            if (now_.length < best_.length) keep_best();
+            return;
+          }
         }
+        shift(to, from);
+        note(rank, low, high);
+        if (complete) played_.play();
         return;
       }
     }
     shift(to, from);
   }
 
-  plan_view seen_;
-  cost_view costs_;
+  constexpr void keep_best() {
+    best_ = now_;
+    for (int i = 0; i < played_.total; ++i) best_order_.data[i] = played_.order.data[i];
+  }
+
+  replay played_;
   activation_limit memory_;
-  objective goal_;
   random_numbers random_;
-  buffer<action> order_;
-  buffer<action> best_order_;
-  buffer<int> maker_;  // who made a cell: outputs first, then input gradients
+  buffer<int> best_order_;
+  buffer<double> held_;
   buffer<int> path_;
+  buffer<double> ends_;
   int path_count_ = 0;
-  timeline when_;
   merit now_;
   merit best_;
   double longest_action_ = 0;

@@ -3,13 +3,12 @@
 #include <cstdint>
 
 #include <chevron/catalogue/catalogue.hpp>
-#include <chevron/describe/list.hpp>
 #include <chevron/prove/bound.hpp>
-#include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/objective.hpp>
-#include <chevron/search/zero_bubble.hpp>
+#include <chevron/search/pattern.hpp>
+#include <chevron/search/start.hpp>
 
 /// \file
 /// A schedule made for given costs and memory, on any placement.
@@ -38,149 +37,43 @@ struct found {
 
 namespace detail {
 
-/// The same order one action at a time: no fused pairs and, if wanted, each B as its I and W.
-constexpr plan taken_apart(plan_view const& from, bool split) {
-  plan to = copy_of(from);
-  int total = from.total();
-  for (int i = 0; i < from.total(); ++i) total += split && from.actions[i].kind == kind::backward ? 1 : 0;
-  to.actions = buffer<action>(total);
-  int filled = 0;
-  for (int r = 0; r < from.size.ranks; ++r) {
-    to.begin.data[r] = filled;
-    for (int i = from.begin[r]; i < from.begin[r + 1]; ++i) {
-      action const a = from.actions[i];
-      bool const both = split && a.kind == kind::backward;
-      int const stage = static_cast<int>(a.stage);
-      int const micro_batch = static_cast<int>(a.micro_batch);
-      to.actions.data[filled++] = make_action(both ? kind::backward_input : a.kind, stage, micro_batch);
-      if (both) to.actions.data[filled++] = make_action(kind::backward_weight, stage, micro_batch);
-    }
-  }
-  to.begin.data[from.size.ranks] = filled;
-  return to;
+/// The limits at which a search stops on its way up, whatever the limit asked for: every chunk, or a sixteenth of what all stages
+/// hold of one microbatch; a quarter above that.
+constexpr int next_limit(int limit, int stages) {
+  int const parts = limit < stages ? 16 : 4;
+  int const step = stages / parts > 1 ? stages / parts : 1;
+  return (limit / step + 1) * step;
 }
 
-/// Looks for the best to begin with: lawful orders on one placement within one limit.
-class starting_point {
- public:
-  constexpr starting_point(plan_view const& where, cost_view const& costs, activation_limit memory, objective goal, bool split)
-      : where_(where), costs_(costs), memory_(memory), goal_(goal), split_(split) {}
+/// Gives what was found the name and the limit that it goes by.
+constexpr found finished(found& result, activation_limit memory) {
+  result.best.name = "searched";
+  bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
+  result.best.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(result.best);
+  return static_cast<found&&>(result);
+}
 
-  /// Looks at one plan; true if it is lawful, on this placement and within the limit.
-  constexpr bool consider(plan const& made, char const* name) {
-    if (made.problem || made.forward_only || made.stages != where_.stages) return false;
-    for (int s = 0; s < made.stages; ++s) {
-      if (made.rank_of.data[s] != where_.rank_of[s]) return false;
-    }
-    bool whole = true;  // nothing that is taken apart for local search
-    for (int i = 0; i < made.view().total(); ++i) {
-      action const a = made.actions.data[i];
-      if (!split_ && a.kind == kind::backward_weight) return false;
-      whole = whole && a.fused == 0 && (!split_ || a.kind != kind::backward);
-    }
-    if (!keeps(memory_, made) || check(made)) return false;
-    take_if_shorter(shortest, shortest_length, made, name);
-    take_if_shorter(apart, apart_length, whole ? copy_of(made) : taken_apart(made, split_), name);
-    return true;
-  }
-  constexpr double length_of(plan_view const& made) const { return search::length_of(goal_, made, costs_); }
-  /// Whether a plan is shorter than another, or as short with fewer chunks in flight.
-  static constexpr bool better(plan_view const& made, double length, plan_view const& best, double best_length) {
-    if (length < best_length * (1 - 1e-12)) return true;
-    return length <= best_length * (1 + 1e-12) && peak_in_flight(made) < peak_in_flight(best);
-  }
-  constexpr bool exists() const { return shortest_length >= 0; }
+/// The best order so far on the way up from the smallest limit.
+struct ascent {
+  plan best;
+  double length = -1;
 
-  plan shortest;  ///< as it came
-  double shortest_length = -1;
-  plan apart;  ///< without fused pairs and, where backwards are split, without B
-  double apart_length = -1;
-
- private:
-  constexpr void take_if_shorter(plan& best, double& best_length, plan_view const& made, char const* name) const {
-    double const length = length_of(made);
-    if (best_length >= 0 && better(best, best_length, made, length)) return;
+  constexpr void take(plan const& made, double made_length) {
+    if (length >= 0 && made_length >= length) return;
     best = copy_of(made);
-    best.name = name;
-    best_length = length;
+    length = made_length;
   }
-
-  plan_view where_;
-  cost_view costs_;
-  activation_limit memory_;
-  objective goal_;
-  bool split_;
-};
-
-/// Average costs, for list scheduling.
-constexpr costs average(plan_view const& where, cost_view const& of) {
-  costs out{0, 0, 0, 0};
-  int crossings = 0;
-  for (int s = 0; s < where.stages; ++s) {
-    out.forward += of.of(kind::forward, s) / where.stages;
-    out.backward_input += of.of(kind::backward_input, s) / where.stages;
-    out.backward_weight += of.of(kind::backward_weight, s) / where.stages;
-    if (s + 1 == where.stages || where.rank_of[s] == where.rank_of[s + 1]) continue;
-    out.communication += of.of_message(s);
-    ++crossings;
-  }
-  if (crossings > 0) out.communication /= crossings;
-  return out;
-}
-
-/// Costs where a B is never split: as an I that takes as long and leaves nothing for its W.
-struct unsplit_costs {
-  buffer<double> forward, backward, nothing;
-
-  constexpr unsplit_costs(plan_view const& where, cost_view const& of)
-      : forward(where.stages), backward(where.stages), nothing(where.stages, zeroed) {
-    for (int s = 0; s < where.stages; ++s) {
-      forward.data[s] = of.of(kind::forward, s);
-      backward.data[s] = of.of(kind::backward, s);
-    }
-  }
-  constexpr cost_view view(cost_view const& of) const {
-    cost_view out = of;
-    out.forward = forward.data;
-    out.backward_input = backward.data;
-    out.backward_weight = nothing.data;
-    out.stride = 1;
-    out.first_input_gradient = true;  // what a B costs without it is counted already
-    return out;
+  constexpr int improve(plan const& from, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
+                        int trials, double bound) {
+    annealing search(from, costs, memory, goal, seed);
+    int const tried = search.run(trials, bound);
+    if (length >= 0 && search.best_length() >= length) return tried;
+    best = copy_of(from);
+    length = search.best_length();
+    for (int i = 0; i < best.actions.count; ++i) best.actions.data[i] = search.best_action(i);
+    return tried;
   }
 };
-
-/// List schedules with every order of preference and with limits up to the one that is given.
-constexpr void add_list_schedules(starting_point& to, plan_view const& placed, cost_view const& costs, activation_limit memory,
-                                  bool split) {
-  using namespace letters;
-  auto const where = placement::mapped([stages = placed.stages](shape) { return stages; },
-                                       [rank_of = placed.rank_of](int stage, shape) -> int { return rank_of[stage]; });
-  auto const base =
-      schedule_of(split ? work_graph::split_backward : work_graph::full_backward).place(where).assuming(average(placed, costs));
-  int const all = placed.size.micro_batches * placed.size.chunks;
-  double const room = memory.most > 0 ? memory.most / memory.kept_for_weight : all;
-  int const most = room < all ? static_cast<int>(room) : all;
-  int const least = least_in_flight(placed);
-  for (int limit = least; limit <= most;) {
-    auto const consider = [&](auto... preferred) {
-      to.consider(expand(base.prefer(preferred...).at_most_in_flight(limit), placed.size), "list scheduling");
-    };
-    if (split) {
-      consider(I, F, W);
-      consider(F, I, W);
-      consider(I, W, F);
-      consider(F, W, I);
-      consider(W, I, F);
-      consider(W, F, I);
-    } else {
-      consider(B, F);
-      consider(F, B);
-    }
-    int const next = limit + 1 > limit * 5 / 4 ? limit + 1 : limit * 5 / 4;
-    limit = limit < most && next > most ? most : next;
-  }
-}
 
 /// The search itself, for a plan without actions that says where the stages are.
 constexpr found find(plan const& placed, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
@@ -204,52 +97,106 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     return result;
   }
 
-  starting_point start(placed, costs, memory, goal, split);
-  // Of equals the last one stays: best a schedule that has a name.
-  add_list_schedules(start, placed, costs, memory, split);
+  unsplit_costs const whole(placed, costs);
+  cost_view const counted_costs = split ? costs : whole.view(costs);
+  auto const bound_at = [&](activation_limit const& limit) {
+    lower_bounds const least = bounds(placed, counted_costs, limit);
+    return goal == objective::makespan ? least.makespan : least.span;
+  };
+  result.bound = bound_at(memory);
+
+  // What the catalogue has, and the paper's rule; each is looked at again where the limit on the way up first allows it.
+  int const all = placed.size.micro_batches * placed.size.chunks;
+  bool const limited = memory.most > 0 && memory.most < all;
+  double const most = limited ? memory.most : all;
   bool in_line = split && placed.stages == placed.size.ranks;
   for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
-  if (in_line) {
-    memory_model const model{1, memory.kept_for_weight - 1, -memory.kept_for_weight, memory.most};
-    start.consider(zero_bubble(costs, model, placed.size, goal), "zero-bubble rule");
-  }
+  starting_point published(placed, costs, memory, goal, split);
   catalogue::for_each([&](auto const& one) {
     plan made = expand(one, placed.size);
-    if (!start.consider(made, one.name)) return;
-    double const length = start.length_of(made);
-    if (result.published_length > 0 && start.better(result.published, result.published_length, made, length)) return;
+    if (!published.consider(made, one.name)) return;
+    double const length = published.length_of(made);
+    if (result.published_length > 0 && published.better(result.published, result.published_length, made, length)) return;
     result.published_length = length;
     result.published = static_cast<plan&&>(made);
   });
-  if (!start.exists()) {
+  auto const take = [&](plan made, double length) {
+    result.start = made.name;
+    result.length = length;
+    result.best = static_cast<plan&&>(made);
+  };
+  // Straight at the limit first: often nothing is left to do.
+  {
+    starting_point start(placed, costs, memory, goal, split);
+    add_list_schedules(start, placed, costs, memory, split);
+    if (in_line) add_zero_bubble(start, placed.size, costs, memory, goal);
+    if (published.exists()) start.consider(published.shortest, published.shortest.name);
+    if (start.exists() && start.shortest_length <= result.bound * (1 + 1e-12)) {
+      take(copy_of(start.shortest), start.shortest_length);
+      return finished(result, memory);
+    }
+  }
+
+  int const total = (split ? 3 : 2) * placed.stages * placed.size.micro_batches;
+  int const by_size = 600'000'000 / total;
+  int const trials = how_hard.trials > 0 ? how_hard.trials : by_size < 2000 ? 2000 : by_size > 600'000 ? 600'000 : by_size;
+  // Three lines are followed upwards, since the shorter order to begin with is not always the better one: what came from the
+  // catalogue and the rule, from list scheduling, and, where memory is short, from periodic orders. Each goes on from its own best.
+  ascent published_line, listed_line, periodic_line;
+  for (int limit = least_in_flight(placed); limit <= most; limit = next_limit(limit, placed.stages)) {
+    if (result.length > 0 && result.optimal()) break;
+    activation_limit const here{limit < all ? static_cast<double>(limit) : 0, memory.kept_for_weight};
+    double const bound = bound_at(here);
+    int const share = (2 * limit < placed.stages ? trials / 40 : trials / 8) + 1;
+    auto const follow = [&](ascent& line, plan const& from) {
+      if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
+      std::uint64_t const seed = how_hard.seed + static_cast<std::uint64_t>(limit);
+      result.trials += line.improve(from, costs, here, goal, seed, share, bound);
+    };
+    auto const take_over = [&](ascent& line, starting_point const& start) {
+      if (!start.exists()) return;
+      if (result.length == 0 || start.shortest_length < result.length * (1 - 1e-12)) {
+        take(copy_of(start.shortest), start.shortest_length);
+      }
+      line.take(start.apart, start.apart_length);
+    };
+    starting_point known(placed, costs, here, goal, split);
+    if (in_line) add_zero_bubble(known, placed.size, costs, here, goal);
+    catalogue::for_each([&](auto const& one) { known.consider(expand(one, placed.size), one.name); });
+    take_over(published_line, known);
+    starting_point listed(placed, costs, here, goal, split);
+    add_list_schedules(listed, placed, costs, here, split);
+    take_over(listed_line, listed);
+    plan const* const some = published_line.length >= 0 ? &published_line.best : listed_line.length >= 0 ? &listed_line.best : nullptr;
+    if (some == nullptr) continue;
+    if (10 * limit <= 6 * placed.stages) {
+      patterns repeat(*some, costs, here, goal, how_hard.seed, 1 + limit % 2);
+      result.trials += repeat.run(share / 20, bound, .3);
+      if (repeat.exists()) {
+        plan order = copy_of(*some);
+        order.name = "a periodic order";
+        for (int i = 0; i < order.actions.count; ++i) order.actions.data[i] = repeat.best_action(i);
+        follow(periodic_line, order);
+      }
+      if (periodic_line.length >= 0) follow(periodic_line, copy_of(periodic_line.best));
+    }
+    for (ascent* line : {&published_line, &listed_line}) {
+      if (line->length >= 0) follow(*line, copy_of(line->best));
+    }
+    for (ascent const* line : {&published_line, &listed_line, &periodic_line}) {
+      if (line->length >= 0 && line->length < result.length * (1 - 1e-12)) take(copy_of(line->best), line->length);
+    }
+  }
+  if (published.exists() && (result.length == 0 || published.shortest_length < result.length * (1 - 1e-12))) {
+    take(copy_of(published.shortest), published.shortest_length);
+  }
+  if (result.length == 0) {
     f.words = "no order was found that keeps the memory limit; microbatches: ";
     f.number = placed.size.micro_batches;
     refuse(f);
     return result;
   }
-
-  unsplit_costs const whole(placed, costs);
-  lower_bounds const least = bounds(placed, split ? costs : whole.view(costs), memory);
-  result.bound = goal == objective::makespan ? least.makespan : least.span;
-  result.best = static_cast<plan&&>(start.shortest);
-  result.length = start.shortest_length;
-  result.start = result.best.name;
-  if (!result.optimal()) {
-    int const by_size = 60'000'000 / start.apart.view().total();
-    int const trials = how_hard.trials > 0 ? how_hard.trials : by_size < 200 ? 200 : by_size > 60'000 ? 60'000 : by_size;
-    annealing improve(start.apart, costs, memory, goal, how_hard.seed);
-    result.trials = improve.run(trials, result.bound);
-    if (improve.best_length() < result.length) {
-      result.start = start.apart.name;
-      result.length = improve.best_length();
-      result.best = static_cast<plan&&>(start.apart);
-      for (int i = 0; i < result.best.actions.count; ++i) result.best.actions.data[i] = improve.best_order()[i];
-    }
-  }
-  result.best.name = name;
-  bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
-  result.best.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(result.best);
-  return result;
+  return finished(result, memory);
 }
 
 }  // namespace detail

@@ -1,0 +1,168 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/describe/list.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/search/held.hpp>
+#include <chevron/search/objective.hpp>
+#include <chevron/search/zero_bubble.hpp>
+
+/// \file
+/// What a search begins with: the shortest of the orders that are known without one.
+
+namespace chevron::search::detail {
+
+/// The same order one action at a time: no fused pairs and, if wanted, each B as its I and W.
+constexpr plan taken_apart(plan_view const& from, bool split) {
+  plan to = copy_of(from);
+  int total = from.total();
+  for (int i = 0; i < from.total(); ++i) total += split && from.actions[i].kind == kind::backward ? 1 : 0;
+  to.actions = buffer<action>(total);
+  int filled = 0;
+  for (int r = 0; r < from.size.ranks; ++r) {
+    to.begin.data[r] = filled;
+    for (int i = from.begin[r]; i < from.begin[r + 1]; ++i) {
+      action const a = from.actions[i];
+      bool const both = split && a.kind == kind::backward;
+      int const stage = static_cast<int>(a.stage);
+      int const micro_batch = static_cast<int>(a.micro_batch);
+      to.actions.data[filled++] = make_action(both ? kind::backward_input : a.kind, stage, micro_batch);
+      if (both) to.actions.data[filled++] = make_action(kind::backward_weight, stage, micro_batch);
+    }
+  }
+  to.begin.data[from.size.ranks] = filled;
+  return to;
+}
+
+/// Looks for the best to begin with: lawful orders on one placement within one limit.
+class starting_point {
+ public:
+  constexpr starting_point(plan_view const& where, cost_view const& costs, activation_limit memory, objective goal, bool split)
+      : where_(where), costs_(costs), memory_(memory), goal_(goal), split_(split) {}
+
+  /// Looks at one plan; true if it is lawful, on this placement and within the limit.
+  constexpr bool consider(plan const& made, char const* name) {
+    if (made.problem || made.forward_only || made.stages != where_.stages) return false;
+    for (int s = 0; s < made.stages; ++s) {
+      if (made.rank_of.data[s] != where_.rank_of[s]) return false;
+    }
+    bool whole = true;  // nothing that is taken apart for local search
+    for (int i = 0; i < made.view().total(); ++i) {
+      action const a = made.actions.data[i];
+      if (!split_ && a.kind == kind::backward_weight) return false;
+      whole = whole && a.fused == 0 && (!split_ || a.kind != kind::backward);
+    }
+    if (!keeps(memory_, made) || check(made)) return false;
+    take_if_shorter(shortest, shortest_length, made, name);
+    take_if_shorter(apart, apart_length, whole ? copy_of(made) : taken_apart(made, split_), name);
+    return true;
+  }
+  constexpr double length_of(plan_view const& made) const { return search::length_of(goal_, made, costs_); }
+  /// Whether a plan is shorter than another, or as short with fewer chunks in flight.
+  static constexpr bool better(plan_view const& made, double length, plan_view const& best, double best_length) {
+    if (length < best_length * (1 - 1e-12)) return true;
+    return length <= best_length * (1 + 1e-12) && peak_in_flight(made) < peak_in_flight(best);
+  }
+  constexpr bool exists() const { return shortest_length >= 0; }
+
+  plan shortest;  ///< as it came
+  double shortest_length = -1;
+  plan apart;  ///< without fused pairs and, where backwards are split, without B
+  double apart_length = -1;
+
+ private:
+  constexpr void take_if_shorter(plan& best, double& best_length, plan_view const& made, char const* name) const {
+    double const length = length_of(made);
+    if (best_length >= 0 && better(best, best_length, made, length)) return;
+    best = copy_of(made);
+    best.name = name;
+    best_length = length;
+  }
+
+  plan_view where_;
+  cost_view costs_;
+  activation_limit memory_;
+  objective goal_;
+  bool split_;
+};
+
+/// Average costs, for list scheduling.
+constexpr costs average(plan_view const& where, cost_view const& of) {
+  costs out{0, 0, 0, 0};
+  int crossings = 0;
+  for (int s = 0; s < where.stages; ++s) {
+    out.forward += of.of(kind::forward, s) / where.stages;
+    out.backward_input += of.of(kind::backward_input, s) / where.stages;
+    out.backward_weight += of.of(kind::backward_weight, s) / where.stages;
+    if (s + 1 == where.stages || where.rank_of[s] == where.rank_of[s + 1]) continue;
+    out.communication += of.of_message(s);
+    ++crossings;
+  }
+  if (crossings > 0) out.communication /= crossings;
+  return out;
+}
+
+/// Costs where a B is never split: as an I that takes as long and leaves nothing for its W.
+struct unsplit_costs {
+  buffer<double> forward, backward, nothing;
+
+  constexpr unsplit_costs(plan_view const& where, cost_view const& of)
+      : forward(where.stages), backward(where.stages), nothing(where.stages, zeroed) {
+    for (int s = 0; s < where.stages; ++s) {
+      forward.data[s] = of.of(kind::forward, s);
+      backward.data[s] = of.of(kind::backward, s);
+    }
+  }
+  constexpr cost_view view(cost_view const& of) const {
+    cost_view out = of;
+    out.forward = forward.data;
+    out.backward_input = backward.data;
+    out.backward_weight = nothing.data;
+    out.stride = 1;
+    out.first_input_gradient = true;  // what a B costs without it is counted already
+    return out;
+  }
+};
+
+/// List schedules with every order of preference that keep so many chunks in flight, counted until W: as many as the limit takes
+/// in the worst case and, where I lets go of some of it, more.
+constexpr void add_list_schedules(starting_point& to, plan_view const& placed, cost_view const& costs, activation_limit memory,
+                                  bool split) {
+  using namespace letters;
+  auto const where = placement::mapped([stages = placed.stages](shape) { return stages; },
+                                       [rank_of = placed.rank_of](int stage, shape) -> int { return rank_of[stage]; });
+  auto const base =
+      schedule_of(split ? work_graph::split_backward : work_graph::full_backward).place(where).assuming(average(placed, costs));
+  int const all = placed.size.micro_batches * placed.size.chunks;
+  double const room = memory.most > 0 ? memory.most / memory.kept_for_weight : all;
+  int const most = room < all ? static_cast<int>(room) : all;
+  int const least = memory.most > 0 && memory.most < all ? static_cast<int>(memory.most) : all;
+  int const middle = least + (most - least) / 2;
+  for (int limit = least; limit <= most; limit = limit < middle ? middle : limit < most ? most : most + 1) {
+    auto const consider = [&](auto... preferred) {
+      to.consider(expand(base.prefer(preferred...).at_most_in_flight(limit), placed.size), "list scheduling");
+    };
+    if (split) {
+      consider(I, F, W);
+      consider(F, I, W);
+      consider(I, W, F);
+      consider(F, W, I);
+      consider(W, I, F);
+      consider(W, F, I);
+    } else {
+      consider(B, F);
+      consider(F, B);
+    }
+  }
+}
+
+/// The zero-bubble paper's orders, with one stage a rank.
+constexpr void add_zero_bubble(starting_point& to, shape size, cost_view const& costs, activation_limit memory, objective goal) {
+  memory_model const model{1, memory.kept_for_weight - 1, -memory.kept_for_weight, memory.most};
+  to.consider(zero_bubble(costs, model, size, goal), "zero-bubble rule");
+}
+
+}  // namespace chevron::search::detail

@@ -1,0 +1,150 @@
+# timeout: 120
+"""What chevron-plan search finds and what it proves, beside the optimum by CP-SAT (OR-Tools), which shares no code with it.
+
+Small random pipelines: placements, costs by stage, messages, memory limits, both objectives. No bound may be above the optimum, no
+schedule below it, and what is found may be above it by little. A last case, with a bound that is made too high and a length that is
+made too short, must be found out. More cases, other ones: search_optimum.py --cases 240 --seed 7
+"""
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+
+try:
+    from ortools.sat.python import cp_model
+except ImportError as problem:
+    print(f"skipped: no solver to compare with ({problem})")
+    sys.exit(77)
+
+plan_program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-plan")
+
+
+def drawn(rng):
+    """One case: sizes, costs by stage, a message for each boundary, a limit in chunks or none."""
+    placement = rng.choice(["linear", "loop", "vee"])
+    ranks, micro_batches = rng.randint(2, 3), rng.randint(2, 4)
+    chunks = 1 if placement == "linear" else 2
+    stages = ranks * chunks
+    costs = [[rng.randint(4, 20) for _ in range(stages)] for _ in range(3)]
+    return {"placement": placement, "ranks": ranks, "chunks": chunks, "micro_batches": micro_batches, "costs": costs,
+            "message": rng.randint(1, 4) if rng.random() < 1 / 3 else 0,
+            "limit": rng.choice([0] + list(range(chunks, chunks * micro_batches))), "kept": rng.choice([1, 1, 0.5]),
+            "objective": "span" if rng.random() < 0.2 else "makespan"}
+
+
+def searched(case):
+    words = [plan_program, "search", "--format", "json"]
+    for name in ("placement", "ranks", "chunks", "objective"):
+        words += [f"--{name}", str(case[name])]
+    words += ["--microbatches", str(case["micro_batches"]), "--communication", str(case["message"]), "--kept-for-weight", str(case["kept"])]
+    for flag, values in zip(("--forward", "--backward-input", "--backward-weight"), case["costs"]):
+        words += [flag, ",".join(map(str, values))]
+    if case["limit"]:
+        words += ["--memory-limit", repr(case["limit"] / case["chunks"])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr}")
+    best = json.loads(done.stdout)["placements"][0]
+    return best["length"], best["bound"]
+
+
+def optimum(case, seconds):
+    """The shortest step of all schedules, or None if it is not proved in time."""
+    ranks, stages, micro_batches = case["ranks"], case["ranks"] * case["chunks"], case["micro_batches"]
+    rank_of = lambda s: s % ranks if case["placement"] != "vee" or s < ranks else 2 * ranks - 1 - s
+    model = cp_model.CpModel()
+    most = sum(map(sum, case["costs"])) * micro_batches + 2 * stages * micro_batches * case["message"]
+    begin, on_rank = {}, [[] for _ in range(ranks)]
+    for m in range(micro_batches):
+        for s in range(stages):
+            for k in range(3):
+                begin[k, s, m] = model.new_int_var(0, most, "")
+                on_rank[rank_of(s)].append(model.new_fixed_size_interval_var(begin[k, s, m], case["costs"][k][s], ""))
+    end = lambda k, s, m: begin[k, s, m] + case["costs"][k][s]
+    message = lambda s, t: case["message"] if rank_of(s) != rank_of(t) else 0
+    for m in range(micro_batches):
+        for s in range(stages):
+            model.add(begin[1, s, m] >= end(0, s, m))
+            model.add(begin[2, s, m] >= end(1, s, m))
+            if s + 1 < stages:
+                model.add(begin[0, s + 1, m] >= end(0, s, m) + message(s, s + 1))
+                model.add(begin[1, s, m] >= end(1, s + 1, m) + message(s, s + 1))
+            if m > 0:  # microbatches of one kind and stage can be sorted
+                for k in range(3):
+                    model.add(begin[k, s, m] >= end(k, s, m - 1))
+    length = model.new_int_var(0, most, "")
+    for r in range(ranks):
+        model.add_no_overlap(on_rank[r])
+        stages_here = [s for s in range(stages) if rank_of(s) == r]
+        for s in stages_here:
+            last = end(2, s, micro_batches - 1)
+            if case["objective"] == "makespan":
+                model.add(length >= last)
+            else:
+                model.add(length >= last - begin[0, stages_here[0], 0])
+        if case["limit"]:
+            # In halves of a chunk: all of them until I is done, what W needs until W is.
+            until_weight = round(2 * case["kept"])
+            spans, amounts = [], []
+            for s in stages_here:
+                for m in range(micro_batches):
+                    for k, amount in ((1, 2 - until_weight), (2, until_weight)):
+                        lasts = model.new_int_var(0, most, "")
+                        spans.append(model.new_interval_var(begin[0, s, m], lasts, end(k, s, m), ""))
+                        amounts.append(amount)
+            model.add_cumulative(spans, amounts, 2 * case["limit"])
+    model.minimize(length)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_time_in_seconds = seconds
+    return solver.objective_value if solver.solve(model) == cp_model.OPTIMAL else None
+
+
+def complaints(cases):
+    """What is wrong with (length, bound, optimum, case), a sentence each."""
+    wrong = []
+    for length, bound, best, case in cases:
+        if bound > best * (1 + 1e-9):
+            wrong.append(f"a bound of {bound} is above the optimum {best}: {case}")
+        if length < best * (1 - 1e-9):
+            wrong.append(f"a length of {length} is below the optimum {best}: {case}")
+        if length > best * 1.05:
+            wrong.append(f"a length of {length} is more than 5 % above the optimum {best}: {case}")
+    return wrong
+
+
+def main():
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--cases", type=int, default=30)
+    flags.add_argument("--seed", type=int, default=3)
+    flags.add_argument("--seconds", type=float, default=2, help="for the proof of one optimum")
+    asked = flags.parse_args()
+    rng = random.Random(asked.seed)
+    seen = []
+    for _ in range(asked.cases):
+        case = drawn(rng)
+        best = optimum(case, asked.seconds)
+        if best is not None:
+            seen.append((*searched(case), best, case))
+    wrong = complaints(seen)
+    excess = [length / best - 1 for length, _, best, _ in seen]
+    below = [1 - bound / best for _, bound, best, _ in seen]
+    print(f"{len(seen)} of {asked.cases} optima proved; found above them by {100 * sum(excess) / len(seen):.3f} % on average, "
+          f"{100 * max(excess):.2f} % at most, {sum(e < 1e-9 for e in excess)} optimal; bounds below them by "
+          f"{100 * sum(below) / len(seen):.2f} % on average, {100 * max(below):.1f} % at most, {sum(b < 1e-9 for b in below)} met")
+    if len(seen) < asked.cases * 0.9:
+        wrong.append("too few optima were proved to say anything")
+    if sum(excess) / len(seen) > 0.002:
+        wrong.append("what is found is more than 0.2 % above the optimum on average")
+    length, bound, best, case = seen[0]
+    if len(complaints([(length, best * 1.01, best, case), (best * 0.99, bound, best, case)])) < 2:
+        wrong.append("a bound that is too high or a length that is too short is not found out")
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
