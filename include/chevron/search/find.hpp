@@ -17,7 +17,7 @@ namespace chevron::search {
 
 /// How hard to try. The same effort gives the same schedule everywhere.
 struct effort {
-  int trials = 0;          ///< changes tried; 0: as many as play about 60 million actions, from 200 to 60000
+  int trials = 0;  ///< eight times what is tried at each limit on the way up; 0: 600 million by the actions, 2000 to 600000
   std::uint64_t seed = 1;  ///< of the random changes
 };
 
@@ -169,7 +169,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     take_over(listed_line, listed);
     plan const* const some = published_line.length >= 0 ? &published_line.best : listed_line.length >= 0 ? &listed_line.best : nullptr;
     if (some == nullptr) continue;
-    if (10 * limit <= 6 * placed.stages) {
+    if (10 * limit <= 6 * placed.stages || total < 500) {  // elsewhere they end longer than the others
       patterns repeat(*some, costs, here, goal, how_hard.seed, 1 + limit % 2);
       result.trials += repeat.run(share / 20, bound, .3);
       if (repeat.exists()) {
