@@ -1,9 +1,9 @@
 # timeout: 120
 """What chevron-plan search finds and what it proves, beside the optimum by CP-SAT (OR-Tools), which shares no code with it.
 
-Small random pipelines: placements, costs by stage, messages, memory limits, both objectives. No bound may be above the optimum, no
-schedule below it, and what is found may be above it by little. A last case, with a bound that is made too high and a length that is
-made too short, must be found out. More cases, other ones: search_optimum.py --cases 240 --seed 7
+Small random pipelines: placements, costs by stage, messages, memory limits, both objectives. No bound may be above the optimum,
+no schedule below it, and what is found may be above it by little. A last case, with a bound that is made too high and a length
+that is made too short, must be found out. More cases, other ones: search_optimum.py --cases 240 --seed 7
 """
 import argparse
 import json
@@ -38,7 +38,8 @@ def searched(case):
     words = [plan_program, "search", "--format", "json"]
     for name in ("placement", "ranks", "chunks", "objective"):
         words += [f"--{name}", str(case[name])]
-    words += ["--microbatches", str(case["micro_batches"]), "--communication", str(case["message"]), "--kept-for-weight", str(case["kept"])]
+    words += ["--microbatches", str(case["micro_batches"]), "--communication", str(case["message"])]
+    words += ["--kept-for-weight", str(case["kept"])]
     for flag, values in zip(("--forward", "--backward-input", "--backward-weight"), case["costs"]):
         words += [flag, ",".join(map(str, values))]
     if case["limit"]:
@@ -133,7 +134,8 @@ def main():
     below = [1 - bound / best for _, bound, best, _ in seen]
     print(f"{len(seen)} of {asked.cases} optima proved; found above them by {100 * sum(excess) / len(seen):.3f} % on average, "
           f"{100 * max(excess):.2f} % at most, {sum(e < 1e-9 for e in excess)} optimal; bounds below them by "
-          f"{100 * sum(below) / len(seen):.2f} % on average, {100 * max(below):.1f} % at most, {sum(b < 1e-9 for b in below)} met")
+          f"{100 * sum(below) / len(seen):.2f} % on average, {100 * max(below):.1f} % at most, "
+          f"{sum(b < 1e-9 for b in below)} met")
     if len(seen) < asked.cases * 0.9:
         wrong.append("too few optima were proved to say anything")
     if sum(excess) / len(seen) > 0.002:

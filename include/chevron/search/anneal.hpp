@@ -42,8 +42,8 @@ class annealing {
   }
 
   /// Runs trials while the best is longer than `bound`; gives how many.
-  constexpr int run(int trials, double bound, double start_temperature = temperature) {
-    double const hottest = longest_action_ * start_temperature;
+  constexpr int run(int trials, double bound) {
+    double const hottest = longest_action_ * (played_.total < short_order ? temperature_if_short : temperature);
     for (int trial = 0; trial < trials; ++trial) {
       if (best_.length <= bound * (1 + 1e-12)) return trial;
       try_one(hottest * (trials - trial) / trials);
@@ -55,8 +55,11 @@ class annealing {
   constexpr action best_action(int i) const { return played_.action_of(best_order_.data[i]); }
 
  private:
-  // Found by trying, over placements, limits and costs: hotter is slower, colder gets stuck.
+  // Found by trying, over placements, limits and costs: hotter is slower, colder gets stuck. Short orders have less room to get
+  // round an obstacle, and time enough.
+  static constexpr int short_order = 150;
   static constexpr double temperature = 0.25;
+  static constexpr double temperature_if_short = 1;
   static constexpr double weight_of_mean = 0.05;
   static constexpr int near = 4;
   static constexpr int far = 40;

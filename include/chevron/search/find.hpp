@@ -17,7 +17,7 @@ namespace chevron::search {
 
 /// How hard to try. The same effort gives the same schedule everywhere.
 struct effort {
-  int trials = 0;          ///< changes tried; 0: as many as play about 60 million actions, from 200 to 60000
+  int trials = 0;  ///< eight times what is tried at each limit on the way up; 0: 600 million by the actions, 2000 to 600000
   std::uint64_t seed = 1;  ///< of the random changes
 };
 
@@ -141,7 +141,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   int const by_size = 600'000'000 / total;
   int const trials = how_hard.trials > 0 ? how_hard.trials : by_size < 2000 ? 2000 : by_size > 600'000 ? 600'000 : by_size;
   // Three lines are followed upwards, since the shorter order to begin with is not always the better one: what came from the
-  // catalogue and the rule, from list scheduling, and, where memory is short, from periodic orders. Each goes on from its own best.
+  // catalogue and the rule, from list scheduling, and, where memory is short, from periodic orders. Each goes on from its own
+  // best.
   ascent published_line, listed_line, periodic_line;
   for (int limit = least_in_flight(placed); limit <= most; limit = next_limit(limit, placed.stages)) {
     if (result.length > 0 && result.optimal()) break;
@@ -167,9 +168,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     starting_point listed(placed, costs, here, goal, split);
     add_list_schedules(listed, placed, costs, here, split);
     take_over(listed_line, listed);
-    plan const* const some = published_line.length >= 0 ? &published_line.best : listed_line.length >= 0 ? &listed_line.best : nullptr;
-    if (some == nullptr) continue;
-    if (10 * limit <= 6 * placed.stages) {
+    ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
+    if (some_line.length < 0) continue;
+    plan const* const some = &some_line.best;
+    if (10 * limit <= 6 * placed.stages || total < 500) {  // elsewhere they end longer than the others
       patterns repeat(*some, costs, here, goal, how_hard.seed, 1 + limit % 2);
       result.trials += repeat.run(share / 20, bound, .3);
       if (repeat.exists()) {
