@@ -14,6 +14,8 @@
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/text.hpp>
 
+#include "../common/owned_costs.hpp"
+
 /// \file
 /// What the command line asks for, and the ways from there to a plan, to costs and to an output.
 
@@ -77,18 +79,6 @@ struct foreign {
   std::string text;
   chevron::csv_schedule read;
   chevron::finding broken;  ///< the first law that it breaks, its messages included
-};
-
-/// Costs that own their memory: one entry a stage, and one a boundary between stages.
-struct owned_costs {
-  std::vector<double> forward, backward_input, backward_weight, communication;
-  double hidden = 0;
-  chevron::occupies communication_occupies = chevron::occupies::nobody;
-  bool first_input_gradient = true;
-  chevron::cost_view view() const {
-    return {forward.data(), backward_input.data(),  backward_weight.data(), 1, communication.data(), 1,
-            hidden,         communication_occupies, first_input_gradient};
-  }
 };
 
 /// Sizes that own their memory, as far as any were given.

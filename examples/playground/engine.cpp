@@ -198,16 +198,17 @@ judged make(settings const& asked) {
     if (asked.memory_limit > 0) out.plan.in_flight_limit = std::max(1, limit);
   }
   out.broken = out.plan.problem;
-  if (!out.broken) out.broken = from_csv && asked.moves.empty() ? check(read, asked.csv) : check(out.plan);
-  if (!out.broken) out.broken = check(out.plan);
+  bool const as_pasted = from_csv && asked.moves.empty();
+  if (!out.broken && as_pasted) out.broken = check(read, asked.csv);
+  if (!out.broken) out.broken = check(out.plan);  // within the limit that was asked for, too
   if (out.broken)
-    out.sentence = from_csv && asked.moves.empty() ? describe(out.broken, read, asked.csv) : describe(out.broken).str();
+    out.sentence = as_pasted ? describe(out.broken, read, asked.csv) : describe(out.broken).str();
   out.playable = !out.plan.problem && can_be_played(out.broken);
   return out;
 }
 
-stage_prices prices(settings const& asked, chevron::plan_view const& plan) {
-  stage_prices out;
+owned_costs prices(settings const& asked, chevron::plan_view const& plan) {
+  owned_costs out;
   auto const by_stage = [&](std::vector<double> values) {
     int const known = asked.cost_stages > 0 ? asked.cost_stages : plan.stages;
     if (values.size() == 1) values.resize(static_cast<std::size_t>(known), values[0]);
@@ -223,7 +224,7 @@ stage_prices prices(settings const& asked, chevron::plan_view const& plan) {
   }
   if (out.communication.empty()) out.communication.push_back(0);
   out.hidden = asked.hidden;
-  out.occupies = asked.occupies;
+  out.communication_occupies = asked.occupies;
   out.first_input_gradient = asked.first_input_gradient;
   return out;
 }
@@ -238,7 +239,7 @@ std::string answer(settings const& asked, judged const& of) {
   entry("playable", of.playable ? "true" : "false");
   if (!of.playable) return out + "}";
   chevron::plan_view const plan = of.plan;
-  stage_prices const costs = prices(asked, plan);
+  owned_costs const costs = prices(asked, plan);
   chevron::timeline const when = simulate(plan, costs.view());
   show::picture drawn = when.complete ? show::picture_of(plan, costs.view()) : show::picture_of(plan, when);
   show::drawn_facts facts = show::facts_of(plan, costs.view());
@@ -272,7 +273,7 @@ std::string answer(settings const& asked, judged const& of) {
 
 std::string as_program(settings const& asked, judged const& of) {
   chevron::plan_view const plan = of.plan;
-  stage_prices const costs = prices(asked, plan);
+  owned_costs const costs = prices(asked, plan);
   auto const row = [](char const* name, std::vector<double> const& values) {
     std::string out = std::string("    .") + name + " = {";
     for (std::size_t i = 0; i < values.size(); ++i) out += (i > 0 ? ", " : "") + show::exact(values[i]);
@@ -294,7 +295,7 @@ std::string as_program(settings const& asked, judged const& of) {
          std::to_string(plan.stages) + "> measured{\n" + row("forward", costs.forward) + ",\n" +
          row("backward_input", costs.backward_input) + ",\n" + row("backward_weight", costs.backward_weight) + ",\n" +
          row("communication", costs.communication) + ",\n    .hidden = " + show::exact(costs.hidden) +
-         ",\n    .communication_occupies = occupies::" + name_of(costs.occupies) +
+         ",\n    .communication_occupies = occupies::" + name_of(costs.communication_occupies) +
          ",\n    .first_input_gradient = " + (costs.first_input_gradient ? "true" : "false") +
          "};\n\nint main() { std::cout << show::timeline_text(proved, measured) << '\\n'; }\n";
 }

@@ -10,6 +10,8 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 
+#include "../common/owned_costs.hpp"
+
 /// \file
 /// What the page asks the engine, as text, and what becomes of it: a plan, its costs, what the laws say.
 
@@ -38,18 +40,6 @@ struct settings {
   std::string problem;  ///< why this cannot be used; empty: it can
 };
 
-/// Costs that own their memory, one entry a stage and a boundary.
-struct stage_prices {
-  std::vector<double> forward, backward_input, backward_weight, communication;
-  double hidden = 0;
-  chevron::occupies occupies = chevron::occupies::nobody;
-  bool first_input_gradient = true;
-  chevron::cost_view view() const {
-    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden,
-            occupies,       first_input_gradient};
-  }
-};
-
 /// A plan with what the laws say of it.
 struct judged {
   chevron::plan plan;
@@ -63,7 +53,7 @@ settings read_settings(std::string_view text);
 /// The plan asked for, with `memory_limit` as its declared limit and actions moved.
 judged make(settings const& asked);
 /// Costs for a plan: those of the settings, cut anew where it has another number of stages than they speak of.
-stage_prices prices(settings const& asked, chevron::plan_view const& plan);
+owned_costs prices(settings const& asked, chevron::plan_view const& plan);
 /// What is drawn and said of a plan, as JSON.
 std::string answer(settings const& asked, judged const& of);
 /// The plan as a C++ program that proves it while it compiles and prints its timeline.

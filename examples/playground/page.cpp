@@ -80,7 +80,7 @@ EXPORTED(search) char const* search_for() {
     plan placed;
     if (finding const f = detail::begin_plan(where, size, placed)) return refused(describe(f).str());
     placed.begin = buffer<int>(size.ranks + 1, zeroed);
-    stage_prices const costs = prices(asked, placed);
+    owned_costs const costs = prices(asked, placed);
     activation_limit memory;
     memory.most = asked.memory_limit > 0 ? static_cast<int>(asked.memory_limit * size.chunks + 1e-9) : 0;
     search::effort effort;

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+
+/// Costs that own their memory: one entry a stage, and one a boundary between stages.
+struct owned_costs {
+  std::vector<double> forward, backward_input, backward_weight, communication;
+  double hidden = 0;
+  chevron::occupies communication_occupies = chevron::occupies::nobody;
+  bool first_input_gradient = true;
+
+  chevron::cost_view view() const {
+    return {forward.data(), backward_input.data(),  backward_weight.data(), 1, communication.data(), 1,
+            hidden,         communication_occupies, first_input_gradient};
+  }
+};
