@@ -100,13 +100,13 @@ std::vector<result> damaged_checkpoints(std::size_t count, std::uint64_t seed) {
       for (long step = 0; step < 2; ++step) {
         auto const data = batch_of(shape, step, 0);
         train.step(data.input, data.target);
-        chevron::save_checkpoint(train, work.path() / "whole", {{"data", "drawn from numbers"}});
+        chevron::save_checkpoint(train, work.path / "whole", {{"data", "drawn from numbers"}});
       }
       auto const all = comm.all_gather_text(bytes_of(train));
       if (comm.topology().global_rank == 0) whole = all[0] + all[1];
     });
     std::mt19937_64 draw(seed);
-    fs::path const last = work.path() / "whole" / "step-00000002", older = work.path() / "whole" / "step-00000001";
+    fs::path const last = work.path / "whole" / "step-00000002", older = work.path / "whole" / "step-00000001";
     chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
       chevron::trainer train(setup_of(shape, comm));
       bool const leads = comm.topology().global_rank == 0;
@@ -114,11 +114,11 @@ std::vector<result> damaged_checkpoints(std::size_t count, std::uint64_t seed) {
       for (std::size_t i = 0; i < count; ++i) {
         std::string told;
         if (leads) {
-          fs::remove_all(work.path() / "damaged");
-          fs::create_directory(work.path() / "damaged");
-          fs::copy(last, work.path() / "damaged" / last.filename());
+          fs::remove_all(work.path / "damaged");
+          fs::create_directory(work.path / "damaged");
+          fs::copy(last, work.path / "damaged" / last.filename());
           std::string const& kind = kinds[i % kinds.size()];
-          fs::path const file = damage(kind, work.path() / "damaged" / last.filename(), older, draw);
+          fs::path const file = damage(kind, work.path / "damaged" / last.filename(), older, draw);
           told = kind + "\n" + file.filename().string();
         }
         std::string const both = comm.all_gather_text(told)[0];
@@ -127,7 +127,7 @@ std::vector<result> damaged_checkpoints(std::size_t count, std::uint64_t seed) {
         if (before.empty()) before = bytes_of(train);
         std::string said;
         try {
-          chevron::load_checkpoint(train, work.path() / "damaged" / last.filename(), {{"data", "drawn from numbers"}});
+          chevron::load_checkpoint(train, work.path / "damaged" / last.filename(), {{"data", "drawn from numbers"}});
         } catch (chevron::checkpoint_error const& e) {
           said = e.what();
         }

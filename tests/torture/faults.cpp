@@ -125,7 +125,7 @@ verdict try_fault(scenario const& what) {
   verdict out;
   for (int i = 0; i < tries && !out.struck; ++i) {
     scratch_folder const folder;
-    static_cast<outcome&>(out) = run_apart([&] { return be_the_job(what, folder.path()); }, longest);
+    static_cast<outcome&>(out) = run_apart([&] { return be_the_job(what, folder.path); }, longest);
     judge(what, out);
   }
   return out;

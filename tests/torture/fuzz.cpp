@@ -223,7 +223,7 @@ std::string mutated(std::vector<std::string> const& samples, std::mt19937_64& dr
 /// Mutates and reads in this process, whose memory is limited. `at` says how far it has come, for whoever looks when it is gone.
 int read_many(reader const& r, std::uint64_t seed, std::size_t from, std::size_t to, std::size_t* at) {
   scratch_folder const work;
-  auto const samples = r.samples(work.path());
+  auto const samples = r.samples(work.path);
   long pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   rlim_t const room = static_cast<rlim_t>(pages) * 4096 + most_memory;
@@ -235,7 +235,7 @@ int read_many(reader const& r, std::uint64_t seed, std::size_t from, std::size_t
     std::mt19937_64 draw(seed * 1'000'003 + i);
     std::string const text = i == from ? samples[0] : mutated(samples, draw);
     try {
-      bool const well = r.reads(text, work.path());
+      bool const well = r.reads(text, work.path);
       refused += !well;
       if (i == from && !well) {
         std::printf("FAILED: %s: the text that was not mutated is refused\n", r.name.c_str());

@@ -7,6 +7,7 @@
 #include <chevron/checkpoint.hpp>
 #include <chevron/multiprocess.hpp>
 
+#include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
 /// \file
@@ -52,25 +53,5 @@ inline int over_gloo(job_shape const& shape, std::function<void(chevron::transpo
     return 0;
   });
 }
-
-/// A folder that goes with this object.
-class scratch_folder {
- public:
-  scratch_folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "chevron-torture-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder for torture in " + name);
-    path_ = name;
-  }
-  scratch_folder(scratch_folder const&) = delete;
-  scratch_folder& operator=(scratch_folder const&) = delete;
-  ~scratch_folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::filesystem::path const& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace torture

@@ -73,7 +73,7 @@ std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, s
   double longest = 0;
   for (job_shape const& shape : shapes) {
     scratch_folder const folder;
-    auto const run = run_apart([&] { return train(shape, folder.path(), false); }, 60s);
+    auto const run = run_apart([&] { return train(shape, folder.path, false); }, 60s);
     whole.push_back(losses_of(run.output));
     longest = std::max(longest, run.seconds);
     if (run.code == 0 && whole.back().size() == last_step) continue;
@@ -91,7 +91,7 @@ std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, s
     // A third of a run is its start, where nothing is lost; on a busy machine it takes longer than it did alone.
     double const part = 0.3 + 0.9 * static_cast<double>(draw() % 1000) / 1000;
     auto const instant = std::chrono::microseconds(static_cast<long>(part * longest * 1e6));
-    auto const killed = run_apart([&] { return train(shape, folder.path(), keeps_two); }, 60s, [&](pid_t job) {
+    auto const killed = run_apart([&] { return train(shape, folder.path, keeps_two); }, 60s, [&](pid_t job) {
       ::usleep(static_cast<useconds_t>(instant.count()));
       auto const ranks = ranks_of(job);
       auto const choice = draw() % (ranks.size() + 2);
@@ -101,10 +101,10 @@ std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, s
     });
     if (killed.hangs) return "it hangs after the kill\n" + killed.output;
     long const newest = [&] {
-      auto const last = chevron::last_checkpoint(folder.path());
+      auto const last = chevron::last_checkpoint(folder.path);
       return last ? std::stol(last->filename().string().substr(5)) : 0L;
     }();
-    auto const run = run_apart([&] { return train(shape, folder.path(), keeps_two); }, 60s);
+    auto const run = run_apart([&] { return train(shape, folder.path, keeps_two); }, 60s);
     if (run.hangs || run.code != 0) return "it cannot go on, exit code " + std::to_string(run.code) + "\n" + run.output;
     std::string const where = (newest > 0 ? "resumed at " : "begins at ") + std::to_string(newest) + "\n";
     if (run.output.find(where) == std::string::npos) return "it does not go on from the newest checkpoint, " + where + run.output;
@@ -116,7 +116,7 @@ std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, s
     for (auto const& [step, loss] : after) {
       if (whole[which].at(step) != loss) return "step " + std::to_string(step) + " has another loss than the run that was never interrupted\n";
     }
-    for (auto const& entry : fs::recursive_directory_iterator(folder.path())) {
+    for (auto const& entry : fs::recursive_directory_iterator(folder.path)) {
       if (entry.path().string().ends_with(".partial")) return "a partial file stays: " + entry.path().string() + "\n";
     }
     return where;

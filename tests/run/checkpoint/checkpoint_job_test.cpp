@@ -1,5 +1,6 @@
 // A folder of checkpoints is one job's: another one is refused before it can do harm, whatever it saves and however it came
 // there.
+#include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
@@ -24,14 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct scratch {
-  fs::path path;
-  scratch() {
-    std::string name = (fs::temp_directory_path() / "chevron-job-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~scratch() { fs::remove_all(path); }
-};
+using scratch = scratch_folder;
 
 /// One job: a trainer on each of two ranks, which does what it is told.
 void job(std::function<void(chevron::trainer&)> const& what) {

@@ -1,4 +1,6 @@
 // A checkpoint's manifest: no bit of it changes unnoticed, and what a whole one may say is checked, too.
+#include "support/scratch_folder.hpp"
+
 #include <climits>
 #include <cstdlib>
 #include <filesystem>
@@ -17,14 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-struct scratch {
-  fs::path path;
-  scratch() {
-    std::string name = (fs::temp_directory_path() / "chevron-manifest-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~scratch() { fs::remove_all(path); }
-};
+using scratch = scratch_folder;
 
 json some_manifest() {
   json out = {{"format", chevron::detail::manifest_format},

@@ -1,4 +1,5 @@
 #include "support/own_optimizer.hpp"
+#include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
@@ -22,14 +23,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct folder {
-  fs::path path;
-  folder() {
-    std::string name = (fs::temp_directory_path() / "chevron-checkpoint-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~folder() { fs::remove_all(path); }
-};
+using folder = scratch_folder;
 
 /// Four layers with names of their own, cut into as many stages as asked for; the weights do not depend on the cut.
 struct layers_impl : torch::nn::Module {

@@ -2,6 +2,7 @@
 // timeout: 60
 #include <ATen/ATen.h>
 #include <chevron/run/checkpoint/checkpoint.hpp>
+#include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
 #include <doctest/doctest.h>
@@ -16,15 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder of its own that goes with it.
-struct scratch {
-  fs::path path;
-  scratch() {
-    std::string name = (fs::temp_directory_path() / "chevron-old-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~scratch() { fs::remove_all(path); }
-
+/// With files in it.
+struct scratch : scratch_folder {
   void put(fs::path const& file) const {
     fs::create_directories((path / file).parent_path());
     std::ofstream(path / file) << "x";

@@ -1,3 +1,4 @@
+#include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
 #include <chevron/checkpoint.hpp>
@@ -24,14 +25,7 @@ namespace nn = torch::nn;
 
 namespace {
 
-struct folder {
-  fs::path path;
-  folder() {
-    std::string name = (fs::temp_directory_path() / "chevron-weights-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~folder() { fs::remove_all(path); }
-};
+using folder = scratch_folder;
 
 std::string number_of(std::uint64_t n) {
   std::string out;

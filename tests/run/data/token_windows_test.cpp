@@ -1,3 +1,5 @@
+#include "support/scratch_folder.hpp"
+
 #include <chevron/data.hpp>
 
 #include <torch/data.h>
@@ -16,14 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct folder {
-  fs::path path;
-  folder() {
-    std::string name = (fs::temp_directory_path() / "chevron-tokens-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~folder() { fs::remove_all(path); }
-};
+using folder = scratch_folder;
 
 template <class Number>
 std::string bytes_of(std::vector<Number> const& all) {

@@ -145,6 +145,15 @@ inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::pat
   return detail::last_checkpoint_before(folder, std::numeric_limits<long>::max());
 }
 
+namespace detail {
+
+/// The checkpoint that a folder stands for: itself, or the last whole one in it; empty where there is none.
+inline std::filesystem::path checkpoint_in(std::filesystem::path const& folder) {
+  return std::filesystem::exists(folder / "manifest.json") ? folder : last_checkpoint(folder).value_or("");
+}
+
+}  // namespace detail
+
 /// Removes old checkpoints from a folder, on a single rank: of the whole ones up to step `newest`, which must be there, the last
 /// `keep` stay. Whatever else is in the folder stays too: later checkpoints, half-written ones, links, and checkpoints into which
 /// somebody has put a file. A checkpoint is renamed to `removed-step-N` first, then deleted. Killed in between, it is no longer

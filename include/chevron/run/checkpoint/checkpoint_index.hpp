@@ -114,9 +114,7 @@ class checkpoint_index {
 
   void be_whole(std::filesystem::path const& file) {
     if (!whole_.insert(file).second) return;
-    auto const wanted = about_->files.find(file.filename().string());
-    if (wanted != about_->files.end() && fingerprint_of(file) == wanted->second) return;
-    refuse_file(file, "is not the file that the manifest names: it was damaged or exchanged" + without(folder_));
+    check_whole(file, *about_, folder_);
   }
 
   std::filesystem::path folder_;

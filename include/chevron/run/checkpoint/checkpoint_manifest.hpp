@@ -1,14 +1,11 @@
 #pragma once
 
-#include <cerrno>
 #include <climits>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <optional>
@@ -16,7 +13,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -189,16 +185,7 @@ inline manifest from_json(nlohmann::json const& json) {
 inline manifest read_manifest(std::filesystem::path const& folder) {
   std::filesystem::path const file = folder / "manifest.json";
   constexpr int most_deep = 5;
-  std::error_code failed;
-  std::uintmax_t const size = std::filesystem::file_size(file, failed);
-  if (failed) refuse_file(file, "cannot be read: " + failed.message());
-  if (size > most_of_a_manifest)
-    refuse_file(file, "is no manifest of a checkpoint: it has " + std::to_string(size) + " bytes" + without(folder));
-  std::string text(size, ' ');
-  std::ifstream in(file, std::ios::binary);
-  in.read(text.data(), static_cast<std::streamsize>(size));
-  if (!in) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
-
+  std::string const text = text_of(file, most_of_a_manifest, "manifest of a checkpoint", without(folder));
   std::string const fingerprint = true_fingerprint_of(text);
   if (fingerprint.empty()) {
     // Manifests of earlier formats have none.
@@ -225,6 +212,13 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
                           ". Remedy: give the folder its name back");
   }
   return out;
+}
+
+/// \throws checkpoint_error for a file of a checkpoint that is not the one its manifest names
+inline void check_whole(std::filesystem::path const& file, manifest const& about, std::filesystem::path const& folder) {
+  auto const wanted = about.files.find(file.filename().string());
+  if (wanted != about.files.end() && fingerprint_of(file) == wanted->second) return;
+  refuse_file(file, "is not the file that the manifest names: it was damaged or exchanged" + without(folder));
 }
 
 }  // namespace chevron::detail

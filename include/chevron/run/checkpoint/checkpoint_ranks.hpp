@@ -87,7 +87,7 @@ inline void compare_seen(transport& comm, std::filesystem::path const& folder, s
 /// The checkpoint that a folder stands for: the folder itself, or the last whole one in it; empty where there is none. Collective.
 inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem::path const& from) {
   std::filesystem::path found;
-  together(comm, [&] { found = std::filesystem::exists(from / "manifest.json") ? from : last_checkpoint(from).value_or(""); });
+  together(comm, [&] { found = checkpoint_in(from); });
   compare_seen(comm, from, found.empty() ? "none" : name_of(found));
   return found;
 }

@@ -124,6 +124,23 @@ inline std::string fingerprint_of(std::filesystem::path const& file) {
   return sum.text();
 }
 
+/// All of a file that is not large.
+/// \param most      bytes
+/// \param kind      what it should be, for the error where it has more
+/// \param too_large what else is said then
+inline std::string text_of(std::filesystem::path const& file, std::uintmax_t most, char const* kind,
+                           std::string const& too_large = "") {
+  std::error_code failed;
+  std::uintmax_t const size = std::filesystem::file_size(file, failed);
+  if (failed) refuse_file(file, "cannot be read: " + failed.message());
+  if (size > most) refuse_file(file, "is no " + std::string(kind) + ": it has " + std::to_string(size) + " bytes" + too_large);
+  std::string text(size, ' ');
+  std::ifstream in(file, std::ios::binary);
+  in.read(text.data(), static_cast<std::streamsize>(size));
+  if (!in) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+  return text;
+}
+
 /// Tensors as a file that has not got its name yet.
 /// \param metadata words about the file; empty: none
 inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named_tensors const& all,

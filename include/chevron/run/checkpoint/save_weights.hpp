@@ -192,7 +192,7 @@ inline void save_weights(trainer& train, std::filesystem::path const& folder, we
 inline void export_weights(std::filesystem::path const& checkpoint, std::filesystem::path const& folder,
                            weight_names const& names = {}, save_weights_options const& options = {}) {
   namespace fs = std::filesystem;
-  fs::path const from = fs::exists(checkpoint / "manifest.json") ? checkpoint : last_checkpoint(checkpoint).value_or("");
+  fs::path const from = detail::checkpoint_in(checkpoint);
   if (from.empty())
     detail::refuse_file(checkpoint,
                         "holds no whole checkpoint, no folder step-N with a manifest.json. Remedy: the folder that "
@@ -206,8 +206,7 @@ inline void export_weights(std::filesystem::path const& checkpoint, std::filesys
   std::set<std::string> written;  // words of parameters that are one
   for (std::size_t s = 0; s < about.stages; ++s) {
     fs::path const file = detail::stage_file(from, "model", s);
-    if (detail::fingerprint_of(file) != about.files.at(file.filename().string()))
-      detail::refuse_file(file, "is not the file that the manifest names: it was damaged or exchanged" + detail::without(from));
+    detail::check_whole(file, about, from);
     detail::mapped_tensors const saved(file);
     std::vector<std::string> in_order = saved.header().names();
     std::stable_sort(in_order.begin(), in_order.end(), [&](std::string const& a, std::string const& b) {

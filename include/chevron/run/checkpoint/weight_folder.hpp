@@ -1,13 +1,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -193,14 +191,7 @@ class weight_folder {
   }
 
   void read_index(std::filesystem::path const& file) {
-    std::error_code failed;
-    std::uintmax_t const size = std::filesystem::file_size(file, failed);
-    if (failed) detail::refuse_file(file, "cannot be read: " + failed.message());
-    if (size > most_of_an_index) detail::refuse_file(file, "is no index of weights: it has " + std::to_string(size) + " bytes");
-    std::string text(size, ' ');
-    std::ifstream in(file, std::ios::binary);
-    in.read(text.data(), static_cast<std::streamsize>(size));
-    if (!in) detail::refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+    std::string const text = detail::text_of(file, most_of_an_index, "index of weights");
     nlohmann::json index;
     try {
       index = detail::parse_strictly(text, 4);
