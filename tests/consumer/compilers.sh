@@ -1,7 +1,8 @@
 #!/bin/sh
 # timeout: 240
-# compilers.sh: every g++ from 12 and every clang++ from 16 that is installed here compiles the schedule side without a warning, and
-# what it makes says what README.md says. The build itself uses one of them; the words of errors are compared by tests/compile_fail.
+# compilers.sh [LIBTORCH]: every g++ from 12 and every clang++ from 16 that is installed here compiles the schedule side without a
+# warning, and what it makes says what README.md says. The newest clang++ also reads the run side, where there is a LibTorch. The
+# build itself uses one of them; the words of errors are compared by tests/compile_fail.
 set -e
 work=$CHEVRON_BUILD/consumer-compilers
 rm -rf "$work"
@@ -32,6 +33,16 @@ for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 
   sed -n '/^schedule   4 ranks/,/^F forward/p' "$work/said" | diff "$work/expected" - || { echo "FAILED: with $compiler"; exit 1; }
   echo "$compiler $("$compiler" -dumpfullversion -dumpversion): $(($(date +%s) - began)) s"
   found="$found $compiler"
+  case $compiler in clang*) clang=$compiler ;; esac
 done
+if [ -n "${clang:-}" ] && [ -n "${1:-}" ]; then
+  began=$(date +%s)
+  { cat "$CHEVRON_SOURCE/examples/minimal_train.cpp"; printf '#include <chevron/%s.hpp>\n' multiprocess checkpoint data; } >"$work/train.cpp"
+  "$clang" -std=c++20 -fconstexpr-steps=268435456 -fsyntax-only -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion \
+    -Wno-sign-conversion -DUSE_C10D -DUSE_C10D_GLOO -DUSE_DISTRIBUTED "-I$CHEVRON_SOURCE/include" "-I$CHEVRON_SOURCE/examples" \
+    -isystem "$CHEVRON_SOURCE/include/chevron/run/comm/gloo/shim" -isystem "$1/include" \
+    -isystem "$1/include/torch/csrc/api/include" "$work/train.cpp"
+  echo "$clang, the run side: $(($(date +%s) - began)) s"
+fi
 [ -n "$found" ] || { echo "skipped: neither g++-12 nor clang++-16 nor newer ones are installed under such names"; exit 77; }
 rm -rf "$work"

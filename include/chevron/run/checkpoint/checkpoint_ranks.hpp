@@ -99,7 +99,7 @@ inline void compare_buffers(topology const& where, std::vector<std::string> cons
     auto const first = nlohmann::json::parse(known[rank % static_cast<std::size_t>(where.pipeline_ranks)]);
     auto const other = nlohmann::json::parse(known[rank]);
     for (auto const& [name, value] : first["buffers"].items()) {
-      if (other["buffers"].value(name, "") == value) continue;
+      if (other["buffers"].value(name, nlohmann::json()) == value) continue;
       throw checkpoint_error(
           name + " is another on replica " + std::to_string(rank / static_cast<std::size_t>(where.pipeline_ranks)) +
           " than on replica 0, and a checkpoint holds one of them. Remedy: trainer_options::broadcast_buffers, "
