@@ -6,6 +6,7 @@
 // expect: static assertion failed.*\+ puts tokens one after another, as in F \+ B; counts are written with \*
 // expect: static assertion failed.*a chunk is an int, the same on every rank: F\(1\); a count is written with \*, as in F \* rank
 // expect: static assertion failed.*rank expressions are made of rank, ranks, micro_batches, chunks and ints; this is none
+// expect: static assertion failed.*a count stands in brackets: F \* \(ranks - rank\), not F \* ranks - rank
 // expect: static assertion failed.*max_of takes ints and rank expressions: max_of\(0, rank - 1\)
 #include <chevron/schedule.hpp>
 
@@ -22,6 +23,7 @@ constexpr auto times = warmup(F * 1);
 constexpr auto chunk = warmup(F(1));
 constexpr auto rounded = warmup(F * (rank + 1));
 constexpr auto largest = warmup(F * max_of(rank, 1));
+constexpr auto bracketed = warmup(F * (ranks - rank));
 #else
 constexpr auto whole = warmup(F * 2.5);
 constexpr auto worked_out = warmup(F * [](situation s) { return s.ranks - s.rank; });
@@ -32,4 +34,5 @@ constexpr auto times = warmup(F + 1);
 constexpr auto chunk = warmup(F(rank));
 constexpr auto rounded = warmup(F * (rank + 0.5));
 constexpr auto largest = warmup(F * max_of(rank, 1.5));
+constexpr auto bracketed = warmup(F * ranks - rank);
 #endif

@@ -64,6 +64,13 @@ constexpr Item operator*(Count, Item item) {
   return item;
 }
 
+// F * ranks - rank is (F * ranks) - rank to a compiler.
+template <phase_item Item, expression::operand Count>
+constexpr Item operator-(Item item, Count const&) {
+  static_assert(misuse::right<Item, Count>, "a count stands in brackets: F * (ranks - rank), not F * ranks - rank");
+  return item;
+}
+
 namespace expression {
 template <rank_expression Left, class Right>
 requires(!operand<Right> && !phase_item<Right>) constexpr Left operator+(Left left, Right const&) {
