@@ -1,5 +1,5 @@
-// Whatever is read from outside: schedules, profiles, manifests, tensors, environment variables, what ranks tell each other. Texts that were right
-// are mutated; each must be read or refused, in time, and in no more memory than such a text may take.
+// Whatever is read from outside: schedules, profiles, manifests, tensors, folders of Hugging Face, tokens, environment variables, what ranks
+// tell each other. Texts that were right are mutated; each must be read or refused, in time, and in no more memory than such a text may take.
 #include "tortures.hpp"
 
 #include <sys/mman.h>
@@ -10,14 +10,17 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <numeric>
 #include <random>
 
+#include <chevron/data.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/show.hpp>
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/profile_read.hpp>
 
+#include "chevron-finetune/decoder_config.hpp"
 #include "jobs.hpp"
 
 namespace torture {
@@ -54,6 +57,29 @@ fs::path saved(fs::path const& work) {
     chevron::save_checkpoint(train, work / "saved", {{"data", "drawn from numbers"}});
   });
   return work / "saved" / "step-00000001";
+}
+
+void write(fs::path const& file, std::string const& text) { std::ofstream(file, std::ios::binary | std::ios::trunc) << text; }
+
+/// A file of 24 tokens, and the index that Megatron-LM keeps of it: three sequences in three documents.
+std::string token_index(fs::path const& bin, std::uint8_t dtype, std::size_t width) {
+  std::string tokens, index("MMIDIDX\0\0", 9);
+  auto const put = [](std::string& to, auto number) { to.append(reinterpret_cast<char const*>(&number), sizeof number); };
+  for (std::uint64_t t = 0; t < 24; ++t) tokens.append(reinterpret_cast<char const*>(&t), width);
+  write(bin, tokens);
+  put(index, std::uint64_t{1}), put(index, dtype), put(index, std::uint64_t{3}), put(index, std::uint64_t{4});
+  for (std::int32_t const length : {7, 7, 10}) put(index, length);
+  for (std::int64_t const first : {0, 7, 14}) put(index, first * static_cast<std::int64_t>(width));
+  for (std::int64_t const document : {0, 1, 2, 3}) put(index, document);
+  return index;
+}
+
+/// All windows, so that each token is looked at.
+void read_tokens(fs::path const& bin) {
+  chevron::token_windows const set({bin}, 4, 1 << 16);
+  std::vector<std::size_t> all(std::min<std::size_t>(set.size(), 10'000));
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  set.batch(all);
 }
 
 template <class Read>
@@ -107,7 +133,7 @@ std::vector<reader> readers() {
        [](std::string const& text, fs::path const& work) {
          fs::path const folder = work / "step-00000001";
          fs::create_directory(folder);
-         std::ofstream(folder / "manifest.json", std::ios::binary | std::ios::trunc) << text;
+         write(folder / "manifest.json", text);
          return refuses_or_not([&] { chevron::detail::read_manifest(folder); });
        }},
       {"manifest with a true fingerprint",
@@ -122,7 +148,7 @@ std::vector<reader> readers() {
          }
          fs::path const folder = work / "step-00000001";
          fs::create_directory(folder);
-         std::ofstream(folder / "manifest.json", std::ios::binary | std::ios::trunc) << text;
+         write(folder / "manifest.json", text);
          return refuses_or_not([&] { chevron::detail::read_manifest(folder); });
        }},
       {"tensors, safetensors",
@@ -134,11 +160,54 @@ std::vector<reader> readers() {
          return out;
        },
        [](std::string const& text, fs::path const& work) {
-         std::ofstream(work / "some.safetensors", std::ios::binary | std::ios::trunc) << text;
+         write(work / "some.safetensors", text);
          return refuses_or_not([&] {
            chevron::safetensors_file const file(work / "some.safetensors");
            for (auto const& name : file.names()) file.read(name);
          });
+       }},
+      {"weights of Hugging Face, index",
+       [](fs::path const& work) {
+         chevron::write_safetensors(work / "model-00001-of-00001.safetensors",
+                                    {{"a.weight", torch::ones({3, 2})}, {"b.weight", torch::ones({4})}});
+         return std::vector<std::string>{R"({"metadata": {"total_size": 40}, "weight_map": {"a.weight": "model-00001-of-00001.safetensors",)"
+                                         R"( "b.weight": "model-00001-of-00001.safetensors"}})"};
+       },
+       [](std::string const& text, fs::path const& work) {
+         write(work / "model.safetensors.index.json", text);
+         return refuses_or_not([&] {
+           chevron::weight_folder from(work);
+           for (auto const& name : from.names()) from.copy(name, torch::empty(from.shape(name)));
+         });
+       }},
+      {"a decoder's config.json",
+       [](fs::path const&) {
+         return std::vector<std::string>{
+             R"({"model_type": "llama", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,)"
+             R"( "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,)"
+             R"( "rope_theta": 10000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,)"
+             R"( "high_freq_factor": 4.0, "original_max_position_embeddings": 32}, "tie_word_embeddings": true, "torch_dtype": "bfloat16"})",
+             R"({"model_type": "qwen2", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,)"
+             R"( "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "max_position_embeddings": 64, "use_sliding_window": false})"};
+       },
+       [](std::string const& text, fs::path const& work) {
+         write(work / "config.json", text);
+         return refuses_or_not([&] { chevron::finetune::read_decoder_config(work); });
+       }},
+      {"tokens, nanoGPT's", [](fs::path const&) { return std::vector<std::string>{std::string(50, '\1')}; },
+       [](std::string const& text, fs::path const& work) {
+         write(work / "tokens.bin", text);
+         return refuses_or_not([&] { read_tokens(work / "tokens.bin"); });
+       }},
+      {"tokens, Megatron's index",
+       [](fs::path const& work) {
+         token_index(work / "tokens.bin", 8, 2);
+         // The second is for other tokens than those that stay.
+         return std::vector<std::string>{token_index(work / "tokens.bin", 8, 2), token_index(work / "others.bin", 4, 4)};
+       },
+       [](std::string const& text, fs::path const& work) {
+         write(work / "tokens.idx", text);
+         return refuses_or_not([&] { read_tokens(work / "tokens.bin"); });
        }},
       {"environment variables",
        [](fs::path const&) {
