@@ -1,5 +1,4 @@
 # timeout: 500
-# serial: it runs up to four processes that wait for each other
 """Schedules of chevron-plan inside torch's own pipeline runtime, on Gloo, in real processes. Of 2.11, or of 2.15 where that is here.
 
 Every schedule of the catalogue is written twice, as computations only (torch adds the messages as it loads the file) and with its

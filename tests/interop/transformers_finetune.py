@@ -1,5 +1,4 @@
 # timeout: 400
-# serial: it runs up to four processes that wait for each other
 """chevron-finetune beside transformers: models of random weights, written by save_pretrained, in three configurations.
 
 Logits of the loaded model are those of transformers. Losses of 20 AdamW steps are those of a plain loop over the whole model in

@@ -1,5 +1,4 @@
 // timeout: 120
-// serial: up to six processes at once
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,5 +1,4 @@
 // timeout: 240
-// serial: up to four processes at once
 #include "support/small_model.hpp"
 
 #include <unistd.h>
