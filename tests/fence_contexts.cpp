@@ -5,6 +5,7 @@
 // context: head
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <utility>
@@ -88,6 +89,14 @@ constexpr long padding = 0;
 chevron::trainer_options const given =
     // FENCE
     ;
+
+// context: rank_options
+// The same in the body of a rank.
+void body(chevron::transport& comm) {
+  chevron::trainer_options const given =
+      // FENCE
+      ;
+}
 
 // context: optimizer
 // Written after `.optimizer =`.

@@ -254,6 +254,7 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   options o = read_options(argc, argv);
   launch_environment const told = train::look_for_launcher(o, argv, gpus);
   decoder_config const model = read_decoder_config(o.model);
+  if (o.context == 0) o.context = static_cast<int>(std::min<std::int64_t>(512, model.most_positions));
   if (o.context > model.most_positions) {
     throw usage_error("--context " + std::to_string(o.context) + " is more than the model's positions, " +
                       std::to_string(model.most_positions) +

@@ -12,7 +12,7 @@ namespace chevron::finetune {
 options read_options(int argc, char** argv) {
   options o;
   o.replicas = 1;
-  o.context = 512;
+  o.context = 0;  // as the model has it
   o.micro_batch_size = 1;
   o.steps = 100;
   o.learning_rate = 2e-5;
@@ -49,9 +49,10 @@ options read_options(int argc, char** argv) {
       ->type_name("float32|bfloat16|float16")
       ->default_str("")
       ->group("Model and data");
-  app.add_option("--context", o.context, "tokens the model sees at once")
+  app.add_option("--context", o.context, "tokens the model sees at once; 512, or the model's positions where they are fewer")
       ->check(train::whole(1, 1 << 24))
       ->type_name("N")
+      ->default_str("")
       ->group("Model and data");
   flags.pipeline();
   flags.ranks();

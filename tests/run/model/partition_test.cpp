@@ -1,12 +1,15 @@
 #include "support/small_model.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include <torch/nn/modules/batchnorm.h>
 
 #include <chevron/run/model/partition.hpp>
+#include <chevron/run/model/random_scope.hpp>
 
 #include <doctest/doctest.h>
 
@@ -158,4 +161,29 @@ TEST_CASE("ranks that measured for themselves agree on the mean") {
   });
   for (auto const& w : wrong.all) FAIL_CHECK(w);
   CHECK(wrong.all.empty());
+}
+
+TEST_CASE("what is made inside `seeded` is the same in every thread, whatever others draw meanwhile") {
+  auto const make = [] { return torch::nn::Linear(32, 32)->weight.detach().clone(); };
+  auto const generator = at::globalContext().defaultGenerator(at::kCPU);
+  auto const before = generator.get_state();
+  auto const alone = chevron::seeded(1, make);
+  CHECK(at::equal(generator.get_state(), before));
+  CHECK(!at::equal(chevron::seeded(2, make), alone));
+
+  std::atomic<bool> over = false;
+  std::atomic<int> others = 0;
+  std::thread draws([&] {
+    while (!over) at::rand({64});
+  });
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) others += at::equal(chevron::seeded(1, make), alone) ? 0 : 1;
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  over = true;
+  draws.join();
+  CHECK(others == 0);
 }

@@ -189,8 +189,9 @@ class data_agreement {
     throw preflight_error(
         "ranks " + std::to_string(a) + " and " + std::to_string(b) + " were given different " + what +
             ": all ranks of a pipeline take the same batch, samples in one order. No parameter was changed. Remedy: "
-            "chevron::distributed_sampler, or one seed on all ranks for what shuffles and augments; if it is meant so, give a "
-            "rank only what its stages use, or set trainer_options::check_data to data_check::never",
+            "chevron::distributed_sampler, or one seed on all ranks for what shuffles and augments (in threads chevron::seeded, "
+            "as they share a generator); if it is meant so, give a rank only what its stages use, or set "
+            "trainer_options::check_data to data_check::never",
         here);
   }
 

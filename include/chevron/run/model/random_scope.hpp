@@ -170,4 +170,19 @@ class random_scope {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
+/// A model, or data, drawn from a stream of this seed: the same in every thread, process and run, whatever others draw meanwhile.
+/// Ranks that are threads share LibTorch's default generator: after `at::manual_seed` in the body of `run_threads` one of them
+/// draws what the seed of another began.
+///
+///     auto model = chevron::seeded(1, [] { return nn::Sequential(nn::Linear(2, 32), nn::Linear(32, 1)); });
+///
+/// On the CPU. The numbers are not those that `at::manual_seed(seed)` begins, and a seed that `make` sets has no effect on them.
+/// \param make called once, in this thread
+/// \returns what `make` gives
+template <class Make>
+decltype(auto) seeded(std::uint64_t seed, Make&& make) {
+  random_scope const scope({.seed = seed, .stage = -1});  // no stage: dropout of the same seed draws other numbers
+  return std::forward<Make>(make)();
+}
+
 }  // namespace chevron
