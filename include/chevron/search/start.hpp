@@ -98,7 +98,7 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
     out.backward_input += of.of(kind::backward_input, s) / where.stages;
     out.backward_weight += of.of(kind::backward_weight, s) / where.stages;
     if (s + 1 == where.stages || where.rank_of[s] == where.rank_of[s + 1]) continue;
-    out.communication += of.of_message(s);
+    out.communication += of.of_delay(s);
     ++crossings;
   }
   if (crossings > 0) out.communication /= crossings;
