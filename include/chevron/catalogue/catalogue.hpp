@@ -52,11 +52,11 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
 }
 
 /// Calls `visit(name, description)` for each schedule that can be given slack for slow links, with this slack.
-/// \param all a range of `slack`
+/// \param slacks a range of `slack`
 template <class Slacks, class Visit>
-constexpr void for_each_with_slack(Slacks const& all, Visit&& visit) {
-  visit(one_f_one_b.name, one_f_one_b_for(all));
-  visit(zb_h1.name, zb_h1_for(all));
+constexpr void for_each_with_slack(Slacks const& slacks, Visit&& visit) {
+  visit(one_f_one_b.name, one_f_one_b_for(slacks));
+  visit(zb_h1.name, zb_h1_for(slacks));
 }
 
 /// Whether there is a schedule of that name that trains; with slack, `1F1B+1@3-4`, too.
