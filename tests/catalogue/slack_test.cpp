@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <cmath>
 #include <string>
+#include <utility>
 
 #include "grid.hpp"
 
@@ -111,6 +111,20 @@ TEST_CASE("several slow links: the slack of each adds up, and so do the ways the
   CHECK(makespan(in_two, costs) < makespan(made, costs));
   auto const needed = catalogue::slack_for(costs, 7, false);
   REQUIRE(needed.count == 2);
+  // Where room is short it goes to whichever link is the slowest as yet; of links that are all alike none is slow.
+  for (auto const& [room, name] : {std::pair{3, "1F1B+1@1-2+2@4-5"}, std::pair{2, "1F1B+2@4-5"}, std::pair{0, "1F1B"}, std::pair{-1, "1F1B"}}) {
+    auto const some = catalogue::slack_for(costs, 7, false, room);
+    CHECK(std::string(catalogue::name_with_slack("1F1B", some.begin(), some.end())) == name);
+  }
+  CHECK(catalogue::slack_for(chevron::costs{.communication = 2}, 7, false).count == 0);
+  // A slow link among others that take time, too, need be no faster than they are: 2(3 + 6) / (2 + e) at most 3 + 1.
+  for (double& latency : costs.latency) latency = 1;
+  costs.communication[1] = 0;
+  costs.latency[4] = 6;
+  auto const fewer = catalogue::slack_for(costs, 7, false);
+  REQUIRE(fewer.count == 1);
+  CHECK(fewer.data[0].after_rank == 4);
+  CHECK(fewer.data[0].forwards == 3);
   CHECK(std::string(catalogue::name_with_slack("1F1B", needed.begin(), needed.end())) == "1F1B+1@1-2+3@4-5");
 }
 

@@ -73,27 +73,38 @@ constexpr bool take(std::string_view& text, char wanted) {
   return true;
 }
 
-/// The slack with which a slow link is waited for once a step: ⌈2·delay / period⌉ forwards, the delay being transfer and latency,
-/// the period the longest of a stage's T_F + T_B, or of its T_F + T_I where backwards are split. Of all links that need any, with
-/// one stage a rank.
-constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split) {
-  double period = 0;
+/// The slack with which slow links hold nobody up longer than the fastest link does, with one stage a rank. Over a link of delay d
+/// (transfer and latency) with e forwards of slack a microbatch takes 2(t + d) / (2 + e) in the long run, t being the longest of a
+/// stage's T_F + T_B, or of its T_F + T_I where backwards are split. Where the fastest link takes no time, that makes ⌈2d / t⌉.
+/// \param room of all links together; where more is needed, what there is goes to the slowest
+/// \returns an entry for each link that is given any
+constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split, int room = max_micro_batches) {
+  double stage = 0;
   for (int s = 0; s < ranks; ++s) {
     double const one = costs.of(kind::forward, s) + costs.of(split ? kind::backward_input : kind::backward, s);
-    period = one > period ? one : period;
+    stage = one > stage ? one : stage;
   }
-  auto const needed = [&](int boundary) {
-    double const forwards = period > 0 ? 2 * costs.of_delay(boundary) / period : 0;
-    if (!(forwards < max_micro_batches)) return max_micro_batches;
-    int const whole = static_cast<int>(forwards);
-    return whole + (forwards > whole + 1e-9 ? 1 : 0);
-  };
+  double fastest = ranks > 1 ? costs.of_delay(0) : 0;
+  for (int s = 0; s + 1 < ranks; ++s) fastest = costs.of_delay(s) < fastest ? costs.of_delay(s) : fastest;
+  buffer<int> forwards(ranks, zeroed);
+  for (; room > 0 && stage > 0; --room) {
+    int slowest = -1;
+    double longest = (stage + fastest) * (1 + 1e-9);
+    for (int s = 0; s + 1 < ranks; ++s) {
+      double const period = 2 * (stage + costs.of_delay(s)) / (2 + forwards.data[s]);
+      if (period <= longest) continue;
+      longest = period;
+      slowest = s;
+    }
+    if (slowest < 0) break;
+    ++forwards.data[slowest];
+  }
   int count = 0;
-  for (int s = 0; s + 1 < ranks; ++s) count += needed(s) > 0 ? 1 : 0;
+  for (int const n : forwards) count += n > 0 ? 1 : 0;
   buffer<slack> out(count);
   count = 0;
-  for (int s = 0; s + 1 < ranks; ++s) {
-    if (needed(s) > 0) out.data[count++] = {s, needed(s)};
+  for (int s = 0; s < ranks; ++s) {
+    if (forwards.data[s] > 0) out.data[count++] = {s, forwards.data[s]};
   }
   return out;
 }

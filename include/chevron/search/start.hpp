@@ -160,27 +160,16 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
   }
 }
 
-/// Calls `visit(plan)` for the catalogue's schedules with the slack that slow links need, with one stage a rank; where memory does
-/// not allow all of it, with less: that of the slowest link is cut first.
+/// Calls `visit(plan)` for the catalogue's schedules with the slack that slow links need, as far as memory allows it, with one
+/// stage a rank.
 template <class Visit>
 constexpr void for_each_with_slack(shape size, cost_view const& costs, activation_limit memory, bool split, Visit const& visit) {
-  buffer<catalogue::slack> const needed = catalogue::slack_for(costs, size.ranks, split);
   int const room = memory.most > 0 ? static_cast<int>(memory.most) - size.ranks : size.micro_batches;
-  int sum = 0;
-  for (catalogue::slack const& one : needed) sum += one.forwards;
-  for (; sum > room && sum > 0; --sum) {
-    catalogue::slack* most = needed.data;
-    for (catalogue::slack& one : needed) most = one.forwards > most->forwards ? &one : most;
-    --most->forwards;
-  }
-  catalogue::slack* last = needed.data;
-  for (catalogue::slack const& one : needed) {
-    if (one.forwards > 0) *last++ = one;
-  }
-  if (last == needed.data) return;
-  catalogue::for_each_with_slack(catalogue::slack_view{needed.data, last}, [&](char const* of, auto const& one) {
+  buffer<catalogue::slack> const needed = catalogue::slack_for(costs, size.ranks, split, room);
+  if (needed.count == 0) return;
+  catalogue::for_each_with_slack(catalogue::slack_view{needed.begin(), needed.end()}, [&](char const* of, auto const& one) {
     plan made = expand(one, size);
-    made.name = catalogue::name_with_slack(of, needed.data, last);
+    made.name = catalogue::name_with_slack(of, needed.begin(), needed.end());
     visit(made);
   });
 }
