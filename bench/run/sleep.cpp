@@ -7,7 +7,7 @@
 //   bench-sleep       all schedules, threads and Gloo, both optimizers: one line each, exit 1 if any is above --limit
 //   bench-sleep --schedule NAME --backend threads|gloo
 //   bench-sleep --backend gloo --replicas 2 --parameters 4000000    and how much of the replicas' sums is hidden
-//   bench-sleep --slow-link 1 --latency 20 --microbatches 32    over a link as slow as a forward: 1F1B and ZB-H1, and both with slack
+//   bench-sleep --slow-link 1 --latency 20 --microbatches 32    over a link as slow as a forward: 1F1B, ZB-H1, both with slack
 //   bench-sleep --jitter 30 --deferred-weights 2    stages whose times vary, with and without W's that are held back: one line each
 //
 // A slow link holds messages back for so many milliseconds, and for their bytes by its bandwidth, one after the other; the
@@ -220,8 +220,8 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
   // Messages take no time in either, but for those of a link that is made slow: what they take is what is looked for.
   std::vector<double> transfer(got.costs.forward.size()), latency(transfer);
   for (int s = 0; s + 1 < plan.stages; ++s) {
-    int const low = std::min<int>(plan.rank_of[s], plan.rank_of[s + 1]), high = std::max<int>(plan.rank_of[s], plan.rank_of[s + 1]);
-    if (low != wanted.slow_link || high != low + 1) continue;
+    int const here = plan.rank_of[s], there = plan.rank_of[s + 1];
+    if (std::min(here, there) != wanted.slow_link || std::max(here, there) != wanted.slow_link + 1) continue;
     auto const boundary = static_cast<std::size_t>(s);
     latency[boundary] = wanted.latency;
     if (wanted.bandwidth > 0) transfer[boundary] = 1e3 * static_cast<double>(wanted.message_bytes) / wanted.bandwidth;
@@ -287,8 +287,8 @@ int one(options const& wanted) {
   chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
   slow_links::links links;
   if (wanted.slow_link >= 0) {
-    links[{wanted.slow_link, wanted.slow_link + 1}] = {std::chrono::nanoseconds(static_cast<std::int64_t>(wanted.latency * 1e6)),
-                                                       wanted.bandwidth};
+    std::chrono::nanoseconds const latency(static_cast<std::int64_t>(wanted.latency * 1e6));
+    links[{wanted.slow_link, wanted.slow_link + 1}] = {latency, wanted.bandwidth};
   }
   // Without a slow link ranks use their transport as it is.
   auto const on_ranks = [&](auto const& rank) {

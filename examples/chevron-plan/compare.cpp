@@ -283,8 +283,9 @@ int run_compare(request const& asked) {
       if (occupies const who = given.whole.communication_occupies; who == occupies::wire) {
         out += ", during which its wire carries nothing else";
       } else if (who != occupies::nobody) {
-        out += std::string(", during which ") +
-               (who == occupies::both ? "both its ends compute" : std::string("its ") + name_of(who) + " computes") + " nothing";
+        out += ", during which ";
+        out += who == occupies::both ? "both its ends compute" : std::string("its ") + name_of(who) + " computes";
+        out += " nothing";
       }
     }
     out += link_words(asked) + ".\n";

@@ -50,9 +50,10 @@ double time_number(std::string const& value, std::string const& flag) {
   auto const [number, unit] = number_and_unit(value);
   double const scale = unit.empty() ? 1 : unit == "s" ? 1e3 : unit == "ms" ? 1 : unit == "us" ? 1e-3 : unit == "ns" ? 1e-6 : -1;
   if (number < 0 || scale < 0 || number * scale > 1e12) {
-    throw usage(flag + " " + quoted(value) +
-                " is not a time: give a number in the costs' unit, such as 0.5, or one with ns, us, ms or s, such as 20us, for costs "
-                "in milliseconds");
+    throw usage(
+        flag + " " + quoted(value) +
+        " is not a time: give a number in the costs' unit, such as 0.5, or one with ns, us, ms or s, such as 20us, for costs "
+        "in milliseconds");
   }
   return number * scale;
 }
@@ -75,17 +76,17 @@ double bandwidth_number(std::string const& value, std::string const& flag) {
   std::size_t const power = unit.empty() ? 0 : std::string("kMGT").find(unit == "K" ? "k" : unit) + 1;
   for (std::size_t i = 0; i < power; ++i) scale *= binary ? 1024 : 1000;
   if (!(number > 0) || unit.size() > 1 || (unit.empty() ? binary : power == 0)) {
-    throw usage(flag + " " + quoted(value) +
-                " is not a bandwidth: give bytes in the costs' unit of time, such as 1.5e9, or a rate a second, such as 12.5GB/s or "
-                "100Gbit/s, for costs in milliseconds");
+    throw usage(
+        flag + " " + quoted(value) +
+        " is not a bandwidth: give bytes in the costs' unit of time, such as 1.5e9, or a rate a second, such as 12.5GB/s or "
+        "100Gbit/s, for costs in milliseconds");
   }
   return number * scale;
 }
 
 bool has_bandwidth(request const& asked) {
-  return !asked.bandwidth.empty() || std::any_of(asked.links.begin(), asked.links.end(), [](std::string const& typed) {
-    return typed.find(':') != std::string::npos;
-  });
+  return !asked.bandwidth.empty() || std::any_of(asked.links.begin(), asked.links.end(),
+                                                 [](std::string const& typed) { return typed.find(':') != std::string::npos; });
 }
 
 bool speaks_of_links(request const& asked) { return asked.latency != "0" || !asked.bandwidth.empty() || !asked.links.empty(); }
@@ -100,7 +101,7 @@ void apply_links(request const& asked, std::span<std::int16_t const> rank_of, ow
   costs.latency = value_list(asked.latency, "--latency", boundaries, between_stages, time_number);
   std::vector<std::int64_t> bytes;
   if (has_bandwidth(asked)) bytes = value_list(asked.message_bytes, "--message-bytes", boundaries, between_stages, byte_number);
-  auto const transfer = [&](std::size_t boundary, double bandwidth) { return static_cast<double>(bytes[boundary]) / bandwidth; };
+  auto const transfer = [&](std::size_t boundary, double rate) { return static_cast<double>(bytes[boundary]) / rate; };
   if (!asked.bandwidth.empty()) {
     auto const all = value_list(asked.bandwidth, "--bandwidth", boundaries, between_stages, bandwidth_number);
     costs.communication.resize(all.size());

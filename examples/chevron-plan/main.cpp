@@ -46,8 +46,8 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->capture_default_str();
   command
       .add_option("--communication-occupies", asked.communication_occupies,
-                  "what a transfer occupies: nobody, the sender, the receiver or both, which then compute nothing, or the wire, which "
-                  "then carries nothing else; the wire with a bandwidth")
+                  "what a transfer occupies: nobody, the sender, the receiver or both, which then compute nothing, or the "
+                  "wire, which then carries nothing else; the wire with a bandwidth")
       ->type_name("WHO")
       ->capture_default_str();
   command.add_option("--latency", asked.latency, std::string("from a transfer's end until it has arrived") + of_messages)

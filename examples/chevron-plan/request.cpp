@@ -238,8 +238,8 @@ chevron::plan plan_of(request const& asked) {
   if (!known && !chevron::catalogue::trains(asked.schedule)) {
     if (asked.schedule.find('+') != std::string::npos) {
       throw usage("--schedule " + quoted(asked.schedule) +
-                  " is not known: slack for slow links is written as in 1F1B+1@3-4, one forward more before the link between ranks "
-                  "3 and 4, and only 1F1B and ZB-H1 can have it");
+                  " is not known: slack for slow links is written as in 1F1B+1@3-4, one forward more before the link between "
+                  "ranks 3 and 4, and only 1F1B and ZB-H1 can have it");
     }
     std::string const like = nearest(asked.schedule, names);
     throw usage("--schedule " + quoted(asked.schedule) + " is not known" + (like.empty() ? "" : "; did you mean " + like + "?") +

@@ -128,8 +128,8 @@ chevron::plan plan_of(request const& asked);
 /// The same for one name and shape, without a complaint: look at `problem`.
 chevron::plan plan_named(std::string const& name, chevron::shape size);
 /// Costs from the flags, for so many stages as `split` has entries: a number for all, or one a stage; of messages, one a
-/// boundary, and one a link. With `--profile`, from there; `split` says which stages take their backward in two, `rank_of` where
-/// they live.
+/// boundary, and one a link. With `--profile`, from there; `split` says which stages take their backward in two, `rank_of`
+/// where they live.
 owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::span<std::int16_t const> rank_of);
 inline owned_costs costs_of(request const& asked, chevron::plan_view const& plan) {
   return costs_of(asked, chevron::split_stages(plan), {plan.rank_of, static_cast<std::size_t>(plan.stages)});

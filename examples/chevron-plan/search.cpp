@@ -55,7 +55,8 @@ chevron::search::found find_on(std::string const& placement, job const& asked, c
 std::vector<std::int16_t> homes(std::string const& placement, chevron::shape size) {
   std::vector<std::int16_t> out;
   for (int s = 0; s < size.ranks * size.chunks; ++s) {
-    out.push_back(on_placement(placement, [&](auto const& where) { return static_cast<std::int16_t>(where.rank_of(s, size)); }));
+    int const rank = on_placement(placement, [&](auto const& where) { return where.rank_of(s, size); });
+    out.push_back(static_cast<std::int16_t>(rank));
   }
   return out;
 }

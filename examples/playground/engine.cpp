@@ -299,7 +299,8 @@ std::string as_program(settings const& asked, judged const& of) {
          row("backward_input", costs.backward_input) + ",\n" + row("backward_weight", costs.backward_weight) + ",\n" +
          row("communication", costs.communication) + ",\n    .hidden = " + show::exact(costs.hidden) +
          ",\n    .communication_occupies = occupies::" + name_of(costs.communication_occupies) +
-         ",\n    .first_input_gradient = " + (costs.first_input_gradient ? "true" : "false") + ",\n" + row("latency", costs.latency) +
+         ",\n    .first_input_gradient = " + (costs.first_input_gradient ? "true" : "false") + ",\n" +
+         row("latency", costs.latency) +
          "};\n\nint main() { std::cout << show::timeline_text(proved, measured) << '\\n'; }\n";
 }
 

@@ -82,8 +82,11 @@ TEST_CASE("slack absorbs a slow link: every link, M, P and some delays") {
 }
 
 // Eight ranks, 64 microbatches, the link in the middle as slow as a forward.
-constexpr plan eight(int forwards) { return expand(one_f_one_b_with_slack({.after_rank = 3, .forwards = forwards}), shape{8, 64}); }
-static_assert(makespan(eight(0), slow_costs(one_forward, 3).all) == 275 && makespan(eight(1), slow_costs(one_forward, 3).all) == 215);
+constexpr plan eight(int forwards) {
+  return expand(one_f_one_b_with_slack({.after_rank = 3, .forwards = forwards}), shape{8, 64});
+}
+static_assert(makespan(eight(0), slow_costs(one_forward, 3).all) == 275 &&
+              makespan(eight(1), slow_costs(one_forward, 3).all) == 215);
 
 // With too few forwards, 2 + e microbatches take 2(T_F + T_B + d).
 TEST_CASE("slack that is too short: the link is seen once in 2 + e microbatches") {
@@ -100,19 +103,22 @@ TEST_CASE("slack that is too short: the link is seen once in 2 + e microbatches"
 TEST_CASE("several slow links: the slack of each adds up, and so do the ways there and back") {
   stage_costs<16> costs = slow_costs(one_forward, 1).all;
   costs.latency[4] = 4;
-  plan const made = expand(one_f_one_b_with_slack({.after_rank = 1, .forwards = 1}, slack{.after_rank = 4, .forwards = 3}), shape{7, 30});
+  plan const made =
+      expand(one_f_one_b_with_slack({.after_rank = 1, .forwards = 1}, slack{.after_rank = 4, .forwards = 3}), shape{7, 30});
   CHECK(makespan(made, costs) == (30 + 6) * 3 + 2 * (1 + 4));
   CHECK(peak_in_flight(made, 0) == 7 + 4);
   CHECK(peak_in_flight(made, 2) == 5 + 3);
   CHECK(peak_in_flight(made, 5) == 2);
-  plan const in_two = expand(zb_h1_with_slack({.after_rank = 1, .forwards = 1}, slack{.after_rank = 4, .forwards = 4}), shape{7, 30});
+  plan const in_two =
+      expand(zb_h1_with_slack({.after_rank = 1, .forwards = 1}, slack{.after_rank = 4, .forwards = 4}), shape{7, 30});
   CHECK(lawful(in_two));
   CHECK(peak_in_flight(in_two) == 7 + 5);
   CHECK(makespan(in_two, costs) < makespan(made, costs));
   auto const needed = catalogue::slack_for(costs, 7, false);
   REQUIRE(needed.count == 2);
   // Where room is short it goes to whichever link is the slowest as yet; of links that are all alike none is slow.
-  for (auto const& [room, name] : {std::pair{3, "1F1B+1@1-2+2@4-5"}, std::pair{2, "1F1B+2@4-5"}, std::pair{0, "1F1B"}, std::pair{-1, "1F1B"}}) {
+  for (auto const& [room, name] :
+       {std::pair{3, "1F1B+1@1-2+2@4-5"}, std::pair{2, "1F1B+2@4-5"}, std::pair{0, "1F1B"}, std::pair{-1, "1F1B"}}) {
     auto const some = catalogue::slack_for(costs, 7, false, room);
     CHECK(std::string(catalogue::name_with_slack("1F1B", some.begin(), some.end())) == name);
   }
@@ -142,8 +148,8 @@ TEST_CASE("by name") {
   CHECK(peak_in_flight(named, 3) == 5 + 2);
   CHECK(peak_in_flight(make_plan("ZB-H1+1@0-1+2@1-2", {4, 16})) == 4 + 3);
   for (char const* good : {"1F1B+1@3-4", "zb-h1+10@0-1", "1F1B+1@3-4+2@5-6"}) CHECK(catalogue::trains(good));
-  for (char const* wrong : {"1F1B+", "1F1B+1", "1F1B+1@", "1F1B+1@3", "1F1B+1@3-5", "1F1B+0@3-4", "1F1B+-1@3-4", "1F1B+1@3-4x", "1F1B+1@3-4+",
-                            "GPipe+1@3-4", "1F1B+99999999999@3-4", "+1@3-4"}) {
+  for (char const* wrong : {"1F1B+", "1F1B+1", "1F1B+1@", "1F1B+1@3", "1F1B+1@3-5", "1F1B+0@3-4", "1F1B+-1@3-4", "1F1B+1@3-4x",
+                            "1F1B+1@3-4+", "GPipe+1@3-4", "1F1B+99999999999@3-4", "+1@3-4"}) {
     CAPTURE(wrong);
     CHECK_FALSE(catalogue::trains(wrong));
     CHECK_FALSE(catalogue::contains(wrong));
@@ -154,5 +160,6 @@ TEST_CASE("by name") {
   // A name has room for so much; what it stands for is the same.
   slack const many[] = {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1}, {8, 1}, {9, 1}, {10, 1}};
   CHECK(std::string(catalogue::name_with_slack("1F1B", many, many + 11)) == "1F1B with slack");
-  CHECK(std::string(catalogue::name_with_slack("1F1B", many, many + 9)) == "1F1B+1@0-1+1@1-2+1@2-3+1@3-4+1@4-5+1@5-6+1@6-7+1@7-8+1@8-9");
+  CHECK(std::string(catalogue::name_with_slack("1F1B", many, many + 9)) ==
+        "1F1B+1@0-1+1@1-2+1@2-3+1@3-4+1@4-5+1@5-6+1@6-7+1@7-8+1@8-9");
 }

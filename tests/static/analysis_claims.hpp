@@ -11,7 +11,8 @@
 
 namespace chevron::tests {
 
-// Costs that doubles hold exactly, so that equal means equal: with messages beside the computations, in their way, and in each other's.
+// Costs that doubles hold exactly, so that equal means equal: with messages beside the computations, in their way, and in each
+// other's.
 inline constexpr costs exact_costs[] = {equal_costs,
                                         {1, 1.5, 0.5, 0.25},
                                         {.communication = 0.5, .communication_occupies = occupies::sender},

@@ -79,7 +79,8 @@ static_assert(starts({.communication = 0.5, .communication_occupies = occupies::
                      {0, 1.5, 7, 10.5, 2.5, 3.5, 6, 7}));
 static_assert(starts({.communication = 0.5, .communication_occupies = occupies::receiver, .latency = 1},
                      {0, 1, 7, 10.5, 2.5, 3.5, 6, 7}));
-// A wire carries one transfer at a time: of two messages that were sent at 1 and 2, the second goes from 5 to 9, and arrives at 9.5.
+// A wire carries one transfer at a time: of two messages that were sent at 1 and 2, the second goes from 5 to 9, and arrives at
+// 9.5.
 static_assert(starts({.communication = 4, .latency = 0.5}, {0, 1, 13, 16, 5.5, 6.5, 8.5, 9.5}));
 static_assert(starts({.communication = 4, .communication_occupies = occupies::wire, .latency = 0.5},
                      {0, 1, 13, 17, 5.5, 6.5, 9.5, 10.5}));

@@ -24,8 +24,8 @@
 
 namespace slow_links {
 
-/// What a link does to messages, in each of its two directions. The costs of a plan say the same with `occupies::wire`: a transfer
-/// of bytes / bandwidth, and then the latency.
+/// What a link does to messages, in each of its two directions. The costs of a plan say the same with `occupies::wire`: a
+/// transfer of bytes / bandwidth, and then the latency.
 struct link {
   std::chrono::nanoseconds latency{0};
   double bandwidth = 0;  ///< bytes a second, one transfer after the other; 0: transfers take no time
@@ -43,9 +43,9 @@ inline void sleep_until(std::int64_t until) {
   while (chevron::now_ns() < until) std::this_thread::yield();
 }
 
-/// A transport that holds back what comes over slow links. The sender works out when a message arrives and sends that along, in one
-/// tensor more; the receiver waits until then. So ranks must share a clock: threads, or processes of one machine. All ranks of a
-/// job put one around their transport, with the same links.
+/// A transport that holds back what comes over slow links. The sender works out when a message arrives and sends that along, in
+/// one tensor more; the receiver waits until then. So ranks must share a clock: threads, or processes of one machine. All ranks
+/// of a job put one around their transport, with the same links.
 class transport : public chevron::transport {
  public:
   transport(chevron::transport& inner, links const& slow) : chevron::transport(inner.topology()), inner_(inner), slow_(slow) {
@@ -128,7 +128,8 @@ class transport : public chevron::transport {
     std::memcpy(one.mine.data(), mine.data(), mine.size());
     if (slot == chevron::gather_slot::early) inner_.start_all_gather(one.mine);
   }
-  void finish_gather(chevron::gather_slot slot, chevron::awaited const&, std::vector<std::span<std::byte const>>& parts) override {
+  void finish_gather(chevron::gather_slot slot, chevron::awaited const&,
+                     std::vector<std::span<std::byte const>>& parts) override {
     gather& one = gathers_[static_cast<std::size_t>(slot)];
     auto const world = static_cast<std::size_t>(topology().world());
     one.all.resize(one.mine.size() * world);

@@ -99,8 +99,8 @@ stage_costs<8> random_costs(dice& any) {
 }
 
 /// The same question as a graph of tasks, actions and transfers alike, relaxed until nothing moves: slow, and nothing like the
-/// simulation. Task times come from what is written about them: pairs are one task, transfers are tasks of the ranks or wires they
-/// occupy, latencies tasks of nobody's.
+/// simulation. Task times come from what is written about them: pairs are one task, transfers are tasks of the ranks or wires
+/// they occupy, latencies tasks of nobody's.
 struct oracle {
   struct task {
     double takes = 0;

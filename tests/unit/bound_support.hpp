@@ -17,7 +17,8 @@ namespace chevron::test {
 
 inline constexpr int most_stages = 64;
 
-/// Costs of all sorts: the same for all stages or not, with and without messages and latency, pairs that hide, no first input gradient.
+/// Costs of all sorts: the same for all stages or not, with and without messages and latency, pairs that hide, no first input
+/// gradient.
 inline stage_costs<most_stages> some_costs(std::mt19937& random) {
   auto const up_to = [&](double top) { return top * static_cast<double>(random()) / 4294967296.0; };
   stage_costs<most_stages> out;

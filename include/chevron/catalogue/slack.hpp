@@ -73,9 +73,10 @@ constexpr bool take(std::string_view& text, char wanted) {
   return true;
 }
 
-/// The slack with which slow links hold nobody up longer than the fastest link does, with one stage a rank. Over a link of delay d
-/// (transfer and latency) with e forwards of slack a microbatch takes 2(t + d) / (2 + e) in the long run, t being the longest of a
-/// stage's T_F + T_B, or of its T_F + T_I where backwards are split. Where the fastest link takes no time, that makes ⌈2d / t⌉.
+/// The slack with which slow links hold nobody up longer than the fastest link does, with one stage a rank. Over a link of
+/// delay d (transfer and latency) with e forwards of slack a microbatch takes 2(t + d) / (2 + e) in the long run, t being the
+/// longest of a stage's T_F + T_B, or of its T_F + T_I where backwards are split. Where the fastest link takes no time, that
+/// makes ⌈2d / t⌉.
 /// \param room of all links together; where more is needed, what there is goes to the slowest
 /// \returns an entry for each link that is given any
 constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split, int room = max_micro_batches) {

@@ -24,9 +24,10 @@ constexpr auto zb_h1_for(Slacks const& all) {
       .named("ZB-H1 with slack");
 }
 
-/// ZB-H1 for slow links: the ranks before a link run more forwards ahead, those behind it put as many more W off, so that all keep
-/// P + e chunks, e being the slack. With one link of delay d behind c ranks, e ≥ 2d/(T_F+T_I), T_W ≤ min(T_F, T_I) and M ≥ P + e, the
-/// makespan is M(T_F+T_I+T_W) and the largest of (P-1)(T_F+T_I-T_W) + 2d - e·T_W, (P-1)·T_F + d and c·T_F + (P-1-c)·T_I + d.
+/// ZB-H1 for slow links: the ranks before a link run more forwards ahead, those behind it put as many more W off, so that all
+/// keep P + e chunks, e being the slack. With one link of delay d behind c ranks, e ≥ 2d/(T_F+T_I), T_W ≤ min(T_F, T_I) and M ≥
+/// P + e, the makespan is M(T_F+T_I+T_W) and the largest of (P-1)(T_F+T_I-T_W) + 2d - e·T_W, (P-1)·T_F + d and c·T_F +
+/// (P-1-c)·T_I + d.
 template <std::same_as<slack>... More>
 constexpr auto zb_h1_with_slack(slack one, More... more) {
   return zb_h1_for(slacks<1 + sizeof...(More)>{{one, more...}});

@@ -8,11 +8,11 @@
 
 namespace chevron {
 
-/// What a transfer keeps occupied while it lasts. The sender, which then does not compute: directly after the action that made the
-/// tensor. The receiver: directly before the action that needs it, from when both the tensor and the rank are there. The wire:
-/// transfers from one rank to another go one after the other, in the order of the sends, beside the computations. A send never
-/// waits for its receiver. Of a fused pair, the forward half's transfer goes first. With `nobody`, any number of transfers run
-/// beside the computations.
+/// What a transfer keeps occupied while it lasts. The sender, which then does not compute: directly after the action that made
+/// the tensor. The receiver: directly before the action that needs it, from when both the tensor and the rank are there. The
+/// wire: transfers from one rank to another go one after the other, in the order of the sends, beside the computations. A send
+/// never waits for its receiver. Of a fused pair, the forward half's transfer goes first. With `nobody`, any number of
+/// transfers run beside the computations.
 enum class occupies : std::uint8_t { nobody, sender, receiver, both, wire };
 
 constexpr char const* name_of(occupies which) {
@@ -28,7 +28,7 @@ struct cost_view {
   double const* backward_input = nullptr;
   double const* backward_weight = nullptr;
   int stride = 0;
-  double const* communication = &no_time;  ///< a transfer between the ranks of stages s and s + 1, in entry s: bytes by bandwidth
+  double const* communication = &no_time;  ///< a transfer between the ranks of stages s and s + 1, in entry s
   int communication_stride = 0;            ///< 0: one entry for all boundaries
   double hidden = 0;  ///< of a fused pair's shorter half, the share that the longer half hides: 0 none, 1 all
   occupies communication_occupies = occupies::nobody;

@@ -111,8 +111,9 @@ struct activation_limit {
 ///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
 ///   - each chunk is held at least once round and back, and only so many are at a time: in sum, and one after another;
 ///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
-/// And for each wire, where transfers occupy it: it carries all its messages one after the other, between their ways in and out. A
-/// full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as delays only.
+/// And for each wire, where transfers occupy it: it carries all its messages one after the other, between their ways in and
+/// out. A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as
+/// delays only.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
   int const stages = plan.stages;
   int const ranks = plan.size.ranks;

@@ -15,7 +15,7 @@ struct path_step {
   int action = 0;            ///< index into `plan_view::actions`; of a fused pair, its forward half
   int rank = 0;              ///< where it runs
   bool by_message = false;   ///< it waited for another rank's message, not for its own rank's previous action
-  double communicating = 0;  ///< time of transfers, and their latency, between the end of the step before and the start of this one
+  double communicating = 0;  ///< time of messages between the end of the step before and the start of this one
 };
 
 /// A chain of actions that fills the makespan: each starts as soon as the one before lets it, so every delay in it delays the

@@ -76,10 +76,10 @@ constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
 
 /// Plays steps back to back until each takes as long as the one before, at most `most_steps` of them. O(actions) a step.
 ///
-/// What a step adds depends on when the ranks (and the wires) become free, in sums and maxima only. Hence, from any step to any later one, the
-/// rank that moves most and the rank that moves least bound what a step takes in the long run (the max-plus form of
-/// Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only plan,
-/// ranks drift apart for ever; then those that move most are played by themselves, the others being no hindrance.
+/// What a step adds depends on when the ranks (and the wires) become free, in sums and maxima only. Hence, from any step to any
+/// later one, the rank that moves most and the rank that moves least bound what a step takes in the long run (the max-plus form
+/// of Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only
+/// plan, ranks drift apart for ever; then those that move most are played by themselves, the others being no hindrance.
 constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
   constexpr int kept = 8;  // a pattern may repeat only every few steps
   detail::wires const links(plan, costs);

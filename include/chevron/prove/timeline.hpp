@@ -44,9 +44,10 @@ constexpr int boundary_received(plan_view const& plan, action a) {
 namespace detail {
 
 /// Plays a plan once, O(actions): each rank goes through its list and waits only for what the next action needs. A rank begins
-/// at `clock` and leaves there when it is free again; behind the ranks' entries stand those of the wires. Gives how many actions
-/// ran.
-constexpr int play(plan_view const& plan, cost_view const& costs, wires const& links, double* clock, double* start, double* end) {
+/// at `clock` and leaves there when it is free again; behind the ranks' entries stand those of the wires. Gives how many
+/// actions ran.
+constexpr int play(plan_view const& plan, cost_view const& costs, wires const& links, double* clock, double* start,
+                   double* end) {
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   int const last_stage = plan.stages - 1;

@@ -24,9 +24,10 @@ struct wire_load {
   constexpr double length() const { return transfers > 0 ? before + transfers + behind : 0; }
 };
 
-/// Raises bounds to what each wire takes for its messages, where transfers occupy them. For the makespan, from the step's start to
-/// the end of what the last message leads to. For the span of the rank that has the earlier stage: its own F stands before what it
-/// sends with the forwards, and the gradient comes back to it; what it gets against the forwards follows an F of its own.
+/// Raises bounds to what each wire takes for its messages, where transfers occupy them. For the makespan, from the step's start
+/// to the end of what the last message leads to. For the span of the rank that has the earlier stage: its own F stands before
+/// what it sends with the forwards, and the gradient comes back to it; what it gets against the forwards follows an F of its
+/// own.
 /// \param forward_start, backward_start, after the unhindered way of one microbatch, by stage
 constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, double const* forward_start,
                               double const* backward_start, double const* after, double& makespan, double& span) {

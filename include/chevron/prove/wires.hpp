@@ -9,8 +9,8 @@
 
 namespace chevron::detail {
 
-/// The wires of a plan's messages, one from each rank to each rank that it sends to, numbered from 0; none unless transfers occupy
-/// them. All that goes along a wire is sent by one rank, so its order is that of the rank's actions.
+/// The wires of a plan's messages, one from each rank to each rank that it sends to, numbered from 0; none unless transfers
+/// occupy them. All that goes along a wire is sent by one rank, so its order is that of the rank's actions.
 struct wires {
   int count = 0;
 

@@ -163,7 +163,8 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
 /// Calls `visit(plan)` for the catalogue's schedules with the slack that slow links need, as far as memory allows it, with one
 /// stage a rank.
 template <class Visit>
-constexpr void for_each_with_slack(shape size, cost_view const& costs, activation_limit memory, bool split, Visit const& visit) {
+constexpr void for_each_with_slack(shape size, cost_view const& costs, activation_limit memory, bool split,
+                                   Visit const& visit) {
   int const room = memory.most > 0 ? static_cast<int>(memory.most) - size.ranks : size.micro_batches;
   buffer<catalogue::slack> const needed = catalogue::slack_for(costs, size.ranks, split, room);
   if (needed.count == 0) return;

@@ -1,7 +1,7 @@
 // timeout: 120
 // Slow links put into threads and Gloo: messages come as late as latency and bandwidth have it, and nothing else changes.
-#include "support/gloo_ranks.hpp"
 #include "support/slow_links.hpp"
+#include "support/gloo_ranks.hpp"
 #include "support/transport_contract.hpp"
 
 #include <array>
@@ -76,7 +76,8 @@ struct trained {
 };
 
 trained train(bool gloo, std::string const& schedule, slow_links::links const& slow) {
-  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = 4, .micro_batches = 6})));
+  chevron::shape const size{.ranks = 4, .micro_batches = 6};
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, size)));
   trained out;
   out.traces.resize(4);
   out.result.parameters.resize(4);
