@@ -7,7 +7,11 @@
 //   bench-sleep       all schedules, threads and Gloo, both optimizers: one line each, exit 1 if any is above --limit
 //   bench-sleep --schedule NAME --backend threads|gloo
 //   bench-sleep --backend gloo --replicas 2 --parameters 4000000    and how much of the replicas' sums is hidden
+//   bench-sleep --slow-link 1 --latency 20 --microbatches 32    over a link as slow as a forward: 1F1B, ZB-H1, both with slack
 //   bench-sleep --jitter 30 --deferred-weights 2    stages whose times vary, with and without W's that are held back: one line each
+//
+// A slow link holds messages back for so many milliseconds, and for their bytes by its bandwidth, one after the other; the
+// prediction has the same. What it says beside the measured step is how far the simulation of links is right.
 //
 // Times that vary are log-normal; their mean is what they are without. Both kinds of run draw the same times for the same work, in turns.
 //
@@ -18,6 +22,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -43,6 +48,7 @@
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/schedule.hpp>
 
+#include "../../tests/support/slow_links.hpp"
 #include "job.hpp"
 
 namespace {
@@ -114,6 +120,10 @@ struct options {
   double limit = 0;
   double jitter = 0;         ///< per cent
   int deferred_weights = 0;  ///< of the runs that hold some back
+  int slow_link = -1;        ///< between this rank and the next; -1: none
+  double latency = 0;        ///< there, in milliseconds
+  double bandwidth = 0;      ///< there, in bytes a second; 0: any
+  long message_bytes = 16;   ///< of a microbatch's activations
   int together = 1;
 };
 
@@ -149,7 +159,7 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
                           .options = {.post_validation = post_validation,
                                       .deferred_weights = deferred_weights,
                                       .stable_steps = 0}});
-  at::Tensor const batch = at::ones({wanted.micro_batches, 4});
+  at::Tensor const batch = at::ones({wanted.micro_batches, wanted.message_bytes / 4});
 
   std::vector<at::Tensor> sums;
   for (int chunk = 0; chunk < plan.size.chunks; ++chunk) sums.push_back(at::zeros({wanted.parameters}));
@@ -207,8 +217,20 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
 
 /// Prints the line of one run and says whether it is within the limit.
 bool report(options const& wanted, bool post_validation, chevron::plan_view const& plan, measured const& got) {
-  // Messages take no time in either: what they take is what is looked for.
-  auto const step_time = [&](chevron::cost_view const& costs) {
+  // Messages take no time in either, but for those of a link that is made slow: what they take is what is looked for.
+  std::vector<double> transfer(got.costs.forward.size()), latency(transfer);
+  for (int s = 0; s + 1 < plan.stages; ++s) {
+    int const here = plan.rank_of[s], there = plan.rank_of[s + 1];
+    if (std::min(here, there) != wanted.slow_link || std::max(here, there) != wanted.slow_link + 1) continue;
+    auto const boundary = static_cast<std::size_t>(s);
+    latency[boundary] = wanted.latency;
+    if (wanted.bandwidth > 0) transfer[boundary] = 1e3 * static_cast<double>(wanted.message_bytes) / wanted.bandwidth;
+  }
+  auto const step_time = [&](chevron::cost_view costs) {
+    costs.communication = transfer.data();
+    costs.latency = latency.data();
+    costs.communication_stride = costs.latency_stride = 1;
+    costs.communication_occupies = chevron::occupies::wire;
     return 1e-3 * (post_validation ? chevron::steady_step_time(plan, costs).most : chevron::makespan(plan, costs));
   };
   double const predicted =
@@ -263,14 +285,26 @@ bool has_weights(chevron::plan_view const& plan) {
 
 int one(options const& wanted) {
   chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
+  slow_links::links links;
+  if (wanted.slow_link >= 0) {
+    std::chrono::nanoseconds const latency(static_cast<std::int64_t>(wanted.latency * 1e6));
+    links[{wanted.slow_link, wanted.slow_link + 1}] = {latency, wanted.bandwidth};
+  }
+  // Without a slow link ranks use their transport as it is.
+  auto const on_ranks = [&](auto const& rank) {
+    bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas, [&](chevron::transport& comm) {
+      if (links.empty()) return rank(comm);
+      slow_links::transport slowed(comm, links);
+      rank(static_cast<chevron::transport&>(slowed));
+    });
+  };
   if (wanted.deferred_weights > 0) {
     if (!has_weights(program.view().plan)) return 0;
-    bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas,
-                    [&](chevron::transport& comm) { compare_deferred(wanted, program, comm); });
+    on_ranks([&](chevron::transport& comm) { compare_deferred(wanted, program, comm); });
     return 0;
   }
   bool good = true;
-  bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas, [&](chevron::transport& comm) {
+  on_ranks([&](chevron::transport& comm) {
     for (bool const post_validation : {false, true}) {
       if (!wanted.optimizer.empty() && post_validation != (wanted.optimizer == "post-validated")) continue;
       measured const got = run(wanted, post_validation, program, comm);
@@ -300,6 +334,12 @@ int main(int argc, char** argv) {
     app.add_option("--jitter", wanted.jitter, "how much stages' times vary, in per cent")->capture_default_str();
     app.add_option("--deferred-weights", wanted.deferred_weights, "compare runs that hold back so many W's with runs that hold none")
         ->capture_default_str();
+    app.add_option("--slow-link", wanted.slow_link, "make the link between this rank and the next slow")->type_name("RANK");
+    app.add_option("--latency", wanted.latency, "of the slow link, in milliseconds")->capture_default_str();
+    app.add_option("--bandwidth", wanted.bandwidth, "of the slow link, in bytes a second; 0: any")->capture_default_str();
+    app.add_option("--message-bytes", wanted.message_bytes, "what a stage sends for a microbatch")
+        ->check(CLI::Range(4, 1 << 30))
+        ->capture_default_str();
     app.add_option("--together", wanted.together, "so many runs at once: stages that sleep leave the cores to others")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
@@ -318,21 +358,39 @@ int main(int argc, char** argv) {
                   "/predicted", "/ideal");
     }
     std::fflush(stdout);
+    std::vector<std::string> schedules;
+    if (!wanted.schedule.empty()) {
+      schedules.push_back(wanted.schedule);
+    } else if (wanted.slow_link >= 0) {
+      std::vector<double> const each(static_cast<std::size_t>(wanted.ranks), wanted.milliseconds);
+      std::vector<double> delay(each.size());
+      delay.at(static_cast<std::size_t>(wanted.slow_link)) =
+          wanted.latency + (wanted.bandwidth > 0 ? 1e3 * static_cast<double>(wanted.message_bytes) / wanted.bandwidth : 0);
+      chevron::cost_view const costs{each.data(), each.data(), each.data(), 1, delay.data(), 1};
+      for (char const* name : {"1F1B", "ZB-H1"}) {
+        auto const needed = chevron::catalogue::slack_for(costs, wanted.ranks, name[0] == 'Z');
+        schedules.emplace_back(name);
+        schedules.emplace_back(chevron::catalogue::name_with_slack(name, needed.begin(), needed.end()));
+      }
+    } else {
+      chevron::catalogue::for_each([&](auto const& schedule) { schedules.emplace_back(schedule.name); });
+    }
     std::vector<std::string> commands;
-    chevron::catalogue::for_each([&](auto const& schedule) {
-      if (!wanted.schedule.empty() && !chevron::catalogue::same_name(schedule.name, wanted.schedule)) return;
+    for (std::string const& schedule : schedules) {
       for (std::string const backend : {"threads", "gloo"}) {
         if (!wanted.backend.empty() && backend != wanted.backend) continue;
         std::string const command =
-            std::string(values[0]) + " --schedule " + schedule.name + " --backend " + backend + " --ranks " +
+            std::string(values[0]) + " --schedule " + schedule + " --backend " + backend + " --ranks " +
             std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) + " --replicas " +
             std::to_string(wanted.replicas) + " --parameters " + std::to_string(wanted.parameters) + " --steps " +
             std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
             std::to_string(wanted.limit) + " --jitter " + std::to_string(wanted.jitter) + " --deferred-weights " +
-            std::to_string(wanted.deferred_weights) + (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
+            std::to_string(wanted.deferred_weights) + " --slow-link " + std::to_string(wanted.slow_link) + " --latency " +
+            std::to_string(wanted.latency) + " --bandwidth " + std::to_string(wanted.bandwidth) + " --message-bytes " +
+            std::to_string(wanted.message_bytes) + (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
         commands.push_back(command);
       }
-    });
+    }
     std::atomic<std::size_t> next = 0;
     std::atomic<int> failures = 0;
     auto const run_some = [&] {

@@ -9,10 +9,12 @@
 #include <range/v3/view/remove_if.hpp>
 #include <range/v3/view/transform.hpp>
 
+#include <chevron/catalogue/slack.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 
+#include "links.hpp"
 #include "request.hpp"
 #include "table.hpp"
 
@@ -64,7 +66,8 @@ conditions conditions_of(request const& asked, chevron::shape size) {
   bool listed = false;
   for (auto const& [typed, flag] :
        {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
-        std::pair{&asked.backward_weight, "--backward-weight"}, std::pair{&asked.communication, "--communication"}}) {
+        std::pair{&asked.backward_weight, "--backward-weight"}, std::pair{&asked.communication, "--communication"},
+        std::pair{&asked.latency, "--latency"}, std::pair{&asked.bandwidth, "--bandwidth"}}) {
     if (is_list(*typed) && asked.chunks.empty()) {
       throw usage(std::string(flag) + " '" + *typed +
                   "' is a list, but schedules cut the model into different numbers of stages: give one number, of a rank's whole "
@@ -93,6 +96,25 @@ conditions conditions_of(request const& asked, chevron::shape size) {
   return out;
 }
 
+/// Costs of a plan's stages; `problem` where there are none.
+owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
+  request const& asked = *given.asked;
+  std::span<std::int16_t const> const rank_of(plan.rank_of, static_cast<std::size_t>(plan.stages));
+  if (given.profile) return costs_of(asked, *given.profile, chevron::split_stages(plan), rank_of, problem);
+  if (given.by_stage) return costs_of(asked, plan);
+  std::size_t const stages = rank_of.size();
+  auto const of_each = [&](double whole) { return std::vector<double>(stages, whole / plan.size.chunks); };
+  owned_costs out{.forward = of_each(given.whole.forward),
+                  .backward_input = of_each(given.whole.backward_input),
+                  .backward_weight = of_each(given.whole.backward_weight),
+                  .communication = std::vector<double>(stages, given.whole.communication),
+                  .hidden = given.whole.hidden,
+                  .communication_occupies = given.whole.communication_occupies,
+                  .first_input_gradient = given.whole.first_input_gradient};
+  apply_links(asked, rank_of, out);
+  return out;
+}
+
 /// The numbers of one plan, or why it has none.
 entry look_at(std::string const& name, chevron::plan plan, conditions const& given) {
   entry out;
@@ -111,18 +133,10 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     out.reason = "has " + std::to_string(plan.stages) + " stages; the costs given are those of " + std::to_string(given.stages);
     return out;
   }
-  if (given.profile) {
-    owned_costs const costs = costs_of(*given.asked, *given.profile, chevron::split_stages(plan), out.reason);
-    if (!out.reason.empty()) return out;
-    out.numbers = chevron::show::figures_of(plan, costs.view());
-    out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
-  } else if (given.by_stage) {
-    out.numbers = chevron::show::figures_of(plan, costs_of(*given.asked, chevron::split_stages(plan)).view());
-  } else {
-    chevron::costs each = given.whole;
-    for (double* cost : {&each.forward, &each.backward_input, &each.backward_weight}) *cost /= out.chunks;
-    out.numbers = chevron::show::figures_of(plan, each);
-  }
+  owned_costs const costs = costs_of(given, plan, out.reason);
+  if (!out.reason.empty()) return out;
+  out.numbers = chevron::show::figures_of(plan, costs.view());
+  if (given.profile) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
   out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
   if (int const limit = chunk_limit(*given.asked, out.chunks); limit > 0 && out.peak > limit) {
@@ -139,6 +153,22 @@ entry look_at(std::string const& name, chevron::shape size, conditions const& gi
   // A schedule whose number of chunks is fixed takes part with its own.
   if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
   return look_at(name, std::move(plan), given);
+}
+
+/// Those of the catalogue that slack makes fit for the slow links that `--link` names, with as much of it as they need.
+std::vector<std::string> names_with_slack(chevron::shape size, conditions const& given) {
+  std::vector<std::string> out;
+  if (given.asked->links.empty()) return out;
+  for (char const* name : {"1F1B", "ZB-H1"}) {
+    chevron::plan const plain = plan_named(name, {size.ranks, size.micro_batches, 1});
+    std::string problem;
+    if (plain.problem || (given.by_stage && plain.stages != given.stages)) continue;
+    owned_costs const costs = costs_of(given, plain, problem);
+    if (!problem.empty()) continue;
+    auto const needed = chevron::catalogue::slack_for(costs.view(), size.ranks, chevron::split_stages(plain)[0]);
+    if (needed.count > 0) out.emplace_back(chevron::catalogue::name_with_slack(name, needed.begin(), needed.end()));
+  }
+  return out;
 }
 
 /// A schedule from a file, which must cut the model evenly: the costs are of a rank's whole share.
@@ -186,7 +216,8 @@ int run_compare(request const& asked) {
   conditions const given = conditions_of(asked, size);
   chevron::show::text_style const style = style_of(asked);
 
-  auto const names = schedule_names();
+  auto names = schedule_names();
+  for (std::string& name : names_with_slack(size, given)) names.push_back(std::move(name));
   auto all = names | ranges::views::transform([&](std::string const& name) { return look_at(name, size, given); }) |
              ranges::to<std::vector>();
   if (!asked.schedule.empty()) all.push_back(look_at(asked, from, given));
@@ -248,13 +279,16 @@ int run_compare(request const& asked) {
     }
     if (given.whole.communication > 0 || is_list(asked.communication)) {
       out += ", a message " + asked.communication;
-      if (given.whole.communication_occupies != chevron::occupies::nobody) {
-        bool const both = given.whole.communication_occupies == chevron::occupies::both;
-        out += std::string(", during which ") +
-               (both ? "both its ends compute" : "its " + asked.communication_occupies + " computes") + " nothing";
+      using chevron::occupies;
+      if (occupies const who = given.whole.communication_occupies; who == occupies::wire) {
+        out += ", during which its wire carries nothing else";
+      } else if (who != occupies::nobody) {
+        out += ", during which ";
+        out += who == occupies::both ? "both its ends compute" : std::string("its ") + name_of(who) + " computes";
+        out += " nothing";
       }
     }
-    out += ".\n";
+    out += link_words(asked) + ".\n";
     if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
     if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
     out += "\n";

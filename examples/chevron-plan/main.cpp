@@ -41,14 +41,27 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
   command.add_option("--backward-weight", asked.backward_weight, std::string("cost of W ") + of + "; B costs I and W together")
       ->type_name("COST")
       ->capture_default_str();
-  command.add_option("--communication", asked.communication, std::string("time of a message between ranks") + of_messages)
+  command.add_option("--communication", asked.communication, std::string("time of a transfer between ranks") + of_messages)
       ->type_name("COST")
       ->capture_default_str();
   command
       .add_option("--communication-occupies", asked.communication_occupies,
-                  "whom a message keeps from computing: nobody, sender, receiver or both")
+                  "what a transfer occupies: nobody, the sender, the receiver or both, which then compute nothing, or the "
+                  "wire, which then carries nothing else; the wire with a bandwidth")
       ->type_name("WHO")
       ->capture_default_str();
+  command.add_option("--latency", asked.latency, std::string("from a transfer's end until it has arrived") + of_messages)
+      ->type_name("TIME")
+      ->capture_default_str();
+  command
+      .add_option("--bandwidth", asked.bandwidth,
+                  "of links between ranks, such as 12.5GB/s or 100Gbit/s: with --message-bytes, instead of --communication")
+      ->type_name("RATE");
+  command
+      .add_option("--link", asked.links,
+                  "what the link between two ranks is like, where others are not: 3-4=20us:1.25GB/s; may be given again")
+      ->type_name("A-B=TIME[:RATE]")
+      ->expected(1);
   command
       .add_option("--hidden", asked.hidden, "of a fused pair's shorter half, the share that the longer half hides, from 0 to 1")
       ->type_name("SHARE")
@@ -57,8 +70,8 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                    "stage 0 has none, as in a real model: its I is free, its W is the whole backward");
   command
       .add_option("--profile", asked.profile,
-                  "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication and "
-                  "--hidden still count")
+                  "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication, "
+                  "--hidden and what is said of links still count")
       ->type_name("FILE.json");
   command.add_option("--activation-bytes", asked.activation_bytes, std::string("what a microbatch keeps in memory ") + of)
       ->type_name("BYTES");
@@ -96,6 +109,7 @@ int main(int argc, char** argv) {
       asked.micro_batches_given = typed("--microbatches");
       asked.communication_given = typed("--communication");
       asked.hidden_given = typed("--hidden");
+      asked.occupies_given = typed("--communication-occupies");
       for (char const* flag : {"--forward", "--backward-input", "--backward-weight", "--no-first-input-gradient"}) {
         if (asked.cost_flag.empty() && typed(flag)) asked.cost_flag = flag;
       }

@@ -16,16 +16,16 @@
 
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/join.hpp>
-#include <range/v3/view/split.hpp>
-#include <range/v3/view/transform.hpp>
 
+#include <chevron/catalogue/catalogue.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/profile_read.hpp>
 
+#include "links.hpp"
+#include "value_list.hpp"
+
 namespace plan_program {
 namespace {
-
-std::string quoted(std::string const& value) { return "'" + value + "'"; }
 
 std::string joined(std::vector<std::string> const& words, std::string const& between = ", ") {
   return words | ranges::views::join(between) | ranges::to<std::string>();
@@ -68,24 +68,6 @@ std::string nearest(std::string const& typed, std::vector<std::string> const& na
   }
   return best;
 }
-
-/// One value for all `count` things, or one for each with commas between.
-template <class Read>
-auto value_list(std::string const& typed, std::string const& flag, int count, char const* things, Read read) {
-  auto const value = [&](auto&& word) { return read(word | ranges::to<std::string>(), flag); };
-  std::string const ended = typed + ",";  // else an empty word at the end would not count
-  auto out = ended | ranges::views::split(',') | ranges::views::transform(value) | ranges::to<std::vector>();
-  std::size_t const wanted = static_cast<std::size_t>(count);
-  if (out.size() == 1) out.resize(std::max<std::size_t>(wanted, 1), out.front());
-  if (out.size() != std::max<std::size_t>(wanted, 1)) {
-    throw usage(flag + " " + quoted(typed) + " has " + std::to_string(out.size()) + " values, but the schedule has " +
-                std::to_string(count) + " " + things + ": give one for all, or " + std::to_string(count) +
-                " separated by commas");
-  }
-  return out;
-}
-
-constexpr char const* between_stages = "boundaries between stages";
 
 /// A file's text. `name`: the flag and the file, for errors; `what`, `form`: what should be named instead; `most`: bytes.
 std::string text_of(std::string const& file, std::string const& name, char const* what, char const* form, std::size_t most) {
@@ -166,9 +148,10 @@ std::int64_t byte_number(std::string const& value, std::string const& flag) {
 }
 
 chevron::occupies occupies_of(request const& asked) {
+  using chevron::occupies;
+  if (!asked.occupies_given && has_bandwidth(asked)) return occupies::wire;
   std::vector<std::string> names;
-  for (auto const which :
-       {chevron::occupies::nobody, chevron::occupies::sender, chevron::occupies::receiver, chevron::occupies::both}) {
+  for (auto const which : {occupies::nobody, occupies::sender, occupies::receiver, occupies::both, occupies::wire}) {
     names.emplace_back(name_of(which));
     if (names.back() == lower_case(asked.communication_occupies)) return which;
   }
@@ -252,7 +235,12 @@ chevron::plan plan_of(request const& asked) {
     throw usage("no schedule given: add --schedule FILE.csv or --schedule NAME, one of " + joined(names));
   bool known = false;
   for (std::string const& name : names) known = known || lower_case(name) == lower_case(asked.schedule);
-  if (!known) {
+  if (!known && !chevron::catalogue::trains(asked.schedule)) {
+    if (asked.schedule.find('+') != std::string::npos) {
+      throw usage("--schedule " + quoted(asked.schedule) +
+                  " is not known: slack for slow links is written as in 1F1B+1@3-4, one forward more before the link between "
+                  "ranks 3 and 4, and only 1F1B and ZB-H1 can have it");
+    }
     std::string const like = nearest(asked.schedule, names);
     throw usage("--schedule " + quoted(asked.schedule) + " is not known" + (like.empty() ? "" : "; did you mean " + like + "?") +
                 (like.empty() ? ": choose one of " : " There are ") + joined(names));
@@ -287,7 +275,7 @@ std::optional<chevron::profile> profile_of(request const& asked) {
 }
 
 owned_costs costs_of(request const& asked, chevron::profile const& measured, std::vector<bool> const& split,
-                     std::string& problem) {
+                     std::span<std::int16_t const> rank_of, std::string& problem) {
   int const boundaries = static_cast<int>(split.size()) - 1;
   chevron::profiled_costs made = chevron::costs_of(measured, split);
   problem = made.problem;
@@ -295,7 +283,7 @@ owned_costs costs_of(request const& asked, chevron::profile const& measured, std
   if (!problem.empty()) return out;
   if (asked.communication_given)
     made.communication = value_list(asked.communication, "--communication", boundaries, between_stages, cost_number);
-  else if (!made.communication_known && boundaries > 0 && measured.size.ranks > 1)
+  else if (!made.communication_known && boundaries > 0 && measured.size.ranks > 1 && asked.bandwidth.empty())
     problem = "'communication' is null for every boundary: give --communication, in milliseconds";
   out.forward = std::move(made.forward);
   out.backward_input = std::move(made.backward_input);
@@ -303,13 +291,14 @@ owned_costs costs_of(request const& asked, chevron::profile const& measured, std
   out.communication = std::move(made.communication);
   out.hidden = asked.hidden_given ? share_number(asked.hidden, "--hidden") : made.hidden;
   out.communication_occupies = occupies_of(asked);
+  apply_links(asked, rank_of, out);
   return out;
 }
 
-owned_costs costs_of(request const& asked, std::vector<bool> const& split) {
+owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::span<std::int16_t const> rank_of) {
   if (auto const measured = profile_of(asked)) {
     std::string problem;
-    owned_costs out = costs_of(asked, *measured, split, problem);
+    owned_costs out = costs_of(asked, *measured, split, rank_of, problem);
     if (!problem.empty()) throw usage("--profile " + quoted(asked.profile) + ": " + problem);
     return out;
   }
@@ -322,6 +311,7 @@ owned_costs costs_of(request const& asked, std::vector<bool> const& split) {
   out.hidden = share_number(asked.hidden, "--hidden");
   out.communication_occupies = occupies_of(asked);
   out.first_input_gradient = !asked.no_first_input_gradient;
+  apply_links(asked, rank_of, out);
   double sum = 0;
   for (auto const* list : {&out.forward, &out.backward_input, &out.backward_weight}) {
     for (double cost : *list) sum += cost;

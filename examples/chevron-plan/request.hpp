@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -53,6 +54,9 @@ struct request {
   std::string backward_weight = "1";
   std::string communication = "0";
   std::string communication_occupies = "nobody";
+  std::string latency = "0";
+  std::string bandwidth;
+  std::vector<std::string> links;  ///< each as `A-B=LATENCY` or `A-B=LATENCY:BANDWIDTH`
   std::string hidden = "0";
   bool no_first_input_gradient = false;
   std::string profile;  ///< a file with measured costs, which are then in milliseconds
@@ -70,6 +74,7 @@ struct request {
   bool micro_batches_given = false;  ///< the same of `--microbatches`
   bool communication_given = false;  ///< `--communication` was typed, which then stands instead of a profile's
   bool hidden_given = false;         ///< the same of `--hidden`
+  bool occupies_given = false;       ///< `--communication-occupies` was typed; else a bandwidth says that the wire is occupied
   std::string cost_flag;             ///< a flag that was typed and means what a profile says; empty: none
 };
 
@@ -101,7 +106,7 @@ double share_number(std::string const& value, std::string const& flag);
 int chunk_limit(request const& asked, int chunks);
 /// Bytes, such as `65536`, `64KiB` or `1.5GB`.
 std::int64_t byte_number(std::string const& value, std::string const& flag);
-/// Whom transfers occupy, as `--communication-occupies` says.
+/// What transfers occupy, as `--communication-occupies` says; without it, the wire where there is a bandwidth.
 chevron::occupies occupies_of(request const& asked);
 
 /// Names of the catalogue's schedules that train, in its order.
@@ -123,14 +128,17 @@ chevron::plan plan_of(request const& asked);
 /// The same for one name and shape, without a complaint: look at `problem`.
 chevron::plan plan_named(std::string const& name, chevron::shape size);
 /// Costs from the flags, for so many stages as `split` has entries: a number for all, or one a stage; of messages, one a
-/// boundary. With
-/// `--profile`, from there; `split` says which stages take their backward in two.
-owned_costs costs_of(request const& asked, std::vector<bool> const& split);
+/// boundary, and one a link. With `--profile`, from there; `split` says which stages take their backward in two, `rank_of`
+/// where they live.
+owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::span<std::int16_t const> rank_of);
+inline owned_costs costs_of(request const& asked, chevron::plan_view const& plan) {
+  return costs_of(asked, chevron::split_stages(plan), {plan.rank_of, static_cast<std::size_t>(plan.stages)});
+}
 /// The profile that `--profile` names, if it names any.
 std::optional<chevron::profile> profile_of(request const& asked);
 /// Costs from a profile; `problem` where it does not serve a schedule with these stages.
 owned_costs costs_of(request const& asked, chevron::profile const& measured, std::vector<bool> const& split,
-                     std::string& problem);
+                     std::span<std::int16_t const> rank_of, std::string& problem);
 /// A line on what a profile's own run took beside what is predicted for it, in milliseconds; empty for another plan than its own.
 std::string measured_words(chevron::profile const& measured, chevron::plan_view const& plan, double predicted);
 /// Sizes from the flags, for this many stages.

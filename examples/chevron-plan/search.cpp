@@ -25,6 +25,7 @@ using chevron::show::percent;
 struct entry {
   std::string placement;
   chevron::search::found found;
+  owned_costs costs;  ///< where a link is slow depends on what goes along it
 };
 
 /// What to search with, from the flags.
@@ -36,14 +37,28 @@ struct job {
   chevron::work_graph work = chevron::work_graph::split_backward;
 };
 
+template <class Use>
+auto on_placement(std::string const& name, Use const& use) {
+  if (name == "linear") return use(chevron::placement::linear);
+  if (name == "loop") return use(chevron::placement::loop);
+  if (name == "vee") return use(chevron::placement::vee);
+  return use(chevron::placement::waves);
+}
+
 chevron::search::found find_on(std::string const& placement, job const& asked, chevron::cost_view const& costs) {
-  auto const on = [&](auto const& where) {
+  return on_placement(placement, [&](auto const& where) {
     return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, asked.effort, asked.work);
-  };
-  if (placement == "linear") return on(chevron::placement::linear);
-  if (placement == "loop") return on(chevron::placement::loop);
-  if (placement == "vee") return on(chevron::placement::vee);
-  return on(chevron::placement::waves);
+  });
+}
+
+/// The rank of each stage.
+std::vector<std::int16_t> homes(std::string const& placement, chevron::shape size) {
+  std::vector<std::int16_t> out;
+  for (int s = 0; s < size.ranks * size.chunks; ++s) {
+    int const rank = on_placement(placement, [&](auto const& where) { return where.rank_of(s, size); });
+    out.push_back(static_cast<std::int16_t>(rank));
+  }
+  return out;
 }
 
 /// The placement asked for, or all that have so many chunks on each rank, a schedule of one being another's for none of them.
@@ -105,9 +120,10 @@ std::string report(job const& asked, std::vector<entry> const& entries) {
   if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
   out += ".\n\n";
   std::vector<table_row> rows{{"placement", name_of(asked.goal), "above the bound", "lower bound", "catalogue's best", ""}};
-  for (auto const& [placement, found] : entries) {
+  for (entry const& one : entries) {
+    chevron::search::found const& found = one.found;
     bool const any = found.published_length > 0;
-    rows.push_back({placement, number(found.length), above(found.length, found.bound), number(found.bound),
+    rows.push_back({one.placement, number(found.length), above(found.length, found.bound), number(found.bound),
                     any ? number(found.published_length) : "none fits", any ? found.published.name.characters : ""});
   }
   out += table_text(rows, {align::left, align::right, align::right, align::right, align::right, align::left});
@@ -152,16 +168,19 @@ int run_search(request const& asked) {
     throw usage("--memory-limit " + asked.memory_limit +
                 " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
   }
-  owned_costs const costs = costs_of(asked, std::vector<bool>(static_cast<std::size_t>(what.size.ranks * what.size.chunks),
-                                                              what.work == chevron::work_graph::split_backward));
+  std::vector<bool> const split(static_cast<std::size_t>(what.size.ranks * what.size.chunks),
+                                what.work == chevron::work_graph::split_backward);
   std::vector<entry> entries;
   for (std::string const& placement : placements) {
-    entries.push_back({placement, find_on(placement, what, costs.view())});
+    owned_costs costs = costs_of(asked, split, homes(placement, what.size));
+    chevron::search::found found = find_on(placement, what, costs.view());
+    entries.push_back({placement, std::move(found), std::move(costs)});
     if (chevron::finding const& problem = entries.back().found.best.problem) throw usage(describe(problem).str());
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](entry const& a, entry const& b) { return a.found.length < b.found.length * (1 - 1e-12); });
   chevron::plan const& best = entries.front().found.best;
+  owned_costs const& costs = entries.front().costs;
   std::string const words = report(what, entries);
   std::string content;
   if (format == "csv")

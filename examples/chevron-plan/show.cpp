@@ -47,7 +47,7 @@ int run_show(request const& asked) {
   }
   chevron::plan plan = plan_of(asked);
   if (*plan.name == 0) plan.name = asked.schedule.c_str();
-  owned_costs const costs = costs_of(asked, chevron::split_stages(plan));
+  owned_costs const costs = costs_of(asked, plan);
   auto const measured = profile_of(asked);
   owned_sizes const sizes = sizes_of(asked, plan.stages);
   int const steps = steps_of(asked, plan);

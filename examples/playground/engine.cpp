@@ -145,7 +145,7 @@ settings read_settings(std::string_view text) {
     else if (key == "slow_factor")
       out.slow_factor = real(1e6);
     else if (key == "occupies")
-      out.occupies = static_cast<chevron::occupies>(whole(0, 3));
+      out.occupies = static_cast<chevron::occupies>(whole(0, 4));
     else if (key == "hidden")
       out.hidden = real(1);
     else if (key == "first_input_gradient")
@@ -220,9 +220,11 @@ owned_costs prices(settings const& asked, chevron::plan_view const& plan) {
   for (int s = 0; s + 1 < plan.stages; ++s) {
     int const link = std::min(plan.rank_of[s], plan.rank_of[s + 1]);
     bool const slow = link == asked.slow_link && std::abs(plan.rank_of[s] - plan.rank_of[s + 1]) == 1;
-    out.communication.push_back((asked.latency + asked.message) * (slow ? asked.slow_factor : 1));
+    out.communication.push_back(asked.message * (slow ? asked.slow_factor : 1));
+    out.latency.push_back(asked.latency * (slow ? asked.slow_factor : 1));
   }
   if (out.communication.empty()) out.communication.push_back(0);
+  if (out.latency.empty()) out.latency.push_back(0);
   out.hidden = asked.hidden;
   out.communication_occupies = asked.occupies;
   out.first_input_gradient = asked.first_input_gradient;
@@ -264,6 +266,7 @@ std::string answer(settings const& asked, judged const& of) {
   entry("backward_input", list(costs.backward_input));
   entry("backward_weight", list(costs.backward_weight));
   entry("communication", list(costs.communication));
+  entry("latency", list(costs.latency));
   std::string homes;
   for (int s = 0; s < plan.stages; ++s) homes += (s > 0 ? "," : "") + std::to_string(plan.rank_of[s]);
   entry("rank_of", "[" + homes + "]");
@@ -296,7 +299,8 @@ std::string as_program(settings const& asked, judged const& of) {
          row("backward_input", costs.backward_input) + ",\n" + row("backward_weight", costs.backward_weight) + ",\n" +
          row("communication", costs.communication) + ",\n    .hidden = " + show::exact(costs.hidden) +
          ",\n    .communication_occupies = occupies::" + name_of(costs.communication_occupies) +
-         ",\n    .first_input_gradient = " + (costs.first_input_gradient ? "true" : "false") +
+         ",\n    .first_input_gradient = " + (costs.first_input_gradient ? "true" : "false") + ",\n" +
+         row("latency", costs.latency) +
          "};\n\nint main() { std::cout << show::timeline_text(proved, measured) << '\\n'; }\n";
 }
 

@@ -25,8 +25,8 @@ struct settings {
   std::vector<double> forward{1}, backward_input{1}, backward_weight{1};  ///< one for all, or one a stage of `cost_stages`
   int cost_stages =
       0;  ///< the stages that costs are said of; another schedule cuts the same model elsewhere. 0: as many as it has
-  double latency = 0;      ///< of each message
-  double message = 0;      ///< what else it takes at full speed: its size over the bandwidth
+  double latency = 0;      ///< of each message, after its transfer
+  double message = 0;      ///< what the transfer takes at full speed: its size over the bandwidth
   int slow_link = -1;      ///< between this rank and the next
   double slow_factor = 1;  ///< there, messages take so many times as long
   chevron::occupies occupies = chevron::occupies::nobody;

@@ -54,7 +54,7 @@ def random_setting(draw, names):
         size=draw.choice([0, 16, 37]),
         slow=-1,
         sf=1,
-        occ=draw.choice([0, 0, 0, 1, 2, 3]),
+        occ=draw.choice([0, 0, 0, 1, 2, 3, 4, 4]),
         limit=draw.choice([0, 0, 0, 2, 4.5, 8]),
         moves="",
         csv="",
@@ -98,9 +98,10 @@ def compare_numbers(page, count):
             ("--backward-input", "backward_input"),
             ("--backward-weight", "backward_weight"),
             ("--communication", "communication"),
+            ("--latency", "latency"),
         ]:
             words += [flag, ",".join(repr(value) for value in answer[key])]
-        words += ["--communication-occupies", ["nobody", "sender", "receiver", "both"][state["occ"]]]
+        words += ["--communication-occupies", ["nobody", "sender", "receiver", "both", "wire"][state["occ"]]]
         told = plan("show", *words, code=None)
         if answer["law"]:
             assert told.returncode == 5 and answer["sentence"] in told.stderr, (state, answer, told.stderr)
@@ -191,21 +192,27 @@ def session(page, shots, folder):
     assert now["answer"]["backward_weight"] == [1, 0.5, 1, 1] and now["answer"]["forward"] == [2, 2, 2, 2], now["answer"]
     do.choose("stage", -1)
     assert do.choose("I", 1.5)["answer"]["backward_input"] == [1.5, 1, 1.5, 1.5]
-    assert do.choose("lat", 0.5)["answer"]["communication"] == [0.5, 0.5, 0.5]
-    assert do.choose("bw", 20)["answer"]["communication"][0] > 0.9
-    do.choose("size", 0)
+    assert do.choose("lat", 0.5)["answer"]["latency"] == [0.5, 0.5, 0.5]
+    do.choose("size", 8)
+    takes = do.choose("bw", 20)["answer"]["communication"]
+    assert takes[0] > 0.2 and takes == [takes[0]] * 3, takes
     do.choose("slow", 1)
     now = do.choose("sf", 6)
-    assert now["answer"]["communication"] == [0.5, 3, 0.5], now["answer"]
+    assert now["answer"]["latency"] == [0.5, 3, 0.5], now["answer"]
+    assert now["answer"]["communication"] == [takes[0], 6 * takes[0], takes[0]], now["answer"]
     one = do.held()["answer"]["makespan"]
     assert do.choose("occ", 3)["answer"]["makespan"] > one
     do.choose("occ", 0)
+    beside_each_other = do.choose("bw", 2)["answer"]["makespan"]
+    assert do.choose("occ", 4)["answer"]["makespan"] > beside_each_other
+    do.choose("occ", 0)
+    do.choose("bw", 20)
     # The address holds all of it.
     address = do.held()["address"]
     with Browser(1440, 1000) as other:
         other.open(PAGE, address)
         other.wait("window.playground")
-        assert other.run("playground.answer.makespan") == one and other.run("playground.answer.communication") == [0.5, 3, 0.5]
+        assert other.run("playground.answer.makespan") == one and other.run("playground.answer.latency") == [0.5, 3, 0.5]
         assert other.errors == []
     # All schedules on one axis: chevron-plan compare's numbers, a rank's whole share being that of the schedule shown.
     page.run("location.hash = '#F=1.5&I=1.25&lat=0.25'")

@@ -28,6 +28,17 @@ expect 0 '"action": "0F0"' show 1F1B --format json
 expect 0 'polyline' show 1F1B --format svg --critical-path
 expect 0 '^ZB-H1 .* 48 *6 MiB *96 MiB$' compare --message-bytes 2MiB --activation-bytes 1.5MiB
 expect 0 'a message .5, during which its sender computes nothing' compare --communication .5 --communication-occupies sender
+# Links: latency beside the transfer, a wire that carries one transfer at a time, one link that is slower.
+expect 0 'makespan 15 ' show 1F1B --ranks 2 --microbatches 2 --communication 1 --latency 2
+expect 0 'makespan 9.4 ' show 1F1B --ranks 2 --microbatches 2 --message-bytes 1MB --bandwidth 5GB/s
+expect 0 'makespan 24 ' show GPipe --ranks 2 --microbatches 3 --message-bytes 3 --bandwidth 1
+expect 0 'makespan 18 ' show GPipe --ranks 2 --microbatches 3 --message-bytes 3 --bandwidth 1 --communication-occupies nobody
+expect 0 'makespan 15 ' show 1F1B --ranks 2 --microbatches 2 --communication 1 --link 1-0=2ms
+expect 0 '"communication": \[1, 8, 1\], "latency": \[0.02, 3, 0.02\], "communication_occupies": "wire"' \
+  show 1F1B --message-bytes 1MB --bandwidth 8Gbit/s --latency 20us --link 1-2=3ms:1Gbit/s --format json
+expect 0 '"communication": \[0, 1, 0, 0, 0, 1, 0\], ' show ZBVZeroBubble --message-bytes 4 --link 1-2=0:4 --format json
+expect 0 '^1F1B+1@3-4 .* 215 ' compare --ranks 8 --microbatches 64 --link 3-4=1
+expect 0 'peak chunks: 6 5 3 2 1 ' show 1f1b+1@1-2 --ranks 5
 expect 0 '^0F0,0F1,0B0,0B1$' show GPipe --ranks 1 --microbatches 2 --format csv
 expect 0 '"ph": "X"' show 1F1B --format trace
 expect 0 '<!doctype html>' show 1F1B --format HTML
@@ -51,6 +62,17 @@ expect 2 "--forward '1,2' has 2 values, but the schedule has 4 stages" show 1F1B
 expect 2 "--communication '-1' is not a cost" show 1F1B --communication=-1
 expect 2 "--communication '1,2' has 2 values, but the schedule has 3 boundaries between stages: give one for all, or 3" show 1F1B --communication 1,2
 expect 2 "--communication-occupies 'me' is not known: choose one of nobody, sender, receiver, both" show 1F1B --communication-occupies me
+expect 2 "--link '3-4' is not usable: it is not RANK-RANK=LATENCY; give ranks and a latency" show 1F1B --link 3-4
+expect 2 "--link '3-3=1' is not usable: a link joins two ranks" show 1F1B --link 3-3=1
+expect 2 "--link '3-4=1' joins a rank that is not there: there are 4, counted from 0" show 1F1B --link 3-4=1
+expect 2 "--link 1-2=1d: latency '1d' is not a time: give a number in the costs' unit" show 1F1B --link 1-2=1d
+expect 2 "a bandwidth alone does not say how long a transfer takes: add --message-bytes" show 1F1B --link 1-2=1:5GB/s
+expect 2 "--bandwidth '5GB/h' is not a bandwidth: give bytes in" show 1F1B --bandwidth 5GB/h --message-bytes 4
+expect 2 "--bandwidth and --communication both say how long" show 1F1B --bandwidth 5 --message-bytes 4 --communication 1
+expect 2 "--latency '1,2' has 2 values, but the schedule has 3 boundaries" show 1F1B --latency 1,2
+expect 2 "--latency '1,2,3' is a list, but schedules cut the model" compare --latency 1,2,3
+expect 2 "there is none after rank 7" show 1F1B+1@7-8 --ranks 8
+expect 2 "slack for slow links is written as in 1F1B+1@3-4, one forward more before the link" show GPipe+1@3-4
 expect 2 "--hidden '1.5' is not a share: give a number from 0 to 1" show 1F1B --hidden 1.5
 expect 2 "--message-bytes '4x' is not a size: give bytes up to 16GiB, such as" compare --message-bytes 4x
 expect 2 "--activation-bytes '17GiB' is not a size" show 1F1B --activation-bytes 17GiB

@@ -16,6 +16,13 @@ costs='--forward 18.522 --backward-input 18.086 --backward-weight 9.337 --commun
 expect 0 '^linear  *1152.6  *optimal  *1152.6  *1236.63  ZB-H2$' \
   search --ranks 8 --microbatches 24 $costs --memory-limit 16 --kept-for-weight 0.36641 --objective span
 
+# A slow link is absorbed where memory has room for the slack that it needs; a narrow one is the bound.
+expect 0 '^linear  *215  *optimal  *215  *215  1F1B+1@3-4$' \
+  search --ranks 8 --microbatches 64 --link 3-4=1 --memory-limit 9 --full-backward
+expect 0 '^linear  *200  *optimal  *200  *200  ZB-H1+1@3-4$' search --ranks 8 --microbatches 64 --link 3-4=1 --memory-limit 9
+expect 0 '^linear  *81.5  *optimal  *81.5 ' search --ranks 2 --microbatches 16 --message-bytes 9 --bandwidth 2 --trials 500
+expect 0 '^loop  *' search --placement loop --chunks 2 --link 3-0=2 --trials 500
+
 # What was found goes on through the other commands; the same command finds the same.
 uneven='--forward 10,10,10,10,10,10,10,16 --backward-input 11 --backward-weight 9 --communication 0.5'
 what="search --placement vee --microbatches 12 --memory-limit 4 --trials 2000 $uneven"

@@ -11,12 +11,14 @@
 
 namespace chevron::tests {
 
-// Costs that doubles hold exactly, so that equal means equal: with messages beside the computations, and in their way.
+// Costs that doubles hold exactly, so that equal means equal: with messages beside the computations, in their way, and in each
+// other's.
 inline constexpr costs exact_costs[] = {equal_costs,
                                         {1, 1.5, 0.5, 0.25},
                                         {.communication = 0.5, .communication_occupies = occupies::sender},
                                         {.communication = 0.25, .communication_occupies = occupies::receiver},
                                         {1, 2, 1, 0.5, 0.5, occupies::both},
+                                        {.communication = 2, .communication_occupies = occupies::wire, .latency = 0.5},
                                         {.communication = 0.25, .first_input_gradient = false}};
 
 /// Every rank's time is accounted for; the critical path is a chain without a gap from 0 to the end.
@@ -29,7 +31,7 @@ inline constexpr auto accounted_for = [](plan_view const& plan) {
       idle_time const& t = idle.data[r];
       if (t.fill < 0 || t.steady < 0 || t.drain < 0) return false;
       if (t.idle() + t.communicating + busy(plan, c, r) != all) return false;
-      if (c.communication_occupies == occupies::nobody && t.communicating != 0) return false;
+      if (!c.view().occupies_sender() && !c.view().occupies_receiver() && t.communicating != 0) return false;
     }
     double at = 0;
     int before = -1;

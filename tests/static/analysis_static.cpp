@@ -73,6 +73,18 @@ static_assert(starts({.communication = 0.5, .communication_occupies = occupies::
 static_assert(starts({.communication = 0.5, .communication_occupies = occupies::receiver}, {0, 1, 5, 8.5, 1.5, 2.5, 5, 6}));
 static_assert(starts({.communication = 0.5, .communication_occupies = occupies::both}, {0, 1.5, 5, 9, 1.5, 2.5, 5.5, 6.5}));
 
+// Latency comes after the transfer, whomever that occupies.
+static_assert(starts({.communication = 0.25, .latency = 0.25}, {0, 1, 5, 8, 1.5, 2.5, 4.5, 5.5}));
+static_assert(starts({.communication = 0.5, .communication_occupies = occupies::sender, .latency = 1},
+                     {0, 1.5, 7, 10.5, 2.5, 3.5, 6, 7}));
+static_assert(starts({.communication = 0.5, .communication_occupies = occupies::receiver, .latency = 1},
+                     {0, 1, 7, 10.5, 2.5, 3.5, 6, 7}));
+// A wire carries one transfer at a time: of two messages that were sent at 1 and 2, the second goes from 5 to 9, and arrives at
+// 9.5.
+static_assert(starts({.communication = 4, .latency = 0.5}, {0, 1, 13, 16, 5.5, 6.5, 8.5, 9.5}));
+static_assert(starts({.communication = 4, .communication_occupies = occupies::wire, .latency = 0.5},
+                     {0, 1, 13, 17, 5.5, 6.5, 9.5, 10.5}));
+
 // Costs a boundary, and a first stage without an input gradient: its I takes no time, its W the whole backward.
 inline constexpr stage_costs<3> uneven_links{{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0.5, 4}};
 static_assert(makespan(by_hand({"0F0 0B0", "1F0 1B0", "2F0 2B0"}, {0, 1, 2}, 1), uneven_links) == 3 + 6 + 2 * 4.5);

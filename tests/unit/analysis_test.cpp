@@ -1,7 +1,9 @@
 // timeout: 120
 #include <algorithm>
+#include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -90,13 +92,15 @@ stage_costs<8> random_costs(dice& any) {
   }
   for (double& c : out.communication) c = up_to(any, 4) / 4.0;
   out.hidden = up_to(any, 4) / 4.0;
-  out.communication_occupies = static_cast<occupies>(up_to(any, 3));
+  for (double& c : out.latency) c = up_to(any, 4) / 4.0;
+  out.communication_occupies = static_cast<occupies>(up_to(any, 4));
   out.first_input_gradient = up_to(any, 1) == 0;
   return out;
 }
 
 /// The same question as a graph of tasks, actions and transfers alike, relaxed until nothing moves: slow, and nothing like the
-/// simulation. Task times come from what is written about them: pairs are one task, transfers are tasks of the ranks they occupy.
+/// simulation. Task times come from what is written about them: pairs are one task, transfers are tasks of the ranks or wires
+/// they occupy, latencies tasks of nobody's.
 struct oracle {
   struct task {
     double takes = 0;
@@ -144,6 +148,7 @@ struct oracle {
         i = last + 1;
       }
     }
+    std::map<std::pair<int, int>, int> newest_on;  // by the ranks that a wire joins: the transfer that was added last
     for (int i = 0; i < plan.total(); ++i) {
       action const a = plan.actions[i];
       for (int j = 0; j < plan.total(); ++j) {
@@ -155,16 +160,22 @@ struct oracle {
           continue;
         std::size_t const from = static_cast<std::size_t>(i), to = static_cast<std::size_t>(j);
         int const needs = receiver ? receive_of[to] : task_of[to];
+        double const latency = costs.of_latency(static_cast<int>(std::min(a.stage, b.stage)));
+        int way = -1;
         if (sender && receiver) {
-          tasks[static_cast<std::size_t>(needs)].after_start.push_back(send_of[from]);
-        } else if (sender) {
-          tasks[static_cast<std::size_t>(needs)].after_end.push_back(send_of[from]);
-        } else if (receiver) {
-          tasks[static_cast<std::size_t>(needs)].after_end.push_back(task_of[from]);
+          way = add(latency, -1);
+          tasks.back().after_start.push_back(send_of[from]);
+        } else if (sender || receiver) {
+          way = add(latency, sender ? send_of[from] : task_of[from]);
         } else {
-          int const way = add(transfer(a, forward(a)), task_of[from]);
-          tasks[static_cast<std::size_t>(needs)].after_end.push_back(way);
+          way = add(transfer(a, forward(a)), task_of[from]);
+          if (costs.communication_occupies == occupies::wire) {
+            auto const [newest, first] = newest_on.try_emplace({plan.rank_of[a.stage], plan.rank_of[b.stage]}, way);
+            if (!first) tasks.back().after_end.push_back(std::exchange(newest->second, way));
+          }
+          way = add(latency, way);
         }
+        tasks[static_cast<std::size_t>(needs)].after_end.push_back(way);
       }
     }
     relax();

@@ -17,7 +17,8 @@ namespace chevron::test {
 
 inline constexpr int most_stages = 64;
 
-/// Costs of all sorts: the same for all stages or not, with and without messages, pairs that hide, no first input gradient.
+/// Costs of all sorts: the same for all stages or not, with and without messages and latency, pairs that hide, no first input
+/// gradient.
 inline stage_costs<most_stages> some_costs(std::mt19937& random) {
   auto const up_to = [&](double top) { return top * static_cast<double>(random()) / 4294967296.0; };
   stage_costs<most_stages> out;
@@ -31,7 +32,9 @@ inline stage_costs<most_stages> some_costs(std::mt19937& random) {
     if (s + 1 < most_stages) out.communication[s] = up_to(top);
   }
   out.hidden = random() % 2 == 0 ? 0 : up_to(1);
-  out.communication_occupies = static_cast<occupies>(random() % 4);
+  out.communication_occupies = static_cast<occupies>(random() % 5);
+  double const most_latency = random() % 3 == 0 ? 1 : 0;
+  for (double& latency : out.latency) latency = up_to(most_latency);
   out.first_input_gradient = random() % 4 != 0;
   return out;
 }

@@ -116,7 +116,8 @@ TEST_CASE("all orders of small pipelines: none beats the bounds, and often one m
        {std::array{1, 5, 3}, std::array{2, 3, 30}, std::array{2, 4, 2}, std::array{3, 2, 30}, std::array{3, 3, 2}}) {
     for (int draw = 0; draw < draws; ++draw) {
       stage_costs<most_stages> costs = some_costs(random);
-      costs.communication_occupies = occupies::nobody;
+      costs.communication_occupies = draw % 2 == 0 ? occupies::nobody : occupies::wire;
+      for (double& transfer : costs.communication) transfer *= draw % 2 == 1 ? 6 : 1;  // a wire has less time than ranks
       costs.hidden = 0;
       for (int limit : {0, 1, 2, 3}) {
         plan const like = catalogue::make_plan("1F1B", {ranks, micro_batches});

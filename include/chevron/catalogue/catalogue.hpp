@@ -15,6 +15,7 @@
 #include <chevron/catalogue/interleaved_zero_bubble.hpp>
 #include <chevron/catalogue/looped_bfs.hpp>
 #include <chevron/catalogue/one_f_one_b.hpp>
+#include <chevron/catalogue/slack.hpp>
 #include <chevron/catalogue/v_half.hpp>
 #include <chevron/catalogue/v_min.hpp>
 #include <chevron/catalogue/zb_h1.hpp>
@@ -50,9 +51,21 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
   return true;
 }
 
-/// Whether there is a schedule of that name that trains.
+/// Calls `visit(name, description)` for each schedule that can be given slack for slow links, with this slack.
+/// \param slacks a range of `slack`
+template <class Slacks, class Visit>
+constexpr void for_each_with_slack(Slacks const& slacks, Visit&& visit) {
+  visit(one_f_one_b.name, one_f_one_b_for(slacks));
+  visit(zb_h1.name, zb_h1_for(slacks));
+}
+
+/// Whether there is a schedule of that name that trains; with slack, `1F1B+1@3-4`, too.
 constexpr bool trains(std::string_view name) {
   bool found = false;
+  if (name_parts const parts = parts_of(name); parts.slacks.count > 0) {
+    for_each_with_slack(slack_view{}, [&](char const* of, auto const&) { found = found || same_name(of, parts.schedule); });
+    return found && parts.good;
+  }
   for_each([&](auto const& one) { found = found || same_name(one.name, name); });
   return found;
 }
@@ -65,7 +78,7 @@ constexpr bool contains(std::string_view name) {
 }
 
 /// The plan of the schedule with that name, not yet checked: `prove` takes it.
-/// \param name a name for people, `ZBVZeroBubble` (docs/schedules.md)
+/// \param name a name for people, `ZBVZeroBubble` (docs/schedules.md), or one with slack, `1F1B+1@3-4`
 /// \param size ranks and microbatches; chunks 0: as many as the schedule has
 /// \returns a plan; of an unknown name, or a size that the schedule does not have, one whose `problem` says so
 // A template, so that only who calls it compiles how every schedule is worked out, a fifth of what this header costs.
@@ -75,12 +88,27 @@ constexpr plan make_plan(std::string_view name, shape size) {
   unknown.broken = law::description;
   unknown.words = "no schedule of the catalogue has that name; it holds ";
   unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(evaluation))::value);
-  plan made = detail::refused(size, "", unknown);
+  plan made = chevron::detail::refused(size, "", unknown);
   auto const work_out = [&](auto const* one) {
     if (same_name(one->name, name)) made = expand(*one, size);
   };
   hana::for_each(all, work_out);
   hana::for_each(evaluation, work_out);
+  name_parts const parts = parts_of(name);
+  if (parts.slacks.count == 0 || !parts.good) return made;
+  slack_view const given{parts.slacks.begin(), parts.slacks.end()};
+  finding no_link;
+  for (slack const& one : given) {
+    if (one.after_rank + 1 < size.ranks) continue;
+    no_link.broken = law::description;
+    no_link.words = "slack is for a link between two ranks, and there is none after rank ";
+    no_link.number = one.after_rank;
+  }
+  for_each_with_slack(given, [&](char const* of, auto const& one) {
+    if (!same_name(of, parts.schedule)) return;
+    made = no_link ? chevron::detail::refused(size, "", no_link) : expand(one, size);
+    made.name = name_with_slack(of, given.first, given.last);
+  });
   return made;
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <concepts>
+
+#include <chevron/catalogue/slack.hpp>
 #include <chevron/describe/expand.hpp>
 
 namespace chevron::catalogue {
@@ -13,6 +16,25 @@ inline constexpr auto zb_h1 = schedule(placement::linear, warmup(F * (ranks - 1 
                                                               steady(F, I, W) | cooldown(I, W) | cooldown(W))
                                   .named("ZB-H1");
 
+template <class Slacks>
+constexpr auto zb_h1_for(Slacks const& all) {
+  return schedule(placement::linear, warmup(F * (ranks - 1 - rank + slack_behind(all))) |
+                                         steady((F + I) * (rank + slack_before(all))) | steady(F, I, W) | cooldown(I, W) |
+                                         cooldown(W))
+      .named("ZB-H1 with slack");
+}
+
+/// ZB-H1 for slow links: the ranks before a link run more forwards ahead, those behind it put as many more W off, so that all
+/// keep P + e chunks, e being the slack. With one link of delay d behind c ranks, e ≥ 2d/(T_F+T_I), T_W ≤ min(T_F, T_I) and M ≥
+/// P + e, the makespan is M(T_F+T_I+T_W) and the largest of (P-1)(T_F+T_I-T_W) + 2d - e·T_W, (P-1)·T_F + d and c·T_F +
+/// (P-1-c)·T_I + d.
+template <std::same_as<slack>... More>
+constexpr auto zb_h1_with_slack(slack one, More... more) {
+  return zb_h1_for(slacks<1 + sizeof...(More)>{{one, more...}});
+}
+
 }  // namespace spelled_zb_h1
 using spelled_zb_h1::zb_h1;
+using spelled_zb_h1::zb_h1_for;
+using spelled_zb_h1::zb_h1_with_slack;
 }  // namespace chevron::catalogue

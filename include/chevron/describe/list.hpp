@@ -119,7 +119,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   detail::listed_work* const work = works.work.data;
   double* const ready_of = works.ready.data;
   int const* const room_of = works.room.data;
-  double const communication = what.times.communication;
+  double const communication = what.times.communication + what.times.latency;
   bool const counts_bytes = result.byte_limit > 0;
 
   // When each can start, by work and microbatch: whatever stage 0 needs is there.

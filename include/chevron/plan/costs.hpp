@@ -8,13 +8,15 @@
 
 namespace chevron {
 
-/// Which ranks a transfer keeps from computing while it lasts. The sender: directly after the action that made the tensor. The
-/// receiver: directly before the action that needs it, from when both the tensor and the rank are there. A send never waits for
-/// its receiver. Of a fused pair, the forward half's transfer goes first. With `nobody`, transfers run beside the computations.
-enum class occupies : std::uint8_t { nobody, sender, receiver, both };
+/// What a transfer keeps occupied while it lasts. The sender, which then does not compute: directly after the action that made
+/// the tensor. The receiver: directly before the action that needs it, from when both the tensor and the rank are there. The
+/// wire: transfers from one rank to another go one after the other, in the order of the sends, beside the computations. A send
+/// never waits for its receiver. Of a fused pair, the forward half's transfer goes first. With `nobody`, any number of
+/// transfers run beside the computations.
+enum class occupies : std::uint8_t { nobody, sender, receiver, both, wire };
 
 constexpr char const* name_of(occupies which) {
-  constexpr char const* names[] = {"nobody", "sender", "receiver", "both"};
+  constexpr char const* names[] = {"nobody", "sender", "receiver", "both", "wire"};
   return names[static_cast<int>(which)];
 }
 
@@ -31,6 +33,8 @@ struct cost_view {
   double hidden = 0;  ///< of a fused pair's shorter half, the share that the longer half hides: 0 none, 1 all
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;  ///< false: stage 0 has no input gradient. Its I is free, its W is the whole backward
+  double const* latency = &no_time;  ///< from a transfer's end until it has arrived, as `communication`; it occupies nothing
+  int latency_stride = 0;            ///< 0: one entry for all boundaries
 
   /// Cost of one compute action. A full backward costs input plus weight gradient.
   constexpr double of(kind what, int stage) const {
@@ -56,8 +60,11 @@ struct cost_view {
     return f + b - hidden * (f < b ? f : b);
   }
 
-  /// What a message takes between the ranks of stages `boundary` and `boundary + 1`, in either direction.
+  /// What a transfer takes between the ranks of stages `boundary` and `boundary + 1`, in either direction.
   constexpr double of_message(int boundary) const { return communication[boundary * communication_stride]; }
+  constexpr double of_latency(int boundary) const { return latency[boundary * latency_stride]; }
+  /// From the end of what is sent to the earliest start of what needs it: transfer and latency. No message takes less.
+  constexpr double of_delay(int boundary) const { return of_message(boundary) + of_latency(boundary); }
 
   constexpr bool occupies_sender() const {
     return communication_occupies == occupies::sender || communication_occupies == occupies::both;
@@ -65,6 +72,7 @@ struct cost_view {
   constexpr bool occupies_receiver() const {
     return communication_occupies == occupies::receiver || communication_occupies == occupies::both;
   }
+  constexpr bool occupies_wire() const { return communication_occupies == occupies::wire; }
 };
 
 /// The same cost for every stage, as in the literature. Note that these are costs of *chunks*: a rank with two chunks of
@@ -73,14 +81,15 @@ struct costs {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
-  double communication = 0;  ///< from a producer's end to its consumer's earliest start on another rank
+  double communication = 0;  ///< a transfer to another rank: bytes by bandwidth
   double hidden = 0;         ///< of a fused pair's shorter half, the share that the longer half hides: 0 none, 1 all
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;  ///< false: stage 0 has no input gradient, as in a real model
+  double latency = 0;                ///< from a transfer's end until it has arrived; any number are on their way at once
 
   constexpr cost_view view() const {
-    return {&forward, &backward_input,        &backward_weight,    0, &communication, 0,
-            hidden,   communication_occupies, first_input_gradient};
+    return {&forward, &backward_input,        &backward_weight,     0,        &communication, 0,
+            hidden,   communication_occupies, first_input_gradient, &latency, 0};
   }
   constexpr operator cost_view() const { return view(); }
 };
@@ -95,9 +104,11 @@ struct stage_costs {
   double hidden = 0;
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;
+  double latency[array_size(Stages - 1)]{};  ///< as `communication`
 
   constexpr cost_view view() const {
-    return {forward, backward_input, backward_weight, 1, communication, 1, hidden, communication_occupies, first_input_gradient};
+    return {forward, backward_input,         backward_weight,      1,       communication, 1,
+            hidden,  communication_occupies, first_input_gradient, latency, 1};
   }
   constexpr operator cost_view() const { return view(); }
 };

@@ -5,6 +5,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/wire_bound.hpp>
 
 /// \file
 /// What no order of the actions can beat: bounds from where stages live, what they cost and how many chunks may be in flight.
@@ -71,7 +72,7 @@ struct unhindered {
       : forward_start(plan.stages), backward_start(plan.stages), after(plan.stages) {
     int const stages = plan.stages;
     auto const message = [&](int boundary) {
-      return plan.rank_of[boundary] != plan.rank_of[boundary + 1] ? costs.of_message(boundary) : 0.0;
+      return plan.rank_of[boundary] != plan.rank_of[boundary + 1] ? costs.of_delay(boundary) : 0.0;
     };
     double now = 0;
     for (int s = 0; s < stages; ++s) {
@@ -110,8 +111,9 @@ struct activation_limit {
 ///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
 ///   - each chunk is held at least once round and back, and only so many are at a time: in sum, and one after another;
 ///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
-/// A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as delays
-/// only.
+/// And for each wire, where transfers occupy it: it carries all its messages one after the other, between their ways in and
+/// out. A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as
+/// delays only.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
   int const stages = plan.stages;
   int const ranks = plan.size.ranks;
@@ -121,6 +123,7 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
   detail::unhindered const way(plan, costs);
   double const* const forward_start = way.forward_start.data;
   double const* const backward_start = way.backward_start.data;
+  detail::raise_by_wires(plan, costs, forward_start, backward_start, way.after.data, best.makespan, best.span);
   buffer<double> forward(stages), weight(stages);  // of one rank's chunks
   buffer<int> first_stage(ranks), last_stage(ranks);
   buffer<double> to_last_input(ranks), to_last_round(ranks);  // from a rank's first start on: its last I's end; its last F's I's

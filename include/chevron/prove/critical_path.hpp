@@ -3,6 +3,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/prove/wires.hpp>
 
 /// \file
 /// Which actions a step's length hangs on.
@@ -14,7 +15,7 @@ struct path_step {
   int action = 0;            ///< index into `plan_view::actions`; of a fused pair, its forward half
   int rank = 0;              ///< where it runs
   bool by_message = false;   ///< it waited for another rank's message, not for its own rank's previous action
-  double communicating = 0;  ///< time of transfers between the end of the step before and the start of this one
+  double communicating = 0;  ///< time of messages between the end of the step before and the start of this one
 };
 
 /// A chain of actions that fills the makespan: each starts as soon as the one before lets it, so every delay in it delays the
@@ -28,6 +29,9 @@ struct critical_path {
 };
 
 /// The critical path of a plan under its complete timeline; of an incomplete one, nothing. O(actions).
+///
+/// Where a message has waited for its wire, the step before is the one whose message found the wire free, and `communicating`
+/// spans all transfers that went from there on.
 ///
 /// Ties: the path ends at the lowest rank among those that end last. Where an action's rank and its message are there at the same
 /// moment, the path stays on the rank; where both messages of a pair arrive at the same moment, it is the forward's.
@@ -52,6 +56,23 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   auto const first_of_pair = [&](int i) {
     return i > plan.begin[plan.rank_of[plan.actions[i].stage]] && plan.actions[i - 1].fused != 0 ? i - 1 : i;
   };
+  // Where transfers occupy wires: when each has ended, and which action's message found the wire free before it.
+  detail::wires const links(plan, costs);
+  buffer<double> left(links.count > 0 ? total : 0);
+  buffer<int> queue(links.count > 0 ? total : 0);
+  buffer<double> free_from(links.count, zeroed);
+  buffer<int> queue_of(links.count);
+  for (int i = 0; i < total && links.count > 0; ++i) {
+    action const a = plan.actions[i];
+    int const boundary = boundary_sent(plan, a);
+    if (boundary < 0) continue;
+    int const wire = links.carrying(boundary, a.kind == kind::forward);
+    double& free = free_from.data[wire];
+    bool const finds_it_free = when.end.data[i] >= free;
+    if (finds_it_free) queue_of.data[wire] = i;
+    queue.data[i] = queue_of.data[wire];
+    left.data[i] = free = (finds_it_free ? when.end.data[i] : free) + costs.of_message(boundary);
+  }
   // When a rank has sent all up to and including what action `i` made.
   auto const sent_at = [&](int i) {
     double time = when.end.data[i];
@@ -88,11 +109,12 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
       int const cell = from * micro_batches + static_cast<int>(a.micro_batch);
       int const producer = maker[a.kind == kind::forward ? cell : cells + cell];
       double const takes = costs.of_message(boundary);
-      double arrives = sender ? sent_at(producer) : when.end.data[producer] + takes;
+      double arrives = links.count > 0 ? left.data[producer] : sender ? sent_at(producer) : when.end.data[producer] + takes;
       if (receiver) arrives -= takes;
+      arrives += costs.of_latency(boundary);
       if (arrives > there) {
         there = arrives;
-        cause = first_of_pair(producer);
+        cause = first_of_pair(links.count > 0 ? queue.data[producer] : producer);
         step.by_message = true;
       }
       if (receiver) there += takes;

@@ -17,7 +17,7 @@ struct idle_time {
   double fill = 0;           ///< before the rank's first backward
   double steady = 0;         ///< between, until its last forward
   double drain = 0;          ///< after its last forward and its first backward, until the end of the makespan
-  double communicating = 0;  ///< kept from computing by transfers: 0 unless `communication_occupies` says so
+  double communicating = 0;  ///< kept from computing by transfers: 0 unless `communication_occupies` names them
 
   constexpr double idle() const { return fill + steady + drain; }
 };

@@ -68,7 +68,7 @@ namespace detail {
 constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
   for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
-  for (int s = 0; s + 1 < plan.stages; ++s) sum += 2 * plan.size.micro_batches * costs.of_message(s);
+  for (int s = 0; s + 1 < plan.stages; ++s) sum += 2 * plan.size.micro_batches * costs.of_delay(s);
   return sum;
 }
 
@@ -76,20 +76,21 @@ constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
 
 /// Plays steps back to back until each takes as long as the one before, at most `most_steps` of them. O(actions) a step.
 ///
-/// What a step adds depends on when the ranks become free, in sums and maxima only. Hence, from any step to any later one, the
-/// rank that moves most and the rank that moves least bound what a step takes in the long run (the max-plus form of
-/// Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only plan,
-/// ranks drift apart for ever; then those that move most are played by themselves, the others being no hindrance.
+/// What a step adds depends on when the ranks (and the wires) become free, in sums and maxima only. Hence, from any step to any
+/// later one, the rank that moves most and the rank that moves least bound what a step takes in the long run (the max-plus form
+/// of Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only
+/// plan, ranks drift apart for ever; then those that move most are played by themselves, the others being no hindrance.
 constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
   constexpr int kept = 8;  // a pattern may repeat only every few steps
-  int const ranks = plan.size.ranks;
+  detail::wires const links(plan, costs);
+  int const ranks = plan.size.ranks + links.count;  // wires count like ranks
   int const total = plan.total();
   buffer<double> start(total), end(total), clock(ranks, zeroed), first(ranks, zeroed), alone(ranks),
       past_memory(kept * ranks, zeroed);
   double* const past = past_memory.data;
   step_time result;
   for (int step = 1; step <= most_steps; ++step) {
-    if (detail::play(plan, costs, clock.data, start.data, end.data) != total) return {};
+    if (detail::play(plan, costs, links, clock.data, start.data, end.data) != total) return {};
     // Against each of the last few steps, and against the beginning.
     for (int back = 1; back <= kept + 1 && back <= step; ++back) {
       int const steps = back <= kept ? back : step;
@@ -118,7 +119,7 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
       double const ahead = latest + detail::total_cost(plan, costs);
       auto const moves_most = [&](int r) { return clock.data[r] - before[r] >= most - 1e-9 * most; };
       for (int r = 0; r < ranks; ++r) alone.data[r] = moves_most(r) ? clock.data[r] + ahead : clock.data[r];
-      detail::play(plan, costs, alone.data, start.data, end.data);
+      detail::play(plan, costs, links, alone.data, start.data, end.data);
       double least = most;
       for (int r = 0; r < ranks; ++r) {
         double const moved = alone.data[r] - clock.data[r] - ahead;

@@ -5,6 +5,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/wires.hpp>
 
 /// \file
 /// When each action of a plan runs if every action starts as soon as it can: makespan, span and bubble are read off here.
@@ -43,15 +44,18 @@ constexpr int boundary_received(plan_view const& plan, action a) {
 namespace detail {
 
 /// Plays a plan once, O(actions): each rank goes through its list and waits only for what the next action needs. A rank begins
-/// at `clock` and leaves there when it is free again. Gives how many actions ran.
-constexpr int play(plan_view const& plan, cost_view const& costs, double* clock, double* start, double* end) {
+/// at `clock` and leaves there when it is free again; behind the ranks' entries stand those of the wires. Gives how many
+/// actions ran.
+constexpr int play(plan_view const& plan, cost_view const& costs, wires const& links, double* clock, double* start,
+                   double* end) {
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   int const last_stage = plan.stages - 1;
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();
-  double const* const delay = costs.communication;
-  int const delays = costs.communication_stride;
+  bool const wired = links.count > 0;
+  double const* const transfer = costs.communication;
+  int const transfers = costs.communication_stride;
 
   // When a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by the stage that needs them:
   // where that takes a message, when it arrives; if the receiver is occupied by it, when it can begin. Negative: not yet.
@@ -109,7 +113,7 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
           if (there > earliest) earliest = there;
           if (receiver) {
             int const boundary = boundary_received(plan, a);
-            if (boundary >= 0) earliest += delay[boundary * delays];
+            if (boundary >= 0) earliest += transfer[boundary * transfers];
           }
         }
         if (a.fused != 0 && !joins && i + 1 < stop) {
@@ -134,9 +138,16 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
         if (to >= 0 && to <= last_stage) {
           int const consumer = rank_of[to];
           if (consumer != rank) {
-            double const takes = delay[(to < stage ? to : stage) * delays];
-            made[result] = (sender ? now : finish) + (receiver ? 0 : takes);
+            int const boundary = to < stage ? to : stage;
+            double const takes = transfer[boundary * transfers];
+            double leaves = sender ? now : finish;
             if (sender) now += takes;
+            if (wired) {
+              double& free_from = clock[ranks + links.carrying(boundary, to > stage)];
+              leaves = free_from > leaves ? free_from : leaves;
+              free_from = leaves + takes;
+            }
+            made[result] = leaves + (receiver ? 0 : takes) + costs.of_latency(boundary);
             // Whoever waits for exactly this may go on.
             if (waits_for[consumer] == result) {
               waits_for[consumer] = -1;
@@ -164,8 +175,9 @@ constexpr int play(plan_view const& plan, cost_view const& costs, double* clock,
 constexpr timeline simulate(plan_view const& plan, cost_view const& costs) {
   int const total = plan.total();
   timeline result{buffer<double>(total), buffer<double>(total), false};
-  buffer<double> clock(plan.size.ranks, zeroed);
-  result.complete = detail::play(plan, costs, clock.data, result.start.data, result.end.data) == total;
+  detail::wires const links(plan, costs);
+  buffer<double> clock(plan.size.ranks + links.count, zeroed);
+  result.complete = detail::play(plan, costs, links, clock.data, result.start.data, result.end.data) == total;
   return result;
 }
 

@@ -68,9 +68,13 @@ struct ascent {
     annealing search(from, costs, memory, goal, seed);
     int const tried = search.run(trials, bound);
     if (length >= 0 && search.best_length() >= length) return tried;
-    best = copy_of(from);
-    length = search.best_length();
-    for (int i = 0; i < best.actions.count; ++i) best.actions.data[i] = search.best_action(i);
+    plan made = copy_of(from);
+    for (int i = 0; i < made.actions.count; ++i) made.actions.data[i] = search.best_action(i);
+    // Local search takes every wire to be free: what messages wait for it, the simulation says.
+    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : search.best_length();
+    if (length >= 0 && made_length >= length) return tried;
+    best = static_cast<plan&&>(made);
+    length = made_length;
     return tried;
   }
 };
@@ -109,12 +113,18 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   int const all = placed.size.micro_batches * placed.size.chunks;
   bool const limited = memory.most > 0 && memory.most < all;
   double const most = limited ? memory.most : all;
-  bool in_line = split && placed.stages == placed.size.ranks;
+  bool in_line = placed.stages == placed.size.ranks;
   for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
   starting_point published(placed, costs, memory, goal, split);
-  catalogue::for_each([&](auto const& one) {
-    plan made = expand(one, placed.size);
-    if (!published.consider(made, one.name)) return;
+  auto const for_each_published = [&](activation_limit const& limit, auto const& visit) {
+    catalogue::for_each([&](auto const& one) {
+      plan made = expand(one, placed.size);
+      visit(made);
+    });
+    if (in_line) for_each_with_slack(placed.size, costs, limit, split, visit);
+  };
+  for_each_published(memory, [&](plan& made) {
+    if (!published.consider(made, made.name)) return;
     double const length = published.length_of(made);
     if (result.published_length > 0 && published.better(result.published, result.published_length, made, length)) return;
     result.published_length = length;
@@ -129,7 +139,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   {
     starting_point start(placed, costs, memory, goal, split);
     add_list_schedules(start, placed, costs, memory, split);
-    if (in_line) add_zero_bubble(start, placed.size, costs, memory, goal);
+    if (in_line && split) add_zero_bubble(start, placed.size, costs, memory, goal);
     if (published.exists()) start.consider(published.shortest, published.shortest.name);
     if (start.exists() && start.shortest_length <= result.bound * (1 + 1e-12)) {
       take(copy_of(start.shortest), start.shortest_length);
@@ -162,8 +172,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       line.take(start.apart, start.apart_length);
     };
     starting_point known(placed, costs, here, goal, split);
-    if (in_line) add_zero_bubble(known, placed.size, costs, here, goal);
-    catalogue::for_each([&](auto const& one) { known.consider(expand(one, placed.size), one.name); });
+    if (in_line && split) add_zero_bubble(known, placed.size, costs, here, goal);
+    for_each_published(here, [&](plan const& made) { known.consider(made, made.name); });
     take_over(published_line, known);
     starting_point listed(placed, costs, here, goal, split);
     add_list_schedules(listed, placed, costs, here, split);

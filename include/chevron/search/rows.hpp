@@ -13,6 +13,7 @@ namespace chevron::search::detail {
 
 /// An action is a number: row · microbatches + microbatch; a row is a kind of a stage, kind · stages + stage, the kinds being F, I
 /// (or B) and W. Occupied ranks and messages become part of a row's times.
+/// Wires do not: messages count as if they found theirs free.
 struct rows {
   /// \param from says where stages live and, by its actions, whether backwards are split
   constexpr rows(plan_view const& from, cost_view const& costs)
@@ -49,14 +50,16 @@ struct rows {
     for (int s = 0; s + 1 < stages; ++s) {
       if (from.rank_of[s] == from.rank_of[s + 1]) continue;
       double const takes = costs.of_message(s);
+      double const latency = costs.of_latency(s);
       int const takers[] = {s + 1, stages + s};
       int const givers[] = {s, stages + s + 1};
       for (int way = 0; way < 2; ++way) {
         if (costs.occupies_receiver()) {
           lasts.data[takers[way]] += takes;
           before.data[takers[way]] = takes;
+          lag.data[takers[way]] = latency;
         } else {
-          lag.data[takers[way]] = takes;
+          lag.data[takers[way]] = takes + latency;
         }
         if (costs.occupies_sender()) post.data[givers[way]] = takes;
       }

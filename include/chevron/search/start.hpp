@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/list.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
@@ -98,7 +99,7 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
     out.backward_input += of.of(kind::backward_input, s) / where.stages;
     out.backward_weight += of.of(kind::backward_weight, s) / where.stages;
     if (s + 1 == where.stages || where.rank_of[s] == where.rank_of[s + 1]) continue;
-    out.communication += of.of_message(s);
+    out.communication += of.of_delay(s);
     ++crossings;
   }
   if (crossings > 0) out.communication /= crossings;
@@ -157,6 +158,21 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
       consider(F, B);
     }
   }
+}
+
+/// Calls `visit(plan)` for the catalogue's schedules with the slack that slow links need, as far as memory allows it, with one
+/// stage a rank.
+template <class Visit>
+constexpr void for_each_with_slack(shape size, cost_view const& costs, activation_limit memory, bool split,
+                                   Visit const& visit) {
+  int const room = memory.most > 0 ? static_cast<int>(memory.most) - size.ranks : size.micro_batches;
+  buffer<catalogue::slack> const needed = catalogue::slack_for(costs, size.ranks, split, room);
+  if (needed.count == 0) return;
+  catalogue::for_each_with_slack(catalogue::slack_view{needed.begin(), needed.end()}, [&](char const* of, auto const& one) {
+    plan made = expand(one, size);
+    made.name = catalogue::name_with_slack(of, needed.begin(), needed.end());
+    visit(made);
+  });
 }
 
 /// The zero-bubble paper's orders, with one stage a rank.

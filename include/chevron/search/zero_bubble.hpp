@@ -62,8 +62,8 @@ struct zero_bubble_weaver {
   /// When what the next F or I of a rank needs from its neighbour is there; 0 where it needs nothing.
   constexpr double arrival(int rank, family f) {
     int const cell = rank * micro_batches + count(rank, f);
-    if (f == forwards) return rank > 0 ? forward_end[cell - micro_batches] + costs.of_message(rank - 1) : 0;
-    return f == inputs && rank + 1 < ranks ? input_end[cell + micro_batches] + costs.of_message(rank) : 0;
+    if (f == forwards) return rank > 0 ? forward_end[cell - micro_batches] + costs.of_delay(rank - 1) : 0;
+    return f == inputs && rank + 1 < ranks ? input_end[cell + micro_batches] + costs.of_delay(rank) : 0;
   }
 
   constexpr void take(int rank, family f) {
@@ -104,7 +104,7 @@ struct zero_bubble_weaver {
     for (int r = ranks - 1; r >= 0; --r) {
       double now = clock[r];
       if (r + 1 < ranks) {
-        double const back = gradient + costs.of_message(r);
+        double const back = gradient + costs.of_delay(r);
         double const each = cost(r, forwards);
         double amount = held[r] + change(r, forwards);
         while (1 + demand[r] < micro_batches && fits(r, amount) && (choice.stop_short ? now + each <= back : now < back)) {
@@ -129,7 +129,7 @@ struct zero_bubble_weaver {
   /// gradient that the next rank can send soonest, and this rank's waiting is not what the step is long of.
   constexpr bool holds_back(int rank) {
     if (!choice.hold_back || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
-    double const back = clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_message(rank);
+    double const back = clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_delay(rank);
     if (clock[rank] >= back) return true;
     double amount = held[rank] + change(rank, forwards);
     double end = clock[rank] + cost(rank, forwards);

@@ -152,7 +152,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
 inline drawn_facts facts_of(plan_view const& plan, cost_view const& costs, int steps = 1) {
   drawn_facts out;
   out.limit = plan.in_flight_limit;
-  for (int s = 0; s + 1 < plan.stages; ++s) out.message.push_back(costs.of_message(s));
+  for (int s = 0; s + 1 < plan.stages; ++s) out.message.push_back(costs.of_delay(s));
   if (!plan.forward_only && !plan.problem && steps == 1) out.bound = bounds(plan, costs).makespan;
   return out;
 }

@@ -87,6 +87,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   entry("costs", "{\"forward\": " + cost_list(kind::forward) + ", \"backward_input\": " + cost_list(kind::backward_input) +
                      ", \"backward_weight\": " + cost_list(kind::backward_weight) +
                      ", \"communication\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_message(s)); }) +
+                     ", \"latency\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_latency(s)); }) +
                      ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
                      "\", \"hidden\": " + exact(costs.hidden) + "}");
   std::string over_time;

@@ -1,0 +1,171 @@
+#pragma once
+
+#include <string_view>
+
+#include <chevron/describe/expression.hpp>
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// Slack for slow links: forwards that the ranks before a link run ahead of those behind it, so that a message on its way there
+/// and a gradient on its way back are waited for once, and not by every microbatch.
+
+namespace chevron::catalogue {
+
+/// So many forwards more before the first backward, on all ranks up to `after_rank`: for the link from there to the next rank.
+struct slack {
+  int after_rank = 0;
+  int forwards = 0;
+};
+
+/// Slack of several links whose number is known while compiling.
+template <int Count>
+struct slacks {
+  slack each[Count];
+  constexpr slack const* begin() const { return each; }
+  constexpr slack const* end() const { return each + Count; }
+};
+/// The same of links that others keep.
+struct slack_view {
+  slack const* first;
+  slack const* last;
+  constexpr slack const* begin() const { return first; }
+  constexpr slack const* end() const { return last; }
+};
+
+/// The forwards of all links behind this rank, as a rank expression.
+template <class Slacks>
+struct slack_behind : expression::node {
+  Slacks all;
+  constexpr explicit slack_behind(Slacks const& s) : all(s) {}
+  constexpr int operator()(situation const& here) const {
+    int sum = 0;
+    for (slack const& one : all) sum += here.rank <= one.after_rank ? one.forwards : 0;
+    return sum;
+  }
+};
+/// The forwards of all links before this rank.
+template <class Slacks>
+struct slack_before : expression::node {
+  Slacks all;
+  constexpr explicit slack_before(Slacks const& s) : all(s) {}
+  constexpr int operator()(situation const& here) const {
+    int sum = 0;
+    for (slack const& one : all) sum += here.rank > one.after_rank ? one.forwards : 0;
+    return sum;
+  }
+};
+
+/// A whole number at the start of a text, which it is taken from; -1: there is none, or it is above what ranks can be.
+constexpr int take_number(std::string_view& text) {
+  int number = -1;
+  while (!text.empty() && text.front() >= '0' && text.front() <= '9') {
+    number = (number < 0 ? 0 : number) * 10 + (text.front() - '0');
+    if (number > max_stages) return -1;
+    text.remove_prefix(1);
+  }
+  return number;
+}
+constexpr bool take(std::string_view& text, char wanted) {
+  if (text.empty() || text.front() != wanted) return false;
+  text.remove_prefix(1);
+  return true;
+}
+
+/// The slack with which slow links hold nobody up longer than the fastest link does, with one stage a rank. Over a link of
+/// delay d (transfer and latency) with e forwards of slack a microbatch takes 2(t + d) / (2 + e) in the long run, t being the
+/// longest of a stage's T_F + T_B, or of its T_F + T_I where backwards are split. Where the fastest link takes no time, that
+/// makes ⌈2d / t⌉.
+/// \param room of all links together; where more is needed, what there is goes to the slowest
+/// \returns an entry for each link that is given any
+constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split, int room = max_micro_batches) {
+  double stage = 0;
+  for (int s = 0; s < ranks; ++s) {
+    double const one = costs.of(kind::forward, s) + costs.of(split ? kind::backward_input : kind::backward, s);
+    stage = one > stage ? one : stage;
+  }
+  double fastest = ranks > 1 ? costs.of_delay(0) : 0;
+  for (int s = 0; s + 1 < ranks; ++s) fastest = costs.of_delay(s) < fastest ? costs.of_delay(s) : fastest;
+  buffer<int> forwards(ranks, zeroed);
+  for (; room > 0 && stage > 0; --room) {
+    int slowest = -1;
+    double longest = (stage + fastest) * (1 + 1e-9);
+    for (int s = 0; s + 1 < ranks; ++s) {
+      double const period = 2 * (stage + costs.of_delay(s)) / (2 + forwards.data[s]);
+      if (period <= longest) continue;
+      longest = period;
+      slowest = s;
+    }
+    if (slowest < 0) break;
+    ++forwards.data[slowest];
+  }
+  int count = 0;
+  for (int const n : forwards) count += n > 0 ? 1 : 0;
+  buffer<slack> out(count);
+  count = 0;
+  for (int s = 0; s < ranks; ++s) {
+    if (forwards.data[s] > 0) out.data[count++] = {s, forwards.data[s]};
+  }
+  return out;
+}
+
+/// A schedule's name with its slack: `1F1B+1@3-4` has one forward more before the link from rank 3 to rank 4. Where that is too
+/// long for a name, `1F1B with slack`.
+constexpr plan_name name_with_slack(std::string_view schedule, slack const* first, slack const* last) {
+  plan_name out;
+  int at = 0;
+  auto const put = [&](char c) {
+    if (at < plan_name::capacity) out.characters[at] = c;
+    ++at;
+  };
+  auto const put_number = [&](int n) {
+    int scale = 1;
+    while (n / scale >= 10) scale *= 10;
+    for (; scale > 0; scale /= 10) put(static_cast<char>('0' + n / scale % 10));
+  };
+  for (char c : schedule) put(c);
+  for (; first != last; ++first) {
+    put('+');
+    put_number(first->forwards);
+    put('@');
+    put_number(first->after_rank);
+    put('-');
+    put_number(first->after_rank + 1);
+  }
+  if (at > plan_name::capacity) {
+    out = {};
+    at = 0;
+    for (char c : schedule) put(c);
+    for (char c : std::string_view(" with slack")) put(c);
+  }
+  return out;
+}
+
+/// A name taken apart.
+struct name_parts {
+  std::string_view schedule;  ///< up to the slack
+  buffer<slack> slacks;       ///< none where the name has none
+  bool good = true;           ///< false: something else than slack follows a `+`
+};
+constexpr name_parts parts_of(std::string_view name) {
+  name_parts out{name.substr(0, name.find('+')), {}, true};
+  int count = 0;
+  for (char c : name) count += c == '+' ? 1 : 0;
+  out.slacks = buffer<slack>(count);
+  std::string_view rest = name.substr(out.schedule.size());
+  for (int i = 0; i < count && out.good; ++i) {
+    bool const begins = take(rest, '+');
+    int const forwards = take_number(rest);
+    bool const at = take(rest, '@');
+    int const rank = take_number(rest);
+    bool const to = take(rest, '-');
+    int const next = take_number(rest);
+    out.good = begins && at && to && forwards > 0 && rank >= 0 && next == rank + 1;
+    out.slacks.data[i] = {rank, forwards};
+  }
+  out.good = out.good && rest.empty();
+  return out;
+}
+
+}  // namespace chevron::catalogue

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/wires.hpp>
+
+/// \file
+/// What narrow links alone make a step take: a part of `bounds`.
+
+namespace chevron::detail {
+
+/// What goes along one wire.
+struct wire_load {
+  double transfers = 0;  ///< of a step, in sum
+  double before = 0;     ///< least time until the first can begin
+  double behind = 0;     ///< least time from the end of the last on
+
+  constexpr void add(double takes, double sooner, double later) {
+    before = transfers > 0 && before < sooner ? before : sooner;
+    behind = transfers > 0 && behind < later ? behind : later;
+    transfers += takes;
+  }
+  constexpr double length() const { return transfers > 0 ? before + transfers + behind : 0; }
+};
+
+/// Raises bounds to what each wire takes for its messages, where transfers occupy them. For the makespan, from the step's start
+/// to the end of what the last message leads to. For the span of the rank that has the earlier stage: its own F stands before
+/// what it sends with the forwards, and the gradient comes back to it; what it gets against the forwards follows an F of its
+/// own.
+/// \param forward_start, backward_start, after the unhindered way of one microbatch, by stage
+constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, double const* forward_start,
+                              double const* backward_start, double const* after, double& makespan, double& span) {
+  wires const links(plan, costs);
+  if (links.count == 0) return;
+  buffer<wire_load> all(links.count, zeroed), forwards(links.count, zeroed), gradients(links.count, zeroed);
+  int const last = plan.stages - 1;
+  for (int s = 0; s < last; ++s) {
+    double const takes = plan.size.micro_batches * costs.of_message(s);
+    if (plan.rank_of[s] == plan.rank_of[s + 1] || !(takes > 0)) continue;
+    double const latency = costs.of_latency(s);
+    double const forward = costs.of(kind::forward, s);
+    int const down = links.carrying(s, true);
+    if (plan.forward_only) {
+      all.data[down].add(takes, forward_start[s] + forward,
+                         latency + forward_start[last] + costs.of(kind::forward, last) - forward_start[s + 1]);
+      continue;
+    }
+    int const up = links.carrying(s, false);
+    double const input = costs.of(kind::backward_input, s);
+    double const input_after = costs.of(kind::backward_input, s + 1);
+    double const weight = costs.of(kind::backward_weight, s);
+    double const round = latency + backward_start[s + 1] + input_after - forward_start[s + 1];
+    all.data[down].add(takes, forward_start[s] + forward, round + after[s + 1]);
+    all.data[up].add(takes, backward_start[s + 1] + input_after, latency + input + after[s]);
+    forwards.data[down].add(takes, forward, latency + backward_start[s] - forward_start[s + 1] + input + weight);
+    gradients.data[up].add(takes, backward_start[s + 1] + input_after - forward_start[s], latency + input + weight);
+  }
+  for (int w = 0; w < links.count; ++w) {
+    double const whole = all.data[w].length();
+    makespan = whole > makespan ? whole : makespan;
+    for (double const one : {forwards.data[w].length(), gradients.data[w].length()}) span = one > span ? one : span;
+  }
+}
+
+}  // namespace chevron::detail

@@ -1,0 +1,132 @@
+// timeout: 120
+// Slow links put into threads and Gloo: messages come as late as latency and bandwidth have it, and nothing else changes.
+#include "support/slow_links.hpp"
+#include "support/gloo_ranks.hpp"
+#include "support/transport_contract.hpp"
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+namespace slow_links_test {
+
+using namespace std::chrono_literals;
+using chevron::kind;
+
+/// Runs `body(transport&)` on each rank of one pipeline, over threads or over Gloo, with these links; all must go well.
+void run(bool gloo, int ranks, slow_links::links const& slow, std::function<void(chevron::transport&)> const& body) {
+  auto const around = [&](chevron::transport& inner) {
+    slow_links::transport comm(inner, slow);
+    body(comm);
+  };
+  if (gloo)
+    gloo_ranks::check_all_well(gloo_ranks::on_ranks(ranks, 1, gloo_ranks::all_share, around));
+  else
+    chevron::run_threads({.pipeline_ranks = ranks}, around);
+}
+
+TEST_CASE("messages come after transfer and latency, one transfer after the other, in each direction by itself") {
+  slow_links::links const slow{{{0, 1}, {.latency = 30ms, .bandwidth = 4e6}}};
+  at::Tensor const large = at::arange(20'000, at::kFloat);  // 80 kB, so 20 ms
+  for (bool const gloo : {false, true}) {
+    CAPTURE(gloo);
+    run(gloo, 3, slow, [&](chevron::transport& comm) {
+      int const me = comm.topology().pipeline_rank();
+      comm.connect(std::vector<chevron::edge>{{0, 1}, {1, 0}, {1, 2}});
+      comm.open({.activation = 0, .receive = 8, .send = 8});
+      for (long step = 0; step < 2; ++step) {
+        comm.begin_step(step);
+        double sent = static_cast<double>(chevron::now_ns());
+        std::array<double, 3> all{};
+        if (me < 2) {
+          int const peer = 1 - me;
+          for (std::uint16_t m = 0; m < 3; ++m)
+            comm.post_receive(peer, me == 0 ? thread_ranks::recv_b(0, m) : thread_ranks::recv_f(1, m), m);
+          comm.all_gather({&sent, 1}, all);  // nobody has sent before this
+          for (std::uint16_t m = 0; m < 3; ++m)
+            comm.post_send(peer, me == 0 ? thread_ranks::send_f(0, m) : thread_ranks::send_b(1, m), m, {{large}});
+          double const first = 1e6 * (30 + 20) + *std::max_element(all.begin(), all.end());
+          bool const early = comm.has_arrived(0);
+          if (static_cast<double>(chevron::now_ns()) < first) CHECK(!early);
+          for (std::uint16_t m = 0; m < 3; ++m) {
+            auto const came = comm.receive(m);
+            CHECK(static_cast<double>(chevron::now_ns()) >= first + 20e6 * m);
+            REQUIRE(came.size() == 1);
+            CHECK(at::equal(came[0], large));
+          }
+          for (std::uint16_t m = 0; m < 3; ++m) comm.wait_send(m);
+        } else {
+          comm.all_gather({&sent, 1}, all);
+        }
+      }
+    });
+  }
+}
+
+/// What training came to, and when each rank ran what in its last step.
+struct trained {
+  transport_contract::trained result;
+  std::vector<std::vector<chevron::trace_event>> traces;  // by rank
+};
+
+trained train(bool gloo, std::string const& schedule, slow_links::links const& slow) {
+  chevron::shape const size{.ranks = 4, .micro_batches = 6};
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, size)));
+  trained out;
+  out.traces.resize(4);
+  out.result.parameters.resize(4);
+  std::mutex mutex;
+  run(gloo, 4, slow, [&](chevron::transport& comm) {
+    chevron::trainer trains = transport_contract::trainer_of(program, comm);
+    at::Tensor const x = at::arange(12 * transport_contract::width, at::kFloat).view({12, transport_contract::width}).sin();
+    double loss = 0;
+    for (int step = 0; step < 3; ++step) loss = trains.step({x}, {x.cos()}).loss;
+    auto const me = static_cast<std::size_t>(comm.topology().pipeline_rank());
+    std::lock_guard const hold(mutex);
+    if (me == 0) out.result.losses.push_back(loss);
+    auto const entries = trains.last_trace().entries();
+    out.traces[me].assign(entries.begin(), entries.end());
+    for (auto& p : trains.stages()[me].parameters()) out.result.parameters[me].push_back(p.value.detach().clone());
+  });
+  return out;
+}
+
+/// When an action of the last step began and ended.
+chevron::trace_event event_of(trained const& from, std::size_t rank, kind what, unsigned micro_batch) {
+  for (chevron::trace_event const& one : from.traces[rank]) {
+    if (one.op.kind == what && one.op.micro_batch == micro_batch) return one;
+  }
+  FAIL("rank " << rank << " has not run that");
+  return {};
+}
+
+TEST_CASE("training over a slow link: the same bits, and nothing begins before its message can be there") {
+  trained const plain = train(false, "1F1B", {});
+  slow_links::links const slow{{{1, 2}, {.latency = 8ms}}};
+  for (bool const gloo : {false, true}) {
+    for (std::string const schedule : {"1F1B", "1F1B+1@1-2", "ZB-H1+1@1-2"}) {
+      CAPTURE(gloo);
+      CAPTURE(schedule);
+      trained const got = train(gloo, schedule, slow);
+      CHECK(got.result.losses == plain.result.losses);
+      for (std::size_t s = 0; s < 4; ++s) {
+        REQUIRE(got.result.parameters[s].size() == plain.result.parameters[s].size());
+        for (std::size_t i = 0; i < plain.result.parameters[s].size(); ++i)
+          CHECK(at::equal(got.result.parameters[s][i], plain.result.parameters[s][i]));
+      }
+      kind const backward = schedule.starts_with("ZB") ? kind::backward_input : kind::backward;
+      for (unsigned m = 0; m < 6; ++m) {
+        CHECK(event_of(got, 2, kind::forward, m).start >= event_of(got, 1, kind::forward, m).end + 8'000'000);
+        CHECK(event_of(got, 1, backward, m).start >= event_of(got, 2, backward, m).end + 8'000'000);
+      }
+    }
+  }
+}
+
+}  // namespace slow_links_test

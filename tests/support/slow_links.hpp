@@ -1,0 +1,159 @@
+#pragma once
+
+// Slow links on one machine: a transport around another one, whose messages arrive as late as latency and bandwidth have it.
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/now_ns.hpp>
+
+namespace slow_links {
+
+/// What a link does to messages, in each of its two directions. The costs of a plan say the same with `occupies::wire`: a
+/// transfer of bytes / bandwidth, and then the latency.
+struct link {
+  std::chrono::nanoseconds latency{0};
+  double bandwidth = 0;  ///< bytes a second, one transfer after the other; 0: transfers take no time
+};
+
+/// By the two ranks of a pipeline that a link joins, the smaller one first. Links that are not named are as they are.
+using links = std::map<std::pair<int, int>, link>;
+
+/// Leaves the core to others until shortly before the end: the system would wake it up late.
+inline void sleep_until(std::int64_t until) {
+  std::int64_t const early = until - 250'000;
+  timespec const at{early / 1'000'000'000, early % 1'000'000'000};
+  while (chevron::now_ns() < early && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr) != 0) {
+  }
+  while (chevron::now_ns() < until) std::this_thread::yield();
+}
+
+/// A transport that holds back what comes over slow links. The sender works out when a message arrives and sends that along, in
+/// one tensor more; the receiver waits until then. So ranks must share a clock: threads, or processes of one machine. All ranks
+/// of a job put one around their transport, with the same links.
+class transport : public chevron::transport {
+ public:
+  transport(chevron::transport& inner, links const& slow) : chevron::transport(inner.topology()), inner_(inner), slow_(slow) {
+    deadline(inner.deadline());
+  }
+
+  bool is_zero_copy() const override { return inner_.is_zero_copy(); }
+  bool connects_at_first_use() const override { return inner_.connects_at_first_use(); }
+  void connect(std::span<chevron::edge const> edges) override { inner_.connect(edges); }
+  void open(chevron::slot_counts const& slots) override {
+    came_.assign(static_cast<std::size_t>(slots.receive), {});
+    inner_.open(slots);
+  }
+  void begin_step(long step) override {
+    chevron::transport::begin_step(step);
+    inner_.begin_step(step);
+  }
+
+  void post_send(int peer, chevron::action what, std::uint16_t slot, std::span<at::Tensor const> values) override {
+    std::int64_t arrives = 0;
+    if (link const* const slow = link_to(peer)) {
+      std::int64_t& free_from = wire_free_from_[peer];
+      free_from = std::max(free_from, chevron::now_ns()) + transfer_ns(*slow, values);
+      arrives = free_from + slow->latency.count();
+    }
+    with_stamp_.assign(values.begin(), values.end());
+    with_stamp_.push_back(at::empty({1}, at::kLong));
+    *with_stamp_.back().mutable_data_ptr<std::int64_t>() = arrives;
+    inner_.post_send(peer, what, slot, with_stamp_);
+    with_stamp_.clear();
+  }
+  void post_receive(int peer, chevron::action what, std::uint16_t slot) override {
+    came_.at(slot) = {};
+    inner_.post_receive(peer, what, slot);
+  }
+  std::span<at::Tensor> receive(std::uint16_t slot) override {
+    message const& one = taken(slot);
+    sleep_until(one.arrives);
+    return one.values;
+  }
+  void wait_send(std::uint16_t slot) override { inner_.wait_send(slot); }
+  bool has_arrived(std::uint16_t slot) override {
+    if (!came_.at(slot).known && !inner_.has_arrived(slot)) return false;
+    return taken(slot).arrives <= chevron::now_ns();
+  }
+  bool is_sent(std::uint16_t slot) override { return inner_.is_sent(slot); }
+
+ private:
+  struct message {
+    bool known = false;
+    std::span<at::Tensor> values;
+    std::int64_t arrives = 0;
+  };
+
+  link const* link_to(int peer) const {
+    int const me = topology().pipeline_rank();
+    auto const found = slow_.find({std::min(me, peer), std::max(me, peer)});
+    return found == slow_.end() ? nullptr : &found->second;
+  }
+  static std::int64_t transfer_ns(link const& over, std::span<at::Tensor const> values) {
+    if (over.bandwidth <= 0) return 0;
+    double bytes = 0;
+    for (at::Tensor const& value : values) bytes += value.defined() ? static_cast<double>(value.nbytes()) : 0;
+    return static_cast<std::int64_t>(bytes / over.bandwidth * 1e9);
+  }
+  message const& taken(std::uint16_t slot) {
+    message& one = came_.at(slot);
+    if (one.known) return one;
+    std::span<at::Tensor> const all = inner_.receive(slot);
+    return one = {true, all.first(all.size() - 1), *all.back().const_data_ptr<std::int64_t>()};
+  }
+
+  void publish(chevron::error const& found) override { inner_.fail(found); }
+  void start_sum(int bucket, at::Tensor values) override { inner_.start_all_reduce(bucket, std::move(values)); }
+  void wait_sum(int bucket) override { inner_.wait_all_reduce(bucket); }
+  // Gathers of bytes as gathers of numbers, which the other transport copies as they are.
+  void start_gather(chevron::gather_slot slot, std::span<std::byte const> mine, chevron::awaited const&) override {
+    gather& one = gathers_[static_cast<std::size_t>(slot)];
+    one.mine.assign((mine.size() + sizeof(double) - 1) / sizeof(double), 0);
+    std::memcpy(one.mine.data(), mine.data(), mine.size());
+    if (slot == chevron::gather_slot::early) inner_.start_all_gather(one.mine);
+  }
+  void finish_gather(chevron::gather_slot slot, chevron::awaited const&,
+                     std::vector<std::span<std::byte const>>& parts) override {
+    gather& one = gathers_[static_cast<std::size_t>(slot)];
+    auto const world = static_cast<std::size_t>(topology().world());
+    one.all.resize(one.mine.size() * world);
+    if (slot == chevron::gather_slot::early)
+      inner_.finish_all_gather(one.all);
+    else
+      inner_.all_gather(one.mine, one.all);
+    parts.clear();
+    auto const bytes = std::as_bytes(std::span(one.all));
+    for (std::size_t r = 0; r < world; ++r) parts.push_back(bytes.subspan(r * bytes.size() / world, bytes.size() / world));
+  }
+  std::vector<std::string> gather_text(std::string const& mine, chevron::awaited const&) override {
+    return inner_.all_gather_text(mine);
+  }
+
+  struct gather {
+    std::vector<double> mine, all;
+  };
+  chevron::transport& inner_;
+  links slow_;
+  std::map<int, std::int64_t> wire_free_from_;  // by peer
+  std::vector<message> came_;                   // by slot
+  std::vector<at::Tensor> with_stamp_;
+  gather gathers_[2];
+};
+
+}  // namespace slow_links
