@@ -86,10 +86,10 @@ INTRODUCTION = """# Benchmarks
 
 What Chevron costs, beside PyTorch where PyTorch does the same. This page is written by
 
-    ./dev bench                # all of it, about 40 minutes on two quiet cores
-    ./dev bench step memory    # these sections; what the page says of the others stays, with its own date
+    ./dev bench                # about 40 minutes on two quiet cores
+    ./dev bench step memory    # these sections; the others stay
     ./dev bench --minutes 20   # as many rounds as fit
-    ./dev bench quick          # small sizes, in minutes: to see that it runs; the page goes to build/benchmarks
+    ./dev bench quick          # small sizes, into build/benchmarks
 
 of the figures in `bench/results`, which keep every round. In a round all sides are measured row by row, one after the
 other, with the same number of processes and one thread in each, so a slow minute of the machine touches all of them.
