@@ -39,7 +39,7 @@ def arguments():
     parser.add_argument("--without-newest", action="store_true", help="leave out the newest PyTorch, which is 5 GB to install")
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--check", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     given.quick = "quick" in given.names
     given.names = [name for name in given.names if name != "quick"]
     for name in given.names:

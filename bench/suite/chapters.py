@@ -182,7 +182,7 @@ def training_pictures(result):
         "A file that trains",
         "CPU seconds",
         named,
-        [("seconds", "seconds")],
+        [("seconds", "Chevron and LibTorch")],
     )
 
 
@@ -447,7 +447,7 @@ that. Links and ccache have no part in it. PyTorch has nothing to set beside it.
         "Compile time of training",
         "compile time of a file that trains",
         """A file that trains includes LibTorch, which is nearly all of what it costs ([what to do about
-it](compile-times.md)). CPU seconds and peak memory of one compiler ({compiler}), once each, with the flags of
+it](compile-times.md)). CPU seconds and peak memory of one compiler, once each, with the flags of
 `examples/minimal_train.cpp` in the build folder.""",
         """The spread: each is measured once. A build with ccache, which takes none of this again; a model with more
 modules.""",

@@ -59,7 +59,8 @@ class Build:
                 end = time.monotonic() + limit
                 while True:
                     ended = started.poll() is not None
-                    written = pathlib.Path(path).read_text().splitlines(keepends=True)
+                    there = pathlib.Path(path)
+                    written = there.read_text().splitlines(keepends=True) if there.exists() else []
                     written = [line for line in written if line.endswith("\n")]
                     if len(written) >= lines:
                         return written[:lines]

@@ -70,7 +70,7 @@ def compiling(run):
     """What a translation unit costs that proves a schedule."""
     measure = load(ROOT / "bench" / "compile" / "measure.py")
     cases = [measure.BASELINE, *measure.GATED]
-    compiler = run.setting["compiler"] = run.compiler
+    compiler = run.compiler
     run.setting["optimisation"] = "-O0"
     while run.another_round():
         for case in cases:
@@ -92,7 +92,6 @@ def compiling(run):
 def training_compile(run):
     """What a file that trains costs to compile, with and without a precompiled header."""
     run_side = load(ROOT / "bench" / "compile" / "run_side.py")
-    run.setting["compiler"] = run.compiler
     while run.another_round():
         for row in run_side.rows(run.builds[0].path, run.compiler, levels=("-O0",) if run.quick else ("-O0", "-O2")):
             run.note(f"{row['what']}, {row['level']}", "seconds", row["seconds"])
