@@ -2,7 +2,7 @@
 """Measures Chevron beside PyTorch, and writes docs/benchmarks.md: ./dev bench builds what this needs and runs it.
 
   benchmarks.py                  all sections, in about 40 minutes on two quiet cores
-  benchmarks.py quick            smaller sizes, in minutes; the page goes to build/benchmarks, not to docs/
+  benchmarks.py quick            smaller sizes, in minutes on a quiet machine; the page goes to build/benchmarks, not to docs/
   benchmarks.py NAME…            these sections; what the page says of the others stays
   benchmarks.py --minutes 20     as many rounds as fit (each section measures at least one, so it may take a little longer)
   benchmarks.py --beside FOLDER  also another build of Chevron, alternating with ours; the page goes to build/benchmarks
@@ -57,7 +57,7 @@ def arguments():
 
 
 def measure(given, folder):
-    """Each section in its turn; every result is written as soon as it is there."""
+    """Each section in its turn; what it measured, and the page, are written as soon as it is over."""
     builds = [Build(given.build)] + ([Build(given.beside, " beside")] if given.beside else [])
     sides = torch_sides(not given.without_newest)
     if given.beside:
@@ -82,7 +82,13 @@ def measure(given, folder):
             failed += 1
             continue
         (results / f"{name}.json").write_text(json.dumps(run.result(where), indent=1) + "\n")
+        written(results, folder)
     return results, failed
+
+
+def written(results, folder):
+    """The page of what there is; README.md quotes it where it is the one of docs/."""
+    page.write(results, folder, ROOT if folder == ROOT / "docs" else None)
 
 
 def main():
@@ -95,7 +101,7 @@ def main():
     else:
         folder = ROOT / "build" / "benchmarks" if given.quick or given.beside else ROOT / "docs"
         results, failed = measure(given, folder)
-    page.write(results, folder, ROOT if folder == ROOT / "docs" else None)
+    written(results, folder)
     print(page.in_short(results), end="")
     print(f"== {folder.relative_to(ROOT)}/benchmarks.md")
     sys.exit(1 if failed else 0)

@@ -5,7 +5,7 @@ import statistics
 import typing
 
 from . import chart
-from .tables import figure, median, present, ratio, span, spread, table, times, torch_columns
+from .tables import figure, median, present, ratio, span, spread, table, times, torch_columns, wrapped
 
 GPT_NAMES = {
     "alone": "one process, no pipeline",
@@ -67,10 +67,9 @@ def planning_table(result):
     text = beside_table(result, columns, against, ", ms")
     large = [row for row, of in result["values"].items() if "large seconds" in of]
     if large:
-        text += (
-            "\nAt P = {large_ranks}, V = 2 where the schedule has chunks, M = {large_micro_batches}, once, each in a process of "
-            "its own; PyTorch takes minutes there and is not run:\n\n"
-        ).format(**result["setting"])
+        words = "At P = {large_ranks}, V = 2 where the schedule has chunks, M = {large_micro_batches}, once, each in "
+        words += "a process of its own; PyTorch takes minutes there and is not run:"
+        text += "\n" + wrapped(words.format(**result["setting"])) + "\n"
         text += table(
             ["schedule", "actions", "CPU s", "MB at most"],
             [
@@ -272,7 +271,8 @@ def memory_table(result):
 
 def memory_short(result):
     above = [100 * (ratio(result, row, "ours", "predicted") - 1) for row in result["values"]]
-    parts = [f"{min(above):.0f} to {max(above):.0f} % above what the chunks in flight predict".replace("-", "−")]
+    low, high = (f"{abs(of):.0f} % {'above' if of >= 0 else 'below'}" for of in (min(above), max(above)))
+    parts = [f"{low} to {high} what the chunks in flight predict"]
     for side in older(result):
         shares = [ratio(result, row, side, "ours") for row in result["values"]]
         parts.append(f"{result['sides'][side]['label']} {span(shares, '{:.2f}')} times ours")

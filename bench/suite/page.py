@@ -3,10 +3,10 @@
 import json
 import pathlib
 import re
-import textwrap
 
 from . import machine
 from .chapters import CHAPTERS
+from .tables import wrapped
 
 QUOTED = 2  # so many rounds on a quiet machine, and README.md quotes a section
 
@@ -19,11 +19,6 @@ def load(results):
         if path.is_file():
             there[chapter.name] = json.loads(path.read_text())
     return there
-
-
-def wrapped(text):
-    """A paragraph in lines of at most 120 columns."""
-    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def is_quiet(result):

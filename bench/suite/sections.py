@@ -8,8 +8,11 @@ import json
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
+
+from .run import ProgramFailed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 IN_TORCH = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
@@ -24,13 +27,24 @@ def load(path):
     return module
 
 
+def options(**values):
+    """The words of a command line: `--name value` for each."""
+    return [word for name, value in values.items() for word in ("--" + name, value)]
+
+
+def schedules(run):
+    """The names of the catalogue, in its order."""
+    return run.builds[0].run("bench-plan", "--benchmark_list_tests").split()
+
+
 def planning(run):
     """Describe + prove + lower at run time, beside PyTorch's generate + validate + add communication."""
     ranks, micro_batches = 64, 256
     run.setting = {"ranks": ranks, "chunks": 2, "micro_batches": micro_batches, "large_ranks": 512, "large_micro_batches": 4096}
     # PyTorch's 1F1B exports an order that its own validation refuses.
     in_torch = [name for name in IN_TORCH if name != "1F1B"]
-    names = run.builds[0].run("bench-plan", "--benchmark_list_tests").split()
+    names = schedules(run)
+    timed = ["--benchmark_format=json", "--benchmark_min_time=0.1"]
     with run.peers(0) as peers:
         while run.another_round():
             for name in names:
@@ -40,15 +54,7 @@ def planning(run):
                         run.note(name, side, took)
                 for build in run.builds:
                     column = "ours" + build.suffix
-                    said = run.ours(
-                        build,
-                        name,
-                        column,
-                        "bench-plan",
-                        f"--benchmark_filter=^{name}$",
-                        "--benchmark_format=json",
-                        "--benchmark_min_time=0.1",
-                    )
+                    said = run.ours(build, name, column, "bench-plan", f"--benchmark_filter=^{name}$", *timed)
                     if said is not None:
                         run.note(name, column, json.loads(said)["benchmarks"][0]["cpu_time"])
     if run.quick:
@@ -58,7 +64,7 @@ def planning(run):
             large = json.loads(
                 run.builds[0].run("bench-plan", "once", name, run.setting["large_ranks"], run.setting["large_micro_batches"])
             )
-        except Exception as why:
+        except (ProgramFailed, subprocess.TimeoutExpired, ValueError) as why:
             run.fail(name, "large seconds", why)
             continue
         run.note(name, "large actions", large["actions"])
@@ -100,46 +106,20 @@ def training_compile(run):
 
 def step(run):
     """Stages that compute next to nothing: what a step costs beside them."""
-    ranks, micro_batches, width, samples = 4, 8, 64, 4
-    steps = 10 if run.quick else 30
-    run.setting = {"ranks": ranks, "micro_batches": micro_batches, "width": width, "samples": samples, "steps": steps}
-    with run.peers(ranks) as peers:
+    asked = {"micro_batches": 8, "width": 64, "samples": 4, "steps": 10 if run.quick else 30}
+    run.setting = {"ranks": 4, **asked}
+    size = options(ranks=4, microbatches=asked["micro_batches"], width=asked["width"], steps=asked["steps"])
+    with run.peers(4) as peers:
         while run.another_round():
             for name in [*IN_TORCH, "ZB-H1", "ZB-H2", "V-Half"]:
                 for side, peer in peers.items() if name in IN_TORCH else ():
-                    took = run.ask(
-                        peer,
-                        name,
-                        side,
-                        "step",
-                        schedule=name,
-                        micro_batches=micro_batches,
-                        width=width,
-                        samples=samples,
-                        steps=steps,
-                    )
+                    took = run.ask(peer, name, side, "step", schedule=name, **asked)
                     if took is not None:
                         run.note(name, side, took)
                 for backend in ("gloo", "threads"):
+                    what = options(schedule=name, backend=backend)
                     for build in run.builds:
-                        said = run.ours(
-                            build,
-                            name,
-                            backend + build.suffix,
-                            "bench-step_overhead",
-                            "--schedule",
-                            name,
-                            "--backend",
-                            backend,
-                            "--ranks",
-                            ranks,
-                            "--microbatches",
-                            micro_batches,
-                            "--width",
-                            width,
-                            "--steps",
-                            steps,
-                        )
+                        said = run.ours(build, name, backend + build.suffix, "bench-step_overhead", *what, *size)
                         if said is not None:
                             run.note(name, backend + build.suffix, json.loads(said)["step_ms"])
 
@@ -150,172 +130,114 @@ SLEEP_LINE = re.compile(r"^(\S+) +(threads|gloo) +(synchronous|post-validated) +
 
 def sleep(run):
     """Stages that sleep: the step that was measured beside the one that was predicted."""
-    ranks, micro_batches, milliseconds = 4, 8, 20
-    steps = 3  # the first is not counted; back to back, the second one neither
-    run.setting = {"ranks": ranks, "micro_batches": micro_batches, "milliseconds": milliseconds, "steps": steps - 1}
-    names = run.builds[0].run("bench-plan", "--benchmark_list_tests").split()
+    run.setting = {"ranks": 4, "micro_batches": 8, "milliseconds": 20, "steps": 2}
+    # The first step is not counted; back to back, the second one neither.
+    size = options(ranks=4, microbatches=8, milliseconds=20, steps=3)
+    names = schedules(run)
     while run.another_round():
         for name in ["1F1B", "ZBVZeroBubble"] if run.quick else names:
             for backend in ("threads", "gloo"):
+                what = options(schedule=name, backend=backend)
                 for build in run.builds:
-                    said = run.ours(
-                        build,
-                        name,
-                        backend + build.suffix,
-                        "bench-sleep",
-                        "--schedule",
-                        name,
-                        "--backend",
-                        backend,
-                        "--ranks",
-                        ranks,
-                        "--microbatches",
-                        micro_batches,
-                        "--milliseconds",
-                        milliseconds,
-                        "--steps",
-                        steps,
-                    )
-                    for _, _, optimizer, ideal, predicted, measured in SLEEP_LINE.findall(said or ""):
+                    said = run.ours(build, name, backend + build.suffix, "bench-sleep", *what, *size)
+                    for _, _, optimizer, *times in SLEEP_LINE.findall(said or ""):
+                        ideal, predicted, measured = map(float, times)
                         of = f"{backend} {optimizer}{build.suffix}"
-                        run.note(name, of + " ms", float(measured))
-                        run.note(name, of + " above prediction", 100 * (float(measured) / float(predicted) - 1))
-                        run.note(name, of + " above ideal", 100 * (float(measured) / float(ideal) - 1))
+                        run.note(name, of + " ms", measured)
+                        run.note(name, of + " above prediction", 100 * (measured / predicted - 1))
+                        run.note(name, of + " above ideal", 100 * (measured / ideal - 1))
 
 
 def memory(run):
     """By how much ranks' processes grow in a step, where activations are nearly everything."""
-    ranks, micro_batches, samples, width, blocks = 4, 8, 256, 128, 16
-    run.setting = {
-        "ranks": ranks,
-        "micro_batches": micro_batches,
-        "samples": samples,
-        "width": width,
-        "blocks": blocks,
-        "share_mb": samples * width * 9 * 4 * blocks / ranks / 1e6,
-    }
-    names = (
-        ["1F1B", "ZB-H1", "GPipe", "V-Half"] if run.quick else run.builds[0].run("bench-plan", "--benchmark_list_tests").split()
-    )
+    asked = {"micro_batches": 8, "samples": 256, "width": 128, "blocks": 16}
+    share = asked["samples"] * asked["width"] * 9 * 4 * asked["blocks"] / 4 / 1e6
+    run.setting = {"ranks": 4, **asked, "share_mb": share}
+    size = options(ranks=4, microbatches=asked["micro_batches"], samples=asked["samples"])
+    names = ["1F1B", "ZB-H1", "GPipe", "V-Half"] if run.quick else schedules(run)
     # What is freed goes back at once, and no thread keeps a heap of its own: bench-memory asks for the same.
-    with run.peers(ranks, MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="32768", MALLOC_TRIM_THRESHOLD_="32768") as peers:
+    with run.peers(4, MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="32768", MALLOC_TRIM_THRESHOLD_="32768") as peers:
         while run.another_round():
             for name in names:
                 for side, peer in peers.items() if name in IN_TORCH else ():
-                    answer = run.ask(
-                        peer,
-                        name,
-                        side,
-                        "memory",
-                        schedule=name,
-                        micro_batches=micro_batches,
-                        samples=samples,
-                        width=width,
-                        blocks=blocks,
-                    )
+                    answer = run.ask(peer, name, side, "memory", schedule=name, **asked)
                     if answer is not None:
                         run.note(name, side, max(answer["grown_mb"]))
                         run.note(name, side + " in all", max(answer["in_all_mb"]))
                 for build in run.builds:
-                    said = run.ours(
-                        build,
-                        name,
-                        "ours" + build.suffix,
-                        "bench-memory",
-                        "--resident",
-                        "--json",
-                        "--samples",
-                        samples,
-                        "--ranks",
-                        ranks,
-                        "--microbatches",
-                        micro_batches,
-                        "--schedule",
-                        name,
-                    )
+                    column = "ours" + build.suffix
+                    said = run.ours(build, name, column, "bench-memory", "--resident", "--json", *options(schedule=name), *size)
                     if said is None:
                         continue
                     line = json.loads(said)
-                    run.note(name, "ours" + build.suffix, max(line["grown_mb"]))
-                    run.note(name, "ours" + build.suffix + " in all", max(line["in_all_mb"]))
-                    if not build.suffix:
-                        for rank, (grown, chunks) in enumerate(zip(line["grown_mb"], line["in_flight"])):
-                            run.note(name, f"rank {rank}", grown)
-                            run.note(name, f"chunks {rank}", chunks)
-                        run.note(name, "predicted", max(line["in_flight"]) * line["chunk_mb"])
+                    run.note(name, column, max(line["grown_mb"]))
+                    run.note(name, column + " in all", max(line["in_all_mb"]))
+                    if build.suffix:
+                        continue
+                    for rank, (grown, chunks) in enumerate(zip(line["grown_mb"], line["in_flight"])):
+                        run.note(name, f"rank {rank}", grown)
+                        run.note(name, f"chunks {rank}", chunks)
+                    run.note(name, "predicted", max(line["in_flight"]) * line["chunk_mb"])
 
 
 def gpt(run):
     """Tokens a second of a small GPT."""
-    ranks, micro_batches, samples = 2, 8, 4
     model = {"layers": 8, "width": 256, "heads": 8, "context": 128}
     if run.quick:
         model = {"layers": 4, "width": 128, "heads": 4, "context": 64}
-    steps, warm_up = 2, 1
-    tokens = micro_batches * samples * model["context"]
-    run.setting = {"ranks": ranks, "micro_batches": micro_batches, "samples": samples, "steps": steps, **model}
-    words = [x for key, value in model.items() for x in ("--" + key, value)]
+    asked = {"micro_batches": 8, "samples": 4, "steps": 2, **model}
+    warm_up = 1
+    tokens = asked["micro_batches"] * asked["samples"] * model["context"]
+    run.setting = {"ranks": 2, **asked}
 
-    def trained(name, text, count, *more):
-        """Of chevron-train: the command."""
-        pipeline = ["--ranks", 1, "--backend", "threads"] if name == "alone" else ["--ranks", ranks, "--backend", "gloo"]
-        pipeline += ["--schedule", "1F1B" if name == "alone" else name, "--replicas", 1]
-        batch = ["--microbatches", micro_batches, "--microbatch-size", samples, "--steps", count, "--clip-grad-norm", 1]
-        return ["chevron-train", *pipeline, *words, *batch, "--data", text, "--trace", "none", "--timeline", "none", *more]
+    def trained(name, text, steps, *more):
+        """The command of chevron-train."""
+        pipeline = {"ranks": 1, "backend": "threads", "schedule": "1F1B"}
+        if name != "alone":
+            pipeline = {"ranks": 2, "backend": "gloo", "schedule": name}
+        batch = {
+            "microbatches": asked["micro_batches"],
+            "microbatch-size": asked["samples"],
+            "clip-grad-norm": 1,
+            "steps": steps,
+        }
+        files = {"data": text, "trace": "none", "timeline": "none"}
+        return ["chevron-train", *options(replicas=1, **pipeline, **model, **batch, **files), *more]
 
-    def rate(build, row, column, name, text):
+    def rate(build, row, name, text):
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as metrics:
             command = trained(name, text, 1000, "--metrics", metrics.name)
-            lines = run.tried(build, row, column, lambda: build.run_until(metrics.name, warm_up + steps, *command))
+            lines = run.tried(
+                build, row, "ours" + build.suffix, lambda: build.run_until(metrics.name, warm_up + asked["steps"], *command)
+            )
         if lines is None:
             return None
-        seconds = [json.loads(line) for line in lines[warm_up:]]
-        return tokens / statistics.median(
-            of["time_metrics/end_to_end(s)"] - of["time_metrics/data_loading(s)"] for of in seconds
-        )
+        steps = [json.loads(line) for line in lines[warm_up:]]
+        return tokens / statistics.median(of["time_metrics/end_to_end(s)"] - of["time_metrics/data_loading(s)"] for of in steps)
 
     def searched(text, folder):
         """The best found for costs that are measured now, in no more memory than DualPipeV takes."""
         profile, schedule = folder / "costs.json", folder / "searched.csv"
-        run.builds[0].run(*trained("ZBVZeroBubble", text, warm_up + steps, "--profile", profile))
-        run.builds[0].run(
-            "chevron-plan",
-            "search",
-            "--ranks",
-            ranks,
-            "--chunks",
-            2,
-            "--placement",
-            "vee",
-            "--microbatches",
-            micro_batches,
-            "--memory-limit",
-            5,
-            "--profile",
-            profile,
-            "-o",
-            schedule,
-        )
-        return schedule
+        run.builds[0].run(*trained("ZBVZeroBubble", text, 3, "--profile", profile))
+        size = options(ranks=2, chunks=2, placement="vee", microbatches=asked["micro_batches"])
+        run.builds[0].run("chevron-plan", "search", *size, "--memory-limit", 5, "--profile", profile, "-o", schedule)
+        return str(schedule)
 
-    with tempfile.TemporaryDirectory() as name, run.peers(ranks) as peers:
-        folder = pathlib.Path(name)
-        text = folder / "bytes.txt"
+    rows = ["alone", "all alone", *(name for name in IN_TORCH if name != "LoopedBFS"), "ZB-H1", "ZB-H2", "searched"]
+    if run.quick:
+        rows = ["alone", "1F1B", "ZBVZeroBubble", "searched"]
+    with tempfile.TemporaryDirectory() as folder, run.peers(2) as peers:
+        text = pathlib.Path(folder) / "bytes.txt"
         text.write_text("a pipeline has ranks, stages, microbatches and a schedule.\n" * 20000)
-        schedule_of = {"searched": str(searched(text, folder))}
-        rows = ["alone", "all alone", *(name for name in IN_TORCH if name != "LoopedBFS"), "ZB-H1", "ZB-H2", "searched"]
-        if run.quick:
-            rows = ["alone", "1F1B", "ZBVZeroBubble", "searched"]
+        schedule_of = {"searched": searched(text, pathlib.Path(folder))}
         while run.another_round():
             for row in rows:
                 for side, peer in peers.items() if row in IN_TORCH or row.endswith("alone") else ():
-                    got = run.ask(
-                        peer, row, side, "gpt", schedule=row, micro_batches=micro_batches, samples=samples, steps=steps, **model
-                    )
+                    got = run.ask(peer, row, side, "gpt", schedule=row, **asked)
                     if got is not None:
                         run.note(row, side, got)
                 for build in run.builds if row != "all alone" else ():
-                    got = rate(build, row, "ours" + build.suffix, schedule_of.get(row, row), text)
+                    got = rate(build, row, schedule_of.get(row, row), text)
                     if got is not None:
                         run.note(row, "ours" + build.suffix, got)
 

@@ -1,6 +1,12 @@
 """Tables of what was measured: medians, spreads, ratios, in Markdown."""
 
 import statistics
+import textwrap
+
+
+def wrapped(text):
+    """A paragraph in lines of at most 120 columns."""
+    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def figure(value):
