@@ -69,9 +69,9 @@ def source(case):
     return "#include <chevron/schedule.hpp>\nconstexpr auto made = %s;\nstatic_assert(made.view().begin[%d] > 0);\n" % (made, ranks)
 
 
-def compile_text(compiler, text, flags, output=os.devnull):
+def compile_text(compiler, text, flags, output=os.devnull, include=INCLUDE):
     """Compiles; gives (exit status, what it said, CPU seconds, peak memory in MB)."""
-    command = [compiler, "-std=c++20", "-O0", "-I", INCLUDE] + flags + ["-x", "c++", "-", "-o", output]
+    command = [compiler, "-std=c++20", "-O0", "-I", include] + flags + ["-x", "c++", "-", "-o", output]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                env=dict(os.environ, LC_ALL="C"))
     process.stdin.write(text.encode())
@@ -83,12 +83,12 @@ def compile_text(compiler, text, flags, output=os.devnull):
     return process.returncode, said, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def compile_case(compiler, case, limit=HIGHEST):
+def compile_case(compiler, case, limit=HIGHEST, include=INCLUDE):
     if "clang" in compiler_version(compiler)[0]:
         flags = ["-fconstexpr-steps=%d" % limit, "-fno-caret-diagnostics"]
     else:
         flags = ["-fconstexpr-ops-limit=%d" % limit, "-fno-diagnostics-show-caret"]
-    return compile_text(compiler, source(case), flags + ["-c"])
+    return compile_text(compiler, source(case), flags + ["-c"], include=include)
 
 
 def require(outcome, case):

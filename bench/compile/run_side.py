@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What a file that trains costs to compile, with and without the precompiled header that docs/compile-times.md recommends.
 
-  run_side.py [--build FOLDER] [--compiler g++]     measure, print the table
-  run_side.py --write                               the same, and write it into docs/compile-times.md
+  run_side.py [--build FOLDER] [--compiler g++]     measure once, print the table
+
+`./dev bench training-compile` measures the same for docs/benchmarks.md.
 
 The flags are those of `minimal_train` in the build folder (compile_commands.json), but optimised as a release is, so LibTorch is the one
 that the build found. Seconds are those of the CPU, user and system, of one compiler process; ccache has no part in it.
@@ -18,8 +19,6 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "compile-times.md"
-BEGIN, END = "<!-- measured by bench/compile/run_side.py -->\n", "<!-- end of what was measured -->\n"
 EXAMPLE = ROOT / "examples" / "minimal_train.cpp"
 
 
@@ -64,16 +63,11 @@ def torch_headers():
     return "".join(f"#include <{h}>\n" for h in found)
 
 
-def main():
-    words = argparse.ArgumentParser()
-    words.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    words.add_argument("--compiler", default="g++")
-    words.add_argument("--write", action="store_true")
-    asked = words.parse_args()
-    flags = flags_of(asked.build.resolve())
+def rows(build, compiler, levels=("-O0", "-O2")):
+    """What each way of compiling costs: {what, level, seconds, mb}, as they come."""
+    flags = flags_of(build.resolve())
     text = EXAMPLE.read_text()
     recommended = "".join(re.findall(r"^#include <(?:torch|chevron)/.*>\n", text, re.M))
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         where = pathlib.Path(folder)
         (where / "torch_alone.cpp").write_text(torch_headers())
@@ -82,26 +76,27 @@ def main():
         (where / "train.cpp").write_text(text)
         (where / "pch.hpp").write_text(recommended)
 
-        def add(what, level, *command):
-            seconds, memory = measure([asked.compiler, *flags, *level.split(), *command], where)
-            rows.append(f"| {what} | `{level}` | {seconds:.1f} | {memory:.0f} |")
-            print(rows[-1], flush=True)
+        def row(what, level, *command):
+            seconds, memory = measure([compiler, *flags, level, *command], where)
+            return {"what": what, "level": level, "seconds": seconds, "mb": memory}
 
-        add("`<chevron/schedule.hpp>` alone", "-O0", "-c", "schedule.cpp", "-o", "x.o")
-        add("the headers of LibTorch that `<chevron/run.hpp>` includes, alone", "-O0", "-c", "torch_alone.cpp", "-o", "x.o")
-        add("`<chevron/run.hpp>` alone", "-O0", "-c", "run.cpp", "-o", "x.o")
-        for level in ("-O0", "-O2"):
-            add("`examples/minimal_train.cpp`", level, "-c", "train.cpp", "-o", "x.o")
-            add("the precompiled header: once", level, "-x", "c++-header", "pch.hpp", "-o", "pch.hpp.gch")
-            add("`examples/minimal_train.cpp` with it", level, "-include", "pch.hpp", "-c", "train.cpp", "-o", "x.o")
-            size = (where / "pch.hpp.gch").stat().st_size
+        yield row("`<chevron/schedule.hpp>` alone", "-O0", "-c", "schedule.cpp", "-o", "x.o")
+        yield row("the headers of LibTorch that `<chevron/run.hpp>` includes, alone", "-O0", "-c", "torch_alone.cpp", "-o", "x.o")
+        yield row("`<chevron/run.hpp>` alone", "-O0", "-c", "run.cpp", "-o", "x.o")
+        for level in levels:
+            yield row("`examples/minimal_train.cpp`", level, "-c", "train.cpp", "-o", "x.o")
+            yield row("the precompiled header: once", level, "-x", "c++-header", "pch.hpp", "-o", "pch.hpp.gch")
+            yield row("`examples/minimal_train.cpp` with it", level, "-include", "pch.hpp", "-c", "train.cpp", "-o", "x.o")
             (where / "pch.hpp.gch").unlink()
-    version = subprocess.run([asked.compiler, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
-    table = (BEGIN + f"Measured with {asked.compiler} {version}; the precompiled header takes {size / 1e6:.0f} MB on the disk.\n\n"
-             "| what | level | CPU s | MB |\n|---|---|---:|---:|\n" + "\n".join(rows) + "\n" + END)
-    if asked.write:
-        page = PAGE.read_text()
-        PAGE.write_text(page[:page.index(BEGIN)] + table + page[page.index(END) + len(END):])
+
+
+def main():
+    words = argparse.ArgumentParser()
+    words.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    words.add_argument("--compiler", default="g++")
+    asked = words.parse_args()
+    for row in rows(asked.build, asked.compiler):
+        print("| %s | `%s` | %.1f | %.0f |" % (row["what"], row["level"], row["seconds"], row["mb"]), flush=True)
     return 0
 
 

@@ -1,5 +1,4 @@
 """What benchmarks beside torch.distributed.pipelining share: its schedules, and its ranks as processes on Gloo."""
-import argparse
 import os
 import socket
 
@@ -12,26 +11,12 @@ from torch.distributed import pipelining
 torch_classes = {
     "GPipe": (pipelining.ScheduleGPipe, None),
     "1F1B": (pipelining.Schedule1F1B, None),
+    "LoopedBFS": (pipelining.ScheduleLoopedBFS, "loop"),
     "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, "loop"),
     "InterleavedZeroBubble": (pipelining.ScheduleInterleavedZeroBubble, "loop"),
     "ZBVZeroBubble": (pipelining.ScheduleZBVZeroBubble, "v"),
     "DualPipeV": (pipelining.ScheduleDualPipeV, "v"),
 }
-
-
-def arguments(about, *programs):
-    """The paths of the programs that are measured, and how many rounds; else says what is missing, and ends."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", nargs="?", default="build", help="the folder Chevron was built in (default: build)")
-    parser.add_argument("rounds", nargs="?", type=int, default=3, help="medians are of so many (default: 3)")
-    given = parser.parse_args()
-    if given.rounds < 1:
-        parser.error("rounds is %d: give a number from 1" % given.rounds)
-    paths = [os.path.join(given.build, "bin", name) for name in programs]
-    for path in paths:
-        if not os.access(path, os.X_OK):
-            parser.error("there is no program %s. Remedy: the build folder, with the targets all and benchmarks built" % path)
-    return paths, given.rounds
 
 
 class TorchPipeline:

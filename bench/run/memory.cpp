@@ -9,6 +9,7 @@
 //   bench-memory                       all schedules
 //   bench-memory --ranks 4 --microbatches 8
 //   bench-memory --resident --samples 256
+//   bench-memory --resident --samples 256 --json        the same as JSON, beside which `./dev bench memory` sets PyTorch's
 #include <malloc.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@
 #include <torch/optim/sgd.h>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <chevron/run.hpp>
 #include <chevron/run/launch/run_main.hpp>
@@ -49,7 +51,11 @@ struct options {
   chevron::shape size{.ranks = 4, .micro_batches = 8};
   int samples = 64;  ///< of a microbatch
   bool resident = false;
+  bool json = false;
   std::string schedule;  ///< with `resident`: this one only, on processes forked here
+
+  /// What a block of the model keeps of a microbatch for its backward: the inputs of two linear layers and of what is between.
+  std::int64_t block_bytes() const { return std::int64_t{samples} * width * 9 * std::int64_t{sizeof(float)}; }
 };
 
 thread_local int this_rank = most_ranks;
@@ -162,6 +168,20 @@ void resident_line(options const& wanted) {
     std::vector<double> all(2 * static_cast<std::size_t>(wanted.size.ranks));
     comm.all_gather(mine, all);
     if (comm.topology().global_rank != 0) return;
+    if (wanted.json) {
+      auto const& plan = steps.view().plan;
+      nlohmann::json line = {{"schedule", wanted.schedule},
+                             {"stages", plan.stages},
+                             {"chunk_mb", static_cast<double>(wanted.block_bytes()) * blocks / plan.stages / 1e6}};
+      for (int r = 0; r < wanted.size.ranks; ++r) {
+        line["in_flight"].push_back(chevron::peak_in_flight(plan, r));
+        line["grown_mb"].push_back(all[2 * static_cast<std::size_t>(r)] / 1e6);
+        line["in_all_mb"].push_back(all[2 * static_cast<std::size_t>(r) + 1] / 1e6);
+      }
+      std::printf("%s\n", line.dump().c_str());
+      std::fflush(stdout);
+      return;
+    }
     std::string chunks, grown;
     char text[32];
     double most = 0, whole = 0;
@@ -191,7 +211,9 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 256))
         ->capture_default_str();
     app.add_option("--samples", wanted.samples, "in a microbatch")->check(CLI::Range(1, 65536))->capture_default_str();
-    app.add_flag("--resident", wanted.resident, "each rank a process: by how much its resident size grows in a step");
+    auto* const resident =
+        app.add_flag("--resident", wanted.resident, "each rank a process: by how much its resident size grows in a step");
+    app.add_flag("--json", wanted.json, "with --resident: a line of JSON for each schedule")->needs(resident);
     app.add_option("--schedule", wanted.schedule, "with --resident: this one only");
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;
@@ -199,17 +221,21 @@ int main(int argc, char** argv) {
       resident_line(wanted);
       return 0;
     }
-    std::printf("%d ranks, %d microbatches; a block of the model keeps %.2f MB a microbatch\n\n", wanted.size.ranks,
-                wanted.size.micro_batches, megabytes(std::int64_t{wanted.samples} * width * 4 * 9));
-    std::printf("%-22s %6s  %-24s %-32s %7s  %10s\n", "schedule", "stages", "chunks in flight by rank",
-                wanted.resident ? "MB more resident, by rank" : "MB by rank", "most", wanted.resident ? "in all" : "recomputed");
+    if (!wanted.json) {
+      std::printf("%d ranks, %d microbatches; a block of the model keeps %.2f MB a microbatch\n\n", wanted.size.ranks,
+                  wanted.size.micro_batches, megabytes(wanted.block_bytes()));
+      std::printf("%-22s %6s  %-24s %-32s %7s  %10s\n", "schedule", "stages", "chunks in flight by rank",
+                  wanted.resident ? "MB more resident, by rank" : "MB by rank", "most",
+                  wanted.resident ? "in all" : "recomputed");
+    }
     std::fflush(stdout);
     if (wanted.resident) {
       chevron::catalogue::for_each([&](auto const& one) {
         if (!chevron::catalogue::trains(one.name) || chevron::check(chevron::catalogue::make_plan(one.name, wanted.size))) return;
         std::string const command = std::string(values[0]) + " --resident --schedule " + one.name + " --ranks " +
                                     std::to_string(wanted.size.ranks) + " --microbatches " +
-                                    std::to_string(wanted.size.micro_batches) + " --samples " + std::to_string(wanted.samples);
+                                    std::to_string(wanted.size.micro_batches) + " --samples " + std::to_string(wanted.samples) +
+                                    (wanted.json ? " --json" : "");
         code = std::max(code, std::system(command.c_str()) != 0 ? 1 : 0);
       });
       return code;

@@ -1,5 +1,5 @@
 // What a step costs beside its computations: stages of one small linear layer, which compute next to nothing.
-// bench/run/step_overhead_beside_torch.py sets torch.distributed.pipelining beside it.
+// `./dev bench step` sets torch.distributed.pipelining beside it.
 //
 //   bench-step_overhead --schedule NAME --backend threads|gloo     one line of JSON: the median step
 //   bench-step_overhead … --actions                                 where the time goes, by instruction, on rank 0

@@ -1,0 +1,523 @@
+"""The sections of docs/benchmarks.md: what each asks, its tables and pictures, and what it cannot tell."""
+
+import dataclasses
+import statistics
+import typing
+
+from . import chart
+from .tables import figure, median, present, ratio, span, spread, table, times, torch_columns, wrapped
+
+GPT_NAMES = {
+    "alone": "one process, no pipeline",
+    "all alone": "two of these at once",
+    "searched": "searched for measured costs",
+}
+
+
+@dataclasses.dataclass
+class Chapter:
+    name: str
+    title: str
+    asks: str  # for the table at the top, with what the setting holds in braces
+    what: str  # the same, for the section
+    cannot: str
+    table: typing.Callable  # result -> Markdown
+    pictures: typing.Callable  # result -> [(file, words, SVG)]
+    short: typing.Callable  # result -> what README.md quotes, or nothing
+
+    @property
+    def anchor(self):
+        return "".join(c for c in self.title.lower().replace(" ", "-") if c.isalnum() or c == "-")
+
+
+def ratios(result, ours):
+    """Columns of how the other sides stand to ours, [(words, column above, column below)]: above 1 where ours takes less."""
+    there = {column for of in result["values"].values() for column in of}
+    found = [(f"{words} / Chevron", side, ours) for side, words in torch_columns(result) if side in there]
+    return found + ([("beside / ours", ours + " beside", ours)] if ours + " beside" in there else [])
+
+
+def beside_table(result, columns, against, unit=""):
+    """A row a schedule: what was measured in each column, and how the sides stand to each other."""
+    head = ["schedule", *(words + unit for _, words in columns), *(words for words, _, _ in against)]
+    rows = []
+    for row in result["values"]:
+        measured = [spread(result, row, column) for column, _ in columns]
+        stands = [times(ratio(result, row, above, below)) for _, above, below in against]
+        rows.append([GPT_NAMES.get(row, row), *measured, *stands])
+    return table(head, rows)
+
+
+def drawn(file, words, title, unit, result, columns, rows=None, **more):
+    rows = list(result["values"]) if rows is None else rows
+    svg = chart.dots(title, unit, [(row, result["values"].get(row, {})) for row in rows], columns, **more)
+    return [(file, words, svg)] if svg else []
+
+
+def older(result):
+    return [side for side, _ in torch_columns(result) if any(side in of for of in result["values"].values())]
+
+
+# --- planning -----------------------------------------------------------------------------------------------------------------
+
+
+def planning_table(result):
+    columns = present(result, [*torch_columns(result), ("ours", "Chevron")])
+    against = ratios(result, "ours")
+    text = beside_table(result, columns, against, ", ms")
+    large = [row for row, of in result["values"].items() if "large seconds" in of]
+    if large:
+        words = "At P = {large_ranks}, V = 2 where the schedule has chunks, M = {large_micro_batches}, once, each in "
+        words += "a process of its own; PyTorch takes minutes there and is not run:"
+        text += "\n" + wrapped(words.format(**result["setting"])) + "\n"
+        text += table(
+            ["schedule", "actions", "CPU s", "MB at most"],
+            [
+                [
+                    row,
+                    figure(median(result, row, "large actions")),
+                    f"{median(result, row, 'large seconds'):.2f}",
+                    figure(median(result, row, "large MB")),
+                ]
+                for row in large
+            ],
+        )
+    return text
+
+
+def planning_short(result):
+    ours = [median(result, row, "ours") for row in result["values"]]
+    parts = [f"{span(ours, '{:.1f}')} ms a schedule"]
+    for side in older(result):
+        factors = [ratio(result, row, side, "ours") for row in result["values"]]
+        parts.append(f"{span(factors, '{:.0f}')} times faster than {result['sides'][side]['label']}")
+    large = [median(result, row, "large seconds") for row in result["values"]]
+    if any(large):
+        most = max(median(result, row, "large actions") or 0 for row in result["values"])
+        parts.append(f"at P=512, M=4096 {span(large, '{:.1f}')} s for up to {most / 1e6:.1f} million actions")
+    return "; ".join(parts)
+
+
+# --- compile time -------------------------------------------------------------------------------------------------------------
+
+
+def case_words(case):
+    if case == "header":
+        return "`<chevron/schedule.hpp>` alone"
+    name, ranks, micro_batches = case.removeprefix("lowered_").rsplit("_", 2)
+    return f"`{'lowered' if case.startswith('lowered_') else 'checked'}<{name}>`, P={ranks}, M={micro_batches}"
+
+
+def added_seconds(result, case):
+    """Beside the header alone, in the same round."""
+    both = zip(result["values"][case]["seconds"], result["values"]["header"]["seconds"])
+    return statistics.median(whole - header for whole, header in both)
+
+
+def compile_table(result):
+    columns = present(result, [("seconds", "CPU s"), ("MB", "MB")])
+    rows = []
+    for case in result["values"]:
+        added = added_seconds(result, case)
+        count = [median(result, case, key) for key in ("actions", "operations")]
+        rows.append(
+            [
+                case_words(case),
+                *(figure(c) if c else "–" for c in count),
+                *(spread(result, case, column) for column, _ in columns),
+                f"{added:.2f}" if case != "header" else "–",
+            ]
+        )
+    return table(["what", "actions", "evaluator operations", *(words for _, words in columns), "s added"], rows)
+
+
+def compile_short(result):
+    added = {case: added_seconds(result, case) for case in result["values"]}
+    return (
+        f"{median(result, 'header', 'seconds'):.1f} s for the header; `zb_v` at P=8, M=32 adds {max(0.0, added['zb_v_8_32']):.2f} "
+        f"s, at P=32, M=512 {added['zb_v_32_512']:.1f} s, `one_f_one_b` at P=64, M=512 {added['one_f_one_b_64_512']:.1f} s"
+    )
+
+
+def compile_pictures(result):
+    named = {"values": {case_words(case).replace("`", ""): of for case, of in result["values"].items()}}
+    return drawn(
+        "bench-compile.svg",
+        "CPU seconds to compile a schedule",
+        "A file that proves a schedule, -O0",
+        "CPU seconds",
+        named,
+        present(result, [("seconds", "Chevron")]),
+    )
+
+
+# --- compile time of training -------------------------------------------------------------------------------------------------
+
+
+def training_table(result):
+    return table(
+        ["what, level", "CPU s", "MB"],
+        [
+            [row.replace(", -O", ", `-O") + "`", spread(result, row, "seconds"), spread(result, row, "MB")]
+            for row in result["values"]
+        ],
+    )
+
+
+def training_pictures(result):
+    shorter = [
+        ("`", ""),
+        ("the headers of LibTorch that <chevron/run.hpp> includes", "what run.hpp includes"),
+        ("examples/", ""),
+    ]
+    named = {"values": {}}
+    for row, of in result["values"].items():
+        for old, new in shorter:
+            row = row.replace(old, new)
+        named["values"][row] = of
+    return drawn(
+        "bench-training-compile.svg",
+        "CPU seconds to compile a file that trains",
+        "A file that trains",
+        "CPU seconds",
+        named,
+        [("seconds", "Chevron and LibTorch")],
+    )
+
+
+def training_short(result):
+    of = lambda what: median(result, what + ", -O0", "seconds")
+    return (
+        f"`examples/minimal_train.cpp` {of('`examples/minimal_train.cpp`'):.0f} s, with a precompiled header "
+        f"{of('`examples/minimal_train.cpp` with it'):.0f} s, at `-O0`"
+    )
+
+
+# --- step ---------------------------------------------------------------------------------------------------------------------
+
+
+def step_table(result):
+    columns = present(result, [*torch_columns(result), ("gloo", "Chevron, Gloo"), ("threads", "Chevron, threads")])
+    against = [(words.replace("Chevron", "Gloo"), above, below) for words, above, below in ratios(result, "gloo")]
+    against += [(words + ", threads", above, below) for words, above, below in ratios(result, "threads") if "beside" in above]
+    return beside_table(result, columns, against, ", ms")
+
+
+def step_short(result):
+    parts = []
+    for side in older(result):
+        factors = {
+            backend: span([ratio(result, row, side, backend) for row in result["values"]], "{:.0f}")
+            for backend in ("gloo", "threads")
+        }
+        label = result["sides"][side]["label"]
+        parts.append(f"Gloo processes {factors['gloo']} times faster than {label}, threads {factors['threads']} times")
+    return "; ".join(parts)
+
+
+def step_pictures(result):
+    return drawn(
+        "bench-step.svg",
+        "Milliseconds of a step by schedule, PyTorch and Chevron",
+        "A step that computes next to nothing",
+        "ms, logarithmic",
+        result,
+        present(result, [*torch_columns(result), ("gloo", "Chevron, Gloo"), ("threads", "Chevron, threads")]),
+        logarithmic=True,
+    )
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------------
+
+
+def memory_rows(result):
+    """The schedule that keeps most first."""
+    return sorted(result["values"], key=lambda row: -(median(result, row, "predicted") or 0))
+
+
+def by_rank(result, row, what):
+    found = []
+    while median(result, row, f"{what} {len(found)}") is not None:
+        found.append(median(result, row, f"{what} {len(found)}"))
+    return found
+
+
+def memory_table(result):
+    columns = present(result, [("ours", "Chevron"), *torch_columns(result)])
+    whole = present(result, [("ours in all", "Chevron"), *((side + " in all", words) for side, words in torch_columns(result))])
+    head = [
+        "schedule",
+        "chunks in flight by rank",
+        "Chevron by rank, MB",
+        "predicted",
+        *(f"{words}" for _, words in columns),
+        *(f"{words}, whole process" for _, words in whole),
+    ]
+    return table(
+        head,
+        [
+            [
+                row,
+                " ".join(f"{c:.0f}" for c in by_rank(result, row, "chunks")),
+                " ".join(f"{c:.1f}" for c in by_rank(result, row, "rank")),
+                figure(median(result, row, "predicted")),
+                *(spread(result, row, column) for column, _ in columns),
+                *(figure(median(result, row, column)) if median(result, row, column) else "–" for column, _ in whole),
+            ]
+            for row in memory_rows(result)
+        ],
+    )
+
+
+def memory_short(result):
+    above = [100 * (ratio(result, row, "ours", "predicted") - 1) for row in result["values"]]
+    low, high = (f"{abs(of):.0f} % {'above' if of >= 0 else 'below'}" for of in (min(above), max(above)))
+    parts = [f"{low} to {high} what the chunks in flight predict"]
+    for side in older(result):
+        shares = [ratio(result, row, side, "ours") for row in result["values"]]
+        parts.append(f"{result['sides'][side]['label']} {span(shares, '{:.2f}')} times ours")
+    return "; ".join(parts)
+
+
+def memory_pictures(result):
+    return drawn(
+        "bench-memory.svg",
+        "Megabytes that the worst rank grows by in a step, by schedule",
+        "What a step needs: the rank that needs most",
+        "MB more resident",
+        result,
+        present(result, [("predicted", "predicted"), ("ours", "Chevron"), *torch_columns(result)]),
+        memory_rows(result),
+    )
+
+
+# --- sleep --------------------------------------------------------------------------------------------------------------------
+
+SLEEPERS = [
+    (f"{backend} {optimizer}", f"{words}, {optimizer}")
+    for backend, words in (("threads", "threads"), ("gloo", "Gloo"))
+    for optimizer in ("synchronous", "post-validated")
+]
+
+
+def sleep_columns(result, what):
+    columns = present(result, [(f"{of} {what}", words) for of, words in SLEEPERS])
+    beside = {column for of in result["values"].values() for column in of}
+    for of, words in SLEEPERS:
+        if f"{of} beside {what}" in beside:
+            columns.append((f"{of} beside {what}", words + ", beside"))
+    return columns
+
+
+def per_cent(result, row, column):
+    values = result["values"].get(row, {}).get(column)
+    if not values:
+        return "–"
+    low, middle, high = (f"{v:.2f}" for v in (min(values), median(result, row, column), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({low}–{high})"
+
+
+def sleep_table(result):
+    text = ""
+    for what, words in (
+        ("above prediction", "Per cent above the prediction from the costs measured in the same run:"),
+        ("above ideal", "Per cent above the same simulation with the times that were slept:"),
+    ):
+        columns = sleep_columns(result, what)
+        text += (
+            f"{words}\n\n"
+            + table(
+                ["schedule", *(words for _, words in columns)],
+                [[row, *(per_cent(result, row, column) for column, _ in columns)] for row in result["values"]],
+            )
+            + "\n"
+        )
+    return text.rstrip("\n") + "\n"
+
+
+def sleep_short(result):
+    parts = []
+    for backend, words in (("threads", "threads"), ("gloo", "Gloo")):
+        of = {
+            what: [
+                median(result, row, f"{backend} {optimizer} {what}")
+                for row in result["values"]
+                for optimizer in ("synchronous", "post-validated")
+            ]
+            for what in ("above prediction", "above ideal")
+        }
+        most = max(v for v in of["above ideal"] if v is not None)
+        parts.append(
+            f"{words} {span(of['above prediction'], '{:.1f}')} % above the prediction, at most {most:.1f} % above the ideal"
+        )
+    return "; ".join(parts)
+
+
+def sleep_pictures(result):
+    return drawn(
+        "bench-sleep.svg",
+        "Per cent above the prediction, by schedule",
+        "Stages that sleep: the step above its prediction",
+        "per cent",
+        result,
+        sleep_columns(result, "above prediction"),
+    )
+
+
+# --- gpt ----------------------------------------------------------------------------------------------------------------------
+
+
+def gpt_table(result):
+    columns = present(result, [*torch_columns(result), ("ours", "Chevron")])
+    # Tokens, not seconds: the other way round.
+    against = [
+        ("ours / beside" if "beside" in words else f"Chevron / {words.removesuffix(' / Chevron')}", ours, other)
+        for words, other, ours in ratios(result, "ours")
+    ]
+    return beside_table(result, columns, against)
+
+
+def gpt_short(result):
+    pipelined = [row for row in result["values"] if not row.endswith("alone")]
+    ours = max(median(result, row, "ours") for row in pipelined)
+    parts = []
+    for side in older(result):
+        theirs = max(median(result, row, side) or 0 for row in pipelined)
+        same = span([ratio(result, row, "ours", side) for row in pipelined], "{:.2f}")
+        parts.append(f"{result['sides'][side]['label']}: same schedule {same} times, best of each {ours / theirs:.2f} times")
+        alone = median(result, "alone", side)
+        if alone and side == "torch":
+            parts[-1] += f", {ours / (2 * alone):.2f} of twice one un-pipelined process"
+    return "; ".join(parts)
+
+
+def gpt_pictures(result):
+    named = {"values": {GPT_NAMES.get(row, row): of for row, of in result["values"].items()}}
+    return drawn(
+        "bench-gpt.svg",
+        "Tokens a second by schedule, PyTorch and Chevron",
+        "A GPT on two processes",
+        "tokens a second",
+        named,
+        present(result, [*torch_columns(result), ("ours", "Chevron")]),
+    )
+
+
+CHAPTERS = [
+    Chapter(
+        "planning",
+        "Planning",
+        "describe + prove + lower at run time, P=64, V=2, M=256",
+        """How long it takes to make a plan at run time, as a search does for each candidate: P = {ranks}, V =
+{chunks} where the schedule has chunks, M = {micro_batches}. Ours describes, proves and lowers (`bench-plan`); PyTorch
+generates the orders of all ranks, validates them and adds sends and receives, without its stages. CPU time of one
+thread.""",
+        """The two do not do the same: ours proves that nothing waits for ever and that memory stays in its limits,
+PyTorch's validation counts sets; ours is compiled, PyTorch's is Python. PyTorch's 1F1B is left out, since its own
+validation refuses the order that it exports. In training a plan is made once, and a second is nothing.""",
+        planning_table,
+        lambda result: drawn(
+            "bench-planning.svg",
+            "Milliseconds to plan a schedule, PyTorch and Chevron",
+            "Planning a schedule: P=64, M=256",
+            "CPU ms, logarithmic",
+            result,
+            present(result, [*torch_columns(result), ("ours", "Chevron")]),
+            logarithmic=True,
+        ),
+        planning_short,
+    ),
+    Chapter(
+        "compile",
+        "Compile time of a schedule",
+        "compile time of a file that proves a schedule, `-O0`",
+        """What a translation unit costs that includes `<chevron/schedule.hpp>` and proves a schedule as a constant,
+with `{optimisation}`: CPU seconds and peak memory of one compiler. *Evaluator operations* are what GCC counts in its
+costliest single constant; they repeat exactly for one version of it ({operations_of}), so tests gate them.
+[results.md](../bench/compile/results.md) has all schedules (`bench/compile/measure.py --write
+bench/compile/results.md`).""",
+        """Another compiler, or another version of this one: `bench/compile/measure.py --compiler clang++-16` measures
+that. Links and ccache have no part in it. PyTorch has nothing to set beside it.""",
+        compile_table,
+        compile_pictures,
+        compile_short,
+    ),
+    Chapter(
+        "training-compile",
+        "Compile time of training",
+        "compile time of a file that trains",
+        """A file that trains includes LibTorch, which is nearly all of what it costs ([what to do about
+it](compile-times.md)). CPU seconds and peak memory of one compiler, once each, with the flags of
+`examples/minimal_train.cpp` in the build folder.""",
+        """The spread: each is measured once. A build with ccache, which takes none of this again; a model with more
+modules.""",
+        training_table,
+        training_pictures,
+        training_short,
+    ),
+    Chapter(
+        "step",
+        "What a step costs beside its computations",
+        "step of one 64 × 64 layer a stage, P=4, M=8",
+        """P = {ranks}, M = {micro_batches}, stages of one {width} × {width} linear layer, {samples} samples a
+microbatch: nothing is computed to speak of, so the step is what the runtime itself takes, messages and SGD included;
+median of {steps} steps. Ours runs on processes over Gloo, as PyTorch does, and on threads of one process; it also
+checks and gathers the gradients' norm.""",
+        """What is left of it beside real computations, which hide most of either: the GPT below tells that. Four
+processes share the processors of this machine, so a runtime that computes more also waits more for its turn; on a
+core for each rank both would be faster. On GPUs, where launches count, see [gpu.md](gpu.md).""",
+        step_table,
+        step_pictures,
+        step_short,
+    ),
+    Chapter(
+        "memory",
+        "Memory where activations count",
+        "memory that a step needs, activations nearly all of it, P=4, M=8",
+        """{blocks} blocks of Linear, GELU, Linear, width {width}, {samples} samples a microbatch, P = {ranks}, M =
+{micro_batches}, each rank a process over Gloo: parameters are some 2 MB a rank, a rank's share of a microbatch's
+activations {share_mb:.1f} MB. Counted is by how much the resident size of a process grows in its second step (VmHWM above
+VmRSS,
+with malloc told to give large blocks back at once), of the rank that grows most. *Predicted* is its chunks in flight
+times what a chunk keeps, from the plan alone. *Whole process* is its largest resident size, with LibTorch, and Python
+where there is one.""",
+        """What PyTorch's processes took in the first step already and keep, as 2.11's receive buffers of all
+microbatches: that is part of the whole process only. Where I and W are apart, what W still needs is kept beside the
+chunk, which the prediction leaves out. On a GPU an allocator that keeps blocks stands between; [memory.md](memory.md)
+tells what to do about memory.""",
+        memory_table,
+        memory_pictures,
+        memory_short,
+    ),
+    Chapter(
+        "sleep",
+        "How close steps come to their prediction",
+        "step time of stages that sleep, P=4, M=8, all schedules",
+        """Stages that sleep instead of compute leave the processors to the runtime, so four ranks fit any machine: P
+= {ranks}, M = {micro_batches}, F = I = W = {milliseconds} ms a rank, {steps} steps a round (`bench-sleep`). With a
+synchronous optimizer a step is predicted to take the plan's makespan, with a post-validated one what each of many
+steps back to back adds. What is left is the executor's and the transport's.""",
+        """What happens when ranks compete for memory bandwidth, or when their times vary: sleeps do neither
+(`bench-sleep --jitter 30` has the latter). The prediction uses costs measured in the same run, so it says how well a
+plan is carried out, not how well costs are known beforehand.""",
+        sleep_table,
+        sleep_pictures,
+        sleep_short,
+    ),
+    Chapter(
+        "gpt",
+        "A GPT",
+        "GPT of {layers} blocks, width {width}, two Gloo processes: tokens a second",
+        """{layers} pre-norm blocks, width {width}, {heads} heads, context {context}, bytes; {ranks} processes over
+Gloo, {micro_batches} microbatches of {samples}, AdamW, gradients clipped, one thread a rank: tokens a second, of the
+median of {steps} steps after one that is not counted. Ours is `chevron-train`. *Searched* is what `chevron-plan
+search` makes of costs measured at the start, in no more memory than DualPipeV takes. *Two of these at once* are two
+un-pipelined PyTorch processes that say nothing to each other: more than that these processors do not give.""",
+        """Anything about GPUs, and about more than two ranks. Where two ranks share a core's arithmetic units, a
+bubble is not lost: the other rank computes faster meanwhile; so schedules differ less here than on processors of
+their own.""",
+        gpt_table,
+        gpt_pictures,
+        gpt_short,
+    ),
+]

@@ -1,0 +1,101 @@
+"""One kind of picture, as SVG: for each row a mark for each side at its median, on a line from its lowest to its highest."""
+
+import html
+import math
+import statistics
+
+# A side has its colour wherever it is drawn. PyTorch's are squares, what was predicted is hollow, ours are circles.
+SQUARES = {"torch": "#b3541e", "newest": "#e0a458"}
+HOLLOW = {"predicted": "#5b6472"}
+CIRCLES = ["#1f5fae", "#3fa39b", "#7a4fb0", "#c26ba4", "#8fb7e6", "#a9d8d3", "#c4b0e0", "#e6bdd6"]
+WIDTH, RIGHT, TOP, LINE = 900, 30, 74, 13
+FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+
+
+def number(value):
+    return f"{value:,.0f}".replace(",", " ") if value >= 1000 else f"{value:g}"
+
+
+def linear_ticks(low, high):
+    """Round numbers from just below the least, at most 0, to just above the most."""
+    rough = max(high - min(0, low), 1e-9) / 6
+    power = 10 ** math.floor(math.log10(rough))
+    each = next(power * by for by in (1, 2, 5, 10) if power * by >= rough)
+    return [round(each * i, 10) for i in range(math.floor(min(0, low) / each), math.ceil(high / each) + 1)]
+
+
+def logarithmic_ticks(low, high):
+    """1, 2, 5, 10 … around the values; only powers of ten where there are many."""
+    ticks = [m * 10.0**e for e in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1) for m in (1, 2, 5)]
+    first = max(i for i, tick in enumerate(ticks) if tick <= low)
+    last = min(i for i, tick in enumerate(ticks) if tick >= high)
+    return ticks[first : max(last, first + 1) + 1]
+
+
+def mark(side, colour, x, y):
+    if side in SQUARES:
+        return f'<rect x="{x - 4:g}" y="{y - 4:g}" width="8" height="8" fill="{colour}" stroke="#ffffff"/>'
+    if side in HOLLOW:
+        return f'<circle cx="{x:g}" cy="{y:g}" r="4" fill="#ffffff" stroke="{colour}" stroke-width="2"/>'
+    return f'<circle cx="{x:g}" cy="{y:g}" r="4.5" fill="{colour}" stroke="#ffffff"/>'
+
+
+def dots(title, unit, rows, sides, logarithmic=False):
+    """
+    title, unit   what is drawn, and what the axis is in
+    rows          [(name, {side: [values]})], from the top
+    sides         [(side, words for the legend)]
+    """
+    rows = [(name, {side: of[side] for side, _ in sides if of.get(side)}) for name, of in rows]
+    rows = [(name, of) for name, of in rows if of]
+    sides = [(side, words) for side, words in sides if any(side in of for _, of in rows)]
+    values = [v for _, of in rows for some in of.values() for v in some]
+    if not values:
+        return None
+    scale = math.log10 if logarithmic else float
+    ticks = (logarithmic_ticks if logarithmic else linear_ticks)(min(values), max(values))
+    left = max(110, 36 + round(7.2 * max(len(name) for name, _ in rows)))
+
+    def at(value):
+        return round(left + (scale(value) - scale(ticks[0])) / (scale(ticks[-1]) - scale(ticks[0])) * (WIDTH - left - RIGHT), 1)
+
+    circles = iter(CIRCLES)
+    colours = {side: SQUARES.get(side) or HOLLOW.get(side) or next(circles, "#5b6472") for side, _ in sides}
+    band = LINE * len(sides) + 10
+    bottom = TOP + band * len(rows)
+    height = bottom + 46
+    size = f'viewBox="0 0 {WIDTH} {height}" role="img" width="{WIDTH}" height="{height}"'
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
+        f"<title>{html.escape(title)}</title>",
+        '<rect class="sheet" width="100%" height="100%" rx="6" fill="#ffffff"/>',
+        f'<g font-family="{FONT}" font-size="12" fill="#1f2630">',
+        f'<text x="20" y="30" font-size="16" font-weight="600">{html.escape(title)}</text>',
+    ]
+    x = 20
+    for side, words in sides:
+        out.append(mark(side, colours[side], x + 5, 50) + f'<text x="{x + 15}" y="54">{html.escape(words)}</text>')
+        x += 34 + round(6.8 * len(words))
+    for i, (name, _) in enumerate(rows):
+        y = TOP + band * i
+        if i % 2 == 0:
+            out.append(f'<rect x="12" y="{y}" width="{WIDTH - 24}" height="{band}" fill="#f3f5f8"/>')
+        out.append(f'<text x="{left - 12}" y="{y + band / 2 + 4:g}" text-anchor="end">{html.escape(name)}</text>')
+    for tick in ticks:
+        out.append(f'<line x1="{at(tick)}" y1="{TOP}" x2="{at(tick)}" y2="{bottom}" stroke="#d5dae2"/>')
+        small = 'text-anchor="middle" font-size="11" fill="#5b6472"'
+        out.append(f'<text x="{at(tick)}" y="{bottom + 16}" {small}>{number(tick)}</text>')
+    out.append(f'<text x="{WIDTH - RIGHT}" y="{bottom + 35}" text-anchor="end" fill="#5b6472">{html.escape(unit)}</text>')
+    for i, (name, of) in enumerate(rows):
+        for j, (side, words) in enumerate(sides):
+            if side not in of:
+                continue
+            y = TOP + band * i + 5 + LINE * j + LINE / 2
+            low, middle, high = min(of[side]), statistics.median(of[side]), max(of[side])
+            said = f"{name}, {words}: {middle:.4g}" + (f" ({low:.4g} to {high:.4g})" if low != high else "")
+            line = ""
+            if low != high:
+                line = f'<line x1="{at(low)}" y1="{y:g}" x2="{at(high)}" y2="{y:g}" stroke="{colours[side]}" stroke-width="3" '
+                line += 'stroke-opacity="0.5"/>'
+            out.append(f"<g><title>{html.escape(said)}</title>{line}{mark(side, colours[side], at(middle), y)}</g>")
+    return "\n".join(out + ["</g>", "</svg>", ""])

@@ -1,0 +1,146 @@
+# timeout: 60
+"""docs/benchmarks.md is what bench/results make of it, its commands exist, and what the driver reads is what programs print."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[1])).resolve()
+BUILD = pathlib.Path(os.environ.get("CHEVRON_BUILD", ROOT / "build")).resolve()
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "bench"))
+from suite import page, sections  # noqa: E402
+from suite.chapters import CHAPTERS  # noqa: E402
+
+wrong = []
+
+
+def want(holds, words):
+    if not holds:
+        wrong.append(words)
+
+
+def commands_of(text):
+    """Code in lines and in blocks, one command a piece."""
+    blocks = [line[4:].split("  #")[0].strip() for line in text.splitlines() if line.startswith("    ")]
+    inline = [code.replace("\n", " ") for code in re.findall(r"`([^`]+)`", text)]
+    return [part.strip(" ()") for code in blocks + inline for part in code.split("&&")]
+
+
+def unknown(command):
+    """What of a command there is not; nothing where all of it exists."""
+    words = command.split()
+    if words[0] == "./dev":
+        verbs = re.findall(r"^  ([a-z]+)\)", (ROOT / "dev").read_text(), re.M)
+        names = [w for w in words[2:] if re.fullmatch(r"[a-z-]+", w) and not w.startswith("--")]
+        if words[1] not in verbs:
+            return f"dev has no verb {words[1]}"
+        if words[1] == "bench":
+            return next((f"there is no section {w}" for w in names if w not in [*sections.ALL, "quick"]), None)
+    if re.fullmatch(r"bench-[a-z_]+", words[0]):
+        source = ROOT / "bench" / "run" / (words[0].removeprefix("bench-") + ".cpp")
+        if not source.is_file():
+            return f"there is no {source.relative_to(ROOT)}"
+        return next(
+            (f"{words[0]} has no {w}" for w in words if w.startswith("--") and f'"{w}"' not in source.read_text()), None
+        )
+    if re.match(r"(bench|tests|examples)/\S+\.(py|cpp|md)$", words[0]) and not (ROOT / words[0]).is_file():
+        return f"there is no {words[0]}"
+    if words[0].endswith(".py") and (ROOT / words[0]).is_file():
+        text = (ROOT / words[0]).read_text()
+        return next((f"{words[0]} has no {w}" for w in words if w.startswith("--") and f'"{w}"' not in text), None)
+    return None
+
+
+# The page is made of the figures, and a figure that somebody changes by hand is seen.
+want(page.check(ROOT / "bench" / "results", ROOT) == 0, "docs/benchmarks.md is not what bench/results make of it")
+text = (ROOT / "docs" / "benchmarks.md").read_text()
+with tempfile.TemporaryDirectory() as folder:
+    copy = pathlib.Path(folder)
+    shutil.copytree(ROOT / "docs", copy / "docs")
+    shutil.copy(ROOT / "README.md", copy)
+    changed = re.sub(r"(\| GPipe \| )(\d+)", lambda m: f"{m[1]}{int(m[2]) + 1}", text, count=1)
+    want(changed != text, "the page has no figure of GPipe")
+    (copy / "docs" / "benchmarks.md").write_text(changed)
+    out = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, pathlib; from suite import page; "
+            "sys.exit(page.check(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))",
+            str(ROOT / "bench" / "results"),
+            folder,
+        ],
+        cwd=ROOT / "bench",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    want(
+        out.returncode == 1 and "docs/benchmarks.md is not what" in out.stdout,
+        f"a changed figure is not seen: {out.stdout}{out.stderr}",
+    )
+
+# Every section has its chapter, and README.md quotes sections that there are, as soon as they are worth it.
+want(sorted(sections.ALL) == sorted(c.name for c in CHAPTERS), "sections and chapters differ")
+readme = (ROOT / "README.md").read_text()
+quoted = re.findall(r"`\./dev bench ([a-z-]+)` \|$", readme, re.M)
+want(quoted and all(name in sections.ALL for name in quoted), f"README.md quotes {quoted}")
+for name in quoted:
+    chapter = next(c for c in CHAPTERS if c.name == name)
+    there = page.load(ROOT / "bench" / "results")
+    if name not in there:
+        continue
+    result = {**there[name], "others": [0.0, 0.0], "quick": False, "rounds": page.QUOTED}
+    want(chapter.short(result) in page.quoting(readme, {name: result}), f"README.md would not take what {name} says")
+    noisy = {**result, "others": [0.0, 0.5]}
+    want(page.quoting(readme, {name: noisy}) == readme, f"README.md would take what {name} says of a machine that is not quiet")
+
+# What the page tells people to type.
+commands = commands_of(text)
+want(
+    len([c for c in commands if c.startswith("./dev bench ")]) >= len(page.load(ROOT / "bench" / "results")),
+    "a section lacks its command",
+)
+for command in commands:
+    said = unknown(command) if command else None
+    want(said is None, f"`{command}` on the page: {said}")
+for invented in ("./dev bench nothing", "bench-sleep --nothing", "bench/nothing.py", "bench-nothing", "./dev nothing"):
+    want(unknown(invented) is not None, f"`{invented}` would pass")
+
+# What is read of bench-sleep, whose lines are for people.
+sleep = BUILD / "bin" / "bench-sleep"
+if sleep.is_file():
+    said = subprocess.run(
+        [
+            str(sleep),
+            "--schedule",
+            "1F1B",
+            "--backend",
+            "threads",
+            "--ranks",
+            "2",
+            "--microbatches",
+            "2",
+            "--milliseconds",
+            "1",
+            "--steps",
+            "3",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ).stdout
+    lines = sections.SLEEP_LINE.findall(said)
+    want(
+        [line[:3] for line in lines] == [("1F1B", "threads", "synchronous"), ("1F1B", "threads", "post-validated")],
+        f"bench-sleep printed {said}",
+    )
+
+print("\n".join(wrong) or f"{len(commands)} pieces of code, {len(CHAPTERS)} sections")
+sys.exit(1 if wrong else 0)
