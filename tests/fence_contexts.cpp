@@ -22,6 +22,7 @@
 #include <chevron/checkpoint.hpp>
 #include <chevron/data.hpp>
 #include <chevron/multiprocess.hpp>
+#include <chevron/run/training/auto_schedule.hpp>
 #include <chevron/schedule.hpp>
 
 #include "chevron-train/gpt.hpp"
@@ -66,6 +67,12 @@ void body(chevron::nccl_transport& comm) {
 // The body of a rank that has a trainer, and the batch of a step.
 void body(chevron::transport& comm, chevron::trainer& trainer, nn::Sequential block, at::Tensor inputs, at::Tensor targets,
           at::Tensor mask, at::Tensor positions, std::size_t epochs, int steps) {
+  // FENCE
+}
+
+// context: auto
+// The body of a rank that has a trainer, and plans while it trains.
+void body(chevron::trainer& trainer, at::Tensor inputs, at::Tensor targets, int steps) {
   // FENCE
 }
 

@@ -18,25 +18,19 @@
 // With a synchronous optimizer sums are hidden as far as they do not make the step longer: what they take alone, all at once,
 // against how long after the step's last gradient the last of them is there. The sum of that last gradient itself cannot be
 // hidden.
-#include <time.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
 
 #include <CLI/CLI.hpp>
@@ -50,62 +44,9 @@
 
 #include "../../tests/support/slow_links.hpp"
 #include "job.hpp"
+#include "sleeping.hpp"
 
 namespace {
-
-std::int64_t clock_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * std::int64_t{1000000000} + now.tv_nsec;
-}
-
-/// Leaves the core to others until shortly before the end: the system would wake it up late, which is not what is measured here.
-void sleep_until(std::int64_t until) {
-  std::int64_t const early = until - 250000;
-  timespec const at{early / 1000000000, early % 1000000000};
-  while (clock_ns() < early && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr) != 0) {
-  }
-  while (clock_ns() < until) std::this_thread::yield();
-}
-std::int64_t after(double seconds) { return clock_ns() + static_cast<std::int64_t>(seconds * 1e9); }
-
-/// How long a stage sleeps.
-class times {
- public:
-  /// \param sigma of the logarithm; 0: always the mean
-  times(double mean, double sigma, int stage) : mean_(mean), sigma_(sigma) {
-    for (unsigned i = 0; i < 3; ++i) random_[i].seed(static_cast<unsigned>(stage) * 3 + i);
-  }
-  /// \param of 0: F, 1: I, 2: W; each has draws of its own, so their order among each other does not matter
-  double next(int of) {
-    if (sigma_ <= 0) return mean_;
-    return mean_ * std::exp(sigma_ * std::normal_distribution<double>()(random_[of]) - sigma_ * sigma_ / 2);
-  }
-
- private:
-  double mean_, sigma_;
-  std::mt19937 random_[3];
-};
-
-/// y = x; it, its input gradient and its weight gradient take `seconds` each, the copy included: on a core that slept, one of
-/// four numbers takes up to 0.1 ms. The weight gradient is nothing, not zeros: adding them up would keep the cores busy that are
-/// to be free.
-struct sleeping : torch::autograd::Function<sleeping> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor, times* stage) {
-    std::int64_t const end = after(stage->next(0));
-    context->saved_data["stage"] = reinterpret_cast<std::int64_t>(stage);
-    at::Tensor y = x.clone();
-    sleep_until(end);
-    return y;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    auto* const stage = reinterpret_cast<times*>(context->saved_data["stage"].toInt());
-    if (context->needs_input_grad(0)) sleep_until(after(stage->next(1)));
-    if (context->needs_input_grad(1)) sleep_until(after(stage->next(2)));
-    return {gradients[0], {}, {}};
-  }
-};
 
 struct options {
   std::string schedule;
@@ -148,8 +89,8 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
   auto const build = [&](int number) {
     at::Tensor weight = at::ones({wanted.parameters});
     weight.requires_grad_(true);
-    auto const stage = std::make_shared<times>(seconds, wanted.jitter / 100, number);
-    return chevron::stage([weight, stage](at::Tensor x) { return sleeping::apply(x, weight, stage.get()); }, {{"weight", weight}});
+    auto const stage = std::make_shared<bench::times>(bench::times::means{seconds, seconds, seconds}, wanted.jitter / 100, number);
+    return chevron::stage([weight, stage](at::Tensor x) { return bench::sleeping::apply(x, weight, stage.get()); }, {{"weight", weight}});
   };
   chevron::trainer train({.program = program,
                           .transport = comm,

@@ -40,6 +40,7 @@ struct search_request {
   std::string trials;
   std::string seed = "1";
   bool full_backward = false;
+  bool partition = false;  ///< how many layers each stage holds is looked for, too
 };
 
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include <chevron/search.hpp>
@@ -26,6 +27,7 @@ struct entry {
   std::string placement;
   chevron::search::found found;
   owned_costs costs;  ///< where a link is slow depends on what goes along it
+  std::optional<chevron::search::found_layers> cut;  ///< with --partition; its schedule is `found`
 };
 
 /// What to search with, from the flags.
@@ -111,6 +113,68 @@ std::string above(double length, double bound) {
   return more < 1e-9 ? "optimal" : "+" + chevron::show::fixed(more * 100, more < 0.01 ? 2 : 1) + " %";
 }
 
+/// What layers cost, for `--partition`.
+chevron::search::layer_costs layers_of(request const& asked, job const& what, int stages) {
+  std::optional<chevron::profile> const measured = profile_of(asked);
+  if (!measured) throw usage("--partition needs to know what layers cost: give --profile FILE.json, as chevron-train writes it");
+  bool const split = what.work == chevron::work_graph::split_backward;
+  chevron::search::layer_costs out = chevron::search::layer_costs_of(*measured, split);
+  if (!out.problem.empty()) throw usage("--partition and --profile '" + asked.profile + "': " + out.problem);
+  auto const layers = static_cast<int>(out.layers.size());
+  if (stages > layers + 2) {
+    throw usage("--partition: " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
+                " stages, of which all but the first and the last need one: ask for fewer --ranks or --chunks");
+  }
+  if (asked.communication_occupies != "nobody")
+    throw usage("--partition does not go with --communication-occupies: leave one of them out");
+  if (asked.communication_given) out.communication = cost_number(asked.communication, "--communication");
+  if (asked.hidden_given) out.hidden = share_number(asked.hidden, "--hidden");
+  return out;
+}
+
+/// Layers and order together, on one placement.
+entry part_on(std::string const& placement, job const& asked, chevron::search::layer_costs const& layers) {
+  auto const find = [&](chevron::cost_view const& costs, chevron::search::effort const& trying) {
+    job one = asked;
+    one.effort = trying;
+    return find_on(placement, one, costs);
+  };
+  chevron::search::layer_effort how_hard{.thorough = asked.effort};
+  how_hard.brief.seed = asked.effort.seed;
+  chevron::search::found_layers cut =
+      chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find, asked.memory, asked.goal,
+                                   how_hard);
+  chevron::profiled_costs const costs = layers.of(cut.layers);
+  chevron::search::found found = std::move(cut.schedule);
+  owned_costs owned{.forward = costs.forward,
+                    .backward_input = costs.backward_input,
+                    .backward_weight = costs.backward_weight,
+                    .communication = costs.communication,
+                    .hidden = costs.hidden};
+  return {placement, std::move(found), std::move(owned), std::move(cut)};
+}
+
+std::string with_commas(std::vector<int> const& layers) {
+  std::string out;
+  for (int const count : layers) out += (out.empty() ? "" : ",") + std::to_string(count);
+  return out;
+}
+
+/// The same for the layers: what they gain, and the flag that trains with them.
+std::string report_of_layers(request const& asked, std::vector<entry> const& entries) {
+  std::string out = "\n";
+  std::vector<table_row> rows{{"placement", "layers of the stages", "with even layers", "gain", "layers in flight", ""}};
+  for (entry const& one : entries) {
+    auto const& cut = *one.cut;
+    rows.push_back({one.placement, with_commas(cut.layers), number(cut.even), percent(1 - one.found.length / cut.even),
+                    std::to_string(cut.held) + " (" + std::to_string(cut.even_held) + ")",
+                    cut.nothing_better ? "no other layers can be shorter" : std::to_string(cut.searched) + " cuts searched"});
+  }
+  out += table_text(rows, {align::left, align::left, align::right, align::right, align::right, align::left});
+  return out + "\nIn flight: the most on any rank, in brackets that of even layers.\nTrain with them: chevron-train --schedule " +
+         (asked.output.ends_with(".csv") ? asked.output : "FILE.csv") + " --layers " + with_commas(entries.front().cut->layers) + "\n";
+}
+
 /// One line a placement: what was found, what the catalogue has, what no schedule beats.
 std::string report(job const& asked, std::vector<entry> const& entries) {
   std::string out = std::to_string(asked.size.ranks) + (asked.size.ranks == 1 ? " rank, " : " ranks, ") +
@@ -140,6 +204,8 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
     chevron::search::found const& found = entries[i].found;
     bool const any = found.published_length > 0;
     out += std::string(i > 0 ? "," : "") + "\n    {\"placement\": " + json_string(entries[i].placement) +
+           (entries[i].cut ? ", \"layers\": [" + with_commas(entries[i].cut->layers) + "], \"even\": " + exact(entries[i].cut->even)
+                           : "") +
            ", \"length\": " + exact(found.length) + ", \"bound\": " + exact(found.bound) +
            ", \"optimal\": " + (found.optimal() ? "true" : "false") + ", \"start\": " + json_string(found.start.characters) +
            ", \"trials\": " + std::to_string(found.trials) +
@@ -168,20 +234,26 @@ int run_search(request const& asked) {
     throw usage("--memory-limit " + asked.memory_limit +
                 " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
   }
-  std::vector<bool> const split(static_cast<std::size_t>(what.size.ranks * what.size.chunks),
-                                what.work == chevron::work_graph::split_backward);
+  int const stages = what.size.ranks * what.size.chunks;
+  std::vector<bool> const split(static_cast<std::size_t>(stages), what.work == chevron::work_graph::split_backward);
+  std::optional<chevron::search::layer_costs> layers;
+  if (asked.search.partition) layers = layers_of(asked, what, stages);
   std::vector<entry> entries;
   for (std::string const& placement : placements) {
-    owned_costs costs = costs_of(asked, split, homes(placement, what.size));
-    chevron::search::found found = find_on(placement, what, costs.view());
-    entries.push_back({placement, std::move(found), std::move(costs)});
+    if (layers) {
+      entries.push_back(part_on(placement, what, *layers));
+    } else {
+      owned_costs costs = costs_of(asked, split, homes(placement, what.size));
+      chevron::search::found found = find_on(placement, what, costs.view());
+      entries.push_back({placement, std::move(found), std::move(costs), std::nullopt});
+    }
     if (chevron::finding const& problem = entries.back().found.best.problem) throw usage(describe(problem).str());
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](entry const& a, entry const& b) { return a.found.length < b.found.length * (1 - 1e-12); });
   chevron::plan const& best = entries.front().found.best;
   owned_costs const& costs = entries.front().costs;
-  std::string const words = report(what, entries);
+  std::string const words = report(what, entries) + (layers ? report_of_layers(asked, entries) : "");
   std::string content;
   if (format == "csv")
     content = chevron::show::csv(best);

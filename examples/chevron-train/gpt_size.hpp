@@ -1,10 +1,13 @@
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/search/layer_costs.hpp>
 
 #include "common/layer_cut.hpp"
 
@@ -40,18 +43,26 @@ struct gpt_size {
 
 /// Which layers a stage holds. They are spread evenly, the front first, since the head weighs on the last stage. Up to two more
 /// stages than layers will do: then the head, and after it the embedding, are stages of their own.
-inline layer_cut cut_of(int layers, int stages, int stage) {
+/// \param given how many layers each stage holds; empty: as even as can be
+inline layer_cut cut_of(int layers, int stages, int stage, std::vector<int> const& given = {}) {
   if (stages > layers + 2) {
     throw usage_error("the schedule cuts the model into " + std::to_string(stages) + " stages, but with --layers " +
                       std::to_string(layers) + " there are " + std::to_string(layers + 2) +
                       " pieces (embedding, layers, head). Remedy: --layers " + std::to_string(stages - 2) +
                       " or more, or fewer --ranks or --chunks");
   }
-  auto const begin = [&](int s) {
-    if (stages == layers + 2) return std::min(std::max(s - 1, 0), layers);
-    return (s * layers + stages - 1) / stages;
-  };
-  return {begin(stage), begin(stage + 1), stage == 0, stage == stages - 1};
+  std::vector<int> const each = given.empty() ? search::even_layers(layers, stages) : given;
+  if (each.size() != static_cast<std::size_t>(stages)) {
+    throw usage_error("--layers says what " + std::to_string(each.size()) + " stages hold, and the schedule has " +
+                      std::to_string(stages) + ". Remedy: a number for each stage, or their sum alone");
+  }
+  int const first = std::accumulate(each.begin(), each.begin() + stage, 0);
+  int const count = each[static_cast<std::size_t>(stage)];
+  if (count == 0 && stage > 0 && stage + 1 < stages) {
+    throw usage_error("--layers gives stage " + std::to_string(stage) +
+                      " no layer, and only the first and the last have something else to compute. Remedy: 1 or more");
+  }
+  return {first, first + count, stage == 0, stage == stages - 1};
 }
 
 }  // namespace chevron::train

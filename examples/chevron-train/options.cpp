@@ -1,5 +1,8 @@
 #include "options.hpp"
 
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -9,6 +12,29 @@
 #include <chevron/run/core/error.hpp>
 
 namespace chevron::train {
+namespace {
+
+/// `12`, or `4,4,3,1`.
+void read_layers(std::string const& text, options& o) {
+  bool const each = text.find(',') != std::string::npos;
+  int sum = 0;
+  for (std::size_t at = 0; at <= text.size();) {
+    std::size_t const end = std::min(text.find(',', at), text.size());
+    int count = -1;
+    auto const [stop, fault] = std::from_chars(text.data() + at, text.data() + end, count);
+    if (fault != std::errc() || stop != text.data() + end || count < (each ? 0 : 1) || count > 1000) {
+      throw usage_error("--layers " + text + " is not usable. Remedy: a whole number from 1 to 1000, such as 12, or one for each " +
+                        "stage, such as 4,4,3,1");
+    }
+    if (each) o.cut.push_back(count);
+    sum += count;
+    at = end + 1;
+  }
+  if (sum < 1 || sum > 1000) throw usage_error("--layers " + text + " makes " + std::to_string(sum) + " layers. Remedy: 1 to 1000");
+  o.model.layers = sum;
+}
+
+}  // namespace
 
 options read_options(int argc, char** argv) {
   options o;
@@ -20,9 +46,12 @@ options read_options(int argc, char** argv) {
       "With CHEVRON_RINGS=FOLDER in the environment ranks of a run that fails leave what they did last there, for chevron-plan "
       "explain.");
   job_flags flags(app, o);
-  flags.pipeline();
+  flags.pipeline(/*automatic=*/true);
   flags.ranks();
-  app.add_option("--layers", o.model.layers, "transformer blocks")->check(whole(1, 1000))->type_name("N")->group("Model");
+  std::string layers = std::to_string(o.model.layers);
+  app.add_option("--layers", layers, "transformer blocks: how many in all, or with commas between how many each stage holds")
+      ->type_name("N|N,N...")
+      ->group("Model");
   app.add_option("--width", o.model.width, "numbers for each position")->check(whole(1, 65536))->type_name("N")->group("Model");
   app.add_option("--heads", o.model.heads, "attention heads; must divide the width")
       ->check(whole(1, 1024))
@@ -60,6 +89,7 @@ options read_options(int argc, char** argv) {
 
   flags.read(argc, argv);
 
+  read_layers(layers, o);
   o.model.context = o.context;
   if (o.model.width % o.model.heads != 0) {
     throw usage_error("--width " + std::to_string(o.model.width) + " cannot be shared by --heads " +

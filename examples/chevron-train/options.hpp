@@ -13,6 +13,7 @@ namespace chevron::train {
 
 struct options : job_options {
   gpt_size model;
+  std::vector<int> cut;  ///< how many layers each stage holds; empty: as even as can be
   std::vector<std::string> data;
 
   std::string trace;

@@ -20,16 +20,19 @@
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/optimizer/learning_rate.hpp>
+#include <chevron/run/training/auto_schedule.hpp>
 #include <chevron/run/training/evaluator.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/show/format.hpp>
 
 #include "common/console.hpp"
+#include "common/programs.hpp"
 #include "common/step_teller.hpp"
 #include "gpt.hpp"
 #include "measure.hpp"
 #include "pictures.hpp"
+#include "planned.hpp"
 
 namespace chevron::train {
 namespace {
@@ -59,7 +62,7 @@ at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following)
 
 stage make_stage(task const& what, c10::Device device, int stages, int number) {
   options const& o = what.options;
-  gpt_stage made(o.model, cut_of(o.model.layers, stages, number), o.seed);
+  gpt_stage made(o.model, cut_of(o.model.layers, stages, number, o.cut), o.seed);
   if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
   made->to(device);
   return stage(made).recompute(o.recompute);
@@ -75,7 +78,7 @@ void print_header(task const& what, rank_place const& where) {
   for (int r = 0; r < plan.size.ranks; ++r) peaks += (r == 0 ? "" : ", ") + std::to_string(peak_in_flight(plan, r));
   std::string cut;
   for (int s = 0; s < plan.stages; ++s) {
-    cut += (s == 0 ? "" : " | ") + words_for(cut_of(o.model.layers, plan.stages, s));
+    cut += (s == 0 ? "" : " | ") + words_for(cut_of(o.model.layers, plan.stages, s, o.cut));
   }
   auto const samples = static_cast<std::int64_t>(o.micro_batches) * o.micro_batch_size * o.replicas;
   print_facts({
@@ -84,7 +87,7 @@ void print_header(task const& what, rank_place const& where) {
                     std::to_string(o.model.context)},
       {"data", what.text.source},
       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
-      {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
+      {"schedule", (o.automatic ? "auto, beginning with " : "") + std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
       {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
                    some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
                    " bytes in all"},
@@ -96,6 +99,16 @@ void print_header(task const& what, rank_place const& where) {
   });
   std::printf("\n");
   std::fflush(stdout);
+}
+
+/// How many layers each stage holds.
+std::vector<int> layers_of(options const& o, int stages) {
+  std::vector<int> out;
+  for (int s = 0; s < stages; ++s) {
+    layer_cut const cut = cut_of(o.model.layers, stages, s, o.cut);
+    out.push_back(cut.last - cut.first);
+  }
+  return out;
 }
 
 /// Where timings of several ranks are no fair test of a schedule, says why; else nothing.
@@ -198,7 +211,10 @@ std::string told_of_text(task const& what) {
 void compare_jobs(task const& what, transport& comm) {
   options const& o = what.options;
   named_values lines = common_values(comm);
-  lines.add("--layers", std::to_string(o.model.layers));
+  std::string layers;
+  for (int const count : layers_of(o, what.programs->training.view().plan.stages))
+    layers += (layers.empty() ? "" : ",") + std::to_string(count);
+  lines.add("--layers", layers);
   lines.add("--width", std::to_string(o.model.width));
   lines.add("--heads", std::to_string(o.model.heads));
   add_values(lines, o);
@@ -261,7 +277,15 @@ void train_on_rank(task const& what, rank_place const& where) {
   }
   teller.open(first_step);
 
+  std::optional<auto_schedule> planner;
+  if (o.automatic) {
+    planner.emplace(train, auto_options{.memory = {static_cast<double>(chunk_limit(o))}, .costs = [&](profile measured) {
+                                          measured.layers = layers_of(o, plan.stages);
+                                          return measured;
+                                        }});
+  }
   trace_window records;
+  long measured_after = first_step;  // the first step under a program is left out
   std::int64_t const begin = now_ns();
   for (long step = first_step; step <= o.steps; ++step) {
     std::int64_t const loading_begin = now_ns();
@@ -269,8 +293,8 @@ void train_on_rank(task const& what, rank_place const& where) {
     windows const batch(what.text.training, mine, o.model.context, o.seed, static_cast<std::uint64_t>(step), first);
     std::int64_t const step_begin = now_ns();
     teller.loaded(step, static_cast<double>(step_begin - loading_begin) * 1e-9);
-    train.step({batch.bytes}, {batch.following});
-    if (step > o.steps - static_cast<long>(trace_window::kept) && (step > first_step || o.steps == first_step))
+    step_report const report = train.step({batch.bytes}, {batch.following});
+    if (step > o.steps - static_cast<long>(trace_window::kept) && (step > measured_after || o.steps == measured_after))
       records.keep(train.last_trace(), static_cast<double>(now_ns() - step_begin) * 1e-9);
     save_where_due(o, words, train, step);
     if (step < o.steps && train.should_stop()) {
@@ -282,6 +306,18 @@ void train_on_rank(task const& what, rank_place const& where) {
       }
       return;
     }
+    if (!planner || step == o.steps) continue;
+    std::optional<schedule_news> const news = planner->after_step(report);
+    if (!news) continue;
+    if (news->what == schedule_event::changed || news->what == schedule_event::went_back) {
+      records = {};
+      measured_after = step + 1;
+    }
+    if (!speaks) continue;
+    teller.make_room();
+    print_facts({{"planned", words_for(*news)}});
+    if (std::string const other = words_for_layers(o, *news); !other.empty()) print_facts({{"layers", other}});
+    std::fflush(stdout);
   }
   train.synchronize();
   double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
@@ -298,7 +334,8 @@ void train_on_rank(task const& what, rank_place const& where) {
                                  " nats a byte; on text it never saw " + show::fixed(held_out, 3) + " (" +
                                  show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
-    comparison const outcome = compared(what.programs->training, texts, o.post_validation);
+    comparison outcome = compared(train.program(), texts, o.post_validation);
+    outcome.measured.layers = layers_of(o, plan.stages);
     std::printf("\n%s\n", table_of(outcome, where.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_files(o, outcome);
     std::fflush(stdout);

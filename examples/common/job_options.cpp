@@ -132,6 +132,8 @@ void add_values(named_values& to, job_options const& o) {
   to.add("--keep-checkpoints", std::to_string(o.keep_checkpoints));
   to.add("--resume", o.resume ? "yes" : "no");
   to.add("--cuda-graph", o.cuda_graph ? "yes" : "no");
+  to.add("--schedule", o.automatic ? "auto" : "given");
+  to.add("--memory-limit", show::exact(o.memory_limit));
 }
 
 job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
@@ -139,8 +141,12 @@ job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
   app_.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
-void job_flags::pipeline() {
-  app_.add_option("--schedule", o_.schedule, "a FILE.csv, or one of " + schedule_names())->type_name("NAME")->group("Pipeline");
+void job_flags::pipeline(bool automatic) {
+  app_.add_option("--schedule", o_.schedule,
+                  (automatic ? "auto: planned from what the first steps cost; a FILE.csv; or one of " : "a FILE.csv, or one of ") +
+                      schedule_names())
+      ->type_name("NAME")
+      ->group("Pipeline");
   ranks_ = app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
   chunks_ = app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: as the schedule has")
                 ->check(whole(0, 64))
@@ -154,6 +160,18 @@ void job_flags::pipeline() {
       ->check(whole(1, 1024))
       ->type_name("R")
       ->group("Pipeline");
+  if (!automatic) return;
+  placement_ = app_.add_option("--placement", o_.placement,
+                               "with auto: where stages stand; as --chunks has it: linear for 1, vee for 2, loop for more")
+                   ->check(one_of({"linear", "loop", "vee", "wave"}))
+                   ->type_name("linear|loop|vee|wave")
+                   ->default_str("")
+                   ->group("Pipeline");
+  memory_limit_ = app_.add_option("--memory-limit", o_.memory_limit,
+                                  "with auto: most activations held on a rank, in microbatches of its whole share; 0: as 1F1B holds, P")
+                      ->check(positive(true))
+                      ->type_name("COUNT")
+                      ->group("Pipeline");
 }
 
 void job_flags::ranks() {
@@ -239,6 +257,24 @@ void job_flags::files() {
   app_.add_option("--metrics", o_.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("")->group("Files");
 }
 
+/// Where stages stand, and how many on each rank, where the schedule is made here.
+void job_flags::read_automatic() {
+  o_.automatic = true;
+  bool const one = o_.placement == "linear" || (o_.placement.empty() && (o_.chunks == 1 || o_.ranks == 1));
+  if (o_.chunks == 0) o_.chunks = one ? 1 : 2;
+  if (o_.placement.empty()) o_.placement = o_.chunks == 1 ? "linear" : o_.chunks == 2 ? "vee" : "loop";
+  std::string const& where = o_.placement;
+  bool const fits = where == "linear" ? o_.chunks == 1 : where == "vee" ? o_.chunks == 2 : where == "wave" ? o_.chunks % 2 == 0 : true;
+  if (!fits) {
+    throw usage_error("--placement " + where + " does not exist with --chunks " + std::to_string(o_.chunks) +
+                      ". Remedy: linear with 1, vee with 2, wave with an even number, loop with any");
+  }
+  if (o_.memory_limit > 0 && o_.memory_limit < 1) {
+    throw usage_error("--memory-limit " + show::number(o_.memory_limit) +
+                      " is below the smallest possible: a microbatch on its way holds a chunk with each stage of a rank. Remedy: 1 or more");
+  }
+}
+
 void job_flags::read(int argc, char** argv) {
   try {
     app_.parse(argc, argv);
@@ -259,7 +295,14 @@ void job_flags::read(int argc, char** argv) {
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
   if (precision_name_ == "autocast") o_.precision = precision::autocast;
-  if (o_.schedule.ends_with(".csv") || o_.schedule.find('/') != std::string::npos) {
+  bool const makes = placement_ != nullptr && o_.schedule == "auto";
+  for (CLI::Option const* const flag : {placement_, memory_limit_}) {
+    if (flag != nullptr && flag->count() > 0 && !makes)
+      throw usage_error(flag->get_name() + " is about a schedule that is made while training. Remedy: --schedule auto, or leave it away");
+  }
+  if (makes) {
+    read_automatic();
+  } else if (o_.schedule.ends_with(".csv") || o_.schedule.find('/') != std::string::npos) {
     plan_size const size = read_schedule_file(o_);
     take_size("--ranks", ranks_->count() > 0, size.ranks, o_.ranks);
     take_size("--microbatches", micro_batches_->count() > 0, size.micro_batches, o_.micro_batches);
@@ -268,7 +311,8 @@ void job_flags::read(int argc, char** argv) {
                         " places its stages itself. Remedy: leave the flag out");
   } else if (!catalogue::contains(o_.schedule)) {
     throw usage_error("--schedule " + o_.schedule +
-                      " is not in the catalogue. Remedy: a file's name that ends in .csv, or one of " + schedule_names());
+                      " is not in the catalogue. Remedy: a file's name that ends in .csv, " + (placement_ != nullptr ? "auto, " : "") +
+                      "or one of " + schedule_names());
   } else if (!catalogue::trains(o_.schedule)) {
     throw usage_error("--schedule " + o_.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: one of " +
                       schedule_names());

@@ -27,6 +27,9 @@ struct job_options {
   int chunks = 0;  ///< stages on a rank; 0: what the schedule's placement has, or 2 where that is open
   int micro_batches = 4;
   int replicas = 2;
+  bool automatic = false;   ///< --schedule auto: planned from what the first steps cost
+  std::string placement;    ///< then: linear, loop, vee or wave
+  double memory_limit = 0;  ///< then: most activations on a rank, in microbatches of its whole share; 0: as many as 1F1B
 
   train::backend backend = train::backend::threads;
   bool backend_given = false;
@@ -71,7 +74,8 @@ class job_flags {
   /// \param app must stay until `read` has been called
   job_flags(CLI::App& app, job_options& to);
 
-  void pipeline();
+  /// \param automatic whether `--schedule auto` is known
+  void pipeline(bool automatic = false);
   void ranks();
   void training();
   void files();
@@ -81,10 +85,13 @@ class job_flags {
   void read(int argc, char** argv);
 
  private:
+  void read_automatic();
+
   CLI::App& app_;
   job_options& o_;
   std::string backend_name_ = "threads", precision_name_ = "float32";
   CLI::Option *ranks_ = nullptr, *chunks_ = nullptr, *micro_batches_ = nullptr, *backend_ = nullptr;
+  CLI::Option *placement_ = nullptr, *memory_limit_ = nullptr;  // null where `auto` is not known
 };
 
 }  // namespace chevron::train

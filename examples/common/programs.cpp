@@ -1,9 +1,14 @@
 #include "programs.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include <chevron/plan/gradient_order.hpp>
+#include <chevron/plan/profile.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/search.hpp>
 #include <chevron/show/csv/csv_read.hpp>
 
 namespace chevron::train {
@@ -19,13 +24,35 @@ proved_plan prove_option(plan made, shape size, std::string const& name) {
   }
 }
 
+/// What `--schedule auto` begins with, before anything was measured: the catalogue's best on the placement within the memory if all
+/// costs were the same, or what a short search finds. Backwards are split, so that what I and W take can be measured.
+plan first_plan(job_options const& o, shape size) {
+  costs const alike{};
+  search::found made = on_placement(o, [&](auto const& where) {
+    return search::find(where, size, alike, {static_cast<double>(chunk_limit(o))}, search::objective::makespan, {.trials = 2000});
+  });
+  if (made.best.problem) {
+    throw usage_error("--schedule auto: " + std::string(describe(made.best.problem).characters) +
+                      ". Remedy: another --placement, --chunks or --memory-limit");
+  }
+  std::vector<bool> const split = made.published_length > 0 ? split_stages(made.published) : std::vector<bool>{false};
+  bool const all = std::find(split.begin(), split.end(), false) == split.end();
+  return in_ascending_order(all ? made.published : made.best);
+}
+
 }  // namespace
+
+int chunk_limit(job_options const& o) {
+  double const most = o.memory_limit > 0 ? o.memory_limit : o.ranks;
+  return static_cast<int>(most * o.chunks + 1e-9);
+}
 
 proved_plan proved_by_options(job_options const& o) {
   shape size{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks};
   // A placement that takes any number of chunks has none of its own: two, then.
   if (size.chunks == 0 && catalogue::same_name(o.schedule, catalogue::interleaved_1f1b.name)) size.chunks = 2;
 
+  if (o.automatic) return prove_option(first_plan(o, size), size, o.schedule);
   plan made = o.schedule_text.empty() ? catalogue::make_plan(o.schedule, size) : read_csv(o.schedule_text).plan;
   if (!o.schedule_text.empty()) made.name = o.schedule.c_str();
   return prove_option(std::move(made), size, o.schedule);

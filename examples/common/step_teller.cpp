@@ -44,6 +44,10 @@ void step_teller::close() {
   metrics_.reset();
 }
 
+void step_teller::make_room() {
+  if (lines_) lines_->clear();
+}
+
 void step_teller::tell(step_report const& report) {
   if (report.used_graphs) ++launched_;
   if (report.step == first_step_) first_loss_ = report.loss;

@@ -33,6 +33,8 @@ class step_teller {
 
   void open(long first_step);
   void close();
+  /// Before other text is printed between two steps.
+  void make_room();
 
   /// How long a step's data took to load.
   void loaded(long step, double seconds) { loading_[step] = seconds; }

@@ -36,6 +36,28 @@ expect 0 '"optimal": ' $what --format json
 python3 -m json.tool output > indented || { echo "not JSON"; failed=1; }
 for format in svg html trace; do expect 0 . $what --format $format; done
 
+# Layers and order together, from a profile: the head's stage is left with fewer layers, and the flag for that is printed.
+cat > profile.json <<'JSON'
+{"chevron_profile": 1, "unit": "ms", "schedule": "ZB-H1", "ranks": 4, "chunks": 1, "stages": 4, "micro_batches": 8, "replicas": 1,
+ "steps": 10, "pipeline": 200, "step": 210, "forward": [6, 6, 6, 10], "backward": [null, null, null, null],
+ "backward_input": [0.01, 7.5, 7.5, 12.5], "backward_weight": [12, 4.5, 4.5, 7.5], "communication": [0.25, 0.25, 0.25],
+ "hidden": null, "layers": [3, 3, 3, 3]}
+JSON
+parted="search --memory-limit 4 --trials 200 --profile profile.json --partition"
+# 12 layers of 6 ms and a head of 12: no rank can have less than 22.5 ms, so none has more than 4 layers, and the head's at most 2.
+expect 0 '^linear  *4,4,3,1  *[0-9.]*  *1[0-9.]* %  *1[0-9] (12)  *no other layers can be shorter$' $parted -o parted.csv
+expect 0 '^Train with them: chevron-train --schedule parted.csv --layers 4,4,3,1$' $parted -o parted.csv
+expect 0 '^ok: parted.csv, 4 ranks' check parted.csv --memory-limit 4
+expect 0 '"placement": "linear", "layers": \[4,4,3,1\], "even": ' $parted --format json
+python3 -m json.tool output > indented || { echo "not JSON"; failed=1; }
+# Other stages than the profile's.
+expect 0 '^vee  *[0-4],[1-4],[1-4],[1-4],[1-4],[1-4],[1-4],[0-4] ' $parted --chunks 2 --placement vee
+expect 2 "--partition needs to know what layers cost: give --profile FILE.json" search --partition
+expect 2 "12 layers cannot be cut into 16 stages" $parted --chunks 4
+expect 2 "--partition does not go with --communication-occupies" $parted --communication-occupies both
+sed 's/, "layers".*/}/' profile.json > unsaid.json
+expect 2 "it does not say how many layers each stage had" search --profile unsaid.json --partition
+
 expect 2 "--memory-limit 0.5 is below the smallest possible, 1: a microbatch" search --chunks 2 --memory-limit 0.5
 expect 2 "--memory-limit 0.2 is less than one chunk, which is 1/2 of" search --chunks 2 --memory-limit 0.2
 expect 2 "--memory-limit 'much' is not usable: give a number of microbatches above 0" search --memory-limit much

@@ -36,6 +36,7 @@ struct profile {
   std::vector<double> forward, backward, backward_input, backward_weight;
   std::vector<double> communication;  ///< one entry a boundary between stages, either direction
   double hidden = not_measured;       ///< of a fused pair's shorter half, the share that the longer half hides: 0 to 1
+  std::vector<int> layers;            ///< one entry a stage: how many of the layers that can be moved it holds; empty: not known
 };
 
 /// Costs made of a profile, for one number of stages. They own their memory.
@@ -113,6 +114,28 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
   }
   if (out.communication.empty()) out.communication.push_back(0);
   return out;
+}
+
+/// How much costs have changed from one profile to a later one of as many stages: the largest change of what a stage takes for a
+/// microbatch, or of what a message takes, as a share of the longest stage's time in the earlier. What either does not know is
+/// left out.
+inline double cost_drift(profile const& then, profile const& now) {
+  auto const of_stage = [](profile const& p, std::size_t s) {
+    bool const halves = p.backward_input[s] >= 0 && p.backward_weight[s] >= 0;
+    double const back = halves ? p.backward_input[s] + p.backward_weight[s] : p.backward[s];
+    return p.forward[s] < 0 || back < 0 ? profile::not_measured : p.forward[s] + back;
+  };
+  double longest = 0, change = 0;
+  auto const look = [&](double a, double b) {
+    if (a >= 0 && b >= 0) change = std::max(change, a < b ? b - a : a - b);
+  };
+  for (std::size_t s = 0; s < then.forward.size() && s < now.forward.size(); ++s) {
+    longest = std::max(longest, of_stage(then, s));
+    look(of_stage(then, s), of_stage(now, s));
+  }
+  for (std::size_t b = 0; b < then.communication.size() && b < now.communication.size(); ++b)
+    look(then.communication[b], now.communication[b]);
+  return longest > 0 ? change / longest : 0;
 }
 
 /// Whether a plan is the one that a profile was taken under, so that its measured times are what the plan's prediction is about.

@@ -110,7 +110,8 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 
 /// A profile as JSON. The keys are a promise: `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages
 /// micro_batches replicas steps`, `pipeline step` (measured), `forward backward backward_input backward_weight` with one entry a
-/// stage, `communication` with one a boundary, `hidden` (a share); null is what was not measured.
+/// stage, `communication` with one a boundary, `hidden` (a share); null is what was not measured. Where it is known how many layers
+/// each stage held, `layers` says it.
 inline std::string json(profile const& p) {
   auto const list = [](std::vector<double> const& times) {
     std::string out;
@@ -134,6 +135,7 @@ inline std::string json(profile const& p) {
   entry("backward_weight", list(p.backward_weight));
   entry("communication", list(p.communication));
   entry("hidden", p.hidden < 0 ? "null" : fixed(p.hidden, 4));
+  if (!p.layers.empty()) entry("layers", detail::json_list(p.layers, [](int count) { return std::to_string(count); }));
   return out + "\n}\n";
 }
 

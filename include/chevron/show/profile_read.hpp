@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <set>
@@ -27,7 +28,8 @@ struct read_profile_result {
   std::string problem;  ///< names the key at fault; empty: none
 };
 
-/// Strict: every key must be there, once, of its kind, and none that is not known; lists must have one entry a stage or boundary.
+/// Strict: every key but `layers` must be there, once, of its kind, and none that is not known; lists must have one entry a stage
+/// or boundary.
 inline read_profile_result read_profile(std::string_view text) {
   read_profile_result out;
   auto const fault = [&](std::string words) {
@@ -129,6 +131,18 @@ inline read_profile_result read_profile(std::string_view text) {
     bool const fits = hidden->is_null() || (is_time(*hidden) && hidden->get<double>() <= 1);
     if (!fits && out.problem.empty()) out.problem = "'hidden' is " + shown(*hidden) + ", neither null nor a share from 0 to 1";
     if (fits && !hidden->is_null()) p.hidden = hidden->get<double>();
+  }
+  if (unread.contains("layers")) {
+    json const& value = *take("layers");
+    auto const fits = [](json const& one) { return one.is_number_integer() && one >= 0 && one <= 1 << 20; };
+    if (!value.is_array() || value.size() != static_cast<std::size_t>(p.stages) ||
+        !std::all_of(value.begin(), value.end(), fits)) {
+      if (out.problem.empty())
+        out.problem = "'layers' is " + shown(value) + ", no list of whole numbers from 0 with one entry for each of " +
+                      std::to_string(p.stages) + " stages";
+    } else {
+      p.layers = value.get<std::vector<int>>();
+    }
   }
   if (out.problem.empty() && !unread.empty()) return fault("'" + *unread.begin() + "' is no key of a profile");
   return out;

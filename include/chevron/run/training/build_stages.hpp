@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -81,6 +82,16 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
     for (std::size_t b = a + 1; b < stages.size(); ++b) check_apart(stages, a, b);
   }
   return stages;
+}
+
+/// What a rank's stages take of a batch by name.
+inline std::vector<std::string> side_inputs_taken(std::vector<stage> const& stages) {
+  std::vector<std::string> out;
+  for (stage const& one : stages) {
+    if (!one) continue;
+    for (std::string& name : one.side_input_names()) out.push_back(std::move(name));
+  }
+  return out;
 }
 
 }  // namespace chevron::detail

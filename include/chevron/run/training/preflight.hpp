@@ -107,4 +107,37 @@ inline named_values common_values(transport const& comm) {
   return out;
 }
 
+namespace detail {
+
+/// May all ranks go on under `next` after `now`? Collective: first, whether all of them were given the same.
+/// \throws preflight_error naming a rank with another program; usage_error, the same on every rank
+inline void check_change(transport& comm, program_view const& now, program_view const& next, bool accumulating) {
+  comm.check_usable();
+  collective_scope const doing(comm, "changing the schedule");
+  named_values lines = common_values(comm);
+  add_program(lines, next);
+  lines.add("gradients that wait for their step", accumulating ? "yes" : "no");
+  check_consistency(comm, lines);
+  auto const refuse = [&](std::string const& why) {
+    throw usage_error("the schedule cannot change: " + why, {.rank = comm.topology().global_rank});
+  };
+  if (accumulating) refuse("gradients wait for their step. Remedy: change it after step()");
+  if (next.plan.forward_only) refuse("the new program only runs forward. Remedy: one that trains");
+  auto const differs = [&](char const* what, int a, int b) {
+    if (a != b)
+      refuse("the new program has " + std::to_string(b) + " " + what + ", the old one " + std::to_string(a) +
+             ". Remedy: one of the same size, or another trainer");
+  };
+  differs("ranks", now.plan.size.ranks, next.plan.size.ranks);
+  differs("microbatches", now.plan.size.micro_batches, next.plan.size.micro_batches);
+  differs("stages", now.plan.stages, next.plan.stages);
+  for (int s = 0; s < now.plan.stages; ++s) {
+    if (now.plan.rank_of_stage(s) == next.plan.rank_of_stage(s)) continue;
+    refuse("stage " + std::to_string(s) + " is on rank " + std::to_string(now.plan.rank_of_stage(s)) +
+           ", and the new program has it on rank " + std::to_string(next.plan.rank_of_stage(s)) +
+           ". Remedy: a program for the same placement");
+  }
+}
+
+}  // namespace detail
 }  // namespace chevron

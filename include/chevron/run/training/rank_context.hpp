@@ -87,6 +87,8 @@ class rank_context {
     open_for_ = &next;
     std::swap(shapes_, open_shapes_);
   }
+  /// Before an executor goes: another may stand where it stood.
+  void forget_open() { open_for_ = nullptr; }
 
  private:
   transport* comm_;

@@ -60,12 +60,13 @@ class trainer {
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   explicit trainer(trainer_setup setup)
       : program_(std::move(setup.program)),
+        places_(program_),
         context_(setup.transport, std::move(setup.loss), std::move(setup.options)),
         accumulated_(program_.view().plan.size.micro_batches) {
     transport& comm = context_.comm();
     trainer_options const& options = context_.options();
     collective_scope const doing(comm, "making the trainer");
-    program_view const p = program_.view();
+    program_view const p = places_.view();
     compute_streams::scope const here(*context_.streams());
     check_setup(p);
     std::vector<stage>& stages = context_.stages();
@@ -79,16 +80,10 @@ class trainer {
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
     tied_ = tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
-    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, side_inputs_taken(), setup.optimizer, options);
+    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, detail::side_inputs_taken(stages), setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
-    executor_ = std::make_unique<executor>(program_, comm, stages, context_.loss(),
-                                           executor_settings{.seed = options.seed,
-                                                             .autocast = options.autocast,
-                                                             .streams = context_.streams(),
-                                                             .graphs = options.graphs,
-                                                             .deferred_weights = options.deferred_weights},
-                                           gradients_.get());
+    make_executor();
     if (comm.connects_at_first_use()) use_collectives_once();
   }
 
@@ -140,6 +135,20 @@ class trainer {
     return report_;
   }
 
+  /// Goes on under another program between two steps, with the same parameters, optimizer and step number. Where both add
+  /// gradients up in the same order (gradient_order.hpp) it computes the same, bit for bit. Collective.
+  /// \throws usage_error while gradients wait for their `step`, or for a program of another size or with stages on other ranks;
+  /// preflight_error where ranks were given different programs. Then training may go on under the old one
+  void change_schedule(proved_program next) {
+    compute_streams::scope const here(*context_.streams());
+    detail::check_change(context_.comm(), program_.view(), next.view(), accumulating());
+    synchronize();
+    program_ = std::move(next);
+    executor_.reset();
+    context_.forget_open();
+    make_executor();
+  }
+
   /// Whether training should stop now, since a rank was asked to: by a signal (`stop_signals`), by the clock (`request_stop_after`) or by
   /// `request_stop`. The same on all ranks after the same step: after the one in which the wish came, with `post_validation` after
   /// the one that follows.
@@ -185,6 +194,14 @@ class trainer {
     batch_.take(context_.on_device(micro_batches), program_.view().plan.size.micro_batches);
   }
 
+  void make_executor() {
+    trainer_options const& options = context_.options();
+    executor_settings const settings{
+        options.seed, options.autocast, context_.streams(), options.graphs, options.deferred_weights};
+    executor_ =
+        std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
+  }
+
   /// With gradients that are zero yet, and buffers that are the same on all replicas.
   void use_collectives_once() {
     gradients_->start_all_reduce();
@@ -213,15 +230,6 @@ class trainer {
     for (std::size_t s = 0; s < context_.stages().size(); ++s) {
       stage const& one = context_.stages()[s];
       if (one) add_stage(out, static_cast<int>(s), one, where.replicas > 1, context_.options().broadcast_buffers);
-    }
-    return out;
-  }
-
-  std::vector<std::string> side_inputs_taken() const {
-    std::vector<std::string> out;
-    for (stage const& one : context_.stages()) {
-      if (!one) continue;
-      for (std::string& name : one.side_input_names()) out.push_back(std::move(name));
     }
     return out;
   }
@@ -320,6 +328,7 @@ class trainer {
   }
 
   proved_program program_;
+  proved_program const places_;  // the first one: where stages are, for what is made once
   rank_context context_;
   std::unique_ptr<rank_gradients> gradients_;
   tied_parameters tied_;

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <time.h>
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <thread>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+/// \file
+/// Stages that sleep instead of compute, so that any number of ranks fits any machine.
+
+namespace bench {
+
+inline std::int64_t clock_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * std::int64_t{1000000000} + now.tv_nsec;
+}
+
+/// Leaves the core to others until shortly before the end: the system would wake it up late, which is not what is measured here.
+inline void sleep_until(std::int64_t until) {
+  std::int64_t const early = until - 250000;
+  timespec const at{early / 1000000000, early % 1000000000};
+  while (clock_ns() < early && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr) != 0) {
+  }
+  while (clock_ns() < until) std::this_thread::yield();
+}
+inline std::int64_t after(double seconds) { return clock_ns() + static_cast<std::int64_t>(seconds * 1e9); }
+
+/// How long a stage sleeps.
+class times {
+ public:
+  /// Seconds of F, I and W.
+  struct means {
+    double of[3];
+  };
+  /// \param sigma of the logarithm; 0: always the mean
+  times(means mean, double sigma, int stage) : mean_(mean), sigma_(sigma) {
+    for (unsigned i = 0; i < 3; ++i) random_[i].seed(static_cast<unsigned>(stage) * 3 + i);
+  }
+  /// \param of 0: F, 1: I, 2: W; each has draws of its own, so their order among each other does not matter
+  double next(int of) {
+    if (sigma_ <= 0) return mean_.of[of];
+    return mean_.of[of] * std::exp(sigma_ * std::normal_distribution<double>()(random_[of]) - sigma_ * sigma_ / 2);
+  }
+
+ private:
+  means mean_;
+  double sigma_;
+  std::mt19937 random_[3];
+};
+
+/// y = x; it, its input gradient and its weight gradient take what `times` says, the copy included: on a core that slept, one of
+/// four numbers takes up to 0.1 ms. The weight gradient is nothing, not zeros: adding them up would keep the cores busy that are
+/// to be free.
+struct sleeping : torch::autograd::Function<sleeping> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor, times* stage) {
+    std::int64_t const end = after(stage->next(0));
+    context->saved_data["stage"] = reinterpret_cast<std::int64_t>(stage);
+    at::Tensor y = x.clone();
+    sleep_until(end);
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto* const stage = reinterpret_cast<times*>(context->saved_data["stage"].toInt());
+    if (context->needs_input_grad(0)) sleep_until(after(stage->next(1)));
+    if (context->needs_input_grad(1)) sleep_until(after(stage->next(2)));
+    return {gradients[0], {}, {}};
+  }
+};
+
+}  // namespace bench

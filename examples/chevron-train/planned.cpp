@@ -1,0 +1,68 @@
+#include "planned.hpp"
+
+#include <chevron/search.hpp>
+#include <chevron/show/format.hpp>
+
+#include "common/console.hpp"
+#include "common/programs.hpp"
+
+namespace chevron::train {
+namespace {
+
+/// From which gain on other layers are worth a new start.
+constexpr double worth_telling = .02;
+
+std::string time(double milliseconds) { return duration(milliseconds * 1e-3); }
+
+}  // namespace
+
+std::string words_for(schedule_news const& news) {
+  std::string const after = "after step " + std::to_string(news.step);
+  std::string const next = "from step " + std::to_string(news.step + 1) + " on";
+  std::string const medians = "the medians of " + some(news.steps, "step");
+  std::string const changed = news.drift > 0 ? ", since costs have changed by " + show::percent(news.drift) : "";
+  std::string const search = "a search of " + duration(news.seconds);
+  std::string const least = "; no order of these stages takes less than " + time(news.bound);
+  switch (news.what) {
+    case schedule_event::changed:
+      return after + changed + ", from " + medians + ": the schedule in use takes " + time(news.measured) + ", predicted " +
+             time(news.running) + "; one found in " + search + " is predicted to take " + time(news.found) + ", " +
+             show::percent(1 - news.found / news.running) + " less" + least + ". It is used " + next +
+             ", and relies on stages and messages taking what they took";
+    case schedule_event::kept:
+      return after + changed + ", from " + medians + ": the schedule in use takes " + time(news.measured) + ", predicted " +
+             time(news.running) + "; it stays, since the best of " + search + " would take " + time(news.found) + least;
+    case schedule_event::confirmed:
+      return after + ": the new schedule takes " + time(news.measured) + ", predicted " + time(news.found) + "; the one before took " +
+             time(news.before) + ". It stays";
+    case schedule_event::went_back:
+      return after + ": the new schedule takes " + time(news.measured) + ", predicted " + time(news.found) + "; the one before took " +
+             time(news.before) + " and is used again " + next + ": stages and messages did not take what they had taken";
+  }
+  return {};
+}
+
+std::string words_for_layers(options const& o, schedule_news const& news) {
+  if (news.what != schedule_event::changed && news.what != schedule_event::kept) return {};
+  search::layer_costs const costs = search::layer_costs_of(news.costs, true);
+  if (!costs.problem.empty()) return {};
+  activation_limit const memory{static_cast<double>(chunk_limit(o))};
+  auto const goal = o.post_validation ? search::objective::span : search::objective::makespan;
+  auto const find = [&](cost_view const& of_stages, search::effort const& trying) {
+    shape const size{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks};
+    return on_placement(o, [&](auto const& where) { return search::find(where, size, of_stages, memory, goal, trying); });
+  };
+  // Not for long: training waits.
+  auto const got = search::find_layers(costs, o.ranks * o.chunks, find, memory, goal,
+                                       {.brief = {.trials = 500}, .thorough = {.trials = 4000}, .most_looked_at = 24, .most_searched = 3});
+  double const now = news.what == schedule_event::changed ? news.found : news.running;
+  if (got.schedule.best.problem || !(got.schedule.length < now * (1 - worth_telling))) return {};
+  std::string flag;
+  for (int const count : got.layers) flag += (flag.empty() ? "" : ",") + std::to_string(count);
+  return "other layers on the stages would gain more: --layers " + flag + " is predicted to take " + time(got.schedule.length) + ", " +
+         show::percent(1 - got.schedule.length / now) +
+         " less, with " + some(got.held, "layer") + " in flight on a rank at most (" + std::to_string(got.even_held) +
+         " if they are even). Weights do not move while training: start with that flag, or go on with it from a checkpoint (--resume)";
+}
+
+}  // namespace chevron::train

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// In which order a plan adds gradients up. Sums of floating-point numbers depend on their order, and on nothing else that a
+/// schedule decides: two plans with the same order compute the same bits.
+
+namespace chevron {
+
+/// Whether both plans run the W's (or B's) of each stage in the same order of microbatches. False for plans of different sizes.
+constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
+  if (a.stages != b.stages || a.size.micro_batches != b.size.micro_batches) return false;
+  int const cells = a.stages * a.size.micro_batches;
+  buffer<int> order[2] = {buffer<int>(cells, zeroed), buffer<int>(cells, zeroed)};
+  plan_view const* const plans[2] = {&a, &b};
+  for (int k = 0; k < 2; ++k) {
+    buffer<int> next(a.stages, zeroed);
+    for (int i = 0; i < plans[k]->total(); ++i) {
+      action const one = plans[k]->actions[i];
+      if (one.kind != kind::backward && one.kind != kind::backward_weight) continue;
+      int const stage = static_cast<int>(one.stage);
+      order[k].data[stage * a.size.micro_batches + next.data[stage]++] = static_cast<int>(one.micro_batch) + 1;
+    }
+  }
+  for (int i = 0; i < cells; ++i) {
+    if (order[0].data[i] != order[1].data[i]) return false;
+  }
+  return true;
+}
+
+/// The plan with microbatches in ascending order within each stage's F, B or I, and W, and every action's kind and stage where it
+/// was. A lawful plan stays lawful, no longer and with as much in flight: if two stages' actions keep a distance in time for every
+/// microbatch, so do the k-th of the one and the k-th of the other for every k. Where each stage's backwards are all whole or all
+/// split, any two such plans add gradients up in the same order.
+constexpr plan in_ascending_order(plan_view const& from) {
+  plan to = copy_of(from);
+  int const micro_batches = from.size.micro_batches;
+  buffer<int> forwards(from.stages, zeroed), backwards(from.stages, zeroed), weights(from.stages, zeroed);
+  buffer<int> split(from.stages, zeroed);  // I's so far
+  buffer<int> of_split(from.stages * micro_batches);  // by stage: their microbatches
+  for (int i = 0; i < from.total(); ++i) {
+    action& one = to.actions.data[i];
+    int const stage = static_cast<int>(one.stage);
+    int const number = one.kind == kind::forward           ? forwards.data[stage]++
+                       : one.kind == kind::backward_weight ? of_split.data[stage * micro_batches + weights.data[stage]++]
+                                                           : backwards.data[stage]++;
+    if (one.kind == kind::backward_input) of_split.data[stage * micro_batches + split.data[stage]++] = number;
+    one.micro_batch = make_action(one.kind, stage, number).micro_batch;
+  }
+  return to;
+}
+
+}  // namespace chevron

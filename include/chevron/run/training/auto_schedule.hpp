@@ -1,0 +1,259 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/lower/lower.hpp>
+#include <chevron/plan/gradient_order.hpp>
+#include <chevron/plan/profile.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/proved_plan.hpp>
+#include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/optimizer/step_report.hpp>
+#include <chevron/run/trace/trace_window.hpp>
+#include <chevron/run/training/schedule_news.hpp>
+#include <chevron/run/training/trainer.hpp>
+#include <chevron/search/find.hpp>
+#include <chevron/show/csv/csv.hpp>
+#include <chevron/show/csv/csv_read.hpp>
+
+/// \file
+/// A schedule made from what the first steps cost, while training goes on.
+
+namespace chevron {
+
+/// When to plan, and for what.
+struct auto_options {
+  int steps = 10;           ///< so many are measured, 1 to 20, after one that is not counted
+  double least_gain = .02;  ///< a plan is used from this share on by which it is shorter, with measured costs, than the one in use
+  double most_drift = .1;   ///< costs that change by more (cost_drift) are planned for anew
+  long watch_every = 100;   ///< steps from one look at the costs to the next
+  activation_limit memory = {};  ///< in chunks; `most` 0: what the first program holds on its fullest rank
+  search::effort effort = {};    ///< how long to search
+  /// What is planned for, made of what was measured: as it is, unless this says otherwise. Called on global rank 0 alone.
+  std::function<profile(profile measured)> costs = {};
+};
+
+/// Measures a trainer's steps, plans for what they cost, and has it go on under the plan: the stages stay on their ranks, so only
+/// the order changes, and every loss and parameter is what it would have been, bit for bit. Every rank makes one, with the same
+/// options, and calls `after_step` after each step.
+///
+///     chevron::auto_schedule planner(trainer);
+///     for (...) planner.after_step(trainer.step(inputs, targets));
+///
+/// Global rank 0 searches (search.md), all ranks are told its plan as text; each proves and lowers it, and the program is used once
+/// all have the same. What comes of it is measured as well: a program under which steps are no shorter is given up. Later the
+/// costs are looked at again every `watch_every` steps.
+///
+/// It relies on medians of a few steps, and on costs that do not depend on the order: where ranks share cores they do.
+class auto_schedule {
+ public:
+  /// Collective. The trainer must outlive this.
+  /// \throws usage_error for options without sense, and for a program that adds gradients up in another order than ascending
+  /// microbatches; preflight_error where ranks differ
+  explicit auto_schedule(trainer& train, auto_options options = {})
+      : train_(&train), options_(std::move(options)), program_(same_program(train)), watch_every_(options_.watch_every) {
+    check_options();
+    plan_view const running = train.program().plan;
+    if (!same_gradient_order(running, in_ascending_order(running))) {
+      throw usage_error(std::string("schedule ") + running.name +
+                        " does not add gradients up in the order of microbatches, so another one would compute other bits. "
+                        "Remedy: begin with another schedule, or with in_ascending_order(plan)");
+    }
+    if (!(options_.memory.most > 0)) {
+      for (int r = 0; r < running.size.ranks; ++r)
+        options_.memory.most = std::max<double>(options_.memory.most, peak_in_flight(running, r));
+    }
+    compare_options();
+  }
+
+  /// To be called on every rank after each step. Collective where enough steps were measured.
+  /// \param report of that step
+  /// \returns what became of it, where costs were looked at and it is worth telling
+  /// \throws usage_error, the same on every rank, where nothing can be planned
+  std::optional<schedule_news> after_step(step_report const& report) {
+    if (skip_ > 0) {
+      --skip_;
+      return std::nullopt;
+    }
+    records_.keep(train_->last_trace(), report.seconds);
+    if (++kept_ < options_.steps) return std::nullopt;
+    transport& comm = train_->comm();
+    collective_scope const doing(comm, "planning the schedule");
+    std::vector<std::string> const texts = comm.all_gather_text(records_.text());
+    records_ = {};
+    kept_ = 0;
+    schedule_news news{.step = report.step, .steps = options_.steps};
+    std::string const told = comm.all_gather_text(comm.topology().global_rank == 0 ? decided(texts, news) : std::string()).front();
+    return take(told, std::move(news));
+  }
+
+ private:
+  enum class phase { planning, verifying, watching };
+  static constexpr char const *quiet = "quiet", *failed = "failed ";
+
+  static proved_program same_program(trainer& train) { return lower(prove(copy_of(train.program().plan))); }
+
+  void check_options() const {
+    auto const refuse = [](char const* name, double value, char const* range) {
+      throw usage_error(std::string("auto_options::") + name + " " + detail::number_text(value) + " is not " + range);
+    };
+    auto const most = static_cast<int>(trace_window::kept);
+    if (options_.steps < 1 || options_.steps > most) refuse("steps", options_.steps, "from 1 to 20");
+    if (!(options_.least_gain >= 0) || options_.least_gain >= 1) refuse("least_gain", options_.least_gain, "from 0 to below 1");
+    if (!(options_.most_drift > 0)) refuse("most_drift", options_.most_drift, "above 0");
+    if (options_.watch_every < options_.steps)
+      refuse("watch_every", static_cast<double>(options_.watch_every), "as large as `steps`, the steps that are measured");
+  }
+
+  void compare_options() {
+    named_values lines;
+    auto const add = [&](char const* name, double value) {
+      lines.add(std::string("auto_options::") + name, detail::number_text(value));
+    };
+    add("steps", options_.steps);
+    add("least_gain", options_.least_gain);
+    add("most_drift", options_.most_drift);
+    add("watch_every", static_cast<double>(options_.watch_every));
+    add("memory.most", options_.memory.most);
+    add("memory.kept_for_weight", options_.memory.kept_for_weight);
+    check_consistency(train_->comm(), lines);
+  }
+
+  search::objective goal() const {
+    return train_->context().options().post_validation ? search::objective::span : search::objective::makespan;
+  }
+
+  /// On global rank 0: looks at the costs, and says what all ranks are to do: a line of numbers, then a plan if there is a new one.
+  std::string decided(std::vector<std::string> const& texts, schedule_news& news) try {
+    profile costs = profile_of(train_->program().plan, steps_of(texts));
+    if (options_.costs) costs = options_.costs(std::move(costs));
+    news.costs = costs;
+    news.measured = goal() == search::objective::span ? costs.step : costs.pipeline;
+    std::string plan_text;
+    if (phase_ == phase::verifying) {
+      news.before = before_;
+      news.found = news.running = predicted_;
+      news.what = news.measured < before_ ? schedule_event::confirmed : schedule_event::went_back;
+      if (news.what == schedule_event::confirmed) reference_ = costs;
+    } else {
+      double const drift = phase_ == phase::watching ? cost_drift(reference_, costs) : 0;
+      if (phase_ == phase::watching && drift <= options_.most_drift) return quiet;
+      news.drift = drift;
+      reference_ = costs;
+      before_ = news.measured;
+      plan_text = searched(costs, news);
+      predicted_ = news.found;
+    }
+    std::ostringstream out;
+    out.precision(17);
+    out << static_cast<int>(news.what) << ' ' << news.drift << ' ' << news.measured << ' ' << news.running << ' ' << news.found << ' '
+        << news.bound << ' ' << news.before << ' ' << news.seconds << '\n'
+        << plan_text;
+    return out.str();
+  } catch (std::exception const& e) {
+    return failed + std::string(e.what());
+  }
+
+  /// A plan for these costs as CSV, with what it gains in `news`; empty where it gains too little.
+  std::string searched(profile const& measured, schedule_news& news) const {
+    plan_view const running = train_->program().plan;
+    auto const stages = static_cast<std::size_t>(running.stages);
+    profiled_costs const own = costs_of(measured, split_stages(running));
+    work_graph work = work_graph::split_backward;
+    profiled_costs costs = costs_of(measured, std::vector<bool>(stages, true));
+    if (!costs.problem.empty()) {
+      work = work_graph::full_backward;
+      costs = costs_of(measured, std::vector<bool>(stages, false));
+    }
+    std::string const problem = own.problem.empty() ? costs.problem : own.problem;
+    if (!problem.empty()) throw usage_error("the measured costs do not serve a plan: " + problem);
+    news.running = search::length_of(goal(), running, own.view());
+
+    auto const from = std::chrono::steady_clock::now();
+    auto const here = placement::mapped([&](shape) { return running.stages; }, [&](int s, shape) { return running.rank_of_stage(s); });
+    search::found const got = search::find(here, {.ranks = running.size.ranks, .micro_batches = running.size.micro_batches},
+                                           costs.view(), options_.memory, goal(), options_.effort, work);
+    news.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+    if (got.best.problem) throw usage_error(std::string("no plan was found: ") + describe(got.best.problem).characters);
+    plan const best = in_ascending_order(got.best);
+    news.found = search::length_of(goal(), best, costs.view());
+    news.bound = got.bound;
+    bool const gains = news.found <= news.running * (1 - options_.least_gain) && same_gradient_order(best, running);
+    news.what = gains && !check(best) ? schedule_event::changed : schedule_event::kept;
+    return news.what == schedule_event::changed ? show::csv(best) : std::string();
+  }
+
+  /// On every rank: does what rank 0 said.
+  std::optional<schedule_news> take(std::string const& told, schedule_news news) {
+    if (told.starts_with(failed))
+      throw usage_error("planning the schedule failed on rank 0: " + told.substr(std::string(failed).size()),
+                        {.rank = train_->comm().topology().global_rank, .step = news.step});
+    long const until_next = std::max(1L, watch_every_ - options_.steps);
+    if (told == quiet) {
+      skip_ = until_next;
+      return std::nullopt;
+    }
+    std::size_t const line_end = told.find('\n');
+    std::istringstream in(told.substr(0, line_end));
+    int what = 0;
+    in >> what >> news.drift >> news.measured >> news.running >> news.found >> news.bound >> news.before >> news.seconds;
+    news.what = static_cast<schedule_event>(what);
+    phase_ = phase::watching;
+    skip_ = until_next;
+    switch (news.what) {
+      case schedule_event::changed: {
+        proved_program next = lower(prove(named(read_csv(std::string_view(told).substr(line_end + 1)).plan)));
+        train_->change_schedule(next);
+        previous_ = std::exchange(program_, std::move(next));
+        phase_ = phase::verifying;
+        skip_ = 1;
+        break;
+      }
+      case schedule_event::went_back:
+        train_->change_schedule(*previous_);
+        program_ = *previous_;
+        break;
+      case schedule_event::kept:
+        // Costs that change and leave nothing to gain are looked at less and less often.
+        if (news.drift > 0) watch_every_ = std::min(2 * watch_every_, 16 * options_.watch_every);
+        break;
+      case schedule_event::confirmed:
+        break;
+    }
+    return news;
+  }
+
+  /// Text holds neither a plan's name nor its limit.
+  plan named(plan made) const {
+    made.name = "searched";
+    if (options_.memory.kept_for_weight == 1) made.in_flight_limit = static_cast<int>(options_.memory.most);
+    return made;
+  }
+
+  trainer* train_;
+  auto_options options_;
+  proved_program program_;                  // that runs
+  std::optional<proved_program> previous_;  // that ran before it
+  long watch_every_;
+  phase phase_ = phase::planning;
+  long skip_ = 1;  // steps that are not counted: the first under a program learns shapes
+  int kept_ = 0;
+  trace_window records_;
+
+  // On global rank 0.
+  profile reference_;                  // what drift is measured from
+  double before_ = 0, predicted_ = 0;  // of the last plan: length measured before it, length predicted for it
+};
+
+}  // namespace chevron

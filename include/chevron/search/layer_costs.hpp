@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/plan/profile.hpp>
+
+/// \file
+/// What layers cost, read off what stages were measured to cost; and what stages cost that hold other layers.
+
+namespace chevron::search {
+
+/// What a piece of a model costs a microbatch.
+struct piece_costs {
+  double forward = 0, backward_input = 0, backward_weight = 0;
+};
+
+/// A row of layers that can be shared out to stages, between an embedding that stays on the first and a head that stays on the
+/// last. In a profile's unit, milliseconds.
+struct layer_costs {
+  std::vector<piece_costs> layers;
+  piece_costs embedding, head;  ///< the first stage's backward is all W where `first_input` says so; else as in the others
+  double first_input = -1;      ///< what the first stage's missing input gradient takes nevertheless; below 0: it has one
+  double communication = 0;     ///< of a message, whatever the boundary
+  double hidden = 0;            ///< of a fused pair's shorter half
+  std::string problem;          ///< why layers' costs are not known; empty: they are
+
+  /// Costs of stages that hold so many layers each.
+  profiled_costs of(std::vector<int> const& cut) const {
+    profiled_costs out;
+    out.hidden = hidden;
+    out.communication_known = true;
+    std::size_t next = 0;
+    for (std::size_t s = 0; s < cut.size(); ++s) {
+      piece_costs sum;
+      auto const add = [&](piece_costs const& one) {
+        sum.forward += one.forward;
+        sum.backward_input += one.backward_input;
+        sum.backward_weight += one.backward_weight;
+      };
+      if (s == 0) add(embedding);
+      for (int i = 0; i < cut[s]; ++i) add(layers[next++]);
+      if (s + 1 == cut.size()) add(head);
+      if (s == 0 && first_input >= 0) {
+        sum.backward_weight += sum.backward_input;
+        sum.backward_input = first_input;
+      }
+      out.forward.push_back(sum.forward);
+      out.backward_input.push_back(sum.backward_input);
+      out.backward_weight.push_back(sum.backward_weight);
+    }
+    out.communication.assign(std::max<std::size_t>(cut.size(), 2) - 1, communication);
+    return out;
+  }
+};
+
+/// Layers as even as can be, the front first; with two more stages than layers, embedding and head are stages of their own.
+inline std::vector<int> even_layers(int layers, int stages) {
+  auto const begin = [&](int s) {
+    return stages == layers + 2 ? std::clamp(s - 1, 0, layers) : (s * layers + stages - 1) / stages;
+  };
+  std::vector<int> out;
+  for (int s = 0; s < stages; ++s) out.push_back(begin(s + 1) - begin(s));
+  return out;
+}
+
+/// What layers cost, worked out of stages that held `measured.layers` each: the layers of a stage between first and last cost alike,
+/// those of the first and the last stage what a layer of the stage beside them costs; embedding and head are the rest.
+/// \param split whether I and W are needed one by one
+inline layer_costs layer_costs_of(profile const& measured, bool split) {
+  layer_costs out;
+  auto const stages = static_cast<std::size_t>(measured.stages);
+  auto const refuse = [&](std::string why) {
+    out.problem = std::move(why);
+    return out;
+  };
+  if (measured.layers.empty()) return refuse("it does not say how many layers each stage had ('layers'): take one with chevron-train");
+  profiled_costs const costs = costs_of(measured, std::vector<bool>(stages, split));
+  if (!costs.problem.empty()) return refuse(costs.problem);
+  if (stages < 3)
+    return refuse("it has " + std::to_string(stages) + (stages == 1 ? " stage" : " stages") +
+                  ", and what a layer costs is read off a stage without embedding and head: take a profile with 3 stages or more");
+  for (std::size_t s = 1; s + 1 < stages; ++s) {
+    if (measured.layers[s] < 1) return refuse("stage " + std::to_string(s) + " held no layer");
+  }
+  out.hidden = costs.hidden;
+  std::vector<double> known;
+  for (double const time : measured.communication) {
+    if (time >= 0) known.push_back(time);
+  }
+  out.communication = median(known);
+  auto const stage = [&](std::size_t s) {
+    return piece_costs{costs.forward[s], costs.backward_input[s], costs.backward_weight[s]};
+  };
+  auto const each_of = [](piece_costs const& all, int count) {
+    return piece_costs{all.forward / count, all.backward_input / count, all.backward_weight / count};
+  };
+  // Of a number of layers at one end: what is left beside them, and what each of them takes where that would be below nothing.
+  auto const rest = [](double all, int count, double& of_layer) {
+    if (count > 0 && all < count * of_layer) of_layer = all / count;
+    return all - count * of_layer;
+  };
+  int const first = measured.layers.front(), last = measured.layers.back();
+  piece_costs at_first = each_of(stage(1), measured.layers[1]);
+  piece_costs at_last = each_of(stage(stages - 2), measured.layers[stages - 2]);
+  piece_costs const begin = stage(0), end = stage(stages - 1);
+  out.embedding.forward = rest(begin.forward, first, at_first.forward);
+  double backward = at_first.backward_input + at_first.backward_weight;
+  // Next to no input gradient: the stage's whole backward is its W.
+  bool const none = split && begin.backward_input < 0.5 * std::max(first, 1) * at_first.backward_input;
+  if (none) {
+    out.first_input = begin.backward_input;
+    double const as_measured = backward;
+    out.embedding.backward_weight = rest(begin.backward_weight, first, backward);
+    if (as_measured > 0) {
+      at_first.backward_input *= backward / as_measured;
+      at_first.backward_weight *= backward / as_measured;
+    }
+  } else {
+    out.embedding.backward_input = rest(begin.backward_input, first, at_first.backward_input);
+    out.embedding.backward_weight = rest(begin.backward_weight, first, at_first.backward_weight);
+  }
+  out.head.forward = rest(end.forward, last, at_last.forward);
+  out.head.backward_input = rest(end.backward_input, last, at_last.backward_input);
+  out.head.backward_weight = rest(end.backward_weight, last, at_last.backward_weight);
+  for (std::size_t s = 0; s < stages; ++s) {
+    piece_costs const one = s == 0 ? at_first : s + 1 == stages ? at_last : each_of(stage(s), measured.layers[s]);
+    out.layers.insert(out.layers.end(), static_cast<std::size_t>(measured.layers[s]), one);
+  }
+  return out;
+}
+
+}  // namespace chevron::search

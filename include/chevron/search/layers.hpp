@@ -1,0 +1,243 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <chevron/plan/profile.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/search/find.hpp>
+#include <chevron/search/layer_costs.hpp>
+
+/// \file
+/// How many layers each stage should hold, found together with the order.
+
+namespace chevron::search {
+
+/// What `find_layers` came to.
+struct found_layers {
+  std::vector<int> layers;  ///< of each stage
+  found schedule;           ///< the order found for them
+  double even = 0;          ///< length found for layers as even as can be
+  int held = 0;             ///< most layers in flight on a rank
+  int even_held = 0;        ///< the same of the even ones
+  int searched = 0;         ///< cuts that were searched thoroughly
+  bool nothing_better = false;  ///< every other cut was searched thoroughly, or its bound is no shorter
+};
+
+namespace detail {
+
+/// The most layers in flight on a rank.
+inline int most_layers_held(plan_view const& plan, std::vector<int> const& layers) {
+  std::vector<std::int64_t> const each(layers.begin(), layers.end());
+  return static_cast<int>(peak_bytes(plan, {each.data(), nullptr, 1}));
+}
+
+/// Cuts in the order in which they promise most: by the bound on their length, then by how evenly ranks are loaded.
+class promising_cuts {
+ public:
+  static constexpr std::size_t most_looked_at = 20000;
+  struct candidate {
+    double bound, unevenness;
+    std::vector<int> layers;
+    bool operator<(candidate const& other) const {
+      if (bound != other.bound) return bound < other.bound;
+      if (unevenness != other.unevenness) return unevenness < other.unevenness;
+      return layers < other.layers;
+    }
+  };
+
+  /// \param placed any plan with the stages on their ranks
+  promising_cuts(layer_costs const& costs, plan_view const& placed, activation_limit memory, objective goal)
+      : costs_(costs), placed_(placed), memory_(memory), goal_(goal) {
+    int const layers = static_cast<int>(costs.layers.size());
+    // The ends may hold no layer.
+    int const spare = layers - std::max(placed.stages - 2, 0);
+    double ways = 1;  // to share `spare` out to all stages
+    for (int k = 1; k < placed.stages; ++k) ways = ways * (spare + k) / k;
+    complete_ = ways <= static_cast<double>(most_looked_at);
+    if (complete_) {
+      std::vector<int> cut;
+      all(cut, layers);
+    } else {
+      descend(even_layers(layers, placed.stages));
+      descend(one_by_one(layers));
+    }
+    std::sort(candidates_.begin(), candidates_.end());
+  }
+
+  std::vector<candidate> const& candidates() const { return candidates_; }
+  /// Whether these are all cuts that there are.
+  bool complete() const { return complete_; }
+
+ private:
+  int least(int stage) const { return stage == 0 || stage + 1 == placed_.stages ? 0 : 1; }
+
+  candidate rated(std::vector<int> cut) const {
+    profiled_costs const costs = costs_.of(cut);
+    lower_bounds const least = bounds(placed_, costs.view(), memory_);
+    std::vector<double> load(static_cast<std::size_t>(placed_.size.ranks));
+    for (std::size_t s = 0; s < cut.size(); ++s)
+      load[static_cast<std::size_t>(placed_.rank_of_stage(static_cast<int>(s)))] +=
+          costs.forward[s] + costs.backward_input[s] + costs.backward_weight[s];
+    double squares = 0;
+    for (double const one : load) squares += one * one;
+    return {goal_ == objective::makespan ? least.makespan : least.span, squares, std::move(cut)};
+  }
+
+  void all(std::vector<int>& cut, int left) {
+    int const stage = static_cast<int>(cut.size());
+    if (stage + 1 == placed_.stages) {
+      if (left < least(stage)) return;
+      cut.push_back(left);
+      candidates_.push_back(rated(cut));
+      cut.pop_back();
+      return;
+    }
+    for (int count = least(stage); count <= left; ++count) {
+      cut.push_back(count);
+      all(cut, left - count);
+      cut.pop_back();
+    }
+  }
+
+  /// Moves one layer from one stage to another while that promises more.
+  void descend(std::vector<int> const& start) {
+    candidate best = rated(start);
+    note(best);
+    for (bool moved = true; moved && seen_.size() < most_looked_at;) {
+      moved = false;
+      candidate const from = best;
+      for (std::size_t a = 0; a < from.layers.size(); ++a) {
+        if (from.layers[a] <= least(static_cast<int>(a))) continue;
+        for (std::size_t b = 0; b < from.layers.size(); ++b) {
+          if (a == b) continue;
+          std::vector<int> next = from.layers;
+          --next[a];
+          ++next[b];
+          if (seen_.contains(next)) continue;
+          candidate one = rated(std::move(next));
+          note(one);
+          if (one < best) {
+            best = std::move(one);
+            moved = true;
+          }
+        }
+      }
+    }
+  }
+  void note(candidate const& one) {
+    if (seen_.insert(one.layers).second) candidates_.push_back(one);
+  }
+
+  /// Each next layer goes where the longest rank stays shortest.
+  std::vector<int> one_by_one(int layers) const {
+    auto const stages = static_cast<std::size_t>(placed_.stages);
+    piece_costs mean;
+    for (piece_costs const& one : costs_.layers) mean.forward += one.forward + one.backward_input + one.backward_weight;
+    double const each = mean.forward / std::max(layers, 1);
+    std::vector<double> load(static_cast<std::size_t>(placed_.size.ranks));
+    auto const rank = [&](std::size_t s) { return static_cast<std::size_t>(placed_.rank_of_stage(static_cast<int>(s))); };
+    auto const sum = [](piece_costs const& p) { return p.forward + p.backward_input + p.backward_weight; };
+    load[rank(0)] += sum(costs_.embedding);
+    load[rank(stages - 1)] += sum(costs_.head);
+    std::vector<int> out(stages);
+    for (std::size_t s = 0; s < stages; ++s) {
+      out[s] = least(static_cast<int>(s));
+      load[rank(s)] += out[s] * each;
+      layers -= out[s];
+    }
+    for (; layers > 0; --layers) {
+      std::size_t to = 0;
+      for (std::size_t s = 1; s < stages; ++s) {
+        if (load[rank(s)] < load[rank(to)] || (rank(s) == rank(to) && out[s] < out[to])) to = s;
+      }
+      ++out[to];
+      load[rank(to)] += each;
+    }
+    return out;
+  }
+
+  layer_costs const& costs_;
+  plan_view placed_;
+  activation_limit memory_;
+  objective goal_;
+  bool complete_ = false;
+  std::vector<candidate> candidates_;
+  std::set<std::vector<int>> seen_;
+};
+
+}  // namespace detail
+
+/// How hard `find_layers` tries.
+struct layer_effort {
+  effort brief{.trials = 1000};  ///< of the search on every cut that is looked at
+  effort thorough{};             ///< of that on the best of them
+  int most_looked_at = 48;
+  int most_searched = 6;
+};
+
+/// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order of
+/// what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was found; those
+/// that come out shortest are searched again, thoroughly. Every stage but the first and the last holds a layer at least. The memory
+/// limit counts chunks, however many layers they hold; what that means for memory `held` says.
+///
+/// \param costs without a problem; at least `stages - 2` layers
+/// \param find `found(cost_view, effort)`: a search on one placement, such as `search::find` with all else bound
+/// \returns where `find` refuses, its problem in `schedule.best.problem`
+template <class Find>
+found_layers find_layers(layer_costs const& costs, int stages, Find const& find, activation_limit memory = {},
+                         objective goal = objective::makespan, layer_effort const& how_hard = {}) {
+  found_layers out;
+  std::vector<int> const even = even_layers(static_cast<int>(costs.layers.size()), stages);
+  auto const search_on = [&](std::vector<int> const& cut, effort const& trying) {
+    profiled_costs const of_stages = costs.of(cut);
+    found one = find(of_stages.view(), trying);
+    if (!out.layers.empty() && (one.best.problem || !(one.length < out.schedule.length * (1 - 1e-12)))) return one.length;
+    double const length = one.length;
+    out.layers = cut;
+    out.schedule = std::move(one);
+    return length;
+  };
+  out.even = search_on(even, how_hard.thorough);
+  out.searched = 1;
+  if (out.schedule.best.problem) return out;
+  plan const placed = out.schedule.best;
+  out.even_held = detail::most_layers_held(placed, even);
+  detail::promising_cuts const cuts(costs, placed, memory, goal);
+
+  struct looked_at {
+    double length, bound;
+    std::vector<int> const* layers;
+  };
+  std::vector<looked_at> some;
+  bool all = cuts.complete();
+  for (auto const& next : cuts.candidates()) {
+    if (next.bound >= out.schedule.length * (1 - 1e-12)) break;
+    if (next.layers == even) continue;
+    if (static_cast<int>(some.size()) == how_hard.most_looked_at) {
+      all = false;
+      break;
+    }
+    some.push_back({search_on(next.layers, how_hard.brief), next.bound, &next.layers});
+  }
+  std::stable_sort(some.begin(), some.end(), [](looked_at const& a, looked_at const& b) { return a.length < b.length; });
+  for (looked_at const& one : some) {
+    if (one.bound >= out.schedule.length * (1 - 1e-12)) continue;
+    if (out.searched > how_hard.most_searched) {
+      all = false;
+      break;
+    }
+    search_on(*one.layers, how_hard.thorough);
+    ++out.searched;
+  }
+  out.held = detail::most_layers_held(out.schedule.best, out.layers);
+  out.nothing_better = all;
+  return out;
+}
+
+}  // namespace chevron::search
