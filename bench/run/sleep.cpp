@@ -269,7 +269,9 @@ int main(int argc, char** argv) {
     app.add_option("--microbatches", wanted.micro_batches)->capture_default_str();
     app.add_option("--replicas", wanted.replicas)->capture_default_str();
     app.add_option("--parameters", wanted.parameters, "of each stage, float32")->capture_default_str();
-    app.add_option("--steps", wanted.steps, "the first is not counted")->capture_default_str();
+    app.add_option("--steps", wanted.steps, "the first is not counted, post-validated the second neither")
+        ->check(CLI::Range(3, 100000))
+        ->capture_default_str();
     app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
     app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
     app.add_option("--jitter", wanted.jitter, "how much stages' times vary, in per cent")->capture_default_str();

@@ -248,7 +248,7 @@ ALL = {
     "compile": (compiling, 1.5, 5, True),
     "training-compile": (training_compile, 5, 1, False),
     "step": (step, 5, 7, True),
-    "memory": (memory, 2.5, 3, True),
+    "memory": (memory, 4, 3, True),
     "sleep": (sleep, 7.5, 5, True),
     "gpt": (gpt, 16, 5, True),
 }
