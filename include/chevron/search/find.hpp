@@ -6,8 +6,9 @@
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/anneal.hpp>
+#include <chevron/search/backfill.hpp>
 #include <chevron/search/objective.hpp>
-#include <chevron/search/pattern.hpp>
+#include <chevron/search/steady.hpp>
 #include <chevron/search/start.hpp>
 
 /// \file
@@ -78,6 +79,42 @@ struct ascent {
     return tried;
   }
 };
+
+/// The best of several periodic orders, their beginnings and ends filled; without actions if none is found.
+constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
+                              std::uint64_t seed, int draws, int trials, double bound, double beat, int& tried) {
+  replay played(like, costs, goal);
+  backfill filling(played, memory);
+  plan best;
+  best.size = like.size;
+  double shortest = beat;
+  int const by_size = 1 + 16'000 / played.total;
+  int const samples = by_size < 10 ? by_size : 10;
+  for (int draw = 0; draw < draws; ++draw) {
+    int const in_period = 1 + draw / 2;
+    if (in_period > like.size.micro_batches) continue;
+    steady_order repeat(played, memory, seed + static_cast<std::uint64_t>(draw), in_period);
+    if (!repeat.exists()) continue;
+    tried += repeat.run(trials);
+    if (repeat.period() * (like.size.micro_batches - like.size.ranks) > shortest && shortest > 0) continue;
+    for (int sample = 0; sample < samples; ++sample) {
+      if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) return best;
+      if (sample > 0) repeat.walk(50);
+      repeat.unroll(played.order.data);
+      for (int pass = 0; pass <= 4; ++pass) {
+        if (pass > 0 && !filling.pass(pass % 2 == 0)) break;
+        if (!played.play()) break;
+        double const length = played.length();
+        if (shortest >= 0 && length >= shortest) continue;
+        shortest = length;
+        if (best.actions.count == 0) best = copy_of(like);
+        best.name = "a periodic order";
+        for (int i = 0; i < played.total; ++i) best.actions.data[i] = played.action_of(played.order.data[i]);
+      }
+    }
+  }
+  return best;
+}
 
 /// The search itself, for a plan without actions that says where the stages are.
 constexpr found find(plan const& placed, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
@@ -158,7 +195,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     if (result.length > 0 && result.optimal()) break;
     activation_limit const here{limit < all ? static_cast<double>(limit) : 0, memory.kept_for_weight};
     double const bound = bound_at(here);
-    int const share = (2 * limit < placed.stages ? trials / 40 : trials / 8) + 1;
+    int const share = (2 * limit < placed.stages ? trials / 100 : trials / 32) + 1;
+    int const periods = trials / 100 + 1;
     auto const follow = [&](ascent& line, plan const& from) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
       std::uint64_t const seed = how_hard.seed + static_cast<std::uint64_t>(limit);
@@ -181,17 +219,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
     if (some_line.length < 0) continue;
     plan const* const some = &some_line.best;
-    if (10 * limit <= 6 * placed.stages || total < 500) {  // elsewhere they end longer than the others
-      patterns repeat(*some, costs, here, goal, how_hard.seed, 1 + limit % 2);
-      result.trials += repeat.run(share / 20, bound, .3);
-      if (repeat.exists()) {
-        plan order = copy_of(*some);
-        order.name = "a periodic order";
-        for (int i = 0; i < order.actions.count; ++i) order.actions.data[i] = repeat.best_action(i);
-        follow(periodic_line, order);
-      }
-      if (periodic_line.length >= 0) follow(periodic_line, copy_of(periodic_line.best));
-    }
+    plan const order = periodic_start(*some, costs, here, goal, how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10),
+                                      2 * limit < placed.stages ? 1 : 3, periods, bound, periodic_line.length, result.trials);
+    if (order.actions.count > 0) follow(periodic_line, order);
+    if (periodic_line.length >= 0) follow(periodic_line, copy_of(periodic_line.best));
     for (ascent* line : {&published_line, &listed_line}) {
       if (line->length >= 0) follow(*line, copy_of(line->best));
     }
