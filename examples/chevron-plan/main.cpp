@@ -183,7 +183,7 @@ int main(int argc, char** argv) {
   search.add_flag("--full-backward", asked.search.full_backward, "keep B whole, for stages whose backward cannot be split");
   search.add_flag("--partition", asked.search.partition,
                   "look for the number of layers of each stage, too; with a --profile that says how many each had");
-  search.add_option("--trials", asked.search.trials, "changes to try, an eighth for each start and memory limit on the way; without it, as many as take seconds at most")
+  search.add_option("--trials", asked.search.trials, "changes to try, a share of them for each start and memory limit on the way; without it, as many as take seconds at most")
       ->type_name("COUNT");
   search.add_option("--seed", asked.search.seed, "another one tries other changes")->type_name("NUMBER")->capture_default_str();
   add_output(search, asked, "text, svg, html, csv, trace or json");

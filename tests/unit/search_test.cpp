@@ -157,7 +157,11 @@ TEST_CASE("the same effort gives the same schedule, and never one longer than wh
   CHECK(show::csv(once.best) == show::csv(again.best));
   CHECK(once.length == again.length);
   found const other = with({.trials = 2000, .seed = 2});
-  CHECK(show::csv(once.best) != show::csv(other.best));
+  // With so much memory and so few trials both may end at the same order; with less, what is drawn decides.
+  auto const drawn = [&](std::uint64_t seed) {
+    return find(placement::vee, size, uneven, {5, 1}, objective::makespan, {.trials = 2000, .seed = seed});
+  };
+  CHECK(show::csv(drawn(1).best) != show::csv(drawn(2).best));
   CHECK(with({.trials = 1}).length <= once.published_length);
   CHECK(once.length < once.published_length);
   CHECK(other.length < once.published_length);

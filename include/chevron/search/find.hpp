@@ -6,8 +6,9 @@
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/anneal.hpp>
+#include <chevron/search/backfill.hpp>
 #include <chevron/search/objective.hpp>
-#include <chevron/search/pattern.hpp>
+#include <chevron/search/steady.hpp>
 #include <chevron/search/start.hpp>
 
 /// \file
@@ -17,7 +18,7 @@ namespace chevron::search {
 
 /// How hard to try. The same effort gives the same schedule everywhere.
 struct effort {
-  int trials = 0;  ///< eight times what is tried at each limit on the way up; 0: 600 million by the actions, 2000 to 600000
+  int trials = 0;  ///< of which each limit on the way up gets a share; 0: 600 million by the actions, 2000 to 600000
   std::uint64_t seed = 1;  ///< of the random changes
 };
 
@@ -38,12 +39,22 @@ struct found {
 namespace detail {
 
 /// The limits at which a search stops on its way up, whatever the limit asked for: every chunk, or a sixteenth of what all stages
-/// hold of one microbatch; a quarter above that.
+/// hold of one microbatch; an eighth of that below its half and for 64 stages or more, a quarter above it and for 256 or more.
 constexpr int next_limit(int limit, int stages) {
-  int const parts = limit < stages ? 16 : 4;
+  int const parts = limit >= stages || stages >= 256 ? 4 : 2 * limit < stages || stages >= 64 ? 8 : 16;
   int const step = stages / parts > 1 ? stages / parts : 1;
   return (limit / step + 1) * step;
 }
+
+/// How many schedules the catalogue has.
+inline constexpr int published_count = [] {
+  int count = 0;
+  catalogue::for_each([&](auto const&) { ++count; });
+  return count;
+}();
+
+/// An order of fewer actions is tried much harder for its size.
+inline constexpr int short_order = 150;
 
 /// Gives what was found the name and the limit that it goes by.
 constexpr found finished(found& result, activation_limit memory) {
@@ -78,6 +89,58 @@ struct ascent {
     return tried;
   }
 };
+
+/// Passes both ways through an order, as long as they make it shorter; keeps the shortest. The order must be lawful.
+constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, activation_limit memory, objective goal, double bound) {
+  replay played(order, costs, goal);
+  backfill filling(played, memory);
+  for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12); ++pass) {
+    if (!filling.pass(pass % 2 != 0) || !played.play()) return;
+    if (played.length() >= length) continue;
+    length = played.length();
+    for (int i = 0; i < played.total; ++i) order.actions.data[i] = played.action_of(played.order.data[i]);
+  }
+}
+
+/// The best of several periodic orders, their beginnings and ends filled, if it is shorter than `beat`; else without actions.
+constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
+                              std::uint64_t seed, int draws, int trials, double bound, double beat, int& tried) {
+  replay played(like, costs, goal);
+  backfill filling(played, memory);
+  plan best;
+  best.size = like.size;
+  double shortest = beat;
+  int const by_size = 1 + 16'000 / played.total;
+  int const samples = by_size < 10 ? by_size : 10;
+  for (int draw = 0; draw < draws; ++draw) {
+    int const in_period = 1 + 2 * draw / draws;
+    if (in_period > like.size.micro_batches) continue;
+    if (draw == 0) {
+      for (int i = 0; i < played.total; ++i) played.order.data[i] = played.number_of(like.actions.data[i]);
+      played.play();
+    }
+    steady_order repeat(played, memory, seed + static_cast<std::uint64_t>(draw), in_period, draw == 0 ? &played : nullptr);
+    if (!repeat.exists()) continue;
+    tried += repeat.run(trials);
+    if (shortest > 0 && repeat.period() * (like.size.micro_batches - like.size.ranks) > shortest) continue;
+    for (int sample = 0; sample < samples; ++sample) {
+      if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) return best;
+      if (sample > 0) repeat.walk(50);
+      repeat.unroll(played.order.data);
+      for (int pass = 0; pass <= 4; ++pass) {
+        if (pass > 0 && !filling.pass(pass % 2 == 0)) break;
+        if (!played.play()) break;
+        double const length = played.length();
+        if (shortest >= 0 && length >= shortest) continue;
+        shortest = length;
+        if (best.actions.count == 0) best = copy_of(like);
+        best.name = "a periodic order";
+        for (int i = 0; i < played.total; ++i) best.actions.data[i] = played.action_of(played.order.data[i]);
+      }
+    }
+  }
+  return best;
+}
 
 /// The search itself, for a plan without actions that says where the stages are.
 constexpr found find(plan const& placed, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
@@ -116,19 +179,23 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   bool in_line = placed.stages == placed.size.ranks;
   for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
   starting_point published(placed, costs, memory, goal, split);
+  plan known_here[published_count];  // of the catalogue, on this placement
+  int count_here = 0;
+  starting_point anything(placed, costs, {0, memory.kept_for_weight}, goal, split);
+  catalogue::for_each([&](auto const& one) {
+    plan made = expand(one, placed.size);
+    if (anything.consider(made, made.name)) known_here[count_here++] = static_cast<plan&&>(made);
+  });
   auto const for_each_published = [&](activation_limit const& limit, auto const& visit) {
-    catalogue::for_each([&](auto const& one) {
-      plan made = expand(one, placed.size);
-      visit(made);
-    });
+    for (int i = 0; i < count_here; ++i) visit(known_here[i]);
     if (in_line) for_each_with_slack(placed.size, costs, limit, split, visit);
   };
-  for_each_published(memory, [&](plan& made) {
+  for_each_published(memory, [&](plan const& made) {
     if (!published.consider(made, made.name)) return;
     double const length = published.length_of(made);
     if (result.published_length > 0 && published.better(result.published, result.published_length, made, length)) return;
     result.published_length = length;
-    result.published = static_cast<plan&&>(made);
+    result.published = copy_of(made);
   });
   auto const take = [&](plan made, double length) {
     result.start = made.name;
@@ -158,7 +225,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     if (result.length > 0 && result.optimal()) break;
     activation_limit const here{limit < all ? static_cast<double>(limit) : 0, memory.kept_for_weight};
     double const bound = bound_at(here);
-    int const share = (2 * limit < placed.stages ? trials / 40 : trials / 8) + 1;
+    bool const low = 2 * limit < placed.stages;
+    int const share = (total < short_order ? trials / (low ? 40 : 8) : trials / (low ? 100 : 32)) + 1;
+    int const periods = trials / 150 + 1;
+    int const draws = total > 500'000 ? 1 : low ? 2 : 6;
     auto const follow = [&](ascent& line, plan const& from) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
       std::uint64_t const seed = how_hard.seed + static_cast<std::uint64_t>(limit);
@@ -169,7 +239,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       if (result.length == 0 || start.shortest_length < result.length * (1 - 1e-12)) {
         take(copy_of(start.shortest), start.shortest_length);
       }
-      line.take(start.apart, start.apart_length);
+      plan order = copy_of(start.apart);
+      double length = start.apart_length;
+      fill_gaps(order, length, costs, here, goal, bound);
+      line.take(order, length);
     };
     starting_point known(placed, costs, here, goal, split);
     if (in_line && split) add_zero_bubble(known, placed.size, costs, here, goal);
@@ -181,19 +254,16 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
     if (some_line.length < 0) continue;
     plan const* const some = &some_line.best;
-    if (10 * limit <= 6 * placed.stages || total < 500) {  // elsewhere they end longer than the others
-      patterns repeat(*some, costs, here, goal, how_hard.seed, 1 + limit % 2);
-      result.trials += repeat.run(share / 20, bound, .3);
-      if (repeat.exists()) {
-        plan order = copy_of(*some);
-        order.name = "a periodic order";
-        for (int i = 0; i < order.actions.count; ++i) order.actions.data[i] = repeat.best_action(i);
-        follow(periodic_line, order);
-      }
-      if (periodic_line.length >= 0) follow(periodic_line, copy_of(periodic_line.best));
+    plan const order = periodic_start(*some, costs, here, goal, how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10),
+                                      draws, periods, bound, periodic_line.length, result.trials);
+    if (order.actions.count > 0) {
+      follow(periodic_line, order);
+    } else if (periodic_line.length >= 0) {
+      follow(periodic_line, copy_of(periodic_line.best));
     }
     for (ascent* line : {&published_line, &listed_line}) {
-      if (line->length >= 0) follow(*line, copy_of(line->best));
+      bool const left_behind = total >= short_order && periodic_line.length >= 0 && line->length > 1.01 * periodic_line.length;
+      if (line->length >= 0 && !left_behind) follow(*line, copy_of(line->best));
     }
     for (ascent const* line : {&published_line, &listed_line, &periodic_line}) {
       if (line->length >= 0 && line->length < result.length * (1 - 1e-12)) take(copy_of(line->best), line->length);

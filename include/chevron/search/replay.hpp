@@ -101,6 +101,12 @@ class replay : public rows {
   constexpr double length_of(int rank) const {
     return begin.data[rank] == begin.data[rank + 1] ? 0 : finish.data[order.data[begin.data[rank + 1] - 1]] + end_value(rank);
   }
+  /// The length that counts, after `play`.
+  constexpr double length() const {
+    double longest = 0;
+    for (int r = 0; r < ranks; ++r) longest = length_of(r) > longest ? length_of(r) : longest;
+    return longest;
+  }
   /// From each action's end to the end of the step (less the start of the rank where it ends, for a span): after `play`.
   constexpr void look_back() {
     double* const rest = after.data;

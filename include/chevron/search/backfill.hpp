@@ -1,0 +1,193 @@
+#pragma once
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/search/held.hpp>
+#include <chevron/search/replay.hpp>
+
+/// \file
+/// Gaps of an order, filled with what comes later in it.
+
+namespace chevron::search::detail {
+
+/// Plays an order forwards or backwards in time. Where a rank would wait for its next action, it takes the first of those behind
+/// that it can take without making that one wait longer, and without holding more than the limit then or at any place of the order
+/// up to where that one stood. Backwards, what is taken early comes late. (Passes in turn both ways are Li and Willis' way to
+/// improve schedules: European Journal of Operational Research 56(3), 1992.)
+class backfill {
+ public:
+  constexpr backfill(replay& played, activation_limit memory)
+      : played_(played),
+        memory_(memory),
+        kinds_(played.whole ? 2 : 3),
+        all_(played.stages * played.micro_batches),
+        given_(played.total),
+        made_(played.total),
+        at_(3 * all_),
+        held_at_(played.total),
+        end_(3 * all_),
+        next_(3 * played.stages),
+        rows_begin_(played.ranks + 1),
+        rows_(3 * played.stages),
+        reached_(played.ranks),
+        filled_(played.ranks),
+        free_(played.ranks),
+        wakes_(played.ranks),
+        held_(played.ranks) {
+    int filled = 0;
+    for (int r = 0; r < played.ranks; ++r) {
+      rows_begin_.data[r] = filled;
+      for (int row = 0; row < kinds_ * played.stages; ++row) {
+        if (played.rank_of.data[row] == r) rows_.data[filled++] = row;
+      }
+    }
+    rows_begin_.data[played.ranks] = filled;
+  }
+
+  /// Changes the order that was given; false, and nothing changed, if it gets stuck.
+  constexpr bool pass(bool backwards) {
+    backwards_ = backwards;
+    begin();
+    for (int left = played_.total; left > 0;) {
+      int rank = 0;
+      for (int r = 1; r < played_.ranks; ++r) rank = wakes_.data[r] < wakes_.data[rank] ? r : rank;
+      double const now = wakes_.data[rank];
+      if (now >= never) return false;
+      int const taken = choose(rank, now);
+      if (taken < 0) continue;
+      take(rank, taken, now);
+      --left;
+    }
+    for (int r = 0; r < played_.ranks; ++r) {
+      int const first = played_.begin.data[r];
+      int const last = played_.begin.data[r + 1] - 1;
+      for (int i = first; i <= last; ++i) played_.order.data[i] = made_.data[backwards_ ? first + last - i : i];
+    }
+    return true;
+  }
+
+ private:
+  static constexpr double never = 1e300;
+
+  constexpr void begin() {
+    for (int a = 0; a < 3 * all_; ++a) end_.data[a] = never;
+    for (int row = 0; row < 3 * played_.stages; ++row) next_.data[row] = 0;
+    for (int r = 0; r < played_.ranks; ++r) {
+      int const first = played_.begin.data[r];
+      int const last = played_.begin.data[r + 1] - 1;
+      double held = 0;
+      for (int i = first; i <= last; ++i) {
+        int const a = played_.order.data[backwards_ ? first + last - i : i];
+        given_.data[i] = a;
+        at_.data[a] = i;
+        held += change_of(played_.row_of.data[a]);
+        held_at_.data[i] = held;
+      }
+      reached_.data[r] = filled_.data[r] = first;
+      free_.data[r] = wakes_.data[r] = held_.data[r] = 0;
+      if (first > last) wakes_.data[r] = never;
+    }
+  }
+
+  constexpr double change_of(int row) const {
+    double const change = row < played_.stages        ? 1
+                          : kinds_ == 2               ? -1
+                          : row < 2 * played_.stages ? memory_.kept_for_weight - 1
+                                                      : -memory_.kept_for_weight;
+    return backwards_ ? -change : change;
+  }
+  constexpr double lasts(int row) const { return played_.lasts.data[row] + played_.post.data[row]; }
+
+  /// When all that an action needs is there; `never` while that is not known.
+  constexpr double ready(int a) const {
+    int const row = played_.row_of.data[a];
+    double there = 0;
+    if (backwards_ ? row < (kinds_ - 1) * played_.stages : row >= played_.stages) {
+      there = end_.data[backwards_ ? a + all_ : a - all_];
+    }
+    if (int const step = backwards_ ? played_.feeds.data[row] : played_.fed_by.data[row]; step != 0 && there < never) {
+      double const sent = end_.data[a + step] + played_.lag.data[backwards_ ? played_.row_of.data[a + step] : row];
+      there = sent > there ? sent : there;
+    }
+    return there;
+  }
+
+  /// What a rank does now, or -1: then it sleeps until that may be different.
+  constexpr int choose(int rank, double now) {
+    int const stop = played_.begin.data[rank + 1];
+    int& reached = reached_.data[rank];
+    while (reached < stop && end_.data[given_.data[reached]] < never) ++reached;
+    if (reached == stop) {
+      wakes_.data[rank] = never;
+      return -1;
+    }
+    int const due = given_.data[reached];
+    double const waits_until = ready(due);
+    if (waits_until <= now) return due;
+    double sooner = waits_until;
+    int best = -1;
+    for (int i = rows_begin_.data[rank]; i < rows_begin_.data[rank + 1]; ++i) {
+      int const row = rows_.data[i];
+      int const m = next_.data[row];
+      if (m >= played_.micro_batches) continue;
+      int const a = row * played_.micro_batches + (backwards_ ? played_.micro_batches - 1 - m : m);
+      double const there = ready(a);
+      if (there > now) {
+        sooner = there < sooner ? there : sooner;
+      } else if (now + lasts(row) <= waits_until && (best < 0 || at_.data[a] < at_.data[best]) && fits(rank, a)) {
+        best = a;
+      }
+    }
+    if (best < 0) wakes_.data[rank] = sooner;
+    return best;
+  }
+  constexpr bool fits(int rank, int a) const {
+    double const change = change_of(played_.row_of.data[a]);
+    if (change <= 0 || !(memory_.most > 0)) return true;
+    double const limit = memory_.most + held_rounding - change;
+    if (held_.data[rank] > limit) return false;
+    for (int i = reached_.data[rank]; i < at_.data[a]; ++i) {
+      if (held_at_.data[i] > limit) return false;
+    }
+    return true;
+  }
+  constexpr void take(int rank, int a, double now) {
+    int const row = played_.row_of.data[a];
+    double const change = change_of(row);
+    for (int i = reached_.data[rank]; i < at_.data[a]; ++i) held_at_.data[i] += change;
+    held_.data[rank] += change;
+    ++next_.data[row];
+    made_.data[filled_.data[rank]++] = a;
+    end_.data[a] = now + played_.lasts.data[row];
+    wakes_.data[rank] = free_.data[rank] = now + lasts(row);
+    int const step = backwards_ ? played_.fed_by.data[row] : played_.feeds.data[row];
+    if (step == 0) return;
+    int const taker = played_.row_of.data[a + step];
+    int const other = played_.rank_of.data[taker];
+    if (other == rank) return;
+    double const there = end_.data[a] + played_.lag.data[backwards_ ? row : taker];
+    double const wakes = there > free_.data[other] ? there : free_.data[other];
+    if (wakes < wakes_.data[other]) wakes_.data[other] = wakes;
+  }
+
+  replay& played_;
+  activation_limit memory_;
+  int kinds_;
+  int all_;
+  bool backwards_ = false;
+  buffer<int> given_;       // the order, in the direction of time
+  buffer<int> made_;
+  buffer<int> at_;          // by number: where in the order it was given
+  buffer<double> held_at_;  // by place in the order: what is held after it, with what was taken early
+  buffer<double> end_;
+  buffer<int> next_;        // by row
+  buffer<int> rows_begin_;
+  buffer<int> rows_;
+  buffer<int> reached_;     // by rank: the first place that was not taken
+  buffer<int> filled_;
+  buffer<double> free_;
+  buffer<double> wakes_;
+  buffer<double> held_;
+};
+
+}  // namespace chevron::search::detail

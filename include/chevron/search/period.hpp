@@ -1,0 +1,213 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/search/held.hpp>
+#include <chevron/search/rows.hpp>
+
+/// \file
+/// A period: the order in which each rank repeats its actions, with times that keep it.
+
+namespace chevron::search::detail {
+
+/// A steady pipeline. Each kind of a stage has one action for each microbatch of a period; every rank repeats them in a window as
+/// long as the period, each for the microbatches that are so many windows late. Times that keep this order are kept with it, so that
+/// what a change would push back is found from the change on.
+class period_order {
+ public:
+  constexpr period_order(rows const& of, activation_limit memory, int in_period)
+      : rows_(of),
+        memory_(memory),
+        per_(in_period),
+        kinds_(of.whole ? 2 : 3),
+        count_(kinds_ * of.stages * in_period),
+        begin_(of.ranks + 1),
+        sequence_(count_),
+        at_(count_),
+        late_(count_),
+        start_(count_),
+        best_sequence_(count_),
+        best_late_(count_),
+        queue_(count_ + 1),
+        queued_(count_, zeroed) {
+    int filled = 0;
+    for (int r = 0; r < of.ranks; ++r) {
+      begin_.data[r] = filled;
+      double work = 0;
+      for (int row = 0; row < kinds_ * of.stages; ++row) {
+        if (of.rank_of.data[row] != r) continue;
+        work += lasts(row * per_) * per_;
+        for (int j = 0; j < per_; ++j) sequence_.data[filled++] = row * per_ + j;
+      }
+      least_ = work > least_ ? work : least_;
+    }
+    begin_.data[of.ranks] = filled;
+    for (int x = 0; x < count_; ++x) longest_ = lasts(x) > longest_ ? lasts(x) : longest_;
+  }
+
+  constexpr bool exists() const { return best_period_ > 0; }
+  /// The shortest period that was kept, and what a rank's work takes at least, for one microbatch.
+  constexpr double period() const { return best_period_ / per_; }
+  constexpr double least() const { return least_ / per_; }
+
+  /// Writes all ranks' orders as numbers of actions.
+  constexpr void unroll(int* order) const {
+    int const micro_batches = rows_.micro_batches;
+    int const periods = (micro_batches + per_ - 1) / per_;
+    int at = 0;
+    for (int r = 0; r < rows_.ranks; ++r) {
+      int least = 1 << 30;
+      int most = -(1 << 30);
+      for (int i = begin_.data[r]; i < begin_.data[r + 1]; ++i) {
+        int const late = best_late_.data[best_sequence_.data[i]];
+        least = late < least ? late : least;
+        most = late > most ? late : most;
+      }
+      for (int n = least; n < most + periods; ++n) {
+        for (int i = begin_.data[r]; i < begin_.data[r + 1]; ++i) {
+          int const x = best_sequence_.data[i];
+          int const m = (n - best_late_.data[x]) * per_ + x % per_;
+          if (m >= 0 && n >= best_late_.data[x] && m < micro_batches) order[at++] = x / per_ * micro_batches + m;
+        }
+      }
+    }
+  }
+
+ protected:
+  constexpr double lasts(int x) const { return rows_.lasts.data[x / per_] + rows_.post.data[x / per_]; }
+  constexpr int rank_of(int x) const { return rows_.rank_of.data[x / per_]; }
+  /// What an action needs from another, or -1.
+  constexpr int source(int x) const {
+    int const row = x / per_;
+    if (row < rows_.stages) return row > 0 ? x - per_ : -1;
+    if (row >= 2 * rows_.stages) return x - rows_.stages * per_;
+    return row + 1 < 2 * rows_.stages ? x + per_ : x - rows_.stages * per_;
+  }
+  constexpr double ready(int x) const {  // in the frame of x's window
+    int const from = source(x);
+    if (from < 0) return -1e300;
+    int const row = x / per_;
+    return start_.data[from] + rows_.lasts.data[from / per_] + (row < 2 * rows_.stages ? rows_.lag.data[row] : 0) -
+           period_ * (late_.data[x] - late_.data[from]);
+  }
+
+  constexpr void note(int rank) {
+    for (int i = begin_.data[rank]; i < begin_.data[rank + 1]; ++i) at_.data[sequence_.data[i]] = i;
+  }
+  constexpr void push(int x) {
+    if (queued_.data[x]) return;
+    queued_.data[x] = true;
+    queue_.data[tail_] = x;
+    tail_ = tail_ == count_ ? 0 : tail_ + 1;
+  }
+  /// Moves starts back until all is kept; false if that has no end.
+  constexpr bool repair(int rounds) {
+    int left = rounds * count_;
+    double const slack = longest_ * 1e-10;
+    bool fine = true;
+    while (head_ != tail_) {
+      int const x = queue_.data[head_];
+      head_ = head_ == count_ ? 0 : head_ + 1;
+      queued_.data[x] = false;
+      if (!fine) continue;
+      int const rank = rank_of(x);
+      int const i = at_.data[x];
+      bool const first = i == begin_.data[rank];
+      int const before = sequence_.data[first ? begin_.data[rank + 1] - 1 : i - 1];
+      double now = start_.data[before] + lasts(before) - (first ? period_ : 0);
+      double const there = ready(x);
+      now = there > now ? there : now;
+      if (now <= start_.data[x] + slack) continue;
+      if (--left < 0) {
+        fine = false;
+        continue;
+      }
+      start_.data[x] = now;
+      push(sequence_.data[i + 1 == begin_.data[rank + 1] ? begin_.data[rank] : i + 1]);
+      int const row = x / per_;
+      int const stages = rows_.stages;
+      if (row < stages) push(row + 1 < stages ? x + per_ : x + stages * per_);
+      if (row >= stages && row < 2 * stages) {
+        if (row > stages) push(x - per_);
+        if (kinds_ == 3) push(x + stages * per_);
+      }
+    }
+    return fine;
+  }
+  constexpr double change_of(int x) const {
+    int const row = x / per_;
+    if (row < rows_.stages) return 1;
+    if (kinds_ == 2) return -1;
+    return row < 2 * rows_.stages ? memory_.kept_for_weight - 1 : -memory_.kept_for_weight;
+  }
+  /// Whether a rank's order keeps the laws and the limit.
+  constexpr bool lawful(int rank) const {
+    int const stages = rows_.stages * per_;
+    double held = 0;
+    for (int i = begin_.data[rank]; i < begin_.data[rank + 1]; ++i) {
+      int const x = sequence_.data[i];
+      held -= change_of(x) * late_.data[x];
+      if (x >= stages && !before(x - stages, x)) return false;
+      if (per_ > 1 && !(x % per_ + 1 < per_ ? before(x, x + 1) : before(x, x + 1 - per_, 1))) return false;
+    }
+    if (!(memory_.most > 0)) return true;
+    double const limit = memory_.most + held_rounding;
+    for (int i = begin_.data[rank]; i < begin_.data[rank + 1]; ++i) {
+      held += change_of(sequence_.data[i]);
+      if (held > limit) return false;
+    }
+    return true;
+  }
+  constexpr bool before(int x, int y, int later = 0) const {
+    int const apart = late_.data[y] + later - late_.data[x];
+    return apart > 0 || (apart == 0 && at_.data[x] < at_.data[y]);
+  }
+
+  /// Puts an action that is in no order into its rank's, where its start says.
+  constexpr void insert(int x, int end) {
+    int const rank = rank_of(x);
+    int const from = begin_.data[rank];
+    if (end > from) {
+      double const opens = start_.data[sequence_.data[from]];
+      double& start = start_.data[x];
+      while (start < opens) start += period_, --late_.data[x];
+      while (start >= opens + period_) start -= period_, ++late_.data[x];
+    }
+    int i = end;
+    for (; i > from && start_.data[sequence_.data[i - 1]] > start_.data[x]; --i) sequence_.data[i] = sequence_.data[i - 1];
+    sequence_.data[i] = x;
+  }
+
+  constexpr void keep_best() {
+    best_period_ = period_;
+    for (int x = 0; x < count_; ++x) {
+      best_sequence_.data[x] = sequence_.data[x];
+      best_late_.data[x] = late_.data[x];
+    }
+  }
+
+  rows const& rows_;
+  activation_limit memory_;
+  int per_;
+  int kinds_;
+  int count_;
+  double period_ = -1;
+  double least_ = 0;
+  double longest_ = 0;
+  double best_period_ = -1;
+  int head_ = 0;
+  int tail_ = 0;
+  buffer<int> begin_;
+  buffer<int> sequence_;  // rank after rank, a window each
+  buffer<int> at_;
+  buffer<int> late_;      // by how many windows
+  buffer<double> start_;  // in the first microbatches' window, less the windows it is late
+  buffer<int> best_sequence_;
+  buffer<int> best_late_;
+  buffer<int> queue_;  // a ring of those whose starts may have to move
+  buffer<bool> queued_;
+};
+
+}  // namespace chevron::search::detail

@@ -1,0 +1,265 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/search/period.hpp>
+#include <chevron/search/random.hpp>
+#include <chevron/search/replay.hpp>
+#include <chevron/search/rows.hpp>
+
+/// \file
+/// Search for a period, without unrolling it.
+
+namespace chevron::search::detail {
+
+/// Local search for a short period that keeps the limit. A change moves some actions, and is kept if what it pushes back comes to
+/// an end at the period that was reached; now and then a shorter one is tried.
+class steady_order : public period_order {
+ public:
+  /// \param like an order, played, whose middle the search begins with if it repeats; or nullptr
+  constexpr steady_order(rows const& of, activation_limit memory, std::uint64_t seed, int in_period, replay const* like = nullptr)
+      : period_order(of, memory, in_period),
+        random_(seed),
+        old_sequence_(count_),
+        old_late_(count_),
+        old_start_(count_),
+        moved_(count_, zeroed),
+        touched_(of.ranks, zeroed) {
+    if (like != nullptr && begin_like(*like)) return;
+    begin();
+  }
+
+  /// Tries changes, the period being lowered where it can be.
+  constexpr int run(int trials) {
+    if (!exists()) return 0;
+    double step = 0.02;
+    int const pause = count_ / 4 + 8;
+    for (int trial = 0; trial < trials; ++trial) {
+      if (best_period_ <= least_ * (1 + 1e-9)) return trial;
+      try_one();
+      if (trial % pause == pause - 1) {
+        bool const lower = lower_to(period_ * (1 - step));
+        step = lower ? step * 1.5 : step * .7;
+        if (step < 1e-4) step = 1e-4;
+        if (step > .05) step = .05;
+      }
+    }
+    return trials;
+  }
+  /// Goes about at the period that was reached.
+  constexpr void walk(int trials) {
+    for (int trial = 0; trial < trials; ++trial) try_one();
+    keep_best();
+  }
+
+ private:
+  /// From the middle of an order that repeats there; false if it does not.
+  constexpr bool begin_like(replay const& played) {
+    int const micro_batches = rows_.micro_batches;
+    int const first = (micro_batches / 2 / per_) * per_;
+    for (int r = 0; r < rows_.ranks; ++r) {
+      int entry = 0;
+      while (rows_.rank_of.data[entry] != r) ++entry;
+      if (first + per_ >= micro_batches) return false;
+      int at = played.begin.data[r];
+      while (played.order.data[at] != entry * micro_batches + first) ++at;
+      for (int i = begin_.data[r]; i < begin_.data[r + 1]; ++i, ++at) {
+        if (at == played.begin.data[r + 1]) return false;
+        int const a = played.order.data[at];
+        int const row = rows_.row_of.data[a];
+        int const apart = first - (a - row * micro_batches) + per_ * micro_batches;
+        int const late = (apart + per_ - 1) / per_ - micro_batches;
+        int const x = row * per_ + late * per_ - (apart - per_ * micro_batches);
+        for (int before = begin_.data[r]; before < i; ++before) {
+          if (sequence_.data[before] == x) return false;
+        }
+        sequence_.data[i] = x;
+        late_.data[x] = late;
+        start_.data[x] = played.finish.data[a] - rows_.lasts.data[row];
+      }
+      note(r);
+      if (!lawful(r)) return false;
+    }
+    for (int x = 0; x < count_; ++x) old_start_.data[x] = start_.data[x];
+    for (period_ = least_; period_ < 2 * least_; period_ *= 1.01) {
+      for (int x = 0; x < count_; ++x) {
+        start_.data[x] = old_start_.data[x];
+        push(x);
+      }
+      if (!repair(12)) continue;
+      keep_best();
+      return true;
+    }
+    return false;
+  }
+
+  /// Every microbatch as it would go alone, each way that much slower, at the shortest period that can be.
+  constexpr void begin() {
+    int const stages = rows_.stages;
+    double shortest = -1;
+    for (int draw = 0; draw < 12; ++draw) {
+      double now = 0;
+      double slower = 1;
+      buffer<double> alone(3 * stages);
+      for (int i = 0; i < 2 * stages; ++i) {
+        int const row = i < stages ? i : 3 * stages - 1 - i;
+        if (draw > 0 && i % rows_.ranks == 0) slower = 1 + 1.5 * random_.share();
+        now += rows_.lag.data[row] * slower;
+        alone.data[row] = now;
+        now += rows_.lasts.data[row] * slower;
+        if (row >= stages && kinds_ == 3) alone.data[row + stages] = now;
+      }
+      for (double period = least_ * 1.02; period < 64 * now * per_ + 1 && (shortest < 0 || period < shortest); period *= 1.03) {
+        period_ = period;
+        for (int x = 0; x < count_; ++x) {
+          start_.data[x] = alone.data[x / per_] + x % per_ * period / per_;
+          late_.data[x] = 0;
+        }
+        bool fine = true;
+        for (int r = 0; r < rows_.ranks; ++r) {
+          int end = begin_.data[r];
+          for (int row = 0; row < kinds_ * stages; ++row) {
+            if (rows_.rank_of.data[row] != r) continue;
+            for (int j = 0; j < per_; ++j) insert(row * per_ + j, end++);
+          }
+          note(r);
+        }
+        for (int r = 0; r < rows_.ranks && fine; ++r) fine = lawful(r);
+        if (!fine) continue;
+        for (int x = 0; x < count_; ++x) push(x);
+        if (!repair(12)) continue;
+        shortest = period;
+        best_period_ = period;
+        keep_best();
+        for (int x = 0; x < count_; ++x) old_start_.data[x] = start_.data[x];
+        break;
+      }
+    }
+    period_ = shortest;
+    if (shortest < 0) return;
+    for (int x = 0; x < count_; ++x) {
+      start_.data[x] = old_start_.data[x];
+      late_.data[x] = best_late_.data[x];
+      sequence_.data[x] = best_sequence_.data[x];
+    }
+    for (int r = 0; r < rows_.ranks; ++r) note(r);
+  }
+
+  constexpr bool lower_to(double period) {
+    double const was = period_;
+    for (int x = 0; x < count_; ++x) old_start_.data[x] = start_.data[x];
+    period_ = period < least_ ? least_ : period;
+    for (int x = 0; x < count_; ++x) push(x);
+    if (repair(12)) {
+      if (period_ < best_period_) keep_best();
+      return true;
+    }
+    period_ = was;
+    for (int x = 0; x < count_; ++x) start_.data[x] = old_start_.data[x];
+    return false;
+  }
+
+  constexpr void try_one() {
+    int const stages = rows_.stages;
+    int const x = random_.below(count_);
+    int const rank = rank_of(x);
+    int const from = begin_.data[rank];
+    int const width = begin_.data[rank + 1] - from;
+    bool const later = random_.coin();
+    int const reach = random_.coin() ? 1 : 1 + random_.below(width);
+    int other = at_.data[x] - from + (later ? reach : -reach);
+    double by = 0;
+    while (other >= width) other -= width, by += period_;
+    while (other < 0) other += width, by -= period_;
+    int const y = sequence_.data[from + other];
+    by += start_.data[y] - start_.data[x] + (later ? lasts(y) : -lasts(x)) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
+    // Who goes with it.
+    for (int i = 0; i < count_; ++i) {
+      old_start_.data[i] = start_.data[i];
+      old_late_.data[i] = late_.data[i];
+      old_sequence_.data[i] = sequence_.data[i];
+    }
+    int const row = x / per_;
+    int const place = x % per_;
+    int const how = random_.below(4);
+    auto const move = [&](int one) {
+      moved_.data[one] = true;
+      touched_.data[rank_of(one)] = true;
+      start_.data[one] += by;
+    };
+    if (row >= 2 * stages || how == 0) {
+      move(x);
+    } else {
+      int const at = row < stages ? row : 3 * stages - 1 - row;
+      int first = at;
+      int last = 2 * stages - 1;
+      if (how != 1) {
+        int const length = 1 + random_.below(random_.coin() ? 4 : stages);
+        first = at - random_.below(length);
+        last = first + length - 1;
+        first = first < 0 ? 0 : first;
+        last = last < 2 * stages ? last : 2 * stages - 1;
+      }
+      bool const all = per_ > 1 && random_.coin();
+      for (int i = first; i <= last; ++i) {
+        int const one = i < stages ? i : 3 * stages - 1 - i;
+        for (int j = 0; j < per_; ++j) {
+          if (!all && j != place) continue;
+          move(one * per_ + j);
+          if (one >= stages && kinds_ == 3) move((one + stages) * per_ + j);
+        }
+      }
+    }
+    bool fine = true;
+    for (int r = 0; r < rows_.ranks; ++r) {
+      if (!touched_.data[r]) continue;
+      int end = begin_.data[r];
+      for (int i = begin_.data[r]; i < begin_.data[r + 1]; ++i) {
+        if (!moved_.data[old_sequence_.data[i]]) sequence_.data[end++] = old_sequence_.data[i];
+      }
+      for (int i = begin_.data[r]; i < begin_.data[r + 1]; ++i) {
+        if (moved_.data[old_sequence_.data[i]]) insert(old_sequence_.data[i], end++);
+      }
+      note(r);
+      fine = fine && lawful(r);
+    }
+    if (fine) {
+      for (int r = 0; r < rows_.ranks; ++r) {
+        for (int i = begin_.data[r]; touched_.data[r] && i < begin_.data[r + 1]; ++i) push(sequence_.data[i]);
+      }
+      for (int i = 0; i < count_; ++i) {
+        if (!moved_.data[i]) continue;
+        int const r = i / per_;
+        if (r < stages) push(r + 1 < stages ? i + per_ : i + stages * per_);
+        if (r >= stages && r < 2 * stages) {
+          if (r > stages) push(i - per_);
+          if (kinds_ == 3) push(i + stages * per_);
+        }
+      }
+      fine = repair(2);
+    }
+    if (!fine) {
+      for (int i = 0; i < count_; ++i) {
+        start_.data[i] = old_start_.data[i];
+        late_.data[i] = old_late_.data[i];
+        sequence_.data[i] = old_sequence_.data[i];
+      }
+    }
+    for (int r = 0; r < rows_.ranks; ++r) {
+      if (!fine && touched_.data[r]) note(r);
+      touched_.data[r] = false;
+    }
+    for (int i = 0; i < count_; ++i) moved_.data[i] = false;
+  }
+
+  random_numbers random_;
+  buffer<int> old_sequence_;
+  buffer<int> old_late_;
+  buffer<double> old_start_;
+  buffer<bool> moved_;
+  buffer<bool> touched_;
+};
+
+}  // namespace chevron::search::detail
