@@ -125,8 +125,11 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
     throw usage("--partition: " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
                 " stages, of which all but the first and the last need one: ask for fewer --ranks or --chunks");
   }
-  if (asked.communication_occupies != "nobody")
-    throw usage("--partition does not go with --communication-occupies: leave one of them out");
+  for (auto const& [flag, given] : {std::pair{"--communication-occupies", asked.communication_occupies != "nobody"},
+                                    std::pair{"--latency", asked.latency != "0"},
+                                    std::pair{"--bandwidth", !asked.bandwidth.empty()},
+                                    std::pair{"--link", !asked.links.empty()}})
+    if (given) throw usage(std::string("--partition does not go with ") + flag + ": leave one of them out");
   if (asked.communication_given) out.communication = cost_number(asked.communication, "--communication");
   if (asked.hidden_given) out.hidden = share_number(asked.hidden, "--hidden");
   return out;
