@@ -9,7 +9,7 @@
   measure.py --gate CASE         exit with 1 if CASE no longer compiles within its recorded limit, 77 if that cannot be said
 
 A case is a schedule of the catalogue at a size, worked out and proved (`zb_v_8_32`: P=8, M=32), or lowered to a program as well
-(`lowered_zb_v_8_32`), or the umbrella header alone (`header`). The catalogue says which schedules there are.
+(`lowered_zb_v_8_32`), or searched for (`best_8_32`), or the umbrella header alone (`header`). The catalogue says which schedules there are.
 
 Operations are those of g++'s constant evaluator: the least -fconstexpr-ops-limit that the case compiles under, which is what its
 costliest single constant needs. They repeat exactly for a compiler's major version, so they are gated: the recorded need plus 5 %.
@@ -40,8 +40,14 @@ SIZES = [(8, 32), (16, 128), (32, 512), (64, 512)]
 MOST_ACTIONS = 110000
 MOST_OPERATIONS = 1 << 26  # larger cases are not worth proving in a compiler
 # What CTest holds to its limit: small ones, and the two largest that people were promised.
-GATED = ["hanayo_8_32", "interleaved_1f1b_8_32", "lowered_zb_v_8_32", "one_f_one_b_8_32", "one_f_one_b_64_512", "zb_v_8_32",
+GATED = ["best_8_32", "hanayo_8_32", "interleaved_1f1b_8_32", "lowered_zb_v_8_32", "one_f_one_b_8_32", "one_f_one_b_64_512", "zb_v_8_32",
          "zb_v_32_512"]
+# A search in the compiler, as docs/search.md has it.
+SEARCHED = ["best_8_32"]
+BEST = """#include <chevron/search.hpp>
+inline constexpr auto best = chevron::search::best(chevron::placement::vee, chevron::costs{10, 13, 7, 1})
+                                 .at_most_in_flight(2 * chevron::terms::ranks);
+"""
 LOWERED = ["lowered_one_f_one_b_8_32", "lowered_zb_v_8_32", "lowered_zb_v_16_128"]
 
 
@@ -55,18 +61,24 @@ def schedules():
 def parse(case):
     """(schedule, P, M, lowered) of a case."""
     match = re.match(r"^(lowered_)?(\w+?)_(\d+)_(\d+)$", case)
-    if not match or match.group(2) not in schedules():
-        sys.exit("there is no case '%s': a case is [lowered_]SCHEDULE_P_M, SCHEDULE one of %s" % (case, " ".join(schedules())))
+    if not match or match.group(2) not in schedules() + ["best"]:
+        sys.exit("there is no case '%s': a case is [lowered_]SCHEDULE_P_M, SCHEDULE one of %s best" % (case, " ".join(schedules())))
     return match.group(2), int(match.group(3)), int(match.group(4)), bool(match.group(1))
+
+
+def spelled(schedule):
+    """A schedule's name in C++."""
+    return "best" if schedule == "best" else "chevron::catalogue::" + schedule
 
 
 def source(case):
     if case == BASELINE:
         return "#include <chevron/schedule.hpp>\n"
     schedule, ranks, micro_batches, lowered = parse(case)
-    made = "chevron::%s<chevron::catalogue::%s, chevron::shape{.ranks = %d, .micro_batches = %d}>" % (
-        "lowered" if lowered else "checked", schedule, ranks, micro_batches)
-    return "#include <chevron/schedule.hpp>\nconstexpr auto made = %s;\nstatic_assert(made.view().begin[%d] > 0);\n" % (made, ranks)
+    made = "chevron::%s<%s, chevron::shape{.ranks = %d, .micro_batches = %d}>" % (
+        "lowered" if lowered else "checked", spelled(schedule), ranks, micro_batches)
+    return "#include <chevron/schedule.hpp>\n%sconstexpr auto made = %s;\nstatic_assert(made.view().begin[%d] > 0);\n" % (
+        BEST if schedule == "best" else "", made, ranks)
 
 
 def compile_text(compiler, text, flags, output=os.devnull, include=INCLUDE):
@@ -103,9 +115,9 @@ def count_actions(compiler, cases):
     for case in cases:
         if case != BASELINE:
             schedule, ranks, micro_batches, _ = parse(case)
-            lines.append('  show("%s", chevron::expand(chevron::catalogue::%s, chevron::shape{.ranks = %d, .micro_batches = %d}));'
-                         % (case, schedule, ranks, micro_batches))
-    text = "\n".join(["#include <cstdio>", "#include <chevron/schedule.hpp>", "void show(char const* name, chevron::plan const& plan) {",
+            lines.append('  show("%s", expand(%s, chevron::shape{.ranks = %d, .micro_batches = %d}));'
+                         % (case, spelled(schedule), ranks, micro_batches))
+    text = "\n".join(["#include <cstdio>", "#include <chevron/schedule.hpp>", BEST, "void show(char const* name, chevron::plan const& plan) {",
                       "  if (!chevron::check(plan)) std::printf(\"%s %d %d\\n\", name, plan.view().total(), plan.size.chunks);", "}",
                       "int main() {"] + lines + ["}", ""])
     with tempfile.TemporaryDirectory() as folder:
@@ -265,7 +277,7 @@ def spaced(number):
 
 def table(compiler, repeats, only):
     kind, major = compiler_version(compiler)
-    cases = ["%s_%d_%d" % (name, p, m) for name in schedules() for p, m in SIZES] + LOWERED
+    cases = ["%s_%d_%d" % (name, p, m) for name in schedules() for p, m in SIZES] + LOWERED + SEARCHED
     cases = [case for case in cases if re.search(only, case)]
     actions = count_actions(compiler, cases)
     cases = [case for case in cases if case in actions and actions[case][0] <= MOST_ACTIONS]
@@ -303,13 +315,14 @@ def table(compiler, repeats, only):
         "# What schedules cost to compile", "",
         "Written by `bench/compile/measure.py --write`: %s %s, `-std=c++20 -O0`, median of %d, %d cores of %s."
         % (kind, major, repeats, os.cpu_count(), processor()), "",
-        "Each line is `checked<schedule, shape>`, worked out and proved; `lowered` also makes the program. `operations` are those of g++'s",
-        "constant evaluator: the least `-fconstexpr-ops-limit` that the case compiles under (to %.1f %%). They repeat exactly, and those of"
+        "Each line is `checked<schedule, shape>`, worked out and proved; `lowered` also makes the program, `best` searches for the plan (1000",
+        "trials; with one header more). `operations` are those of g++'s constant evaluator: the least `-fconstexpr-ops-limit` that the case",
+        "compiles under (to %.1f %%). They repeat exactly, and those of the cases in `limits.txt` are gated. Up to 33 554 432 of them g++ needs"
         % (100 * (PRECISION - 1)),
-        "the cases in `limits.txt` are gated. Up to 33 554 432 of them g++ needs no flag at all; `chevron::schedule` sets one in any case.",
-        "Sizes that would need more than %s are left out. CPU seconds and memory depend on the machine and are for information; `added`"
+        "no flag at all; `chevron::schedule` sets one in any case. Sizes that would need more than %s are left out. CPU seconds and"
         % spaced(MOST_OPERATIONS),
-        "is beside the header alone, which takes %.2f s and %.0f MB." % (header, memory[BASELINE]), ""] +
+        "memory depend on the machine and are for information; `added`"
+        " is beside the header alone, which takes %.2f s and %.0f MB." % (header, memory[BASELINE]), ""] +
         (["Operations are linear in the number of actions: per action they grow at most by %.2f from a schedule's smallest size to any other"
           % steepest[0], "(%s to %s)." % (steepest[2], steepest[1]), ""] if steepest else []) +
         ["| schedule | P | M | V | actions | operations | per action | s | added s | MB |",

@@ -1,9 +1,11 @@
 #pragma once
 
 /// \file
-/// Schedules made for given costs and memory: the zero-bubble paper's orders, and a search on any placement, with the stages as they
-/// are or with layers shared out to them. No LibTorch.
+/// Schedules made for given costs and memory: the zero-bubble paper's orders, and a search on any placement, at run time or while
+/// compiling, with the stages as they are or with layers shared out to them. No LibTorch.
 
+#include <chevron/search/best.hpp>
 #include <chevron/search/find.hpp>
+#include <chevron/search/improve.hpp>
 #include <chevron/search/layers.hpp>
 #include <chevron/search/zero_bubble.hpp>

@@ -96,6 +96,7 @@ TEST_CASE("on every placement, with every limit: lawful, within memory, between 
           CAPTURE(memory.most);
           found const got = find(where, {ranks, micro_batches, chunks}, costs, memory, goal, {.trials = 300});
           hold(got, costs, memory, goal);
+          hold(search::improve(where, {ranks, micro_batches, chunks}, costs, memory, goal, {.trials = 300}), costs, memory, goal);
           better += got.length < got.published_length * (1 - 1e-9) ? 1 : 0;
           optimal += got.optimal() ? 1 : 0;
           ++searched;
@@ -248,6 +249,13 @@ TEST_CASE("what cannot be searched for says why") {
   auto const says = [](found const& got) { return describe(check(got.best)).str(); };
   CHECK(says(find(placement::vee, {4, 8}, costs{}, {1, 1})) ==
         "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least 2");
+  CHECK(says(search::improve(placement::vee, {4, 8}, costs{}, {1, 1})) == says(find(placement::vee, {4, 8}, costs{}, {1, 1})));
+  CHECK(says(search::improve(placement::vee, {4, 8, 3}, costs{})).find("not 3") != std::string::npos);
+  auto const made = [](auto const& what) { return describe(check(expand(what, {4, 8}))).str(); };
+  CHECK(made(search::best(placement::vee, costs{}).at_most_in_flight(0)) ==
+        "a limit of chunks in flight must be at least 1, not 0");
+  CHECK(made(search::best(placement::vee, stage_costs<4>{})) == "costs must be given for each stage, and the stages are 8, not 4");
+  CHECK(made(search::best(placement::mapped(1, [](int, shape) { return 0; }), costs{})) == "a rank has no stage, rank 1");
   CHECK(says(find(placement::vee, {4, 8}, costs{}, {8, 0})).find("share above 0") != std::string::npos);
   CHECK(says(find(placement::vee, {4, 8, 3}, costs{})).find("not 3") != std::string::npos);
   CHECK(says(find(placement::linear, {0, 8}, costs{})) == "ranks must be at least 1, not 0");

@@ -194,15 +194,16 @@ constexpr buffer<stream_operation> stream_order(program_view const& program, int
         write.add(working(a, compute));
         break;
       default: {
-        instruction const* const other = a.fused != 0 ? &program.at(rank, ++i) : nullptr;  // a pair's second half
-        if (a.kind == kind::forward)
-          lane[cell(a)] = other != nullptr && lane[cell(other->op)] == 0 ? std::uint8_t{1} : std::uint8_t{0};
-        bool const forks = other != nullptr || lane[cell(a)] != 0;
+        // Not a null pointer where there is no pair: under -fsanitize=undefined GCC takes no address beside nullptr for a constant.
+        bool const pair = a.fused != 0;
+        instruction const* const other = &program.at(rank, pair ? ++i : i);  // a pair's second half
+        if (a.kind == kind::forward) lane[cell(a)] = pair && lane[cell(other->op)] == 0 ? std::uint8_t{1} : std::uint8_t{0};
+        bool const forks = pair || lane[cell(a)] != 0;
         take_message(one);
-        if (other != nullptr) take_message(*other);
+        if (pair) take_message(*other);
         if (forks) write.follow(side, compute, {event_kind::computed});
         run(one);
-        if (other != nullptr) run(*other);
+        if (pair) run(*other);
         if (forks) write.follow(compute, side, {event_kind::side_computed});
         break;
       }

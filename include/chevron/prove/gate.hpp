@@ -101,13 +101,14 @@ struct gate {
   static constexpr int actions = at_least_none(actions_at_most(Source, Size));
   using plan_type = static_plan<ranks, stages, actions>;
 
-  static constexpr plan_type work_out() {
-    if constexpr (requires(plan_type & to) { expand(Source, Size, to); }) {
+  // The size as a parameter: clang would work out `made` a second time, for itself, if nothing in it were unknown.
+  static constexpr plan_type work_out(shape size) {
+    if constexpr (requires(plan_type & to) { expand(Source, size, to); }) {
       plan_type made;
-      expand(Source, Size, made);
+      expand(Source, size, made);
       return made;
     } else {
-      plan const made = expand(Source, Size);
+      plan const made = expand(Source, size);
       if (!made.problem) return freeze<ranks, stages, actions>(made);
       plan_type nothing{};
       nothing.problem = made.problem;
@@ -115,7 +116,7 @@ struct gate {
     }
   }
 
-  static constexpr plan_type result = work_out();
+  static constexpr plan_type result = work_out(Size);
 
   /// `check`, with its memory in arrays of known size. A lawful plan has at least as many actions as states.
   static constexpr finding prove() {

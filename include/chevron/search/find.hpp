@@ -64,6 +64,28 @@ constexpr found finished(found& result, activation_limit memory) {
   return static_cast<found&&>(result);
 }
 
+/// Why no order can keep a limit, or a limit is none.
+constexpr finding refusal(plan_view const& placed, activation_limit memory) {
+  finding f;
+  f.broken = law::description;
+  f.words = "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ";
+  f.number = least_in_flight(placed);
+  if (memory.most > 0 && memory.most < static_cast<double>(f.number)) return f;
+  f.words = "what a chunk keeps for its W must be a share above 0 and at most 1; stages: ";
+  f.number = placed.stages;
+  if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1) return f;
+  return {};
+}
+
+/// For a limit at which no order was found.
+constexpr finding nothing_found(plan_view const& placed) {
+  finding f;
+  f.broken = law::description;
+  f.words = "no order was found that keeps the memory limit; microbatches: ";
+  f.number = placed.size.micro_batches;
+  return f;
+}
+
 /// The best order so far on the way up from the smallest limit.
 struct ascent {
   plan best;
@@ -149,17 +171,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   char const* const name = "searched";
   found result;
   auto const refuse = [&](finding const& f) { result.best = chevron::detail::refused(placed.size, name, f); };
-  finding f;
-  f.broken = law::description;
-  if (int const least = least_in_flight(placed); memory.most > 0 && memory.most < least) {
-    f.words = "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ";
-    f.number = least;
-    refuse(f);
-    return result;
-  }
-  if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1) {
-    f.words = "what a chunk keeps for its W must be a share above 0 and at most 1; stages: ";
-    f.number = placed.stages;
+  if (finding const f = refusal(placed, memory)) {
     refuse(f);
     return result;
   }
@@ -273,9 +285,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     take(copy_of(published.shortest), published.shortest_length);
   }
   if (result.length == 0) {
-    f.words = "no order was found that keeps the memory limit; microbatches: ";
-    f.number = placed.size.micro_batches;
-    refuse(f);
+    refuse(nothing_found(placed));
     return result;
   }
   return finished(result, memory);

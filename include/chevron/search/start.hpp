@@ -57,8 +57,15 @@ class starting_point {
       whole = whole && a.fused == 0 && (!split_ || a.kind != kind::backward);
     }
     if (!keeps(memory_, made) || check(made)) return false;
-    take_if_shorter(shortest, shortest_length, made, name);
-    take_if_shorter(apart, apart_length, whole ? copy_of(made) : taken_apart(made, split_), name);
+    double const length = length_of(made);
+    take_if_shorter(shortest, shortest_length, made, length, name);
+    // Not one call with `whole ? … : …`: what comes out of ?: as a new object is freed twice by GCC 12 while it compiles.
+    if (whole) {
+      take_if_shorter(apart, apart_length, made, length, name);
+    } else {
+      plan const parts = taken_apart(made, split_);
+      take_if_shorter(apart, apart_length, parts, length_of(parts), name);
+    }
     return true;
   }
   constexpr double length_of(plan_view const& made) const { return search::length_of(goal_, made, costs_); }
@@ -75,8 +82,7 @@ class starting_point {
   double apart_length = -1;
 
  private:
-  constexpr void take_if_shorter(plan& best, double& best_length, plan_view const& made, char const* name) const {
-    double const length = length_of(made);
+  static constexpr void take_if_shorter(plan& best, double& best_length, plan_view const& made, double length, char const* name) {
     if (best_length >= 0 && better(best, best_length, made, length)) return;
     best = copy_of(made);
     best.name = name;

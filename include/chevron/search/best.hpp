@@ -1,0 +1,103 @@
+#pragma once
+
+#include <type_traits>
+
+#include <chevron/describe/expression.hpp>
+#include <chevron/describe/limits.hpp>
+#include <chevron/describe/list_works.hpp>
+#include <chevron/describe/sized.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/search/find.hpp>
+#include <chevron/search/improve.hpp>
+#include <chevron/search/objective.hpp>
+
+/// \file
+/// A search as a description: `checked<>` takes it like any other schedule, and the compiler searches.
+
+namespace chevron::search {
+
+/// A schedule made for costs and memory. Make one with `best`.
+template <class Placement, class Costs, class Limits = declared_limits<>>
+struct made_to_measure {
+  Placement where;
+  Costs times;
+  work_graph work;
+  Limits limits;
+  objective goal;
+  effort how_hard;
+  char const* name;
+
+  /// The most chunks in flight on any rank, as the gate counts them; at least as many as a rank has stages.
+  template <expression::operand Count>
+  constexpr auto at_most_in_flight(Count most) const {
+    auto const to = limits.with_in_flight(expression::as_node(most));
+    return made_to_measure<Placement, Costs, std::remove_const_t<decltype(to)>>{where, times, work, to, goal, how_hard, name};
+  }
+  /// What is made short: the makespan, unless told.
+  constexpr made_to_measure by(objective other) const { return {where, times, work, limits, other, how_hard, name}; }
+  /// How long to try: `trying({.trials = 3000})`. More is not always shorter.
+  constexpr made_to_measure trying(effort other) const { return {where, times, work, limits, goal, other, name}; }
+  constexpr made_to_measure named(char const* as) const { return {where, times, work, limits, goal, how_hard, as}; }
+};
+
+/// Describes the schedule that `improve` makes for these costs; while compiling and at run time the same.
+///
+/// ```cpp
+/// inline constexpr chevron::costs measured{10, 11, 9, 0.5};
+/// inline constexpr auto mine = chevron::search::best(chevron::placement::vee, measured).at_most_in_flight(12);
+/// constexpr auto plan = chevron::checked<mine, chevron::shape{.ranks = 8, .micro_batches = 32}>;
+/// static_assert(makespan(plan, measured) < 2200 && peak_in_flight(plan) <= 12);
+/// ```
+///
+/// \param where as `find` takes it
+/// \param times `costs`, or `stage_costs<N>` for N stages
+/// \param work whether backwards are split into I and W
+template <placement_policy Placement, class Costs>
+constexpr made_to_measure<Placement, Costs> best(Placement where, Costs times, work_graph work = work_graph::split_backward) {
+  return {where, times, work, {}, objective::makespan, {}, "searched"};
+}
+
+namespace detail {
+
+/// For how many stages costs are given; 0: all alike.
+template <class Costs>
+inline constexpr int stages_costed = 0;
+template <int Stages>
+inline constexpr int stages_costed<stage_costs<Stages>> = Stages;
+
+}  // namespace detail
+}  // namespace chevron::search
+
+namespace chevron {
+
+template <class... Parts>
+constexpr int stages_of(search::made_to_measure<Parts...> const& what, shape size) {
+  return stages_in(what.where, size);
+}
+template <class... Parts>
+constexpr int actions_at_most(search::made_to_measure<Parts...> const& what, shape size) {
+  return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.micro_batches;
+}
+
+/// Searches. What cannot be made comes back with `problem` set.
+template <class Placement, class Costs, class Limits>
+constexpr plan expand(search::made_to_measure<Placement, Costs, Limits> const& what, shape size) {
+  plan placed;
+  finding f = detail::begin_plan_of(what, size, placed);
+  placed.begin = buffer<int>(size.ranks > 0 ? size.ranks + 1 : 1, zeroed);
+  if (!f) f = detail::check_placement(placed);
+  if (constexpr int costed = search::detail::stages_costed<Costs>; !f && costed != 0 && costed != placed.stages) {
+    f.broken = law::description;
+    f.words = "costs must be given for each stage, and the stages are ";
+    f.number = placed.stages;
+    f.limit = costed;
+  }
+  if (f) return detail::refused(size, what.name, f);
+  activation_limit const memory{static_cast<double>(placed.in_flight_limit), 1};
+  plan made = search::detail::improve(placed, what.times, memory, what.goal, what.how_hard, what.work).best;
+  made.name = what.name;
+  return made;
+}
+
+}  // namespace chevron
