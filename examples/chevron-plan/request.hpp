@@ -42,9 +42,19 @@ struct search_request {
   bool full_backward = false;
 };
 
+/// The flags that say how times vary.
+struct jitter_request {
+  std::string spread;  ///< empty: not at all
+  std::vector<std::string> slow_ranks;
+  std::string slow_replica;
+  std::string replicas;
+  std::string draws;
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
   search_request search;
+  jitter_request jitter;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;

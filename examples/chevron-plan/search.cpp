@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include <chevron/search.hpp>
@@ -12,6 +13,7 @@
 
 #include "request.hpp"
 #include "table.hpp"
+#include "weather.hpp"
 
 namespace plan_program {
 namespace {
@@ -24,8 +26,16 @@ using chevron::show::percent;
 /// What was found on one placement.
 struct entry {
   std::string placement;
+  chevron::search::slowed_costs costs;
   chevron::search::found found;
-  owned_costs costs;  ///< where a link is slow depends on what goes along it
+  owned_costs planned;  ///< where a link is slow depends on what goes along it
+  std::optional<chevron::search::robust_found> robust;  ///< where times vary
+
+  chevron::plan const& best() const { return robust ? robust->best : found.best; }
+  /// What the entries are sorted by.
+  double length() const {
+    return robust ? chevron::search::quantile(robust->best_drawn, chevron::search::judged_share) : found.length;
+  }
 };
 
 /// What to search with, from the flags.
@@ -35,6 +45,8 @@ struct job {
   chevron::search::objective goal = chevron::search::objective::makespan;
   chevron::search::effort effort;
   chevron::work_graph work = chevron::work_graph::split_backward;
+  chevron::search::jitter jitter;
+  std::vector<double> slow;  ///< what each rank multiplies its times by
 };
 
 template <class Use>
@@ -45,12 +57,6 @@ auto on_placement(std::string const& name, Use const& use) {
   return use(chevron::placement::waves);
 }
 
-chevron::search::found find_on(std::string const& placement, job const& asked, chevron::cost_view const& costs) {
-  return on_placement(placement, [&](auto const& where) {
-    return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, asked.effort, asked.work);
-  });
-}
-
 /// The rank of each stage.
 std::vector<std::int16_t> homes(std::string const& placement, chevron::shape size) {
   std::vector<std::int16_t> out;
@@ -59,6 +65,25 @@ std::vector<std::int16_t> homes(std::string const& placement, chevron::shape siz
     out.push_back(static_cast<std::int16_t>(rank));
   }
   return out;
+}
+
+entry find_on(std::string const& placement, job const& asked, owned_costs planned) {
+  return on_placement(placement, [&](auto const& where) {
+    chevron::plan placed;
+    chevron::shape size = asked.size;
+    if (chevron::detail::begin_plan(where, size, placed)) placed.stages = 0;  // the search says why
+    entry out{placement, {placed, planned.view(), asked.slow}, {}, {}, {}};
+    chevron::cost_view const costs = out.costs.view();
+    if (asked.jitter.spread > 0) {
+      out.robust = chevron::search::find_robust(where, asked.size, costs, asked.jitter, asked.memory, asked.goal, asked.effort,
+                                                asked.work);
+      out.found = out.robust->planned;
+    } else {
+      out.found = chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, asked.effort, asked.work);
+    }
+    out.planned = std::move(planned);
+    return out;
+  });
 }
 
 /// The placement asked for, or all that have so many chunks on each rank, a schedule of one being another's for none of them.
@@ -103,6 +128,7 @@ job job_of(request const& asked) {
   if (!asked.search.trials.empty()) out.effort.trials = whole_number(asked.search.trials, "--trials", 1, 1'000'000'000);
   out.effort.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
   if (asked.search.full_backward) out.work = chevron::work_graph::full_backward;
+  out.jitter = jitter_of(asked);
   return out;
 }
 
@@ -112,13 +138,19 @@ std::string above(double length, double bound) {
 }
 
 /// One line a placement: what was found, what the catalogue has, what no schedule beats.
-std::string report(job const& asked, std::vector<entry> const& entries) {
+std::string report(request const& typed, job const& asked, std::vector<entry> const& entries,
+                   chevron::show::text_style const& style) {
   std::string out = std::to_string(asked.size.ranks) + (asked.size.ranks == 1 ? " rank, " : " ranks, ") +
                     std::to_string(asked.size.chunks) + (asked.size.chunks == 1 ? " chunk" : " chunks") + " on each, " +
                     std::to_string(asked.size.micro_batches) + (asked.size.micro_batches == 1 ? " microbatch" : " microbatches");
   if (asked.memory.most > 0) out += ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
   if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
-  out += ".\n\n";
+  out += ".\n" + weather_words(typed, asked.jitter) + "\n";
+  if (entries.front().robust) {
+    std::vector<std::pair<std::string, chevron::search::robust_found const*>> all;
+    for (entry const& one : entries) all.emplace_back(one.placement, &*one.robust);
+    return out + robust_words(all, style);
+  }
   std::vector<table_row> rows{{"placement", name_of(asked.goal), "above the bound", "lower bound", "catalogue's best", ""}};
   for (entry const& one : entries) {
     chevron::search::found const& found = one.found;
@@ -144,9 +176,10 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
            ", \"optimal\": " + (found.optimal() ? "true" : "false") + ", \"start\": " + json_string(found.start.characters) +
            ", \"trials\": " + std::to_string(found.trials) +
            ", \"published\": " + (any ? json_string(found.published.name.characters) : "null") +
-           ", \"published_length\": " + (any ? exact(found.published_length) : "null") + "}";
+           ", \"published_length\": " + (any ? exact(found.published_length) : "null") +
+           (entries[i].robust ? robust_json(*entries[i].robust) : "") + "}";
   }
-  std::string plan = chevron::show::json(entries.front().found.best, costs);
+  std::string plan = chevron::show::json(entries.front().best(), costs);
   while (!plan.empty() && plan.back() == '\n') plan.pop_back();
   return out + "\n  ],\n  \"plan\": " + plan + "\n}\n";
 }
@@ -160,6 +193,7 @@ int run_search(request const& asked) {
   what.size = shape_of(asked);
   std::vector<std::string> const placements = placements_of(asked, what.size);
   what.memory.most = chunk_limit(asked, what.size.chunks);
+  what.slow = slow_ranks(asked, what.size.ranks);
   if (what.size.ranks * what.size.chunks > chevron::max_stages) {
     throw usage("--ranks " + asked.ranks + " with " + std::to_string(what.size.chunks) + " chunks on each makes more than " +
                 std::to_string(chevron::max_stages) + " stages: ask for fewer of either");
@@ -172,29 +206,27 @@ int run_search(request const& asked) {
                                 what.work == chevron::work_graph::split_backward);
   std::vector<entry> entries;
   for (std::string const& placement : placements) {
-    owned_costs costs = costs_of(asked, split, homes(placement, what.size));
-    chevron::search::found found = find_on(placement, what, costs.view());
-    entries.push_back({placement, std::move(found), std::move(costs)});
-    if (chevron::finding const& problem = entries.back().found.best.problem) throw usage(describe(problem).str());
+    entries.push_back(find_on(placement, what, costs_of(asked, split, homes(placement, what.size))));
+    if (chevron::finding const& problem = entries.back().best().problem) throw usage(describe(problem).str());
   }
   std::stable_sort(entries.begin(), entries.end(),
-                   [](entry const& a, entry const& b) { return a.found.length < b.found.length * (1 - 1e-12); });
-  chevron::plan const& best = entries.front().found.best;
-  owned_costs const& costs = entries.front().costs;
-  std::string const words = report(what, entries);
+                   [](entry const& a, entry const& b) { return a.length() < b.length() * (1 - 1e-12); });
+  chevron::plan const& best = entries.front().best();
+  chevron::cost_view const real = entries.front().costs.view();
+  std::string const words = report(asked, what, entries, style);
   std::string content;
   if (format == "csv")
     content = chevron::show::csv(best);
   else if (format == "json")
-    content = as_json(what, entries, costs.view());
+    content = as_json(what, entries, real);
   else if (format == "svg")
-    content = chevron::show::svg(best, costs.view());
+    content = chevron::show::svg(best, real);
   else if (format == "html")
-    content = chevron::show::html(best, costs.view());
+    content = chevron::show::html(best, real);
   else if (format == "trace")
-    content = chevron::show::chrome_trace(best, costs.view());
+    content = chevron::show::chrome_trace(best, real);
   else
-    content = words + "\n" + chevron::show::timeline_text(best, costs.view(), style);
+    content = words + "\n" + chevron::show::timeline_text(best, real, style);
   write(asked, content);
   // A file holds the schedule; what was found is then said on the terminal.
   if (!asked.output.empty()) std::cout << words;
