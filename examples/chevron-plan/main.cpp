@@ -9,6 +9,7 @@
 //   chevron-plan search --ranks 8 --microbatches 32 --forward 3 --backward-input 2 --memory-limit 8 -o mine.csv
 //   chevron-plan compare --ranks 2 --microbatches 8 --profile measured.json
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
+//   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
 //   chevron-plan check mine.csv
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
@@ -210,6 +211,18 @@ int main(int argc, char** argv) {
   add_jitter(search, asked);
   add_output(search, asked, "text, svg, html, csv, trace or json");
 
+  CLI::App& fit = *add("fit", "Say which schedules fit into a rank's memory, and which of them is the fastest; exit code 6 when none does", run_fit);
+  add_shape(fit, asked);
+  add_costs(fit, asked, "(of a rank's whole share of the model)", "");
+  fit.add_option("--memory", asked.fit.memory, "what a rank has, such as 80GiB")->type_name("BYTES");
+  fit.add_option("--static-bytes", asked.fit.fixed, "parameters, gradients and the optimizer's state of a rank")->type_name("BYTES");
+  fit.add_option("--kept-bytes", asked.fit.kept, "of --activation-bytes, what W still needs after I; all without it")
+      ->type_name("BYTES");
+  fit.add_option("--input-bytes", asked.fit.input, "what a recomputed stage keeps of a microbatch: its input")->type_name("BYTES");
+  fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");
+  fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();
+  add_output(fit, asked, "text, json, svg or html");
+
   CLI::App& list = *add("list", "Name the schedules of the catalogue: here, in C++, and where they come from", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
@@ -228,7 +241,7 @@ int main(int argc, char** argv) {
     if (command == nullptr) {
       auto const unknown = app.remaining();
       throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
-                  ": choose one of show, compare, check, lower, search, explain, list; chevron-plan --help-all explains them");
+                  ": choose one of show, compare, check, lower, search, fit, explain, list; chevron-plan --help-all explains them");
     }
     return command(asked);
   } catch (CLI::ParseError const& stop) {
