@@ -17,6 +17,7 @@
 #include "links.hpp"
 #include "request.hpp"
 #include "table.hpp"
+#include "weather.hpp"
 
 namespace plan_program {
 namespace {
@@ -34,7 +35,8 @@ struct entry {
   int peak = 0;                 ///< chunks, on the rank that has most
   std::int64_t peak_bytes = 0;  ///< on the rank that has most
   std::string reason;
-  std::string measured;  ///< of the schedule that a profile was taken under: what it took beside what is predicted
+  std::vector<double> drawn;  ///< makespans by draw, where times vary
+  std::string measured;       ///< of the schedule that a profile was taken under: what it took beside what is predicted
 };
 
 /// What all schedules are given: costs and sizes of a rank's whole share of the model, and of a message.
@@ -46,6 +48,8 @@ struct conditions {
   int stages = 0;         ///< which has so many
   request const* asked = nullptr;
   std::optional<chevron::profile> profile;  ///< if given, costs come from there
+  chevron::search::jitter jitter;
+  std::vector<double> slow;  ///< what each rank multiplies its times by
 };
 
 bool is_list(std::string const& typed) { return typed.find(',') != std::string::npos; }
@@ -62,6 +66,8 @@ std::string const& single(std::string const& typed, std::string const& flag, cha
 conditions conditions_of(request const& asked, chevron::shape size) {
   conditions out;
   out.asked = &asked;
+  out.jitter = jitter_of(asked);
+  out.slow = slow_ranks(asked, size.ranks);
   out.profile = profile_of(asked);
   bool listed = false;
   for (auto const& [typed, flag] :
@@ -133,9 +139,11 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     out.reason = "has " + std::to_string(plan.stages) + " stages; the costs given are those of " + std::to_string(given.stages);
     return out;
   }
-  owned_costs const costs = costs_of(given, plan, out.reason);
+  owned_costs const planned = costs_of(given, plan, out.reason);
   if (!out.reason.empty()) return out;
+  chevron::search::slowed_costs const costs(plan, planned.view(), given.slow);
   out.numbers = chevron::show::figures_of(plan, costs.view());
+  if (varies(given.jitter)) out.drawn = chevron::search::drawn_lengths(plan, costs.view(), given.jitter);
   if (given.profile) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
   out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
@@ -229,6 +237,16 @@ int run_compare(request const& asked) {
       return a.numbers.makespan < b.numbers.makespan;
     return a.peak * b.chunks < b.peak * a.chunks;
   });
+  bool const drawn = varies(given.jitter);
+  auto const p90 = [](entry const& e) { return chevron::search::quantile(e.drawn, chevron::search::judged_share); };
+  if (drawn) ranges::stable_sort(fit, [&](entry const& a, entry const& b) { return p90(a) < p90(b); });
+  struct drawn_numbers {
+    chevron::search::drawn_figures figures;
+    chevron::search::drawn_difference above;  ///< the first
+  };
+  auto const drawn_of = [&](entry const& e) {
+    return drawn_numbers{chevron::search::drawn_figures(e.drawn), chevron::search::difference(e.drawn, fit.front().drawn)};
+  };
 
   auto const share = [](entry const& e) { return static_cast<double>(e.peak) / e.chunks; };
   bool const held = given.activation_bytes >= 0;
@@ -246,7 +264,14 @@ int run_compare(request const& asked) {
                ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
                ", \"peak_share\": " + exact(share(e)) + ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
                ", \"messages\": " + std::to_string(e.numbers.messages) +
-               ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null") + "}";
+               ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null");
+        if (drawn) {
+          auto const [figures, above] = drawn_of(e);
+          out += ", \"median\": " + exact(figures.median) + ", \"p90\": " + exact(figures.p90) +
+                 ", \"spread\": " + exact(figures.spread) + ", \"p90_above_first\": " + exact(above.by) +
+                 ", \"p90_above_first_error\": " + exact(above.error);
+        }
+        out += "}";
       } else {
         out += ", \"reason\": " + json_string(e.reason) + "}";
       }
@@ -255,16 +280,22 @@ int run_compare(request const& asked) {
   } else if (format == "csv") {
     out =
         "schedule,chunks,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_share,"
-        "peak_bytes,messages,message_bytes,reason\n";
+        "peak_bytes,messages,message_bytes," +
+        std::string(drawn ? "median,p90,spread,p90_above_first,p90_above_first_error," : "") + "reason\n";
     auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
     for (entry const& e : fit) {
       out += name(e) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
              "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + exact(e.numbers.steady) + "," +
              exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," + exact(share(e)) + "," +
              (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
-             (sent ? std::to_string(sent_bytes(e)) : "") + ",\n";
+             (sent ? std::to_string(sent_bytes(e)) : "") + ",";
+      if (drawn) {
+        auto const [figures, above] = drawn_of(e);
+        for (double const value : {figures.median, figures.p90, figures.spread, above.by, above.error}) out += exact(value) + ",";
+      }
+      out += "\n";
     }
-    for (entry const& e : unfit) out += name(e) + ",,,,,,,,,,,,," + field(e.reason) + "\n";
+    for (entry const& e : unfit) out += name(e) + ",,,,,,,,,,,,," + (drawn ? ",,,,," : "") + field(e.reason) + "\n";
   } else {
     auto const some = [](int n, char const* one, char const* ending) {
       return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
@@ -291,8 +322,11 @@ int run_compare(request const& asked) {
     out += link_words(asked) + ".\n";
     if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
     if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
-    out += "\n";
-    if (!fit.empty()) {
+    out += weather_words(asked, given.jitter) + "\n";
+    if (!fit.empty() && drawn) {
+      auto const row = [&](entry const& e) { return drawn_row{e.name, e.chunks, e.numbers.makespan, e.drawn, share(e)}; };
+      out += drawn_table(fit | ranges::views::transform(row) | ranges::to<std::vector>(), style);
+    } else if (!fit.empty()) {
       std::vector<table_row> rows{
           {"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
       if (held) rows.front().push_back("peak bytes");

@@ -8,6 +8,8 @@
 //   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
 //   chevron-plan search --ranks 8 --microbatches 32 --forward 3 --backward-input 2 --memory-limit 8 -o mine.csv
 //   chevron-plan compare --ranks 2 --microbatches 8 --profile measured.json
+//   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
+//   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
 //   chevron-plan check mine.csv
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
@@ -79,6 +81,24 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->type_name("BYTES");
 }
 
+void add_jitter(CLI::App& command, request& asked) {
+  command
+      .add_option("--jitter", asked.jitter.spread,
+                  "standard deviation of what a computation takes, such as 5%: schedules are then judged by the 90th percentile "
+                  "over drawn times")
+      ->type_name("PERCENT");
+  command
+      .add_option("--slow-rank", asked.jitter.slow_ranks, "this rank's computations take so many times as long; may be repeated")
+      ->type_name("RANK=FACTOR");
+  command
+      .add_option("--replicas", asked.jitter.replicas,
+                  "pipelines side by side, each with its own jitter: a step ends with the slowest")
+      ->type_name("N");
+  command.add_option("--slow-replica", asked.jitter.slow_replica, "one replica's computations take so many times as long")
+      ->type_name("FACTOR");
+  command.add_option("--draws", asked.jitter.draws, "steps to draw; 200 without it")->type_name("COUNT");
+}
+
 void add_output(CLI::App& command, request& asked, std::string const& formats) {
   command.add_option("--format", asked.format, formats + "; without it, as the ending of -o's file says")->type_name("FORMAT");
   command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
@@ -146,6 +166,8 @@ int main(int argc, char** argv) {
       "stage, and then all are a chunk's)",
       " (or, with --chunks, one for each boundary between stages)");
   compare.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_jitter(compare, asked);
+  compare.add_option("--seed", asked.search.seed, "another one draws other times")->type_name("NUMBER")->capture_default_str();
   add_output(compare, asked, "text, csv or json");
 
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
@@ -185,8 +207,23 @@ int main(int argc, char** argv) {
                   "look for the number of layers of each stage, too; with a --profile that says how many each had");
   search.add_option("--trials", asked.search.trials, "changes to try, a share of them for each start and memory limit on the way; without it, as many as take seconds at most")
       ->type_name("COUNT");
-  search.add_option("--seed", asked.search.seed, "another one tries other changes")->type_name("NUMBER")->capture_default_str();
+  search.add_option("--seed", asked.search.seed, "another one tries other changes, and draws other times")
+      ->type_name("NUMBER")
+      ->capture_default_str();
+  add_jitter(search, asked);
   add_output(search, asked, "text, svg, html, csv, trace or json");
+
+  CLI::App& fit = *add("fit", "Say which schedules fit into a rank's memory, and which of them is the fastest; exit code 6 when none does", run_fit);
+  add_shape(fit, asked);
+  add_costs(fit, asked, "(of a rank's whole share of the model)", "");
+  fit.add_option("--memory", asked.fit.memory, "what a rank has, such as 80GiB")->type_name("BYTES");
+  fit.add_option("--static-bytes", asked.fit.fixed, "parameters, gradients and the optimizer's state of a rank")->type_name("BYTES");
+  fit.add_option("--kept-bytes", asked.fit.kept, "of --activation-bytes, what W still needs after I; all without it")
+      ->type_name("BYTES");
+  fit.add_option("--input-bytes", asked.fit.input, "what a recomputed stage keeps of a microbatch: its input")->type_name("BYTES");
+  fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");
+  fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();
+  add_output(fit, asked, "text, json, svg or html");
 
   CLI::App& list = *add("list", "Name the schedules of the catalogue: here, in C++, and where they come from", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
@@ -206,7 +243,7 @@ int main(int argc, char** argv) {
     if (command == nullptr) {
       auto const unknown = app.remaining();
       throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
-                  ": choose one of show, compare, check, lower, search, explain, list; chevron-plan --help-all explains them");
+                  ": choose one of show, compare, check, lower, search, fit, explain, list; chevron-plan --help-all explains them");
     }
     return command(asked);
   } catch (CLI::ParseError const& stop) {

@@ -130,19 +130,24 @@ int chunk_limit(request const& asked, int chunks) {
 }
 
 std::int64_t byte_number(std::string const& value, std::string const& flag) {
-  constexpr double most = 16.0 * 1024 * 1024 * 1024;
+  return bytes_up_to(std::int64_t{16} << 30, value, flag);
+}
+
+std::int64_t bytes_up_to(std::int64_t most, std::string const& value, std::string const& flag) {
   double number = -1;
   auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   std::string unit = lower_case(std::string(end, value.data() + value.size()));
   if (unit.ends_with("b")) unit.pop_back();
   bool const binary = unit.ends_with("i");
   if (binary) unit.pop_back();
-  std::string const prefixes = "kmg";
+  std::string const prefixes = "kmgt";
   std::size_t const power = unit.empty() ? 0 : prefixes.find(unit) + 1;
   bool const known = unit.size() <= 1 && (unit.empty() ? !binary : power != 0);
   for (std::size_t i = 0; i < power && known; ++i) number *= binary ? 1024 : 1000;
-  if (error != std::errc{} || !known || !(number >= 0) || number > most) {
-    throw usage(flag + " " + quoted(value) + " is not a size: give bytes up to 16GiB, such as 65536, 64KiB or 1.5GB");
+  if (error != std::errc{} || !known || !(number >= 0) || number > static_cast<double>(most)) {
+    std::string highest = chevron::show::bytes(most);
+    highest.erase(highest.find(' '), 1);
+    throw usage(flag + " " + quoted(value) + " is not a size: give bytes up to " + highest + ", such as 65536, 64KiB or 1.5GB");
   }
   return static_cast<std::int64_t>(std::llround(number));
 }

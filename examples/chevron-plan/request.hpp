@@ -26,6 +26,7 @@ inline constexpr int exit_ok = 0;
 inline constexpr int exit_other = 1;
 inline constexpr int exit_usage = 2;
 inline constexpr int exit_broken_law = 5;
+inline constexpr int exit_nothing_fits = 6;
 
 /// Something on the command line cannot be used as given. The sentence names value, flag and remedy; exit code 2.
 struct usage : std::runtime_error {
@@ -43,9 +44,28 @@ struct search_request {
   bool partition = false;  ///< how many layers each stage holds is looked for, too
 };
 
+/// The flags that say how times vary.
+struct jitter_request {
+  std::string spread;  ///< empty: not at all
+  std::vector<std::string> slow_ranks;
+  std::string slow_replica;
+  std::string replicas;
+  std::string draws;
+};
+
+/// The flags of `fit` alone.
+struct fit_request {
+  std::string memory;
+  std::string fixed;  ///< `--static-bytes`
+  std::string kept;
+  std::string input;
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
   search_request search;
+  jitter_request jitter;
+  fit_request fit;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;
@@ -105,8 +125,9 @@ double share_number(std::string const& value, std::string const& flag);
 /// `--memory-limit`, given in microbatches of a rank's whole share, in chunks of 1 / `chunks` of it, rounded down; 0 without the
 /// flag.
 int chunk_limit(request const& asked, int chunks);
-/// Bytes, such as `65536`, `64KiB` or `1.5GB`.
+/// Bytes, such as `65536`, `64KiB` or `1.5GB`: up to 16 GiB, or up to `most`.
 std::int64_t byte_number(std::string const& value, std::string const& flag);
+std::int64_t bytes_up_to(std::int64_t most, std::string const& value, std::string const& flag);
 /// What transfers occupy, as `--communication-occupies` says; without it, the wire where there is a bandwidth.
 chevron::occupies occupies_of(request const& asked);
 
@@ -160,6 +181,7 @@ int run_compare(request const& asked);
 int run_check(request const& asked);
 int run_lower(request const& asked);
 int run_search(request const& asked);
+int run_fit(request const& asked);
 int run_list(request const& asked);
 int run_explain(request const& asked);
 

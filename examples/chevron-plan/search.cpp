@@ -13,6 +13,7 @@
 
 #include "request.hpp"
 #include "table.hpp"
+#include "weather.hpp"
 
 namespace plan_program {
 namespace {
@@ -25,9 +26,17 @@ using chevron::show::percent;
 /// What was found on one placement.
 struct entry {
   std::string placement;
+  chevron::search::slowed_costs costs;
   chevron::search::found found;
-  owned_costs costs;  ///< where a link is slow depends on what goes along it
+  owned_costs planned;  ///< where a link is slow depends on what goes along it
+  std::optional<chevron::search::robust_found> robust;  ///< where times vary
   std::optional<chevron::search::found_layers> cut;  ///< with --partition; its schedule is `found`
+
+  chevron::plan const& best() const { return robust ? robust->best : found.best; }
+  /// What the entries are sorted by.
+  double length() const {
+    return robust ? chevron::search::quantile(robust->best_drawn, chevron::search::judged_share) : found.length;
+  }
 };
 
 /// What to search with, from the flags.
@@ -37,6 +46,8 @@ struct job {
   chevron::search::objective goal = chevron::search::objective::makespan;
   chevron::search::effort effort;
   chevron::work_graph work = chevron::work_graph::split_backward;
+  chevron::search::jitter jitter;
+  std::vector<double> slow;  ///< what each rank multiplies its times by
 };
 
 template <class Use>
@@ -47,12 +58,6 @@ auto on_placement(std::string const& name, Use const& use) {
   return use(chevron::placement::waves);
 }
 
-chevron::search::found find_on(std::string const& placement, job const& asked, chevron::cost_view const& costs) {
-  return on_placement(placement, [&](auto const& where) {
-    return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, asked.effort, asked.work);
-  });
-}
-
 /// The rank of each stage.
 std::vector<std::int16_t> homes(std::string const& placement, chevron::shape size) {
   std::vector<std::int16_t> out;
@@ -61,6 +66,30 @@ std::vector<std::int16_t> homes(std::string const& placement, chevron::shape siz
     out.push_back(static_cast<std::int16_t>(rank));
   }
   return out;
+}
+
+/// The stages where a placement has them; none for a size that it does not have, which the search then says.
+template <class Placement>
+chevron::plan placed_on(Placement const& where, chevron::shape size) {
+  chevron::plan placed;
+  if (chevron::detail::begin_plan(where, size, placed)) placed.stages = 0;
+  return placed;
+}
+
+entry find_on(std::string const& placement, job const& asked, owned_costs planned) {
+  return on_placement(placement, [&](auto const& where) {
+    entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, {}, {}, {}, {}};
+    chevron::cost_view const costs = out.costs.view();
+    if (asked.jitter.spread > 0) {
+      out.robust = chevron::search::find_robust(where, asked.size, costs, asked.jitter, asked.memory, asked.goal, asked.effort,
+                                                asked.work);
+      out.found = out.robust->planned;
+    } else {
+      out.found = chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, asked.effort, asked.work);
+    }
+    out.planned = std::move(planned);
+    return out;
+  });
 }
 
 /// The placement asked for, or all that have so many chunks on each rank, a schedule of one being another's for none of them.
@@ -105,6 +134,7 @@ job job_of(request const& asked) {
   if (!asked.search.trials.empty()) out.effort.trials = whole_number(asked.search.trials, "--trials", 1, 1'000'000'000);
   out.effort.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
   if (asked.search.full_backward) out.work = chevron::work_graph::full_backward;
+  out.jitter = jitter_of(asked);
   return out;
 }
 
@@ -128,7 +158,9 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
   for (auto const& [flag, given] : {std::pair{"--communication-occupies", asked.communication_occupies != "nobody"},
                                     std::pair{"--latency", asked.latency != "0"},
                                     std::pair{"--bandwidth", !asked.bandwidth.empty()},
-                                    std::pair{"--link", !asked.links.empty()}})
+                                    std::pair{"--link", !asked.links.empty()},
+                                    std::pair{"--jitter", what.jitter.spread > 0},
+                                    std::pair{"--slow-rank", !asked.jitter.slow_ranks.empty()}})
     if (given) throw usage(std::string("--partition does not go with ") + flag + ": leave one of them out");
   if (asked.communication_given) out.communication = cost_number(asked.communication, "--communication");
   if (asked.hidden_given) out.hidden = share_number(asked.hidden, "--hidden");
@@ -137,24 +169,25 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
 
 /// Layers and order together, on one placement.
 entry part_on(std::string const& placement, job const& asked, chevron::search::layer_costs const& layers) {
-  auto const find = [&](chevron::cost_view const& costs, chevron::search::effort const& trying) {
-    job one = asked;
-    one.effort = trying;
-    return find_on(placement, one, costs);
-  };
-  chevron::search::layer_effort how_hard{.thorough = asked.effort};
-  how_hard.brief.seed = asked.effort.seed;
-  chevron::search::found_layers cut =
-      chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find, asked.memory, asked.goal,
-                                   how_hard);
-  chevron::profiled_costs const costs = layers.of(cut.layers);
-  chevron::search::found found = std::move(cut.schedule);
-  owned_costs owned{.forward = costs.forward,
-                    .backward_input = costs.backward_input,
-                    .backward_weight = costs.backward_weight,
-                    .communication = costs.communication,
-                    .hidden = costs.hidden};
-  return {placement, std::move(found), std::move(owned), std::move(cut)};
+  return on_placement(placement, [&](auto const& where) {
+    auto const find = [&](chevron::cost_view const& costs, chevron::search::effort const& trying) {
+      return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
+    };
+    chevron::search::layer_effort how_hard{.thorough = asked.effort};
+    how_hard.brief.seed = asked.effort.seed;
+    chevron::search::found_layers cut = chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find,
+                                                                     asked.memory, asked.goal, how_hard);
+    chevron::profiled_costs const costs = layers.of(cut.layers);
+    owned_costs planned{.forward = costs.forward,
+                        .backward_input = costs.backward_input,
+                        .backward_weight = costs.backward_weight,
+                        .communication = costs.communication,
+                        .hidden = costs.hidden};
+    entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, std::move(cut.schedule), {}, {}, {}};
+    out.planned = std::move(planned);
+    out.cut = std::move(cut);
+    return out;
+  });
 }
 
 std::string with_commas(std::vector<int> const& layers) {
@@ -179,13 +212,19 @@ std::string report_of_layers(request const& asked, std::vector<entry> const& ent
 }
 
 /// One line a placement: what was found, what the catalogue has, what no schedule beats.
-std::string report(job const& asked, std::vector<entry> const& entries) {
+std::string report(request const& typed, job const& asked, std::vector<entry> const& entries,
+                   chevron::show::text_style const& style) {
   std::string out = std::to_string(asked.size.ranks) + (asked.size.ranks == 1 ? " rank, " : " ranks, ") +
                     std::to_string(asked.size.chunks) + (asked.size.chunks == 1 ? " chunk" : " chunks") + " on each, " +
                     std::to_string(asked.size.micro_batches) + (asked.size.micro_batches == 1 ? " microbatch" : " microbatches");
   if (asked.memory.most > 0) out += ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
   if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
-  out += ".\n\n";
+  out += ".\n" + weather_words(typed, asked.jitter) + "\n";
+  if (entries.front().robust) {
+    std::vector<std::pair<std::string, chevron::search::robust_found const*>> all;
+    for (entry const& one : entries) all.emplace_back(one.placement, &*one.robust);
+    return out + robust_words(all, style);
+  }
   std::vector<table_row> rows{{"placement", name_of(asked.goal), "above the bound", "lower bound", "catalogue's best", ""}};
   for (entry const& one : entries) {
     chevron::search::found const& found = one.found;
@@ -213,9 +252,10 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
            ", \"optimal\": " + (found.optimal() ? "true" : "false") + ", \"start\": " + json_string(found.start.characters) +
            ", \"trials\": " + std::to_string(found.trials) +
            ", \"published\": " + (any ? json_string(found.published.name.characters) : "null") +
-           ", \"published_length\": " + (any ? exact(found.published_length) : "null") + "}";
+           ", \"published_length\": " + (any ? exact(found.published_length) : "null") +
+           (entries[i].robust ? robust_json(*entries[i].robust) : "") + "}";
   }
-  std::string plan = chevron::show::json(entries.front().found.best, costs);
+  std::string plan = chevron::show::json(entries.front().best(), costs);
   while (!plan.empty() && plan.back() == '\n') plan.pop_back();
   return out + "\n  ],\n  \"plan\": " + plan + "\n}\n";
 }
@@ -229,6 +269,7 @@ int run_search(request const& asked) {
   what.size = shape_of(asked);
   std::vector<std::string> const placements = placements_of(asked, what.size);
   what.memory.most = chunk_limit(asked, what.size.chunks);
+  what.slow = slow_ranks(asked, what.size.ranks);
   if (what.size.ranks * what.size.chunks > chevron::max_stages) {
     throw usage("--ranks " + asked.ranks + " with " + std::to_string(what.size.chunks) + " chunks on each makes more than " +
                 std::to_string(chevron::max_stages) + " stages: ask for fewer of either");
@@ -243,33 +284,28 @@ int run_search(request const& asked) {
   if (asked.search.partition) layers = layers_of(asked, what, stages);
   std::vector<entry> entries;
   for (std::string const& placement : placements) {
-    if (layers) {
-      entries.push_back(part_on(placement, what, *layers));
-    } else {
-      owned_costs costs = costs_of(asked, split, homes(placement, what.size));
-      chevron::search::found found = find_on(placement, what, costs.view());
-      entries.push_back({placement, std::move(found), std::move(costs), std::nullopt});
-    }
-    if (chevron::finding const& problem = entries.back().found.best.problem) throw usage(describe(problem).str());
+    entries.push_back(layers ? part_on(placement, what, *layers)
+                             : find_on(placement, what, costs_of(asked, split, homes(placement, what.size))));
+    if (chevron::finding const& problem = entries.back().best().problem) throw usage(describe(problem).str());
   }
   std::stable_sort(entries.begin(), entries.end(),
-                   [](entry const& a, entry const& b) { return a.found.length < b.found.length * (1 - 1e-12); });
-  chevron::plan const& best = entries.front().found.best;
-  owned_costs const& costs = entries.front().costs;
-  std::string const words = report(what, entries) + (layers ? report_of_layers(asked, entries) : "");
+                   [](entry const& a, entry const& b) { return a.length() < b.length() * (1 - 1e-12); });
+  chevron::plan const& best = entries.front().best();
+  chevron::cost_view const real = entries.front().costs.view();
+  std::string const words = report(asked, what, entries, style) + (layers ? report_of_layers(asked, entries) : "");
   std::string content;
   if (format == "csv")
     content = chevron::show::csv(best);
   else if (format == "json")
-    content = as_json(what, entries, costs.view());
+    content = as_json(what, entries, real);
   else if (format == "svg")
-    content = chevron::show::svg(best, costs.view());
+    content = chevron::show::svg(best, real);
   else if (format == "html")
-    content = chevron::show::html(best, costs.view());
+    content = chevron::show::html(best, real);
   else if (format == "trace")
-    content = chevron::show::chrome_trace(best, costs.view());
+    content = chevron::show::chrome_trace(best, real);
   else
-    content = words + "\n" + chevron::show::timeline_text(best, costs.view(), style);
+    content = words + "\n" + chevron::show::timeline_text(best, real, style);
   write(asked, content);
   // A file holds the schedule; what was found is then said on the terminal.
   if (!asked.output.empty()) std::cout << words;

@@ -7,5 +7,7 @@
 #include <chevron/search/best.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/improve.hpp>
+#include <chevron/search/jitter.hpp>
 #include <chevron/search/layers.hpp>
+#include <chevron/search/robust.hpp>
 #include <chevron/search/zero_bubble.hpp>

@@ -57,6 +57,33 @@ expect 2 "12 layers cannot be cut into 16 stages" $parted --chunks 4
 expect 2 "--partition does not go with --communication-occupies" $parted --communication-occupies both
 sed 's/, "layers".*/}/' profile.json > unsaid.json
 expect 2 "it does not say how many layers each stage had" search --profile unsaid.json --partition
+# With times that vary: by the 90th percentile, never above the catalogue's, the same again, and as `compare` says it.
+shaky="search --placement vee --chunks 2 --microbatches 12 --memory-limit 4 --trials 20000 --forward 10 --backward-input 13 --backward-weight 7 --communication 1 --jitter 5%"
+expect 0 '^vee .* -[0-9.]* ± [0-9.]*$\|^vee .* the same$' $shaky -o shaky.csv
+expect 0 '"p90_above_published": ' $shaky --format json
+python3 - "$plan" <<'PYTHON' || failed=1
+import json, subprocess, sys
+told = json.load(open("output"))["placements"][0]
+words = [sys.argv[1], "compare", "shaky.csv", "--forward", "20", "--backward-input", "26", "--backward-weight", "14", "--communication", "1",
+         "--jitter", "0.05", "--format", "json"]
+shown = {one["schedule"]: one for one in json.loads(subprocess.run(words, capture_output=True, check=True).stdout)}
+for key in ("median", "p90", "spread"):
+    assert abs(shown["shaky.csv"][key] - told[key]) < 1e-9 * told[key], (key, shown["shaky.csv"], told)
+published = shown[told["published_under_jitter"]]
+assert abs(published["p90"] - told["p90_published"]) < 1e-9 * published["p90"], (published, told)
+assert told["p90"] <= told["p90_published"] and told["p90"] <= min(one["p90"] for one in shown.values() if one.get("peak_share", 9) <= 4), told
+PYTHON
+"$plan" $shaky --format csv | diff shaky.csv - || failed=1
+expect 0 '^Rank 1 takes 1.5 times as long\. Each computation varies' search --jitter 5% --slow-rank 1=1.5 --trials 100
+expect 0 '^Rank 1 takes 1.5 times as long\.$' search --slow-rank 1=1.5 --trials 100
+expect 0 '^Each computation varies by 5.0 % (log-normal)\. 50 draws; the slowest of 4 replicas counts\.$' compare --jitter 5% --replicas 4 --draws 50
+expect 0 ',median,p90,spread,p90_above_first' compare --jitter 5% --format csv
+expect 2 "--jitter 'much' is not usable: give a standard deviation from 0% to 100%" compare --jitter much
+expect 2 "--replicas 4 changes nothing where times are as planned: add --jitter 5%" compare --replicas 4
+expect 2 "--slow-rank '2' names no factor: write 3=1.3" search --slow-rank 2
+expect 2 "--slow-rank 9=2: rank '9' is not usable: give a whole number from 0 to 3" compare --slow-rank 9=2
+expect 2 "--slow-rank 2=x: factor 'x' is no factor" search --slow-rank 2=x
+expect 2 "--slow-replica 2 with one replica slows everything: add --replicas 2" compare --slow-replica 2
 
 expect 2 "--memory-limit 0.5 is below the smallest possible, 1: a microbatch" search --chunks 2 --memory-limit 0.5
 expect 2 "--memory-limit 0.2 is less than one chunk, which is 1/2 of" search --chunks 2 --memory-limit 0.2

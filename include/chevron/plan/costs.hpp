@@ -53,6 +53,9 @@ struct cost_view {
     }
   }
 
+  /// The same of any microbatch.
+  constexpr double of_action(action a) const { return of(a.kind, static_cast<int>(a.stage)); }
+
   /// Cost of a fused pair.
   constexpr double of_pair(action forward_half, action backward_half) const {
     double const f = of(forward_half.kind, static_cast<int>(forward_half.stage));

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/footprint.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file
@@ -37,6 +39,8 @@ struct profile {
   std::vector<double> communication;  ///< one entry a boundary between stages, either direction
   double hidden = not_measured;       ///< of a fused pair's shorter half, the share that the longer half hides: 0 to 1
   std::vector<int> layers;            ///< one entry a stage: how many of the layers that can be moved it holds; empty: not known
+  /// Bytes, one entry a stage, or empty where they are not known; each means what it means in `footprint_view`.
+  std::vector<std::int64_t> static_bytes, activation_bytes, kept_bytes, input_bytes;
 };
 
 /// Costs made of a profile, for one number of stages. They own their memory.
@@ -51,6 +55,48 @@ struct profiled_costs {
     return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden};
   }
 };
+
+/// Bytes by stage that own their memory.
+struct stage_bytes {
+  std::vector<std::int64_t> fixed, activation, kept, input;
+  std::string problem;  ///< why there are none; empty: there are
+
+  /// \param recomputed one entry a stage, or null; it must outlive the view
+  footprint_view view(bool const* recomputed = nullptr) const {
+    return {fixed.data(), activation.data(), kept.data(), input.data(), recomputed};
+  }
+};
+
+/// Bytes of a model cut into so many stages, which are neighbours of the profile's put together. What W needs is, where the profile
+/// does not say it, all of the activations.
+inline stage_bytes bytes_of(profile const& measured, int stages) {
+  stage_bytes out;
+  char const* const missing = measured.activation_bytes.empty() ? "activation_bytes"
+                              : measured.static_bytes.empty() ? "static_bytes"
+                              : measured.input_bytes.empty()    ? "input_bytes"
+                                                                : nullptr;
+  if (missing != nullptr) {
+    out.problem = std::string("'") + missing + "' is not there: write one entry for each stage, in bytes, into it";
+    return out;
+  }
+  if (stages == 0 || measured.stages % stages != 0) {
+    out.problem = "it has " + std::to_string(measured.stages) + " stages, which do not add up to " + std::to_string(stages);
+    return out;
+  }
+  int const each = measured.stages / stages;
+  auto const together = [&](std::vector<std::int64_t> const& list, int s) {
+    std::int64_t sum = 0;
+    for (int k = s * each; k < (s + 1) * each; ++k) sum += list[static_cast<std::size_t>(k)];
+    return sum;
+  };
+  for (int s = 0; s < stages; ++s) {
+    out.fixed.push_back(together(measured.static_bytes, s));
+    out.activation.push_back(together(measured.activation_bytes, s));
+    out.kept.push_back(together(measured.kept_bytes.empty() ? measured.activation_bytes : measured.kept_bytes, s));
+    out.input.push_back(measured.input_bytes[static_cast<std::size_t>(s * each)]);
+  }
+  return out;
+}
 
 /// Which stages of a plan take their backward as I and W.
 inline std::vector<bool> split_stages(plan_view const& plan) {

@@ -45,9 +45,9 @@ namespace detail {
 
 /// Plays a plan once, O(actions): each rank goes through its list and waits only for what the next action needs. A rank begins
 /// at `clock` and leaves there when it is free again; behind the ranks' entries stand those of the wires. Gives how many
-/// actions ran.
-constexpr int play(plan_view const& plan, cost_view const& costs, wires const& links, double* clock, double* start,
-                   double* end) {
+/// actions ran. `Costs` is a `cost_view`, or one that also tells microbatches apart.
+template <class Costs>
+constexpr int play(plan_view const& plan, Costs const& costs, wires const& links, double* clock, double* start, double* end) {
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   int const last_stage = plan.stages - 1;
@@ -127,7 +127,7 @@ constexpr int play(plan_view const& plan, cost_view const& costs, wires const& l
           i -= 2;  // back to the first half
           continue;
         }
-        now = finish = earliest + costs.of(a.kind, stage);
+        now = finish = earliest + costs.of_action(a);
       }
       start[i] = earliest;
       end[i] = finish;

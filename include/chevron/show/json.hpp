@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <chevron/plan/profile.hpp>
@@ -110,8 +112,8 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 
 /// A profile as JSON. The keys are a promise: `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages
 /// micro_batches replicas steps`, `pipeline step` (measured), `forward backward backward_input backward_weight` with one entry a
-/// stage, `communication` with one a boundary, `hidden` (a share); null is what was not measured. Where it is known how many layers
-/// each stage held, `layers` says it.
+/// stage, `communication` with one a boundary, `hidden` (a share); null is what was not measured. Where it is known, `layers` says
+/// how many layers each stage held, and `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, what it needs.
 inline std::string json(profile const& p) {
   auto const list = [](std::vector<double> const& times) {
     std::string out;
@@ -136,6 +138,11 @@ inline std::string json(profile const& p) {
   entry("communication", list(p.communication));
   entry("hidden", p.hidden < 0 ? "null" : fixed(p.hidden, 4));
   if (!p.layers.empty()) entry("layers", detail::json_list(p.layers, [](int count) { return std::to_string(count); }));
+  for (auto const& [key, list_of_bytes] :
+       {std::pair{"static_bytes", &p.static_bytes}, std::pair{"activation_bytes", &p.activation_bytes},
+        std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes}}) {
+    if (!list_of_bytes->empty()) entry(key, detail::json_list(*list_of_bytes, [](std::int64_t n) { return std::to_string(n); }));
+  }
   return out + "\n}\n";
 }
 

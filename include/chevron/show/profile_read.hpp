@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -22,14 +24,17 @@ namespace chevron {
 /// No profile has more bytes: it would have more stages than any schedule.
 inline constexpr std::size_t largest_profile = std::size_t{1} << 20;
 
+/// No stage takes more.
+inline constexpr std::int64_t most_stage_bytes = std::int64_t{1} << 50;
+
 /// A profile that was read, or why it could not be.
 struct read_profile_result {
   profile value;
   std::string problem;  ///< names the key at fault; empty: none
 };
 
-/// Strict: every key but `layers` must be there, once, of its kind, and none that is not known; lists must have one entry a stage
-/// or boundary.
+/// Strict: every key but `layers` and those of bytes must be there, once, of its kind, and none that is not known; lists must have one
+/// entry a stage or boundary.
 inline read_profile_result read_profile(std::string_view text) {
   read_profile_result out;
   auto const fault = [&](std::string words) {
@@ -142,6 +147,27 @@ inline read_profile_result read_profile(std::string_view text) {
                       std::to_string(p.stages) + " stages";
     } else {
       p.layers = value.get<std::vector<int>>();
+    }
+  }
+  for (auto const& [key, bytes] :
+       {std::pair{"static_bytes", &p.static_bytes}, std::pair{"activation_bytes", &p.activation_bytes},
+        std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes}}) {
+    if (!all.contains(key)) continue;  // older profiles know none
+    json const& value = *take(key);
+    if (!out.problem.empty()) return out;
+    if (!value.is_array() || value.size() != static_cast<std::size_t>(p.stages))
+      return fault(std::string("'") + key + "' is no list with one entry for each of " + std::to_string(p.stages) + " stages");
+    for (json const& one : value) {
+      if (!one.is_number_integer() || one < 0 || one > most_stage_bytes)
+        return fault(std::string("'") + key + "', entry " + std::to_string(bytes->size()) + ", is " + shown(one) +
+                     ", no whole number of bytes from 0 to " + std::to_string(most_stage_bytes));
+      bytes->push_back(one.get<std::int64_t>());
+    }
+  }
+  for (std::size_t s = 0; s < p.activation_bytes.size(); ++s) {
+    for (auto const& [key, bytes] : {std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes}}) {
+      if (s < bytes->size() && (*bytes)[s] > p.activation_bytes[s])
+        return fault(std::string("'") + key + "' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
     }
   }
   if (out.problem.empty() && !unread.empty()) return fault("'" + *unread.begin() + "' is no key of a profile");

@@ -1,0 +1,426 @@
+#include "fit.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <span>
+#include <utility>
+
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/footprint.hpp>
+#include <chevron/search.hpp>
+
+#include "request.hpp"
+#include "table.hpp"
+
+namespace plan_program {
+namespace {
+
+using chevron::show::bytes;
+using chevron::show::exact;
+using chevron::show::json_string;
+using chevron::show::number;
+using chevron::show::percent;
+
+constexpr std::int64_t most_bytes = std::int64_t{1} << 50;
+
+/// What a step costs and takes, for any number of stages: from a profile, or from what is said of a rank's whole share.
+struct model {
+  request const* asked;
+  std::optional<chevron::profile> profile;
+  bool bytes_by_flags = false;
+  std::int64_t fixed = 0, activation = 0, kept = 0;
+  std::int64_t input = -1;  ///< of a stage, however many there are; -1: not known
+  std::int64_t memory = 0;
+
+  bool recomputes() const { return !bytes_by_flags || input >= 0; }
+};
+
+/// The model cut into stages.
+struct cut {
+  owned_costs costs;
+  chevron::stage_bytes bytes;
+  std::string problem;
+};
+
+model model_of(request const& asked) {
+  model out{&asked, profile_of(asked)};
+  fit_request const& typed = asked.fit;
+  if (typed.memory.empty()) throw usage("--memory is not given: say what a rank has, such as --memory 80GiB");
+  out.memory = bytes_up_to(most_bytes, typed.memory, "--memory");
+  out.bytes_by_flags = !asked.activation_bytes.empty();
+  auto const flags = {std::pair{&typed.fixed, "--static-bytes"}, std::pair{&typed.kept, "--kept-bytes"},
+                      std::pair{&typed.input, "--input-bytes"}};
+  if (!out.bytes_by_flags) {
+    for (auto const& [value, flag] : flags) {
+      if (!value->empty()) throw usage(std::string(flag) + " " + *value + " does not stand alone: add --activation-bytes");
+    }
+    if (!out.profile) {
+      throw usage(
+          "what a microbatch takes is not known: add --activation-bytes and --static-bytes, of a rank's whole share of the "
+          "model, "
+          "or a --profile with bytes");
+    }
+    std::string const problem = chevron::bytes_of(*out.profile, out.profile->stages).problem;
+    if (!problem.empty())
+      throw usage("--profile '" + asked.profile + "': " + problem + "; or add --activation-bytes and --static-bytes");
+    return out;
+  }
+  if (typed.fixed.empty()) {
+    throw usage(
+        "--static-bytes is not given: say what parameters, gradients and the optimizer's state of a rank take, such as 20GiB");
+  }
+  out.activation = bytes_up_to(most_bytes, asked.activation_bytes, "--activation-bytes");
+  out.fixed = bytes_up_to(most_bytes, typed.fixed, "--static-bytes");
+  out.kept = typed.kept.empty() ? out.activation : bytes_up_to(most_bytes, typed.kept, "--kept-bytes");
+  if (!typed.input.empty()) out.input = bytes_up_to(most_bytes, typed.input, "--input-bytes");
+  for (auto const& [value, flag] : {std::pair{out.kept, "--kept-bytes"}, std::pair{out.input, "--input-bytes"}}) {
+    if (value > out.activation)
+      throw usage(std::string(flag) + " " + bytes(value) + " is more than --activation-bytes, of which it is a part");
+  }
+  return out;
+}
+
+/// \param where says on which rank a stage is, for links that are slower than others
+cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron::plan_view const& where) {
+  std::span<std::int16_t const> const rank_of(where.rank_of, static_cast<std::size_t>(where.stages));
+  cut out;
+  int const stages = static_cast<int>(split.size());
+  request const& asked = *of.asked;
+  if (of.profile) {
+    out.costs = costs_of(asked, *of.profile, split, rank_of, out.problem);
+    if (!out.problem.empty()) return out;
+  } else {
+    out.costs = costs_of(asked, split, rank_of);
+    for (auto* list : {&out.costs.forward, &out.costs.backward_input, &out.costs.backward_weight}) {
+      for (double& cost : *list) cost /= chunks;
+    }
+  }
+  if (!of.bytes_by_flags) {
+    out.bytes = chevron::bytes_of(*of.profile, stages);
+    out.problem = out.bytes.problem;
+    return out;
+  }
+  auto const all = [&](std::int64_t one) { return std::vector<std::int64_t>(static_cast<std::size_t>(stages), one); };
+  // A chunk's part is rounded up: what is said to fit does.
+  auto const part = [&](std::int64_t whole) { return (whole + chunks - 1) / chunks; };
+  out.bytes.fixed = all(part(of.fixed));
+  out.bytes.activation = all(part(of.activation));
+  out.bytes.kept = all(part(of.kept));
+  out.bytes.input = all(std::min(std::max<std::int64_t>(of.input, 0), part(of.activation)));
+  return out;
+}
+
+/// Which ranks recompute, in words.
+std::string ranks_in_words(std::vector<bool> const& ranks) {
+  std::string out;
+  int const count = static_cast<int>(ranks.size());
+  for (int r = 0; r < count; ++r) {
+    if (!ranks[static_cast<std::size_t>(r)]) continue;
+    int last = r;
+    while (last + 1 < count && ranks[static_cast<std::size_t>(last + 1)]) ++last;
+    out += (out.empty() ? "" : ", ") + std::to_string(r) + (last > r ? "-" + std::to_string(last) : "");
+    r = last;
+  }
+  bool const one = std::count(ranks.begin(), ranks.end(), true) == 1;
+  return (one ? "rank " : "ranks ") + out;
+}
+
+/// A plan's time and memory, some of its ranks recomputing all their stages: each of their backwards then begins with an F.
+fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<bool> const& recomputing) {
+  fit_point out;
+  out.schedule = plan.name;
+  auto const count = std::count(recomputing.begin(), recomputing.end(), true);
+  out.all = count == plan.size.ranks;
+  if (count > 0) out.recomputed = out.all ? "all" : ranks_in_words(recomputing);
+  owned_costs costs = of.costs;
+  chevron::buffer<bool> recomputed(plan.stages);
+  for (int s = 0; s < plan.stages; ++s) {
+    auto const i = static_cast<std::size_t>(s);
+    recomputed.data[s] = recomputing[static_cast<std::size_t>(plan.rank_of[s])];
+    if (recomputed.data[s]) costs.backward_input[i] += costs.forward[i];
+  }
+  out.time = chevron::makespan(plan, costs.view());
+  chevron::footprint_view const takes = of.bytes.view(recomputed.data);
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    std::int64_t const one = chevron::peak_memory(plan, takes, r);
+    if (one <= out.bytes) continue;
+    out.bytes = one;
+    out.rank = r;
+    out.fixed = chevron::static_bytes(plan, takes, r);
+  }
+  return out;
+}
+
+struct found_all {
+  std::vector<fit_point> points;
+  std::vector<std::pair<std::string, std::string>> left_out;  ///< a schedule, and why
+};
+
+/// A plan as it is, with recomputation where it is needed, and everywhere.
+void look_at_ways(found_all& out, chevron::plan_view const& plan, cut const& of, model const& with) {
+  auto const ranks = static_cast<std::size_t>(plan.size.ranks);
+  out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, false)));
+  if (!with.recomputes()) return;
+  std::vector<bool> needed(ranks);
+  for (std::size_t r = 0; r < ranks; ++r)
+    needed[r] = chevron::peak_memory(plan, of.bytes.view(), static_cast<int>(r)) > with.memory;
+  auto const count = std::count(needed.begin(), needed.end(), true);
+  if (count > 0 && count < plan.size.ranks) out.points.push_back(look_at(plan, of, needed));
+  out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, true)));
+}
+
+/// What a search on one placement finds that fits, without recomputation or with all of it.
+struct hunt {
+  char const* placement;
+  int chunks;
+  bool recompute;
+};
+
+template <class Placement>
+void search_on(Placement const& where, hunt const& how, chevron::shape size, model const& with, chevron::search::effort effort,
+               found_all& out, std::vector<fit_bound>& bound) {
+  size.chunks = how.chunks;
+  int const stages = size.ranks * how.chunks;
+  chevron::plan placed;
+  if (chevron::detail::begin_plan(where, size, placed)) return;
+  // Recomputed stages run their backward whole: between I and W they would hold more than their F left.
+  bool const split = !how.recompute;
+  cut const of = cut_of(with, std::vector<bool>(static_cast<std::size_t>(stages), split), how.chunks, placed);
+  if (!of.problem.empty()) {
+    out.left_out.emplace_back(std::string("searched, ") + how.placement, of.problem);
+    return;
+  }
+  owned_costs costs = of.costs;
+  chevron::buffer<bool> recomputed(stages);
+  std::int64_t largest = 0, smallest = most_bytes, while_backward = 0;
+  double most_kept = 0, least_kept = 1;
+  for (int s = 0; s < stages; ++s) {
+    auto const i = static_cast<std::size_t>(s);
+    recomputed.data[s] = how.recompute;
+    if (how.recompute) costs.backward_input[i] += costs.forward[i];
+    std::int64_t const each = std::max<std::int64_t>(how.recompute ? of.bytes.input[i] : of.bytes.activation[i], 1);
+    largest = std::max(largest, each);
+    smallest = std::min(smallest, each);
+    while_backward = std::max(while_backward, of.bytes.activation[i] - each);
+    double const kept = std::min(1.0, std::max(1e-3, static_cast<double>(of.bytes.kept[i]) / static_cast<double>(each)));
+    most_kept = std::max(most_kept, kept);
+    least_kept = std::min(least_kept, kept);
+  }
+  chevron::footprint_view const takes = of.bytes.view(recomputed.data);
+  std::int64_t most_fixed = 0, least_fixed = most_bytes;
+  for (int r = 0; r < size.ranks; ++r) {
+    std::int64_t const one = chevron::static_bytes(placed, takes, r);
+    most_fixed = std::max(most_fixed, one);
+    least_fixed = std::min(least_fixed, one);
+  }
+  auto const work = split ? chevron::work_graph::split_backward : chevron::work_graph::full_backward;
+
+  // The line: with so many bytes no rank holds more chunks than the emptiest one could, of the smallest.
+  int const all = size.micro_batches * how.chunks;
+  // A backward that stays whole is one of I and W, so the bound of those is one of both; where only whole ones are known, of
+  // them.
+  cut line = cut_of(with, std::vector<bool>(static_cast<std::size_t>(stages), true), how.chunks, placed);
+  bool const halves = line.problem.empty();
+  if (!halves) line = of;
+  for (int s = 0; s < stages; ++s) {
+    auto const i = static_cast<std::size_t>(s);
+    if (how.recompute) line.costs.backward_input[i] += line.costs.forward[i];
+    if (halves) continue;
+    line.costs.backward_input[i] += line.costs.backward_weight[i];
+    line.costs.backward_weight[i] = 0;
+  }
+  for (int limit = chevron::least_in_flight(placed); limit <= all; ++limit) {
+    chevron::activation_limit const memory{static_cast<double>(limit), least_kept};
+    double const time = chevron::bounds(placed, line.costs.view(), memory).makespan;
+    std::int64_t const from = least_fixed + limit * smallest;
+    bound.push_back({std::max(from, most_fixed), time});
+    if (from > 4 * with.memory) break;
+  }
+
+  std::int64_t const room = with.memory - most_fixed - (how.recompute ? while_backward : 0);
+  auto const limit = static_cast<int>(std::min<std::int64_t>(room > 0 ? room / largest : 0, all));
+  if (limit < chevron::least_in_flight(placed)) return;
+  chevron::activation_limit const memory{static_cast<double>(limit), how.recompute ? 1 : most_kept};
+  auto const found = chevron::search::find(where, size, costs.view(), memory, chevron::search::objective::makespan, effort, work);
+  if (found.best.problem) return;
+  fit_point point = look_at(found.best, of, std::vector<bool>(static_cast<std::size_t>(size.ranks), how.recompute));
+  point.schedule = std::string("searched, ") + how.placement;
+  point.searched = true;
+  point.again = std::string("search --placement ") + how.placement + " --chunks " + std::to_string(how.chunks) +
+                " --memory-limit " + number(static_cast<double>(limit) / how.chunks, 9) +
+                (memory.kept_for_weight < 1 ? " --kept-for-weight " + number(memory.kept_for_weight, 9) : "") +
+                (how.recompute ? " --full-backward" : "");
+  out.points.push_back(std::move(point));
+}
+
+/// The best of several lines: from each number of bytes on, the least time of any.
+std::vector<fit_bound> lowest(std::vector<fit_bound> line) {
+  std::sort(line.begin(), line.end(),
+            [](fit_bound const& a, fit_bound const& b) { return a.bytes < b.bytes || (a.bytes == b.bytes && a.time < b.time); });
+  std::vector<fit_bound> out;
+  for (fit_bound const& one : line) {
+    if (out.empty() || one.time < out.back().time * (1 - 1e-12)) out.push_back(one);
+  }
+  return out;
+}
+
+std::string table_of(fit_chart const& chart, std::vector<fit_point const*> const& rows, chevron::show::text_style const& style) {
+  std::vector<table_row> cells{{"schedule", "recomputed", "time", "slower", "fullest rank", "bytes", "in the way"}};
+  double const best = rows.front()->time;
+  bool fits = rows.front()->bytes <= chart.memory;
+  for (fit_point const* p : rows) {
+    double const more = p->time / best - 1;
+    std::int64_t const over = p->bytes - chart.memory;
+    cells.push_back({p->schedule, p->recomputed.empty() ? "-" : p->recomputed, number(p->time),
+                     !fits || over > 0 ? ""
+                     : more > 1e-9     ? percent(more)
+                                       : "-",
+                     std::to_string(p->rank), bytes(p->bytes), over > 0 ? bytes(over) + " too many" : "-"});
+  }
+  std::string lines = table_text(cells, {align::left, align::left, align::right, align::right, align::right, align::right});
+  std::size_t const end = lines.find('\n');
+  return style.colour ? "\x1b[1m" + lines.substr(0, end) + "\x1b[0m" + lines.substr(end) : lines;
+}
+
+std::string json_of(fit_chart const& chart) {
+  std::string out = "{\n  \"memory\": " + std::to_string(chart.memory) + ",\n  \"schedules\": [";
+  bool first = true;
+  for (fit_point const& p : chart.points) {
+    out += std::string(first ? "" : ",") + "\n    {\"schedule\": " + json_string(p.schedule) +
+           ", \"recomputed\": " + (p.recomputed.empty() ? "null" : json_string(p.recomputed)) +
+           ", \"searched\": " + (p.searched ? "true" : "false") + ", \"time\": " + exact(p.time) +
+           ", \"bytes\": " + std::to_string(p.bytes) + ", \"static_bytes\": " + std::to_string(p.fixed) +
+           ", \"rank\": " + std::to_string(p.rank) + ", \"fits\": " + (p.bytes <= chart.memory ? "true" : "false") + "}";
+    first = false;
+  }
+  auto const line = [](std::vector<fit_bound> const& bound) {
+    std::string list;
+    for (fit_bound const& one : bound)
+      list += (list.empty() ? "[" : ", [") + std::to_string(one.bytes) + ", " + exact(one.time) + "]";
+    return "[" + list + "]";
+  };
+  return out + "\n  ],\n  \"bound\": " + line(chart.bound) + ",\n  \"bound_recomputed\": " + line(chart.bound_recomputed) +
+         "\n}\n";
+}
+
+/// Why nothing fits, and what helps.
+std::string remedy(fit_chart const& chart, model const& with) {
+  fit_point const& least =
+      *std::min_element(chart.points.begin(), chart.points.end(), [](auto const& a, auto const& b) { return a.bytes < b.bytes; });
+  std::string out = "Nothing fits in " + bytes(chart.memory) + ". The least that is needed is " + bytes(least.bytes) + ", " +
+                    least.schedule + (least.recomputed.empty() ? "" : " with recomputation (" + least.recomputed + ")") +
+                    " on rank " + std::to_string(least.rank) + ", of which parameters, gradients and the optimizer take " +
+                    bytes(least.fixed) + ". Remedy: ";
+  if (least.fixed >= chart.memory) return out + "more ranks, so that each has a smaller share of the model";
+  return out + std::string(with.recomputes() ? "" : "recomputation (--input-bytes), ") + "smaller microbatches, or more ranks";
+}
+
+}  // namespace
+
+int run_fit(request const& asked) {
+  std::string const format = format_of(asked, {"text", "json", "svg", "html"});
+  chevron::show::text_style const style = style_of(asked);
+  model const with = model_of(asked);
+  chevron::shape const size = shape_of(asked);
+  int const chunks = size.chunks > 0 ? size.chunks : 2;
+
+  found_all found;
+  for (std::string const& name : schedule_names()) {
+    chevron::plan plan = plan_named(name, size);
+    if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
+    plan.in_flight_limit = 0;
+    chevron::finding const broken = plan.problem ? plan.problem : check(plan);
+    if (broken) {
+      found.left_out.emplace_back(name, describe(broken).str());
+      continue;
+    }
+    plan.name = name.c_str();
+    cut const of = cut_of(with, chevron::split_stages(plan), plan.size.chunks, plan);
+    if (of.problem.empty())
+      look_at_ways(found, plan, of, with);
+    else
+      found.left_out.emplace_back(name, of.problem);
+  }
+  if (found.points.empty())
+    throw usage("no schedule can be looked at; " + found.left_out.front().first + ": " + found.left_out.front().second);
+
+  fit_chart chart;
+  chevron::search::effort effort;
+  if (!asked.search.trials.empty()) effort.trials = whole_number(asked.search.trials, "--trials", 1, 1'000'000'000);
+  effort.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
+  for (bool const recompute : {false, true}) {
+    if (recompute && !with.recomputes()) break;
+    std::vector<fit_bound> line;
+    using namespace chevron;
+    search_on(placement::linear, {"linear", 1, recompute}, size, with, effort, found, line);
+    if (chunks == 2) search_on(placement::vee, {"vee", chunks, recompute}, size, with, effort, found, line);
+    if (chunks > 2 && chunks % 2 == 0) search_on(placement::waves, {"wave", chunks, recompute}, size, with, effort, found, line);
+    if (chunks > 1) search_on(placement::loop, {"loop", chunks, recompute}, size, with, effort, found, line);
+    (recompute ? chart.bound_recomputed : chart.bound) = lowest(std::move(line));
+  }
+
+  chart.memory = with.memory;
+  chart.unit = with.profile ? "ms" : "";
+  chart.title = std::to_string(size.ranks) + (size.ranks == 1 ? " rank, " : " ranks, ") + std::to_string(size.micro_batches) +
+                (size.micro_batches == 1 ? " microbatch" : " microbatches") + ": what fits in " + bytes(with.memory);
+  chart.points = std::move(found.points);
+  std::stable_sort(chart.points.begin(), chart.points.end(), [](fit_point const& a, fit_point const& b) {
+    return a.time < b.time * (1 - 1e-12) || (a.time <= b.time * (1 + 1e-12) && a.bytes < b.bytes);
+  });
+
+  // What fits, the fastest first; a schedule recomputes no more than it must. Then what does not, the nearest first.
+  std::vector<fit_point const*> fit, unfit;
+  auto const less_recomputed = [&](fit_point const& p) {
+    return std::any_of(chart.points.begin(), chart.points.end(), [&](fit_point const& other) {
+      return !p.searched && other.schedule == p.schedule && other.bytes <= chart.memory && other.time < p.time;
+    });
+  };
+  for (fit_point const& p : chart.points) {
+    if (p.bytes <= chart.memory) {
+      if (!less_recomputed(p)) fit.push_back(&p);
+    } else if (std::none_of(chart.points.begin(), chart.points.end(), [&](fit_point const& other) {
+                 return other.schedule == p.schedule && (other.bytes <= chart.memory || other.bytes < p.bytes);
+               })) {
+      unfit.push_back(&p);
+    }
+  }
+  std::stable_sort(unfit.begin(), unfit.end(), [](auto const* a, auto const* b) { return a->bytes < b->bytes; });
+  bool const any = !fit.empty();
+  std::string sentence;
+  if (any) {
+    fit_point const& best = *fit.front();
+    sentence = "The fastest that fits: " + best.schedule + (best.recomputed.empty() ? "" : ", recomputing " + best.recomputed) +
+               ", " + number(best.time) + (chart.unit.empty() ? "" : " " + chart.unit) + ", " + bytes(best.bytes) + " on rank " +
+               std::to_string(best.rank) + ".";
+    chart.subtitle = sentence;
+    if (!best.again.empty()) sentence += " It comes from chevron-plan " + best.again + ", with a chunk's costs.";
+  } else {
+    sentence = remedy(chart, with) + ".";
+    chart.subtitle = sentence.substr(0, sentence.find(". ") + 1);
+  }
+  if (!with.recomputes()) sentence += "\nRecomputation was not looked at: --input-bytes says what it leaves.";
+
+  std::vector<fit_point const*> rows = fit;
+  rows.insert(rows.end(), unfit.begin(), unfit.end());
+  std::string words = chart.title + ".\n\n" + table_of(chart, rows, style) +
+                      "\nbytes: parameters, gradients, the optimizer's state, and activations at the worst moment\n" + sentence +
+                      "\n";
+  if (!found.left_out.empty()) {
+    words += "\nleft out:\n";
+    std::vector<table_row> why;
+    for (auto const& [name, reason] : found.left_out) why.push_back({"  " + name, reason});
+    words += table_text(why, {align::left}, "   ");
+  }
+  if (format == "json")
+    write(asked, json_of(chart));
+  else if (format == "text")
+    write(asked, words);
+  else
+    write(asked, fit_picture(chart, format == "html"));
+  if (!asked.output.empty()) std::cout << words;
+  if (!any) std::cerr << "chevron-plan: " << remedy(chart, with) << "\n";
+  return any ? exit_ok : exit_nothing_fits;
+}
+
+}  // namespace plan_program

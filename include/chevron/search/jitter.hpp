@@ -1,0 +1,202 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/timeline.hpp>
+#include <chevron/search/objective.hpp>
+#include <chevron/search/random.hpp>
+
+/// \file
+/// What a step takes where computations do not take what they were planned with: drawn times, and what is said of many draws.
+
+namespace chevron::search {
+
+/// How times vary. Each draw is a step of all replicas.
+struct jitter {
+  double spread = 0;        ///< standard deviation of what a computation takes, as a share of its mean; 0.05 is 5 %
+  int replicas = 1;         ///< pipelines side by side: a step ends with the slowest
+  double slow_replica = 1;  ///< what one of them multiplies its computations' times by
+  int draws = 200;
+  std::uint64_t seed = 1;
+};
+
+/// What each computation of one pipeline takes in one draw: its cost times a log-normal factor of mean 1. A factor belongs to
+/// F, I or W of a stage and a microbatch, so two schedules of as many stages meet the same weather whatever their order; a B
+/// takes what its I and W take. Messages take what they cost.
+///
+/// A factor is exp(s·z - s²/2) with s² = ln(1 + spread²) and, by Box and Muller, z = √(-2 ln(1 - u))·cos(2πv). Here u and v are
+/// the first two shares of random numbers seeded with mixed(d + 2^32·kind + 2^16·stage + microbatch), where d is
+/// mixed(mixed(seed) + 2^32·draw + replica), mixed(x) the first number after seed x, and kind 0, 1, 2 for F, I, W.
+class weather {
+ public:
+  weather(jitter const& how, int stages, int micro_batches, int draw, int replica)
+      : stages_(stages), micro_batches_(micro_batches), factor_(static_cast<std::size_t>(3 * stages * micro_batches)) {
+    using detail::random_numbers;
+    double const variance = std::log1p(how.spread * how.spread);
+    double const sigma = std::sqrt(variance);
+    double const always = replica == 0 && how.replicas > 1 ? how.slow_replica : 1;
+    std::uint64_t const of_draw = random_numbers(random_numbers(how.seed).next() + (static_cast<std::uint64_t>(draw) << 32) +
+                                                 static_cast<std::uint64_t>(replica))
+                                      .next();
+    std::size_t filled = 0;
+    for (std::uint64_t what = 0; what < 3; ++what) {
+      for (int s = 0; s < stages; ++s) {
+        for (int m = 0; m < micro_batches; ++m) {
+          if (how.spread == 0) {
+            factor_[filled++] = always;
+            continue;
+          }
+          std::uint64_t const cell = (what << 32) + (static_cast<std::uint64_t>(s) << 16) + static_cast<std::uint64_t>(m);
+          random_numbers here(random_numbers(of_draw + cell).next());
+          double const u = here.share();
+          double const z = std::sqrt(-2 * std::log1p(-u)) * std::cos(2 * 3.14159265358979323846 * here.share());
+          factor_[filled++] = always * std::exp(sigma * z - variance / 2);
+        }
+      }
+    }
+  }
+
+  /// \param what F, I or W
+  double factor(kind what, int stage, int micro_batch) const {
+    int const k = what == kind::forward ? 0 : what == kind::backward_weight ? 2 : 1;
+    return factor_[static_cast<std::size_t>((k * stages_ + stage) * micro_batches_ + micro_batch)];
+  }
+
+ private:
+  int stages_;
+  int micro_batches_;
+  std::vector<double> factor_;
+};
+
+/// Costs that a draw has changed.
+struct drawn_costs : cost_view {
+  drawn_costs(cost_view const& planned, weather const& drawn) : cost_view(planned), now(&drawn) {}
+
+  double of_action(action a) const {
+    int const s = static_cast<int>(a.stage);
+    int const m = static_cast<int>(a.micro_batch);
+    if (a.kind != kind::backward) return of(a.kind, s) * now->factor(a.kind, s, m);
+    return of(kind::backward_input, s) * now->factor(kind::backward_input, s, m) +
+           of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m);
+  }
+  double of_pair(action forward_half, action backward_half) const {
+    double const f = of_action(forward_half);
+    double const b = of_action(backward_half);
+    return f + b - hidden * (f < b ? f : b);
+  }
+
+  weather const* now;
+};
+
+/// When every action of a lawful plan runs in a draw, its order being kept.
+inline timeline simulate_drawn(plan_view const& plan, drawn_costs const& costs) {
+  timeline when{buffer<double>(plan.total()), buffer<double>(plan.total()), false};
+  chevron::detail::wires const links(plan, costs);
+  buffer<double> clock(plan.size.ranks + links.count, zeroed);
+  when.complete = chevron::detail::play(plan, costs, links, clock.data, when.start.data, when.end.data) == plan.total();
+  return when;
+}
+
+/// How long a step of a lawful plan is in each draw, in the costs' unit.
+inline std::vector<double> drawn_lengths(plan_view const& plan, cost_view const& costs, jitter const& how,
+                                         objective goal = objective::makespan) {
+  std::vector<double> out;
+  for (int draw = 0; draw < how.draws; ++draw) {
+    double longest = 0;
+    for (int replica = 0; replica < how.replicas; ++replica) {
+      weather const now(how, plan.stages, plan.size.micro_batches, draw, replica);
+      longest = std::max(longest, length_of(goal, plan, simulate_drawn(plan, {costs, now})));
+    }
+    out.push_back(longest);
+  }
+  return out;
+}
+
+/// The value that this share of all is below, straight between neighbours (as NumPy's percentile is). \param share from 0 to 1
+inline double quantile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  double const place = share * static_cast<double>(values.size() - 1);
+  auto const below = static_cast<std::size_t>(place);
+  double const rest = place - static_cast<double>(below);
+  return below + 1 < values.size() ? values[below] + rest * (values[below + 1] - values[below]) : values.back();
+}
+
+/// The share of draws that a plan is judged by.
+inline constexpr double judged_share = 0.9;
+
+/// What many draws say of one plan, in the costs' unit.
+struct drawn_figures {
+  double median = 0;
+  double p90 = 0;     ///< nine steps of ten take less
+  double spread = 0;  ///< from what one step of ten stays below to what nine of ten do
+
+  explicit drawn_figures(std::vector<double> const& lengths)
+      : median(quantile(lengths, 0.5)), p90(quantile(lengths, judged_share)), spread(p90 - quantile(lengths, 1 - judged_share)) {}
+};
+
+/// By how much one plan's 90th percentile is above another's, over the same draws.
+struct drawn_difference {
+  double by = 0;
+  double error = 0;  ///< its standard error
+
+  /// Chance alone makes a difference of two standard errors once in twenty times.
+  bool clear() const { return std::abs(by) > 2 * error; }
+  bool below() const { return by < 0 && clear(); }
+};
+
+/// The standard error is the bootstrap's (Efron, The Annals of Statistics 7(1), 1979): 200 times as many draws are taken from
+/// these, with repetition and the same for both.
+inline drawn_difference difference(std::vector<double> const& mine, std::vector<double> const& other) {
+  constexpr int times = 200;
+  drawn_difference out{quantile(mine, judged_share) - quantile(other, judged_share), 0};
+  detail::random_numbers random(1);
+  std::vector<double> a(mine.size()), b(mine.size());
+  double sum = 0, squares = 0;
+  for (int k = 0; k < times; ++k) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      auto const taken = static_cast<std::size_t>(random.below(static_cast<int>(a.size())));
+      a[i] = mine[taken];
+      b[i] = other[taken];
+    }
+    double const one = quantile(a, judged_share) - quantile(b, judged_share) - out.by;
+    sum += one;
+    squares += one * one;
+  }
+  out.error = std::sqrt(std::max(0.0, (squares - sum * sum / times) / (times - 1)));
+  return out;
+}
+
+/// Costs where one rank's computations take longer (or shorter). They own their memory; messages cost what they did.
+struct slowed_costs {
+  /// \param by what each rank multiplies its computations' times by, one entry a rank
+  slowed_costs(plan_view const& where, cost_view const& planned, std::vector<double> const& by) : view_(planned) {
+    for (auto* list : {&forward_, &input_, &weight_}) list->reserve(static_cast<std::size_t>(where.stages));
+    for (int s = 0; s < where.stages; ++s) {
+      double const more = by[static_cast<std::size_t>(where.rank_of[s])];
+      forward_.push_back(planned.forward[s * planned.stride] * more);
+      input_.push_back(planned.backward_input[s * planned.stride] * more);
+      weight_.push_back(planned.backward_weight[s * planned.stride] * more);
+    }
+  }
+  cost_view view() const {
+    cost_view out = view_;
+    out.forward = forward_.data();
+    out.backward_input = input_.data();
+    out.backward_weight = weight_.data();
+    out.stride = 1;
+    return out;
+  }
+
+ private:
+  cost_view view_;
+  std::vector<double> forward_, input_, weight_;
+};
+
+}  // namespace chevron::search

@@ -1,0 +1,247 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/search/find.hpp>
+#include <chevron/search/held.hpp>
+#include <chevron/search/jitter.hpp>
+#include <chevron/search/start.hpp>
+
+/// \file
+/// A schedule that is short where computations do not take what they were planned with.
+
+namespace chevron::search {
+
+/// What a search under jitter came to. All lengths are of the same draws, `jitter::draws` of `jitter::seed`, in the costs' unit;
+/// no schedule was made or chosen by them, but that the catalogue's stays where nothing is clearly below it.
+struct robust_found {
+  found planned;       ///< by the times as planned: where the search began
+  plan best;           ///< or, where there is none, `best.problem` says why
+  plan_name start;     ///< what the best was made from
+  bool drawn = false;  ///< whether its order was made over draws
+  bool kept = false;   ///< the best is the catalogue's
+  double length = 0;   ///< of the best, as planned
+  plan published;      ///< the catalogue's best under this jitter on this placement, if `published_drawn` is not empty
+  std::vector<double> best_drawn, planned_drawn, published_drawn;
+};
+
+namespace detail {
+
+/// Local search of one order by its mean over a few draws, the same for every trial. It takes an action on the critical path of
+/// one draw, puts it elsewhere in its rank's list, and keeps what is not longer on average.
+class drawn_descent {
+ public:
+  drawn_descent(plan const& start, cost_view const& costs, activation_limit memory, objective goal, jitter const& how)
+      : best_(copy_of(start)), memory_(memory), goal_(goal), random_(how.seed) {
+    for (int draw = 0; draw < how.draws; ++draw) now_.emplace_back(how, start.stages, start.size.micro_batches, draw, 0);
+    for (weather const& one : now_) costs_.emplace_back(costs, one);
+    lengths_.resize(now_.size());
+    for (std::size_t k = 0; k < now_.size(); ++k) lengths_[k] = length_under(k);
+    at_.resize(static_cast<std::size_t>(3 * best_.stages * best_.size.micro_batches));
+    for (int i = 0; i < best_.actions.count; ++i) at_[cell(best_.actions.data[i])] = i;
+  }
+
+  void run(int trials) {
+    for (int trial = 0; trial < trials; ++trial) {
+      auto const k = static_cast<std::size_t>(random_.below(static_cast<int>(now_.size())));
+      if (trial % 8 == 0) find_path(k);
+      try_one(path_[static_cast<std::size_t>(random_.below(static_cast<int>(path_.size())))], k);
+    }
+  }
+  plan const& best() const { return best_; }
+  // It points into itself.
+  drawn_descent(drawn_descent const&) = delete;
+  drawn_descent& operator=(drawn_descent const&) = delete;
+
+ private:
+  std::size_t cell(action a) const {
+    int const k = a.kind == kind::forward ? 0 : a.kind == kind::backward_weight ? 2 : 1;
+    return static_cast<std::size_t>((k * best_.stages + static_cast<int>(a.stage)) * best_.size.micro_batches +
+                                    static_cast<int>(a.micro_batch));
+  }
+  /// Negative for an order that gets stuck.
+  double length_under(std::size_t k) {
+    when_ = simulate_drawn(best_, costs_[k]);
+    return when_.complete ? length_of(goal_, best_, when_) : -1;
+  }
+  int rank_of(int position) const { return best_.rank_of.data[static_cast<int>(best_.actions.data[position].stage)]; }
+
+  /// The actions that make a draw as long as it is, from the last end backwards.
+  void find_path(std::size_t k) {
+    length_under(k);
+    path_.clear();
+    int at = 0;
+    for (int i = 0; i < best_.actions.count; ++i) at = when_.end.data[i] > when_.end.data[at] ? i : at;
+    while (at >= 0) {
+      path_.push_back(at);
+      action const a = best_.actions.data[at];
+      bool const first = at == best_.begin.data[rank_of(at)];
+      int cause = first ? -1 : at - 1;
+      int const step = a.kind == kind::forward ? -1 : 1;
+      int const feeder = static_cast<int>(a.stage) + step;
+      bool const fed = a.kind != kind::backward_weight && feeder >= 0 && feeder < best_.stages;
+      if (fed && (first || when_.start.data[at] > when_.end.data[at - 1])) {
+        action from = a;
+        from.stage = static_cast<std::uint32_t>(feeder) & 0x7ffu;
+        cause = at_[cell(from)];
+      }
+      at = cause;
+    }
+  }
+
+  void shift(int from, int to) {
+    int const step = to > from ? 1 : -1;
+    action const moved = best_.actions.data[from];
+    for (int i = from; i != to; i += step) best_.actions.data[i] = best_.actions.data[i + step];
+    best_.actions.data[to] = moved;
+    for (int i = from; i != to + step; i += step) at_[cell(best_.actions.data[i])] = i;
+  }
+  bool fits(int rank) const {
+    if (!(memory_.most > 0)) return true;
+    double held = 0;
+    for (int i = best_.begin.data[rank]; i < best_.begin.data[rank + 1]; ++i) {
+      held += held_change(best_.actions.data[i].kind, memory_);
+      if (held > memory_.most + held_rounding) return false;
+    }
+    return true;
+  }
+
+  void try_one(int from, std::size_t first) {
+    int const rank = rank_of(from);
+    int const distance = random_.coin() ? 1 : 1 + random_.below(12);
+    int const to = random_.coin() ? from - distance : from + distance;
+    if (to < best_.begin.data[rank] || to >= best_.begin.data[rank + 1]) return;
+    action const moved = best_.actions.data[from];
+    // Microbatches keep their order in each kind of a stage, each its F before its I before its W.
+    for (int i = from < to ? from + 1 : to; i < (from < to ? to + 1 : from); ++i) {
+      action const other = best_.actions.data[i];
+      if (other.stage == moved.stage && (other.kind == moved.kind || other.micro_batch == moved.micro_batch)) return;
+    }
+    shift(from, to);
+    if (fits(rank) && not_longer(first)) {
+      lengths_ = then_;
+      return;
+    }
+    shift(to, from);
+  }
+  static constexpr double hopeless = 0.001;
+
+  /// Whether the order is as short as the best, on average over the draws. What is longer by a thousandth in the first draws is
+  /// not looked at further.
+  bool not_longer(std::size_t first) {
+    then_ = lengths_;
+    double more = 0;
+    for (std::size_t n = 0; n < now_.size(); ++n) {
+      std::size_t const k = (first + n) % now_.size();
+      then_[k] = length_under(k);
+      if (then_[k] < 0) return false;
+      more += then_[k] - lengths_[k];
+      if (more > hopeless * lengths_[k] * static_cast<double>(n + 1)) return false;
+    }
+    return more <= 0;
+  }
+
+  plan best_;
+  activation_limit memory_;
+  objective goal_;
+  random_numbers random_;
+  std::vector<weather> now_;
+  std::vector<drawn_costs> costs_;
+  std::vector<double> lengths_, then_;
+  std::vector<int> path_, at_;
+  timeline when_;
+};
+
+/// The search itself, for a plan without actions that says where the stages are.
+inline robust_found find_robust(plan const& placed, cost_view const& costs, activation_limit memory, objective goal,
+                                effort how_hard, work_graph work, jitter const& how) {
+  constexpr int draws_to_descend = 24;
+  bool const split = work == work_graph::split_backward;
+  robust_found out;
+  out.planned = find(placed, costs, memory, goal, how_hard, work);
+  out.best = copy_of(out.planned.best);
+  if (out.best.problem) return out;
+  out.start = out.planned.start;
+  auto const drawn = [&](plan_view const& made) { return drawn_lengths(made, costs, how, goal); };
+  out.planned_drawn = drawn(out.planned.best);
+
+  catalogue::for_each([&](auto const& one) {
+    starting_point known(placed, costs, memory, goal, split);
+    plan made = expand(one, placed.size);
+    if (!known.consider(made, one.name)) return;
+    std::vector<double> lengths = drawn(made);
+    if (!out.published_drawn.empty() && quantile(lengths, judged_share) >= quantile(out.published_drawn, judged_share)) return;
+    out.published = std::move(made);
+    out.published.name = one.name;
+    out.published_drawn = std::move(lengths);
+  });
+
+  // Draws to make orders by, and others to choose one by: by those that it was made by, each would seem the best.
+  jitter made_by = how, chosen_by = how;
+  random_numbers seeds(how.seed);
+  made_by.seed = seeds.next();
+  made_by.draws = draws_to_descend;
+  chosen_by.seed = seeds.next();
+  int const actions = (split ? 3 : 2) * placed.stages * placed.size.micro_batches;
+  int const trials = how_hard.trials > 0 ? how_hard.trials : std::clamp(600'000'000 / actions, 2000, 600'000);
+  plan challenger = copy_of(out.planned.best);
+  std::vector<double> challenging = drawn_lengths(challenger, costs, chosen_by, goal);
+  auto const descend = [&](plan_view const& from, plan_name const& name) {
+    drawn_descent search(taken_apart(from, split), costs, memory, goal, made_by);
+    search.run(trials / 20 + 1);
+    std::vector<double> lengths = drawn_lengths(search.best(), costs, chosen_by, goal);
+    if (!difference(lengths, challenging).below()) return;
+    challenger = copy_of(search.best());
+    challenging = std::move(lengths);
+    out.start = name;
+    out.drawn = true;
+  };
+  bool const any = !out.published_drawn.empty();
+  descend(out.planned.best, out.planned.start);
+  if (any) descend(out.published, out.published.name);
+
+  out.best_drawn = drawn(challenger);
+  if (any && !difference(out.best_drawn, out.published_drawn).below()) {
+    challenger = copy_of(out.published);
+    out.best_drawn = out.published_drawn;
+    out.start = out.published.name;
+    out.drawn = false;
+    out.kept = true;
+  }
+  out.best = std::move(challenger);
+  out.length = length_of(goal, out.best, costs);
+  bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
+  out.best.name = "searched";
+  out.best.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(out.best);
+  return out;
+}
+
+}  // namespace detail
+
+/// Looks for the schedule whose 90th percentile under jitter is the smallest. It begins with `find`, improves what that found and
+/// the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly below
+/// the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile is never
+/// above that of a published schedule on this placement within the limit.
+///
+/// \param how without a spread there is nothing to draw, and the result is that of `find`
+/// \returns a plan that passes `check`; or `best.problem` says why there is none. Parameters as those of `find`
+template <placement_policy Placement>
+robust_found find_robust(Placement const& where, shape size, cost_view const& costs, jitter const& how,
+                         activation_limit memory = {}, objective goal = objective::makespan, effort how_hard = {},
+                         work_graph work = work_graph::split_backward) {
+  plan placed;
+  finding f = chevron::detail::begin_plan(where, size, placed);
+  placed.begin = buffer<int>(size.ranks + 1, zeroed);
+  if (!f) f = chevron::detail::check_placement(placed);
+  if (!f) return detail::find_robust(placed, costs, memory, goal, how_hard, work, how);
+  robust_found nothing;
+  nothing.best = chevron::detail::refused(size, "searched", f);
+  return nothing;
+}
+
+}  // namespace chevron::search

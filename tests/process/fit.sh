@@ -1,0 +1,96 @@
+# chevron-plan fit as a user meets it: which schedules fit into a rank's memory, which of them is the fastest, and what helps where none does.
+# timeout: 180
+# beside: one program after another, none of them timed
+seconds=60
+. "$(dirname "$0")/shared/expect_plan.sh"
+
+given='--ranks 4 --microbatches 12 --forward 20 --backward-input 26 --backward-weight 14 --communication 1 --trials 4000'
+bytes='--static-bytes 10GiB --activation-bytes 4GiB --kept-bytes 3GiB --input-bytes 64MiB'
+
+expect 0 '^4 ranks, 12 microbatches: what fits in 25 GiB\.$' fit $given $bytes --memory 25GiB
+expect 0 '^The fastest that fits: .*, [0-9.]* GiB on rank [0-3]\.' fit $given $bytes --memory 25GiB
+expect 0 '^1F1B  *ranks\{0,1\}.* [0-9.]* GiB  *-$' fit $given $bytes --memory 25GiB
+expect 0 '^ZB-H2  *-  *[0-9.]*  *[0-9.]* %  *[0-9]  *3[0-9.]* GiB  *-$\|^ZB-H2  *-  *[0-9.]*  *-  *[0-9]  *3[0-9.]* GiB  *-$' fit $given $bytes --memory 64GiB
+expect 6 '^chevron-plan: Nothing fits in 9 GiB\. The least that is needed is .*: more ranks, so that each' fit $given $bytes --memory 9GiB
+expect 6 'Remedy: smaller microbatches, or more ranks$' fit $given $bytes --memory 10.5GiB
+expect 6 'Remedy: recomputation (--input-bytes), smaller microbatches' fit $given --static-bytes 10GiB --activation-bytes 4GiB --memory 11GiB
+expect 0 '^Recomputation was not looked at: --input-bytes' fit $given --static-bytes 10GiB --activation-bytes 4GiB --memory 25GiB
+
+# What is said of bytes and times, worked out a second time from the schedules' CSV; and no point lies below the line.
+expect 0 . fit $given $bytes --memory 25GiB --format json
+cp output fit.json
+for name in 1F1B ZB-H1 V-Min; do "$plan" show $name --ranks 4 --microbatches 12 --format csv -o $name.csv; done
+python3 - <<'PYTHON' || failed=1
+import json
+GiB = 1 << 30
+told = json.load(open("fit.json"))
+points = {(p["schedule"], p["recomputed"]): p for p in told["schedules"]}
+for name, chunks in ("1F1B", 1), ("ZB-H1", 1), ("V-Min", 2):
+    activation, kept, static, whole_input = 4 * GiB // chunks, 3 * GiB // chunks, 10 * GiB, GiB // 16
+    for recomputed in None, "all":
+        first = activation if recomputed is None else whole_input
+        most = 0
+        for line in open(name + ".csv"):
+            held = {}
+            for cell in line.strip().split(","):
+                kind = next(c for c in cell if c.isalpha())
+                which = tuple(map(int, cell.split(kind)))
+                if kind == "F":
+                    held[which] = first
+                if kind in "BI":
+                    held[which] = activation
+                most = max(most, static + sum(held.values()))
+                if kind in "BI":
+                    held[which] = kept if kind == "I" else 0
+                if kind == "W":
+                    held[which] = 0
+        point = points[name, recomputed]
+        assert point["bytes"] == most, (name, recomputed, most, point)
+        assert point["fits"] == (most <= 25 * GiB), point
+for p in told["schedules"]:
+    # A line says nothing of ranks that recompute beside ranks that do not.
+    if p["recomputed"] in (None, "all"):
+        line = told["bound"] if p["recomputed"] is None else told["bound_recomputed"]
+        known = [time for bytes, time in line if bytes <= p["bytes"]]
+        assert known and p["time"] >= known[-1] * (1 - 1e-12), (p, known[-1:])
+    assert not p["searched"] or p["fits"], p
+for line in told["bound"], told["bound_recomputed"]:
+    assert len(line) > 3 and line == sorted(line) and [t for _, t in line] == sorted((t for _, t in line), reverse=True), line
+# Recomputation where it is needed costs less time than everywhere.
+part = [p for (name, ranks), p in points.items() if name == "1F1B" and ranks not in (None, "all")]
+assert part and part[0]["fits"] and part[0]["time"] < points["1F1B", "all"]["time"], part
+PYTHON
+# What was searched comes from the command that is named.
+again=$("$plan" fit $given $bytes --memory 21GiB | sed -n 's/^The fastest.* \([0-9.]*\), [0-9.]* GiB on rank.*chevron-plan \(search .*\), with a.*/\1 \2/p')
+if [ -n "$again" ]; then
+  expect 0 "^[a-z]*  *${again%% *} " ${again#* } --ranks 4 --microbatches 12 --forward 10 --backward-input 13 --backward-weight 7 --communication 1 --trials 4000
+else
+  echo "no search was the fastest"
+  failed=1
+fi
+# Pictures.
+for file in fit.svg fit.html; do
+  expect 0 '^The fastest that fits' fit $given $bytes --memory 25GiB -o $file
+  grep -q 'a rank has 25 GiB' $file && grep -q 'prefers-color-scheme: dark' $file && grep -q '<polygon' $file || { echo "$file: not the picture"; failed=1; }
+done
+python3 -c 'import xml.dom.minidom as x; x.parse("fit.svg")' || failed=1
+# A profile says all of it by itself, if bytes are written into it.
+cat > profile.json <<'JSON'
+{"chevron_profile": 1, "unit": "ms", "schedule": "ZBVZeroBubble", "ranks": 2, "chunks": 2, "stages": 4, "micro_batches": 8, "replicas": 1,
+ "steps": 3, "pipeline": 20, "step": 21, "forward": [10, 10, 10, 20], "backward": [null, null, null, null], "backward_input": [0, 13, 13, 20],
+ "backward_weight": [20, 7, 7, 12], "communication": [1, null, 1], "hidden": null, "static_bytes": [5000, 4000, 4000, 9000],
+ "activation_bytes": [1000, 1000, 1000, 3000], "input_bytes": [10, 50, 50, 50]}
+JSON
+expect 0 '^The fastest that fits: .* ms, ' fit --ranks 2 --microbatches 8 --memory 25KB --profile profile.json --trials 4000
+sed 's/, "static_bytes".*/}/; /"activation_bytes"/d' profile.json > old.json
+expect 2 "--profile 'old.json': 'activation_bytes' is not there: .* or add --activation-bytes" fit --ranks 2 --memory 25KB --profile old.json
+expect 0 '^Recomputation was not looked at' fit --ranks 2 --memory 25KB --profile old.json --activation-bytes 1000 --static-bytes 5000 --trials 100 --microbatches 3
+
+expect 2 "--memory is not given: say what a rank has, such as --memory 80GiB" fit --activation-bytes 1GiB
+expect 2 "--memory 'much' is not a size: give bytes up to 1PiB" fit --memory much
+expect 2 "what a microbatch takes is not known: add --activation-bytes and --static-bytes" fit --memory 80GiB
+expect 2 "--static-bytes is not given" fit --memory 80GiB --activation-bytes 1GiB
+expect 2 "--kept-bytes 2 does not stand alone: add --activation-bytes" fit --memory 80GiB --kept-bytes 2
+expect 2 "--input-bytes 2 GiB is more than --activation-bytes" fit --memory 80GiB --activation-bytes 1GiB --static-bytes 1GiB --input-bytes 2GiB
+expect 2 "--forward '1,2' has 2 values, but the schedule has 4 stages" fit --memory 80GiB --activation-bytes 1GiB --static-bytes 1GiB --forward 1,2
+exit $failed
