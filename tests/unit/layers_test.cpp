@@ -87,7 +87,7 @@ profile measured_on(layer_costs const& costs, std::vector<int> const& cut) {
 TEST_CASE("the layers found are as good as the best of all ways to share them out") {
   std::mt19937 random(7);
   int moved = 0;
-  for (int round = 0; round < 24; ++round) {
+  for (int round = 0; round < 12; ++round) {
     bool const vee = round % 3 == 0;
     int const ranks = vee ? 2 : 3 + round % 2;
     int const stages = vee ? 4 : ranks;
@@ -118,7 +118,7 @@ TEST_CASE("the layers found are as good as the best of all ways to share them ou
     CHECK_FALSE(check(got.schedule.best));
     moved += got.schedule.length < even ? 1 : 0;
   }
-  CHECK(moved > 8);  // else there was nothing to find
+  CHECK(moved > 4);  // else there was nothing to find
 }
 
 TEST_CASE("where there are too many ways, a head moves layers off its stage nevertheless") {
