@@ -10,10 +10,10 @@
 
 namespace chevron::search::detail {
 
-/// Plays an order forwards or backwards in time. Where a rank would wait for its next action, it takes the first of those behind
-/// that it can take without making that one wait longer, and without holding more than the limit then or at any place of the order
-/// up to where that one stood. Backwards, what is taken early comes late. (Passes in turn both ways are Li and Willis' way to
-/// improve schedules: European Journal of Operational Research 56(3), 1992.)
+/// Plays an order forwards or backwards in time. Where a rank would wait for its next action, it takes the first of those
+/// behind that it can take without making that one wait longer, and without holding more than the limit then or at any place of
+/// the order up to where the action taken stood. Backwards, what is taken early comes late. (Passes in turn both ways are Li and
+/// Willis' way to improve schedules: European Journal of Operational Research 56(3), 1992.)
 class backfill {
  public:
   constexpr backfill(replay& played, activation_limit memory)

@@ -112,15 +112,19 @@ struct ascent {
   }
 };
 
-/// Passes both ways through an order, as long as they make it shorter; keeps the shortest. The order must be lawful.
-constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, activation_limit memory, objective goal, double bound) {
+/// Passes both ways through an order; keeps the shortest. The order must be lawful.
+constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, activation_limit memory, objective goal,
+                         double bound) {
   replay played(order, costs, goal);
   backfill filling(played, memory);
+  plan made = copy_of(order);
   for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12); ++pass) {
     if (!filling.pass(pass % 2 != 0) || !played.play()) return;
-    if (played.length() >= length) continue;
-    length = played.length();
-    for (int i = 0; i < played.total; ++i) order.actions.data[i] = played.action_of(played.order.data[i]);
+    for (int i = 0; i < played.total; ++i) made.actions.data[i] = played.action_of(played.order.data[i]);
+    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : played.length();  // see `improve`
+    if (made_length >= length) continue;
+    length = made_length;
+    for (int i = 0; i < played.total; ++i) order.actions.data[i] = made.actions.data[i];
   }
 }
 
@@ -238,7 +242,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     activation_limit const here{limit < all ? static_cast<double>(limit) : 0, memory.kept_for_weight};
     double const bound = bound_at(here);
     bool const low = 2 * limit < placed.stages;
-    int const share = (total < short_order ? trials / (low ? 40 : 8) : trials / (low ? 100 : 32)) + 1;
+    int const parts = low ? (total < short_order ? 40 : 100) : total < short_order || limit > placed.stages ? 8 : 32;
+    int const share = trials / parts + 1;
     int const periods = trials / 150 + 1;
     int const draws = total > 500'000 ? 1 : low ? 2 : 6;
     auto const follow = [&](ascent& line, plan const& from) {

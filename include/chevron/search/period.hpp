@@ -12,9 +12,9 @@
 
 namespace chevron::search::detail {
 
-/// A steady pipeline. Each kind of a stage has one action for each microbatch of a period; every rank repeats them in a window as
-/// long as the period, each for the microbatches that are so many windows late. Times that keep this order are kept with it, so that
-/// what a change would push back is found from the change on.
+/// A steady pipeline. Each kind of a stage has one action for each microbatch of a period; every rank repeats them in a window
+/// as long as the period, each for the microbatches that are so many windows late. Times that keep this order are kept with it,
+/// so that what a change would push back is found from the change on.
 class period_order {
  public:
   constexpr period_order(rows const& of, activation_limit memory, int in_period)

@@ -14,12 +14,13 @@
 
 namespace chevron::search::detail {
 
-/// Local search for a short period that keeps the limit. A change moves some actions, and is kept if what it pushes back comes to
-/// an end at the period that was reached; now and then a shorter one is tried.
+/// Local search for a short period that keeps the limit. A change moves some actions, and is kept if what it pushes back comes
+/// to an end at the period that was reached; now and then a shorter one is tried.
 class steady_order : public period_order {
  public:
   /// \param like an order, played, whose middle the search begins with if it repeats; or nullptr
-  constexpr steady_order(rows const& of, activation_limit memory, std::uint64_t seed, int in_period, replay const* like = nullptr)
+  constexpr steady_order(rows const& of, activation_limit memory, std::uint64_t seed, int in_period,
+                         replay const* like = nullptr)
       : period_order(of, memory, in_period),
         random_(seed),
         old_sequence_(count_),
@@ -174,7 +175,8 @@ class steady_order : public period_order {
     while (other >= width) other -= width, by += period_;
     while (other < 0) other += width, by -= period_;
     int const y = sequence_.data[from + other];
-    by += start_.data[y] - start_.data[x] + (later ? lasts(y) : -lasts(x)) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
+    by += start_.data[y] - start_.data[x];
+    by += (later ? lasts(y) : -lasts(x)) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
     // Who goes with it.
     for (int i = 0; i < count_; ++i) {
       old_start_.data[i] = start_.data[i];
