@@ -259,6 +259,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       plan order = copy_of(start.apart);
       double length = start.apart_length;
       fill_gaps(order, length, costs, here, goal, bound);
+      if (costs.occupies_wire()) length = length_of(goal, order, costs);  // gaps are filled as if every wire were free
       line.take(order, length);
     };
     starting_point known(placed, costs, here, goal, split);

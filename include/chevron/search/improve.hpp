@@ -5,8 +5,9 @@
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/objective.hpp>
-#include <chevron/search/pattern.hpp>
+#include <chevron/search/replay.hpp>
 #include <chevron/search/start.hpp>
+#include <chevron/search/steady.hpp>
 
 /// \file
 /// A search that is small enough for a compiler: what is known at one limit, improved there.
@@ -25,15 +26,20 @@ constexpr bool lives_on(plan const& placed, Schedule const& one) {
   return true;
 }
 
-/// Makes a periodic order of the actions of `order`, if one is found; gives its length, or -1.
-constexpr double make_periodic(plan& order, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
-                               double bound, int& tried) {
-  patterns repeat(order, costs, memory, goal, how_hard.seed, 1);
-  tried += repeat.run(how_hard.trials, bound, .3);
-  if (!repeat.exists()) return -1;
-  order.name = "a periodic order";
-  for (int i = 0; i < order.actions.count; ++i) order.actions.data[i] = repeat.best_action(i);
-  return repeat.best_length();
+/// One periodic order of the actions of `like`, as it is unrolled; without actions if none is found.
+constexpr plan one_period(plan const& like, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
+                          int& tried) {
+  replay played(like, costs, goal);
+  steady_order repeat(played, memory, how_hard.seed, 1);
+  plan made;
+  if (!repeat.exists()) return made;
+  tried += repeat.run(how_hard.trials);
+  repeat.unroll(played.order.data);
+  if (!played.play()) return made;
+  made = copy_of(like);
+  made.name = "a periodic order";
+  for (int i = 0; i < played.total; ++i) made.actions.data[i] = played.action_of(played.order.data[i]);
+  return made;
 }
 
 /// The search itself, for a plan without actions that says where the stages are.
@@ -54,16 +60,19 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   catalogue::for_each([&](auto const& one) {
     if (lives_on(placed, one)) start.consider(expand(one, placed.size), one.name);
   });
+  bool in_line = placed.stages == placed.size.ranks;
+  for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
+  if (in_line) {
+    for_each_with_slack(placed.size, costs, memory, split, [&](plan const& made) { start.consider(made, made.name); });
+  }
   if (start.exists()) {
     result.published = copy_of(start.shortest);
     result.published_length = start.shortest_length;
   }
-  bool in_line = split && placed.stages == placed.size.ranks;
-  for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
   bool const reached = start.exists() && start.shortest_length <= result.bound * (1 + 1e-12);
   if (!reached) {
     add_list_schedules(start, placed, costs, memory, split);
-    if (in_line) add_zero_bubble(start, placed.size, costs, memory, goal);
+    if (in_line && split) add_zero_bubble(start, placed.size, costs, memory, goal);
   }
   if (!start.exists()) {
     result.best = chevron::detail::refused(placed.size, "searched", nothing_found(placed));
@@ -74,28 +83,29 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   result.best = copy_of(start.shortest);
   if (result.optimal()) return finished(result, memory);
 
-  auto const take = [&](plan const& made, double length) {
-    if (length >= result.length) return;
-    result.start = made.name;
-    result.length = length;
-    result.best = copy_of(made);
+  // By playing it: local search and gaps take every wire to be free.
+  auto const take = [&](plan const& made) {
+    double const length = start.length_of(made);
+    if (length < result.length) {
+      result.start = made.name;
+      result.length = length;
+      result.best = copy_of(made);
+    }
+    return length;
   };
   auto const improve_from = [&](plan made, int trials) {
     annealing search(made, costs, memory, goal, how_hard.seed);
     result.trials += search.run(trials, result.bound);
     for (int i = 0; i < made.actions.count; ++i) made.actions.data[i] = search.best_action(i);
-    take(made, search.best_length());
+    take(made);
   };
   int trials = how_hard.trials > 0 ? how_hard.trials : 1000;
-  if (memory.most > 0 && 10 * memory.most <= 6 * placed.stages) {  // with more memory periodic orders end longer
-    plan repeated = copy_of(start.apart);
-    effort const few{trials / 20, how_hard.seed};
-    double const length = make_periodic(repeated, costs, memory, goal, few, result.bound, result.trials);
-    if (length >= 0) {
+  if (memory.most > 0 && 10 * memory.most <= 6 * placed.stages) {  // with more memory that many trials find no shorter ones
+    plan const repeated = one_period(start.apart, costs, memory, goal, {trials / 2, how_hard.seed}, result.trials);
+    if (repeated.actions.count > 0) {
       // One that is shorter has all trials; a longer one half of them, since it often ends shorter.
-      bool const shorter = length < start.apart_length;
-      take(repeated, length);
-      improve_from(static_cast<plan&&>(repeated), shorter ? trials : trials / 2);
+      bool const shorter = take(repeated) < start.apart_length;
+      improve_from(copy_of(repeated), shorter ? trials : trials / 2);
       trials = shorter ? 0 : trials - trials / 2;
     }
   }
@@ -110,7 +120,7 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
 /// placement and keeps the limit; mostly longer than what `find` finds, which comes up from smaller limits and tries for longer.
 /// With 8 ranks and 32 microbatches a compiler does it in seconds, and finds what the running program finds.
 ///
-/// \param how_hard `trials` of local search, 0: 1000. A twentieth as many periodic orders are tried
+/// \param how_hard `trials` of local search, 0: 1000. Half as many changes of a period are tried before where memory is short
 /// \returns as `find`
 template <placement_policy Placement>
 constexpr found improve(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
