@@ -74,7 +74,9 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   result.best = copy_of(start.shortest);
   if (result.optimal()) return finished(result, memory);
 
-  auto const take = [&](plan const& made, double length) {
+  auto const take = [&](plan const& made, double played_length) {
+    // Local search takes every wire to be free: what messages wait for it, the simulation says.
+    double const length = costs.occupies_wire() ? length_of(goal, made, costs) : played_length;
     if (length >= result.length) return;
     result.start = made.name;
     result.length = length;
