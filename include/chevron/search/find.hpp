@@ -121,7 +121,8 @@ constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, ac
   for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12); ++pass) {
     if (!filling.pass(pass % 2 != 0) || !played.play()) return;
     for (int i = 0; i < played.total; ++i) made.actions.data[i] = played.action_of(played.order.data[i]);
-    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : played.length();  // see `improve`
+    // A replay takes every wire to be free.
+    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : played.length();
     if (made_length >= length) continue;
     length = made_length;
     for (int i = 0; i < played.total; ++i) order.actions.data[i] = made.actions.data[i];
