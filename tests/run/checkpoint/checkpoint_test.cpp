@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using folder = scratch_folder;
 
 /// Four layers with names of their own, cut into as many stages as asked for; the weights do not depend on the cut.
 struct layers_impl : torch::nn::Module {
@@ -154,7 +153,7 @@ TEST_CASE("a resumed run is the uninterrupted one to the last bit: weights, buff
     CAPTURE(kind);
     for (job const wanted : {job{}, job{"ZBVZeroBubble", 2, 5}, job{"ZB-H2", 2, 4, true}, job{"1F1B", 2, 3, false, 2}}) {
       CAPTURE(wanted.schedule);
-      folder at;
+      scratch_folder at;
       auto const whole = train(wanted, 6, "", "", make);
       train(wanted, 3, "", at.path, make);
       auto const resumed = train(wanted, 3, at.path, "", make);
@@ -168,18 +167,18 @@ TEST_CASE("a resumed run is the uninterrupted one to the last bit: weights, buff
 
 TEST_CASE("another layout, schedule and number of replicas goes on from the same weights and the same optimizer") {
   auto const& make = optimizers[2].second;
-  folder at;
+  scratch_folder at;
   train({"1F1B", 4, 4}, 3, "", at.path, make);
   for (job const wanted : {job{"GPipe", 1, 4}, job{"1F1B", 2, 4}, job{"ZBVZeroBubble", 2, 4}, job{"Interleaved1F1B", 2, 4},
                            job{"1F1B", 2, 2, false, 2}}) {
     CAPTURE(wanted.schedule);
     CAPTURE(wanted.ranks);
-    folder again;
+    scratch_folder again;
     auto const loaded = train(wanted, 0, at.path, again.path, make);
     auto const back = train({"1F1B", 4, 4}, 0, again.path, "", make);
     check_same(loaded, back);
     // What the optimizer keeps came through as well: all files of the same layout are equal byte for byte.
-    folder third;
+    scratch_folder third;
     train({"1F1B", 4, 4}, 0, again.path, third.path, make);
     for (int s = 0; s < 4; ++s) {
       for (char const* sort : {"model", "optimizer"}) {
@@ -195,7 +194,7 @@ TEST_CASE("another layout, schedule and number of replicas goes on from the same
 
 TEST_CASE("the last whole checkpoint counts: a folder without its manifest is none") {
   auto const& make = optimizers[0].second;
-  folder at;
+  scratch_folder at;
   train({}, 2, "", at.path, make);
   train({}, 2, at.path, at.path, make);
   CHECK(chevron::last_checkpoint(at.path)->filename() == "step-00000004");
@@ -207,7 +206,7 @@ TEST_CASE("the last whole checkpoint counts: a folder without its manifest is no
 
 TEST_CASE("to resume is to begin where there is no checkpoint, and to go on where there is one, for all ranks or for none") {
   auto const& make = optimizers[2].second;
-  folder at, empty;
+  scratch_folder at, empty;
   train({}, 2, "", at.path, make);
   // \returns the next step after resuming, of rank 0
   auto const resumed = [&](std::vector<fs::path> const& of_rank) {
@@ -235,7 +234,7 @@ TEST_CASE("to resume is to begin where there is no checkpoint, and to go on wher
 
 TEST_CASE("what cannot be loaded is said with file, name and remedy, on every rank, before anything is changed") {
   auto const& make = optimizers[2].second;
-  folder at, empty;
+  scratch_folder at, empty;
   train({}, 1, "", at.path, make);
   fs::path const saved = at.path / "step-00000001";
   check_says(failure_of([&] { train({}, 1, empty.path, "", make); }), {"holds no whole checkpoint", "manifest.json"});
@@ -255,7 +254,7 @@ TEST_CASE("what cannot be loaded is said with file, name and remedy, on every ra
       };
     };
   };
-  folder other;
+  scratch_folder other;
   train({}, 1, "", other.path, make, sequential(4));
   CHECK(train({}, 1, other.path, "", make, sequential(4)).note.next_step == 1);
   CHECK(train({"GPipe"}, 1, other.path, "", make, sequential(4)).note.next_step == 1);
@@ -352,7 +351,7 @@ std::vector<std::string> names_in(fs::path const& folder) {
 
 TEST_CASE("a file that was damaged, exchanged or lost is told on every rank, before anything is changed") {
   auto const& make = optimizers[2].second;
-  folder one, other;
+  scratch_folder one, other;
   train({}, 2, "", one.path, make);
   train({"1F1B", 2, 3}, 2, "", other.path, make);
   fs::path const saved = one.path / "step-00000002", foreign = other.path / "step-00000002";
@@ -405,7 +404,7 @@ TEST_CASE("a file that was damaged, exchanged or lost is told on every rank, bef
 }
 
 TEST_CASE("dtypes that are not the model's are refused before anything is changed") {
-  folder at;
+  scratch_folder at;
   auto const in_double = [](int s) {
     auto made = std::make_shared<layers_impl>(2 * s, 2 * s + 2, width);
     if (s == 1) made->norms[1]->to(at::kDouble);
@@ -416,7 +415,7 @@ TEST_CASE("dtypes that are not the model's are refused before anything is change
 }
 
 TEST_CASE("a checkpoint of the same step is replaced whole, or stays if the new one cannot be written") {
-  folder at;
+  scratch_folder at;
   auto const& make = optimizers[2].second;
   auto const fine = train({"1F1B", 4, 4}, 3, "", at.path, make);
   fs::path const saved = at.path / "step-00000003";
@@ -468,7 +467,7 @@ TEST_CASE("groups with learning rates of their own go on with them, in any layou
       return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(1));
     };
   };
-  folder at, again;
+  scratch_folder at, again;
   auto const whole = train({}, 6, "", "", make(0.1, 0.01));
   train({}, 3, "", at.path, make(0.1, 0.01));
   train({"1F1B", 4, 4}, 0, at.path, again.path, make(7, 8));
@@ -514,11 +513,11 @@ TEST_CASE("tied weights go on in layouts that have them once or twice, under one
   for (bool const one_name : {true, false}) {
     CAPTURE(one_name);
     auto const whole = train({"1F1B", 4, 4}, 6, "", "", make, build(one_name));
-    folder at;
+    scratch_folder at;
     train({"1F1B", 4, 4}, 3, "", at.path, make, build(one_name));
     for (job const between : {job{"GPipe", 1, 4}, job{"1F1B", 2, 4}, job{"ZBVZeroBubble", 2, 4}, job{"Interleaved1F1B", 2, 4}}) {
       CAPTURE(between.schedule);
-      folder again;
+      scratch_folder again;
       auto const there = train(between, 0, at.path, again.path, make, build(one_name));
       CHECK(there.tensors.size() == (between.ranks == 1 || one_name ? 3u : 4u));
       auto const back = train({"1F1B", 4, 4}, 3, again.path, "", make, build(one_name));
@@ -526,7 +525,7 @@ TEST_CASE("tied weights go on in layouts that have them once or twice, under one
       check_same(whole, back);
     }
   }
-  folder apart;
+  scratch_folder apart;
   train({"1F1B", 4, 4}, 1, "", apart.path, make, build(false, false));
   check_says(failure_of([&] {
                train({"1F1B", 4, 4}, 1, apart.path, "", make, build(false));
@@ -535,7 +534,7 @@ TEST_CASE("tied weights go on in layouts that have them once or twice, under one
 }
 
 TEST_CASE("a checkpoint without a factor of the loss leaves the first one to a job that scales") {
-  folder at;
+  scratch_folder at;
   auto const& make = optimizers[0].second;
   on_ranks({}, make, layers_in(2), [&](chevron::trainer& trainer) { chevron::save_checkpoint(trainer, at.path); });
   on_ranks({}, make, layers_in(2),
@@ -549,7 +548,7 @@ TEST_CASE("a checkpoint without a factor of the loss leaves the first one to a j
 TEST_CASE("gradients that wait for their step are in no checkpoint: it is refused between accumulate and step") {
   auto const data = make_batch(8, 1);
   for (bool const loads : {false, true}) {
-    folder at;
+    scratch_folder at;
     auto const run = [&] {
       on_ranks({}, optimizers[0].second, layers_in(2), [&](chevron::trainer& trainer) {
         chevron::save_checkpoint(trainer, at.path);
@@ -569,7 +568,7 @@ TEST_CASE("an optimizer of one's own, or derived from a known one, is neither sa
   auto const own = [](std::vector<at::Tensor> parameters) {
     return std::make_unique<own_optimizer>(std::move(parameters), torch::optim::SGDOptions(0.1));
   };
-  folder at;
+  scratch_folder at;
   std::atomic<int> refused = 0;
   on_ranks({}, optimizers[0].second, layers_in(2),
            [&](chevron::trainer& trainer) { chevron::save_checkpoint(trainer, at.path); });
@@ -591,7 +590,7 @@ TEST_CASE("an optimizer of one's own, or derived from a known one, is neither sa
 }
 
 TEST_CASE("a header that does not describe its bytes is refused") {
-  folder at;
+  scratch_folder at;
   auto const file = at.path / "x.safetensors";
   auto const write = [&](std::string const& header, std::size_t data) {
     std::ofstream out(file, std::ios::binary);

@@ -25,7 +25,6 @@ namespace nn = torch::nn;
 
 namespace {
 
-using folder = scratch_folder;
 
 std::string number_of(std::uint64_t n) {
   std::string out;
@@ -124,7 +123,7 @@ void step(chevron::trainer& trainer) {
 }  // namespace
 
 TEST_CASE("shards that others wrote are loaded by a name map, and numbers converted") {
-  folder const here;
+  scratch_folder const here;
   // bfloat16: 1, 2, -1, 0.5, 0.25, 4; b's numbers stand where no double may.
   write_raw(here.path / "model-00001-of-00002.safetensors",
             R"({"__metadata__":{"format":"pt"},"net.a.weight":{"dtype":"BF16","shape":[3,2],"data_offsets":[0,12]},)"
@@ -153,7 +152,7 @@ TEST_CASE("shards that others wrote are loaded by a name map, and numbers conver
 }
 
 TEST_CASE("tensors larger than a piece are whole, and those of other strides too") {
-  folder const here;
+  scratch_folder const here;
   at::Tensor const numbers = at::arange(2048 * 1500, at::kDouble).view({1500, 2048});  // 24 MB
   chevron::write_safetensors(here.path / "model.safetensors", {{"weight", numbers}});
   nn::Linear map(nn::LinearOptions(2048, 1500).bias(false));
@@ -165,7 +164,7 @@ TEST_CASE("tensors larger than a piece are whole, and those of other strides too
 }
 
 TEST_CASE("all that does not fit is told in one error, and nothing is changed") {
-  folder const here;
+  scratch_folder const here;
   chevron::write_safetensors(here.path / "model.safetensors", {{"0.weight", at::zeros({2, 3})},
                                                                {"0.bias", at::zeros({3}, at::kLong)},
                                                                {"1.bias", at::zeros({2})},
@@ -187,7 +186,7 @@ TEST_CASE("all that does not fit is told in one error, and nothing is changed") 
 }
 
 TEST_CASE("a saved model is loaded again, whole and in shards, and takes the place of what was there") {
-  folder const here;
+  scratch_folder const here;
   nn::Sequential const from = two_maps();
   chevron::save_weights(from, here.path, {{"", "net"}}, {.shard_bytes = 35});
   CHECK(fs::exists(here.path / "model-00001-of-00003.safetensors"));
@@ -216,7 +215,7 @@ TEST_CASE("a saved model is loaded again, whole and in shards, and takes the pla
 }
 
 TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand once or twice in the folder") {
-  folder const once, twice, differing;
+  scratch_folder const once, twice, differing;
   at::manual_seed(1);
   at::Tensor const table = at::randn({width, width});
   chevron::named_tensors all = {{"model.embed.weight", table}};
@@ -251,7 +250,7 @@ TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand
 }
 
 TEST_CASE("a trainer's weights and those of its checkpoint are saved alike, ties once") {
-  folder const here;
+  scratch_folder const here;
   auto const now = on_two_ranks(
       table_stage,
       [&](chevron::trainer& t) {
@@ -286,7 +285,7 @@ TEST_CASE("a trainer's weights and those of its checkpoint are saved alike, ties
 }
 
 TEST_CASE("names that repeat from stage to stage are told apart by the stage's number") {
-  folder const here;
+  scratch_folder const here;
   chevron::weight_names const by_stage(
       [](std::size_t s, std::string const& name) { return "layers." + std::to_string(s) + "." + name; });
   auto const saved = on_two_ranks(build_stage, [&](chevron::trainer& t) { chevron::save_weights(t, here.path, by_stage); });
@@ -301,7 +300,7 @@ TEST_CASE("names that repeat from stage to stage are told apart by the stage's n
 
 TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   auto const refused = [](std::string const& header, std::string const& bytes, std::vector<char const*> const& words) {
-    folder const here;
+    scratch_folder const here;
     write_raw(here.path / "model.safetensors", header, bytes);
     nn::Sequential module = two_maps();
     check_says(failure_of([&] { chevron::load_weights(module, here.path); }), words);
@@ -318,7 +317,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   refused("{", "", {"no JSON of this kind"});
 
   auto const refused_index = [](std::string const& index, std::vector<char const*> const& words) {
-    folder const here;
+    scratch_folder const here;
     write(here.path / "model.safetensors.index.json", index);
     write_raw(here.path / "part.safetensors", R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxxx");
     nn::Sequential module = two_maps();
@@ -332,7 +331,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
                 {"part.safetensors", "holds no tensor called 0.weight, though"});
   refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})", {"none.safetensors", "cannot be mapped: No such file"});
 
-  folder const here;
+  scratch_folder const here;
   nn::Sequential module = two_maps();
   check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"holds neither model.safetensors nor", "Remedy"});
   write(here.path / "model.safetensors", number_of(std::uint64_t{1} << 62) + "{}");
@@ -346,7 +345,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
 }
 
 TEST_CASE("whatever bytes a folder's headers are changed to, it is loaded or refused") {
-  folder const here;
+  scratch_folder const here;
   nn::Sequential const from = two_maps();
   chevron::save_weights(from, here.path, {}, {.shard_bytes = 35});
   std::mt19937 random(1);

@@ -18,7 +18,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using folder = scratch_folder;
 
 template <class Number>
 std::string bytes_of(std::vector<Number> const& all) {
@@ -65,7 +64,7 @@ std::vector<std::int64_t> values(at::Tensor const& t) {
 }  // namespace
 
 TEST_CASE("nanoGPT's tokens are packed into windows, over several files") {
-  folder const here;
+  scratch_folder const here;
   write(here.path / "a.bin",
         bytes_of<std::uint16_t>({0, 1, 2, 3, 4, 5, 6, 7}));  // two windows of 3, and one token too few for a third
   write(here.path / "b.bin", bytes_of<std::uint16_t>({10, 11, 12, 65535}));
@@ -85,7 +84,7 @@ TEST_CASE("nanoGPT's tokens are packed into windows, over several files") {
 }
 
 TEST_CASE("Megatron's tokens are as wide as their index says") {
-  folder const here;
+  scratch_folder const here;
   std::vector<std::int64_t> const expected = {5, 6, 7, 8, 9};
   auto const check = [&](std::uint8_t dtype, std::string const& bytes, std::int64_t width) {
     write(here.path / "m.bin", bytes);
@@ -118,7 +117,7 @@ TEST_CASE("Megatron's tokens are as wide as their index says") {
 }
 
 TEST_CASE("files that are no tokens are refused") {
-  folder const here;
+  scratch_folder const here;
   auto const of = [&](std::string const& bytes) {
     write(here.path / "a.bin", bytes);
     return failure_of([&] { chevron::token_windows({here.path / "a.bin"}, 3, 10); });
@@ -138,7 +137,7 @@ TEST_CASE("files that are no tokens are refused") {
 }
 
 TEST_CASE("an epoch takes every window once, in an order of the seed, and goes on where it was") {
-  folder const here;
+  scratch_folder const here;
   std::vector<std::uint16_t> tokens(101);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint16_t>(i);
   write(here.path / "a.bin", bytes_of(tokens));
