@@ -16,7 +16,7 @@ refuses() {
 printf 'a short text\n' > short.txt
 head -c 4000 /dev/zero > zeros.bin
 mkdir empty
-refuses 2 "ends in .csv, or one of GPipe, 1F1B" --schedule Foo
+refuses 2 "ends in .csv, auto, or one of GPipe, 1F1B" --schedule Foo
 refuses 2 "nowhere.csv cannot be read: No such file" --schedule nowhere.csv
 printf '0F0,0B0\n1F0,1B0,1Q0\n' > junk.csv
 refuses 2 "junk.csv: line 2, column 9" --schedule junk.csv

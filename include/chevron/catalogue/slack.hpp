@@ -22,7 +22,7 @@ struct slack {
 /// Slack of several links whose number is known while compiling.
 template <int Count>
 struct slacks {
-  slack each[Count];
+  slack each[array_size(Count)];
   constexpr slack const* begin() const { return each; }
   constexpr slack const* end() const { return each + Count; }
 };
