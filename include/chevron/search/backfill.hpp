@@ -26,6 +26,7 @@ class backfill {
         at_(3 * all_),
         held_at_(played.total),
         end_(3 * all_),
+        in_row_(3 * all_),
         next_(3 * played.stages),
         rows_begin_(played.ranks + 1),
         rows_(3 * played.stages),
@@ -80,13 +81,16 @@ class backfill {
         int const a = played_.order.data[backwards_ ? first + last - i : i];
         given_.data[i] = a;
         at_.data[a] = i;
-        held += change_of(played_.row_of.data[a]);
+        int const row = played_.row_of.data[a];
+        in_row_.data[row * played_.micro_batches + next_.data[row]++] = a;
+        held += change_of(row);
         held_at_.data[i] = held;
       }
       reached_.data[r] = filled_.data[r] = first;
       free_.data[r] = wakes_.data[r] = held_.data[r] = 0;
       if (first > last) wakes_.data[r] = never;
     }
+    for (int row = 0; row < 3 * played_.stages; ++row) next_.data[row] = 0;
   }
 
   constexpr double change_of(int row) const {
@@ -130,7 +134,7 @@ class backfill {
       int const row = rows_.data[i];
       int const m = next_.data[row];
       if (m >= played_.micro_batches) continue;
-      int const a = row * played_.micro_batches + (backwards_ ? played_.micro_batches - 1 - m : m);
+      int const a = in_row_.data[row * played_.micro_batches + m];
       double const there = ready(a);
       if (there > now) {
         sooner = there < sooner ? there : sooner;
@@ -180,7 +184,8 @@ class backfill {
   buffer<int> at_;          // by number: where in the order it was given
   buffer<double> held_at_;  // by place in the order: what is held after it, with what was taken early
   buffer<double> end_;
-  buffer<int> next_;        // by row
+  buffer<int> in_row_;      // by row: its actions as they were given, which need not be in the order of microbatches
+  buffer<int> next_;        // by row: how many of them were taken
   buffer<int> rows_begin_;
   buffer<int> rows_;
   buffer<int> reached_;     // by rank: the first place that was not taken
