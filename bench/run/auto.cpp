@@ -116,8 +116,7 @@ int run(options o) {
     chevron::profile measured = chevron::profile_of(plan, chevron::steps_of(texts));
     measured.layers = o.layers;
     auto const from_measured = chevron::costs_of(measured, chevron::split_stages(plan));
-    std::string layers;
-    for (int const count : o.layers) layers += (layers.empty() ? "" : ",") + std::to_string(count);
+    std::string const layers = chevron::search::layers_text(o.layers);
     std::printf("{\"schedule\": \"%s\", \"layers\": \"%s\", \"ideal\": %.3f, \"predicted\": %.3f, \"measured\": %.3f, "
                 "\"in_flight\": %d, \"events\": \"%s\"}\n",
                 o.schedule.c_str(), layers.c_str(), chevron::makespan(plan, costs.view()),

@@ -346,9 +346,7 @@ int run_fit(request const& asked) {
     throw usage("no schedule can be looked at; " + found.left_out.front().first + ": " + found.left_out.front().second);
 
   fit_chart chart;
-  chevron::search::effort effort;
-  if (!asked.search.trials.empty()) effort.trials = whole_number(asked.search.trials, "--trials", 1, 1'000'000'000);
-  effort.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
+  chevron::search::effort const effort = effort_of(asked);
   for (bool const recompute : {false, true}) {
     if (recompute && !with.recomputes()) break;
     std::vector<fit_bound> line;

@@ -18,6 +18,7 @@
 #include <range/v3/view/join.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/search/find.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/profile_read.hpp>
 
@@ -95,6 +96,13 @@ int whole_number(std::string const& value, std::string const& flag, int lowest, 
                 std::to_string(highest));
   }
   return number;
+}
+
+chevron::search::effort effort_of(request const& asked) {
+  chevron::search::effort out;
+  if (!asked.search.trials.empty()) out.trials = whole_number(asked.search.trials, "--trials", 1, 1'000'000'000);
+  out.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
+  return out;
 }
 
 double cost_number(std::string const& value, std::string const& flag) {

@@ -17,6 +17,10 @@
 
 #include "../common/owned_costs.hpp"
 
+namespace chevron::search {
+struct effort;
+}
+
 /// \file
 /// What the command line asks for, and the ways from there to a plan, to costs and to an output.
 
@@ -117,6 +121,8 @@ struct owned_sizes {
 
 /// A whole number from `lowest` up to `highest`.
 int whole_number(std::string const& value, std::string const& flag, int lowest, int highest);
+/// `--trials` and `--seed`.
+chevron::search::effort effort_of(request const& asked);
 /// A number that is not negative.
 double cost_number(std::string const& value, std::string const& flag);
 

@@ -11,6 +11,7 @@
 #include <chevron/show/svg.hpp>
 #include <chevron/show/text.hpp>
 
+#include "../common/placements.hpp"
 #include "request.hpp"
 #include "table.hpp"
 #include "weather.hpp"
@@ -50,19 +51,11 @@ struct job {
   std::vector<double> slow;  ///< what each rank multiplies its times by
 };
 
-template <class Use>
-auto on_placement(std::string const& name, Use const& use) {
-  if (name == "linear") return use(chevron::placement::linear);
-  if (name == "loop") return use(chevron::placement::loop);
-  if (name == "vee") return use(chevron::placement::vee);
-  return use(chevron::placement::waves);
-}
-
 /// The rank of each stage.
 std::vector<std::int16_t> homes(std::string const& placement, chevron::shape size) {
   std::vector<std::int16_t> out;
   for (int s = 0; s < size.ranks * size.chunks; ++s) {
-    int const rank = on_placement(placement, [&](auto const& where) { return where.rank_of(s, size); });
+    int const rank = placements::on(placement, [&](auto const& where) { return where.rank_of(s, size); });
     out.push_back(static_cast<std::int16_t>(rank));
   }
   return out;
@@ -77,7 +70,7 @@ chevron::plan placed_on(Placement const& where, chevron::shape size) {
 }
 
 entry find_on(std::string const& placement, job const& asked, owned_costs planned) {
-  return on_placement(placement, [&](auto const& where) {
+  return placements::on(placement, [&](auto const& where) {
     entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, {}, {}, {}, {}};
     chevron::cost_view const costs = out.costs.view();
     if (asked.jitter.spread > 0) {
@@ -108,11 +101,7 @@ std::vector<std::string> placements_of(request const& asked, chevron::shape& siz
   }
   bool const in_line = wanted == "linear";
   if (size.chunks == 0) size.chunks = in_line ? 1 : 2;
-  bool const fits = in_line            ? size.chunks == 1
-                    : wanted == "vee"  ? size.chunks == 2
-                    : wanted == "wave" ? size.chunks % 2 == 0
-                                       : true;
-  if (!fits) {
+  if (!placements::exist(wanted, size.chunks)) {
     throw usage("--placement " + wanted + " does not exist with --chunks " + std::to_string(size.chunks) + ": " +
                 (in_line           ? "linear has 1 chunk on each rank, loop any number"
                  : wanted == "vee" ? "vee has 2 chunks on each rank, wave any even number"
@@ -131,8 +120,7 @@ job job_of(request const& asked) {
   std::string const& goal = asked.search.objective;
   if (goal != "makespan" && goal != "span") throw usage("--objective '" + goal + "' is not known: choose one of makespan, span");
   if (goal == "span") out.goal = chevron::search::objective::span;
-  if (!asked.search.trials.empty()) out.effort.trials = whole_number(asked.search.trials, "--trials", 1, 1'000'000'000);
-  out.effort.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
+  out.effort = effort_of(asked);
   if (asked.search.full_backward) out.work = chevron::work_graph::full_backward;
   out.jitter = jitter_of(asked);
   return out;
@@ -169,7 +157,7 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
 
 /// Layers and order together, on one placement.
 entry part_on(std::string const& placement, job const& asked, chevron::search::layer_costs const& layers) {
-  return on_placement(placement, [&](auto const& where) {
+  return placements::on(placement, [&](auto const& where) {
     auto const find = [&](chevron::cost_view const& costs, chevron::search::effort const& trying) {
       return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
     };
@@ -190,25 +178,19 @@ entry part_on(std::string const& placement, job const& asked, chevron::search::l
   });
 }
 
-std::string with_commas(std::vector<int> const& layers) {
-  std::string out;
-  for (int const count : layers) out += (out.empty() ? "" : ",") + std::to_string(count);
-  return out;
-}
-
 /// The same for the layers: what they gain, and the flag that trains with them.
 std::string report_of_layers(request const& asked, std::vector<entry> const& entries) {
   std::string out = "\n";
   std::vector<table_row> rows{{"placement", "layers of the stages", "with even layers", "gain", "layers in flight", ""}};
   for (entry const& one : entries) {
     auto const& cut = *one.cut;
-    rows.push_back({one.placement, with_commas(cut.layers), number(cut.even), percent(1 - one.found.length / cut.even),
+    rows.push_back({one.placement, chevron::search::layers_text(cut.layers), number(cut.even), percent(1 - one.found.length / cut.even),
                     std::to_string(cut.held) + " (" + std::to_string(cut.even_held) + ")",
                     cut.nothing_better ? "no other layers can be shorter" : std::to_string(cut.searched) + " cuts searched"});
   }
   out += table_text(rows, {align::left, align::left, align::right, align::right, align::right, align::left});
   return out + "\nIn flight: the most on any rank, in brackets that of even layers.\nTrain with them: chevron-train --schedule " +
-         (asked.output.ends_with(".csv") ? asked.output : "FILE.csv") + " --layers " + with_commas(entries.front().cut->layers) + "\n";
+         (asked.output.ends_with(".csv") ? asked.output : "FILE.csv") + " --layers " + chevron::search::layers_text(entries.front().cut->layers) + "\n";
 }
 
 /// One line a placement: what was found, what the catalogue has, what no schedule beats.
@@ -246,7 +228,7 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
     chevron::search::found const& found = entries[i].found;
     bool const any = found.published_length > 0;
     out += std::string(i > 0 ? "," : "") + "\n    {\"placement\": " + json_string(entries[i].placement) +
-           (entries[i].cut ? ", \"layers\": [" + with_commas(entries[i].cut->layers) + "], \"even\": " + exact(entries[i].cut->even)
+           (entries[i].cut ? ", \"layers\": [" + chevron::search::layers_text(entries[i].cut->layers) + "], \"even\": " + exact(entries[i].cut->even)
                            : "") +
            ", \"length\": " + exact(found.length) + ", \"bound\": " + exact(found.bound) +
            ", \"optimal\": " + (found.optimal() ? "true" : "false") + ", \"start\": " + json_string(found.start.characters) +

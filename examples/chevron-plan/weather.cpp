@@ -74,7 +74,7 @@ chevron::search::jitter jitter_of(request const& asked) {
       throw usage(std::string(flag) + " " + *value + " changes nothing where times are as planned: add --jitter 5%");
     }
   }
-  out.seed = static_cast<std::uint64_t>(whole_number(asked.search.seed, "--seed", 0, 2'000'000'000));
+  out.seed = effort_of(asked).seed;
   return out;
 }
 

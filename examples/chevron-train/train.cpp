@@ -24,6 +24,7 @@
 #include <chevron/run/training/evaluator.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>
+#include <chevron/search/layer_costs.hpp>
 #include <chevron/show/format.hpp>
 
 #include "common/console.hpp"
@@ -211,10 +212,7 @@ std::string told_of_text(task const& what) {
 void compare_jobs(task const& what, transport& comm) {
   options const& o = what.options;
   named_values lines = common_values(comm);
-  std::string layers;
-  for (int const count : layers_of(o, what.programs->training.view().plan.stages))
-    layers += (layers.empty() ? "" : ",") + std::to_string(count);
-  lines.add("--layers", layers);
+  lines.add("--layers", search::layers_text(layers_of(o, what.programs->training.view().plan.stages)));
   lines.add("--width", std::to_string(o.model.width));
   lines.add("--heads", std::to_string(o.model.heads));
   add_values(lines, o);

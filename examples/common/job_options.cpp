@@ -22,6 +22,8 @@
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/format.hpp>
 
+#include "placements.hpp"
+
 namespace chevron::train {
 
 /// A whole number in a range, with the range in the error.
@@ -263,10 +265,8 @@ void job_flags::read_automatic() {
   bool const one = o_.placement == "linear" || (o_.placement.empty() && (o_.chunks == 1 || o_.ranks == 1));
   if (o_.chunks == 0) o_.chunks = one ? 1 : 2;
   if (o_.placement.empty()) o_.placement = o_.chunks == 1 ? "linear" : o_.chunks == 2 ? "vee" : "loop";
-  std::string const& where = o_.placement;
-  bool const fits = where == "linear" ? o_.chunks == 1 : where == "vee" ? o_.chunks == 2 : where == "wave" ? o_.chunks % 2 == 0 : true;
-  if (!fits) {
-    throw usage_error("--placement " + where + " does not exist with --chunks " + std::to_string(o_.chunks) +
+  if (!placements::exist(o_.placement, o_.chunks)) {
+    throw usage_error("--placement " + o_.placement + " does not exist with --chunks " + std::to_string(o_.chunks) +
                       ". Remedy: linear with 1, vee with 2, wave with an even number, loop with any");
   }
   if (o_.memory_limit > 0 && o_.memory_limit < 1) {

@@ -11,6 +11,8 @@
 #include <chevron/search.hpp>
 #include <chevron/show/csv/csv_read.hpp>
 
+#include "placements.hpp"
+
 namespace chevron::train {
 namespace {
 
@@ -28,7 +30,7 @@ proved_plan prove_option(plan made, shape size, std::string const& name) {
 /// costs were the same, or what a short search finds. Backwards are split, so that what I and W take can be measured.
 plan first_plan(job_options const& o, shape size) {
   costs const alike{};
-  search::found made = on_placement(o, [&](auto const& where) {
+  search::found made = placements::on(o.placement, [&](auto const& where) {
     return search::find(where, size, alike, {static_cast<double>(chunk_limit(o))}, search::objective::makespan, {.trials = 2000});
   });
   if (made.best.problem) {

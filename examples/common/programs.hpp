@@ -16,15 +16,6 @@ proved_plan proved_by_options(job_options const& o);
 /// With `--schedule auto`: the most chunks that a rank may hold.
 int chunk_limit(job_options const& o);
 
-/// Calls `with` with the placement that `--schedule auto` has.
-template <class With>
-auto on_placement(job_options const& o, With const& with) {
-  if (o.placement == "linear") return with(placement::linear);
-  if (o.placement == "vee") return with(placement::vee);
-  if (o.placement == "wave") return with(placement::waves);
-  return with(placement::loop);
-}
-
 /// Its program, whose laws are looked at once more: messages match, slots are free when they are used.
 proved_program lower_and_check(proved_plan const& from);
 

@@ -11,6 +11,8 @@
 #include <chevron/show/html_model.hpp>
 #include <chevron/show/json.hpp>
 
+#include "../common/placements.hpp"
+
 namespace playground {
 
 namespace show = chevron::show;
@@ -47,14 +49,6 @@ std::vector<double> cut_anew(std::vector<double> const& from, int to) {
     }
   }
   return out;
-}
-
-template <class Use>
-auto on_placement(std::string const& name, Use use) {
-  if (name == "loop") return use(chevron::placement::loop);
-  if (name == "vee") return use(chevron::placement::vee);
-  if (name == "wave") return use(chevron::placement::waves);
-  return use(chevron::placement::linear);
 }
 
 /// The laws that a plan may break and still be played, at least to where it stops.
@@ -178,7 +172,7 @@ judged make(settings const& asked) {
     out.plan.name = "from CSV";
   } else if (asked.schedule == "listed") {
     using namespace chevron::letters;
-    out.plan = on_placement(asked.placement, [&](auto where) {
+    out.plan = placements::on(asked.placement, [&](auto where) {
       auto const all =
           chevron::schedule_of(chevron::work_graph::split_backward).place(where).prefer(I, F, W).named("list schedule");
       int const chunks = asked.chunks > 0 ? asked.chunks : where.default_chunks;

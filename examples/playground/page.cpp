@@ -8,6 +8,7 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/json.hpp>
 
+#include "../common/placements.hpp"
 #include "engine.hpp"
 
 #define EXPORTED(name) extern "C" __attribute__((export_name(#name)))
@@ -95,10 +96,7 @@ EXPORTED(search) char const* search_for() {
            ",\"published_length\":" + show::exact(found.published_length) +
            ",\"csv\":" + show::json_string(show::csv(found.best)) + "}";
   };
-  if (asked.placement == "loop") return give(on(placement::loop));
-  if (asked.placement == "vee") return give(on(placement::vee));
-  if (asked.placement == "wave") return give(on(placement::waves));
-  return give(on(placement::linear));
+  return placements::on(asked.placement, [&](auto const& where) { return give(on(where)); });
 }
 
 #ifdef __wasm__

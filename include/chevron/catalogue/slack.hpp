@@ -34,28 +34,28 @@ struct slack_view {
   constexpr slack const* end() const { return last; }
 };
 
-/// The forwards of all links behind this rank, as a rank expression.
+/// The forwards of all links on one side of a rank, as a rank expression.
 template <class Slacks>
-struct slack_behind : expression::node {
+struct slack_beside : expression::node {
   Slacks all;
-  constexpr explicit slack_behind(Slacks const& s) : all(s) {}
+  bool behind;
+  constexpr slack_beside(Slacks const& s, bool which) : all(s), behind(which) {}
   constexpr int operator()(situation const& here) const {
     int sum = 0;
-    for (slack const& one : all) sum += here.rank <= one.after_rank ? one.forwards : 0;
+    for (slack const& one : all) sum += (here.rank <= one.after_rank) == behind ? one.forwards : 0;
     return sum;
   }
 };
-/// The forwards of all links before this rank.
+/// Of those from this rank on.
 template <class Slacks>
-struct slack_before : expression::node {
-  Slacks all;
-  constexpr explicit slack_before(Slacks const& s) : all(s) {}
-  constexpr int operator()(situation const& here) const {
-    int sum = 0;
-    for (slack const& one : all) sum += here.rank > one.after_rank ? one.forwards : 0;
-    return sum;
-  }
-};
+constexpr auto slack_behind(Slacks const& all) {
+  return slack_beside<Slacks>(all, true);
+}
+/// Of those before it.
+template <class Slacks>
+constexpr auto slack_before(Slacks const& all) {
+  return slack_beside<Slacks>(all, false);
+}
 
 /// A whole number at the start of a text, which it is taken from; -1: there is none, or it is above what ranks can be.
 constexpr int take_number(std::string_view& text) {

@@ -58,10 +58,10 @@ struct cost_view {
 
   /// Cost of a fused pair.
   constexpr double of_pair(action forward_half, action backward_half) const {
-    double const f = of(forward_half.kind, static_cast<int>(forward_half.stage));
-    double const b = of(backward_half.kind, static_cast<int>(backward_half.stage));
-    return f + b - hidden * (f < b ? f : b);
+    return of_halves(of_action(forward_half), of_action(backward_half));
   }
+  /// The same of what its halves take alone.
+  constexpr double of_halves(double f, double b) const { return f + b - hidden * (f < b ? f : b); }
 
   /// What a transfer takes between the ranks of stages `boundary` and `boundary + 1`, in either direction.
   constexpr double of_message(int boundary) const { return communication[boundary * communication_stride]; }

@@ -169,17 +169,21 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   return done;
 }
 
+/// When every action runs, for costs that may be of each action.
+template <class Costs>
+constexpr timeline simulate_once(plan_view const& plan, Costs const& costs) {
+  int const total = plan.total();
+  timeline result{buffer<double>(total), buffer<double>(total), false};
+  wires const links(plan, costs);
+  buffer<double> clock(plan.size.ranks + links.count, zeroed);
+  result.complete = play(plan, costs, links, clock.data, result.start.data, result.end.data) == total;
+  return result;
+}
+
 }  // namespace detail
 
 /// When every action runs if each starts as soon as it can, all ranks free from 0 on. O(actions).
-constexpr timeline simulate(plan_view const& plan, cost_view const& costs) {
-  int const total = plan.total();
-  timeline result{buffer<double>(total), buffer<double>(total), false};
-  detail::wires const links(plan, costs);
-  buffer<double> clock(plan.size.ranks + links.count, zeroed);
-  result.complete = detail::play(plan, costs, links, clock.data, result.start.data, result.end.data) == total;
-  return result;
-}
+constexpr timeline simulate(plan_view const& plan, cost_view const& costs) { return detail::simulate_once(plan, costs); }
 
 /// First start to last end over all ranks: what a step costs when the optimizer waits for every rank.
 constexpr double makespan(plan_view const& plan, timeline const& when) {

@@ -52,7 +52,10 @@ class annealing {
   }
 
   constexpr double best_length() const { return best_.length; }
-  constexpr action best_action(int i) const { return played_.action_of(best_order_.data[i]); }
+  /// Puts the shortest order into a plan of the same actions.
+  constexpr void write_best(plan& made) const {
+    for (int i = 0; i < played_.total; ++i) made.actions.data[i] = played_.action_of(best_order_.data[i]);
+  }
 
  private:
   // Found by trying, over placements, limits and costs: hotter is slower, colder gets stuck. Short orders have less room to get
@@ -88,19 +91,15 @@ class annealing {
     double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
     for (int i = from; i <= to; ++i) {
       int const a = played_.order.data[i];
-      held += change_of(played_.row_of.data[a]);
+      held += played_.change_of(played_.row_of.data[a], memory_);
       held_.data[i] = held;
     }
-  }
-  constexpr double change_of(int row) const {
-    if (row < played_.stages) return 1;
-    return played_.whole ? -1 : row < 2 * played_.stages ? memory_.kept_for_weight - 1 : -memory_.kept_for_weight;
   }
   constexpr bool fits(int rank, int from, int to) const {
     if (!(memory_.most > 0)) return true;
     double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
     for (int i = from; i <= to; ++i) {
-      held += change_of(played_.row_of.data[played_.order.data[i]]);
+      held += played_.change_of(played_.row_of.data[played_.order.data[i]], memory_);
       if (held > memory_.most + held_rounding) return false;
     }
     return true;

@@ -94,10 +94,7 @@ class backfill {
   }
 
   constexpr double change_of(int row) const {
-    double const change = row < played_.stages        ? 1
-                          : kinds_ == 2               ? -1
-                          : row < 2 * played_.stages ? memory_.kept_for_weight - 1
-                                                      : -memory_.kept_for_weight;
+    double const change = played_.change_of(row, memory_);
     return backwards_ ? -change : change;
   }
   constexpr double lasts(int row) const { return played_.lasts.data[row] + played_.post.data[row]; }

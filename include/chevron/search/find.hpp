@@ -56,11 +56,8 @@ inline constexpr int published_count = [] {
 /// An order of fewer actions is tried much harder for its size.
 inline constexpr int short_order = 150;
 
-/// Gives what was found the name and the limit that it goes by.
 constexpr found finished(found& result, activation_limit memory) {
-  result.best.name = "searched";
-  bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
-  result.best.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(result.best);
+  finish(result.best, memory);
   return static_cast<found&&>(result);
 }
 
@@ -102,7 +99,7 @@ struct ascent {
     int const tried = search.run(trials, bound);
     if (length >= 0 && search.best_length() >= length) return tried;
     plan made = copy_of(from);
-    for (int i = 0; i < made.actions.count; ++i) made.actions.data[i] = search.best_action(i);
+    search.write_best(made);
     // Local search takes every wire to be free: what messages wait for it, the simulation says.
     double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : search.best_length();
     if (length >= 0 && made_length >= length) return tried;
@@ -120,7 +117,7 @@ constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, ac
   plan made = copy_of(order);
   for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12); ++pass) {
     if (!filling.pass(pass % 2 != 0) || !played.play()) return;
-    for (int i = 0; i < played.total; ++i) made.actions.data[i] = played.action_of(played.order.data[i]);
+    played.write_to(made);
     // A replay takes every wire to be free.
     double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : played.length();
     if (made_length >= length) continue;
@@ -142,10 +139,7 @@ constexpr plan periodic_start(plan const& like, cost_view const& costs, activati
   for (int draw = 0; draw < draws; ++draw) {
     int const in_period = 1 + 2 * draw / draws;
     if (in_period > like.size.micro_batches) continue;
-    if (draw == 0) {
-      for (int i = 0; i < played.total; ++i) played.order.data[i] = played.number_of(like.actions.data[i]);
-      played.play();
-    }
+    if (draw == 0) played.play();
     steady_order repeat(played, memory, seed + static_cast<std::uint64_t>(draw), in_period, draw == 0 ? &played : nullptr);
     if (!repeat.exists()) continue;
     tried += repeat.run(trials);
@@ -162,7 +156,7 @@ constexpr plan periodic_start(plan const& like, cost_view const& costs, activati
         shortest = length;
         if (best.actions.count == 0) best = copy_of(like);
         best.name = "a periodic order";
-        for (int i = 0; i < played.total; ++i) best.actions.data[i] = played.action_of(played.order.data[i]);
+        played.write_to(best);
       }
     }
   }
@@ -193,8 +187,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   int const all = placed.size.micro_batches * placed.size.chunks;
   bool const limited = memory.most > 0 && memory.most < all;
   double const most = limited ? memory.most : all;
-  bool in_line = placed.stages == placed.size.ranks;
-  for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
+  bool const straight = in_line(placed);
   starting_point published(placed, costs, memory, goal, split);
   plan known_here[published_count];  // of the catalogue, on this placement
   int count_here = 0;
@@ -205,7 +198,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   });
   auto const for_each_published = [&](activation_limit const& limit, auto const& visit) {
     for (int i = 0; i < count_here; ++i) visit(known_here[i]);
-    if (in_line) for_each_with_slack(placed.size, costs, limit, split, visit);
+    if (straight) for_each_with_slack(placed.size, costs, limit, split, visit);
   };
   for_each_published(memory, [&](plan const& made) {
     if (!published.consider(made, made.name)) return;
@@ -223,7 +216,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   {
     starting_point start(placed, costs, memory, goal, split);
     add_list_schedules(start, placed, costs, memory, split);
-    if (in_line && split) add_zero_bubble(start, placed.size, costs, memory, goal);
+    if (straight && split) add_zero_bubble(start, placed.size, costs, memory, goal);
     if (published.exists()) start.consider(published.shortest, published.shortest.name);
     if (start.exists() && start.shortest_length <= result.bound * (1 + 1e-12)) {
       take(copy_of(start.shortest), start.shortest_length);
@@ -260,11 +253,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       plan order = copy_of(start.apart);
       double length = start.apart_length;
       fill_gaps(order, length, costs, here, goal, bound);
-      if (costs.occupies_wire()) length = length_of(goal, order, costs);  // gaps are filled as if every wire were free
       line.take(order, length);
     };
     starting_point known(placed, costs, here, goal, split);
-    if (in_line && split) add_zero_bubble(known, placed.size, costs, here, goal);
+    if (straight && split) add_zero_bubble(known, placed.size, costs, here, goal);
     for_each_published(here, [&](plan const& made) { known.consider(made, made.name); });
     take_over(published_line, known);
     starting_point listed(placed, costs, here, goal, split);
@@ -272,8 +264,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     take_over(listed_line, listed);
     ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
     if (some_line.length < 0) continue;
-    plan const* const some = &some_line.best;
-    plan const order = periodic_start(*some, costs, here, goal, how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10),
+    plan const order = periodic_start(some_line.best, costs, here, goal, how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10),
                                       draws, periods, bound, periodic_line.length, result.trials);
     if (order.actions.count > 0) {
       follow(periodic_line, order);
@@ -313,14 +304,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
 template <placement_policy Placement>
 constexpr found find(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
                      objective goal = objective::makespan, effort how_hard = {}, work_graph work = work_graph::split_backward) {
-  plan placed;
-  finding f = chevron::detail::begin_plan(where, size, placed);
-  placed.begin = buffer<int>(size.ranks + 1, zeroed);
-  if (!f) f = chevron::detail::check_placement(placed);
-  if (!f) return detail::find(placed, costs, memory, goal, how_hard, work);
-  found nothing;
-  nothing.best = chevron::detail::refused(size, "searched", f);
-  return nothing;
+  return detail::search_on<found>(
+      where, size, [&](plan const& placed) { return detail::find(placed, costs, memory, goal, how_hard, work); });
 }
 
 }  // namespace chevron::search

@@ -38,7 +38,7 @@ constexpr plan one_period(plan const& like, cost_view const& costs, activation_l
   if (!played.play()) return made;
   made = copy_of(like);
   made.name = "a periodic order";
-  for (int i = 0; i < played.total; ++i) made.actions.data[i] = played.action_of(played.order.data[i]);
+  played.write_to(made);
   return made;
 }
 
@@ -60,9 +60,8 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   catalogue::for_each([&](auto const& one) {
     if (lives_on(placed, one)) start.consider(expand(one, placed.size), one.name);
   });
-  bool in_line = placed.stages == placed.size.ranks;
-  for (int s = 0; s < placed.stages; ++s) in_line = in_line && placed.rank_of.data[s] == s;
-  if (in_line) {
+  bool const straight = in_line(placed);
+  if (straight) {
     for_each_with_slack(placed.size, costs, memory, split, [&](plan const& made) { start.consider(made, made.name); });
   }
   if (start.exists()) {
@@ -72,7 +71,7 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   bool const reached = start.exists() && start.shortest_length <= result.bound * (1 + 1e-12);
   if (!reached) {
     add_list_schedules(start, placed, costs, memory, split);
-    if (in_line && split) add_zero_bubble(start, placed.size, costs, memory, goal);
+    if (straight && split) add_zero_bubble(start, placed.size, costs, memory, goal);
   }
   if (!start.exists()) {
     result.best = chevron::detail::refused(placed.size, "searched", nothing_found(placed));
@@ -96,7 +95,7 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   auto const improve_from = [&](plan made, int trials) {
     annealing search(made, costs, memory, goal, how_hard.seed);
     result.trials += search.run(trials, result.bound);
-    for (int i = 0; i < made.actions.count; ++i) made.actions.data[i] = search.best_action(i);
+    search.write_best(made);
     take(made);
   };
   int trials = how_hard.trials > 0 ? how_hard.trials : 1000;
@@ -126,14 +125,8 @@ template <placement_policy Placement>
 constexpr found improve(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
                         objective goal = objective::makespan, effort how_hard = {},
                         work_graph work = work_graph::split_backward) {
-  plan placed;
-  finding f = chevron::detail::begin_plan(where, size, placed);
-  placed.begin = buffer<int>(size.ranks + 1, zeroed);
-  if (!f) f = chevron::detail::check_placement(placed);
-  if (!f) return detail::improve(placed, costs, memory, goal, how_hard, work);
-  found nothing;
-  nothing.best = chevron::detail::refused(size, "searched", f);
-  return nothing;
+  return detail::search_on<found>(
+      where, size, [&](plan const& placed) { return detail::improve(placed, costs, memory, goal, how_hard, work); });
 }
 
 }  // namespace chevron::search

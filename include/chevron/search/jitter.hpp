@@ -86,9 +86,7 @@ struct drawn_costs : cost_view {
            of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m);
   }
   double of_pair(action forward_half, action backward_half) const {
-    double const f = of_action(forward_half);
-    double const b = of_action(backward_half);
-    return f + b - hidden * (f < b ? f : b);
+    return of_halves(of_action(forward_half), of_action(backward_half));
   }
 
   weather const* now;
@@ -96,11 +94,7 @@ struct drawn_costs : cost_view {
 
 /// When every action of a lawful plan runs in a draw, its order being kept.
 inline timeline simulate_drawn(plan_view const& plan, drawn_costs const& costs) {
-  timeline when{buffer<double>(plan.total()), buffer<double>(plan.total()), false};
-  chevron::detail::wires const links(plan, costs);
-  buffer<double> clock(plan.size.ranks + links.count, zeroed);
-  when.complete = chevron::detail::play(plan, costs, links, clock.data, when.start.data, when.end.data) == plan.total();
-  return when;
+  return chevron::detail::simulate_once(plan, costs);
 }
 
 /// How long a step of a lawful plan is in each draw, in the costs' unit.

@@ -67,6 +67,13 @@ inline std::vector<int> even_layers(int layers, int stages) {
   return out;
 }
 
+/// How many layers each stage holds, as `--layers` of chevron-train takes it: `4,4,3,1`.
+inline std::string layers_text(std::vector<int> const& layers) {
+  std::string out;
+  for (int const count : layers) out += (out.empty() ? "" : ",") + std::to_string(count);
+  return out;
+}
+
 /// What layers cost, worked out of stages that held `measured.layers` each: the layers of a stage between first and last cost alike,
 /// those of the first and the last stage what a layer of the stage beside them costs; embedding and head are the rest.
 /// \param split whether I and W are needed one by one

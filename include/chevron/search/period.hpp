@@ -136,12 +136,7 @@ class period_order {
     }
     return fine;
   }
-  constexpr double change_of(int x) const {
-    int const row = x / per_;
-    if (row < rows_.stages) return 1;
-    if (kinds_ == 2) return -1;
-    return row < 2 * rows_.stages ? memory_.kept_for_weight - 1 : -memory_.kept_for_weight;
-  }
+  constexpr double change_of(int x) const { return rows_.change_of(x / per_, memory_); }
   /// Whether a rank's order keeps the laws and the limit.
   constexpr bool lawful(int rank) const {
     int const stages = rows_.stages * per_;

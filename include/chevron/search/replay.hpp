@@ -89,6 +89,11 @@ class replay : public rows {
     return done == total;
   }
 
+  /// Puts the order into a plan of the same actions.
+  constexpr void write_to(plan& made) const {
+    for (int i = 0; i < total; ++i) made.actions.data[i] = action_of(order.data[i]);
+  }
+
   /// When the rank is free again after an action.
   constexpr double free_after(int a) const { return finish.data[a] + post.data[row_of.data[a]]; }
   /// When a rank begins to compute.

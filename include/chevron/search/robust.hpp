@@ -215,9 +215,7 @@ inline robust_found find_robust(plan const& placed, cost_view const& costs, acti
   }
   out.best = std::move(challenger);
   out.length = length_of(goal, out.best, costs);
-  bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
-  out.best.name = "searched";
-  out.best.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(out.best);
+  finish(out.best, memory);
   return out;
 }
 
@@ -234,14 +232,8 @@ template <placement_policy Placement>
 robust_found find_robust(Placement const& where, shape size, cost_view const& costs, jitter const& how,
                          activation_limit memory = {}, objective goal = objective::makespan, effort how_hard = {},
                          work_graph work = work_graph::split_backward) {
-  plan placed;
-  finding f = chevron::detail::begin_plan(where, size, placed);
-  placed.begin = buffer<int>(size.ranks + 1, zeroed);
-  if (!f) f = chevron::detail::check_placement(placed);
-  if (!f) return detail::find_robust(placed, costs, memory, goal, how_hard, work, how);
-  robust_found nothing;
-  nothing.best = chevron::detail::refused(size, "searched", f);
-  return nothing;
+  return detail::search_on<robust_found>(
+      where, size, [&](plan const& placed) { return detail::find_robust(placed, costs, memory, goal, how_hard, work, how); });
 }
 
 }  // namespace chevron::search

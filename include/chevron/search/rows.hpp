@@ -5,6 +5,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/search/held.hpp>
 
 /// \file
 /// Actions as numbers, and what each kind of a stage takes and needs.
@@ -71,13 +72,15 @@ struct rows {
     int const k = a.kind == kind::forward ? 0 : a.kind == kind::backward_weight ? 2 : 1;
     return (k * stages + static_cast<int>(a.stage)) * micro_batches + static_cast<int>(a.micro_batch);
   }
+  constexpr kind kind_of(int row) const {
+    return row < stages ? kind::forward : row >= 2 * stages ? kind::backward_weight : whole ? kind::backward : kind::backward_input;
+  }
   constexpr action action_of(int number) const {
     int const row = number / micro_batches;
-    kind const what = row < stages ? kind::forward : row >= 2 * stages ? kind::backward_weight
-                      : whole      ? kind::backward
-                                   : kind::backward_input;
-    return make_action(what, row % stages, number % micro_batches);
+    return make_action(kind_of(row), row % stages, number % micro_batches);
   }
+  /// By how much an action of this row changes what its rank holds.
+  constexpr double change_of(int row, activation_limit const& memory) const { return held_change(kind_of(row), memory); }
 
   int ranks, stages, micro_batches;
   bool whole = false;  ///< whether backwards are not split

@@ -38,6 +38,33 @@ constexpr plan taken_apart(plan_view const& from, bool split) {
   return to;
 }
 
+/// Whether stage s is on rank s, for all of them.
+constexpr bool in_line(plan_view const& placed) {
+  bool out = placed.stages == placed.size.ranks;
+  for (int s = 0; s < placed.stages; ++s) out = out && placed.rank_of[s] == s;
+  return out;
+}
+
+/// Gives a plan that was found the name and the limit that it goes by.
+constexpr void finish(plan& made, activation_limit memory) {
+  bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
+  made.name = "searched";
+  made.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(made);
+}
+
+/// What `search` finds, given a plan without actions that says where the stages are; or in `best.problem` why it cannot be asked.
+template <class Found, placement_policy Placement, class Search>
+constexpr Found search_on(Placement const& where, shape size, Search const& search) {
+  plan placed;
+  finding f = chevron::detail::begin_plan(where, size, placed);
+  placed.begin = buffer<int>(size.ranks + 1, zeroed);
+  if (!f) f = chevron::detail::check_placement(placed);
+  if (!f) return search(placed);
+  Found nothing;
+  nothing.best = chevron::detail::refused(size, "searched", f);
+  return nothing;
+}
+
 /// Looks for the best to begin with: lawful orders on one placement within one limit.
 class starting_point {
  public:

@@ -62,7 +62,7 @@ class auto_schedule {
   /// \throws usage_error for options without sense, and for a program that adds gradients up in another order than ascending
   /// microbatches; preflight_error where ranks differ
   explicit auto_schedule(trainer& train, auto_options options = {})
-      : train_(&train), options_(std::move(options)), program_(same_program(train)), watch_every_(options_.watch_every) {
+      : train_(&train), options_(std::move(options)), watch_every_(options_.watch_every) {
     check_options();
     plan_view const running = train.program().plan;
     if (!same_gradient_order(running, in_ascending_order(running))) {
@@ -101,8 +101,6 @@ class auto_schedule {
  private:
   enum class phase { planning, verifying, watching };
   static constexpr char const *quiet = "quiet", *failed = "failed ";
-
-  static proved_program same_program(trainer& train) { return lower(prove(copy_of(train.program().plan))); }
 
   void check_options() const {
     auto const refuse = [](char const* name, double value, char const* range) {
@@ -212,17 +210,13 @@ class auto_schedule {
     phase_ = phase::watching;
     skip_ = until_next;
     switch (news.what) {
-      case schedule_event::changed: {
-        proved_program next = lower(prove(named(read_csv(std::string_view(told).substr(line_end + 1)).plan)));
-        train_->change_schedule(next);
-        previous_ = std::exchange(program_, std::move(next));
+      case schedule_event::changed:
+        previous_ = train_->change_schedule(lower(prove(named(read_csv(std::string_view(told).substr(line_end + 1)).plan))));
         phase_ = phase::verifying;
         skip_ = 1;
         break;
-      }
       case schedule_event::went_back:
         train_->change_schedule(*previous_);
-        program_ = *previous_;
         break;
       case schedule_event::kept:
         // Costs that change and leave nothing to gain are looked at less and less often.
@@ -243,8 +237,7 @@ class auto_schedule {
 
   trainer* train_;
   auto_options options_;
-  proved_program program_;                  // that runs
-  std::optional<proved_program> previous_;  // that ran before it
+  std::optional<proved_program> previous_;  // that ran before the one in use
   long watch_every_;
   phase phase_ = phase::planning;
   long skip_ = 1;  // steps that are not counted: the first under a program learns shapes

@@ -139,14 +139,16 @@ class trainer {
   /// gradients up in the same order (gradient_order.hpp) it computes the same, bit for bit. Collective.
   /// \throws usage_error while gradients wait for their `step`, or for a program of another size or with stages on other ranks;
   /// preflight_error where ranks were given different programs. Then training may go on under the old one
-  void change_schedule(proved_program next) {
+  /// \returns the program that it ran under
+  proved_program change_schedule(proved_program next) {
     compute_streams::scope const here(*context_.streams());
     detail::check_change(context_.comm(), program_.view(), next.view(), accumulating());
     synchronize();
-    program_ = std::move(next);
+    std::swap(program_, next);
     executor_.reset();
     context_.forget_open();
     make_executor();
+    return next;
   }
 
   /// Whether training should stop now, since a rank was asked to: by a signal (`stop_signals`), by the clock (`request_stop_after`) or by
