@@ -186,7 +186,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                    .on_report = [&](step_report const& report) { teller.tell(report); },
                    .device = where.device,
                    .graphs = where.graphs,
-                   .deferred_weights = o.deferred_weights}});
+                   .deferred_weights = o.deferred_weights,
+                   .check_messages = o.check_messages}});
   trained.next_step(1);
   auto const words = words_of(what);
   bool const resumed = o.resume && train::go_on_from_checkpoint(o, words, trained);

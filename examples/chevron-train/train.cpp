@@ -261,7 +261,8 @@ void train_on_rank(task const& what, rank_place const& where) {
                              .on_report = [&](step_report const& report) { teller.tell(report); },
                              .device = where.device,
                              .graphs = where.graphs,
-                             .deferred_weights = o.deferred_weights}});
+                             .deferred_weights = o.deferred_weights,
+                             .check_messages = o.check_messages}});
   train.next_step(1);
   auto const words = words_of(what);
   bool const resumed = o.resume && go_on_from_checkpoint(o, words, train);

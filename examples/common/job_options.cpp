@@ -223,6 +223,8 @@ void job_flags::training() {
       ->check(whole(0, 1'000'000))
       ->type_name("N")
       ->group("Training");
+  app_.add_flag("--check-messages", o_.check_messages, "find out whether what ranks send each other comes as it was sent; not with nccl")
+      ->group("Training");
   app_.add_option("--seed", o_.seed, "of weights, batches and sample")
       ->check(whole(0, 9'000'000'000'000'000))
       ->type_name("N")
@@ -291,6 +293,8 @@ void job_flags::read(int argc, char** argv) {
     throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (o_.deferred_weights > 0 && o_.backend == train::backend::nccl)
     throw usage_error("--deferred-weights is about ranks that wait themselves, not their GPUs. Remedy: another backend, or leave it away");
+  if (o_.check_messages && o_.backend == train::backend::nccl)
+    throw usage_error("--check-messages is about messages that ranks see themselves, not their GPUs. Remedy: another backend, or leave it away");
   if (o_.cuda_graph && o_.backend != train::backend::nccl)
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;

@@ -46,6 +46,7 @@ struct job_options {
   double clip_grad_norm = 1;
   bool post_validation = false;
   int deferred_weights = 0;  ///< most W's that a rank holds back
+  bool check_messages = false;
   bool recompute = false;
   train::precision precision = train::precision::float32;
 

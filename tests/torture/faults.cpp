@@ -26,6 +26,7 @@ constexpr auto longest = 40s;
 /// Steps before the fault may take long on a busy machine; after it somebody waits for this long.
 constexpr std::chrono::milliseconds patience = 25s, deadline = 1500ms;
 constexpr int tries = 3;
+char const* const corrupts = "corrupt_message";
 
 bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }
 
@@ -35,7 +36,9 @@ job_shape shape_of(scenario const& what) {
 
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
   auto const data = small_model::make_batch(2 * micro_batches, 1);
-  chevron::trainer trainer(setup_of(shape_of(what), comm));
+  auto setup = setup_of(shape_of(what), comm);
+  setup.options.check_messages = what.kind == corrupts;
+  chevron::trainer trainer(std::move(setup));
   while (trainer.next_step() < steps) {
     if (trainer.next_step() == struck_step) comm.deadline(deadline);
     trainer.step(data.input, data.target);
@@ -73,6 +76,7 @@ int promised_code(scenario const& what) {
   if (kind == "stop" || kind == "hang") return 4;
   if (kind == "disk_full") return 7;
   if (kind == "slow") return 0;
+  if (kind == corrupts) return 8;
   return while_saving ? 7 : 1;
 }
 
@@ -92,11 +96,18 @@ std::optional<int> blamed_in(std::string const& line) {
   return speaker;
 }
 
+/// The receive that belongs to a send: `2RECV_F0` to `1SEND_F0`.
+std::string receive_of(std::string const& send) {
+  auto const verb = send.find("SEND_");
+  bool const forward = send.at(verb + 5) == 'F';
+  return std::to_string(std::stoi(send) + (forward ? 1 : -1)) + "RECV_" + send.substr(verb + 5);
+}
+
 void judge(scenario const& what, verdict& out) {
   out.struck = out.output.find(chevron::detail::fault_struck) != std::string::npos;
   out.right_code = out.code == promised_code(what);
   out.right_rank = out.right_action = true;
-  bool const throws = what.kind == "throw" || what.kind == "bad_alloc";
+  bool const says_where = what.kind == "throw" || what.kind == "bad_alloc" || what.kind == corrupts;
   bool named = false, placed = false;
   std::string const before = "before ";
   auto const at = what.point.find(before);
@@ -108,6 +119,7 @@ void judge(scenario const& what, verdict& out) {
     named = true;
     if (*blamed != what.rank) out.right_rank = false;
     if (!action.empty() && line.find(", " + action + ": ") != std::string::npos) placed = true;
+    if (what.kind == corrupts && line.find(", " + receive_of(action) + ": what came") != std::string::npos) placed = true;
   }
   if (what.kind == "slow") {
     out.right_rank = !named && out.output.find("trained to step " + std::to_string(steps)) != std::string::npos;
@@ -115,7 +127,7 @@ void judge(scenario const& what, verdict& out) {
   }
   // A rank that was killed after all others had come to the end may be nobody's loss.
   if (!named) out.right_rank = false;
-  if (throws && !action.empty()) out.right_action = placed;
+  if (says_where && !action.empty()) out.right_action = placed;
 }
 
 }  // namespace

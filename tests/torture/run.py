@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 # heading, words for chevron-torture, and the same for --quick
 KINDS = [
-    ("A rank fails at an action of a step", "faults --count 9000 --jobs 3", "faults --count 900 --jobs 3"),
+    ("A rank fails at an action of a step", "faults --count 5000 --jobs 3", "faults --count 900 --jobs 3"),
     ("A job is killed while it saves", "kills --count 400 --jobs 3", "kills --count 60 --jobs 3"),
     ("A checkpoint is damaged", "damage --count 6000", "damage --count 3000"),
     ("A text from outside is mutated", "fuzz --seconds 600 --jobs 2", "fuzz --seconds 40 --jobs 2"),

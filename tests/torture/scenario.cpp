@@ -12,8 +12,8 @@ namespace torture {
 
 namespace {
 
-std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "slow"};
-std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "slow"};
+std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "slow", "corrupt_message"};
+std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "slow", "corrupt_message"};
 
 void add_actions(std::vector<scenario>& out, std::string const& schedule) {
   auto const program = chevron::lower(chevron::prove(
@@ -23,6 +23,9 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
     for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
       for (int rank = 0; rank < pipeline_ranks; ++rank) {
         for (int i = 0; i < view.length(rank); ++i) {
+          chevron::kind const does = view.at(rank, i).op.kind;
+          bool const sends = does == chevron::kind::send_forward || does == chevron::kind::send_backward;
+          if (kind == "corrupt_message" && !sends) continue;
           scenario one{.schedule = schedule, .backend = backend, .rank = rank, .point = "", .kind = kind};
           one.point = "step " + std::to_string(struck_step) + ", before " + std::string(chevron::to_text(view.at(rank, i).op).str());
           // In turns, so that all of them meet all kinds of actions.

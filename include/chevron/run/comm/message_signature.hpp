@@ -58,6 +58,13 @@ inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
   return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
 }
 
+/// A dense tensor whose memory holds its values: no conjugate, negative or zero that is only a mark on it.
+inline at::Tensor materialized(at::Tensor const& value) {
+  if (value._is_zerotensor()) return at::zeros(value.sizes(), value.options());
+  bool const as_it_is = !value.requires_grad() && !value.is_conj() && !value.is_neg();
+  return as_it_is ? value : value.detach().resolve_conj().resolve_neg();
+}
+
 /// A tensor as it is sent: on the device `here`, its bytes being its values. An undefined tensor stays one.
 /// \param who the transport, for its error
 inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Device here, char const* who) {
@@ -70,9 +77,7 @@ inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Dev
                                               : "a sparse one") +
                       ". Remedy: " + (here.is_cpu() ? ".cpu()" : ".to() that device") + ", or another transport");
   }
-  if (value._is_zerotensor()) return at::zeros(value.sizes(), value.options());
-  bool const as_it_is = !value.requires_grad() && !value.is_conj() && !value.is_neg();
-  return as_it_is ? value : value.detach().resolve_conj().resolve_neg();
+  return materialized(value);
 }
 
 inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {

@@ -16,13 +16,14 @@ namespace chevron {
 /// remedies.
 enum class exit_code : int {
   ok = 0,
-  other = 1,      ///< a stage threw, or an exception that is no `chevron::error`
-  usage = 2,      ///< `usage_error`; `stage_error` where LibTorch refuses what a stage gives it
-  peer_lost = 3,  ///< `peer_lost_error`
-  timeout = 4,    ///< `timeout_error`
-  preflight = 5,  ///< `preflight_error`
-  numerical = 6,  ///< `numerical_error`
-  checkpoint = 7  ///< `checkpoint_error`
+  other = 1,           ///< a stage threw, or an exception that is no `chevron::error`
+  usage = 2,           ///< `usage_error`; `stage_error` where LibTorch refuses what a stage gives it
+  peer_lost = 3,       ///< `peer_lost_error`
+  timeout = 4,         ///< `timeout_error`
+  preflight = 5,       ///< `preflight_error`
+  numerical = 6,       ///< `numerical_error`
+  checkpoint = 7,      ///< `checkpoint_error`
+  corrupt_message = 8  ///< `corrupt_message_error`
 };
 
 /// Where in a run something happened. Ranks are global (replica × P + pipeline rank); -1 where it does not apply.
@@ -97,6 +98,13 @@ struct numerical_error : error {
 struct checkpoint_error : error {
   explicit checkpoint_error(std::string const& sentence, error_context where = {})
       : error(exit_code::checkpoint, sentence, std::move(where)) {}
+};
+
+/// With `trainer_options::check_messages`: what came from `context().peer` is not what that rank sent. Nothing was computed with it.
+/// Exit code 8.
+struct corrupt_message_error : error {
+  corrupt_message_error(std::string const& sentence, error_context where)
+      : error(exit_code::corrupt_message, sentence, std::move(where)) {}
 };
 
 }  // namespace chevron

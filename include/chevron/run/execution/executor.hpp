@@ -15,6 +15,7 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/lower/program.hpp>
+#include <chevron/run/comm/message_checksum.hpp>
 #include <chevron/run/comm/stage_failure.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -47,6 +48,7 @@ struct executor_settings {
   std::shared_ptr<compute_streams> streams = {};  ///< what to compute on; empty: the CPU, one thing after the other
   std::shared_ptr<graph_maker> graphs = {};       ///< captures steady runs; empty: none are captured
   int deferred_weights = 0;                       ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
+  bool check_messages = false;                    ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
 };
 
 /// What came of a run. It belongs to the executor, and lasts until the next run.
@@ -90,6 +92,7 @@ class executor {
         clock_(work_.streams().where()),
         memory_(program_, rank_, work_.streams().where()),
         deferred_(program_, settings.deferred_weights),
+        check_messages_(settings.check_messages),
         outputs_(program_.plan.forward_only ? static_cast<std::size_t>(program_.plan.size.micro_batches) : 0),
         kept_(comm.topology(), program_.plan, kept_trace_) {
     trace_.reserve(static_cast<std::size_t>(program_.length(rank_)));
@@ -421,6 +424,8 @@ class executor {
   }
 
   void send(instruction const& i, tensors& values) {
+    if (check_messages_) detail::add_checksum(values);
+    detail::message_fault_point(global_rank(), trace_.step(), i.op, values);
     comm_->post_send(i.peer, i.op, i.source, values);
     values.clear();
   }
@@ -462,7 +467,21 @@ class executor {
     std::span<at::Tensor> const arrived = comm_->receive(i.source);
     out.clear();
     for (at::Tensor& t : arrived) out.push_back(std::move(t));
+    if (check_messages_) check_message(out, i);
     if (captured_ && !launching_) captured_->record_signature(i, out);
+  }
+
+  /// \param i the F, B or I that needs these tensors
+  void check_message(tensors& arrived, instruction const& i) {
+    bool const forward = i.op.kind == kind::forward;
+    int const sender = program_.plan.rank_of[static_cast<int>(i.op.stage) + (forward ? -1 : 1)];
+    action const message = make_action(forward ? kind::receive_forward : kind::receive_backward, i.op.stage, i.op.micro_batch);
+    try {
+      detail::take_checksum(arrived, {global_rank(), comm_->topology().global_of(sender), trace_.step(), to_text(message).str()});
+    } catch (corrupt_message_error const& e) {
+      comm_->fail(e);
+      throw;
+    }
   }
 
   proved_program proved_;
@@ -474,6 +493,7 @@ class executor {
   event_timer clock_;
   memory_meter memory_;
   deferred_weights deferred_;
+  bool check_messages_;
   std::unique_ptr<graph_runner> captured_;
   std::vector<tensors> outputs_;
   std::shared_ptr<rank_trace> kept_trace_ = std::make_shared<rank_trace>();  // outlives this where the rank fails

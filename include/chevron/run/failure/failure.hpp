@@ -97,8 +97,16 @@ inline std::string different_calls(int a, std::string const& of_a, int b, std::s
          ": every rank must make the same calls, in the same order";
 }
 
-/// What a rank tells the others of its own failure.
+/// What a rank tells the others of its own failure; or of a message that was changed on its way, which is told of its sender.
 inline failure failure_by(int rank, std::string const& message, int code, error_context const& where) {
+  if (code == static_cast<int>(exit_code::corrupt_message) && where.peer >= 0) {
+    return {.code = code,
+            .rank = where.peer,
+            .step = where.step,
+            .action = where.action,
+            .reason = "rank " + std::to_string(where.peer) + " sent something else than came to rank " + std::to_string(rank) +
+                      " with " + where.action};
+  }
   // A message may name this rank already.
   auto const name = "rank " + std::to_string(rank);
   bool const names_it =

@@ -43,15 +43,16 @@ namespace chevron::detail {
 /// `leaving`.
 struct fault {
   enum class kind {
-    kill,          ///< SIGKILL to this process
-    stop,          ///< SIGSTOP
-    exit,          ///< ends with exit code 42, without a word
-    slow,          ///< takes 0.3 s longer
-    raise,         ///< `throw`: a std::runtime_error
-    bad_alloc,     ///< memory runs out
-    close_sockets, ///< all connections of this process break
-    disk_full,     ///< nothing can be written to files any more
-    hang           ///< never returns
+    kill,            ///< SIGKILL to this process
+    stop,            ///< SIGSTOP
+    exit,            ///< ends with exit code 42, without a word
+    slow,            ///< takes 0.3 s longer
+    raise,           ///< `throw`: a std::runtime_error
+    bad_alloc,       ///< memory runs out
+    close_sockets,   ///< all connections of this process break
+    disk_full,       ///< nothing can be written to files any more
+    hang,            ///< never returns
+    corrupt_message  ///< of what a SEND sends, one bit changes on the way; with the point `before` that SEND
   };
   int rank = 0;    ///< global
   long step = -1;  ///< -1: any
@@ -61,7 +62,7 @@ struct fault {
 
 /// As they are told, in the order of `fault::kind`.
 inline constexpr std::string_view fault_names[] = {"kill",      "stop",          "exit",      "slow", "throw",
-                                                   "bad_alloc", "close_sockets", "disk_full", "hang"};
+                                                   "bad_alloc", "close_sockets", "disk_full", "hang",  "corrupt_message"};
 
 /// \throws usage_error for a text that is not understood
 inline fault fault_of(std::string_view text) {
@@ -127,6 +128,7 @@ inline void strike(fault const& f) {
     case fault::kind::slow: std::this_thread::sleep_for(std::chrono::milliseconds(300)); break;
     case fault::kind::raise: throw std::runtime_error("a fault was asked for");
     case fault::kind::bad_alloc: throw std::bad_alloc();
+    case fault::kind::corrupt_message: break;  // by whoever has the message
     case fault::kind::close_sockets: break_connections(); break;
     case fault::kind::disk_full: {
       rlimit const none{0, 0};
@@ -138,20 +140,40 @@ inline void strike(fault const& f) {
   }
 }
 
+inline bool is_due(fault const& told, int rank, long step, std::string_view point) {
+  return told.rank == rank && (told.step < 0 || told.step == step) && told.point == point;
+}
+
 /// \param point `joining`, …
 inline void fault_point(int rank, long step, std::string_view point) {
   auto const& told = told_fault();
-  if (told && told->rank == rank && (told->step < 0 || told->step == step) && told->point == point) strike(*told);
+  if (told && told->what != fault::kind::corrupt_message && is_due(*told, rank, step, point)) strike(*told);
 }
 /// \param when `before` or `after` this action
 inline void fault_point(int rank, long step, std::string_view when, action const& what) {
   if (told_fault()) fault_point(rank, step, std::string(when) + " " + to_text(what).str());
+}
+/// Where a message leaves: what is sent may be another from here on than the sender's own.
+/// \param values tensors
+template <class Values>
+void message_fault_point(int rank, long step, action const& what, Values& values) {
+  auto const& told = told_fault();
+  if (!told || told->what != fault::kind::corrupt_message || !is_due(*told, rank, step, "before " + std::string(to_text(what).str()))) return;
+  for (auto& value : values) {
+    if (!value.defined() || value.nbytes() == 0) continue;
+    strike(*told);
+    value = value.detach().clone();
+    *static_cast<unsigned char*>(value.mutable_data_ptr()) ^= 1;
+    return;
+  }
 }
 
 #else
 
 constexpr void fault_point(int, long, std::string_view) {}
 constexpr void fault_point(int, long, std::string_view, action const&) {}
+template <class Values>
+constexpr void message_fault_point(int, long, action const&, Values const&) {}
 
 #endif
 

@@ -60,7 +60,7 @@ inline std::string message_of_current(std::string const& message) {
 }  // namespace detail
 
 /// Runs `body(argc, argv)`, which returns an exit code, and ends the process with these exit codes (docs/training.md): 0 ok, 2
-/// usage, 3 peer lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 1 anything else. Whoever ends because another rank
+/// usage, 3 peer lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 anything else. Whoever ends because another rank
 /// failed ends with that one's code. A rank that computes while another fails is ended after 1.5 s. Memory that steps free is
 /// kept for the next (malloc_tuning.hpp). Where `body` throws, the process ends here, and static objects are not destroyed.
 /// \param body takes `(int, char**)` and returns an exit code; what it throws is printed on stderr as one line

@@ -93,6 +93,10 @@ struct trainer_options {
   /// When the ranks of a pipeline compare fingerprints of their batches: where each shuffles for itself, inputs (of the first
   /// stage's rank) and targets (of the last one's) do not belong together. In other steps it costs nothing.
   data_check check_data = data_check::first_step;
+  /// Whether what stages send each other goes with a checksum, so that a bit that changes on the way, in memory or a network, is a
+  /// `corrupt_message_error` and no wrong number. All that is sent is read twice more. On the CPU only: an accelerator's host does not
+  /// see messages.
+  bool check_messages = false;
 };
 
 namespace detail {
@@ -117,6 +121,10 @@ inline void check(trainer_options const& options) {
     throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + " on " + options.device.str() +
                       ", where the host does not wait for messages and so cannot tell when a W fills a wait. Remedy: 0");
   }
+  if (options.check_messages && (options.device != at::kCPU || options.graphs)) {
+    throw usage_error("check_messages on " + options.device.str() +
+                      ", where the host does not see messages and so cannot compare them. Remedy: leave it out");
+  }
   if (options.post_validation && options.before_optimizer_step) {
     throw usage_error(
         "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
@@ -140,6 +148,7 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("data compared", options.check_data == data_check::never        ? "never"
                            : options.check_data == data_check::every_step ? "in every step"
                                                                           : "in the first step");
+  out.add("messages", options.check_messages ? "with checksums" : "as they are");
   out.add("post-validation", options.post_validation ? "after " + std::to_string(options.stable_steps) + " stable steps" : "no");
 }
 

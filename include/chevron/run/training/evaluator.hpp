@@ -150,7 +150,7 @@ class evaluator {
   }
 
   static executor_settings settings(rank_context const& shared) {
-    return {.autocast = shared.options().autocast, .streams = shared.streams()};
+    return {.autocast = shared.options().autocast, .streams = shared.streams(), .check_messages = shared.options().check_messages};
   }
 
   static proved_program forwards_of(program_view training, int micro_batches) {
