@@ -246,9 +246,7 @@ chevron::plan plan_of(request const& asked) {
   std::vector<std::string> const names = all_names();
   if (asked.schedule.empty())
     throw usage("no schedule given: add --schedule FILE.csv or --schedule NAME, one of " + joined(names));
-  bool known = false;
-  for (std::string const& name : names) known = known || lower_case(name) == lower_case(asked.schedule);
-  if (!known && !chevron::catalogue::trains(asked.schedule)) {
+  if (!chevron::catalogue::contains(asked.schedule)) {
     if (asked.schedule.find('+') != std::string::npos) {
       throw usage("--schedule " + quoted(asked.schedule) +
                   " is not known: slack for slow links is written as in 1F1B+1@3-4, one forward more before the link between "

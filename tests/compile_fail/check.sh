@@ -78,6 +78,12 @@ while IFS= read -r regex; do
 done <<EXPECTED
 $expected
 EXPECTED
+most=$(sed -n 's|^// errors: *||p' "$file")
+errors=$(printf '%s\n' "$output" | grep -c 'error:')
+if [ -n "$most" ] && [ "$errors" -ne "$most" ]; then
+  echo "FAILED: $errors errors where one mistake must give $most"
+  status=1
+fi
 if [ $status -ne 0 ]; then
   echo "the compiler says:"
   printf '%s\n' "$output" | grep -E 'error|note' | cut -c 1-600 | head -n 30

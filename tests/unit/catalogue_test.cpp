@@ -71,10 +71,14 @@ TEST_SUITE("catalogue") {
     DOCTEST_CHECK(groups == 8 * 4 * (20 * 21 / 2 + 20));
   }
 
-  TEST_CASE("names: with or without regard to case, for training and for evaluation") {
+  TEST_CASE("names: without regard to case, dashes and underscores, those of constants and papers, for training and for evaluation") {
     DOCTEST_CHECK(catalogue::contains("eager1f1b"));
     DOCTEST_CHECK(catalogue::contains("FORWARDONLY"));
     DOCTEST_CHECK_FALSE(catalogue::trains("ForwardOnly"));
+    for (char const* const name : {"ZBVZeroBubble", "ZB-V", "zb_v", "zbv"})
+      DOCTEST_CHECK(std::string(catalogue::make_plan(name, {2, 3}).name) == "ZBVZeroBubble");
+    DOCTEST_CHECK(std::string(catalogue::make_plan("zb_h1", {2, 3}).name) == "ZB-H1");
+    for (char const* const none : {"", "-", "ZB", "ZB-VV", "1F1B1", "V-"}) DOCTEST_CHECK_FALSE(catalogue::contains(none));
     DOCTEST_CHECK(std::string(catalogue::make_plan("hanayo", {2, 3, 4}).name) == "Hanayo");
     DOCTEST_CHECK(
         describe(catalogue::make_plan("", {2, 3}).problem).str().starts_with("no schedule of the catalogue has that name"));

@@ -23,7 +23,7 @@
 #include <chevron/catalogue/zb_v.hpp>
 
 /// \file
-/// Every published schedule by name. Names are compared without regard to case.
+/// Every published schedule by name. Names are compared without regard to case, - and _, so the constants' names will do, too.
 
 namespace chevron::catalogue {
 
@@ -41,14 +41,22 @@ constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
 }
 
-/// Whether two names are the same, without regard to case.
+/// Whether two names are the same, without regard to case, - and _.
 constexpr bool same_name(std::string_view a, std::string_view b) {
   auto const lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
-  if (a.size() != b.size()) return false;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (lower(a[i]) != lower(b[i])) return false;
+  auto const skips = [](std::string_view of, std::size_t i) { return i < of.size() && (of[i] == '-' || of[i] == '_'); };
+  for (std::size_t i = 0, j = 0;; ++i, ++j) {
+    while (skips(a, i)) ++i;
+    while (skips(b, j)) ++j;
+    if (i == a.size() || j == b.size()) return i == a.size() && j == b.size();
+    if (lower(a[i]) != lower(b[j])) return false;
   }
-  return true;
+}
+
+/// Whether a schedule goes by this name: the catalogue's, or the paper's where PyTorch has another (ZB-V is ZBVZeroBubble).
+template <class Description>
+constexpr bool goes_by(Description const& one, std::string_view name) {
+  return same_name(one.name, name) || (same_name(one.name, zb_v.name) && same_name(name, "ZB-V"));
 }
 
 /// Calls `visit(name, description)` for each schedule that can be given slack for slow links, with this slack.
@@ -66,14 +74,14 @@ constexpr bool trains(std::string_view name) {
     for_each_with_slack(slack_view{}, [&](char const* of, auto const&) { found = found || same_name(of, parts.schedule); });
     return found && parts.good;
   }
-  for_each([&](auto const& one) { found = found || same_name(one.name, name); });
+  for_each([&](auto const& one) { found = found || goes_by(one, name); });
   return found;
 }
 
 /// Whether there is a schedule of that name, for training or for evaluation.
 constexpr bool contains(std::string_view name) {
   bool found = trains(name);
-  hana::for_each(evaluation, [&](auto const* one) { found = found || same_name(one->name, name); });
+  hana::for_each(evaluation, [&](auto const* one) { found = found || goes_by(*one, name); });
   return found;
 }
 
@@ -90,7 +98,7 @@ constexpr plan make_plan(std::string_view name, shape size) {
   unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(evaluation))::value);
   plan made = chevron::detail::refused(size, "", unknown);
   auto const work_out = [&](auto const* one) {
-    if (same_name(one->name, name)) made = expand(*one, size);
+    if (goes_by(*one, name)) made = expand(*one, size);
   };
   hana::for_each(all, work_out);
   hana::for_each(evaluation, work_out);
