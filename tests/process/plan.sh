@@ -52,7 +52,8 @@ expect 5 "broken law 'in_flight'" show GPipe --memory-limit 3 --format svg
 expect 2 "no command given: choose one of show, compare, check, lower"
 expect 2 "'shw' is not a command" shw
 expect 2 "no schedule given: add --schedule FILE.csv or --schedule NAME, one of GPipe" show
-expect 2 "'zbv' is not known; did you mean ZBVZeroBubble?" show zbv
+expect 2 "'zbvzero' is not known; did you mean ZBVZeroBubble?" show zbvzero
+for name in ZB-V zb_v; do expect 0 '^ZBVZeroBubble  ' show $name; done
 expect 2 "'1f1p' is not known; did you mean 1F1B?" check --schedule 1f1p
 expect 2 "'nothing-like-it' is not known: choose one of GPipe" show nothing-like-it
 expect 2 "--ranks '0' is not usable: give a whole number from 1" show 1F1B --ranks 0
