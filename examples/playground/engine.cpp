@@ -66,11 +66,13 @@ void move_actions(chevron::plan& plan, std::vector<int> const& moves) {
     if (rank < 0 || rank >= plan.size.ranks) continue;
     chevron::action* const list = plan.actions.data + plan.begin.data[rank];
     int const length = plan.begin.data[rank + 1] - plan.begin.data[rank];
-    if (from < 0 || to < 0 || from >= length || to >= length) continue;
+    if (from < 0 || to < 0 || from >= length) continue;
+    int const moved = list[from].fused != 0 ? 2 : 1;  // a fused pair moves as one
+    if (from + moved > length || to + moved > length) continue;
     if (from < to)
-      std::rotate(list + from, list + from + 1, list + to + 1);
+      std::rotate(list + from, list + from + moved, list + to + moved);
     else
-      std::rotate(list + to, list + from, list + from + 1);
+      std::rotate(list + to, list + from, list + from + moved);
   }
 }
 

@@ -35,7 +35,7 @@ struct settings {
   double memory_limit = 0;  ///< in microbatches of a rank's whole share; 0: none
   int trials = 0;
   int seed = 1;
-  std::vector<int> moves;  ///< threes: rank, from, to
+  std::vector<int> moves;  ///< threes: rank, from, to; of a fused pair where its first half is
   std::string csv;
   std::string problem;  ///< why this cannot be used; empty: it can
 };

@@ -841,17 +841,20 @@ const chevron = (() => {
       if (this.dragged) {
         const {place, box, slot_x, x, row} = this.dragged;
         const p = place.p, y = place.top + row * place.pitch;
-        this.outline(c, place, box, theme.accent, 2, [3, 2]);
-        c.globalAlpha = 0.9;
-        c.fillStyle = this.fills()[p.kind[box]][shade(p.chunk[box], p.chunks)];
-        const wide = Math.max(4, this.x_of(p.end[box]) - this.x_of(p.start[box]));
-        c.fillRect(x - wide / 2, y - 4, wide, place.row);
-        c.globalAlpha = 1;
-        c.fillStyle = text_on(c.fillStyle);
-        c.font = "11px " + font;
-        c.textAlign = "center";
-        c.textBaseline = "middle";
-        c.fillText(String(p.micro_batch[box]), x, y - 4 + place.row / 2);
+        const halves = p.half[box] === 1 ? [box, box + 1] : [box], tall = place.row / halves.length;
+        halves.forEach((i, k) => {
+          const wide = Math.max(4, this.x_of(p.end[i]) - this.x_of(p.start[i])), top = y - 4 + k * tall;
+          this.outline(c, place, i, theme.accent, 2, [3, 2]);
+          c.globalAlpha = 0.9;
+          c.fillStyle = this.fills()[p.kind[i]][shade(p.chunk[i], p.chunks)];
+          c.fillRect(x - wide / 2, top, wide, tall);
+          c.globalAlpha = 1;
+          c.fillStyle = text_on(c.fillStyle);
+          c.font = (halves.length === 2 ? "9.5px " : "11px ") + font;
+          c.textAlign = "center";
+          c.textBaseline = "middle";
+          c.fillText(String(p.micro_batch[i]), x, top + tall / 2);
+        });
         c.fillStyle = theme.accent;
         c.fillRect(slot_x - 1.5, y - 3, 3, place.row + 6);
       }
@@ -861,7 +864,7 @@ const chevron = (() => {
     /// Between which neighbours a dragged action would come to lie.
     slot(place, row, time, box) {
       const p = place.p;
-      const list = [...p.lanes[row][0]].filter((i) => i !== box);
+      const list = [...p.lanes[row][0]].filter((i) => i !== box && !(p.half[box] === 1 && i === box + 1));
       let to = 0;
       while (to < list.length && (p.start[list[to]] + p.end[list[to]]) / 2 < time) ++to;
       const edge = to < list.length ? p.start[list[to]] : list.length > 0 ? p.end[list[list.length - 1]] : 0;
@@ -881,8 +884,8 @@ const chevron = (() => {
         } catch { /* a pointer of a script */
         }
         this.held = {x, view: [...this.view], moved: false, hit};
-        if (this.options.edit && hit && hit.box >= 0 && hit.p.kind[hit.box] < COMPUTE && !hit.p.half[hit.box])
-          this.held.box = hit.box;
+        if (this.options.edit && hit && hit.box >= 0 && hit.p.kind[hit.box] < COMPUTE)
+          this.held.box = hit.p.half[hit.box] === 2 ? hit.box - 1 : hit.box;  // a fused pair moves as one
       });
       this.over.addEventListener("pointermove", (e) => {
         const [x, y] = place(e);

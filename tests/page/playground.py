@@ -338,6 +338,22 @@ def session(page, shots, folder):
     page.settle()
     now = do.held()
     assert now["state"]["moves"] == "" and now["answer"]["law"] is None, now
+    # The halves of a fused pair stay together: two pairs that follow each other change places, whichever half is dragged.
+    do.choose("schedule", "DualPipeV")
+    cells = page.run("playground.engine('csv', playground.request())").split("\n")[0].split(",")
+    pair = next(k for k, cell in enumerate(cells) if "OVERLAP" in cell and "OVERLAP" in cells[k + 1])
+    middles = page.run("""(() => {
+        const p = playground.pictures[0];
+        return [...p.lanes[0][0]].filter((i) => p.half[i] !== 2).map((i) => (p.start[i] + p.end[i]) / 2);
+      })()""")
+    for half in (-4, 4):
+        x, y = page.run(AT + f"({middles[pair]}, 0)")
+        page.drag(x, y + half, page.run(AT + f"({middles[pair + 1] + 0.1}, 0)")[0], y + half)
+        page.settle()
+        moved = page.run("playground.engine('csv', playground.request())").split("\n")[0].split(",")
+        assert moved == cells[:pair] + [cells[pair + 1], cells[pair]] + cells[pair + 2:], moved
+        page.key("u")
+        page.settle()
     do.click("edit")
     # Files: the CSV is chevron-plan's, the program compiles and says the same.
     page.run("location.hash = '#schedule=V-Half&p=4&m=6&F=1.5'")
