@@ -30,7 +30,7 @@ MUTANTS = [
     ("a folder without a manifest is a checkpoint", KILLS, "checkpoint/checkpoint_folder.hpp", r'step < end && std::filesystem::exists\(entry\.path\(\) / "manifest\.json", gone\)', "step < end"),
     ("the optimizer's state is not loaded", KILLS, "checkpoint/checkpoint.hpp", r"if \(state != nullptr\) \{", "if (false) {"),
     ("training goes on a step too late", KILLS, "checkpoint/checkpoint.hpp", r"train\.next_step\(about\.next_step\);", "train.next_step(about.next_step + 1);"),
-    ("files are not compared with their fingerprints", DAMAGE, "checkpoint/checkpoint_index.hpp", r"&& fingerprint_of\(file\) == wanted->second\)", ")"),
+    ("files are not compared with their fingerprints", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"&& fingerprint_of\(file\) == wanted->second\)", ")"),
     ("the manifest is not compared with its own", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"return end == std::string\(before_fingerprint\) \+ right \+ std::string\(after_fingerprint\) \? right : std::string\(\);", "return right;"),
     ("a step keeps memory", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", "    accumulated_.end_step(next);\n    static thread_local std::vector<std::string> kept;\n    kept.emplace_back(20000, 'x');"),
     ("a step leaves a file open", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", '    accumulated_.end_step(next);\n    if (step_ % 100 == 0 && std::fopen("/dev/null", "r") == nullptr) std::abort();'),
