@@ -25,15 +25,16 @@
 
 namespace chevron {
 
-/// Counts over one run of a training program, on any device. What a stage is given and what operators give in F (storage_watch.hpp)
-/// was held for the microbatch if it is still there when F is over, and gone when its B or W is: each piece of memory once, however
-/// many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and so do not count.
+/// Counts over one run of a training program, on any device. What a stage is given and what operators give in F
+/// (storage_watch.hpp) was held for the microbatch if it is still there when F is over, and gone when its B or W is: each piece
+/// of memory once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
+/// count.
 ///
-/// So that others do not hold what is asked about, a stage gets its inputs under storages of their own over the same memory, and
-/// hands on copies of outputs that its graph has saved, too. Values and layouts are the same, and so is every bit.
+/// So that others do not hold what is asked about, a stage gets its inputs under storages of their own over the same memory,
+/// and hands on copies of outputs that its graph has saved, too. Values and layouts are the same, and so is every bit.
 ///
-/// Where a stage recomputes, what its graphs hold is counted in B, I or W, when they have been built. So the numbers mean the same
-/// with recomputation and without it: `activation` what F leaves without, `input` with, and `kept` what W needs.
+/// Where a stage recomputes, what its graphs hold is counted in B, I or W, when they have been built. So the numbers mean the
+/// same with recomputation and without it: `activation` what F leaves without, `input` with, and `kept` what W needs.
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)

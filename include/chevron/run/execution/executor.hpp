@@ -183,8 +183,8 @@ class executor {
     broken_ = false;
   }
 
-  /// Counts in the next run what stages hold of a microbatch (activation_meter.hpp): it computes the same, more slowly. Nothing is
-  /// known of computations that are launched as graphs, nor of a program that only runs forward.
+  /// Counts in the next run what stages hold of a microbatch (activation_meter.hpp): it computes the same, more slowly. Nothing
+  /// is known of computations that are launched as graphs, nor of a program that only runs forward.
   void measure_bytes() {
     if (!program_.plan.forward_only) meter_.emplace(program_.plan);
   }

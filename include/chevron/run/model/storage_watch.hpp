@@ -11,9 +11,9 @@
 
 namespace chevron {
 
-/// While it lives, the memory of what this thread's operators give is noted: of a view that of its base. PyTorch's profilers see
-/// operators by the same means (at::RecordFunction), on any device, and no bit of a result changes. Memory that no operator ever
-/// gave (a tensor made by at::from_blob and never looked at otherwise) is not seen.
+/// While it lives, the memory of what this thread's operators give is noted: of a view that of its base. PyTorch's profilers
+/// see operators by the same means (at::RecordFunction), on any device, and no bit of a result changes. Memory that no operator
+/// ever gave (a tensor made by at::from_blob and never looked at otherwise) is not seen.
 class storage_watch {
  public:
   explicit storage_watch(storage_set& into)

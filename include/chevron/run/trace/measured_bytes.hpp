@@ -38,7 +38,8 @@ inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
   return out.str();
 }
 
-/// Writes into a profile what all ranks' `text_of` say: of replicas the largest. A list stays empty where a stage lacks its entry.
+/// Writes into a profile what all ranks' `text_of` say: of replicas the largest. A list stays empty where a stage lacks its
+/// entry.
 inline void add_bytes(profile& to, std::vector<std::string> const& texts) {
   auto const stages = static_cast<std::size_t>(to.stages);
   std::vector<measured_bytes> all(stages);

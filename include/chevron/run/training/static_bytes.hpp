@@ -18,9 +18,9 @@
 
 namespace chevron::detail {
 
-/// Parameters, buffers, gradients, the optimizer's state, and what post-validation copies of them: as they are now, each piece of
-/// memory once. A parameter that two stages share counts for both, which may be on different ranks. `unknown` for an optimizer
-/// of which it is not known what it keeps.
+/// Parameters, buffers, gradients, the optimizer's state, and what post-validation copies of them: as they are now, each piece
+/// of memory once. A parameter that two stages share counts for both, which may be on different ranks. `unknown` for an
+/// optimizer of which it is not known what it keeps.
 inline std::int64_t static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update) {
   storage_set all;
   bool known = true;
