@@ -74,10 +74,8 @@ model model_of(request const& asked) {
   out.fixed = bytes_up_to(most_bytes, typed.fixed, "--static-bytes");
   out.kept = typed.kept.empty() ? out.activation : bytes_up_to(most_bytes, typed.kept, "--kept-bytes");
   if (!typed.input.empty()) out.input = bytes_up_to(most_bytes, typed.input, "--input-bytes");
-  for (auto const& [value, flag] : {std::pair{out.kept, "--kept-bytes"}, std::pair{out.input, "--input-bytes"}}) {
-    if (value > out.activation)
-      throw usage(std::string(flag) + " " + bytes(value) + " is more than --activation-bytes, of which it is a part");
-  }
+  if (out.input > out.activation)
+    throw usage("--input-bytes " + bytes(out.input) + " is more than --activation-bytes, of which it is a part");
   return out;
 }
 
@@ -200,12 +198,16 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
     recomputed.data[s] = how.recompute;
     if (how.recompute) costs.backward_input[i] += costs.forward[i];
     std::int64_t const each = std::max<std::int64_t>(how.recompute ? of.bytes.input[i] : of.bytes.activation[i], 1);
-    largest = std::max(largest, each);
+    std::int64_t const kept = of.bytes.kept[i];
+    std::int64_t const more = how.recompute ? each : std::max(each, kept);  // I may leave more than F, with gradients for W
+    largest = std::max(largest, more);
     smallest = std::min(smallest, each);
     while_backward = std::max(while_backward, of.bytes.activation[i] - each);
-    double const kept = std::min(1.0, std::max(1e-3, static_cast<double>(of.bytes.kept[i]) / static_cast<double>(each)));
-    most_kept = std::max(most_kept, kept);
-    least_kept = std::min(least_kept, kept);
+    auto const share = [&](std::int64_t of_all) {
+      return std::min(1.0, std::max(1e-3, static_cast<double>(kept) / static_cast<double>(of_all)));
+    };
+    most_kept = std::max(most_kept, share(more));
+    least_kept = std::min(least_kept, share(each));
   }
   chevron::footprint_view const takes = of.bytes.view(recomputed.data);
   std::int64_t most_fixed = 0, least_fixed = most_bytes;

@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
   fit.add_option("--memory", asked.fit.memory, "what a rank has, such as 80GiB")->type_name("BYTES");
   fit.add_option("--static-bytes", asked.fit.fixed, "parameters, gradients and the optimizer's state of a rank")->type_name("BYTES");
-  fit.add_option("--kept-bytes", asked.fit.kept, "of --activation-bytes, what W still needs after I; all without it")
+  fit.add_option("--kept-bytes", asked.fit.kept, "what W needs after I, gradients included; as much as --activation-bytes without it")
       ->type_name("BYTES");
   fit.add_option("--input-bytes", asked.fit.input, "what a recomputed stage keeps of a microbatch: its input")->type_name("BYTES");
   fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");

@@ -59,7 +59,8 @@ void write_files(options const& o, comparison const& outcome) {
   if (!o.profile.empty()) {
     write("--profile", o.profile, show::json(outcome.measured));
     facts.push_back(
-        {"profile", o.profile + ": what each stage and message cost, for chevron-plan show|compare|search --profile"});
+        {"profile", o.profile + ": what each stage and message cost, and the bytes of each stage, for chevron-plan "
+                                "show|compare|search|fit --profile"});
   }
   if (!facts.empty()) print_facts(facts);
 }

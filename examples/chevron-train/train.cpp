@@ -283,6 +283,7 @@ void train_on_rank(task const& what, rank_place const& where) {
                                           return measured;
                                         }});
   }
+  if (!o.profile.empty()) train.measure_bytes();
   trace_window records;
   long measured_after = first_step;  // the first step under a program is left out
   std::int64_t const begin = now_ns();
@@ -324,6 +325,7 @@ void train_on_rank(task const& what, rank_place const& where) {
 
   double const held_out = held_out_loss(what, train);
   auto const texts = comm.all_gather_text(records.text());
+  auto const bytes = comm.all_gather_text(text_of(train.bytes_by_stage()));
   std::vector<std::string> of_graphs;
   if (o.cuda_graph) of_graphs = comm.all_gather_text(std::to_string(teller.launched()) + " " + train.graph_fallback_reason());
   std::string const prompt = prompt_from(what.text.held_out, o.seed, o.model.context);
@@ -335,6 +337,7 @@ void train_on_rank(task const& what, rank_place const& where) {
     if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
     comparison outcome = compared(train.program(), texts, o.post_validation);
     outcome.measured.layers = layers_of(o, plan.stages);
+    if (!o.profile.empty()) add_bytes(outcome.measured, bytes);
     std::printf("\n%s\n", table_of(outcome, where.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_files(o, outcome);
     std::fflush(stdout);

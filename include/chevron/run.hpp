@@ -23,6 +23,7 @@
 #include <chevron/run/optimizer/learning_rate.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
+#include <chevron/run/trace/measured_bytes.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/evaluator.hpp>
 #include <chevron/run/training/layer_costs.hpp>

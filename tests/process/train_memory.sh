@@ -17,6 +17,8 @@ for schedule in GPipe 1F1B V-Min; do
     --microbatch-size 8 --steps 2 --timeline none --trace none --data text.txt --metrics $schedule.jsonl > output 2>&1 || { cat output; exit 1; }
   "$plan" show $schedule --ranks 4 --microbatches 8 --format json > $schedule.json
 done
+timeout 150 "$train" --schedule 1F1B --ranks 4 --replicas 1 --microbatches 8 --layers 8 --width 128 --heads 2 --context 64 \
+  --microbatch-size 8 --steps 2 --timeline none --trace none --data text.txt --profile profile.json > output 2>&1 || { cat output; exit 1; }
 "$python" - <<'PYTHON'
 import json
 names = ["GPipe", "1F1B", "V-Min"]
@@ -29,6 +31,10 @@ for name in names:
     print(f"{name:8} {planned[name]:4} microbatches of rank 0's share of the model, {mib[name]:6.1f} MiB of its process")
 each = (mib["GPipe"] - mib["1F1B"]) / (planned["GPipe"] - planned["1F1B"])
 assert each > 3, f"a microbatch in flight takes {each:.1f} MiB"
+# What a run counts of its tensors is what the processes of others grow by.
+counted = json.load(open("profile.json"))["activation_bytes"][0] / (1 << 20)
+print(f"a microbatch of rank 0's share: {each:.2f} MiB of its process, {counted:.2f} MiB counted")
+assert 0.85 < each / counted < 1.15, (each, counted)
 wanted = each * (planned["1F1B"] - planned["V-Min"])
 assert mib["1F1B"] - mib["V-Min"] > 0.3 * wanted, f"1F1B takes {mib['1F1B'] - mib['V-Min']:.1f} MiB more than V-Min, not about {wanted:.1f}"
 PYTHON

@@ -54,6 +54,78 @@ assert abs(measured - profile["pipeline"]) < 0.06 * measured, (told[0], profile)
 PYTHON
 done
 
+# The bytes are those of the model: written down a second time, for PyTorch, whose autograd says what it saves.
+if "$python" -c 'import torch' 2> /dev/null; then "$python" - <<'PYTHON'
+import json
+import torch
+from torch.nn import functional as f
+
+layers, width, heads, context, samples, vocabulary = 4, 32, 2, 16, 2, 256
+ones = lambda *sizes: torch.ones(*sizes, requires_grad=True)
+
+class block:
+    def __init__(self):
+        self.norms = [ones(width) for _ in range(4)]
+        self.qkv, self.project = ones(3 * width, width), ones(width, width)
+        self.widen, self.narrow = [ones(4 * width, width), ones(4 * width)], [ones(width, 4 * width), ones(width)]
+        self.parameters = [*self.norms, self.qkv, self.project, *self.widen, *self.narrow]
+    def __call__(self, x):
+        parts = f.linear(f.layer_norm(x, (width,), *self.norms[:2]), self.qkv)
+        parts = parts.view(samples, context, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        seen = f.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        x = x + f.linear(seen.transpose(1, 2).reshape(samples, context, width), self.project)
+        return x + f.linear(f.gelu(f.linear(f.layer_norm(x, (width,), *self.norms[2:]), *self.widen)), *self.narrow)
+
+class embedding:
+    def __init__(self):
+        self.parameters = [ones(vocabulary, width), ones(context, width)]
+    def __call__(self, x):
+        return f.embedding(x, self.parameters[0]) + f.embedding(torch.arange(context), self.parameters[1])
+
+targets = torch.zeros(samples, context, dtype=torch.long)
+class head:
+    def __init__(self):
+        self.parameters = [ones(width), ones(width), ones(vocabulary, width)]
+    def __call__(self, x):
+        logits = f.linear(f.layer_norm(x, (width,), *self.parameters[:2]), self.parameters[2])
+        return f.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+whole = [embedding(), *(block() for _ in range(layers)), head()]
+def of_stage(number, stages):
+    each = layers // stages
+    own = whole[1 + number * each:1 + (number + 1) * each]
+    own = ([whole[0]] if number == 0 else []) + own + ([whole[-1]] if number + 1 == stages else [])
+    given = torch.ones(samples, context, dtype=torch.long) if number == 0 else ones(samples, context, width)
+    saved = {}
+    def note(t):
+        saved[t.untyped_storage().data_ptr()] = (t.untyped_storage().nbytes(), t)
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        x = given
+        for part in own:
+            x = part(x)
+    parameters = [p for part in own for p in part.parameters]
+    for other in parameters + [targets]:
+        saved.pop(other.untyped_storage().data_ptr(), None)
+    values, moments = sum(p.numel() * 4 for p in parameters), 2
+    return values * (2 + moments), sum(size for size, _ in saved.values()), given.untyped_storage().nbytes()
+
+for name in "1F1B", "ZBVZeroBubble", "ZB-H1", "DualPipeV":
+    told = json.load(open(name + ".json"))
+    known = [of_stage(s, told["stages"]) for s in range(told["stages"])]
+    for key, wanted in zip(["static_bytes", "activation_bytes", "input_bytes"], zip(*known)):
+        assert told[key] == list(wanted), (name, key, told[key], wanted)
+    assert ("kept_bytes" in told) == (name != "1F1B"), told
+    for kept, (_, activation, _) in zip(told.get("kept_bytes", []), known):
+        assert 0.5 * activation < kept < 1.5 * activation, (name, kept, activation)
+PYTHON
+fi
+"$plan" fit --ranks 2 --microbatches 6 --profile ZBVZeroBubble.json --memory 2MiB --trials 200 > fits
+grep -q '^The fastest that fits: .* ms, ' fits || { cat fits; exit 1; }
+code=0
+"$plan" fit --ranks 2 --microbatches 6 --profile ZBVZeroBubble.json --memory 200KiB --trials 200 > fits 2>&1 || code=$?
+[ $code -eq 6 ] && grep -q 'Nothing fits in 200 KiB' fits || { cat fits; exit 1; }
+
 # Costs of stages can be added up, not cut; a backward that ran whole says nothing of its halves.
 "$plan" show ZB-H1 --ranks 2 --microbatches 6 --profile ZBVZeroBubble.json > /dev/null
 "$plan" search --ranks 2 --microbatches 4 --trials 50 --profile ZB-H1.json > /dev/null

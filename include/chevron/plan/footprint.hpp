@@ -11,8 +11,8 @@ namespace chevron {
 struct footprint_view {
   std::int64_t const* fixed = nullptr;       ///< there all the time: parameters, gradients, the optimizer's state
   std::int64_t const* activation = nullptr;  ///< of a microbatch, from its F until its B or I has run
-  std::int64_t const* kept = nullptr;        ///< of that, from its I until its W
-  std::int64_t const* input = nullptr;       ///< of that, from its F until its B or I begins, where the stage is recomputed
+  std::int64_t const* kept = nullptr;        ///< from its I until its W: gradients, too, so it may be more than that
+  std::int64_t const* input = nullptr;       ///< of `activation`, from F until its B or I begins, where it is recomputed
   bool const* recomputed = nullptr;          ///< which stages are; null: none
 
   constexpr bool is_recomputed(int stage) const { return recomputed != nullptr && recomputed[stage]; }

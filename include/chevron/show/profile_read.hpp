@@ -165,10 +165,8 @@ inline read_profile_result read_profile(std::string_view text) {
     }
   }
   for (std::size_t s = 0; s < p.activation_bytes.size(); ++s) {
-    for (auto const& [key, bytes] : {std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes}}) {
-      if (s < bytes->size() && (*bytes)[s] > p.activation_bytes[s])
-        return fault(std::string("'") + key + "' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
-    }
+    if (s < p.input_bytes.size() && p.input_bytes[s] > p.activation_bytes[s])
+      return fault("'input_bytes' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
   }
   if (out.problem.empty() && !unread.empty()) return fault("'" + *unread.begin() + "' is no key of a profile");
   return out;

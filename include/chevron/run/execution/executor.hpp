@@ -22,6 +22,7 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/device/device_graph.hpp>
+#include <chevron/run/execution/activation_meter.hpp>
 #include <chevron/run/execution/deferred_weights.hpp>
 #include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/execution/graph_runner.hpp>
@@ -182,6 +183,20 @@ class executor {
     broken_ = false;
   }
 
+  /// Counts in the next run what stages hold of a microbatch (activation_meter.hpp): it computes the same, more slowly. Nothing
+  /// is known of computations that are launched as graphs, nor of a program that only runs forward.
+  void measure_bytes() {
+    if (!program_.plan.forward_only) meter_.emplace(program_.plan);
+  }
+  /// By stage, if the last run was measured: gives it once.
+  std::optional<std::vector<measured_bytes>> take_measured_bytes() {
+    if (!meter_ || broken_) return {};
+    work_.measured_by(nullptr);
+    auto out = meter_->found();
+    meter_.reset();
+    return out;
+  }
+
   program_view program() const { return program_; }
   rank_trace const& last_trace() const { return trace_; }
   /// The same with the times of an accelerator, for which it waits.
@@ -207,6 +222,7 @@ class executor {
     comm_->begin_step(step);
     launching_ = captured_ &&
                  captured_->prepare(batch, [&](instruction const& i, auto const& work) { with_error_context(i, nullptr, work); });
+    work_.measured_by(meter_ && !launching_ ? &*meter_ : nullptr);  // not before: captures are to be what they always are
   }
 
   /// Of what `run_ahead` comes to: must it wait for `finish`?
@@ -492,6 +508,7 @@ class executor {
   stage_runner work_;
   event_timer clock_;
   memory_meter memory_;
+  std::optional<activation_meter> meter_;
   deferred_weights deferred_;
   bool check_messages_;
   std::unique_ptr<graph_runner> captured_;

@@ -12,6 +12,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/execution/activation_meter.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
@@ -75,27 +76,36 @@ class stage_runner {
   /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W: nothing. Empty afterwards
   void compute(instruction const& i, split_batch const& batch, std::optional<long> step, tensors& given) {
     activation& slot = of(i);
-    stage_task const task = task_of(i, batch, step);
-    switch (i.op.kind) {
-      case kind::forward:
-        slot.loss = slot.work.forward(task, given, slot.outputs);
-        break;
-      case kind::backward:
-        slot.work.backward(task, given, slot.input_gradients);
-        break;
-      case kind::backward_input:
-        slot.work.backward_input(task, given, slot.input_gradients);
-        break;
-      default:
-        slot.work.backward_weight(task);
-    }
-    given.clear();
+    stage_task task = task_of(i, batch, step);
+    auto const run = [&] {
+      switch (i.op.kind) {
+        case kind::forward:
+          slot.loss = slot.work.forward(task, given, slot.outputs);
+          break;
+        case kind::backward:
+          slot.work.backward(task, given, slot.input_gradients);
+          break;
+        case kind::backward_input:
+          slot.work.backward_input(task, given, slot.input_gradients);
+          break;
+        default:
+          slot.work.backward_weight(task);
+      }
+      given.clear();
+    };
+    meter_ == nullptr ? run() : meter_->measure(i.op, task, slot.work, given, slot.outputs, run);
   }
 
   /// W, of work that was taken out of its slot.
   void backward_weight(instruction const& w, stage_execution& work, split_batch const& batch, std::optional<long> step) {
-    work.backward_weight(task_of(w, batch, step));
+    stage_task task = task_of(w, batch, step);
+    tensors none;
+    auto const run = [&] { work.backward_weight(task); };
+    meter_ == nullptr ? run() : meter_->measure(w.op, task, work, none, none, run);
   }
+
+  /// From here on it counts what is computed; null: nothing is counted.
+  void measured_by(activation_meter* meter) { meter_ = meter; }
 
   /// The work of a fused pair's halves, on the two lanes.
   /// \param inputs of F: the other lane must not get their memory while F still reads it
@@ -140,6 +150,7 @@ class stage_runner {
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;
   tensors losses_;
+  activation_meter* meter_ = nullptr;
 };
 
 }  // namespace chevron

@@ -21,6 +21,8 @@
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_graph.hpp>
+#include <chevron/run/model/storage_set.hpp>
+#include <chevron/run/model/storage_watch.hpp>
 
 /// \file
 /// One stage's work on one microbatch, from its F to its B or W.
@@ -36,6 +38,7 @@ struct stage_task {
   loss_function* loss = nullptr;  ///< the last stage's, or null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
+  storage_set* built = nullptr;      ///< gets what graphs hold that B, I or W builds; null: nobody asks
 };
 
 /// A stage's parts that are computed and differentiated together make a *section*, with a graph of its own: each part that
@@ -119,6 +122,15 @@ class stage_execution {
       } else {
         s.graph.backward_weight();
       }
+    }
+  }
+
+  /// The gradients that W goes on with, between I and W.
+  template <class See>
+  void each_kept_gradient(See const& see) const {
+    for (section const& s : sections_) {
+      for (at::Tensor const& gradient : s.postponed) see(gradient);
+      s.graph.each_kept_gradient(see);
     }
   }
 
@@ -227,8 +239,13 @@ class stage_execution {
       // variable_data: for autograd, which may have saved the buffer, nothing happens to it.
       if (b.value.defined()) before.emplace_back(b.value.variable_data(), b.value.detach().clone());
     }
-    compute(task, s, s.inputs);
-    s.inputs.clear();
+    {
+      std::optional<storage_watch> seen;
+      if (task.built != nullptr) seen.emplace(*task.built);
+      compute(task, s, s.inputs);
+      s.inputs.clear();
+    }
+    if (task.built != nullptr) task.built->drop_gone();
     for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
   }
 

@@ -166,6 +166,15 @@ class stage_graph {
     clear();
   }
 
+  /// The gradients that W goes on with, between I and W.
+  template <class See>
+  void each_kept_gradient(See const& see) const {
+    for (detail::kept_node const& kept : kept_) {
+      for (at::Tensor const& gradient : kept.gradients) see(gradient);
+    }
+    for (at::Tensor const& gradient : weight_gradients_) see(gradient);
+  }
+
   /// Lets go of everything.
   void clear() {
     entry_.reset();

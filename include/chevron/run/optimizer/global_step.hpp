@@ -153,6 +153,22 @@ class global_step {
   /// Which rank is to stop, and why, of the last step whose numbers are known; empty if all may go on.
   std::string const& stop_reason() const { return stop_reason_; }
 
+  /// Calls `see(tensor)` for all that is held of a parameter besides its value and gradient: the optimizer's state and, with
+  /// post-validation, copies.
+  /// \returns false where what the optimizer keeps is not known
+  template <class See>
+  bool each_tensor_of(at::Tensor const& p, See const& see) {
+    if (!optimizer_) return true;
+    if (kind_of(*optimizer_).empty()) return false;
+    if (auto const found = optimizer_->state().find(p.unsafeGetTensorImpl()); found != optimizer_->state().end()) {
+      for (at::Tensor const& t : tensors_of(*found->second)) see(t);
+    }
+    before_.each_copy([&](void const* owner, at::Tensor const& copy) {
+      if (owner == p.unsafeGetTensorImpl()) see(copy);
+    });
+    return true;
+  }
+
   /// Null on a rank without trained parameters.
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 

@@ -27,7 +27,7 @@ class optimizer_snapshot {
     for (auto& group : optimizer.param_groups()) {
       rates_.push_back(group.options().get_lr());
       for (at::Tensor const& p : group.params()) {
-        keep(p);
+        keep(p, p);
         auto const found = optimizer.state().find(p.unsafeGetTensorImpl());
         if (found == optimizer.state().end()) {
           states_.push_back(nullptr);
@@ -35,7 +35,7 @@ class optimizer_snapshot {
         }
         // The clone has the state's numbers, and handles of its tensors; what these hold is copied.
         states_.push_back(found->second->clone());
-        for (at::Tensor const& t : tensors_of(*states_.back())) keep(t);
+        for (at::Tensor const& t : tensors_of(*states_.back())) keep(p, t);
       }
     }
   }
@@ -63,9 +63,19 @@ class optimizer_snapshot {
     }
   }
 
+  /// Calls `see(parameter, copy)` for each copy that is held of it and of its state.
+  template <class See>
+  void each_copy(See const& see) const {
+    for (std::size_t i = 0; i < used_; ++i) see(owners_[i], copies_[i]);
+  }
+
  private:
-  void keep(at::Tensor const& t) {
-    if (used_ == copies_.size()) copies_.emplace_back();
+  void keep(at::Tensor const& owner, at::Tensor const& t) {
+    if (used_ == copies_.size()) {
+      copies_.emplace_back();
+      owners_.emplace_back();
+    }
+    owners_[used_] = owner.unsafeGetTensorImpl();
     at::Tensor& copy = copies_[used_++];
     if (!t.defined()) return;
     if (copy.defined() && copy.sizes() == t.sizes() && copy.scalar_type() == t.scalar_type() && copy.device() == t.device()) {
@@ -78,6 +88,7 @@ class optimizer_snapshot {
   std::vector<double> rates_;                                               // by group
   std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states_;  // by parameter; null: it had none
   std::vector<at::Tensor> copies_;                                          // parameter, then its state's tensors
+  std::vector<void const*> owners_;                                         // the parameter, of each copy
   std::size_t used_ = 0;
 };
 

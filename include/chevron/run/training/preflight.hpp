@@ -139,5 +139,16 @@ inline void check_change(transport& comm, program_view const& now, program_view 
   }
 }
 
+/// Can this program be trained on these ranks?
+inline void check_setup(program_view const& program, transport const& comm, bool has_loss) {
+  if (int const ranks = comm.topology().pipeline_ranks; program.plan.size.ranks != ranks) {
+    throw usage_error("the program is for " + std::to_string(program.plan.size.ranks) + " pipeline ranks, there are " +
+                      std::to_string(ranks));
+  }
+  if (program.plan.forward_only)
+    throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
+  if (!has_loss) throw usage_error("a trainer needs a loss function");
+}
+
 }  // namespace detail
 }  // namespace chevron

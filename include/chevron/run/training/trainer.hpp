@@ -31,6 +31,7 @@
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/replica_buffers.hpp>
 #include <chevron/run/training/separate_tensors.hpp>
+#include <chevron/run/training/static_bytes.hpp>
 #include <chevron/run/training/step_accumulator.hpp>
 #include <chevron/run/training/trainer_setup.hpp>
 
@@ -68,7 +69,8 @@ class trainer {
     collective_scope const doing(comm, "making the trainer");
     program_view const p = places_.view();
     compute_streams::scope const here(*context_.streams());
-    check_setup(p);
+    detail::check_setup(p, comm, static_cast<bool>(context_.loss()));
+    detail::check(options);
     std::vector<stage>& stages = context_.stages();
     stages = detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers);
     check_consistency(comm, lines(p));
@@ -168,6 +170,12 @@ class trainer {
   loss_scale& scaling() { return update_->scaling(); }
   /// What this rank did in its last step, and when.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
+  /// Counts in the next run of the program what stages hold of a microbatch. That step takes longer and computes the same.
+  void measure_bytes() { executor_->measure_bytes(); }
+  /// What was counted, and what is there all the time, of this rank's stages (measured_bytes.hpp), once the last step stands.
+  std::vector<measured_bytes> bytes_by_stage() {
+    return detail::bytes_by_stage(context_.stages(), *gradients_, *update_, measured_);
+  }
   /// Seconds that this rank waited for the replicas' sums after the last gradients of its last step: what computation did not
   /// hide.
   double last_sum_wait() const { return gradients_->sum_wait(); }
@@ -214,17 +222,6 @@ class trainer {
     update_->gather_once();
   }
 
-  void check_setup(program_view const& p) const {
-    if (int const ranks = context_.comm().topology().pipeline_ranks; p.plan.size.ranks != ranks) {
-      throw usage_error("the program is for " + std::to_string(p.plan.size.ranks) + " pipeline ranks, there are " +
-                        std::to_string(ranks));
-    }
-    if (p.plan.forward_only)
-      throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
-    if (!context_.loss()) throw usage_error("a trainer needs a loss function");
-    detail::check(context_.options());
-  }
-
   named_values lines(program_view const& p) const {
     topology const& where = context_.comm().topology();
     named_values out = common_values(context_.comm());
@@ -246,6 +243,7 @@ class trainer {
     run_result const run = run_program(true);
     step_report next{.step = step_};
     executor_->optimizer_step([&] { end_step(run, next); });
+    if (auto found = executor_->take_measured_bytes()) measured_ = *std::move(found);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
     accumulated_.end_step(next);
     ++step_;
@@ -343,8 +341,9 @@ class trainer {
   buffer_snapshot buffers_before_;
   replica_buffers buffers_of_all_;
   std::shared_ptr<checkpoint_session> checkpoints_;
-  step_report report_;                // of the last step
-  std::vector<step_report> to_tell_;  // settled, `on_report` has not had them yet
+  std::vector<measured_bytes> measured_;  // by stage, of the run that was counted
+  step_report report_;                    // of the last step
+  std::vector<step_report> to_tell_;      // settled, `on_report` has not had them yet
   long step_ = 0;
 };
 

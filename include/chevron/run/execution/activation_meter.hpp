@@ -1,0 +1,160 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/Storage.h>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/stage_execution.hpp>
+#include <chevron/run/model/storage_set.hpp>
+#include <chevron/run/model/storage_watch.hpp>
+#include <chevron/run/trace/measured_bytes.hpp>
+
+/// \file
+/// What a stage holds of a microbatch from its F to its B or W, in bytes.
+
+namespace chevron {
+
+/// Counts over one run of a training program, on any device. What a stage is given and what operators give in F
+/// (storage_watch.hpp) was held for the microbatch if it is still there when F is over, and gone when its B or W is: each piece
+/// of memory once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
+/// count.
+///
+/// So that others do not hold what is asked about, a stage gets its inputs under storages of their own over the same memory,
+/// and hands on copies of outputs that its graph has saved, too. Values and layouts are the same, and so is every bit.
+///
+/// Where a stage recomputes, what its graphs hold is counted in B, I or W, when they have been built. So the numbers mean the
+/// same with recomputation and without it: `activation` what F leaves without, `input` with, and `kept` what W needs.
+class activation_meter {
+ public:
+  explicit activation_meter(plan_view const& plan)
+      : micro_batches_(static_cast<std::size_t>(plan.size.micro_batches)),
+        chunks_(static_cast<std::size_t>(plan.stages) * micro_batches_),
+        found_(static_cast<std::size_t>(plan.stages)) {
+    for (std::size_t s = 0; s < found_.size(); ++s) found_[s].stage = static_cast<int>(s);
+  }
+
+  /// Runs F, B, I or W of one microbatch.
+  /// \param given what it works on
+  /// \param outputs where F leaves what it gives
+  template <class Run>
+  void measure(action what, stage_task& task, stage_execution const& work, tensors& given, tensors& outputs, Run const& run) {
+    chunk& here = chunks_[what.stage * micro_batches_ + what.micro_batch];
+    if (what.kind == kind::forward) {
+      here = {};
+      here.given = set_apart(given, what.stage == 0, here.left);
+      {
+        storage_watch const seen(here.left);
+        run();
+      }
+      hand_on(outputs, here.left);
+      here.left.drop_gone();
+      here.all = here.left;
+      return;
+    }
+    storage_set built;
+    task.built = &built;
+    run();
+    here.all.merge(built);
+    if (what.kind == kind::backward_input) {
+      here.split = true;
+      here.kept = here.all;
+      here.kept.drop_gone();
+      here.gradients = {};
+      work.each_kept_gradient([&](at::Tensor const& gradient) {
+        here.kept.remove(gradient);
+        here.gradients.add(gradient);
+      });
+      return;
+    }
+    here.kept.merge(built);  // where I had nothing to compute, W has built the graph
+    note(what.stage, here, *task.owner);
+    here = {};
+  }
+
+  /// By stage; all unknown for those of other ranks.
+  std::vector<measured_bytes> const& found() const { return found_; }
+
+ private:
+  struct chunk {
+    std::int64_t given = 0;  // bytes of its inputs
+    storage_set left;        // by F
+    storage_set all;         // and by graphs that were built later
+    storage_set kept;        // of that, by I
+    storage_set gradients;   // that W goes on with: who sent them may hold them, too
+    bool split = false;
+  };
+
+  void note(std::size_t number, chunk const& of, stage const& owner) {
+    bool recomputes = false;
+    for (std::size_t p = 0; p < owner.parts(); ++p) recomputes = recomputes || owner.recomputes(p);
+    measured_bytes& most = found_[number];
+    std::int64_t const input = recomputes ? of.left.bytes_gone() : of.given;
+    most.input = std::max(most.input, input);
+    most.activation = std::max({most.activation, of.all.bytes_gone(), input});  // while F runs its input is there
+    if (of.split) most.kept = std::max(most.kept, of.kept.bytes_gone() + of.gradients.bytes());
+  }
+
+  /// The same tensors, under storages that nobody else has.
+  /// \param of_batch a microbatch is a part of the batch: only that counts
+  /// \returns their bytes
+  static std::int64_t set_apart(tensors& given, bool of_batch, storage_set& into) {
+    struct own_storage {
+      c10::Storage storage;
+      std::int64_t bytes = 0;
+    };
+    std::unordered_map<c10::StorageImpl*, own_storage> own;
+    for (at::Tensor& t : given) {
+      if (!t.defined() || !t.has_storage()) continue;
+      c10::Storage const original = t.storage();
+      own_storage& mine = own[original.unsafeGetStorageImpl()];
+      if (!mine.storage) {
+        auto const let_go = [](void* held) { delete static_cast<c10::Storage*>(held); };
+        mine.storage = c10::Storage(c10::Storage::use_byte_size_t(), original.nbytes(),
+                                    {original.mutable_data(), new c10::Storage(original), let_go, original.device()});
+      }
+      auto const all = static_cast<std::int64_t>(original.nbytes());
+      mine.bytes = of_batch ? std::min(all, mine.bytes + static_cast<std::int64_t>(t.nbytes())) : all;
+      auto alias = t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
+      alias->set_storage_keep_dtype(mine.storage);
+      t = at::Tensor(std::move(alias));
+      into.add(t, mine.bytes);
+    }
+    std::int64_t sum = 0;
+    for (auto const& [place, mine] : own) sum += mine.bytes;
+    return sum;
+  }
+
+  /// What is held only to be handed on, the stage does not hold.
+  static void hand_on(tensors& outputs, storage_set& left) {
+    std::unordered_map<c10::StorageImpl*, std::size_t> here;
+    for (at::Tensor const& t : outputs) {
+      if (t.defined() && t.has_storage()) ++here[t.storage().unsafeGetStorageImpl()];
+    }
+    for (at::Tensor& t : outputs) {
+      if (!t.defined() || !t.has_storage()) continue;
+      if (t.storage().use_count() == here.at(t.storage().unsafeGetStorageImpl())) {
+        left.remove(t);
+      } else if (t.is_non_overlapping_and_dense() && !t.is_conj() && !t.is_neg()) {
+        --here[t.storage().unsafeGetStorageImpl()];
+        t = at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t);
+      }
+    }
+  }
+
+  std::size_t micro_batches_;
+  std::vector<chunk> chunks_;
+  std::vector<measured_bytes> found_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include <chevron/run/model/storage_set.hpp>
+
+/// \file
+/// Which memory operators give.
+
+namespace chevron {
+
+/// While it lives, the memory of what this thread's operators give is noted: of a view that of its base. PyTorch's profilers
+/// see operators by the same means (at::RecordFunction), on any device, and no bit of a result changes. Memory that no operator
+/// ever gave (a tensor made by at::from_blob and never looked at otherwise) is not seen.
+class storage_watch {
+ public:
+  explicit storage_watch(storage_set& into)
+      : into_(&into),
+        outer_(current()),
+        handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(nullptr, &ends)
+                                               .needsOutputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}))) {
+    current() = this;
+  }
+  ~storage_watch() {
+    at::removeCallback(handle_);
+    current() = outer_;
+  }
+  storage_watch(storage_watch const&) = delete;
+  storage_watch& operator=(storage_watch const&) = delete;
+
+ private:
+  static storage_watch*& current() {
+    static thread_local storage_watch* watch = nullptr;
+    return watch;
+  }
+
+  void see(c10::IValue const& value) {
+    if (value.isTensor()) into_->add(value.toTensor());
+    if (!value.isList()) return;
+    for (c10::IValue const& one : value.toListRef()) see(one);
+  }
+  static void ends(at::RecordFunction const& op, at::ObserverContext*) {
+    if (current() == nullptr) return;
+    for (c10::IValue const& value : op.outputs()) current()->see(value);
+  }
+
+  storage_set* into_;
+  storage_watch* outer_;
+  at::CallbackHandle handle_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/plan/profile.hpp>
+
+/// \file
+/// From what ranks counted of their stages' memory to the bytes of a profile.
+///
+///     train.measure_bytes();                                                              // before a step
+///     auto const texts = line.all_gather_text(chevron::text_of(train.bytes_by_stage()));  // at the end, on every rank
+///     chevron::add_bytes(measured, texts);                                                // on the one that writes the file
+
+namespace chevron {
+
+/// Bytes of one stage, as in `footprint_view`; those of a microbatch are the most that any took.
+struct measured_bytes {
+  static constexpr std::int64_t unknown = -1;
+
+  int stage = 0;
+  std::int64_t fixed = unknown;
+  std::int64_t activation = unknown;
+  std::int64_t kept = unknown;  ///< where its backward was taken in two
+  std::int64_t input = unknown;
+};
+
+/// For `transport::all_gather_text`.
+inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
+  std::ostringstream out;
+  for (measured_bytes const& s : of_rank)
+    out << s.stage << ' ' << s.fixed << ' ' << s.activation << ' ' << s.kept << ' ' << s.input << '\n';
+  return out.str();
+}
+
+/// Writes into a profile what all ranks' `text_of` say: of replicas the largest. A list stays empty where a stage lacks its
+/// entry.
+inline void add_bytes(profile& to, std::vector<std::string> const& texts) {
+  auto const stages = static_cast<std::size_t>(to.stages);
+  std::vector<measured_bytes> all(stages);
+  for (std::string const& text : texts) {
+    std::istringstream in(text);
+    for (measured_bytes s; in >> s.stage >> s.fixed >> s.activation >> s.kept >> s.input;) {
+      measured_bytes& most = all.at(static_cast<std::size_t>(s.stage));
+      most.fixed = std::max(most.fixed, s.fixed);
+      most.activation = std::max(most.activation, s.activation);
+      most.kept = std::max(most.kept, s.kept);
+      most.input = std::max(most.input, s.input);
+    }
+  }
+  for (auto const& [list, entry] :
+       {std::pair{&to.static_bytes, &measured_bytes::fixed}, std::pair{&to.activation_bytes, &measured_bytes::activation},
+        std::pair{&to.kept_bytes, &measured_bytes::kept}, std::pair{&to.input_bytes, &measured_bytes::input}}) {
+    list->clear();
+    for (measured_bytes const& s : all) list->push_back(s.*entry);
+    if (std::count(list->begin(), list->end(), measured_bytes::unknown) > 0) list->clear();
+  }
+}
+
+}  // namespace chevron

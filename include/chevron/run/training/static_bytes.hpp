@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/storage_set.hpp>
+#include <chevron/run/optimizer/global_step.hpp>
+#include <chevron/run/optimizer/gradient_buckets.hpp>
+#include <chevron/run/optimizer/rank_gradients.hpp>
+#include <chevron/run/trace/measured_bytes.hpp>
+
+/// \file
+/// What a stage takes of memory all the time.
+
+namespace chevron::detail {
+
+/// Parameters, buffers, gradients, the optimizer's state, and what post-validation copies of them: as they are now, each piece
+/// of memory once. A parameter that two stages share counts for both, which may be on different ranks. `unknown` for an
+/// optimizer of which it is not known what it keeps.
+inline std::int64_t static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update) {
+  storage_set all;
+  bool known = true;
+  for (parameter const& p : of.parameters()) {
+    all.add(p.value);
+    all.add(p.value.grad());
+    known = update.each_tensor_of(p.value, [&](at::Tensor const& t) { all.add(t); }) && known;
+  }
+  for (parameter const& b : of.buffers()) all.add(b.value);
+  for (at::Tensor const& view : gradients.views()) all.add(view);
+  return known ? all.bytes() : measured_bytes::unknown;
+}
+
+/// With what was counted of microbatches; `counted` is empty where nothing was.
+inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stages, rank_gradients const& gradients,
+                                                  global_step& update, std::vector<measured_bytes> const& counted) {
+  std::vector<measured_bytes> out;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (!stages[s]) continue;
+    out.push_back(counted.empty() ? measured_bytes{} : counted[s]);
+    out.back().stage = static_cast<int>(s);
+    out.back().fixed = static_bytes(stages[s], *gradients[s], update);
+  }
+  return out;
+}
+
+}  // namespace chevron::detail
