@@ -7,6 +7,7 @@
 //   chevron-plan compare --ranks 8 --microbatches 32 --memory-limit 8 --message-bytes 32MiB
 //   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
 //   chevron-plan search --ranks 8 --microbatches 32 --forward 3 --backward-input 2 --memory-limit 8 -o mine.csv
+//   chevron-plan search --ranks 8 --chunks 2 --microbatches 32 --memory-limit 6 --seconds 60 -o mine.csv
 //   chevron-plan compare --ranks 2 --microbatches 8 --profile measured.json
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
@@ -207,6 +208,10 @@ int main(int argc, char** argv) {
                   "look for the number of layers of each stage, too; with a --profile that says how many each had");
   search.add_option("--trials", asked.search.trials, "changes to try, a share of them for each start and memory limit on the way; without it, as many as take seconds at most")
       ->type_name("COUNT");
+  search
+      .add_option("--seconds", asked.search.seconds,
+                  "search for so long, in rounds with twice the trials each, and give the best; with --trials, whichever ends first")
+      ->type_name("SECONDS");
   search.add_option("--seed", asked.search.seed, "another one tries other changes, and draws other times")
       ->type_name("NUMBER")
       ->capture_default_str();

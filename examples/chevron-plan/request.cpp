@@ -105,6 +105,17 @@ chevron::search::effort effort_of(request const& asked) {
   return out;
 }
 
+double seconds_of(request const& asked) {
+  std::string const& value = asked.search.seconds;
+  if (value.empty()) return 0;
+  double number = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || !(number > 0) || number > 1e9) {
+    throw usage("--seconds " + quoted(value) + " is not usable: give a number of seconds above 0, such as 10 or 0.5");
+  }
+  return number;
+}
+
 double cost_number(std::string const& value, std::string const& flag) {
   double number = 0;
   auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);

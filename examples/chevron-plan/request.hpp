@@ -31,6 +31,7 @@ inline constexpr int exit_other = 1;
 inline constexpr int exit_usage = 2;
 inline constexpr int exit_broken_law = 5;
 inline constexpr int exit_nothing_fits = 6;
+inline constexpr int exit_signal = 128;  ///< and the signal's number
 
 /// Something on the command line cannot be used as given. The sentence names value, flag and remedy; exit code 2.
 struct usage : std::runtime_error {
@@ -42,6 +43,7 @@ struct search_request {
   std::string placement;  ///< empty: every one with so many chunks
   std::string objective = "makespan";
   std::string kept_for_weight = "1";
+  std::string seconds;
   std::string trials;
   std::string seed = "1";
   bool full_backward = false;
@@ -123,6 +125,8 @@ struct owned_sizes {
 int whole_number(std::string const& value, std::string const& flag, int lowest, int highest);
 /// `--trials` and `--seed`.
 chevron::search::effort effort_of(request const& asked);
+/// `--seconds`; 0 without it.
+double seconds_of(request const& asked);
 /// A number that is not negative.
 double cost_number(std::string const& value, std::string const& flag);
 

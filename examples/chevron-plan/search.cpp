@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iostream>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -13,6 +14,7 @@
 
 #include "../common/placements.hpp"
 #include "request.hpp"
+#include "search_time.hpp"
 #include "table.hpp"
 #include "weather.hpp"
 
@@ -69,16 +71,38 @@ chevron::plan placed_on(Placement const& where, chevron::shape size) {
   return placed;
 }
 
-entry find_on(std::string const& placement, job const& asked, owned_costs planned) {
+/// Whether it goes on in rounds until time is up. A number of trials asks for one search of so many, and time may end it sooner.
+bool in_rounds(job const& asked, search_time const& time) { return time.limited() && asked.effort.trials == 0; }
+
+/// Of the first round, an eighth of the trials of a search without a time: a second is enough for many pipelines.
+chevron::search::effort first_round(job const& asked) {
+  bool const split = asked.work == chevron::work_graph::split_backward;
+  int const actions = (split ? 3 : 2) * asked.size.ranks * asked.size.chunks * asked.size.micro_batches;
+  chevron::search::effort out = asked.effort;
+  out.trials = chevron::search::usual_trials(actions) / 8;
+  return out;
+}
+
+/// The time of `search_time` that is this placement's, from a share of all to another.
+struct time_share {
+  double from = 0, to = 1;
+};
+
+entry find_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
   return placements::on(placement, [&](auto const& where) {
     entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, {}, {}, {}, {}};
     chevron::cost_view const costs = out.costs.view();
-    if (asked.jitter.spread > 0) {
-      out.robust = chevron::search::find_robust(where, asked.size, costs, asked.jitter, asked.memory, asked.goal, asked.effort,
-                                                asked.work);
-      out.found = out.robust->planned;
-    } else {
-      out.found = chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, asked.effort, asked.work);
+    auto const find = [&](chevron::search::effort const& trying) {
+      return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
+    };
+    bool const drawn = asked.jitter.spread > 0;
+    time.begin(placement, drawn ? (share.from + share.to) / 2 : share.to);
+    out.found = in_rounds(asked, time) ? chevron::search::in_rounds(find, first_round(asked)) : find(asked.effort);
+    if (drawn) {
+      time.begin(placement + ", over draws", share.to);
+      chevron::search::effort trying = asked.effort;
+      if (in_rounds(asked, time)) trying.trials = std::numeric_limits<int>::max();
+      out.robust = chevron::search::find_robust(out.found, costs, asked.jitter, asked.memory, asked.goal, trying, asked.work);
     }
     out.planned = std::move(planned);
     return out;
@@ -156,15 +180,23 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
 }
 
 /// Layers and order together, on one placement.
-entry part_on(std::string const& placement, job const& asked, chevron::search::layer_costs const& layers) {
+entry part_on(std::string const& placement, job const& asked, chevron::search::layer_costs const& layers, search_time& time,
+              time_share share) {
   return placements::on(placement, [&](auto const& where) {
     auto const find = [&](chevron::cost_view const& costs, chevron::search::effort const& trying) {
       return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
     };
-    chevron::search::layer_effort how_hard{.thorough = asked.effort};
-    how_hard.brief.seed = asked.effort.seed;
-    chevron::search::found_layers cut = chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find,
-                                                                     asked.memory, asked.goal, how_hard);
+    time.begin(placement, share.to);
+    time.hide_bound();
+    auto const find_cut = [&](chevron::search::effort const& trying) {
+      chevron::search::layer_effort how_hard{.thorough = trying};
+      how_hard.brief.seed = trying.seed;
+      how_hard.brief.watch = trying.watch;
+      if (in_rounds(asked, time)) how_hard.brief.trials = std::max(trying.trials / 50, 1);
+      return chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find, asked.memory, asked.goal, how_hard);
+    };
+    chevron::search::found_layers cut =
+        in_rounds(asked, time) ? chevron::search::in_rounds(find_cut, first_round(asked)) : find_cut(asked.effort);
     chevron::profiled_costs const costs = layers.of(cut.layers);
     owned_costs planned{.forward = costs.forward,
                         .backward_input = costs.backward_input,
@@ -242,6 +274,30 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
   return out + "\n  ],\n  \"plan\": " + plan + "\n}\n";
 }
 
+/// Searches on each placement. Where a signal ended it, says so; there may then be no entry at all.
+std::string search_all(request const& asked, job& what, std::vector<std::string> const& placements,
+                       std::optional<chevron::search::layer_costs> const& layers, std::vector<entry>& entries) {
+  auto const stages = static_cast<std::size_t>(what.size.ranks * what.size.chunks);
+  std::vector<bool> const split(stages, what.work == chevron::work_graph::split_backward);
+  search_time time(seconds_of(asked));
+  what.effort.watch = time.watch();
+  auto const count = static_cast<double>(placements.size());
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (search_time::signal() != 0 && !entries.empty()) break;
+    time_share const share{static_cast<double>(i) / count, static_cast<double>(i + 1) / count};
+    entry one = layers ? part_on(placements[i], what, *layers, time, share)
+                       : find_on(placements[i], what, costs_of(asked, split, homes(placements[i], what.size)), time, share);
+    chevron::finding const problem = one.best().problem;
+    if (!problem) entries.push_back(std::move(one));
+    if (problem && search_time::signal() == 0) {
+      throw usage((one.found.stopped ? "--seconds " + asked.search.seconds + ": " : "") + describe(problem).str());
+    }
+  }
+  what.effort.watch = {};
+  if (search_time::signal() == 0) return {};
+  return "interrupted after " + chevron::show::fixed(time.passed(), 1) + " s";
+}
+
 }  // namespace
 
 int run_search(request const& asked) {
@@ -261,14 +317,13 @@ int run_search(request const& asked) {
                 " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
   }
   int const stages = what.size.ranks * what.size.chunks;
-  std::vector<bool> const split(static_cast<std::size_t>(stages), what.work == chevron::work_graph::split_backward);
   std::optional<chevron::search::layer_costs> layers;
   if (asked.search.partition) layers = layers_of(asked, what, stages);
   std::vector<entry> entries;
-  for (std::string const& placement : placements) {
-    entries.push_back(layers ? part_on(placement, what, *layers)
-                             : find_on(placement, what, costs_of(asked, split, homes(placement, what.size))));
-    if (chevron::finding const& problem = entries.back().best().problem) throw usage(describe(problem).str());
+  std::string const interrupted = search_all(asked, what, placements, layers, entries);
+  if (entries.empty()) {
+    std::cerr << "chevron-plan: " << interrupted << " before an order was found that keeps the memory limit\n";
+    return exit_signal + search_time::signal();
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](entry const& a, entry const& b) { return a.length() < b.length() * (1 - 1e-12); });
@@ -291,7 +346,10 @@ int run_search(request const& asked) {
   write(asked, content);
   // A file holds the schedule; what was found is then said on the terminal.
   if (!asked.output.empty()) std::cout << words;
-  return exit_ok;
+  if (interrupted.empty()) return exit_ok;
+  std::cerr << "chevron-plan: " << interrupted << "; this is the best found so far"
+            << (entries.size() < placements.size() ? ", and not on all placements" : "") << "\n";
+  return exit_signal + search_time::signal();
 }
 
 }  // namespace plan_program

@@ -5,6 +5,7 @@
 /// compiling, with the stages as they are or with layers shared out to them. No LibTorch.
 
 #include <chevron/search/best.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/improve.hpp>
 #include <chevron/search/jitter.hpp>

@@ -85,6 +85,128 @@ expect 2 "--slow-rank 9=2: rank '9' is not usable: give a whole number from 0 to
 expect 2 "--slow-rank 2=x: factor 'x' is no factor" search --slow-rank 2=x
 expect 2 "--slow-replica 2 with one replica slows everything: add --replicas 2" compare --slow-replica 2
 
+# A time to search for, and signals. What is ended gives the best so far; on a terminal a line says how far it is, in a pipe nothing does.
+CHEVRON_PLAN="$plan" python3 - <<'PYTHON' || failed=1
+import fcntl, json, os, pty, signal, struct, subprocess, termios, time
+
+plan = os.environ["CHEVRON_PLAN"]
+costs = "--forward 10 --backward-input 13 --backward-weight 7 --communication 1".split()
+vee = ["search", "--placement", "vee", "--chunks", "2", "--ranks", "8", "--microbatches", "32", "--memory-limit", "6", *costs]
+long = [*vee, "--trials", "100000000"]  # minutes
+published = 2246
+
+
+def ask(words, **more):
+    return subprocess.run([plan, *words], capture_output=True, text=True, timeout=60, **more)
+
+
+def found(text):
+    return json.loads(text)["placements"][0]
+
+
+for seconds in ("0.001", "1"):
+    began = time.monotonic()
+    done = ask([*vee, "--seconds", seconds, "--format", "json"])
+    took = time.monotonic() - began
+    assert done.returncode == 0 and done.stderr == "", (seconds, done)
+    assert found(done.stdout)["length"] <= published == found(done.stdout)["published_length"], done.stdout
+    assert took < 20, took
+    assert took > 0.9 or seconds != "1" or found(done.stdout)["optimal"], took
+# Two placements share the time; a number of trials and a time: what ends first.
+done = ask(["search", "--chunks", "2", "--microbatches", "12", "--memory-limit", "2.5", *costs, "--seconds", "1", "--format", "json"])
+assert [one["placement"] for one in json.loads(done.stdout)["placements"]] in (["vee", "loop"], ["loop", "vee"]), done
+few = [*vee, "--trials", "2000", "--format", "json"]
+assert ask([*few, "--seconds", "50"]).stdout == ask(few).stdout
+began = time.monotonic()
+assert ask([*long, "--seconds", "1"]).returncode == 0 and time.monotonic() - began < 20
+# With times that vary, and with layers.
+done = ask([*vee, "--jitter", "5%", "--draws", "40", "--seconds", "1", "--format", "json"])
+told = found(done.stdout)
+assert done.returncode == 0 and told["p90"] <= told["p90_published"], done
+done = ask(["search", "--memory-limit", "4", "--profile", "profile.json", "--partition", "--seconds", "0.5", "--format", "json"])
+assert done.returncode == 0 and found(done.stdout)["length"] <= found(done.stdout)["even"], done
+
+
+def default_signals():  # CTest may have been started with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def start(words, **where):
+    return subprocess.Popen([plan, *words], stdout=subprocess.PIPE, text=True, preexec_fn=default_signals, **where)
+
+
+def caught(process):
+    """Waits until it has its own handler of SIGINT."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        mask = next(line for line in open(f"/proc/{process.pid}/status") if line.startswith("SigCgt"))
+        if int(mask.split()[1], 16) >> (signal.SIGINT - 1) & 1:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no handler")
+
+
+for number, wait, words in ((signal.SIGINT, 0, long), (signal.SIGTERM, 1, long), (signal.SIGINT, 1, [*long, "--jitter", "5%"])):
+    process = start([*words, "-o", "ended.csv"], stderr=subprocess.PIPE)
+    caught(process)
+    time.sleep(wait)
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, (process.returncode, errors)
+    assert errors.startswith("chevron-plan: interrupted after ") and errors.endswith(" s; this is the best found so far\n"), errors
+    assert errors.count("\n") == 1 and "vee" in out, (out, errors)
+    checked = ask(["check", "ended.csv", "--memory-limit", "6"])
+    assert checked.returncode == 0, checked
+    length = json.loads(ask(["show", "ended.csv", *costs, "--format", "json"]).stdout)["makespan"]
+    assert length <= published or "--jitter" in words, length
+    os.remove("ended.csv")
+# The second ends it at once: stopped, it cannot get round to what the first asked for.
+process = start(long, stderr=subprocess.PIPE)
+caught(process)
+process.send_signal(signal.SIGSTOP)
+process.send_signal(signal.SIGINT)
+process.send_signal(signal.SIGCONT)
+process.send_signal(signal.SIGTERM)
+process.communicate(timeout=30)
+assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM), process.returncode
+# Who ignores a signal for it, as nohup does, is obeyed.
+process = subprocess.Popen([plan, *vee, "--seconds", "1"], stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+time.sleep(0.3)
+process.send_signal(signal.SIGINT)
+assert process.communicate(timeout=30) and process.returncode == 0, process.returncode
+
+# On a terminal: lines that are written over and wiped at the end.
+tight = ["4" if word == "6" else word for word in vee]  # far from the bound
+for width, words in ((80, [*tight, "--seconds", "1.5"]), (30, long)):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    process = start(words, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    seen = b""
+    ends = time.monotonic() + (3 if words is long else 60)
+    try:
+        while piece := os.read(ours, 65536):
+            seen += piece
+            if time.monotonic() > ends:
+                process.send_signal(signal.SIGINT)
+                ends += 60
+    except OSError:  # its last line was read
+        pass
+    process.communicate()
+    os.close(ours)
+    first, *lines = seen.decode().split("\r\x1b[K")
+    assert first == "" and len(lines) >= 3, seen
+    assert lines[0].startswith("vee") and all(len(line) < width for line in lines[:-1]), seen
+    if words is long:
+        assert lines[-1].startswith("chevron-plan: interrupted after "), seen
+    else:
+        assert lines[-1] == "" and any(" % above the bound, 1." in line and line.rstrip().endswith(" of 1.5 s") for line in lines), seen
+PYTHON
+
+expect 2 "--seconds '0' is not usable: give a number of seconds above 0, such as 10 or 0.5" search --seconds 0
+expect 2 "--seconds 'soon' is not usable" search --seconds soon
+expect 2 "--seconds '-1' is not usable" search --seconds=-1
+expect 2 "--seconds 'inf' is not usable" search --seconds inf
 expect 2 "--memory-limit 0.5 is below the smallest possible, 1: a microbatch" search --chunks 2 --memory-limit 0.5
 expect 2 "--memory-limit 0.2 is less than one chunk, which is 1/2 of" search --chunks 2 --memory-limit 0.2
 expect 2 "--memory-limit 'much' is not usable: give a number of microbatches above 0" search --memory-limit much

@@ -173,7 +173,7 @@ TEST_CASE("the difference of two plans is paired: what both meet does not count"
 }
 
 TEST_CASE("a search under jitter is lawful, the same again, and never above the catalogue's best at p90") {
-  int drawn = 0, kept = 0;
+  int drawn = 0, kept = 0, ended_early = 0;
   for (int c = 0; c < 5; ++c) {
     search::effort const little{.trials = c == 4 ? 1 : 20000, .seed = 2};
     stage_costs<6> priced = c == 4 ? stage_costs<6>{} : uneven();  // at equal costs ZB-V cannot be beaten
@@ -203,7 +203,18 @@ TEST_CASE("a search under jitter is lawful, the same again, and never above the 
     drawn += found.drawn ? 1 : 0;
     kept += found.kept ? 1 : 0;
     CHECK(show::csv(look().best) == show::csv(found.best));
+    // Ended at any time, it is judged all the same.
+    for (long after : {0L, 100L, 3000L}) {
+      search::effort ended = little;
+      ended.watch = {[](search::progress const&, void* left) { return --*static_cast<long*>(left) < 0; }, &after};
+      auto const some = search::find_robust(placement::vee, {3, 7, 2}, priced, how, memory, {}, ended, work);
+      REQUIRE_FALSE(check(some.best));
+      ended_early += after < 0 ? 1 : 0;
+      CHECK(quantile(some.best_drawn, 0.9) <= best);
+      CHECK(some.published_drawn == found.published_drawn);
+    }
   }
   CHECK((drawn > 0 && kept > 0));
+  CHECK(ended_early > 5);
   CHECK(search::find_robust(placement::vee, {3, 7, 2}, uneven(), by(0.05), {1.0}).best.problem);
 }

@@ -121,6 +121,50 @@ TEST_CASE("the layers found are as good as the best of all ways to share them ou
   CHECK(moved > 4);  // else there was nothing to find
 }
 
+TEST_CASE("a search for layers that is ended gives the best cut so far, and in rounds the best of all") {
+  std::mt19937 random(9);
+  layer_costs const costs = some_layers(9, random);
+  struct count {
+    long left;
+    long asked = 0;
+  };
+  auto const find = [&](cost_view const& stage_costs, search::effort const& trying) {
+    return search::find(placement::linear, {.ranks = 4, .micro_batches = 7}, stage_costs, {4}, search::objective::makespan, trying);
+  };
+  auto const after = [&](count& how_many, bool rounds) {
+    search::watcher const watch{[](search::progress const&, void* with) {
+                                  ++static_cast<count*>(with)->asked;
+                                  return --static_cast<count*>(with)->left < 0;
+                                },
+                                &how_many};
+    auto const cuts = [&](search::effort const& trying) {
+      return search::find_layers(costs, 4, find, {4}, search::objective::makespan,
+                                 {.brief = {.trials = 20, .watch = trying.watch}, .thorough = trying});
+    };
+    return rounds ? search::in_rounds(cuts, {.trials = 50, .watch = watch}) : cuts({.trials = 300, .watch = watch});
+  };
+  count patient{1L << 40};
+  auto const whole = after(patient, false);
+  CHECK_FALSE(whole.schedule.stopped);
+  CHECK(whole.layers != search::even_layers(9, 4));
+  for (bool const rounds : {false, true}) {
+    double before = 1e300;
+    for (long asked : {0L, 1L, 3L, patient.asked / 4, patient.asked / 2, patient.asked - 1}) {
+      CAPTURE(asked);
+      count one{asked};
+      auto const got = after(one, rounds);
+      CHECK((got.schedule.stopped || got.settled()));
+      CHECK_FALSE(check(got.schedule.best));
+      CHECK(makespan(got.schedule.best, costs.of(got.layers).view()) == got.schedule.length);
+      CHECK(got.schedule.length <= got.even);
+      CHECK(got.held == layers_held(got.schedule.best, got.layers));
+      CHECK(got.schedule.length <= before * (1 + 1e-12));
+      CHECK(one.asked <= asked + 60);  // each cut that is begun asks once more
+      before = got.schedule.length;
+    }
+  }
+}
+
 TEST_CASE("where there are too many ways, a head moves layers off its stage nevertheless") {
   layer_costs costs;
   costs.layers.assign(48, {1, 1, 1});

@@ -2,8 +2,10 @@
 // where that can be known.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <utility>
@@ -166,6 +168,117 @@ TEST_CASE("the same effort gives the same schedule, and never one longer than wh
   CHECK(with({.trials = 1}).length <= once.published_length);
   CHECK(once.length < once.published_length);
   CHECK(other.length < once.published_length);
+}
+
+namespace {
+
+/// Says stop when it has been asked so often, and notes what it was shown.
+struct impatient {
+  long left;
+  int until_round = 1 << 20;
+  long asked = 0;
+  bool asked_again = false;
+  search::progress last{};
+  bool longer_again = false;
+
+  search::watcher watch() {
+    return {[](search::progress const& now, void* with) {
+              auto& self = *static_cast<impatient*>(with);
+              self.asked_again = self.asked_again || self.left < 0;
+              self.longer_again = self.longer_again || (self.last.length > 0 && !(now.length <= self.last.length));
+              self.last = now;
+              ++self.asked;
+              return --self.left < 0 || now.round >= self.until_round;
+            },
+            this};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a search that is ended gives what it found so far: never longer than what is published, never longer for being ended later") {
+  std::mt19937 random(8);
+  int earlier = 0;
+  for (int c = 0; c < 6; ++c) {
+    stage_costs<most_stages> costs = some_costs(random);
+    costs.communication_occupies = c == 3 ? occupies::wire : occupies::nobody;
+    activation_limit const memory{c == 1 ? 0. : c == 2 ? 3. : 5., c == 4 ? .4 : 1};
+    objective const goal = c == 4 ? objective::span : objective::makespan;
+    work_graph const work = c == 5 ? work_graph::full_backward : work_graph::split_backward;
+    auto const with = [&](search::effort how_hard) {
+      return c < 3 ? find(placement::vee, {4, 9, 2}, costs, memory, goal, how_hard, work)
+                   : find(placement::linear, {5, 9}, costs, memory, goal, how_hard, work);
+    };
+    CAPTURE(c);
+    found const whole = with({.trials = 3000});
+    CHECK_FALSE(whole.stopped);
+    impatient patient{1L << 40};
+    found const watched = with({.trials = 3000, .watch = patient.watch()});
+    CHECK(show::csv(watched.best) == show::csv(whole.best));
+    CHECK(watched.trials == whole.trials);
+    CHECK_FALSE(watched.stopped);
+    CHECK_FALSE(patient.longer_again);
+    double before = 1e300;
+    for (long after = 0; after <= patient.asked; after += 1 + after / 6) {
+      CAPTURE(after);
+      impatient one{after};
+      found const got = with({.trials = 3000, .watch = one.watch()});
+      if (work == work_graph::split_backward) hold(got, costs, memory, goal);
+      CHECK_FALSE(check(got.best));
+      CHECK((got.published_length == 0 || got.length <= got.published_length));
+      CHECK(got.published_length == whole.published_length);
+      CHECK(got.stopped == (after < patient.asked));
+      CHECK(one.asked <= after + 1);
+      CHECK_FALSE(one.asked_again);
+      CHECK(got.length <= before * (1 + 1e-12));
+      CHECK(got.length >= whole.length * (1 - 1e-12));
+      earlier += got.length > whole.length * (1 + 1e-9) ? 1 : 0;
+      before = got.length;
+    }
+    CHECK(before == whole.length);
+    // The search that a compiler runs.
+    impatient at_once{0};
+    found const improved = search::improve(placement::linear, {5, 9}, costs, {}, goal, {.watch = at_once.watch()});
+    CHECK(improved.trials == 0);
+    CHECK(improved.length <= improved.published_length);
+    CHECK((improved.stopped || improved.optimal()));
+  }
+  CHECK(earlier > 20);  // else nothing was ended
+}
+
+TEST_CASE("rounds give the shortest of all of them, what was found in the last included") {
+  costs const each{10, 13, 7, 1};
+  auto const look = [&](search::effort const& how_hard) {
+    return find(placement::vee, {4, 12, 2}, each, {5, 1}, objective::makespan, how_hard);
+  };
+  double shortest = 1e300;
+  std::int64_t trials = 0;
+  for (int round = 0; round < 4; ++round) {
+    found const one = look({.trials = 100 << round, .seed = 3u + static_cast<unsigned>(round)});
+    REQUIRE_FALSE(one.optimal());
+    shortest = std::min(shortest, one.length);
+    trials += one.trials;
+  }
+  impatient four{1L << 40, 5};
+  found const got = search::in_rounds(look, {.trials = 100, .seed = 3, .watch = four.watch()});
+  CHECK(got.length == shortest);
+  CHECK(got.trials == trials);  // the fifth was ended before its first
+  CHECK(got.stopped);
+  CHECK_FALSE(four.longer_again);
+  CHECK(four.last.round == 5);
+  CHECK(four.last.bound == got.bound);
+  CHECK(four.last.length == got.length);
+  hold(got, each, {5, 1}, objective::makespan);
+  double before = 1e300;
+  for (long after : {0L, 10L, 40L, 100L, 200L, 400L, four.asked - 1}) {
+    impatient one{after};
+    found const some = search::in_rounds(look, {.trials = 100, .seed = 3, .watch = one.watch()});
+    CHECK(some.length <= before);
+    before = some.length;
+  }
+  // Where nothing shorter can be, it ends by itself.
+  CHECK(search::in_rounds([](search::effort const& how_hard) { return find(placement::linear, {4, 8}, costs{}, {4, 1}, {}, how_hard); }, {}).optimal());
+  CHECK(search::in_rounds([](search::effort const& how_hard) { return find(placement::vee, {4, 8}, costs{}, {1, 1}, {}, how_hard); }, {}).best.problem);
 }
 
 TEST_CASE("a slow link in the middle: with memory for the slack that absorbs it, nothing longer than that is found") {

@@ -5,6 +5,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>
 #include <chevron/search/random.hpp>
@@ -41,11 +42,12 @@ class annealing {
     find_path();
   }
 
-  /// Runs trials while the best is longer than `bound`; gives how many.
-  constexpr int run(int trials, double bound) {
+  /// Runs trials while the best is longer than `bound` and nobody says stop; gives how many.
+  constexpr int run(int trials, double bound, watched& watch) {
     double const hottest = longest_action_ * (played_.total < short_order ? temperature_if_short : temperature);
     for (int trial = 0; trial < trials; ++trial) {
       if (best_.length <= bound * (1 + 1e-12)) return trial;
+      if (trial % watched::every == 0 && watch.stop()) return trial;
       try_one(hottest * (trials - trial) / trials);
     }
     return trials;

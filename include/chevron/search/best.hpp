@@ -8,6 +8,7 @@
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/improve.hpp>
 #include <chevron/search/objective.hpp>

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/backfill.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/objective.hpp>
 #include <chevron/search/steady.hpp>
 #include <chevron/search/start.hpp>
@@ -16,12 +18,6 @@
 
 namespace chevron::search {
 
-/// How hard to try. The same effort gives the same schedule everywhere.
-struct effort {
-  int trials = 0;  ///< of which each limit on the way up gets a share; 0: 600 million by the actions, 2000 to 600000
-  std::uint64_t seed = 1;  ///< of the random changes
-};
-
 /// What a search came to.
 struct found {
   plan best;          ///< proved; or, where there is none, `best.problem` says why
@@ -30,10 +26,26 @@ struct found {
   plan_name start;    ///< what the best was made from
   plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
   double published_length = 0;  ///< its length, in the costs' unit
-  int trials = 0;               ///< changes tried
+  std::int64_t trials = 0;      ///< changes tried
+  bool stopped = false;         ///< by its watcher, before its end
 
   /// Nothing shorter exists.
   constexpr bool optimal() const { return !best.problem && length <= bound * (1 + 1e-12); }
+
+  /// Another round would find nothing more, or may not.
+  bool settled() const { return best.problem || optimal() || stopped; }
+  double shortest() const { return length; }
+  /// Takes what a further round came to, if that is shorter.
+  void add(found&& next) {
+    next.trials += trials;
+    bool const shorter = !next.best.problem && next.length < length * (1 - 1e-12);
+    if (shorter) {
+      *this = std::move(next);
+      return;
+    }
+    trials = next.trials;
+    stopped = next.stopped;
+  }
 };
 
 namespace detail {
@@ -75,10 +87,11 @@ constexpr finding refusal(plan_view const& placed, activation_limit memory) {
 }
 
 /// For a limit at which no order was found.
-constexpr finding nothing_found(plan_view const& placed) {
+constexpr finding nothing_found(plan_view const& placed, bool stopped) {
   finding f;
   f.broken = law::description;
-  f.words = "no order was found that keeps the memory limit; microbatches: ";
+  f.words = stopped ? "the search was ended before an order was found that keeps the memory limit; microbatches: "
+                    : "no order was found that keeps the memory limit; microbatches: ";
   f.number = placed.size.micro_batches;
   return f;
 }
@@ -94,9 +107,11 @@ struct ascent {
     length = made_length;
   }
   constexpr int improve(plan const& from, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
-                        int trials, double bound) {
+                        int trials, double bound, watched& watch) {
     annealing search(from, costs, memory, goal, seed);
-    int const tried = search.run(trials, bound);
+    int const tried = search.run(trials, bound, watch);
+    // With wires that are occupied an order that was cut off may come out shorter than the finished one: more time then gave less.
+    if (watch.stopped() && costs.occupies_wire()) return tried;
     if (length >= 0 && search.best_length() >= length) return tried;
     plan made = copy_of(from);
     search.write_best(made);
@@ -111,11 +126,11 @@ struct ascent {
 
 /// Passes both ways through an order; keeps the shortest. The order must be lawful.
 constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, activation_limit memory, objective goal,
-                         double bound) {
+                         double bound, watched& watch) {
   replay played(order, costs, goal);
   backfill filling(played, memory);
   plan made = copy_of(order);
-  for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12); ++pass) {
+  for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12) && !watch.stop(); ++pass) {
     if (!filling.pass(pass % 2 != 0) || !played.play()) return;
     played.write_to(made);
     // A replay takes every wire to be free.
@@ -128,7 +143,8 @@ constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, ac
 
 /// The best of several periodic orders, their beginnings and ends filled, if it is shorter than `beat`; else without actions.
 constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
-                              std::uint64_t seed, int draws, int trials, double bound, double beat, int& tried) {
+                              std::uint64_t seed, int draws, int trials, double bound, double beat, std::int64_t& tried,
+                              watched& watch) {
   replay played(like, costs, goal);
   backfill filling(played, memory);
   plan best;
@@ -136,20 +152,21 @@ constexpr plan periodic_start(plan const& like, cost_view const& costs, activati
   double shortest = beat;
   int const by_size = 1 + 16'000 / played.total;
   int const samples = by_size < 10 ? by_size : 10;
-  for (int draw = 0; draw < draws; ++draw) {
+  for (int draw = 0; draw < draws && !watch.stop(); ++draw) {
     int const in_period = 1 + 2 * draw / draws;
     if (in_period > like.size.micro_batches) continue;
     if (draw == 0) played.play();
     steady_order repeat(played, memory, seed + static_cast<std::uint64_t>(draw), in_period, draw == 0 ? &played : nullptr);
     if (!repeat.exists()) continue;
-    tried += repeat.run(trials);
+    tried += repeat.run(trials, watch);
     if (shortest > 0 && repeat.period() * (like.size.micro_batches - like.size.ranks) > shortest) continue;
     for (int sample = 0; sample < samples; ++sample) {
       if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) return best;
+      if (sample > 0 && watch.stop()) break;
       if (sample > 0) repeat.walk(50);
       repeat.unroll(played.order.data);
       for (int pass = 0; pass <= 4; ++pass) {
-        if (pass > 0 && !filling.pass(pass % 2 == 0)) break;
+        if (pass > 0 && (watch.stop() || !filling.pass(pass % 2 == 0))) break;
         if (!played.play()) break;
         double const length = played.length();
         if (shortest >= 0 && length >= shortest) continue;
@@ -188,6 +205,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   bool const limited = memory.most > 0 && memory.most < all;
   double const most = limited ? memory.most : all;
   bool const straight = in_line(placed);
+  watched watch(how_hard.watch);
+  watch.now.bound = result.bound;
   starting_point published(placed, costs, memory, goal, split);
   plan known_here[published_count];  // of the catalogue, on this placement
   int count_here = 0;
@@ -210,29 +229,32 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   auto const take = [&](plan made, double length) {
     result.start = made.name;
     result.length = length;
+    watch.now.length = published.exists() && published.shortest_length < length ? published.shortest_length : length;
     result.best = static_cast<plan&&>(made);
   };
   // Straight at the limit first: often nothing is left to do.
-  {
-    starting_point start(placed, costs, memory, goal, split);
-    add_list_schedules(start, placed, costs, memory, split);
-    if (straight && split) add_zero_bubble(start, placed.size, costs, memory, goal);
-    if (published.exists()) start.consider(published.shortest, published.shortest.name);
-    if (start.exists() && start.shortest_length <= result.bound * (1 + 1e-12)) {
-      take(copy_of(start.shortest), start.shortest_length);
+  watch.now.length = result.published_length;
+  starting_point at_once(placed, costs, memory, goal, split);
+  if (!published.exists() || !watch.stop()) {
+    add_list_schedules(at_once, placed, costs, memory, split);
+    if (straight && split) add_zero_bubble(at_once, placed.size, costs, memory, goal);
+    if (published.exists()) at_once.consider(published.shortest, published.shortest.name);
+    if (at_once.exists() && at_once.shortest_length <= result.bound * (1 + 1e-12)) {
+      take(copy_of(at_once.shortest), at_once.shortest_length);
       return finished(result, memory);
     }
   }
 
   int const total = (split ? 3 : 2) * placed.stages * placed.size.micro_batches;
-  int const by_size = 600'000'000 / total;
-  int const trials = how_hard.trials > 0 ? how_hard.trials : by_size < 2000 ? 2000 : by_size > 600'000 ? 600'000 : by_size;
+  int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(total);
   // Three lines are followed upwards, since the shorter order to begin with is not always the better one: what came from the
   // catalogue and the rule, from list scheduling, and, where memory is short, from periodic orders. Each goes on from its own
   // best.
   ascent published_line, listed_line, periodic_line;
-  for (int limit = least_in_flight(placed); limit <= most; limit = next_limit(limit, placed.stages)) {
-    if (result.length > 0 && result.optimal()) break;
+  int limit = least_in_flight(placed);
+  for (; limit <= most; limit = next_limit(limit, placed.stages)) {
+    if ((result.length > 0 && result.optimal()) || watch.stop()) break;
+    watch.now.limit = limit;
     activation_limit const here{limit < all ? static_cast<double>(limit) : 0, memory.kept_for_weight};
     double const bound = bound_at(here);
     bool const low = 2 * limit < placed.stages;
@@ -243,7 +265,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     auto const follow = [&](ascent& line, plan const& from) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
       std::uint64_t const seed = how_hard.seed + static_cast<std::uint64_t>(limit);
-      result.trials += line.improve(from, costs, here, goal, seed, share, bound);
+      result.trials += line.improve(from, costs, here, goal, seed, share, bound, watch);
     };
     auto const take_over = [&](ascent& line, starting_point const& start) {
       if (!start.exists()) return;
@@ -252,28 +274,29 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       }
       plan order = copy_of(start.apart);
       double length = start.apart_length;
-      fill_gaps(order, length, costs, here, goal, bound);
+      fill_gaps(order, length, costs, here, goal, bound, watch);
       line.take(order, length);
     };
     starting_point known(placed, costs, here, goal, split);
     if (straight && split) add_zero_bubble(known, placed.size, costs, here, goal);
     for_each_published(here, [&](plan const& made) { known.consider(made, made.name); });
     take_over(published_line, known);
+    if (watch.stop()) break;
     starting_point listed(placed, costs, here, goal, split);
     add_list_schedules(listed, placed, costs, here, split);
     take_over(listed_line, listed);
     ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
     if (some_line.length < 0) continue;
     plan const order = periodic_start(some_line.best, costs, here, goal, how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10),
-                                      draws, periods, bound, periodic_line.length, result.trials);
+                                      draws, periods, bound, periodic_line.length, result.trials, watch);
     if (order.actions.count > 0) {
       follow(periodic_line, order);
-    } else if (periodic_line.length >= 0) {
+    } else if (periodic_line.length >= 0 && !watch.stop()) {
       follow(periodic_line, copy_of(periodic_line.best));
     }
     for (ascent* line : {&published_line, &listed_line}) {
       bool const left_behind = total >= short_order && periodic_line.length >= 0 && line->length > 1.01 * periodic_line.length;
-      if (line->length >= 0 && !left_behind) follow(*line, copy_of(line->best));
+      if (line->length >= 0 && !left_behind && !watch.stop()) follow(*line, copy_of(line->best));
     }
     for (ascent const* line : {&published_line, &listed_line, &periodic_line}) {
       if (line->length >= 0 && line->length < result.length * (1 - 1e-12)) take(copy_of(line->best), line->length);
@@ -282,8 +305,15 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   if (published.exists() && (result.length == 0 || published.shortest_length < result.length * (1 - 1e-12))) {
     take(copy_of(published.shortest), published.shortest_length);
   }
+  result.stopped = watch.stopped();
+  if (result.stopped && at_once.exists()) {
+    // Where the way up would have come to the limit itself, it would have found these orders there.
+    while (limit < most) limit = next_limit(limit, placed.stages);
+    bool const on_the_way = limit == most && at_once.shortest_length < result.length * (1 - 1e-12);
+    if (result.length == 0 || on_the_way) take(copy_of(at_once.shortest), at_once.shortest_length);
+  }
   if (result.length == 0) {
-    refuse(nothing_found(placed));
+    refuse(nothing_found(placed, result.stopped));
     return result;
   }
   return finished(result, memory);

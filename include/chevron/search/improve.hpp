@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstdint>
+
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/search/anneal.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/objective.hpp>
 #include <chevron/search/replay.hpp>
@@ -28,12 +31,12 @@ constexpr bool lives_on(plan const& placed, Schedule const& one) {
 
 /// One periodic order of the actions of `like`, as it is unrolled; without actions if none is found.
 constexpr plan one_period(plan const& like, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
-                          int& tried) {
+                          std::int64_t& tried, watched& watch) {
   replay played(like, costs, goal);
   steady_order repeat(played, memory, how_hard.seed, 1);
   plan made;
   if (!repeat.exists()) return made;
-  tried += repeat.run(how_hard.trials);
+  tried += repeat.run(how_hard.trials, watch);
   repeat.unroll(played.order.data);
   if (!played.play()) return made;
   made = copy_of(like);
@@ -74,7 +77,7 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
     if (straight && split) add_zero_bubble(start, placed.size, costs, memory, goal);
   }
   if (!start.exists()) {
-    result.best = chevron::detail::refused(placed.size, "searched", nothing_found(placed));
+    result.best = chevron::detail::refused(placed.size, "searched", nothing_found(placed, false));
     return result;
   }
   result.start = start.shortest.name;
@@ -82,25 +85,28 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   result.best = copy_of(start.shortest);
   if (result.optimal()) return finished(result, memory);
 
+  watched watch(how_hard.watch);
+  watch.now.bound = result.bound;
+  watch.now.length = result.length;
   // By playing it: local search and gaps take every wire to be free.
   auto const take = [&](plan const& made) {
     double const length = start.length_of(made);
     if (length < result.length) {
       result.start = made.name;
-      result.length = length;
+      result.length = watch.now.length = length;
       result.best = copy_of(made);
     }
     return length;
   };
   auto const improve_from = [&](plan made, int trials) {
     annealing search(made, costs, memory, goal, how_hard.seed);
-    result.trials += search.run(trials, result.bound);
+    result.trials += search.run(trials, result.bound, watch);
     search.write_best(made);
     take(made);
   };
   int trials = how_hard.trials > 0 ? how_hard.trials : 1000;
   if (memory.most > 0 && 10 * memory.most <= 6 * placed.stages) {  // with more memory that many trials find no shorter ones
-    plan const repeated = one_period(start.apart, costs, memory, goal, {trials / 2, how_hard.seed}, result.trials);
+    plan const repeated = one_period(start.apart, costs, memory, goal, {trials / 2, how_hard.seed}, result.trials, watch);
     if (repeated.actions.count > 0) {
       // One that is shorter has all trials; a longer one half of them, since it often ends shorter.
       bool const shorter = take(repeated) < start.apart_length;
@@ -109,6 +115,7 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
     }
   }
   if (trials > 0) improve_from(copy_of(start.apart), trials);
+  result.stopped = watch.stopped();
   return finished(result, memory);
 }
 

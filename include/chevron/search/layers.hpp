@@ -10,6 +10,7 @@
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/layer_costs.hpp>
 
@@ -27,6 +28,20 @@ struct found_layers {
   int even_held = 0;        ///< the same of the even ones
   int searched = 0;         ///< cuts that were searched thoroughly
   bool nothing_better = false;  ///< every other cut was searched thoroughly, or its bound is no shorter
+
+  /// Another round would find nothing more, or may not.
+  bool settled() const { return schedule.best.problem || schedule.stopped || (nothing_better && schedule.optimal()); }
+  double shortest() const { return schedule.length; }
+  /// Takes what a further round came to, if that is shorter.
+  void add(found_layers&& next) {
+    double const least_even = std::min(even, next.even);
+    bool const all = nothing_better || next.nothing_better;
+    bool const ended = next.schedule.stopped;
+    if (next.schedule.length < schedule.length * (1 - 1e-12)) *this = std::move(next);
+    even = least_even;
+    nothing_better = all;
+    schedule.stopped = ended;
+  }
 };
 
 namespace detail {
@@ -184,7 +199,8 @@ struct layer_effort {
 /// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order of
 /// what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was found; those
 /// that come out shortest are searched again, thoroughly. Every stage but the first and the last holds a layer at least. The memory
-/// limit counts chunks, however many layers they hold; what that means for memory `held` says.
+/// limit counts chunks, however many layers they hold; what that means for memory `held` says. A watcher ends all of it if both
+/// efforts name it.
 ///
 /// \param costs without a problem; at least `stages - 2` layers
 /// \param find `found(cost_view, effort)`: a search on one placement, such as `search::find` with all else bound
@@ -194,9 +210,11 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
                          objective goal = objective::makespan, layer_effort const& how_hard = {}) {
   found_layers out;
   std::vector<int> const even = even_layers(static_cast<int>(costs.layers.size()), stages);
+  bool stopped = false;
   auto const search_on = [&](std::vector<int> const& cut, effort const& trying) {
     profiled_costs const of_stages = costs.of(cut);
     found one = find(of_stages.view(), trying);
+    stopped = stopped || one.stopped;
     if (!out.layers.empty() && (one.best.problem || !(one.length < out.schedule.length * (1 - 1e-12)))) return one.length;
     double const length = one.length;
     out.layers = cut;
@@ -207,7 +225,8 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
   out.searched = 1;
   if (out.schedule.best.problem) return out;
   plan const placed = out.schedule.best;
-  out.even_held = detail::most_layers_held(placed, even);
+  out.even_held = out.held = detail::most_layers_held(placed, even);
+  if (stopped) return out;
   detail::promising_cuts const cuts(costs, placed, memory, goal);
 
   struct looked_at {
@@ -219,7 +238,7 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
   for (auto const& next : cuts.candidates()) {
     if (next.bound >= out.schedule.length * (1 - 1e-12)) break;
     if (next.layers == even) continue;
-    if (static_cast<int>(some.size()) == how_hard.most_looked_at) {
+    if (stopped || static_cast<int>(some.size()) == how_hard.most_looked_at) {
       all = false;
       break;
     }
@@ -228,7 +247,7 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
   std::stable_sort(some.begin(), some.end(), [](looked_at const& a, looked_at const& b) { return a.length < b.length; });
   for (looked_at const& one : some) {
     if (one.bound >= out.schedule.length * (1 - 1e-12)) continue;
-    if (out.searched > how_hard.most_searched) {
+    if (stopped || out.searched > how_hard.most_searched) {
       all = false;
       break;
     }
@@ -236,7 +255,8 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
     ++out.searched;
   }
   out.held = detail::most_layers_held(out.schedule.best, out.layers);
-  out.nothing_better = all;
+  out.nothing_better = all && !stopped;
+  out.schedule.stopped = stopped;
   return out;
 }
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/jitter.hpp>
@@ -46,14 +48,16 @@ class drawn_descent {
     for (int i = 0; i < best_.actions.count; ++i) at_[cell(best_.actions.data[i])] = i;
   }
 
-  void run(int trials) {
-    for (int trial = 0; trial < trials; ++trial) {
+  /// Until nobody wants more; a trial plays the whole order for each draw that it looks at.
+  void run(int trials, watched& watch) {
+    for (int trial = 0; trial < trials && !watch.stop(); ++trial) {
       auto const k = static_cast<std::size_t>(random_.below(static_cast<int>(now_.size())));
-      if (trial % 8 == 0) find_path(k);
+      if (trial % in_turn == 0) find_path(k);
       try_one(path_[static_cast<std::size_t>(random_.below(static_cast<int>(path_.size())))], k);
     }
   }
   plan const& best() const { return best_; }
+  static constexpr int in_turn = 8;  ///< trials after which another path is looked at
   // It points into itself.
   drawn_descent(drawn_descent const&) = delete;
   drawn_descent& operator=(drawn_descent const&) = delete;
@@ -157,15 +161,19 @@ class drawn_descent {
   timeline when_;
 };
 
-/// The search itself, for a plan without actions that says where the stages are.
-inline robust_found find_robust(plan const& placed, cost_view const& costs, activation_limit memory, objective goal,
-                                effort how_hard, work_graph work, jitter const& how) {
+/// The search itself, from what one by the times as planned found.
+inline robust_found find_robust(found planned, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
+                                work_graph work, jitter const& how) {
   constexpr int draws_to_descend = 24;
   bool const split = work == work_graph::split_backward;
   robust_found out;
-  out.planned = find(placed, costs, memory, goal, how_hard, work);
+  out.planned = std::move(planned);
   out.best = copy_of(out.planned.best);
   if (out.best.problem) return out;
+  plan_view const placed = out.planned.best;
+  watched watch(how_hard.watch);
+  watch.now.bound = out.planned.bound;
+  watch.now.length = out.planned.length;
   out.start = out.planned.start;
   auto const drawn = [&](plan_view const& made) { return drawn_lengths(made, costs, how, goal); };
   out.planned_drawn = drawn(out.planned.best);
@@ -188,12 +196,20 @@ inline robust_found find_robust(plan const& placed, cost_view const& costs, acti
   made_by.draws = draws_to_descend;
   chosen_by.seed = seeds.next();
   int const actions = (split ? 3 : 2) * placed.stages * placed.size.micro_batches;
-  int const trials = how_hard.trials > 0 ? how_hard.trials : std::clamp(600'000'000 / actions, 2000, 600'000);
+  int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(actions);
   plan challenger = copy_of(out.planned.best);
   std::vector<double> challenging = drawn_lengths(challenger, costs, chosen_by, goal);
-  auto const descend = [&](plan_view const& from, plan_name const& name) {
-    drawn_descent search(taken_apart(from, split), costs, memory, goal, made_by);
-    search.run(trials / 20 + 1);
+  bool const any = !out.published_drawn.empty();
+  drawn_descent from_planned(taken_apart(out.planned.best, split), costs, memory, goal, made_by);
+  std::optional<drawn_descent> from_published;
+  if (any) from_published.emplace(taken_apart(out.published, split), costs, memory, goal, made_by);
+  // In turn, so that both have had their share whenever somebody ends it.
+  for (int left = trials / 20 + 1; left > 0 && !watch.stop(); left -= drawn_descent::in_turn) {
+    int const some = std::min(left, drawn_descent::in_turn);
+    from_planned.run(some, watch);
+    if (any) from_published->run(some, watch);
+  }
+  auto const challenge = [&](drawn_descent const& search, plan_name const& name) {
     std::vector<double> lengths = drawn_lengths(search.best(), costs, chosen_by, goal);
     if (!difference(lengths, challenging).below()) return;
     challenger = copy_of(search.best());
@@ -201,9 +217,8 @@ inline robust_found find_robust(plan const& placed, cost_view const& costs, acti
     out.start = name;
     out.drawn = true;
   };
-  bool const any = !out.published_drawn.empty();
-  descend(out.planned.best, out.planned.start);
-  if (any) descend(out.published, out.published.name);
+  challenge(from_planned, out.planned.start);
+  if (any) challenge(*from_published, out.published.name);
 
   out.best_drawn = drawn(challenger);
   if (any && !difference(out.best_drawn, out.published_drawn).below()) {
@@ -227,13 +242,20 @@ inline robust_found find_robust(plan const& placed, cost_view const& costs, acti
 /// above that of a published schedule on this placement within the limit.
 ///
 /// \param how without a spread there is nothing to draw, and the result is that of `find`
+/// \param how_hard a watcher may end it at any time; what was found is then still judged, by all draws
 /// \returns a plan that passes `check`; or `best.problem` says why there is none. Parameters as those of `find`
 template <placement_policy Placement>
 robust_found find_robust(Placement const& where, shape size, cost_view const& costs, jitter const& how,
                          activation_limit memory = {}, objective goal = objective::makespan, effort how_hard = {},
                          work_graph work = work_graph::split_backward) {
-  return detail::search_on<robust_found>(
-      where, size, [&](plan const& placed) { return detail::find_robust(placed, costs, memory, goal, how_hard, work, how); });
+  found planned = find(where, size, costs, memory, goal, how_hard, work);
+  return detail::find_robust(std::move(planned), costs, memory, goal, how_hard, work, how);
+}
+/// The same from what a search by the times as planned has found, for the same costs, memory and goal.
+inline robust_found find_robust(found planned, cost_view const& costs, jitter const& how, activation_limit memory = {},
+                                objective goal = objective::makespan, effort how_hard = {},
+                                work_graph work = work_graph::split_backward) {
+  return detail::find_robust(std::move(planned), costs, memory, goal, how_hard, work, how);
 }
 
 }  // namespace chevron::search

@@ -4,6 +4,7 @@
 
 #include <chevron/plan/buffer.hpp>
 #include <chevron/prove/bound.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/period.hpp>
 #include <chevron/search/random.hpp>
 #include <chevron/search/replay.hpp>
@@ -33,12 +34,13 @@ class steady_order : public period_order {
   }
 
   /// Tries changes, the period being lowered where it can be.
-  constexpr int run(int trials) {
+  constexpr int run(int trials, watched& watch) {
     if (!exists()) return 0;
     double step = 0.02;
     int const pause = count_ / 4 + 8;
     for (int trial = 0; trial < trials; ++trial) {
       if (best_period_ <= least_ * (1 + 1e-9)) return trial;
+      if (trial % watched::every == 0 && watch.stop()) return trial;
       try_one();
       if (trial % pause == pause - 1) {
         bool const lower = lower_to(period_ * (1 - step));

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+/// \file
+/// How hard a search tries, and who looks on and may end it.
+
+namespace chevron::search {
+
+/// How far a search is.
+struct progress {
+  double length = 0;  ///< the shortest so far, in the costs' unit; 0: none yet
+  double bound = 0;   ///< no schedule is shorter
+  int limit = 0;      ///< chunks in flight, where the search is on its way up to the limit asked for
+  int round = 1;      ///< of `in_rounds`
+};
+
+/// Looks on while a search runs, and may end it. The thread that searches asks it every 32 changes and between the parts of a search;
+/// with 100,000 actions such a part takes a few tenths of a second. What was ended gives the best so far, and that is never longer
+/// than the best of the catalogue, which is always looked at, or, where none fits, than a list schedule. Clocks and signals are
+/// the caller's.
+struct watcher {
+  bool (*stops)(progress const& now, void* with) = nullptr;  ///< true: stop
+  void* with = nullptr;                                      ///< passed on
+};
+
+/// How hard to try. The same effort gives the same schedule everywhere, unless a watcher ends the search.
+struct effort {
+  int trials = 0;  ///< of which each limit on the way up gets a share; 0: `usual_trials`
+  std::uint64_t seed = 1;  ///< of the random changes
+  watcher watch{};
+};
+
+/// How many changes `find` tries for so many actions, unless told.
+constexpr int usual_trials(int actions) {
+  int const by_size = 600'000'000 / (actions > 0 ? actions : 1);
+  return by_size < 2000 ? 2000 : by_size > 600'000 ? 600'000 : by_size;
+}
+
+namespace detail {
+
+/// What a search shows its watcher, and whether that has said stop.
+class watched {
+ public:
+  constexpr explicit watched(watcher const& by) : by_(by) {}
+  constexpr bool stop() {
+    if (!stopped_ && by_.stops != nullptr) stopped_ = by_.stops(now, by_.with);
+    return stopped_;
+  }
+  constexpr bool stopped() const { return stopped_; }
+
+  progress now;
+  static constexpr int every = 32;  // changes
+
+ private:
+  watcher by_;
+  bool stopped_ = false;
+};
+
+/// Passes on what a round shows, with its number and the best of all rounds.
+struct round_watcher {
+  watcher of;
+  int round = 1;
+  double length = 0;
+
+  static bool stops(progress const& now, void* with) {
+    auto& self = *static_cast<round_watcher*>(with);
+    if (self.of.stops == nullptr) return false;
+    if (self.length == 0 || (now.length > 0 && now.length < self.length)) self.length = now.length;
+    progress all = now;
+    all.round = self.round;
+    all.length = self.length;
+    return self.of.stops(all, self.of.with);
+  }
+};
+
+}  // namespace detail
+
+/// Searches again and again, each time with twice the trials and other random numbers, until the watcher ends it or nothing is left
+/// to find, and gives the shortest of all rounds: longer is never worse. Without a watcher it may never end.
+///
+/// \param search `Result(effort)`, such as `find` or `find_layers` with all else bound
+/// \param first_round its `trials`, 0: 5000, are those of the first round
+template <class Search>
+auto in_rounds(Search const& search, effort const& first_round) {
+  constexpr int most_trials = 1 << 28;
+  detail::round_watcher watch{first_round.watch};
+  effort round{first_round.trials > 0 ? first_round.trials : 5000, first_round.seed, {detail::round_watcher::stops, &watch}};
+  auto best = search(round);
+  while (!best.settled()) {
+    watch.length = best.shortest();
+    ++watch.round;
+    ++round.seed;
+    round.trials = std::min(round.trials, most_trials / 2) * 2;
+    best.add(search(round));
+  }
+  return best;
+}
+
+}  // namespace chevron::search
