@@ -105,7 +105,8 @@ class eager_order {
         if (m >= played_.micro_batches || can[k] >= 0) continue;
         if (k == 0) {
           double const room = 2 * stage < played_.stages ? most * rule.most_early : most;
-          if (flying > 0 && (flying >= room || (memory_.most > 0 && held_.data[rank] + 1 > memory_.most + held_rounding))) continue;
+          bool const full = memory_.most > 0 && held_.data[rank] + 1 > memory_.most + held_rounding;
+          if (flying > 0 && (flying >= room || full)) continue;
         }
         double const there = ready(row * played_.micro_batches + m);
         if (there <= now) {
