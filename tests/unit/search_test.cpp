@@ -328,6 +328,21 @@ TEST_CASE("ZB-2p, too, is the best there is for its shortest published step") {
   CHECK(got.published_length > got.length);
 }
 
+TEST_CASE("spans with twice the memory have next to no bubble") {
+  double const sets[][4] = {{10, 11, 9, .5}, {10, 13, 7, 1}, {20, 18, 12, 2}, {10, 20, 10, 1}, {10, 10, 5, .5}, {12, 14, 10, 1}};
+  int nearly = 0;
+  for (auto const& of : sets) {
+    CAPTURE(of[1]);
+    costs const each{of[0], of[1], of[2], of[3]};
+    found const got = find(placement::vee, {4, 16, 2}, each, {16, 1}, objective::span, {.trials = 20000});
+    hold(got, each, {16, 1}, objective::span);
+    CHECK(got.bound == 32 * (of[0] + of[1] + of[2]));
+    CHECK(got.length <= got.bound * 1.015);
+    nearly += got.length <= got.bound * 1.005 ? 1 : 0;
+  }
+  CHECK(nearly >= 5);
+}
+
 TEST_CASE("backwards that stay whole") {
   for (int limit : {0, 2, 4}) {
     found const got = find(placement::linear, {4, 8}, costs{}, {static_cast<double>(limit), 1}, objective::makespan,

@@ -17,8 +17,8 @@ struct progress {
   int round = 1;      ///< of `in_rounds`
 };
 
-/// Looks on while a search runs, and may end it. The thread that searches asks it every 32 changes and between the parts of a search;
-/// with 100,000 actions such a part takes a few tenths of a second. What was ended gives the best so far, and that is never longer
+/// Looks on while a search runs, and may end it. The thread that searches asks it every 32 changes and between the parts of a
+/// search; with 100,000 actions such a part takes a few tenths of a second. What was ended gives the best so far, and that is never longer
 /// than the best of the catalogue, which is always looked at, or, where none fits, than a list schedule. Clocks and signals are
 /// the caller's.
 struct watcher {

@@ -8,6 +8,7 @@
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/backfill.hpp>
+#include <chevron/search/eager.hpp>
 #include <chevron/search/effort.hpp>
 #include <chevron/search/objective.hpp>
 #include <chevron/search/steady.hpp>
@@ -37,14 +38,11 @@ struct found {
   double shortest() const { return length; }
   /// Takes what a further round came to, if that is shorter.
   void add(found&& next) {
-    next.trials += trials;
-    bool const shorter = !next.best.problem && next.length < length * (1 - 1e-12);
-    if (shorter) {
-      *this = std::move(next);
-      return;
-    }
-    trials = next.trials;
-    stopped = next.stopped;
+    std::int64_t const all = trials + next.trials;
+    bool const ended = next.stopped;
+    if (!next.best.problem && next.length < length * (1 - 1e-12)) *this = std::move(next);
+    trials = all;
+    stopped = ended;
   }
 };
 
@@ -251,6 +249,9 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   // catalogue and the rule, from list scheduling, and, where memory is short, from periodic orders. Each goes on from its own
   // best.
   ascent published_line, listed_line, periodic_line;
+  // Spans with room for all of a microbatch's chunks on each rank have a fourth: there gaps are what counts, and orders without them
+  // have most left to gain.
+  ascent eager_line;
   int limit = least_in_flight(placed);
   for (; limit <= most; limit = next_limit(limit, placed.stages)) {
     if ((result.length > 0 && result.optimal()) || watch.stop()) break;
@@ -262,10 +263,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     int const share = trials / parts + 1;
     int const periods = trials / 150 + 1;
     int const draws = total > 500'000 ? 1 : low ? 2 : 6;
-    auto const follow = [&](ascent& line, plan const& from) {
+    auto const follow = [&](ascent& line, plan const& from, int tried) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
       std::uint64_t const seed = how_hard.seed + static_cast<std::uint64_t>(limit);
-      result.trials += line.improve(from, costs, here, goal, seed, share, bound, watch);
+      result.trials += line.improve(from, costs, here, goal, seed, tried, bound, watch);
     };
     auto const take_over = [&](ascent& line, starting_point const& start) {
       if (!start.exists()) return;
@@ -290,15 +291,21 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     plan const order = periodic_start(some_line.best, costs, here, goal, how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10),
                                       draws, periods, bound, periodic_line.length, result.trials, watch);
     if (order.actions.count > 0) {
-      follow(periodic_line, order);
+      follow(periodic_line, order, share);
     } else if (periodic_line.length >= 0 && !watch.stop()) {
-      follow(periodic_line, copy_of(periodic_line.best));
+      follow(periodic_line, copy_of(periodic_line.best), share);
     }
     for (ascent* line : {&published_line, &listed_line}) {
       bool const left_behind = total >= short_order && periodic_line.length >= 0 && line->length > 1.01 * periodic_line.length;
-      if (line->length >= 0 && !left_behind && !watch.stop()) follow(*line, copy_of(line->best));
+      if (line->length >= 0 && !left_behind && !watch.stop()) follow(*line, copy_of(line->best), share);
     }
-    for (ascent const* line : {&published_line, &listed_line, &periodic_line}) {
+    bool const roomy = limit >= placed.stages && limit % (placed.stages > 1 ? placed.stages / 2 : 1) == 0;
+    if (goal == objective::span && split && roomy && !watch.stop()) {
+      plan const eager = eager_start(some_line.best, costs, here, goal, how_hard.seed + static_cast<std::uint64_t>(limit), bound, -1,
+                                     watch);
+      if (eager.actions.count > 0) follow(eager_line, eager, trials);
+    }
+    for (ascent const* line : {&published_line, &listed_line, &periodic_line, &eager_line}) {
       if (line->length >= 0 && line->length < result.length * (1 - 1e-12)) take(copy_of(line->best), line->length);
     }
   }

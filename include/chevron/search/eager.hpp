@@ -1,0 +1,221 @@
+#pragma once
+
+#include <cstdint>
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/search/effort.hpp>
+#include <chevron/search/held.hpp>
+#include <chevron/search/objective.hpp>
+#include <chevron/search/random.hpp>
+#include <chevron/search/replay.hpp>
+
+/// \file
+/// Orders in which no rank waits while it could do anything: what a search by span begins with where memory is plentiful.
+
+namespace chevron::search::detail {
+
+/// What a rank does first of what it can do. Numbers of microbatches are those of the first and of the last rank; in between, in
+/// proportion.
+struct eager_rule {
+  double few[2];         ///< with fewer in flight, from F to I, F goes first, then I
+  double most[2];        ///< with so many in flight no F
+  double most_early;     ///< of that, the share that F of the first half of the stages may take
+  double left;           ///< with so many W left to do, W goes first; it is the last choice otherwise
+  bool late[3];          ///< by kind: the rank's later stages first
+};
+
+/// Plays orders by such rules. (Schedules without needless waits are "non-delay" ones: Baker, Introduction to Sequencing and
+/// Scheduling, 1974.)
+class eager_order {
+ public:
+  constexpr eager_order(replay& played, activation_limit memory)
+      : played_(played),
+        memory_(memory),
+        all_(played.stages * played.micro_batches),
+        end_(3 * all_),
+        next_(3 * played.stages),
+        stages_begin_(played.ranks + 1),
+        stages_(played.stages),
+        filled_(played.ranks),
+        free_(played.ranks),
+        wakes_(played.ranks),
+        held_(played.ranks),
+        in_flight_(played.ranks) {
+    int filled = 0;
+    for (int r = 0; r < played.ranks; ++r) {
+      stages_begin_.data[r] = filled;
+      for (int s = 0; s < played.stages; ++s) {
+        if (played.rank_of.data[s] == r) stages_.data[filled++] = s;
+      }
+    }
+    stages_begin_.data[played.ranks] = filled;
+  }
+
+  /// Puts an order in place of the replay's; false if it gets stuck.
+  constexpr bool make(eager_rule const& rule) {
+    for (int a = 0; a < 3 * all_; ++a) end_.data[a] = never;
+    for (int row = 0; row < 3 * played_.stages; ++row) next_.data[row] = 0;
+    for (int r = 0; r < played_.ranks; ++r) {
+      filled_.data[r] = played_.begin.data[r];
+      free_.data[r] = wakes_.data[r] = held_.data[r] = in_flight_.data[r] = 0;
+    }
+    for (int left = played_.total; left > 0;) {
+      int rank = 0;
+      for (int r = 1; r < played_.ranks; ++r) rank = wakes_.data[r] < wakes_.data[rank] ? r : rank;
+      double const now = wakes_.data[rank];
+      if (now >= never) return false;
+      int const row = choose(rank, now, rule);
+      if (row < 0) continue;
+      take(rank, row, now);
+      --left;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr double never = 1e300;
+
+  constexpr double ready(int a) const {
+    int const row = played_.row_of.data[a];
+    double there = row >= played_.stages ? end_.data[a - all_] : 0;
+    if (int const step = played_.fed_by.data[row]; step != 0 && there < never) {
+      double const sent = end_.data[a + step] + played_.lag.data[row];
+      there = sent > there ? sent : there;
+    }
+    return there;
+  }
+
+  /// The row of what a rank does now, or -1: then it sleeps until that may be different.
+  constexpr int choose(int rank, double now, eager_rule const& rule) {
+    double const part = played_.ranks > 1 ? static_cast<double>(rank) / (played_.ranks - 1) : 0;
+    double const few = rule.few[0] + (rule.few[1] - rule.few[0]) * part;
+    double const most = rule.most[0] + (rule.most[1] - rule.most[0]) * part;
+    double const flying = in_flight_.data[rank];
+    int left = 0;  // W
+    double sooner = never;
+    int can[3] = {-1, -1, -1};
+    int const first = stages_begin_.data[rank];
+    int const count = stages_begin_.data[rank + 1] - first;
+    for (int k = 0; k < 3; ++k) {
+      for (int i = 0; i < count; ++i) {
+        int const stage = stages_.data[first + (rule.late[k] ? count - 1 - i : i)];
+        int const row = k * played_.stages + stage;
+        if (k == 2) left += next_.data[row - played_.stages] - next_.data[row];
+        int const m = next_.data[row];
+        if (m >= played_.micro_batches || can[k] >= 0) continue;
+        if (k == 0) {
+          double const room = 2 * stage < played_.stages ? most * rule.most_early : most;
+          bool const full = memory_.most > 0 && held_.data[rank] + 1 > memory_.most + held_rounding;
+          if (flying > 0 && (flying >= room || full)) continue;
+        }
+        double const there = ready(row * played_.micro_batches + m);
+        if (there <= now) {
+          can[k] = row;
+        } else {
+          sooner = there < sooner ? there : sooner;
+        }
+      }
+    }
+    int const before = flying < few ? 0 : 1;
+    if (can[2] >= 0 && left >= rule.left) return can[2];
+    for (int k : {before, 1 - before, 2}) {
+      if (can[k] >= 0) return can[k];
+    }
+    wakes_.data[rank] = sooner;
+    return -1;
+  }
+
+  constexpr void take(int rank, int row, double now) {
+    int const a = row * played_.micro_batches + next_.data[row]++;
+    int const k = row / played_.stages;
+    held_.data[rank] += played_.change_of(row, memory_);
+    in_flight_.data[rank] += k == 0 ? 1 : k == 1 ? -1 : 0;
+    played_.order.data[filled_.data[rank]++] = a;
+    end_.data[a] = now + played_.lasts.data[row];
+    wakes_.data[rank] = free_.data[rank] = end_.data[a] + played_.post.data[row];
+    int const step = played_.feeds.data[row];
+    if (step == 0) return;
+    int const taker = played_.row_of.data[a + step];
+    int const other = played_.rank_of.data[taker];
+    if (other == rank) return;
+    double const there = end_.data[a] + played_.lag.data[taker];
+    double const wakes = there > free_.data[other] ? there : free_.data[other];
+    if (wakes < wakes_.data[other]) wakes_.data[other] = wakes;
+  }
+
+  replay& played_;
+  activation_limit memory_;
+  int all_;
+  buffer<double> end_;
+  buffer<int> next_;  // by row: how many were taken
+  buffer<int> stages_begin_;
+  buffer<int> stages_;
+  buffer<int> filled_;
+  buffer<double> free_;
+  buffer<double> wakes_;
+  buffer<double> held_;
+  buffer<double> in_flight_;  // from F to I
+};
+
+/// W wait for an occasion, however many are left.
+inline constexpr double never_left = 1e9;
+
+/// The shortest of orders by drawn rules, the later half of them drawn near the best ones, if it is shorter than `beat`; else
+/// without actions. Backwards must be split.
+constexpr plan eager_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
+                           double bound, double beat, watched& watch) {
+  constexpr int kept = 10;
+  replay played(like, costs, goal);
+  eager_order orders(played, memory);
+  random_numbers random(seed);
+  int const by_size = 5'000'000 / played.total;
+  int const draws = by_size < 20 ? 20 : by_size > 3000 ? 3000 : by_size;
+  double const all = static_cast<double>(like.size.micro_batches) * like.stages / like.size.ranks;
+  double const limit = memory.most > 0 && memory.most < all ? memory.most : all;
+  eager_rule best[kept]{};
+  double lengths[kept]{};
+  int count = 0;
+  plan made;
+  made.size = like.size;
+  double shortest = beat;
+  for (int draw = 0; draw < draws && !watch.stop(); ++draw) {
+    if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) break;
+    eager_rule rule{};
+    if (draw < draws / 2 || count == 0) {
+      for (double& few : rule.few) few = limit * random.share();
+      for (double& most : rule.most) most = 4 + (limit - 3) * random.share();
+      rule.most_early = random.coin() ? 1 : .5 + .5 * random.share();
+      rule.left = random.coin() ? never_left : 1 + limit * random.share();
+      for (bool& late : rule.late) late = random.coin();
+    } else {
+      rule = best[random.below(count)];
+      auto const near = [&](double& value) {
+        if (random.coin()) value += 6 * random.share() - 3;
+      };
+      for (double& few : rule.few) near(few);
+      for (double& most : rule.most) near(most);
+      if (rule.left < never_left) near(rule.left);
+      for (bool& late : rule.late) late = random.below(6) == 0 ? !late : late;
+    }
+    if (!orders.make(rule) || !played.play()) continue;
+    double const length = played.length();
+    if (shortest < 0 || length < shortest) {
+      shortest = length;
+      if (made.actions.count == 0) made = copy_of(like);
+      made.name = "an eager order";
+      played.write_to(made);
+    }
+    int at = count < kept ? count++ : kept;
+    for (; at > 0 && lengths[at - 1] > length; --at) {
+      if (at == kept) continue;
+      lengths[at] = lengths[at - 1];
+      best[at] = best[at - 1];
+    }
+    if (at == kept) continue;
+    lengths[at] = length;
+    best[at] = rule;
+  }
+  return made;
+}
+
+}  // namespace chevron::search::detail
