@@ -22,7 +22,8 @@ options read_options(int argc, char** argv) {
   app.footer(
       "Files of tokens: FILE.bin as nanoGPT writes them (16-bit numbers), or with FILE.idx beside it as Megatron-LM does;\n"
       "examples/chevron-finetune/tokenise.py makes them of text.\n"
-      "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint or weights.");
+      "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint or weights,\n"
+      "8 a message changed on its way.");
   train::job_flags flags(app, o);
   auto const files = [&](char const* flag, std::vector<std::string>& to, char const* what) {
     return app.add_option(flag, to, what)

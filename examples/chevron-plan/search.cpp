@@ -282,18 +282,27 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
   search_time time(seconds_of(asked));
   what.effort.watch = time.watch();
   auto const count = static_cast<double>(placements.size());
+  std::string left_out;
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (search_time::signal() != 0 && !entries.empty()) break;
     time_share const share{static_cast<double>(i) / count, static_cast<double>(i + 1) / count};
     entry one = layers ? part_on(placements[i], what, *layers, time, share)
                        : find_on(placements[i], what, costs_of(asked, split, homes(placements[i], what.size)), time, share);
     chevron::finding const problem = one.best().problem;
-    if (!problem) entries.push_back(std::move(one));
-    if (problem && search_time::signal() == 0) {
-      throw usage((one.found.stopped ? "--seconds " + asked.search.seconds + ": " : "") + describe(problem).str());
+    if (!problem) {
+      entries.push_back(std::move(one));
+    } else if (search_time::signal() == 0) {
+      if (!one.found.stopped) throw usage(describe(problem).str());
+      left_out += (left_out.empty() ? "" : ", ") + placements[i];
     }
   }
   what.effort.watch = {};
+  if (!left_out.empty()) {
+    std::string const words = "in --seconds " + asked.search.seconds +
+                              " no order was found that keeps the memory limit: give more, or a higher --memory-limit";
+    if (entries.empty()) throw usage(words);
+    std::cerr << "chevron-plan: " << left_out << ": " << words << "\n";
+  }
   if (search_time::signal() == 0) return {};
   return "interrupted after " + chevron::show::fixed(time.passed(), 1) + " s";
 }

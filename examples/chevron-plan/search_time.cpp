@@ -19,8 +19,10 @@ std::sig_atomic_t volatile caught = 0;
 
 extern "C" void note_signal(int number) {
   caught = number;
-  // The next one ends the program, whichever it is.
-  for (int const one : ending_signals) std::signal(one, SIG_DFL);
+  // The next one ends the program, whichever it is of those that are not ignored.
+  for (int i = 0; i < 2; ++i) {
+    if (before[i].sa_handler != SIG_IGN) std::signal(ending_signals[i], SIG_DFL);
+  }
 }
 
 }  // namespace

@@ -33,6 +33,9 @@ rank_story story_of(ring const& of, plan_index const* plan) {
     out.state = rank_state::going_on;
   } else if (of.told.rank == of.rank && of.told.code != 4) {
     out.state = rank_state::failed;
+  } else if (of.told.is_of_a_message() &&
+             of.told.reason.find("came to rank " + std::to_string(of.rank) + " with ") != std::string::npos) {
+    out.state = rank_state::noticed;
   } else {
     out.state = out.at ? rank_state::busy : rank_state::between;
   }
@@ -139,7 +142,8 @@ story follow_waits(rings const& all, plan_index const* plan) {
   }
   // The rank that is blamed counts, unless it waited itself: a failure that is told at once finds the others on their way, and
   // what they were about to wait for.
-  if (told >= 0 && at(told).state != rank_state::waiting && at(told).state != rank_state::going_on) out.root = told;
+  bool const was_late = told >= 0 && (at(told).state == rank_state::waiting || at(told).state == rank_state::going_on);
+  if (told >= 0 && (!was_late || all.any().told.is_of_a_message())) out.root = told;
   if (out.root < 0 && out.circle.empty()) {
     // Nobody waited. A rank that failed, or is gone, is what there is to be told.
     auto const is = [&](rank_state s) {

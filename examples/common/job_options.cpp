@@ -223,7 +223,7 @@ void job_flags::training() {
       ->check(whole(0, 1'000'000))
       ->type_name("N")
       ->group("Training");
-  app_.add_flag("--check-messages", o_.check_messages, "find out whether what ranks send each other comes as it was sent; not with nccl")
+  app_.add_flag("--check-messages", o_.check_messages, "find out whether what stages send each other comes as it was sent; not with nccl")
       ->group("Training");
   app_.add_option("--seed", o_.seed, "of weights, batches and sample")
       ->check(whole(0, 9'000'000'000'000'000))

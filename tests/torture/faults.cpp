@@ -73,7 +73,7 @@ int promised_code(scenario const& what) {
   bool const while_saving = what.point.ends_with("saving") || what.point.ends_with("publishing");
   if (kind == "kill" || kind == "close_sockets") return 3;
   if (kind == "exit") return 42;
-  if (kind == "stop" || kind == "hang") return 4;
+  if (kind == "stop" || kind == "hang" || kind == "hold_locks") return 4;
   if (kind == "disk_full") return 7;
   if (kind == "slow") return 0;
   if (kind == corrupts) return 8;

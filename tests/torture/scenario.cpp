@@ -12,8 +12,8 @@ namespace torture {
 
 namespace {
 
-std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "slow", "corrupt_message"};
-std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "slow", "corrupt_message"};
+std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "hold_locks", "slow", "corrupt_message"};
+std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "hold_locks", "slow", "corrupt_message"};
 
 void add_actions(std::vector<scenario>& out, std::string const& schedule) {
   auto const program = chevron::lower(chevron::prove(

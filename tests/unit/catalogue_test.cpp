@@ -78,6 +78,7 @@ TEST_SUITE("catalogue") {
     for (char const* const name : {"ZBVZeroBubble", "ZB-V", "zb_v", "zbv"})
       DOCTEST_CHECK(std::string(catalogue::make_plan(name, {2, 3}).name) == "ZBVZeroBubble");
     DOCTEST_CHECK(std::string(catalogue::make_plan("zb_h1", {2, 3}).name) == "ZB-H1");
+    DOCTEST_CHECK(std::string(catalogue::make_plan("one_f_one_b", {2, 3}).name) == "1F1B");
     for (char const* const none : {"", "-", "ZB", "ZB-VV", "1F1B1", "V-"}) DOCTEST_CHECK_FALSE(catalogue::contains(none));
     DOCTEST_CHECK(std::string(catalogue::make_plan("hanayo", {2, 3, 4}).name) == "Hanayo");
     DOCTEST_CHECK(

@@ -272,6 +272,21 @@ TEST_CASE("in ascending order a plan keeps all laws, its length and its memory, 
   CHECK_FALSE(same_gradient_order(searched, catalogue::make_plan("InterleavedZeroBubble", {.ranks = 4, .micro_batches = 7})));
 }
 
+TEST_CASE("a round that was ended before it found anything takes nothing away") {
+  search::found_layers best;
+  best.layers = {2, 1};
+  best.schedule.length = 10;
+  best.even = 12;
+  search::found_layers ended;
+  ended.schedule.best.problem.broken = law::description;
+  ended.schedule.stopped = true;
+  best.add(std::move(ended));
+  CHECK(best.layers == std::vector<int>{2, 1});
+  CHECK(best.schedule.length == 10);
+  CHECK(best.even == 12);
+  CHECK(best.settled());
+}
+
 TEST_CASE("drift is the largest change as a share of the longest stage") {
   layer_costs costs;
   costs.layers.assign(4, {1, 1, 2});

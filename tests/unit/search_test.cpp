@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <chevron/search.hpp>
@@ -326,6 +327,38 @@ TEST_CASE("ZB-2p, too, is the best there is for its shortest published step") {
   CHECK(got.trials == 0);  // nothing is left to do
   CHECK(std::string(got.start) == "zero-bubble rule");
   CHECK(got.published_length > got.length);
+}
+
+TEST_CASE("eager orders are lawful and keep the limit, whatever a rank does first") {
+  using namespace search::detail;
+  random_numbers random(5);
+  int made = 0;
+  for (auto const& [name, ranks, micro_batches, chunks] : {std::tuple{"ZB-H1", 2, 8, 1}, {"ZB-H1", 4, 9, 1}, {"ZBVZeroBubble", 3, 7, 2}}) {
+    for (double const limit : {0.0, 1.0 * ranks * chunks, ranks * chunks + 2.0}) {
+      for (double const kept : {1.0, 0.5}) {
+        costs const times{.forward = 10, .backward_input = 13, .backward_weight = 7, .communication = 1};
+        activation_limit const memory{limit, kept};
+        plan const like = taken_apart(catalogue::make_plan(name, {ranks, micro_batches}), true);
+        replay played(like, times, objective::span);
+        eager_order orders(played, memory);
+        for (int draw = 0; draw < 100; ++draw) {
+          eager_rule rule{};
+          for (double& few : rule.few) few = 6 * random.share();
+          for (double& most : rule.most) most = 1 + 6 * random.share();
+          rule.most_early = random.coin() ? 1 : random.share();
+          rule.left = random.coin() ? never_left : 5 * random.share();
+          for (bool& late : rule.late) late = random.coin();
+          if (!orders.make(rule) || !played.play()) continue;
+          ++made;
+          plan order = copy_of(like);
+          played.write_to(order);
+          CHECK_FALSE(static_cast<bool>(check(order)));
+          CHECK(keeps(memory, order));
+        }
+      }
+    }
+  }
+  CHECK(made > 1000);
 }
 
 TEST_CASE("spans with twice the memory have next to no bubble") {

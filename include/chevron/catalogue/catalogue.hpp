@@ -53,10 +53,12 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
   }
 }
 
-/// Whether a schedule goes by this name: the catalogue's, or the paper's where PyTorch has another (ZB-V is ZBVZeroBubble).
+/// Whether a schedule goes by this name: the catalogue's, its constant's, or the paper's where PyTorch has another (ZB-V is
+/// ZBVZeroBubble).
 template <class Description>
 constexpr bool goes_by(Description const& one, std::string_view name) {
-  return same_name(one.name, name) || (same_name(one.name, zb_v.name) && same_name(name, "ZB-V"));
+  return same_name(one.name, name) || (same_name(one.name, zb_v.name) && same_name(name, "ZB-V")) ||
+         (same_name(one.name, one_f_one_b.name) && same_name(name, "one_f_one_b"));
 }
 
 /// Calls `visit(name, description)` for each schedule that can be given slack for slow links, with this slack.

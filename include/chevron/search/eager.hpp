@@ -106,7 +106,7 @@ class eager_order {
         if (k == 0) {
           double const room = 2 * stage < played_.stages ? most * rule.most_early : most;
           bool const full = memory_.most > 0 && held_.data[rank] + 1 > memory_.most + held_rounding;
-          if (flying > 0 && (flying >= room || full)) continue;
+          if (full || (flying > 0 && flying >= room)) continue;  // full with nothing in flight: there is a W to run
         }
         double const there = ready(row * played_.micro_batches + m);
         if (there <= now) {
@@ -160,16 +160,19 @@ class eager_order {
 /// W wait for an occasion, however many are left.
 inline constexpr double never_left = 1e9;
 
-/// The shortest of orders by drawn rules, the later half of them drawn near the best ones, if it is shorter than `beat`; else
-/// without actions. Backwards must be split.
+/// The shortest of orders by drawn rules, the later half of them drawn near the best ones; without actions if there is none.
+/// Backwards must be split.
+/// \param trials a rule is drawn for every five: 20 to 3000 in all, fewer where there are many actions
 constexpr plan eager_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
-                           double bound, double beat, watched& watch) {
+                           int trials, double bound, watched& watch) {
   constexpr int kept = 10;
   replay played(like, costs, goal);
   eager_order orders(played, memory);
   random_numbers random(seed);
   int const by_size = 5'000'000 / played.total;
-  int const draws = by_size < 20 ? 20 : by_size > 3000 ? 3000 : by_size;
+  int const by_trials = trials / 5 < 3000 ? trials / 5 : 3000;
+  int const wanted = by_size < by_trials ? by_size : by_trials;
+  int const draws = wanted < 20 ? 20 : wanted;
   double const all = static_cast<double>(like.size.micro_batches) * like.stages / like.size.ranks;
   double const limit = memory.most > 0 && memory.most < all ? memory.most : all;
   eager_rule best[kept]{};
@@ -177,7 +180,7 @@ constexpr plan eager_start(plan const& like, cost_view const& costs, activation_
   int count = 0;
   plan made;
   made.size = like.size;
-  double shortest = beat;
+  double shortest = -1;
   for (int draw = 0; draw < draws && !watch.stop(); ++draw) {
     if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) break;
     eager_rule rule{};

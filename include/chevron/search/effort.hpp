@@ -28,7 +28,7 @@ struct watcher {
 
 /// How hard to try. The same effort gives the same schedule everywhere, unless a watcher ends the search.
 struct effort {
-  int trials = 0;  ///< of which each limit on the way up gets a share; 0: `usual_trials`
+  int trials = 0;  ///< of which each limit on the way up gets a share (by span, some get all again); 0: as many as is usual
   std::uint64_t seed = 1;  ///< of the random changes
   watcher watch{};
 };
@@ -93,7 +93,7 @@ auto in_rounds(Search const& search, effort const& first_round) {
     watch.length = best.shortest();
     ++watch.round;
     ++round.seed;
-    round.trials = std::min(round.trials, most_trials / 2) * 2;
+    if (round.trials <= most_trials / 2) round.trials *= 2;
     best.add(search(round));
   }
   return best;

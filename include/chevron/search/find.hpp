@@ -33,7 +33,7 @@ struct found {
   /// Nothing shorter exists.
   constexpr bool optimal() const { return !best.problem && length <= bound * (1 + 1e-12); }
 
-  /// Another round would find nothing more, or may not.
+  /// Whether a further round is of no use, or its watcher has said stop.
   bool settled() const { return best.problem || optimal() || stopped; }
   double shortest() const { return length; }
   /// Takes what a further round came to, if that is shorter.
@@ -252,6 +252,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   // Spans with room for all of a microbatch's chunks on each rank have a fourth: there gaps are what counts, and orders without them
   // have most left to gain.
   ascent eager_line;
+  int roomy = placed.stages, roomier = placed.stages + placed.stages / 2;  // the next limits for it: 1, 1.5, 2, 3, 4, 6 … times the stages
   int limit = least_in_flight(placed);
   for (; limit <= most; limit = next_limit(limit, placed.stages)) {
     if ((result.length > 0 && result.optimal()) || watch.stop()) break;
@@ -265,8 +266,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     int const draws = total > 500'000 ? 1 : low ? 2 : 6;
     auto const follow = [&](ascent& line, plan const& from, int tried) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
-      std::uint64_t const seed = how_hard.seed + static_cast<std::uint64_t>(limit);
-      result.trials += line.improve(from, costs, here, goal, seed, tried, bound, watch);
+      std::uint64_t const drawn_by = how_hard.seed + static_cast<std::uint64_t>(limit);
+      result.trials += line.improve(from, costs, here, goal, drawn_by, tried, bound, watch);
     };
     auto const take_over = [&](ascent& line, starting_point const& start) {
       if (!start.exists()) return;
@@ -288,8 +289,9 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     take_over(listed_line, listed);
     ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
     if (some_line.length < 0) continue;
-    plan const order = periodic_start(some_line.best, costs, here, goal, how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10),
-                                      draws, periods, bound, periodic_line.length, result.trials, watch);
+    std::uint64_t const seed = how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10);
+    plan const order = periodic_start(some_line.best, costs, here, goal, seed, draws, periods, bound, periodic_line.length,
+                                      result.trials, watch);
     if (order.actions.count > 0) {
       follow(periodic_line, order, share);
     } else if (periodic_line.length >= 0 && !watch.stop()) {
@@ -299,10 +301,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       bool const left_behind = total >= short_order && periodic_line.length >= 0 && line->length > 1.01 * periodic_line.length;
       if (line->length >= 0 && !left_behind && !watch.stop()) follow(*line, copy_of(line->best), share);
     }
-    bool const roomy = limit >= placed.stages && limit % (placed.stages > 1 ? placed.stages / 2 : 1) == 0;
-    if (goal == objective::span && split && roomy && !watch.stop()) {
-      plan const eager = eager_start(some_line.best, costs, here, goal, how_hard.seed + static_cast<std::uint64_t>(limit), bound, -1,
-                                     watch);
+    if (goal == objective::span && split && limit >= roomy && !watch.stop()) {
+      while (limit >= roomy) roomy = std::exchange(roomier, 2 * roomy);
+      plan const eager =
+          eager_start(some_line.best, costs, here, goal, how_hard.seed + static_cast<std::uint64_t>(limit), trials, bound, watch);
       if (eager.actions.count > 0) follow(eager_line, eager, trials);
     }
     for (ascent const* line : {&published_line, &listed_line, &periodic_line, &eager_line}) {

@@ -29,14 +29,18 @@ struct found_layers {
   int searched = 0;         ///< cuts that were searched thoroughly
   bool nothing_better = false;  ///< every other cut was searched thoroughly, or its bound is no shorter
 
-  /// Another round would find nothing more, or may not.
+  /// Whether a further round is of no use, or its watcher has said stop.
   bool settled() const { return schedule.best.problem || schedule.stopped || (nothing_better && schedule.optimal()); }
   double shortest() const { return schedule.length; }
   /// Takes what a further round came to, if that is shorter.
   void add(found_layers&& next) {
+    bool const ended = next.schedule.stopped;
+    if (next.schedule.best.problem) {
+      schedule.stopped = ended;
+      return;
+    }
     double const least_even = std::min(even, next.even);
     bool const all = nothing_better || next.nothing_better;
-    bool const ended = next.schedule.stopped;
     if (next.schedule.length < schedule.length * (1 - 1e-12)) *this = std::move(next);
     even = least_even;
     nothing_better = all;

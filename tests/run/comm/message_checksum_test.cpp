@@ -14,8 +14,9 @@
 
 namespace message_checksum_test {
 
-using chevron::detail::checksum_of;
 using chevron::tensors;
+
+std::uint64_t checksum_of(tensors const& values) { return chevron::detail::checksum_of(values).value(); }
 
 /// A link that turns a bit over of one message that rank `to` receives in a step. It sends along what `slow_links` does.
 class faulty_link : public slow_links::transport {

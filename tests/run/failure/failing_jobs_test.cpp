@@ -161,6 +161,21 @@ std::map<std::string, body> const jobs = {
        if (job.rank() == 0) throw std::runtime_error("cannot read batch 3");
        job.steps(1);
      }},
+    {"throws-while-files-are-locked",
+     [](transport& comm) {
+       small_job job(comm);
+       job.steps(1);
+       if (job.rank() == 1) {
+         std::thread([] {
+           ::flockfile(stdout);
+           ::flockfile(stderr);
+           sleep_for_ever();
+         }).detach();
+         std::this_thread::sleep_for(300ms);
+         throw std::runtime_error("cannot read batch 3");
+       }
+       job.steps(1);
+     }},
     {"catches",
      [](transport& comm) {
        small_job job(comm, throws_late);
@@ -313,6 +328,11 @@ TEST_CASE("a rank that never comes back ends its process soon after the deadline
       30s);
   stage.ends(4, {"rank 0, step 1, 0RECV_B0: rank 1 did not answer within 1000 ms", left}, 30s);
   bare.ends(4, {left}, 30s);
+}
+
+TEST_CASE("a thread that keeps stdout and stderr locked does not keep its rank from ending, nor from saying why") {
+  for (char const* const how : {"threads", "gloo"})
+    started_job("throws-while-files-are-locked", how).ends(1, {"rank 1 ended: cannot read batch 3"}, 30s);
 }
 
 TEST_CASE("what a stage throws has a type of its own, with the original in it") {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -19,39 +18,35 @@ namespace chevron::detail {
 
 /// A number for the values of a message, wherever and however they lie in memory. A single bit that changes always changes it.
 /// \throws usage_error for a tensor that is not dense
-inline std::int64_t checksum_of(tensors const& values) {
+inline byte_fingerprint checksum_of(tensors const& values) {
   byte_fingerprint all;
   for (at::Tensor const& value : values) {
     if (!value.defined()) continue;
     if (value.layout() != at::kStrided || value.is_nested())
-      throw usage_error("check_messages needs dense tensors between stages. Remedy: .to_dense(), or without check_messages");
+      throw usage_error("check_messages needs dense tensors between stages. Remedy: .to_dense()");
     at::Tensor const dense = materialized(value).contiguous();
     all.add(dense.const_data_ptr(), dense.nbytes());
   }
-  return static_cast<std::int64_t>(all.value());
+  return all;
 }
 
 /// As the sender: puts the number behind a message's tensors.
 inline void add_checksum(tensors& values) {
-  values.push_back(at::full({1}, checksum_of(values), at::kLong));
+  values.push_back(at::full({1}, static_cast<std::int64_t>(checksum_of(values).value()), at::kLong));
 }
 
 /// As the receiver: takes it off again.
 /// \param where whose message, and which
 /// \throws corrupt_message_error where it belongs to other values
 inline void take_checksum(tensors& values, error_context const& where) {
-  auto const sent = values.back().item<std::int64_t>();
+  auto const sent = static_cast<std::uint64_t>(values.back().item<std::int64_t>());
   values.pop_back();
-  auto const came = checksum_of(values);
-  if (came == sent) return;
-  auto const digits = [](std::int64_t number) {
-    char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-    return std::string(text);
-  };
-  throw corrupt_message_error("what came is not what rank " + std::to_string(where.peer) + " sent: its checksum is " + digits(came) +
-                                  ", and it was sent with " + digits(sent) +
-                                  ". Remedy: go on from the last checkpoint, and have the memory and the network of both machines examined",
+  byte_fingerprint const came = checksum_of(values);
+  if (came.value() == sent) return;
+  throw corrupt_message_error("what came is not what rank " + std::to_string(where.peer) + " sent: its checksum is " +
+                                  came.text() + ", and it was sent with " + hexadecimal(sent) +
+                                  ". Remedy: go on from the last checkpoint, and have the memory and the network of both "
+                                  "machines examined",
                               where);
 }
 

@@ -11,6 +11,13 @@
 
 namespace chevron::detail {
 
+/// 16 digits.
+inline std::string hexadecimal(std::uint64_t number) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
+  return digits;
+}
+
 /// A number for a row of bytes, however it is handed over. A single word that changes always changes it.
 class byte_fingerprint {
  public:
@@ -31,12 +38,7 @@ class byte_fingerprint {
     end.mix(size_);
     return end.hash_;
   }
-  /// As 16 hexadecimal digits.
-  std::string text() const {
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value()));
-    return digits;
-  }
+  std::string text() const { return hexadecimal(value()); }
 
  private:
   void one(unsigned char byte) {

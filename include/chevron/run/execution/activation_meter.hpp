@@ -52,10 +52,15 @@ class activation_meter {
     chunk& here = chunks_[what.stage * micro_batches_ + what.micro_batch];
     if (what.kind == kind::forward) {
       here = {};
-      here.given = set_apart(given, what.stage == 0, here.left);
+      std::vector<alias> aliases;
+      here.given = set_apart(given, what.stage == 0, here.left, aliases);
       {
         storage_watch const seen(here.left);
         run();
+      }
+      // A batch that a stage changes in place is to be noticed as ever (split_batch::was_changed).
+      for (alias const& one : aliases) {
+        if (one.version.current_version() != 0) one.of.unsafeGetTensorImpl()->bump_version();
       }
       hand_on(outputs, here.left);
       here.left.drop_gone();
@@ -86,6 +91,10 @@ class activation_meter {
   std::vector<measured_bytes> const& found() const { return found_; }
 
  private:
+  struct alias {
+    at::Tensor of;
+    c10::VariableVersion version;
+  };
   struct chunk {
     std::int64_t given = 0;  // bytes of its inputs
     storage_set left;        // by F
@@ -108,7 +117,7 @@ class activation_meter {
   /// The same tensors, under storages that nobody else has.
   /// \param of_batch a microbatch is a part of the batch: only that counts
   /// \returns their bytes
-  static std::int64_t set_apart(tensors& given, bool of_batch, storage_set& into) {
+  static std::int64_t set_apart(tensors& given, bool of_batch, storage_set& into, std::vector<alias>& aliases) {
     struct own_storage {
       c10::Storage storage;
       std::int64_t bytes = 0;
@@ -125,9 +134,11 @@ class activation_meter {
       }
       auto const all = static_cast<std::int64_t>(original.nbytes());
       mine.bytes = of_batch ? std::min(all, mine.bytes + static_cast<std::int64_t>(t.nbytes())) : all;
-      auto alias = t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
-      alias->set_storage_keep_dtype(mine.storage);
-      t = at::Tensor(std::move(alias));
+      c10::VariableVersion const version(0);
+      auto own_tensor = t.unsafeGetTensorImpl()->shallow_copy_and_detach(version, true);
+      own_tensor->set_storage_keep_dtype(mine.storage);
+      aliases.push_back({t, version});
+      t = at::Tensor(std::move(own_tensor));
       into.add(t, mine.bytes);
     }
     std::int64_t sum = 0;

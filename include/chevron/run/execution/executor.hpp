@@ -220,9 +220,10 @@ class executor {
     memory_.begin_step();
     deferred_.begin();
     comm_->begin_step(step);
+    work_.measured_by(nullptr);  // captures are to be what they always are
     launching_ = captured_ &&
                  captured_->prepare(batch, [&](instruction const& i, auto const& work) { with_error_context(i, nullptr, work); });
-    work_.measured_by(meter_ && !launching_ ? &*meter_ : nullptr);  // not before: captures are to be what they always are
+    work_.measured_by(meter_ && !launching_ ? &*meter_ : nullptr);
   }
 
   /// Of what `run_ahead` comes to: must it wait for `finish`?

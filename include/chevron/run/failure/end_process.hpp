@@ -31,13 +31,18 @@ inline void flush_files() {
   do_within(std::chrono::milliseconds(500), [] { std::fflush(nullptr); });
 }
 
-/// Ends this process at once, whatever its threads do: tells stderr and torchrun.
-[[noreturn]] inline void end_process(std::string const& message, int code) {
-  flush_files();
+/// Writes a line to stderr, past its lock.
+inline void say_at_the_end(std::string const& message) {
   auto const line = message + "\n";
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {
     // Nobody listens; the exit code tells it all the same.
   }
+}
+
+/// Ends this process at once, whatever its threads do: tells stderr and torchrun.
+[[noreturn]] inline void end_process(std::string const& message, int code) {
+  flush_files();
+  say_at_the_end(message);
   write_torchrun_error(message);
   ::_exit(code);
 }

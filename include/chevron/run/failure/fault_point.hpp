@@ -9,6 +9,7 @@
 
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <new>
@@ -52,6 +53,7 @@ struct fault {
     close_sockets,   ///< all connections of this process break
     disk_full,       ///< nothing can be written to files any more
     hang,            ///< never returns
+    hold_locks,      ///< never returns, and keeps stdout and stderr locked
     corrupt_message  ///< of what a SEND sends, one bit changes on the way; with the point `before` that SEND
   };
   int rank = 0;    ///< global
@@ -62,7 +64,8 @@ struct fault {
 
 /// As they are told, in the order of `fault::kind`.
 inline constexpr std::string_view fault_names[] = {"kill",      "stop",          "exit",      "slow", "throw",
-                                                   "bad_alloc", "close_sockets", "disk_full", "hang",  "corrupt_message"};
+                                                   "bad_alloc", "close_sockets", "disk_full", "hang",  "hold_locks",
+                                                   "corrupt_message"};
 
 /// \throws usage_error for a text that is not understood
 inline fault fault_of(std::string_view text) {
@@ -135,6 +138,10 @@ inline void strike(fault const& f) {
       ::setrlimit(RLIMIT_FSIZE, &none);
       break;
     }
+    case fault::kind::hold_locks:
+      ::flockfile(stdout);
+      ::flockfile(stderr);
+      [[fallthrough]];
     case fault::kind::hang:
       for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
   }
@@ -158,7 +165,8 @@ inline void fault_point(int rank, long step, std::string_view when, action const
 template <class Values>
 void message_fault_point(int rank, long step, action const& what, Values& values) {
   auto const& told = told_fault();
-  if (!told || told->what != fault::kind::corrupt_message || !is_due(*told, rank, step, "before " + std::string(to_text(what).str()))) return;
+  if (!told || told->what != fault::kind::corrupt_message) return;
+  if (!is_due(*told, rank, step, "before " + std::string(to_text(what).str()))) return;
   for (auto& value : values) {
     if (!value.defined() || value.nbytes() == 0) continue;
     strike(*told);

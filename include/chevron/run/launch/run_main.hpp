@@ -37,7 +37,7 @@ inline void open_standard_files() {
 /// hang. With `quiet` the program has said itself what is wrong.
 [[noreturn]] inline void end_failing(std::string const& message, int code, error_context const& where, bool quiet = false) {
   flush_files();
-  if (!quiet) std::fprintf(stderr, "%s\n", message.c_str());
+  if (!quiet) say_at_the_end(message);
   write_torchrun_error(message);
   if (auto const watch = kept_watch) {
     failure told = failure_by(watch->rank(), message, code, where);

@@ -122,7 +122,7 @@ inline void check(trainer_options const& options) {
                       ", where the host does not wait for messages and so cannot tell when a W fills a wait. Remedy: 0");
   }
   if (options.check_messages && (options.device != at::kCPU || options.graphs)) {
-    throw usage_error("check_messages on " + options.device.str() +
+    throw usage_error("check_messages does not go with " + (options.graphs ? std::string("graphs") : options.device.str()) +
                       ", where the host does not see messages and so cannot compare them. Remedy: leave it out");
   }
   if (options.post_validation && options.before_optimizer_step) {
