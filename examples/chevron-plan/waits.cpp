@@ -153,7 +153,8 @@ story follow_waits(rings const& all, plan_index const* plan) {
     out.root = told >= 0 ? told : is(rank_state::failed) >= 0 ? is(rank_state::failed) : is(rank_state::absent);
   }
   for (int r = 0; r < world; ++r) {
-    if (r != out.root && ends[static_cast<std::size_t>(r)] > 0 && at(r).state != rank_state::going_on) out.others.push_back(r);
+    bool const is_known = at(r).state == rank_state::going_on || at(r).state == rank_state::noticed;
+    if (r != out.root && ends[static_cast<std::size_t>(r)] > 0 && !is_known) out.others.push_back(r);
   }
   for (int r = 0; r < world; ++r) {
     if (r != out.root && end_of[static_cast<std::size_t>(r)] >= 0 && end_of[static_cast<std::size_t>(r)] == out.root)
