@@ -16,10 +16,18 @@ chmod 755 "$folder"
 cd "$folder"
 stop() {
   for daemon in slurmd slurmctld munged; do
-    test ! -s $daemon.pid || kill "$(cat $daemon.pid)" 2> /dev/null || true
+    test -s $daemon.pid || continue
+    pid=$(cat $daemon.pid)
+    kill "$pid" 2> /dev/null || continue
+    # It writes its state as it ends, into the folder that is removed next.
+    waited=0
+    while kill -0 "$pid" 2> /dev/null && test $waited -lt 100; do
+      sleep 0.1
+      waited=$((waited + 1))
+    done
   done
   cd /
-  rm -rf "$folder"
+  rm -rf "$folder" || true
 }
 trap stop EXIT
 
