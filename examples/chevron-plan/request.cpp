@@ -88,6 +88,13 @@ std::string text_of(std::string const& file, std::string const& name, char const
 
 }  // namespace
 
+std::optional<double> number_in(std::string const& value) {
+  double number = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size()) return std::nullopt;
+  return number;
+}
+
 int whole_number(std::string const& value, std::string const& flag, int lowest, int highest) {
   int number = 0;
   auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -108,41 +115,33 @@ chevron::search::effort effort_of(request const& asked) {
 double seconds_of(request const& asked) {
   std::string const& value = asked.search.seconds;
   if (value.empty()) return 0;
-  double number = 0;
-  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc{} || end != value.data() + value.size() || !(number > 0) || number > 1e9) {
+  auto const number = number_in(value);
+  if (!number || !(*number > 0) || *number > 1e9)
     throw usage("--seconds " + quoted(value) + " is not usable: give a number of seconds above 0, such as 10 or 0.5");
-  }
-  return number;
+  return *number;
 }
 
 double cost_number(std::string const& value, std::string const& flag) {
-  double number = 0;
-  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(number) || number < 0 || number > 1e12) {
+  auto const number = number_in(value);
+  if (!number || !std::isfinite(*number) || *number < 0 || *number > 1e12)
     throw usage(flag + " " + quoted(value) + " is not a cost: give a number from 0 to 1e12, such as 1 or 0.5");
-  }
-  return number;
+  return *number;
 }
 
 double share_number(std::string const& value, std::string const& flag) {
-  double number = -1;
-  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc{} || end != value.data() + value.size() || !(number >= 0) || number > 1) {
+  auto const number = number_in(value);
+  if (!number || !(*number >= 0) || *number > 1)
     throw usage(flag + " " + quoted(value) + " is not a share: give a number from 0 to 1, such as 0.5");
-  }
-  return number;
+  return *number;
 }
 
 int chunk_limit(request const& asked, int chunks) {
   std::string const& value = asked.memory_limit;
   if (value.empty()) return 0;
-  double number = -1;
-  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc{} || end != value.data() + value.size() || !(number > 0) || number > 1e6) {
+  auto const number = number_in(value);
+  if (!number || !(*number > 0) || *number > 1e6)
     throw usage("--memory-limit " + quoted(value) + " is not usable: give a number of microbatches above 0, such as 4 or 4.5");
-  }
-  int const whole = static_cast<int>(number * chunks + 1e-9);
+  int const whole = static_cast<int>(*number * chunks + 1e-9);
   if (whole > 0) return whole;
   throw usage("--memory-limit " + value + " is less than one chunk, which is 1/" + std::to_string(chunks) +
               " of a microbatch's share of a rank");

@@ -121,6 +121,8 @@ struct owned_sizes {
   }
 };
 
+/// The number that a text is, all of it; nothing where it is none.
+std::optional<double> number_in(std::string const& value);
 /// A whole number from `lowest` up to `highest`.
 int whole_number(std::string const& value, std::string const& flag, int lowest, int highest);
 /// `--trials` and `--seed`.

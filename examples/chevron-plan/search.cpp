@@ -76,10 +76,9 @@ bool in_rounds(job const& asked, search_time const& time) { return time.limited(
 
 /// Of the first round, an eighth of the trials of a search without a time: a second is enough for many pipelines.
 chevron::search::effort first_round(job const& asked) {
-  bool const split = asked.work == chevron::work_graph::split_backward;
-  int const actions = (split ? 3 : 2) * asked.size.ranks * asked.size.chunks * asked.size.micro_batches;
-  chevron::search::effort out = asked.effort;
-  out.trials = chevron::search::usual_trials(actions) / 8;
+  using namespace chevron::search;
+  effort out = asked.effort;
+  out.trials = usual_trials(actions_of(asked.size.ranks * asked.size.chunks, asked.size.micro_batches, asked.work)) / 8;
   return out;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <chevron/lower/messages.hpp>
+
 namespace plan_program {
 namespace {
 
@@ -9,9 +11,7 @@ using chevron::action;
 using chevron::kind;
 using chevron::show::progress;
 
-bool is_posting(kind k) {
-  return k == kind::send_forward || k == kind::send_backward || k == kind::receive_forward || k == kind::receive_backward;
-}
+bool is_posting(kind k) { return chevron::detail::is_send(k) || chevron::detail::is_receive(k); }
 
 rank_story story_of(ring const& of, plan_index const* plan) {
   rank_story out;
@@ -226,12 +226,8 @@ std::vector<std::vector<progress>> how_far(rings const& all, story const& what, 
         action const a = plan.actions.data[plan.begin.data[q] + i];
         if (q == p || (so_far != progress::done && so_far != progress::under_way) || a.kind == chevron::kind::backward_weight)
           continue;
-        action const message = chevron::make_action(
-            a.kind == chevron::kind::forward ? chevron::kind::receive_forward : chevron::kind::receive_backward,
-            static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
-        bool const has_sender = a.kind == chevron::kind::forward ? a.stage > 0 : static_cast<int>(a.stage) + 1 < plan.stages;
-        if (!has_sender) continue;
-        last = std::max(last, index.position_of(*needed_for(message, &index), p));
+        if (chevron::detail::input_stage(plan, a) < 0) continue;
+        last = std::max(last, index.position_of(*needed_for(chevron::detail::receive_for(a), &index), p));
       }
     }
     std::fill(row.begin(), row.begin() + last + 1, progress::done);

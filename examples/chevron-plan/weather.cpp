@@ -1,7 +1,6 @@
 #include "weather.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include <chevron/show/format.hpp>
@@ -18,12 +17,10 @@ using chevron::show::percent;
 
 /// How many times as long something takes.
 double factor_number(std::string const& value, std::string const& flag) {
-  double factor = 0;
-  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), factor);
-  if (error != std::errc{} || end != value.data() + value.size() || !(factor >= 0.01 && factor <= 100)) {
+  auto const factor = number_in(value);
+  if (!factor || !(*factor >= 0.01 && *factor <= 100))
     throw usage(flag + " '" + value + "' is no factor: give a number from 0.01 to 100, such as 1.3");
-  }
-  return factor;
+  return *factor;
 }
 
 /// Numbers of one table, with as many decimals as tell a spread to a hundredth.
@@ -53,11 +50,9 @@ chevron::search::jitter jitter_of(request const& asked) {
   jitter_request const& typed = asked.jitter;
   if (!typed.spread.empty()) {
     bool const hundredths = typed.spread.back() == '%';
-    std::string const digits = typed.spread.substr(0, typed.spread.size() - (hundredths ? 1 : 0));
-    double share = -1;
-    auto const [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), share);
-    if (hundredths) share /= 100;
-    if (error != std::errc{} || end != digits.data() + digits.size() || !(share >= 0 && share <= 1)) {
+    auto const number = number_in(typed.spread.substr(0, typed.spread.size() - (hundredths ? 1 : 0)));
+    double const share = number ? *number / (hundredths ? 100 : 1) : -1;
+    if (!(share >= 0 && share <= 1)) {
       throw usage("--jitter '" + typed.spread + "' is not usable: give a standard deviation from 0% to 100%, such as 5% or 0.05");
     }
     out.spread = share;

@@ -85,6 +85,9 @@ const chevron = (() => {
     }
   }
 
+  /// A box, or both halves of the fused pair that it is of.
+  function halves_of(p, i) { return p.half[i] === 1 ? [i, i + 1] : p.half[i] === 2 ? [i - 1, i] : [i]; }
+
   function decode_picture(p, tick) {
     // A box takes at least a letter.
     const most = p.lists.reduce((sum, [, list]) => sum + list.length, 0);
@@ -186,10 +189,9 @@ const chevron = (() => {
       const at = cell(type, i, stage);
       return at < 0 ? -1 : where[at];
     };
-    const halves = (i) => p.half[i] === 1 ? [i, i + 1] : p.half[i] === 2 ? [i - 1, i] : [i];
     const there = (list) => list.filter((i) => i >= 0);
     /// What has to be there before a box can begin.
-    p.needs = (i) => there(halves(i).flatMap((h) => {
+    p.needs = (i) => there(halves_of(p, i).flatMap((h) => {
       const s = p.stage[h];
       if (p.kind[h] >= COMPUTE) return [];
       if (p.kind[h] === FORWARD) return [find(0, h, s - 1)];
@@ -197,7 +199,7 @@ const chevron = (() => {
       return [find(0, h, s), find(1, h, s + 1)];
     }));
     /// What a box lets go on.
-    p.serves = (i) => there(halves(i).flatMap((h) => {
+    p.serves = (i) => there(halves_of(p, i).flatMap((h) => {
       const s = p.stage[h];
       if (p.kind[h] >= COMPUTE || p.kind[h] === WEIGHT) return [];
       if (p.kind[h] === FORWARD) return [find(0, h, s + 1), find(1, h, s)];
@@ -256,7 +258,7 @@ const chevron = (() => {
   /// Words on one box: a heading, and lines of [label, text].
   function about_box(p, i) {
     const r = p.row[i], lines = [];
-    const halves = p.half[i] === 1 ? [i, i + 1] : p.half[i] === 2 ? [i - 1, i] : [i];
+    const halves = halves_of(p, i);
     const what =
         halves
             .map(
@@ -841,7 +843,7 @@ const chevron = (() => {
       if (this.dragged) {
         const {place, box, slot_x, x, row} = this.dragged;
         const p = place.p, y = place.top + row * place.pitch;
-        const halves = p.half[box] === 1 ? [box, box + 1] : [box], tall = place.row / halves.length;
+        const halves = halves_of(p, box), tall = place.row / halves.length;
         halves.forEach((i, k) => {
           const wide = Math.max(4, this.x_of(p.end[i]) - this.x_of(p.start[i])), top = y - 4 + k * tall;
           this.outline(c, place, i, theme.accent, 2, [3, 2]);
@@ -864,7 +866,7 @@ const chevron = (() => {
     /// Between which neighbours a dragged action would come to lie.
     slot(place, row, time, box) {
       const p = place.p;
-      const list = [...p.lanes[row][0]].filter((i) => i !== box && !(p.half[box] === 1 && i === box + 1));
+      const list = [...p.lanes[row][0]].filter((i) => !halves_of(p, box).includes(i));
       let to = 0;
       while (to < list.length && (p.start[list[to]] + p.end[list[to]]) / 2 < time) ++to;
       const edge = to < list.length ? p.start[list[to]] : list.length > 0 ? p.end[list[list.length - 1]] : 0;
@@ -885,7 +887,7 @@ const chevron = (() => {
         }
         this.held = {x, view: [...this.view], moved: false, hit};
         if (this.options.edit && hit && hit.box >= 0 && hit.p.kind[hit.box] < COMPUTE)
-          this.held.box = hit.p.half[hit.box] === 2 ? hit.box - 1 : hit.box;  // a fused pair moves as one
+          this.held.box = halves_of(hit.p, hit.box)[0];  // a fused pair moves as one
       });
       this.over.addEventListener("pointermove", (e) => {
         const [x, y] = place(e);

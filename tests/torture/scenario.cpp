@@ -5,6 +5,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
+#include <chevron/lower/messages.hpp>
 #include <chevron/plan/text.hpp>
 #include <chevron/prove/proved_plan.hpp>
 
@@ -23,9 +24,7 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
     for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
       for (int rank = 0; rank < pipeline_ranks; ++rank) {
         for (int i = 0; i < view.length(rank); ++i) {
-          chevron::kind const does = view.at(rank, i).op.kind;
-          bool const sends = does == chevron::kind::send_forward || does == chevron::kind::send_backward;
-          if (kind == "corrupt_message" && !sends) continue;
+          if (kind == "corrupt_message" && !chevron::detail::is_send(view.at(rank, i).op.kind)) continue;
           scenario one{.schedule = schedule, .backend = backend, .rank = rank, .point = "", .kind = kind};
           one.point = "step " + std::to_string(struck_step) + ", before " + std::string(chevron::to_text(view.at(rank, i).op).str());
           // In turns, so that all of them meet all kinds of actions.

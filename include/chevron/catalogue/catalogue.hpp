@@ -53,12 +53,17 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
   }
 }
 
-/// Whether a schedule goes by this name: the catalogue's, its constant's, or the paper's where PyTorch has another (ZB-V is
-/// ZBVZeroBubble).
-template <class Description>
-constexpr bool goes_by(Description const& one, std::string_view name) {
-  return same_name(one.name, name) || (same_name(one.name, zb_v.name) && same_name(name, "ZB-V")) ||
-         (same_name(one.name, one_f_one_b.name) && same_name(name, "one_f_one_b"));
+/// A name that a schedule has besides: its paper's where PyTorch has another, or that of its constant.
+struct other_name {
+  std::string_view own, other;
+};
+inline constexpr other_name other_names[] = {{zb_v.name, "ZB-V"}, {one_f_one_b.name, "one_f_one_b"}};
+
+/// Whether the schedule that is called `own` here goes by this name.
+constexpr bool goes_by(std::string_view own, std::string_view name) {
+  bool found = same_name(own, name);
+  for (other_name const& one : other_names) found = found || (same_name(own, one.own) && same_name(name, one.other));
+  return found;
 }
 
 /// Calls `visit(name, description)` for each schedule that can be given slack for slow links, with this slack.
@@ -76,14 +81,14 @@ constexpr bool trains(std::string_view name) {
     for_each_with_slack(slack_view{}, [&](char const* of, auto const&) { found = found || same_name(of, parts.schedule); });
     return found && parts.good;
   }
-  for_each([&](auto const& one) { found = found || goes_by(one, name); });
+  for_each([&](auto const& one) { found = found || goes_by(one.name, name); });
   return found;
 }
 
 /// Whether there is a schedule of that name, for training or for evaluation.
 constexpr bool contains(std::string_view name) {
   bool found = trains(name);
-  hana::for_each(evaluation, [&](auto const* one) { found = found || goes_by(*one, name); });
+  hana::for_each(evaluation, [&](auto const* one) { found = found || goes_by(one->name, name); });
   return found;
 }
 
@@ -100,7 +105,7 @@ constexpr plan make_plan(std::string_view name, shape size) {
   unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(evaluation))::value);
   plan made = chevron::detail::refused(size, "", unknown);
   auto const work_out = [&](auto const* one) {
-    if (goes_by(*one, name)) made = expand(*one, size);
+    if (goes_by(one->name, name)) made = expand(*one, size);
   };
   hana::for_each(all, work_out);
   hana::for_each(evaluation, work_out);

@@ -79,8 +79,7 @@ constexpr finding check_slots(program_view const& program) {
                                    make_action(forward ? kind::forward : kind::backward, from, static_cast<int>(a.micro_batch)));
           holds[one.local] = static_cast<std::uint8_t>(holds[one.local] & ~what);
         } else if (from >= 0) {
-          action const wanted =
-              make_action(forward ? kind::receive_forward : kind::receive_backward, stage, static_cast<int>(a.micro_batch));
+          action const wanted = receive_for(a);
           if (receive_live[one.source] == 0 || !(receive.data[one.source] == wanted))
             return program_finding(law::slots, r, at, a, " reads a slot that does not hold ", wanted);
         }

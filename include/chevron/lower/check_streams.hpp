@@ -128,8 +128,7 @@ struct stream_laws {
       return before(made, i) ? stream_finding{} : late(law::order, i, made, ", whose results it takes");
     }
     int const message = received.data[at(i).slot];
-    action const wanted =
-        make_action(goes_forward ? kind::receive_forward : kind::receive_backward, static_cast<int>(a.stage), m);
+    action const wanted = receive_for(a);
     if (message < 0 || !(at(message).op == wanted))
       return order.found(law::slots, i, " takes from a slot that does not hold ", wanted);
     return before(message, i) ? stream_finding{} : late(law::order, i, message, ", whose message it takes");

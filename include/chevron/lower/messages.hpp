@@ -20,6 +20,11 @@ constexpr action send_of(action receive) {
              ? make_action(kind::send_forward, static_cast<int>(receive.stage) - 1, static_cast<int>(receive.micro_batch))
              : make_action(kind::send_backward, static_cast<int>(receive.stage) + 1, static_cast<int>(receive.micro_batch));
 }
+/// The receive that brings what a computation consumes, where that comes from another rank.
+constexpr action receive_for(action computation) {
+  return make_action(computation.kind == kind::forward ? kind::receive_forward : kind::receive_backward,
+                     static_cast<int>(computation.stage), static_cast<int>(computation.micro_batch));
+}
 /// The send that a wait is for.
 constexpr action send_of_wait(action wait) {
   return make_action(wait.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward,

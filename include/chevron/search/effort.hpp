@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <utility>
 
+#include <chevron/describe/list_works.hpp>
+
 /// \file
 /// How hard a search tries, and who looks on and may end it.
 
@@ -32,6 +34,11 @@ struct effort {
   std::uint64_t seed = 1;  ///< of the random changes
   watcher watch{};
 };
+
+/// How many actions a search puts in order.
+constexpr int actions_of(int stages, int micro_batches, work_graph work) {
+  return (work == work_graph::split_backward ? 3 : 2) * stages * micro_batches;
+}
 
 /// How many changes `find` tries for so many actions, unless told.
 constexpr int usual_trials(int actions) {

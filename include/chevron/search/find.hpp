@@ -243,7 +243,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     }
   }
 
-  int const total = (split ? 3 : 2) * placed.stages * placed.size.micro_batches;
+  int const total = actions_of(placed.stages, placed.size.micro_batches, work);
   int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(total);
   // Three lines are followed upwards, since the shorter order to begin with is not always the better one: what came from the
   // catalogue and the rule, from list scheduling, and, where memory is short, from periodic orders. Each goes on from its own

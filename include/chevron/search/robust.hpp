@@ -161,9 +161,21 @@ class drawn_descent {
   timeline when_;
 };
 
-/// The search itself, from what one by the times as planned found.
-inline robust_found find_robust(found planned, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
-                                work_graph work, jitter const& how) {
+}  // namespace detail
+
+/// Looks for the schedule whose 90th percentile under jitter is the smallest. It begins with `find`, improves what that found and
+/// the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly below
+/// the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile is never
+/// above that of a published schedule on this placement within the limit.
+///
+/// \param planned what a search by the times as planned has found, for the same costs, memory, goal and work
+/// \param how without a spread there is nothing to draw, and the result is that of `find`
+/// \param how_hard a watcher may end it at any time; what was found is then still judged, by all draws
+/// \returns a plan that passes `check`; or `best.problem` says why there is none. Parameters as those of `find`
+inline robust_found find_robust(found planned, cost_view const& costs, jitter const& how, activation_limit memory = {},
+                                objective goal = objective::makespan, effort how_hard = {},
+                                work_graph work = work_graph::split_backward) {
+  using namespace detail;
   constexpr int draws_to_descend = 24;
   bool const split = work == work_graph::split_backward;
   robust_found out;
@@ -195,7 +207,7 @@ inline robust_found find_robust(found planned, cost_view const& costs, activatio
   made_by.seed = seeds.next();
   made_by.draws = draws_to_descend;
   chosen_by.seed = seeds.next();
-  int const actions = (split ? 3 : 2) * placed.stages * placed.size.micro_batches;
+  int const actions = actions_of(placed.stages, placed.size.micro_batches, work);
   int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(actions);
   plan challenger = copy_of(out.planned.best);
   std::vector<double> challenging = drawn_lengths(challenger, costs, chosen_by, goal);
@@ -234,28 +246,12 @@ inline robust_found find_robust(found planned, cost_view const& costs, activatio
   return out;
 }
 
-}  // namespace detail
-
-/// Looks for the schedule whose 90th percentile under jitter is the smallest. It begins with `find`, improves what that found and
-/// the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly below
-/// the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile is never
-/// above that of a published schedule on this placement within the limit.
-///
-/// \param how without a spread there is nothing to draw, and the result is that of `find`
-/// \param how_hard a watcher may end it at any time; what was found is then still judged, by all draws
-/// \returns a plan that passes `check`; or `best.problem` says why there is none. Parameters as those of `find`
+/// The same with that search before it.
 template <placement_policy Placement>
 robust_found find_robust(Placement const& where, shape size, cost_view const& costs, jitter const& how,
                          activation_limit memory = {}, objective goal = objective::makespan, effort how_hard = {},
                          work_graph work = work_graph::split_backward) {
-  found planned = find(where, size, costs, memory, goal, how_hard, work);
-  return detail::find_robust(std::move(planned), costs, memory, goal, how_hard, work, how);
-}
-/// The same from what a search by the times as planned has found, for the same costs, memory and goal.
-inline robust_found find_robust(found planned, cost_view const& costs, jitter const& how, activation_limit memory = {},
-                                objective goal = objective::makespan, effort how_hard = {},
-                                work_graph work = work_graph::split_backward) {
-  return detail::find_robust(std::move(planned), costs, memory, goal, how_hard, work, how);
+  return find_robust(find(where, size, costs, memory, goal, how_hard, work), costs, how, memory, goal, how_hard, work);
 }
 
 }  // namespace chevron::search

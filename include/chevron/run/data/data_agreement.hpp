@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
@@ -59,7 +60,7 @@ class tensor_marks {
     for (std::int64_t const stride : t.strides()) memory_.add(&stride, sizeof stride);
     std::uint64_t const where[] = {process_number(), reinterpret_cast<std::uintptr_t>(t.const_data_ptr())};
     memory_.add(where, sizeof where);
-    at::Tensor const dense = t.detach().resolve_conj().resolve_neg().cpu().contiguous();
+    at::Tensor const dense = materialized(t).cpu().contiguous();
     content_.add(dense.const_data_ptr(), dense.nbytes());
   }
 

@@ -14,6 +14,7 @@
 #include <ATen/ops/full.h>
 
 #include <chevron/lower/edges.hpp>
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/message_checksum.hpp>
 #include <chevron/run/comm/stage_failure.hpp>
@@ -490,11 +491,9 @@ class executor {
 
   /// \param i the F, B or I that needs these tensors
   void check_message(tensors& arrived, instruction const& i) {
-    bool const forward = i.op.kind == kind::forward;
-    int const sender = program_.plan.rank_of[static_cast<int>(i.op.stage) + (forward ? -1 : 1)];
-    action const message = make_action(forward ? kind::receive_forward : kind::receive_backward, i.op.stage, i.op.micro_batch);
+    int const sender = comm_->topology().global_of(program_.plan.rank_of[detail::input_stage(program_.plan, i.op)]);
     try {
-      detail::take_checksum(arrived, {global_rank(), comm_->topology().global_of(sender), trace_.step(), to_text(message).str()});
+      detail::take_checksum(arrived, {global_rank(), sender, trace_.step(), to_text(detail::receive_for(i.op)).str()});
     } catch (corrupt_message_error const& e) {
       comm_->fail(e);
       throw;
