@@ -118,7 +118,7 @@ function(chevron_verify_headers library)
     set(target ${library}-headers-${group})
     add_library(${target} OBJECT EXCLUDE_FROM_ALL ${sources})
     target_link_libraries(${target} PRIVATE ${library})
-    target_compile_options(${target} PRIVATE -O0 $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # the latter for ccache
+    target_compile_options(${target} PRIVATE -O0 ${chevron_cached_precompiled})
     list(LENGTH sources size)
     if(NOT group STREQUAL "alone" AND size GREATER 2)
       list(TRANSFORM common_${group} REPLACE "(.+)" "<\\1>")

@@ -9,8 +9,8 @@ function(chevron_precompiled target)
     chevron_compiled_fast(chevron-libtorch)
     chevron_warnings(chevron-libtorch)  # -Wpedantic decides what macros there are, and other macros make it useless
     target_precompile_headers(chevron-libtorch PRIVATE "${PROJECT_SOURCE_DIR}/cmake/precompiled/libtorch.hpp")
-    target_compile_options(chevron-libtorch PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # for ccache
+    target_compile_options(chevron-libtorch PRIVATE ${chevron_cached_precompiled})
   endif()
   target_precompile_headers(${target} REUSE_FROM chevron-libtorch)
-  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  target_compile_options(${target} PRIVATE ${chevron_cached_precompiled})
 endfunction()

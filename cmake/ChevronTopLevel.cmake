@@ -9,6 +9,23 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
+# Tests ask g++ and clang, whichever of the two this build is by; empty where one is not there.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(CHEVRON_GCC "${CMAKE_CXX_COMPILER}")
+else()
+  find_program(CHEVRON_GCC NAMES g++ g++-12 g++-13 g++-14 g++-15 DOC "g++ for tests of what users compile")
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  set(CHEVRON_CLANG "${CMAKE_CXX_COMPILER}")
+else()
+  find_program(CHEVRON_CLANG NAMES clang++-16 clang++-17 clang++-18 clang++-19 DOC "clang for tests of what users compile")
+endif()
+foreach(compiler IN ITEMS CHEVRON_GCC CHEVRON_CLANG)
+  if(NOT ${compiler})
+    set(${compiler} "")
+  endif()
+endforeach()
+
 option(CHEVRON_CCACHE "Compile through ccache where it is installed" ON)
 find_program(CHEVRON_CCACHE_PROGRAM ccache)
 if(CHEVRON_CCACHE AND CHEVRON_CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -17,6 +34,9 @@ if(CHEVRON_CCACHE AND CHEVRON_CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER
     CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
     CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 "${CHEVRON_CCACHE_PROGRAM}")
 endif()
+
+# With these ccache knows what uses a precompiled header, too.
+set(chevron_cached_precompiled $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 
 find_program(CHEVRON_MOLD_PROGRAM mold)
 if(CHEVRON_MOLD_PROGRAM AND NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
@@ -65,6 +85,7 @@ endfunction()
 # chevron_test_properties(<test> <source> <default timeout in s>): what a source file says about how its test is to be run:
 #   // timeout: 90       seconds it may take
 #   // serial: <why>     nothing else may run beside it
+#   // waits: <why>      most of its time it waits: two of them, or one and half a core's work, take the place of another test
 function(chevron_test_properties test source timeout)
   chevron_marker(own_timeout "${source}" timeout)
   if(own_timeout)
@@ -74,6 +95,13 @@ function(chevron_test_properties test source timeout)
   set_tests_properties(${test} PROPERTIES TIMEOUT ${timeout} SKIP_RETURN_CODE 77)
   if(serial)
     set_tests_properties(${test} PROPERTIES RUN_SERIAL ON)
+  endif()
+  # In halves of a core, so that `ctest -j` wants twice the cores.
+  chevron_marker(waits "${source}" waits)
+  if(waits)
+    set_tests_properties(${test} PROPERTIES PROCESSORS 1)
+  else()
+    set_tests_properties(${test} PROPERTIES PROCESSORS 2)
   endif()
   # Ranks are threads and processes of their own: LibTorch must not start a team of threads for each.
   set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT

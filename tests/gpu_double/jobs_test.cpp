@@ -1,5 +1,5 @@
 // timeout: 180
-// serial: it measures how soon jobs end
+// waits: deadlines run out
 // Jobs over NCCL that end well, and jobs that break at each point of their way: which exit code, which cause, how soon.
 #include "support/subprocess.hpp"
 #include "support/thread_ranks.hpp"

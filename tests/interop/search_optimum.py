@@ -51,8 +51,8 @@ def searched(case):
     return best["length"], best["bound"]
 
 
-def optimum(case, seconds):
-    """The shortest step of all schedules, or None if it is not proved in time."""
+def optimum(case, effort):
+    """The shortest step of all schedules, or None if it is not proved with this effort."""
     ranks, stages, micro_batches = case["ranks"], case["ranks"] * case["chunks"], case["micro_batches"]
     rank_of = lambda s: s % ranks if case["placement"] != "vee" or s < ranks else 2 * ranks - 1 - s
     model = cp_model.CpModel()
@@ -99,7 +99,7 @@ def optimum(case, seconds):
     model.minimize(length)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_deterministic_time = effort  # counts its work, so that a busy machine proves as much
     return solver.objective_value if solver.solve(model) == cp_model.OPTIMAL else None
 
 
@@ -120,13 +120,13 @@ def main():
     flags = argparse.ArgumentParser()
     flags.add_argument("--cases", type=int, default=30)
     flags.add_argument("--seed", type=int, default=3)
-    flags.add_argument("--seconds", type=float, default=2, help="for the proof of one optimum")
+    flags.add_argument("--effort", type=float, default=2, help="for the proof of one optimum, about seconds")
     asked = flags.parse_args()
     rng = random.Random(asked.seed)
     seen = []
     for _ in range(asked.cases):
         case = drawn(rng)
-        best = optimum(case, asked.seconds)
+        best = optimum(case, asked.effort)
         if best is not None:
             seen.append((*searched(case), best, case))
     wrong = complaints(seen)

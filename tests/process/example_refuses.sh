@@ -1,6 +1,5 @@
 # What goes wrong in a small program ends as it does in chevron-train: a line with the remedy and an exit code, not an abort.
 # timeout: 120
-# beside: one program after another, none of them timed
 seconds=50
 . "$(dirname "$0")/shared/refused.sh"
 bin="${CHEVRON_BUILD:?}/bin"

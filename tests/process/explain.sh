@@ -1,7 +1,6 @@
 # chevron-plan explain on rings of real runs that failed (tests/rings), on such that were changed, and on what is none. The rings were
 # written by chevron-torture; tests/rings/README.md says how.
 # timeout: 180
-# beside: one program after another, none of them timed
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 rings="${CHEVRON_SOURCE:?}/tests/rings"

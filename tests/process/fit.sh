@@ -1,6 +1,5 @@
 # chevron-plan fit as a user meets it: which schedules fit into a rank's memory, which of them is the fastest, and what helps where none does.
 # timeout: 180
-# beside: one program after another, none of them timed
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 

@@ -1,6 +1,5 @@
 # chevron-plan search as a user meets it: what it finds is a schedule like any other, and what it cannot find it says why.
 # timeout: 180
-# beside: one program after another, none of them timed
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 

@@ -1,7 +1,7 @@
 # A real Slurm, of this machine alone: srun's ranks train as --nproc does, to the last bit; a killed rank ends the step with its exit code;
 # what the batch script's example promises about signals holds: USR1 before the time limit, or scancel, and the job saves and goes on.
 # timeout: 300
-# serial: it has daemons of its own, with a port
+# waits: daemons start, and jobs wait for them
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 here=$(cd "$(dirname "$0")" && pwd)

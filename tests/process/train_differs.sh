@@ -1,6 +1,7 @@
 # Ranks that a launcher started with other flags, or on machines with other files: each ends with exit code 5 and says what differs,
 # before anything is trained. A port that somebody else has is no store, and is not waited for longer than --timeout.
 # timeout: 300
+# waits: ranks wait for each other
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 here=$(cd "$(dirname "$0")" && pwd)

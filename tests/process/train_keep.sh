@@ -1,5 +1,6 @@
 # --keep-checkpoints: the last ones stay, and a run that is killed at any moment leaves one from which it goes on.
 # timeout: 300
+# waits: a run goes on until it is killed
 set -eu
 . "$(dirname "$0")/shared/killed.sh"
 train="${CHEVRON_BUILD:?}/bin/chevron-train"

@@ -1,6 +1,5 @@
 # Small limits: on open files, on memory, on /dev/shm. What will not fit is said at the start; nothing ends by a signal, and nothing hangs.
 # timeout: 200
-# beside: one program after another, none of them timed
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 folder=$(mktemp -d)

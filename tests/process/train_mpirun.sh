@@ -1,6 +1,7 @@
 # Under Open MPI's mpirun, which only starts processes and tells each its rank: it trains as --nproc does, to the last bit, and says
 # what is missing where nobody says where rank 0 is.
 # timeout: 300
+# waits: processes start and end one after the other
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 command -v mpirun > /dev/null || { echo "no mpirun here (Debian's openmpi-bin has one)"; exit 77; }

@@ -1,7 +1,7 @@
 # The loopback interface goes down under a job, and one rank is stopped: the ranks share memory and end by their deadline, and the
 # launcher, which hears no store any more, kills the stopped one and ends, too.
 # timeout: 120
-# beside: it has a network of its own, and waits most of its time
+# waits: what cannot be reached is waited for
 set -eu
 if [ "${CHEVRON_OWN_NETWORK:-}" != yes ]; then
   for way in "unshare -n" "unshare -rn"; do

@@ -1,6 +1,5 @@
 # What cannot be used is refused before anything starts: exit code 2, one line that names the flag and the remedy.
 # timeout: 300
-# beside: one program after another, none of them timed
 seconds=30
 . "$(dirname "$0")/shared/refused.sh"
 train="${CHEVRON_BUILD:?}/bin/chevron-train"

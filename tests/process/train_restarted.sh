@@ -1,7 +1,6 @@
 # Under torchrun --max-restarts a job that starts from nothing gets over its first failures: --resume begins anew where nothing was saved
 # yet, and goes on from the last checkpoint later. It ends as the run that was never interrupted, each step once in its metrics file.
 # timeout: 300
-# beside: it waits for steps, not for times
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 torchrun="${CHEVRON_TORCHRUN:-${CHEVRON_SOURCE:?}/.venv/bin/torchrun}"

@@ -1,4 +1,4 @@
-# Every schedule and backend computes the same as the model in one piece: losses and gradient norms equal to the last bit. Each
+# Every schedule and every backend computes the same as the model in one piece: losses and gradient norms equal to the last bit. Each
 # process starts LibTorch anew, so shapes are few here; run.trainer and run.processes_trainer have all of them.
 # timeout: 600
 set -eu
@@ -47,7 +47,8 @@ done
 
 run replicated --ranks 1 --replicas 2 --microbatches 4 --schedule GPipe
 run replicated.LoopedBFS --ranks 1 --replicas 2 --microbatches 4 --schedule LoopedBFS
-for schedule in $schedules; do
+# A placement and an order of each kind; run.processes_trainer has every schedule over Gloo.
+for schedule in 1F1B GPipe Interleaved1F1B LoopedBFS ZBVZeroBubble DualPipeV; do
   reference=replicated
   if [ "$schedule" = LoopedBFS ]; then reference=replicated.LoopedBFS; fi
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend gloo

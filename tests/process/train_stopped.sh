@@ -1,7 +1,7 @@
 # SIGTERM, SIGINT, SIGUSR1 and a time limit end a run that keeps checkpoints after the step under way: it saves, exits with 0, and goes
 # on later as if nothing had happened. A second signal ends it at once, and so does the first where there is no checkpoint.
 # timeout: 400
-# beside: it waits for steps, not for times
+# waits: runs go on until they are told to stop
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 here=$(cd "$(dirname "$0")" && pwd)

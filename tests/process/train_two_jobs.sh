@@ -1,6 +1,7 @@
 # Two jobs that are told to save into one folder: the second is refused before its first step, with the process of the first, which
 # goes on undisturbed. Once that has ended, the folder can be gone on from, and nothing else.
 # timeout: 240
+# waits: a job stands while another is refused
 set -eu
 . "$(dirname "$0")/shared/killed.sh"
 train="${CHEVRON_BUILD:?}/bin/chevron-train"

@@ -2,6 +2,7 @@
 # every message crosses the wire. They train as one machine does, listen at the wire's address alone, and when the wire is cut each
 # ends in time and names a rank beyond it.
 # timeout: 300
+# waits: the wire is cut, and silence is waited for
 set -eu
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 torchrun="${CHEVRON_TORCHRUN:-${CHEVRON_SOURCE:?}/.venv/bin/torchrun}"

@@ -1,3 +1,4 @@
+// waits: jobs that wait for a folder
 // A folder of checkpoints is one job's: another one is refused before it can do harm, whatever it saves and however it came
 // there.
 #include "support/scratch_folder.hpp"

@@ -1,4 +1,5 @@
 // timeout: 300
+// waits: deadlines run out
 // What include/chevron/run/comm/transport.hpp promises, asked of every transport (tests/support/contract_subjects.hpp).
 #include "support/contract_subjects.hpp"
 #include "support/retry.hpp"

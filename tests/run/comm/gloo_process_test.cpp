@@ -1,5 +1,5 @@
 // timeout: 420
-// serial: it kills processes and measures how soon the others notice
+// waits: ranks that are stopped, and deadlines
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
 // timeout: 300
+// waits: deadlines run out
 #include "support/retry.hpp"
 #include "support/transport_contract.hpp"
 

@@ -1,4 +1,5 @@
 // timeout: 300
+// waits: deadlines run out
 // Whole jobs that fail, on ranks that are threads and on ranks that are processes: how soon they end, by which exit code, and
 // what every rank says.
 #include "support/small_model.hpp"

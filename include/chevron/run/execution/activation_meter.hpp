@@ -134,10 +134,10 @@ class activation_meter {
       }
       auto const all = static_cast<std::int64_t>(original.nbytes());
       mine.bytes = of_batch ? std::min(all, mine.bytes + static_cast<std::int64_t>(t.nbytes())) : all;
-      c10::VariableVersion const version(0);
-      auto own_tensor = t.unsafeGetTensorImpl()->shallow_copy_and_detach(version, true);
+      c10::VariableVersion const changes(0);
+      auto own_tensor = t.unsafeGetTensorImpl()->shallow_copy_and_detach(changes, true);
       own_tensor->set_storage_keep_dtype(mine.storage);
-      aliases.push_back({t, version});
+      aliases.push_back({t, changes});
       t = at::Tensor(std::move(own_tensor));
       into.add(t, mine.bytes);
     }
