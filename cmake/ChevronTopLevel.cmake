@@ -99,7 +99,7 @@ function(chevron_test_properties test source timeout)
   # In halves of a core, so that `ctest -j` wants twice the cores.
   chevron_marker(waits "${source}" waits)
   if(waits)
-    set_tests_properties(${test} PROPERTIES PROCESSORS 1)
+    set_tests_properties(${test} PROPERTIES PROCESSORS 1 COST 100)  # first, so that others run beside it
   else()
     set_tests_properties(${test} PROPERTIES PROCESSORS 2)
   endif()
