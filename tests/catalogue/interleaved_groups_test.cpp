@@ -35,7 +35,7 @@ constexpr bool f_b(plan_view const& plan, int group) {
   auto const expected = [&](costs const& c) {
     return ideal(plan, c) + (p - 1) * (c.forward + c.backward_input + c.backward_weight);
   };
-  return peaks_are(plan, [&](int rank) { return smaller_of(m * v, (v - 1) * group + 2 * (p - 1 - rank) + 1); }) &&
+  return peaks_are(plan, [&](int r) { return smaller_of(m * v, (v - 1) * group + 2 * (p - 1 - r) + 1); }) &&
          (m < p || makespan(plan, light_weights) == expected(light_weights));
 }
 constexpr bool f_i_w(plan_view const& plan, int group) {
