@@ -240,7 +240,8 @@ const chevron = (() => {
   const arrives = (p, i, r) => {
     if (p.row[i] === r || p.kind[i] === WEIGHT) return p.end[i];
     const boundary = p.kind[i] === FORWARD ? p.stage[i] : p.stage[i] - 1;
-    return p.end[i] + (p.message[boundary] || 0);
+    const each = p.message.length > p.stages - 1 ? p.micro_batches : 1;  // microbatches of unequal length
+    return p.end[i] + (p.message[boundary * each + (each > 1 ? p.micro_batch[i] : 0)] || 0);
   };
   /// First box of a lane whose end lies after `time`.
   const first_after = (p, lane, time) => {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -39,28 +40,50 @@ inline stage_costs<most_stages> some_costs(std::mt19937& random) {
   return out;
 }
 
-/// All orders of one rank with one stage: F, I and W of each microbatch in that order, microbatches in their order.
-inline void all_orders(int stage, int micro_batches, int limit, int (&done)[3], std::vector<action>& so_far,
+/// Factors of so many microbatches of unequal length, up to four or thirty times the mean; messages need not go with them.
+struct some_lengths {
+  std::vector<double> computation, transfer;
+
+  some_lengths(std::mt19937& random, int micro_batches) {
+    double const spread = random() % 2 == 0 ? 4 : 10;
+    auto const factor = [&] { return std::exp2(spread * (static_cast<double>(random()) / 4294967296.0 - .5)); };
+    bool const as_long = random() % 2 == 0;
+    for (int m = 0; m < micro_batches; ++m) {
+      computation.push_back(factor());
+      transfer.push_back(as_long ? computation.back() : factor());
+    }
+  }
+  cost_view on(cost_view costs) const {
+    costs.lengths = {computation.data(), transfer.data(), static_cast<int>(computation.size())};
+    return costs;
+  }
+};
+
+/// All orders of one rank with one stage: F, I and W of each microbatch in that order, microbatches in the order given.
+inline void all_orders(int stage, std::vector<int> const& given, int limit, int (&done)[3], std::vector<action>& so_far,
                        std::vector<std::vector<action>>& out) {
+  int const micro_batches = static_cast<int>(given.size());
   if (done[2] == micro_batches) return out.push_back(so_far);
   constexpr kind kinds[] = {kind::forward, kind::backward_input, kind::backward_weight};
   for (int k = 0; k < 3; ++k) {
     if (done[k] == (k == 0 ? micro_batches : done[k - 1])) continue;
     if (k == 0 && limit > 0 && done[0] - done[2] == limit) continue;
-    so_far.push_back(make_action(kinds[k], stage, done[k]++));
-    all_orders(stage, micro_batches, limit, done, so_far, out);
+    so_far.push_back(make_action(kinds[k], stage, given[static_cast<std::size_t>(done[k]++)]));
+    all_orders(stage, given, limit, done, so_far, out);
     so_far.pop_back();
     --done[k];
   }
 }
 
-/// The shortest of all plans with one stage a rank, by makespan and by span.
-inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view const& costs) {
+/// The shortest of all plans with one stage a rank, by makespan and by span. Microbatches go in as given, on every rank and for each
+/// kind; none given: in ascending order.
+inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view const& costs, std::vector<int> given = {}) {
+  for (int m = static_cast<int>(given.size()); m < micro_batches; ++m) given.push_back(m);
   std::vector<std::vector<std::vector<action>>> orders(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
     int done[3] = {};
     std::vector<action> so_far;
-    all_orders(r, micro_batches, limit, done, so_far, orders[static_cast<std::size_t>(r)]);
+    all_orders(r, given, limit, done, so_far, orders[static_cast<std::size_t>(r)]);
   }
   plan p;
   p.size = {ranks, micro_batches, 1};

@@ -1,9 +1,11 @@
 // Lower bounds: no schedule beats them; good ones meet them; what an exhaustive search finds lies between.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <random>
 #include <string>
+#include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
@@ -55,9 +57,12 @@ TEST_CASE("no schedule of the catalogue beats the bounds, whatever it costs") {
       for (int chunks = 0; chunks <= 4; ++chunks) {
         for (int draw = 0; draw < 4; ++draw) {
           stage_costs<most_stages> const costs = some_costs(random);
+          some_lengths const lengths(random, micro_batches);
           catalogue::for_each([&](auto const& one) {
             plan p = expand(one, {ranks, micro_batches, chunks});
-            if (!check(p)) hold(p, costs, seen);
+            if (check(p)) return;
+            hold(p, costs, seen);
+            hold(p, lengths.on(costs), seen);
           });
         }
       }
@@ -76,6 +81,7 @@ TEST_CASE("forwards alone") {
       plan p = catalogue::make_plan("ForwardOnly", {ranks, micro_batches});
       REQUIRE_FALSE(check(p));
       hold(p, some_costs(random), seen);
+      hold(p, some_lengths(random, micro_batches).on(some_costs(random)), seen);
       // One stage a rank, all alike: the bound is the answer.
       CHECK(bounds(p, costs{}).makespan == ranks + micro_batches - 1);
       CHECK(makespan(p, costs{}) == ranks + micro_batches - 1);
@@ -136,6 +142,64 @@ TEST_CASE("all orders of small pipelines: none beats the bounds, and often one m
     }
   }
   CHECK(met > compared / 2);
+}
+
+TEST_CASE("all orders of small pipelines whose microbatches are of unequal length, whichever goes in first") {
+  std::mt19937 random(8);
+  int met = 0, compared = 0;
+  for (auto const& [ranks, micro_batches, draws] :
+       {std::array{1, 4, 6}, std::array{2, 3, 60}, std::array{3, 2, 60}, std::array{3, 3, 1}}) {
+    for (int draw = 0; draw < draws; ++draw) {
+      stage_costs<most_stages> each = some_costs(random);
+      each.communication_occupies = draw % 2 == 0 ? occupies::nobody : occupies::wire;
+      if (draw % 2 == 1) {
+        for (double& transfer : each.communication) transfer = 1 + 2 * transfer;  // a wire has less time than ranks
+      }
+      each.hidden = 0;
+      some_lengths const lengths(random, micro_batches);
+      cost_view const costs = lengths.on(each);
+      plan const like = catalogue::make_plan("1F1B", {ranks, micro_batches});
+      for (int limit : {0, 1, 2, 3}) {
+        lower_bounds const least = bounds(like, costs, {static_cast<double>(limit), 1});
+        lower_bounds best{1e300, 1e300};
+        std::vector<int> given;
+        for (int m = 0; m < micro_batches; ++m) given.push_back(m);
+        do {
+          lower_bounds const one = shortest(ranks, micro_batches, limit, costs, given);
+          best = {std::min(best.makespan, one.makespan), std::min(best.span, one.span)};
+        } while (ranks * micro_batches < 9 && std::next_permutation(given.begin(), given.end()));
+        CAPTURE(ranks);
+        CAPTURE(micro_batches);
+        CAPTURE(limit);
+        CAPTURE(draw);
+        CHECK(least.makespan <= best.makespan * (1 + 1e-12));
+        CHECK(least.span <= best.span * (1 + 1e-12));
+        met += (least.makespan > best.makespan * (1 - 1e-9) ? 1 : 0) + (least.span > best.span * (1 - 1e-9) ? 1 : 0);
+        compared += 2;
+      }
+    }
+  }
+  CHECK(met > compared / 4);
+}
+
+TEST_CASE("equal factors are a unit of time") {
+  std::mt19937 random(9);
+  for (int draw = 0; draw < 300; ++draw) {
+    int const ranks = 1 + static_cast<int>(random() % 6);
+    plan const p = catalogue::make_plan("Interleaved1F1B", {ranks, 12, 1 + static_cast<int>(random() % 3)});
+    stage_costs<most_stages> each = some_costs(random);
+    for (double& latency : each.latency) latency = 0;
+    std::vector<double> const twice(12, 2);
+    cost_view costs = each;
+    for (double const most : {0., 40., 12., 5.5, 3.}) {
+      activation_limit const memory{most, draw % 2 == 0 ? 1 : .5};
+      lower_bounds const once = bounds(p, each, memory);
+      costs.lengths = {twice.data(), twice.data(), 12};
+      lower_bounds const doubled = bounds(p, costs, memory);
+      CHECK(doubled.makespan == doctest::Approx(2 * once.makespan).epsilon(1e-12));
+      CHECK(doubled.span == doctest::Approx(2 * once.span).epsilon(1e-12));
+    }
+  }
 }
 
 TEST_CASE("holding less for W can only lower the bounds; a limit can only raise them") {

@@ -22,7 +22,20 @@ constexpr char const* name_of(occupies which) {
 
 inline constexpr double no_time = 0;
 
-/// Costs seen by the analyses: one entry a stage, or one for all (`stride` 0).
+/// What microbatches of unequal length multiply costs by. Computations and transfers have factors of their own: attention takes time
+/// with the square of a length, while what is sent grows with the length. Steps back to back repeat them: microbatch m has entry
+/// m % count.
+struct length_view {
+  double const* computation = nullptr;  ///< above 0: what F, B, I and W of each microbatch are multiplied by
+  double const* transfer = nullptr;     ///< 0 or above: the same of transfers; latencies stay
+  int count = 0;                        ///< entries of both; 0: all microbatches are alike, each factor is 1
+
+  constexpr bool alike() const { return count == 0; }
+  constexpr double of_computation(int micro_batch) const { return count == 0 ? 1 : computation[micro_batch % count]; }
+  constexpr double of_transfer(int micro_batch) const { return count == 0 ? 1 : transfer[micro_batch % count]; }
+};
+
+/// Costs seen by the analyses: one entry a stage, or one for all (`stride` 0); microbatches of unequal length multiply them.
 struct cost_view {
   double const* forward = nullptr;
   double const* backward_input = nullptr;
@@ -35,8 +48,9 @@ struct cost_view {
   bool first_input_gradient = true;  ///< false: stage 0 has no input gradient. Its I is free, its W is the whole backward
   double const* latency = &no_time;  ///< from a transfer's end until it has arrived, as `communication`; it occupies nothing
   int latency_stride = 0;            ///< 0: one entry for all boundaries
+  length_view lengths{};             ///< by microbatch; none: all are alike
 
-  /// Cost of one compute action. A full backward costs input plus weight gradient.
+  /// Cost of one compute action of a microbatch with factor 1. A full backward costs input plus weight gradient.
   constexpr double of(kind what, int stage) const {
     int const i = stage * stride;
     switch (what) {
@@ -53,8 +67,11 @@ struct cost_view {
     }
   }
 
-  /// The same of any microbatch.
-  constexpr double of_action(action a) const { return of(a.kind, static_cast<int>(a.stage)); }
+  /// The same of its own microbatch.
+  constexpr double of_action(action a) const {
+    double const one = of(a.kind, static_cast<int>(a.stage));
+    return lengths.count == 0 ? one : one * lengths.of_computation(static_cast<int>(a.micro_batch));
+  }
 
   /// Cost of a fused pair.
   constexpr double of_pair(action forward_half, action backward_half) const {
@@ -63,10 +80,15 @@ struct cost_view {
   /// The same of what its halves take alone.
   constexpr double of_halves(double f, double b) const { return f + b - hidden * (f < b ? f : b); }
 
-  /// What a transfer takes between the ranks of stages `boundary` and `boundary + 1`, in either direction.
+  /// What a transfer takes between the ranks of stages `boundary` and `boundary + 1`, in either direction, for a microbatch with
+  /// factor 1.
   constexpr double of_message(int boundary) const { return communication[boundary * communication_stride]; }
+  /// The same of one microbatch.
+  constexpr double of_message(int boundary, int micro_batch) const {
+    return lengths.count == 0 ? of_message(boundary) : of_message(boundary) * lengths.of_transfer(micro_batch);
+  }
   constexpr double of_latency(int boundary) const { return latency[boundary * latency_stride]; }
-  /// From the end of what is sent to the earliest start of what needs it: transfer and latency. No message takes less.
+  /// From the end of what is sent to the earliest start of what needs it: transfer and latency, with factor 1. No message takes less.
   constexpr double of_delay(int boundary) const { return of_message(boundary) + of_latency(boundary); }
 
   constexpr bool occupies_sender() const {

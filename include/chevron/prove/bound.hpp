@@ -5,6 +5,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/factors.hpp>
 #include <chevron/prove/wire_bound.hpp>
 
 /// \file
@@ -102,28 +103,68 @@ struct activation_limit {
   double kept_for_weight = 1;  ///< above 0, at most 1
 };
 
-/// Bounds for every plan of this size with these stages on these ranks that keeps the limit; the actions themselves are not
-/// looked at. For each rank:
-///   - it does all its work, after the first microbatch has come to it;
-///   - before the first gradient is back it can only run forwards, and no more of them than memory allows;
-///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
-///     memory leaves no choice;
-///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
-///   - each chunk is held at least once round and back, and only so many are at a time: in sum, and one after another;
-///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
-/// And for each wire, where transfers occupy it: it carries all its messages one after the other, between their ways in and
-/// out. A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as
-/// delays only.
-constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
+namespace detail {
+
+/// Microbatches of unequal length, for bounds. A way's parts are linear in the factors: so many computations, transfers, latencies.
+struct unequal_lengths {
+  sorted_factors computation, transfer;
+  scaled_costs least;  ///< at the least factor of each kind: no microbatch is quicker anywhere
+  scaled_costs long_one;
+  unhindered long_way;                           ///< of the microbatch whose computations take longest
+  unhindered of_computations, of_transfers;  ///< what ways have of each, with factor 1
+
+  constexpr unequal_lengths(plan_view const& plan, cost_view const& costs)
+      : computation(costs.lengths.computation, costs.lengths.count, plan.size.micro_batches),
+        transfer(costs.lengths.transfer, costs.lengths.count, plan.size.micro_batches),
+        least(plan.stages, costs, computation.least(), transfer.least()),
+        long_one(plan.stages, costs, computation.most(), transfer_of_longest(plan, costs)),
+        long_way(plan, long_one.view()),
+        of_computations(plan, without_latency(scaled_costs(plan.stages, costs, 1, 0).view())),
+        of_transfers(plan, without_latency(scaled_costs(plan.stages, costs, 0, 1).view())) {}
+
+  /// What `count` microbatches take in sum from the start of a stage's F to the end of its I, unhindered, given the sums of their
+  /// factors.
+  constexpr double trips(int stage, double at_least, cost_view const& each, int count, double computations,
+                         double transfers) const {
+    double const input = each.of(kind::backward_input, stage);
+    double const compute = of_computations.backward_start.data[stage] + input - of_computations.forward_start.data[stage];
+    double const messages = of_transfers.backward_start.data[stage] - of_transfers.forward_start.data[stage];
+    return count * at_least + (computations - count * computation.least()) * compute +
+           (transfers - count * transfer.least()) * messages;
+  }
+
+ private:
+  static constexpr double transfer_of_longest(plan_view const& plan, cost_view const& costs) {
+    int longest = 0;
+    for (int m = 1; m < plan.size.micro_batches; ++m) {
+      if (costs.lengths.of_computation(m) > costs.lengths.of_computation(longest)) longest = m;
+    }
+    return costs.lengths.of_transfer(longest);
+  }
+  static constexpr cost_view without_latency(cost_view of) {
+    of.latency = &no_time;
+    of.latency_stride = 0;
+    return of;
+  }
+};
+
+/// \param each of a microbatch with factor 1
+/// \param costs at the least factors
+/// \param lengths null: all factors are 1
+constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, cost_view const& costs,
+                                 unequal_lengths const* lengths, activation_limit memory) {
   int const stages = plan.stages;
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.micro_batches;
   lower_bounds best;
   auto const raise = [](double& bound, double value) { bound = value > bound ? value : bound; };
-  detail::unhindered const way(plan, costs);
+  double const computations = lengths == nullptr ? micro_batches : lengths->computation.sum;
+  unhindered const way(plan, costs);
+  unhindered const& long_way = lengths == nullptr ? way : lengths->long_way;
   double const* const forward_start = way.forward_start.data;
   double const* const backward_start = way.backward_start.data;
-  detail::raise_by_wires(plan, costs, forward_start, backward_start, way.after.data, best.makespan, best.span);
+  raise_by_wires(plan, costs, each, lengths == nullptr ? micro_batches : lengths->transfer.sum, forward_start, backward_start,
+                 way.after.data, best.makespan, best.span);
   buffer<double> forward(stages), weight(stages);  // of one rank's chunks
   buffer<int> first_stage(ranks), last_stage(ranks);
   buffer<double> to_last_input(ranks), to_last_round(ranks);  // from a rank's first start on: its last I's end; its last F's I's
@@ -134,22 +175,28 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
     double sum_forward = 0;
     double sum_input = 0;
     double sum_weight = 0;
-    double held = 0;     // by one microbatch: amount times time
+    double held = 0;     // by one microbatch, or of unequal ones by all: amount times time
     double densest = 0;  // the most work that is left for a unit of what is held
     for (int s = 0; s < stages; ++s) {
       if (plan.rank_of[s] != r) continue;
       first = first < 0 ? s : first;
       last = s;
-      double const f = costs.of(kind::forward, s);
-      double const i = costs.of(kind::backward_input, s);
-      double const w = costs.of(kind::backward_weight, s);
+      double const f = each.of(kind::forward, s);
+      double const i = each.of(kind::backward_input, s);
+      double const w = each.of(kind::backward_weight, s);
       forward.data[chunks] = f;
       weight.data[chunks] = w;
       ++chunks;
       sum_forward += f;
       sum_input += i;
       sum_weight += w;
-      held += backward_start[s] + i - forward_start[s] + memory.kept_for_weight * w;
+      if (lengths == nullptr) {
+        held += backward_start[s] + i - forward_start[s] + memory.kept_for_weight * w;
+      } else {
+        double const trip = backward_start[s] + costs.of(kind::backward_input, s) - forward_start[s];
+        held += lengths->trips(s, trip, each, micro_batches, computations, lengths->transfer.sum) +
+                memory.kept_for_weight * w * computations;
+      }
       raise(densest, i + w);
       raise(densest, w / memory.kept_for_weight);
     }
@@ -158,7 +205,7 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
     if (chunks == 0) continue;
     double const enters = forward_start[first];
     if (plan.forward_only) {
-      double const work = micro_batches * sum_forward;
+      double const work = computations * sum_forward;
       double const out =
           forward_start[stages - 1] + costs.of(kind::forward, stages - 1) - forward_start[last] - costs.of(kind::forward, last);
       raise(best.span, work);
@@ -166,27 +213,38 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
       continue;
     }
     double const input_end = backward_start[last] + costs.of(kind::backward_input, last);
-    double leaves = 0;  // from the end of the last chunk's I to the end of what it leads to on this rank
-    for (int s = 0; s < stages; ++s) {
-      if (plan.rank_of[s] != r) continue;
-      raise(leaves, backward_start[s] + costs.of(kind::backward_input, s) + costs.of(kind::backward_weight, s) - input_end);
-    }
+    // From the end of the last chunk's I to the end of what it leads to on this rank.
+    auto const leaves_by = [&](unhindered const& one, cost_view const& at) {
+      double out = 0;
+      double const from = one.backward_start.data[last] + at.of(kind::backward_input, last);
+      for (int s = 0; s < stages; ++s) {
+        if (plan.rank_of[s] != r) continue;
+        raise(out, one.backward_start.data[s] + at.of(kind::backward_input, s) + at.of(kind::backward_weight, s) - from);
+      }
+      return out;
+    };
+    double const leaves = leaves_by(way, costs);
 
     double const hideable = sum_forward < sum_input + sum_weight ? sum_forward : sum_input + sum_weight;
-    double const hidden = micro_batches * costs.hidden * hideable;
-    double const work = micro_batches * (sum_forward + sum_input + sum_weight) - hidden;
+    double const hidden = computations * costs.hidden * hideable;
+    double const work = computations * (sum_forward + sum_input + sum_weight) - hidden;
     int const all = micro_batches * chunks;
     bool const limited = memory.most > 0 && memory.most < all;
     int const ahead = limited ? static_cast<int>(memory.most) : all;
     double const pending = limited ? memory.most / memory.kept_for_weight : all;
     // Before the first I only so many forwards can run: from the rank's first start on it waits at least so long.
-    double const wait = backward_start[last] - enters - detail::sum_of_most(forward.data, chunks, micro_batches, ahead, true);
+    double const most_forwards = lengths == nullptr ? sum_of_most(forward.data, chunks, micro_batches, ahead, true)
+                                                    : lengths->computation.products(forward.data, chunks, ahead, true);
+    double const wait = backward_start[last] - enters - most_forwards;
     double const late = wait > 0 ? wait : 0;
     // Work done when the last I ends, and when the last F does.
-    double const by_last_input =
-        micro_batches * (sum_forward + sum_input) - hidden +
-        (pending < all ? detail::sum_of_most(weight.data, chunks, micro_batches, all - static_cast<int>(pending), false) : 0);
-    double const left_over = limited ? memory.most * densest : micro_batches * (sum_input + sum_weight);
+    int const weights_done = pending < all ? all - static_cast<int>(pending) : 0;
+    double const least_weights = weights_done == 0   ? 0
+                                 : lengths == nullptr ? sum_of_most(weight.data, chunks, micro_batches, weights_done, false)
+                                                      : lengths->computation.products(weight.data, chunks, weights_done, false);
+    double const by_last_input = computations * (sum_forward + sum_input) - hidden + least_weights;
+    double const most_held = lengths == nullptr ? memory.most : lengths->computation.largest(memory.most, chunks);
+    double const left_over = limited ? most_held * densest : computations * (sum_input + sum_weight);
     double const by_last_forward = work - left_over + (limited ? late : 0);
     // From the end of the last F to its I's end.
     double const round = input_end - forward_start[last] - costs.of(kind::forward, last);
@@ -194,8 +252,15 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
     double span = work + late;
     raise(span, by_last_input + late + costs.of(kind::backward_weight, first));
     raise(span, by_last_forward + round + leaves);
-    raise(span, micro_batches * held / (limited ? memory.most : all));
-    raise(span, input_end - enters + leaves);
+    raise(span, (lengths == nullptr ? micro_batches * held : held) / (limited ? memory.most : all));
+    if (lengths == nullptr) {
+      raise(span, input_end - enters + leaves);
+    } else {
+      cost_view const long_costs = lengths->long_one.view();
+      double const comes_back = long_way.backward_start.data[last] + long_costs.of(kind::backward_input, last);
+      raise(span, comes_back - long_way.forward_start.data[first] + leaves_by(long_way, long_costs));
+      raise(best.makespan, comes_back + long_way.after.data[last]);
+    }
     // One of the places that memory has for a stage's chunks must take its share of the microbatches, one after another.
     int nested = 0;
     for (int s = 0; s < stages && limited; ++s) {
@@ -205,7 +270,14 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
       int const turns = (micro_batches + places - 1) / places;
       double const w = costs.of(kind::backward_weight, s);
       double const trip = backward_start[s] + costs.of(kind::backward_input, s) - forward_start[s];
-      double const one_by_one = turns * trip + (nested == 1 && memory.kept_for_weight == 1 ? (turns - 1) * w : 0);
+      double trips = turns * trip;
+      double weights = (turns - 1) * w;
+      if (lengths != nullptr) {
+        sorted_factors const& c = lengths->computation;
+        trips = lengths->trips(s, trip, each, turns, c.smallest(turns), lengths->transfer.smallest(turns));
+        weights = c.smallest(turns - 1) * each.of(kind::backward_weight, s);
+      }
+      double const one_by_one = trips + (nested == 1 && memory.kept_for_weight == 1 ? weights : 0);
       raise(span, one_by_one + w);
       raise(best.makespan, forward_start[s] + one_by_one + way.after.data[s]);
     }
@@ -213,7 +285,7 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
     raise(best.makespan, enters + span);
     raise(best.makespan, enters + by_last_input + late + way.after.data[first]);
     raise(best.makespan, enters + by_last_forward + round + way.after.data[last]);
-    raise(best.makespan, input_end + way.after.data[last]);
+    if (lengths == nullptr) raise(best.makespan, input_end + way.after.data[last]);
     to_last_input.data[r] = by_last_input + late;
     to_last_round.data[r] = by_last_forward + round;
   }
@@ -233,6 +305,31 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
     }
   }
   return best;
+}
+
+}  // namespace detail
+
+/// Bounds for every plan of this size with these stages on these ranks that keeps the limit; the actions themselves are not
+/// looked at. For each rank:
+///   - it does all its work, after the first microbatch has come to it;
+///   - before the first gradient is back it can only run forwards, and no more of them than memory allows;
+///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
+///     memory leaves no choice;
+///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
+///   - each chunk is held at least once round and back, and only so many are at a time: in sum, and one after another;
+///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
+/// And for each wire, where transfers occupy it: it carries all its messages one after the other, between their ways in and
+/// out. A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as
+/// delays only.
+///
+/// Of microbatches of unequal length sums are exact; each way in, round or out is that of a microbatch with the least factor of each
+/// kind, a wait is shortened by the longest forwards that memory allows, the shortest take a place's turns, and the longest one
+/// has its way to go, too.
+constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
+  if (costs.lengths.alike()) return detail::bounds_at(plan, costs, costs, nullptr, memory);
+  detail::unequal_lengths const lengths(plan, costs);
+  cost_view const least = lengths.least.view();
+  return detail::bounds_at(plan, costs, least, &lengths, memory);
 }
 
 /// The same with the plan's own declared limit of chunks in flight, if it has one.

@@ -71,14 +71,14 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
     bool const finds_it_free = when.end.data[i] >= free;
     if (finds_it_free) queue_of.data[wire] = i;
     queue.data[i] = queue_of.data[wire];
-    left.data[i] = free = (finds_it_free ? when.end.data[i] : free) + costs.of_message(boundary);
+    left.data[i] = free = (finds_it_free ? when.end.data[i] : free) + costs.of_message(boundary, static_cast<int>(a.micro_batch));
   }
   // When a rank has sent all up to and including what action `i` made.
   auto const sent_at = [&](int i) {
     double time = when.end.data[i];
     for (int half = first_of_pair(i); half <= i; ++half) {
       int const boundary = boundary_sent(plan, plan.actions[half]);
-      if (boundary >= 0) time += costs.of_message(boundary);
+      if (boundary >= 0) time += costs.of_message(boundary, static_cast<int>(plan.actions[half].micro_batch));
     }
     return time;
   };
@@ -108,7 +108,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
       int const from = a.kind == kind::forward ? boundary : boundary + 1;
       int const cell = from * micro_batches + static_cast<int>(a.micro_batch);
       int const producer = maker[a.kind == kind::forward ? cell : cells + cell];
-      double const takes = costs.of_message(boundary);
+      double const takes = costs.of_message(boundary, static_cast<int>(a.micro_batch));
       double arrives = links.count > 0 ? left.data[producer] : sender ? sent_at(producer) : when.end.data[producer] + takes;
       if (receiver) arrives -= takes;
       arrives += costs.of_latency(boundary);

@@ -29,7 +29,7 @@ constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int
   double sum = 0;
   for (int i = first; i <= last; ++i) {
     int const boundary = sent ? boundary_sent(plan, plan.actions[i]) : boundary_received(plan, plan.actions[i]);
-    if (boundary >= 0) sum += costs.of_message(boundary);
+    if (boundary >= 0) sum += costs.of_message(boundary, static_cast<int>(plan.actions[i].micro_batch));
   }
   return sum;
 }

@@ -9,7 +9,8 @@
 
 namespace chevron {
 
-/// The plan of `steps` steps back to back: a plan like any other, in which microbatch m of step k is number k × M + m.
+/// The plan of `steps` steps back to back: a plan like any other, in which microbatch m of step k is number k × M + m. Lengths of
+/// M microbatches are those of each step.
 constexpr plan back_to_back(plan_view const& one, int steps) {
   plan made;
   int const micro_batches = one.size.micro_batches;
@@ -70,7 +71,13 @@ namespace detail {
 constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
   for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
-  for (int s = 0; s + 1 < plan.stages; ++s) sum += 2 * plan.size.micro_batches * costs.of_delay(s);
+  double transfers = plan.size.micro_batches;
+  if (!costs.lengths.alike()) {
+    transfers = 0;
+    for (int m = 0; m < plan.size.micro_batches; ++m) transfers += costs.lengths.of_transfer(m);
+  }
+  for (int s = 0; s + 1 < plan.stages; ++s)
+    sum += 2 * (transfers * costs.of_message(s) + plan.size.micro_batches * costs.of_latency(s));
   return sum;
 }
 

@@ -45,7 +45,7 @@ namespace detail {
 
 /// Plays a plan once, O(actions): each rank goes through its list and waits only for what the next action needs. A rank begins
 /// at `clock` and leaves there when it is free again; behind the ranks' entries stand those of the wires. Gives how many
-/// actions ran. `Costs` is a `cost_view`, or one that also tells microbatches apart.
+/// actions ran. `Costs` is a `cost_view`, or one that knows more of each action.
 template <class Costs>
 constexpr int play(plan_view const& plan, Costs const& costs, wires const& links, double* clock, double* start, double* end) {
   int const ranks = plan.size.ranks;
@@ -56,6 +56,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   bool const wired = links.count > 0;
   double const* const transfer = costs.communication;
   int const transfers = costs.communication_stride;
+  bool const alike = costs.lengths.alike();
 
   // When a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by the stage that needs them:
   // where that takes a message, when it arrives; if the receiver is occupied by it, when it can begin. Negative: not yet.
@@ -113,7 +114,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
           if (there > earliest) earliest = there;
           if (receiver) {
             int const boundary = boundary_received(plan, a);
-            if (boundary >= 0) earliest += transfer[boundary * transfers];
+            if (boundary >= 0) earliest += costs.of_message(boundary, static_cast<int>(a.micro_batch));
           }
         }
         if (a.fused != 0 && !joins && i + 1 < stop) {
@@ -139,7 +140,8 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
           int const consumer = rank_of[to];
           if (consumer != rank) {
             int const boundary = to < stage ? to : stage;
-            double const takes = transfer[boundary * transfers];
+            double takes = transfer[boundary * transfers];
+            if (!alike) takes *= costs.lengths.of_transfer(static_cast<int>(a.micro_batch));
             double leaves = sender ? now : finish;
             if (sender) now += takes;
             if (wired) {
@@ -214,8 +216,7 @@ constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
   int const stop = plan.begin[rank + 1];
   for (int i = plan.begin[rank]; i < stop;) {
     int const last = last_of_pair(plan.actions, i, stop);
-    sum += last > i ? costs.of_pair(plan.actions[i], plan.actions[last])
-                    : costs.of(plan.actions[i].kind, static_cast<int>(plan.actions[i].stage));
+    sum += last > i ? costs.of_pair(plan.actions[i], plan.actions[last]) : costs.of_action(plan.actions[i]);
     i = last + 1;
   }
   return sum;

@@ -28,15 +28,18 @@ struct wire_load {
 /// to the end of what the last message leads to. For the span of the rank that has the earlier stage: its own F stands before
 /// what it sends with the forwards, and the gradient comes back to it; what it gets against the forwards follows an F of its
 /// own.
-/// \param forward_start, backward_start, after the unhindered way of one microbatch, by stage
-constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, double const* forward_start,
-                              double const* backward_start, double const* after, double& makespan, double& span) {
+/// \param costs at the least factors of any microbatch
+/// \param each with factor 1, and `messages` of them in sum on a boundary
+/// \param forward_start, backward_start, after the unhindered way at the least factors, by stage
+constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, cost_view const& each, double messages,
+                              double const* forward_start, double const* backward_start, double const* after, double& makespan,
+                              double& span) {
   wires const links(plan, costs);
   if (links.count == 0) return;
   buffer<wire_load> all(links.count, zeroed), forwards(links.count, zeroed), gradients(links.count, zeroed);
   int const last = plan.stages - 1;
   for (int s = 0; s < last; ++s) {
-    double const takes = plan.size.micro_batches * costs.of_message(s);
+    double const takes = messages * each.of_message(s);
     if (plan.rank_of[s] == plan.rank_of[s + 1] || !(takes > 0)) continue;
     double const latency = costs.of_latency(s);
     double const forward = costs.of(kind::forward, s);

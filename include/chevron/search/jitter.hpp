@@ -81,9 +81,10 @@ struct drawn_costs : cost_view {
   double of_action(action a) const {
     int const s = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
-    if (a.kind != kind::backward) return of(a.kind, s) * now->factor(a.kind, s, m);
-    return of(kind::backward_input, s) * now->factor(kind::backward_input, s, m) +
-           of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m);
+    double const length = lengths.of_computation(m);
+    if (a.kind != kind::backward) return length * of(a.kind, s) * now->factor(a.kind, s, m);
+    return length * (of(kind::backward_input, s) * now->factor(kind::backward_input, s, m) +
+                     of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m));
   }
   double of_pair(action forward_half, action backward_half) const {
     return of_halves(of_action(forward_half), of_action(backward_half));

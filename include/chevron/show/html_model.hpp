@@ -23,7 +23,7 @@ namespace chevron::show {
 struct drawn_facts {
   double bound = 0;             ///< no schedule is shorter, in the picture's unit; 0: not known
   int limit = 0;                ///< chunks that may be in flight on a rank; 0: none
-  std::vector<double> message;  ///< what a message takes, by boundary; empty: not known
+  std::vector<double> message;  ///< what a message takes, by boundary or by boundary and microbatch; empty: not known
 };
 
 namespace detail {
@@ -152,7 +152,10 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
 inline drawn_facts facts_of(plan_view const& plan, cost_view const& costs, int steps = 1) {
   drawn_facts out;
   out.limit = plan.in_flight_limit;
-  for (int s = 0; s + 1 < plan.stages; ++s) out.message.push_back(costs.of_delay(s));
+  int const each = costs.lengths.alike() ? 1 : plan.size.micro_batches;
+  for (int s = 0; s + 1 < plan.stages; ++s) {
+    for (int m = 0; m < each; ++m) out.message.push_back(costs.of_message(s, m) + costs.of_latency(s));
+  }
   if (!plan.forward_only && !plan.problem && steps == 1) out.bound = bounds(plan, costs).makespan;
   return out;
 }

@@ -268,7 +268,8 @@ const timed = (p, value) => number(value, p.unit ? 5 : 6) + (p.unit ? " " + p.un
 const arrives = (p, i, r) => {
 if (p.row[i] === r || p.kind[i] === WEIGHT) return p.end[i];
 const boundary = p.kind[i] === FORWARD ? p.stage[i] : p.stage[i] - 1;
-return p.end[i] + (p.message[boundary] || 0);
+const each = p.message.length > p.stages - 1 ? p.micro_batches : 1;  // microbatches of unequal length
+return p.end[i] + (p.message[boundary * each + (each > 1 ? p.micro_batch[i] : 0)] || 0);
 };
 const first_after = (p, lane, time) => {
 let low = 0, high = lane.length;

@@ -38,8 +38,9 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// - `peak_in_flight` in chunks, `in_flight_over_time` as lists of `[time, chunks from then on]`, `peak_bytes`; `messages` and
 ///   `message_bytes` in a step; bytes are null where stages declare no sizes;
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
-/// - `costs` with one entry a stage and `communication` with one a boundary; `actions` as strings such as `"3F0"`, a fused pair
-///   being one, `"(0F7;7B3)OVERLAP_F_B"`.
+/// - `costs` with one entry a stage and `communication` with one a boundary, of a microbatch with factor 1; where microbatches are of
+///   unequal length, also `computation_factors` and `transfer_factors` with one entry a microbatch;
+/// - `actions` as strings such as `"3F0"`, a fused pair being one, `"(0F7;7B3)OVERLAP_F_B"`.
 inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
   figures const f = figures_of(plan, costs, sizes);
   timeline const when = simulate(plan, costs);
@@ -92,6 +93,15 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
                      ", \"latency\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_latency(s)); }) +
                      ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
                      "\", \"hidden\": " + exact(costs.hidden) + "}");
+  if (!costs.lengths.alike()) {
+    std::vector<double> computation, transfer;
+    for (int m = 0; m < plan.size.micro_batches; ++m) {
+      computation.push_back(costs.lengths.of_computation(m));
+      transfer.push_back(costs.lengths.of_transfer(m));
+    }
+    entry("computation_factors", detail::json_list(computation, [](double f) { return exact(f); }));
+    entry("transfer_factors", detail::json_list(transfer, [](double f) { return exact(f); }));
+  }
   std::string over_time;
   for (int r = 0; r < plan.size.ranks; ++r) {
     auto const point = [](in_flight_from const& now) { return "[" + exact(now.time) + ", " + std::to_string(now.chunks) + "]"; };

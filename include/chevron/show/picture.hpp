@@ -119,7 +119,7 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
         if (!costs.occupies_sender() || boundary < 0) continue;
         kind const what = a.kind == kind::forward ? kind::send_forward : kind::send_backward;
         double const from = sent;
-        sent += costs.of_message(boundary);
+        sent += costs.of_message(boundary, static_cast<int>(a.micro_batch));
         out.boxes.push_back({r, from, sent, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
                              out.boxes[static_cast<std::size_t>(h)].chunk});
       }
@@ -130,7 +130,7 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
         if (!costs.occupies_receiver() || boundary < 0) continue;
         kind const what = a.kind == kind::forward ? kind::receive_forward : kind::receive_backward;
         double const to = received;
-        received -= costs.of_message(boundary);
+        received -= costs.of_message(boundary, static_cast<int>(a.micro_batch));
         out.boxes.push_back({r, received, to, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
                              out.boxes[static_cast<std::size_t>(h)].chunk});
       }

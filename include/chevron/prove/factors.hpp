@@ -1,0 +1,94 @@
+#pragma once
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// Microbatches of unequal length as bounds and starts see them: factors in order, and costs as if all had the same.
+
+namespace chevron::detail {
+
+/// Costs of a plan's stages times one factor for computations and one for transfers, microbatches alike. They own their memory.
+struct scaled_costs {
+  buffer<double> forward, backward_input, backward_weight, communication;
+  cost_view of;
+
+  constexpr scaled_costs(int stages, cost_view const& from, double computation, double transfer)
+      : forward(stages), backward_input(stages), backward_weight(stages), communication(stages), of(from) {
+    for (int s = 0; s < stages; ++s) {
+      forward.data[s] = computation * from.forward[s * from.stride];
+      backward_input.data[s] = computation * from.backward_input[s * from.stride];
+      backward_weight.data[s] = computation * from.backward_weight[s * from.stride];
+      communication.data[s] = s + 1 < stages ? transfer * from.of_message(s) : 0;
+    }
+  }
+  constexpr cost_view view() const {
+    cost_view out = of;
+    out.forward = forward.data;
+    out.backward_input = backward_input.data;
+    out.backward_weight = backward_weight.data;
+    out.communication = communication.data;
+    out.stride = out.communication_stride = 1;
+    out.lengths = {};
+    return out;
+  }
+};
+
+/// One kind of factor of all microbatches, in ascending order.
+struct sorted_factors {
+  buffer<double> of;
+  double sum = 0;
+
+  /// \param all microbatch m has entry m % count
+  constexpr sorted_factors(double const* all, int count, int micro_batches) : of(micro_batches) {
+    for (int m = 0; m < micro_batches; ++m) {
+      double const one = all[m % count];
+      sum += one;
+      int at = m;
+      for (; at > 0 && of.data[at - 1] > one; --at) of.data[at] = of.data[at - 1];
+      of.data[at] = one;
+    }
+  }
+  constexpr double least() const { return of.data[0]; }
+  constexpr double most() const { return of.data[of.count - 1]; }
+  constexpr double mean() const { return sum / of.count; }
+  /// The sum of the `count` smallest.
+  constexpr double smallest(int count) const {
+    double out = 0;
+    for (int i = 0; i < count; ++i) out += of.data[i];
+    return out;
+  }
+  /// The sum of the largest, each being there `times` times, so many of them, of the last perhaps a part.
+  constexpr double largest(double count, int times) const {
+    double out = 0;
+    for (int i = of.count - 1; i >= 0 && count > 0; --i) {
+      double const taken = count < times ? count : times;
+      out += taken * of.data[i];
+      count -= taken;
+    }
+    return out;
+  }
+  /// Of all products of a factor and one of `values`: the sum of the `count` largest or smallest.
+  constexpr double products(double const* values, int kinds, int count, bool largest) const {
+    buffer<int> taken(kinds, zeroed);
+    double out = 0;
+    for (; count > 0; --count) {
+      int best = -1;
+      double best_product = 0;
+      for (int k = 0; k < kinds; ++k) {
+        if (taken.data[k] == of.count) continue;
+        double const one = values[k] * of.data[largest ? of.count - 1 - taken.data[k] : taken.data[k]];
+        if (best >= 0 && (largest ? one <= best_product : one >= best_product)) continue;
+        best = k;
+        best_product = one;
+      }
+      if (best < 0) return out;
+      ++taken.data[best];
+      out += best_product;
+    }
+    return out;
+  }
+};
+
+}  // namespace chevron::detail
