@@ -10,5 +10,7 @@
 #include <chevron/search/improve.hpp>
 #include <chevron/search/jitter.hpp>
 #include <chevron/search/layers.hpp>
+#include <chevron/search/lengths/input_order.hpp>
+#include <chevron/search/lengths/replan.hpp>
 #include <chevron/search/robust.hpp>
 #include <chevron/search/zero_bubble.hpp>

@@ -35,6 +35,20 @@ struct scaled_costs {
   }
 };
 
+/// The factors of the mean microbatch; 1 where all are alike.
+struct mean_factors {
+  double computation = 1, transfer = 1;
+
+  constexpr mean_factors(length_view const& of, int micro_batches) {
+    if (of.alike()) return;
+    computation = transfer = 0;
+    for (int m = 0; m < micro_batches; ++m) {
+      computation += of.of_computation(m) / micro_batches;
+      transfer += of.of_transfer(m) / micro_batches;
+    }
+  }
+};
+
 /// One kind of factor of all microbatches, in ascending order.
 struct sorted_factors {
   buffer<double> of;

@@ -35,8 +35,8 @@ class annealing {
     now_ = judge();
     played_.look_back();
     keep_best();
-    for (int row = 0; row < 3 * start.stages; ++row) {
-      double const one = played_.lasts.data[row] - played_.before.data[row];
+    for (int i = 0; i < played_.lasts.count; ++i) {
+      double const one = played_.lasts.data[i] - played_.before.data[i];
       longest_action_ = one > longest_action_ ? one : longest_action_;
     }
     find_path();
@@ -131,7 +131,7 @@ class annealing {
       int cause = alone ? -1 : at - 1;
       int const step = played_.fed_by.data[row];
       if (step != 0 && played_.rank_of.data[played_.row_of.data[a + step]] != rank) {
-        double const there = played_.finish.data[a + step] + played_.lag.data[row];
+        double const there = played_.finish.data[a + step] + played_.lag.data[played_.time_of.data[a]];
         double const later = there - (alone ? 0 : played_.free_after(played_.order.data[at - 1]));
         if (alone || later > same || (later > -same && random_.coin())) cause = played_.at.data[a + step];
       }

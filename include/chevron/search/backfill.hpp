@@ -97,7 +97,10 @@ class backfill {
     double const change = played_.change_of(row, memory_);
     return backwards_ ? -change : change;
   }
-  constexpr double lasts(int row) const { return played_.lasts.data[row] + played_.post.data[row]; }
+  constexpr double lasts(int a) const {
+    int const time = played_.time_of.data[a];
+    return played_.lasts.data[time] + played_.post.data[time];
+  }
 
   /// When all that an action needs is there; `never` while that is not known.
   constexpr double ready(int a) const {
@@ -107,7 +110,7 @@ class backfill {
       there = end_.data[backwards_ ? a + all_ : a - all_];
     }
     if (int const step = backwards_ ? played_.feeds.data[row] : played_.fed_by.data[row]; step != 0 && there < never) {
-      double const sent = end_.data[a + step] + played_.lag.data[backwards_ ? played_.row_of.data[a + step] : row];
+      double const sent = end_.data[a + step] + played_.lag.data[played_.time_of.data[backwards_ ? a + step : a]];
       there = sent > there ? sent : there;
     }
     return there;
@@ -135,7 +138,7 @@ class backfill {
       double const there = ready(a);
       if (there > now) {
         sooner = there < sooner ? there : sooner;
-      } else if (now + lasts(row) <= waits_until && (best < 0 || at_.data[a] < at_.data[best]) && fits(rank, a)) {
+      } else if (now + lasts(a) <= waits_until && (best < 0 || at_.data[a] < at_.data[best]) && fits(rank, a)) {
         best = a;
       }
     }
@@ -159,14 +162,13 @@ class backfill {
     held_.data[rank] += change;
     ++next_.data[row];
     made_.data[filled_.data[rank]++] = a;
-    end_.data[a] = now + played_.lasts.data[row];
-    wakes_.data[rank] = free_.data[rank] = now + lasts(row);
+    end_.data[a] = now + played_.lasts.data[played_.time_of.data[a]];
+    wakes_.data[rank] = free_.data[rank] = now + lasts(a);
     int const step = backwards_ ? played_.fed_by.data[row] : played_.feeds.data[row];
     if (step == 0) return;
-    int const taker = played_.row_of.data[a + step];
-    int const other = played_.rank_of.data[taker];
+    int const other = played_.rank_of.data[played_.row_of.data[a + step]];
     if (other == rank) return;
-    double const there = end_.data[a] + played_.lag.data[backwards_ ? row : taker];
+    double const there = end_.data[a] + played_.lag.data[played_.time_of.data[backwards_ ? a : a + step]];
     double const wakes = there > free_.data[other] ? there : free_.data[other];
     if (wakes < wakes_.data[other]) wakes_.data[other] = wakes;
   }

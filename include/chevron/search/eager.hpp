@@ -79,7 +79,7 @@ class eager_order {
     int const row = played_.row_of.data[a];
     double there = row >= played_.stages ? end_.data[a - all_] : 0;
     if (int const step = played_.fed_by.data[row]; step != 0 && there < never) {
-      double const sent = end_.data[a + step] + played_.lag.data[row];
+      double const sent = end_.data[a + step] + played_.lag.data[played_.time_of.data[a]];
       there = sent > there ? sent : there;
     }
     return there;
@@ -131,14 +131,14 @@ class eager_order {
     held_.data[rank] += played_.change_of(row, memory_);
     in_flight_.data[rank] += k == 0 ? 1 : k == 1 ? -1 : 0;
     played_.order.data[filled_.data[rank]++] = a;
-    end_.data[a] = now + played_.lasts.data[row];
-    wakes_.data[rank] = free_.data[rank] = end_.data[a] + played_.post.data[row];
+    int const time = played_.time_of.data[a];
+    end_.data[a] = now + played_.lasts.data[time];
+    wakes_.data[rank] = free_.data[rank] = end_.data[a] + played_.post.data[time];
     int const step = played_.feeds.data[row];
     if (step == 0) return;
-    int const taker = played_.row_of.data[a + step];
-    int const other = played_.rank_of.data[taker];
+    int const other = played_.rank_of.data[played_.row_of.data[a + step]];
     if (other == rank) return;
-    double const there = end_.data[a] + played_.lag.data[taker];
+    double const there = end_.data[a] + played_.lag.data[played_.time_of.data[a + step]];
     double const wakes = there > free_.data[other] ? there : free_.data[other];
     if (wakes < wakes_.data[other]) wakes_.data[other] = wakes;
   }

@@ -210,7 +210,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   int count_here = 0;
   starting_point anything(placed, costs, {0, memory.kept_for_weight}, goal, split);
   catalogue::for_each([&](auto const& one) {
-    plan made = expand(one, placed.size);
+    plan made = to_begin_with(expand(one, placed.size), costs);
     if (anything.consider(made, made.name)) known_here[count_here++] = static_cast<plan&&>(made);
   });
   auto const for_each_published = [&](activation_limit const& limit, auto const& visit) {

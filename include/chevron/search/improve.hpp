@@ -61,7 +61,7 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
   // Schedules of other placements are not worked out: in a compiler that costs as much as hundreds of trials.
   starting_point start(placed, costs, memory, goal, split);
   catalogue::for_each([&](auto const& one) {
-    if (lives_on(placed, one)) start.consider(expand(one, placed.size), one.name);
+    if (lives_on(placed, one)) start.consider(to_begin_with(expand(one, placed.size), costs), one.name);
   });
   bool const straight = in_line(placed);
   if (straight) {

@@ -63,15 +63,16 @@ class replay : public rows {
       for (; i < stop; ++i) {
         int const a = order.data[i];
         int const row = row_of.data[a];
+        int const time = time_of.data[a];
         if (int const step = fed_by.data[row]; step != 0) {
           double const there = end[a + step];
           if (there < 0) {
             waits_for_.data[rank] = a + step;
             break;
           }
-          if (there + lag.data[row] > now) now = there + lag.data[row];
+          if (there + lag.data[time] > now) now = there + lag.data[time];
         }
-        now += lasts.data[row];
+        now += lasts.data[time];
         end[a] = now;
         place_.data[a] = done;
         sequence_.data[done++] = a;
@@ -82,7 +83,7 @@ class replay : public rows {
             ready_.data[waiting++] = consumer;
           }
         }
-        now += post.data[row];
+        now += post.data[time];
       }
       next_.data[rank] = i;
     }
@@ -95,11 +96,11 @@ class replay : public rows {
   }
 
   /// When the rank is free again after an action.
-  constexpr double free_after(int a) const { return finish.data[a] + post.data[row_of.data[a]]; }
+  constexpr double free_after(int a) const { return finish.data[a] + post.data[time_of.data[a]]; }
   /// When a rank begins to compute.
   constexpr double begins(int rank) const {
     int const a = order.data[begin.data[rank]];
-    return finish.data[a] - lasts.data[row_of.data[a]] + before.data[row_of.data[a]];
+    return finish.data[a] - lasts.data[time_of.data[a]] + before.data[time_of.data[a]];
   }
   /// What of the length a rank's last action stands for, its end aside.
   constexpr double end_value(int rank) const { return span_ ? -begins(rank) : 0; }
@@ -121,9 +122,9 @@ class replay : public rows {
       int const row = row_of.data[a];
       int const rank = rank_of.data[row];
       int const follower = next_.data[rank];
-      double most = follower < 0 ? end_value(rank) : post.data[row] + lasts.data[row_of.data[follower]] + rest[follower];
+      double most = follower < 0 ? end_value(rank) : post.data[time_of.data[a]] + lasts.data[time_of.data[follower]] + rest[follower];
       if (int const step = feeds.data[row]; step != 0) {
-        int const there = row_of.data[a + step];
+        int const there = time_of.data[a + step];
         double const one = lag.data[there] + lasts.data[there] + rest[a + step];
         most = one > most ? one : most;
       }
@@ -217,10 +218,10 @@ class replay : public rows {
         int const position = at.data[a];
         double now = position > begin.data[rank] ? free_after(order.data[position - 1]) : 0;
         if (int const step = fed_by.data[row]; step != 0) {
-          double const there = end[a + step] + lag.data[row];
+          double const there = end[a + step] + lag.data[time_of.data[a]];
           now = there > now ? there : now;
         }
-        now += lasts.data[row];
+        now += lasts.data[time_of.data[a]];
         if (now == end[a]) continue;
         end[a] = now;
         if (position == begin.data[rank]) first_moved_ = true;
@@ -255,10 +256,10 @@ class replay : public rows {
           most = end_value(rank);
         } else {
           int const follower = order.data[position + 1];
-          most = post.data[row] + lasts.data[row_of.data[follower]] + rest[follower];
+          most = post.data[time_of.data[a]] + lasts.data[time_of.data[follower]] + rest[follower];
         }
         if (int const step = feeds.data[row]; step != 0) {
-          int const there = row_of.data[a + step];
+          int const there = time_of.data[a + step];
           double const one = lag.data[there] + lasts.data[there] + rest[a + step];
           most = one > most ? one : most;
         }
@@ -276,34 +277,34 @@ class replay : public rows {
     double now = from > begin.data[rank] ? free_after(order.data[from - 1]) : 0;
     for (int i = from; i <= to; ++i) {
       int const a = order.data[i];
-      int const row = row_of.data[a];
-      if (int const step = fed_by.data[row]; step != 0) {
-        double const there = finish.data[a + step] + lag.data[row];
+      int const time = time_of.data[a];
+      if (int const step = fed_by.data[row_of.data[a]]; step != 0) {
+        double const there = finish.data[a + step] + lag.data[time];
         now = there > now ? there : now;
       }
-      now += lasts.data[row];
+      now += lasts.data[time];
       ends[i - from] = now;
-      now += post.data[row];
+      now += post.data[time];
     }
     double longest = 0;
     bool const final = to + 1 == begin.data[rank + 1];
     double behind = 0;  // from the start of the follower on
     if (!final) {
       int const a = order.data[to + 1];
-      behind = lasts.data[row_of.data[a]] + after.data[a];
+      behind = lasts.data[time_of.data[a]] + after.data[a];
     }
     for (int i = to; i >= from; --i) {
       int const a = order.data[i];
-      int const row = row_of.data[a];
-      double most = final && i == to ? end_value(rank) : post.data[row] + behind;
-      if (int const step = feeds.data[row]; step != 0) {
-        int const there = row_of.data[a + step];
+      int const time = time_of.data[a];
+      double most = final && i == to ? end_value(rank) : post.data[time] + behind;
+      if (int const step = feeds.data[row_of.data[a]]; step != 0) {
+        int const there = time_of.data[a + step];
         double const one = lag.data[there] + lasts.data[there] + after.data[a + step];
         most = one > most ? one : most;
       }
       double const through = ends[i - from] + most;
       longest = through > longest ? through : longest;
-      behind = lasts.data[row] + most;
+      behind = lasts.data[time] + most;
     }
     return longest;
   }

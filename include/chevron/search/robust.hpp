@@ -192,7 +192,7 @@ inline robust_found find_robust(found planned, cost_view const& costs, jitter co
 
   catalogue::for_each([&](auto const& one) {
     starting_point known(placed, costs, memory, goal, split);
-    plan made = expand(one, placed.size);
+    plan made = to_begin_with(expand(one, placed.size), costs);
     if (!known.consider(made, one.name)) return;
     std::vector<double> lengths = drawn(made);
     if (!out.published_drawn.empty() && quantile(lengths, judged_share) >= quantile(out.published_drawn, judged_share)) return;

@@ -4,8 +4,10 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/list.hpp>
+#include <chevron/plan/gradient_order.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
+#include <chevron/prove/factors.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>
@@ -50,6 +52,13 @@ constexpr void finish(plan& made, activation_limit memory) {
   bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
   made.name = "searched";
   made.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(made);
+}
+
+/// A plan to begin with, with microbatches in ascending order where they are of unequal length: changing their order then would change
+/// how long the plan is, and local search keeps it.
+constexpr plan to_begin_with(plan made, cost_view const& costs) {
+  if (costs.lengths.alike() || made.problem || check(made)) return made;
+  return in_ascending_order(made);
 }
 
 /// What `search` finds, given a plan without actions that says where the stages are; or in `best.problem` why it cannot be asked.
@@ -123,7 +132,7 @@ class starting_point {
   bool split_;
 };
 
-/// Average costs, for list scheduling.
+/// Average costs, for list scheduling, of the mean microbatch.
 constexpr costs average(plan_view const& where, cost_view const& of) {
   costs out{0, 0, 0, 0};
   int crossings = 0;
@@ -136,6 +145,10 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
     ++crossings;
   }
   if (crossings > 0) out.communication /= crossings;
+  if (of.lengths.alike()) return out;
+  chevron::detail::mean_factors const mean(of.lengths, where.size.micro_batches);
+  for (double* one : {&out.forward, &out.backward_input, &out.backward_weight}) *one *= mean.computation;
+  out.communication *= mean.transfer;
   return out;
 }
 
@@ -177,7 +190,7 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
   int const middle = least + (most - least) / 2;
   for (int limit = least; limit <= most; limit = limit < middle ? middle : limit < most ? most : most + 1) {
     auto const consider = [&](auto... preferred) {
-      to.consider(expand(base.prefer(preferred...).at_most_in_flight(limit), placed.size), "list scheduling");
+      to.consider(to_begin_with(expand(base.prefer(preferred...).at_most_in_flight(limit), placed.size), costs), "list scheduling");
     };
     if (split) {
       consider(I, F, W);
@@ -199,7 +212,10 @@ template <class Visit>
 constexpr void for_each_with_slack(shape size, cost_view const& costs, activation_limit memory, bool split,
                                    Visit const& visit) {
   int const room = memory.most > 0 ? static_cast<int>(memory.most) - size.ranks : size.micro_batches;
-  buffer<catalogue::slack> const needed = catalogue::slack_for(costs, size.ranks, split, room);
+  chevron::detail::mean_factors const factors(costs.lengths, size.micro_batches);
+  chevron::detail::scaled_costs const scaled(costs.lengths.alike() ? 0 : size.ranks, costs, factors.computation, factors.transfer);
+  buffer<catalogue::slack> const needed =
+      catalogue::slack_for(costs.lengths.alike() ? costs : scaled.view(), size.ranks, split, room);
   if (needed.count == 0) return;
   catalogue::for_each_with_slack(catalogue::slack_view{needed.begin(), needed.end()}, [&](char const* of, auto const& one) {
     plan made = expand(one, size);

@@ -80,7 +80,7 @@ class steady_order : public period_order {
         }
         sequence_.data[i] = x;
         late_.data[x] = late;
-        start_.data[x] = played.finish.data[a] - rows_.lasts.data[row];
+        start_.data[x] = played.finish.data[a] - rows_.lasts.data[rows_.time_of.data[a]];
       }
       note(r);
       if (!lawful(r)) return false;

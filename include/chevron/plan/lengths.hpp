@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+
+/// \file
+/// Microbatches of unequal length: factors on costs that own their memory.
+
+namespace chevron {
+
+/// Factors by microbatch, as `length_view` has them.
+struct length_factors {
+  std::vector<double> computation, transfer;
+
+  length_view view() const { return {computation.data(), transfer.data(), static_cast<int>(computation.size())}; }
+  /// In another order: `order[k]` goes in k-th.
+  length_factors in(std::vector<int> const& order) const {
+    length_factors out;
+    for (int const m : order) {
+      out.computation.push_back(computation[static_cast<std::size_t>(m)]);
+      out.transfer.push_back(transfer[static_cast<std::size_t>(m)]);
+    }
+    return out;
+  }
+};
+
+/// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages go with the length, and so do
+/// computations but for attention.
+///
+/// \param lengths above 0, one a microbatch
+/// \param attention share of the measured computations that goes with the square of the length, 0 to 1: of a transformer layer of
+/// width h with a feed-forward part of 4h and full attention, 4s²h of 24sh² + 4s²h operations at length s, which is s / (6h + s)
+inline length_factors factors_of(std::vector<double> const& lengths, double measured, double attention = 0) {
+  length_factors out;
+  for (double const length : lengths) {
+    double const x = length / measured;
+    out.computation.push_back((1 - attention) * x + attention * x * x);
+    out.transfer.push_back(x);
+  }
+  return out;
+}
+
+}  // namespace chevron

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/lengths.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/search/effort.hpp>
+#include <chevron/search/find.hpp>
+#include <chevron/search/objective.hpp>
+#include <chevron/search/random.hpp>
+#include <chevron/search/lengths/replan.hpp>
+
+/// \file
+/// In which order microbatches of unequal length go in.
+
+namespace chevron::search {
+
+/// What `find_order` came to.
+struct order_found {
+  std::vector<int> order;        ///< which of the microbatches, as they were given, goes in k-th
+  length_factors lengths;  ///< in that order
+  found schedule;                ///< for them in that order
+  double as_given = 0;           ///< what a search takes for the order that was given: never below `schedule.length`
+};
+
+namespace detail {
+
+/// From the shortest of both ends inwards: the longest in the middle.
+inline std::vector<int> longest_in_the_middle(std::vector<int> const& ascending) {
+  std::vector<int> out(ascending.size());
+  for (std::size_t i = 0; i < ascending.size(); ++i) out[i % 2 == 0 ? i / 2 : ascending.size() - 1 - i / 2] = ascending[i];
+  return out;
+}
+
+/// Exchanges places of microbatches in an order while the plan stays, and keeps what makes it no longer.
+inline void exchange_places(plan_view const& plan, cost_view const& costs, length_factors const& given, objective goal,
+                            int trials, random_numbers& random, watched& watch, std::vector<int>& order) {
+  int const count = static_cast<int>(order.size());
+  if (count < 2) return;
+  length_factors now = given.in(order);
+  cost_view seen = costs;
+  seen.lengths = now.view();
+  double length = length_of(goal, plan, seen);
+  for (int trial = 0; trial < trials && !watch.stop(); ++trial) {
+    auto const a = static_cast<std::size_t>(random.below(count));
+    auto const b = static_cast<std::size_t>(random.below(count));
+    auto const exchange = [&] {
+      std::swap(order[a], order[b]);
+      std::swap(now.computation[a], now.computation[b]);
+      std::swap(now.transfer[a], now.transfer[b]);
+    };
+    exchange();
+    double const then = length_of(goal, plan, seen);
+    if (then > length) {
+      exchange();
+    } else {
+      length = then;
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Looks for the order in which microbatches of unequal length should go in, with a schedule for it, made from one that is known: in
+/// milliseconds. What a step computes then adds up in that order: gradients are sums over the same microbatches, and may differ in their
+/// last bits from those of another order.
+///
+/// As given, shortest first, longest in the middle and longest first are looked at; from the shortest schedule on, microbatches change
+/// places while that is no longer, and it is planned again.
+///
+/// \param costs with the factors of the microbatches as they are given
+/// \param how_hard as `replan` takes it, for each order that is looked at
+/// \returns a schedule never longer than `replan`'s for the order that was given; the caller puts the data into `order`
+inline order_found reorder(plan_view const& known, cost_view const& costs, activation_limit memory = {},
+                           objective goal = objective::makespan, effort how_hard = {}) {
+  length_factors given;
+  std::vector<int> as_given(static_cast<std::size_t>(known.size.micro_batches));
+  std::iota(as_given.begin(), as_given.end(), 0);
+  for (int const m : as_given) {
+    given.computation.push_back(costs.lengths.of_computation(m));
+    given.transfer.push_back(costs.lengths.of_transfer(m));
+  }
+  auto const look = [&](std::vector<int> const& order, plan_view const& from) {
+    order_found one{order, given.in(order), {}, 0};
+    cost_view seen = costs;
+    seen.lengths = one.lengths.view();
+    one.schedule = replan(from, seen, memory, goal, how_hard);
+    return one;
+  };
+  order_found best = look(as_given, known);
+  best.as_given = best.schedule.length;
+  if (best.schedule.best.problem || costs.lengths.alike()) return best;
+  auto const take = [&](order_found next) {
+    if (next.schedule.best.problem || next.schedule.length >= best.schedule.length) return false;
+    next.as_given = best.as_given;
+    next.schedule.trials += best.schedule.trials;
+    best = std::move(next);
+    return true;
+  };
+  std::vector<int> ascending = as_given;
+  std::stable_sort(ascending.begin(), ascending.end(), [&](int a, int b) {
+    return given.computation[static_cast<std::size_t>(a)] < given.computation[static_cast<std::size_t>(b)];
+  });
+  std::vector<int> const descending(ascending.rbegin(), ascending.rend());
+  detail::watched watch(how_hard.watch);
+  for (auto const& order : {ascending, detail::longest_in_the_middle(ascending), descending}) {
+    if (watch.stop()) break;
+    take(look(order, known));
+  }
+  detail::random_numbers random(how_hard.seed);
+  for (int round = 0; round < 8 && !watch.stop(); ++round) {
+    std::vector<int> order = best.order;
+    detail::exchange_places(best.schedule.best, costs, given, goal, 20 * known.size.micro_batches, random, watch, order);
+    if (order == best.order || !take(look(order, copy_of(best.schedule.best)))) break;
+  }
+  best.schedule.stopped = watch.stopped();
+  return best;
+}
+
+/// The same from nothing, with a whole search before and after it. Its `as_given` is what `find` finds for the order that was given, and
+/// the schedule is never longer.
+template <placement_policy Placement>
+order_found find_order(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
+                       objective goal = objective::makespan, effort how_hard = {},
+                       work_graph work = work_graph::split_backward) {
+  found first = find(where, size, costs, memory, goal, how_hard, work);
+  if (first.best.problem) return {{}, {}, std::move(first), 0};
+  order_found out = reorder(first.best, costs, memory, goal, {0, how_hard.seed, how_hard.watch});
+  out.as_given = first.length;
+  cost_view seen = costs;
+  seen.lengths = out.lengths.view();
+  found last = find(where, size, seen, memory, goal, how_hard, work);
+  std::int64_t const trials = first.trials + out.schedule.trials + last.trials;
+  out.schedule.published = copy_of(last.published);
+  out.schedule.published_length = last.published_length;
+  if (last.length < out.schedule.length) out.schedule = std::move(last);
+  out.schedule.trials = trials;
+  return out;
+}
+
+}  // namespace chevron::search

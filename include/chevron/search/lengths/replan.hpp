@@ -1,0 +1,76 @@
+#pragma once
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/gradient_order.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/search/anneal.hpp>
+#include <chevron/search/effort.hpp>
+#include <chevron/search/find.hpp>
+#include <chevron/search/objective.hpp>
+#include <chevron/search/start.hpp>
+
+/// \file
+/// A plan made to fit costs that have changed, in milliseconds: between two steps.
+
+namespace chevron::search {
+
+/// A plan with the same stages on the same ranks, made from a lawful one: its gaps are filled, then it goes through local search. It is
+/// never longer than that one under these costs, and adds gradients up in the same order. A hundredth of what `find` takes, and
+/// mostly as short within a percent where the memory is that of the plan.
+///
+/// \param known what runs, or ran; it keeps the limit
+/// \param how_hard `trials` of local search, 0: 1000
+/// \returns as `find`, with `published` left out; `best.problem` where `known` is not lawful or breaks the limit
+constexpr found replan(plan_view const& known, cost_view const& costs, activation_limit memory = {},
+                       objective goal = objective::makespan, effort how_hard = {}) {
+  found result;
+  bool split = false;
+  for (int i = 0; i < known.total(); ++i) split = split || known.actions[i].kind == kind::backward_weight;
+  detail::starting_point start(known, costs, memory, goal, split);
+  if (finding f = known.problem ? known.problem : check(known); f || !start.consider(copy_of(known), known.name)) {
+    if (!f) {
+      f.broken = law::description;
+      f.words = "a plan to begin with must train and keep the memory limit, in whole chunks: ";
+      f.number = static_cast<int>(memory.most);
+    }
+    result.best = chevron::detail::refused(known.size, "searched", f);
+    return result;
+  }
+  detail::unsplit_costs const whole(known, costs);
+  lower_bounds const least = bounds(known, split ? costs : whole.view(costs), memory);
+  result.bound = goal == objective::makespan ? least.makespan : least.span;
+  if (split && detail::in_line(known)) {
+    detail::starting_point rule(known, costs, memory, goal, split);
+    detail::add_zero_bubble(rule, known.size, costs, memory, goal);
+    if (rule.exists() && same_gradient_order(rule.apart, start.apart)) start.consider(rule.shortest, rule.shortest.name);
+  }
+  result.start = start.shortest.name;
+  result.length = start.shortest_length;
+  result.best = copy_of(start.shortest);
+  if (result.optimal()) return detail::finished(result, memory);
+
+  detail::watched watch(how_hard.watch);
+  watch.now.bound = result.bound;
+  watch.now.length = result.length;
+  plan made = copy_of(start.apart);
+  double length = start.apart_length;
+  detail::fill_gaps(made, length, costs, memory, goal, result.bound, watch);
+  detail::annealing search(made, costs, memory, goal, how_hard.seed);
+  result.trials = search.run(how_hard.trials > 0 ? how_hard.trials : 1000, result.bound, watch);
+  plan searched = copy_of(made);
+  search.write_best(searched);
+  // By playing it: local search takes every wire to be free.
+  for (plan const* one : {&made, &searched}) {
+    double const played = start.length_of(*one);
+    if (played >= result.length) continue;
+    result.length = played;
+    result.best = copy_of(*one);
+  }
+  result.stopped = watch.stopped();
+  return detail::finished(result, memory);
+}
+
+}  // namespace chevron::search
