@@ -1,0 +1,244 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <chevron/lower/lower.hpp>
+#include <chevron/plan/lengths.hpp>
+#include <chevron/plan/profile.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/proved_plan.hpp>
+#include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/trace/trace_window.hpp>
+#include <chevron/run/training/trainer.hpp>
+#include <chevron/search/lengths/replan.hpp>
+#include <chevron/show/csv/csv.hpp>
+#include <chevron/show/csv/csv_read.hpp>
+
+/// \file
+/// A schedule for each step's microbatches of unequal length, planned before the step.
+
+namespace chevron {
+
+/// What is planned for, and for how long.
+struct length_options {
+  int steps = 10;                ///< so many are measured first, 1 to 20, after one that is not counted
+  double attention = 0;          ///< as `factors_of` takes it, of a microbatch of median length
+  double least_gain = .01;       ///< a plan is used from this share on by which it is shorter, for these lengths, than the one in use
+  activation_limit memory = {};  ///< in chunks; `most` 0: what the first program holds on its fullest rank
+  search::effort effort = {};    ///< of each plan; `trials` 0: 1000, which take milliseconds
+  /// What is planned with, made of what was measured: as it is, unless this says otherwise. Called on global rank 0 alone.
+  std::function<profile(profile measured)> costs = {};
+};
+
+/// A plan for the lengths of one step, the same on every rank. Lengths of plans are in milliseconds, as predicted.
+struct length_news {
+  bool changed = false;  ///< the step runs under what was found
+  double running = 0;    ///< what the program in use takes with these lengths
+  double found = 0;      ///< what was found takes
+  double bound = 0;      ///< no order with these stages on these ranks is shorter
+  double seconds = 0;    ///< spent on the search, by global rank 0
+};
+
+/// Plans a trainer's steps for the lengths of their microbatches. Every rank makes one, with the same options, and calls `before_step`
+/// before each step. Some steps are measured; from then on each step runs under a plan for its lengths, where that is shorter:
+///
+///     chevron::length_schedule planner(trainer);
+///     for (...) {
+///       planner.before_step(lengths);  // in tokens, one a microbatch
+///       trainer.step(parts);           // std::vector<batch>
+///     }
+///
+/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter is what it would have been, bit for
+/// bit. Global rank 0 plans, all ranks are told as text; each proves and lowers it, and the program is used once all have the same.
+///
+/// Of replicas with other data a microbatch counts with the longest of its number. It relies on medians: what stages take for a
+/// microbatch of median length, times the factor of each.
+class length_schedule {
+ public:
+  /// Collective. The trainer must outlive this.
+  /// \throws usage_error for options without sense; preflight_error where ranks differ
+  explicit length_schedule(trainer& train, length_options options = {})
+      : train_(&train), options_(std::move(options)), first_(copy_of(train.program().plan)) {
+    check_options();
+    if (!(options_.memory.most > 0)) options_.memory.most = peak_in_flight(first_);
+    named_values lines;
+    auto const add = [&](char const* name, double value) {
+      lines.add(std::string("length_options::") + name, detail::number_text(value));
+    };
+    add("steps", options_.steps);
+    add("attention", options_.attention);
+    add("least_gain", options_.least_gain);
+    add("memory.most", options_.memory.most);
+    add("memory.kept_for_weight", options_.memory.kept_for_weight);
+    check_consistency(train.comm(), lines);
+  }
+
+  /// To be called on every rank before each step. Collective: two gathers of a few hundred bytes.
+  /// \param lengths of the step's microbatches, above 0, one each; the same on all ranks of a pipeline
+  /// \returns what was planned, once steps were measured
+  /// \throws usage_error, the same on every rank, for lengths without sense, or where nothing can be planned; where ranks of a pipeline
+  /// were given different ones
+  std::optional<length_news> before_step(std::vector<double> const& lengths) {
+    transport& comm = train_->comm();
+    collective_scope const doing(comm, "planning the step");
+    std::vector<double> const now = agreed(comm.all_gather_text(text_of(lengths)));
+    bool const ready = costs_ready_ || measured_all(comm);
+    last_ = now;
+    if (!ready) return std::nullopt;
+    bool const first = comm.topology().global_rank == 0;
+    return take(comm.all_gather_text(first ? decided(now) : std::string()).front());
+  }
+
+ private:
+  static constexpr char const* failed = "failed ";
+
+  void check_options() const {
+    auto const refuse = [](char const* name, double value, char const* range) {
+      throw usage_error(std::string("length_options::") + name + " " + detail::number_text(value) + " is not " + range);
+    };
+    if (options_.steps < 1 || options_.steps > static_cast<int>(trace_window::kept)) refuse("steps", options_.steps, "from 1 to 20");
+    if (!(options_.attention >= 0) || options_.attention > 1) refuse("attention", options_.attention, "from 0 to 1");
+    if (!(options_.least_gain >= 0) || options_.least_gain >= 1) refuse("least_gain", options_.least_gain, "from 0 to below 1");
+  }
+  search::objective goal() const {
+    return train_->context().options().post_validation ? search::objective::span : search::objective::makespan;
+  }
+
+  static std::string text_of(std::vector<double> const& lengths) {
+    std::ostringstream out;
+    out.precision(17);
+    for (double const one : lengths) out << one << ' ';
+    return out.str();
+  }
+  /// From what all ranks were given: by microbatch the longest of all replicas.
+  std::vector<double> agreed(std::vector<std::string> const& all) const {
+    int const pipeline = train_->program().plan.size.ranks;
+    auto const wanted = static_cast<std::size_t>(train_->program().plan.size.micro_batches);
+    std::vector<double> out(wanted, 0);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      std::size_t const of_replica = r - r % static_cast<std::size_t>(pipeline);
+      if (all[r] != all[of_replica])
+        throw usage_error("ranks " + std::to_string(of_replica) + " and " + std::to_string(r) +
+                          " were given different lengths, [ " + all[of_replica] + "] and [ " + all[r] +
+                          "]. Remedy: all ranks of a pipeline take the same batch");
+      std::istringstream in(all[r]);
+      std::vector<std::string> words;
+      for (std::string word; in >> word;) words.push_back(word);
+      std::string const who = "before_step on rank " + std::to_string(r) + ": ";
+      if (words.size() != wanted)
+        throw usage_error(who + std::to_string(words.size()) + " lengths for " + std::to_string(wanted) +
+                          " microbatches. Remedy: give one for each");
+      for (std::size_t m = 0; m < wanted; ++m) {
+        double const one = std::strtod(words[m].c_str(), nullptr);
+        if (!(one > 0) || !std::isfinite(one))
+          throw usage_error(who + "the length of microbatch " + std::to_string(m) + " is " + words[m] +
+                            ". Remedy: give how many tokens it has, above 0");
+        out[m] = std::max(out[m], one);
+      }
+    }
+    return out;
+  }
+
+  /// While steps are measured: keeps the last one's record; true once there are enough.
+  bool measured_all(transport& comm) {
+    ++calls_;
+    if (calls_ <= 2) return false;  // before the first step, and after it: it learned shapes
+    records_.keep(train_->last_trace(), 0);
+    seen_.insert(seen_.end(), last_.begin(), last_.end());
+    if (++kept_ < options_.steps) return false;
+    std::vector<std::string> const texts = comm.all_gather_text(records_.text());
+    records_ = {};
+    median_length_ = median(std::move(seen_));
+    if (comm.topology().global_rank == 0) texts_ = texts;
+    costs_ready_ = true;
+    return true;
+  }
+
+  /// On global rank 0, once: what a microbatch of median length costs.
+  void work_out_costs() {
+    if (texts_.empty()) return;
+    profile measured = profile_of(first_, steps_of(texts_));
+    texts_.clear();
+    if (options_.costs) measured = options_.costs(std::move(measured));
+    std::vector<bool> split = split_stages(first_);
+    bool const any = std::find(split.begin(), split.end(), true) != split.end();
+    costs_ = costs_of(measured, std::vector<bool>(split.size(), any));
+    if (!costs_.problem.empty()) throw usage_error("the measured costs do not serve a plan: " + costs_.problem);
+  }
+
+  /// On global rank 0: what all ranks are to do, as a line of numbers and, if it changes, a plan.
+  std::string decided(std::vector<double> const& lengths) try {
+    work_out_costs();
+    auto const from = std::chrono::steady_clock::now();
+    length_factors const factors = factors_of(lengths, median_length_, options_.attention);
+    cost_view costs = costs_.view();
+    costs.lengths = factors.view();
+    plan_view const running = train_->program().plan;
+    length_news news;
+    news.running = search::length_of(goal(), running, costs);
+    // From the first program and from the last one: what was made for other lengths may be a better start, or a worse one.
+    search::found best = search::replan(first_, costs, options_.memory, goal(), options_.effort);
+    search::found other = search::replan(running, costs, options_.memory, goal(), options_.effort);
+    if (!other.best.problem && (best.best.problem || other.length < best.length)) best = std::move(other);
+    if (best.best.problem) throw usage_error(std::string("no plan was found: ") + describe(best.best.problem).characters);
+    news.found = best.length;
+    news.bound = best.bound;
+    news.changed = news.found <= news.running * (1 - options_.least_gain) && news.found < news.running;
+    news.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+    std::ostringstream out;
+    out.precision(17);
+    out << news.changed << ' ' << news.running << ' ' << news.found << ' ' << news.bound << ' ' << news.seconds << '\n';
+    if (news.changed) out << show::csv(best.best);
+    return out.str();
+  } catch (std::exception const& e) {
+    return failed + std::string(e.what());
+  }
+
+  /// On every rank: does what rank 0 said.
+  length_news take(std::string const& told) {
+    if (told.starts_with(failed))
+      throw usage_error("planning the step failed on rank 0: " + told.substr(std::string(failed).size()),
+                        {.rank = train_->comm().topology().global_rank, .step = train_->next_step()});
+    length_news news;
+    std::size_t const line_end = told.find('\n');
+    std::istringstream in(told.substr(0, line_end));
+    in >> news.changed >> news.running >> news.found >> news.bound >> news.seconds;
+    if (!news.changed) return news;
+    plan made = read_csv(std::string_view(told).substr(line_end + 1)).plan;
+    made.name = "searched";
+    if (options_.memory.kept_for_weight == 1) made.in_flight_limit = static_cast<int>(options_.memory.most);
+    train_->change_schedule(lower(prove(std::move(made))));
+    return news;
+  }
+
+  trainer* train_;
+  length_options options_;
+  plan first_;  // that the trainer began with
+  long calls_ = 0;
+  int kept_ = 0;
+  bool costs_ready_ = false;
+  trace_window records_;
+  std::vector<double> last_;  // lengths of the step before
+  std::vector<double> seen_;  // of the steps that were measured
+  double median_length_ = 1;
+
+  // On global rank 0.
+  std::vector<std::string> texts_;  // what ranks recorded, until costs were made of it
+  profiled_costs costs_;
+};
+
+}  // namespace chevron
