@@ -106,7 +106,11 @@ conditions conditions_of(request const& asked, chevron::shape size) {
 owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
   request const& asked = *given.asked;
   std::span<std::int16_t const> const rank_of(plan.rank_of, static_cast<std::size_t>(plan.stages));
-  if (given.profile) return costs_of(asked, *given.profile, chevron::split_stages(plan), rank_of, problem);
+  if (given.profile) {
+    owned_costs out = costs_of(asked, *given.profile, chevron::split_stages(plan), rank_of, problem);
+    apply_lengths(asked, plan.size.micro_batches, out);
+    return out;
+  }
   if (given.by_stage) return costs_of(asked, plan);
   std::size_t const stages = rank_of.size();
   auto const of_each = [&](double whole) { return std::vector<double>(stages, whole / plan.size.chunks); };
@@ -118,6 +122,7 @@ owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, st
                   .communication_occupies = given.whole.communication_occupies,
                   .first_input_gradient = given.whole.first_input_gradient};
   apply_links(asked, rank_of, out);
+  apply_lengths(asked, plan.size.micro_batches, out);
   return out;
 }
 
@@ -322,7 +327,7 @@ int run_compare(request const& asked) {
     out += link_words(asked) + ".\n";
     if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
     if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
-    out += weather_words(asked, given.jitter) + "\n";
+    out += length_words(asked) + weather_words(asked, given.jitter) + "\n";
     if (!fit.empty() && drawn) {
       auto const row = [&](entry const& e) { return drawn_row{e.name, e.chunks, e.numbers.makespan, e.drawn, share(e)}; };
       out += drawn_table(fit | ranges::views::transform(row) | ranges::to<std::vector>(), style);

@@ -8,6 +8,7 @@
 //   chevron-plan check --schedule Interleaved1F1B --ranks 4 --chunks 3 --microbatches 12
 //   chevron-plan search --ranks 8 --microbatches 32 --forward 3 --backward-input 2 --memory-limit 8 -o mine.csv
 //   chevron-plan search --ranks 8 --chunks 2 --microbatches 32 --memory-limit 6 --seconds 60 -o mine.csv
+//   chevron-plan search --ranks 4 --microbatches 8 --lengths 512,2048,512,640,4096,256,512,1024 --order -o mine.csv
 //   chevron-plan compare --ranks 2 --microbatches 8 --profile measured.json
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
@@ -82,6 +83,21 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->type_name("BYTES");
 }
 
+void add_lengths(CLI::App& command, request& asked) {
+  command
+      .add_option("--lengths", asked.lengths,
+                  "tokens of each microbatch, with commas between: what costs are multiplied by, beside --measured-length")
+      ->type_name("TOKENS,...");
+  command
+      .add_option("--measured-length", asked.measured_length,
+                  "tokens of the microbatch whose costs are given; without it, the mean of --lengths")
+      ->type_name("TOKENS");
+  command
+      .add_option("--attention", asked.attention,
+                  "share of those costs that goes with the square of a length, from 0 to 1; without it, all goes with the length")
+      ->type_name("SHARE");
+}
+
 void add_jitter(CLI::App& command, request& asked) {
   command
       .add_option("--jitter", asked.jitter.spread,
@@ -150,6 +166,7 @@ int main(int argc, char** argv) {
   add_schedule(show);
   add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)",
             " (one number, or one for each boundary between stages)");
+  add_lengths(show, asked);
   show.add_option("--steps", asked.steps, "draw so many steps back to back, without a barrier between them")
       ->type_name("K")
       ->capture_default_str();
@@ -166,6 +183,7 @@ int main(int argc, char** argv) {
       "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
       "stage, and then all are a chunk's)",
       " (or, with --chunks, one for each boundary between stages)");
+  add_lengths(compare, asked);
   compare.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_jitter(compare, asked);
   compare.add_option("--seed", asked.search.seed, "another one draws other times")->type_name("NUMBER")->capture_default_str();
@@ -190,6 +208,9 @@ int main(int argc, char** argv) {
   add_shape(search, asked);
   add_costs(search, asked, "(a chunk's; one number, or one a stage with commas between)",
             " (one number, or one for each boundary between stages)");
+  add_lengths(search, asked);
+  search.add_flag("--order", asked.search.order,
+                  "with --lengths: look for the order in which microbatches go in, too; the data must then be put into it");
   search.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   search
       .add_option("--kept-for-weight", asked.search.kept_for_weight,

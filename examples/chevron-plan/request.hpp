@@ -48,6 +48,7 @@ struct search_request {
   std::string seed = "1";
   bool full_backward = false;
   bool partition = false;  ///< how many layers each stage holds is looked for, too
+  bool order = false;      ///< and in which order microbatches go in
 };
 
 /// The flags that say how times vary.
@@ -85,6 +86,9 @@ struct request {
   std::string bandwidth;
   std::vector<std::string> links;  ///< each as `A-B=LATENCY` or `A-B=LATENCY:BANDWIDTH`
   std::string hidden = "0";
+  std::string lengths;          ///< of microbatches; empty: all are alike
+  std::string measured_length;  ///< empty: the mean of them
+  std::string attention;        ///< share of the costs that goes with the square of a length; empty: none
   bool no_first_input_gradient = false;
   std::string profile;  ///< a file with measured costs, which are then in milliseconds
   std::string activation_bytes;
@@ -161,12 +165,19 @@ std::string law_words(request const& asked, chevron::finding const& broken);
 chevron::plan plan_of(request const& asked);
 /// The same for one name and shape, without a complaint: look at `problem`.
 chevron::plan plan_named(std::string const& name, chevron::shape size);
+/// Gives costs of so many microbatches the factors that `--lengths` asks for; none without it.
+void apply_lengths(request const& asked, int micro_batches, owned_costs& costs);
+/// What `--lengths` asks for, as a sentence; empty without it.
+std::string length_words(request const& asked);
 /// Costs from the flags, for so many stages as `split` has entries: a number for all, or one a stage; of messages, one a
 /// boundary, and one a link. With `--profile`, from there; `split` says which stages take their backward in two, `rank_of`
 /// where they live.
 owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::span<std::int16_t const> rank_of);
+/// The same for a plan, with the factors of its microbatches.
 inline owned_costs costs_of(request const& asked, chevron::plan_view const& plan) {
-  return costs_of(asked, chevron::split_stages(plan), {plan.rank_of, static_cast<std::size_t>(plan.stages)});
+  owned_costs out = costs_of(asked, chevron::split_stages(plan), {plan.rank_of, static_cast<std::size_t>(plan.stages)});
+  apply_lengths(asked, plan.size.micro_batches, out);
+  return out;
 }
 /// The profile that `--profile` names, if it names any.
 std::optional<chevron::profile> profile_of(request const& asked);

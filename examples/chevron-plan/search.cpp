@@ -34,6 +34,8 @@ struct entry {
   owned_costs planned;  ///< where a link is slow depends on what goes along it
   std::optional<chevron::search::robust_found> robust;  ///< where times vary
   std::optional<chevron::search::found_layers> cut;  ///< with --partition; its schedule is `found`
+  std::vector<int> order{};  ///< with --order: which of the microbatches, as they were given, goes in k-th
+  double as_given = 0;     ///< with --order: what a search finds without it
 
   chevron::plan const& best() const { return robust ? robust->best : found.best; }
   /// What the entries are sorted by.
@@ -51,6 +53,7 @@ struct job {
   chevron::work_graph work = chevron::work_graph::split_backward;
   chevron::search::jitter jitter;
   std::vector<double> slow;  ///< what each rank multiplies its times by
+  bool order = false;        ///< the order of microbatches is looked for, too
 };
 
 /// The rank of each stage.
@@ -86,6 +89,22 @@ chevron::search::effort first_round(job const& asked) {
 struct time_share {
   double from = 0, to = 1;
 };
+
+/// Order of microbatches and schedule together, on one placement.
+entry order_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
+  return placements::on(placement, [&](auto const& where) {
+    time.begin(placement, share.to);
+    chevron::search::slowed_costs const given(placed_on(where, asked.size), planned.view(), asked.slow);
+    auto got = chevron::search::find_order(where, asked.size, given.view(), asked.memory, asked.goal, asked.effort, asked.work);
+    planned.computation_factors = std::move(got.lengths.computation);
+    planned.transfer_factors = std::move(got.lengths.transfer);
+    entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, std::move(got.schedule), {}, {}, {}};
+    out.planned = std::move(planned);
+    out.order = std::move(got.order);
+    out.as_given = got.as_given;
+    return out;
+  });
+}
 
 entry find_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
   return placements::on(placement, [&](auto const& where) {
@@ -146,6 +165,12 @@ job job_of(request const& asked) {
   out.effort = effort_of(asked);
   if (asked.search.full_backward) out.work = chevron::work_graph::full_backward;
   out.jitter = jitter_of(asked);
+  out.order = asked.search.order;
+  if (out.order) {
+    if (asked.lengths.empty()) throw usage("--order has nothing to choose where microbatches are alike: give --lengths");
+    for (auto const& [flag, given] : {std::pair{"--jitter", out.jitter.spread > 0}, std::pair{"--partition", asked.search.partition}})
+      if (given) throw usage(std::string("--order does not go with ") + flag + ": leave one of them out");
+  }
   return out;
 }
 
@@ -170,6 +195,7 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
                                     std::pair{"--latency", asked.latency != "0"},
                                     std::pair{"--bandwidth", !asked.bandwidth.empty()},
                                     std::pair{"--link", !asked.links.empty()},
+                                    std::pair{"--lengths", !asked.lengths.empty()},
                                     std::pair{"--jitter", what.jitter.spread > 0},
                                     std::pair{"--slow-rank", !asked.jitter.slow_ranks.empty()}})
     if (given) throw usage(std::string("--partition does not go with ") + flag + ": leave one of them out");
@@ -224,6 +250,12 @@ std::string report_of_layers(request const& asked, std::vector<entry> const& ent
          (asked.output.ends_with(".csv") ? asked.output : "FILE.csv") + " --layers " + chevron::search::layers_text(entries.front().cut->layers) + "\n";
 }
 
+std::string order_text(std::vector<int> const& order) {
+  std::string out;
+  for (int const m : order) out += (out.empty() ? "" : ",") + std::to_string(m);
+  return out;
+}
+
 /// One line a placement: what was found, what the catalogue has, what no schedule beats.
 std::string report(request const& typed, job const& asked, std::vector<entry> const& entries,
                    chevron::show::text_style const& style) {
@@ -232,7 +264,7 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
                     std::to_string(asked.size.micro_batches) + (asked.size.micro_batches == 1 ? " microbatch" : " microbatches");
   if (asked.memory.most > 0) out += ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
   if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
-  out += ".\n" + weather_words(typed, asked.jitter) + "\n";
+  out += ".\n" + length_words(typed) + weather_words(typed, asked.jitter) + "\n";
   if (entries.front().robust) {
     std::vector<std::pair<std::string, chevron::search::robust_found const*>> all;
     for (entry const& one : entries) all.emplace_back(one.placement, &*one.robust);
@@ -250,6 +282,11 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
   out += "\nThe " + std::string(entries.size() > 1 ? "first" : "schedule") + " was made from " + best.start.characters +
          (best.trials > 0 ? " in " + std::to_string(best.trials) + " trials" : "") + ".";
   if (best.optimal()) out += " No schedule on this placement is shorter within this memory.";
+  if (entry const& first = entries.front(); !first.order.empty()) {
+    out += "\nMicrobatches go in as " + order_text(first.order) + ", counted from 0 as they were given: " +
+           percent(1 - first.found.length / first.as_given) + " shorter than in that order (" + number(first.as_given) +
+           "). Put the data into this order.";
+  }
   return out + "\n";
 }
 
@@ -261,6 +298,7 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
     out += std::string(i > 0 ? "," : "") + "\n    {\"placement\": " + json_string(entries[i].placement) +
            (entries[i].cut ? ", \"layers\": [" + chevron::search::layers_text(entries[i].cut->layers) + "], \"even\": " + exact(entries[i].cut->even)
                            : "") +
+           (entries[i].order.empty() ? "" : ", \"order\": [" + order_text(entries[i].order) + "], \"as_given\": " + exact(entries[i].as_given)) +
            ", \"length\": " + exact(found.length) + ", \"bound\": " + exact(found.bound) +
            ", \"optimal\": " + (found.optimal() ? "true" : "false") + ", \"start\": " + json_string(found.start.characters) +
            ", \"trials\": " + std::to_string(found.trials) +
@@ -285,8 +323,13 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (search_time::signal() != 0 && !entries.empty()) break;
     time_share const share{static_cast<double>(i) / count, static_cast<double>(i + 1) / count};
-    entry one = layers ? part_on(placements[i], what, *layers, time, share)
-                       : find_on(placements[i], what, costs_of(asked, split, homes(placements[i], what.size)), time, share);
+    auto const find_one = [&] {
+      if (layers) return part_on(placements[i], what, *layers, time, share);
+      owned_costs costs = costs_of(asked, split, homes(placements[i], what.size));
+      apply_lengths(asked, what.size.micro_batches, costs);
+      return (what.order ? order_on : find_on)(placements[i], what, std::move(costs), time, share);
+    };
+    entry one = find_one();
     chevron::finding const problem = one.best().problem;
     if (!problem) {
       entries.push_back(std::move(one));

@@ -11,6 +11,7 @@ struct owned_costs {
   double hidden = 0;
   chevron::occupies communication_occupies = chevron::occupies::nobody;
   bool first_input_gradient = true;
+  std::vector<double> computation_factors{}, transfer_factors{};  ///< by microbatch; empty: all are alike
 
   chevron::cost_view view() const {
     bool const any = !latency.empty();
@@ -24,6 +25,7 @@ struct owned_costs {
             communication_occupies,
             first_input_gradient,
             any ? latency.data() : &chevron::no_time,
-            any ? 1 : 0};
+            any ? 1 : 0,
+            {computation_factors.data(), transfer_factors.data(), static_cast<int>(computation_factors.size())}};
   }
 };

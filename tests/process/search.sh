@@ -22,6 +22,31 @@ expect 0 '^linear  *200  *optimal  *200  *200  ZB-H1+1@3-4$' search --ranks 8 --
 expect 0 '^linear  *81.5  *optimal  *81.5 ' search --ranks 2 --microbatches 16 --message-bytes 9 --bandwidth 2 --trials 500
 expect 0 '^loop  *' search --placement loop --chunks 2 --link 3-0=2 --trials 500
 
+# Microbatches of unequal length: planned for them, in the order in which they were given or in one that is found.
+long='--ranks 4 --lengths 4096,512,512,640,256,2048,512,1024 --attention 0.2'
+expect 0 '^Microbatches have 4096,512,512,640,256,2048,512,1024 tokens; the costs are those of the mean, of which 0.2 goes with' \
+  search $long --memory-limit 4 --trials 2000
+given=$(awk '$1 == "linear" { print $2 }' output)
+expect 0 '% shorter than in that order ('"$given"')' search $long --memory-limit 4 --trials 2000 --order -o ordered.csv
+length=$(awk '$1 == "linear" { print $2 }' output)
+order=$(sed -n 's/^Microbatches go in as \([0-9,]*\), counted.*/\1/p' output)
+awk -v a="$length" -v b="$given" 'BEGIN { exit !(a < 0.85 * b) }' || { echo "an order that is hardly shorter: $length, $given"; failed=1; }
+# In that order the lengths make the file's schedule as long as was said.
+lengths=$(echo "$order" | awk -v given=4096,512,512,640,256,2048,512,1024 \
+  '{ split(given, l, ","); n = split($0, o, ","); for (i = 1; i <= n; ++i) printf "%s%s", (i > 1 ? "," : ""), l[o[i] + 1] }')
+expect 0 "^makespan $length " show ordered.csv --lengths "$lengths" --attention 0.2
+expect 0 '"order": \['"$order"'\], "as_given": ' search $long --memory-limit 4 --trials 2000 --order --format json
+expect 0 '"transfer_factors": \[0.5, 1, 1.5, 1\]' show 1F1B --ranks 2 --microbatches 4 --lengths 1,2,3,2 --format json
+# By hand: 0F1 ends at 4, its message of 1.5 is there at 5.5, 1F1 and 1B1 take 3 and 6, the way back 1.5, 0B1 6.
+expect 0 '^makespan 22 ' show 1F1B --ranks 2 --microbatches 2 --lengths 1,3 --measured-length 1 --communication 0.5
+expect 2 "--lengths '1,2,3' has 3 values, but the schedule has 8 microbatches: give one for all, or 8" search --lengths 1,2,3
+expect 2 "--lengths '0' is not usable: a microbatch has tokens; give numbers above 0" search --lengths 0
+expect 2 "--attention '2' is not a share" search --lengths 3 --attention 2
+expect 2 "--attention says nothing without --lengths: give that, too" compare --attention .2
+expect 2 "--measured-length says nothing without --lengths" show 1F1B --measured-length 7
+expect 2 "--order has nothing to choose where microbatches are alike: give --lengths" search --order
+expect 2 "--order does not go with --jitter: leave one of them out" search --lengths 3 --order --jitter 5%
+
 # What was found goes on through the other commands; the same command finds the same.
 uneven='--forward 10,10,10,10,10,10,10,16 --backward-input 11 --backward-weight 9 --communication 0.5'
 what="search --placement vee --microbatches 12 --memory-limit 4 --trials 2000 $uneven"

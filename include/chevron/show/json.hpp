@@ -99,8 +99,8 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
       computation.push_back(costs.lengths.of_computation(m));
       transfer.push_back(costs.lengths.of_transfer(m));
     }
-    entry("computation_factors", detail::json_list(computation, [](double f) { return exact(f); }));
-    entry("transfer_factors", detail::json_list(transfer, [](double f) { return exact(f); }));
+    entry("computation_factors", detail::json_list(computation, [](double one) { return exact(one); }));
+    entry("transfer_factors", detail::json_list(transfer, [](double one) { return exact(one); }));
   }
   std::string over_time;
   for (int r = 0; r < plan.size.ranks; ++r) {
