@@ -23,6 +23,7 @@
 #include <chevron/data.hpp>
 #include <chevron/multiprocess.hpp>
 #include <chevron/run/training/auto_schedule.hpp>
+#include <chevron/run/training/length_schedule.hpp>
 #include <chevron/schedule.hpp>
 
 #include "chevron-train/gpt.hpp"
@@ -73,6 +74,13 @@ void body(chevron::transport& comm, chevron::trainer& trainer, nn::Sequential bl
 // context: auto
 // The body of a rank that has a trainer, and plans while it trains.
 void body(chevron::trainer& trainer, at::Tensor inputs, at::Tensor targets, int steps) {
+  // FENCE
+}
+
+// context: lengths
+// The body of a rank that has a trainer, and whose microbatches are of unequal length.
+std::vector<chevron::batch> next_parts(int step);
+void body(chevron::trainer& trainer, int steps) {
   // FENCE
 }
 
