@@ -10,7 +10,9 @@
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/search.hpp>
+#include <chevron/prove/steps.hpp>
 #include <chevron/show/csv/csv.hpp>
+#include <chevron/show/html_model.hpp>
 
 #include "bound_support.hpp"
 
@@ -61,7 +63,27 @@ void hold(found const& got, cost_view const& costs, int limit, objective goal) {
   if (limit > 0) CHECK(peak_in_flight(got.best) <= limit);
 }
 
+// The compiler counts with lengths, too: 1F1B on two ranks, a message of half a length (worked out by hand).
+constexpr double thrice[] = {1, 3};
+constexpr costs each_one{.forward = 1, .backward_input = 1, .backward_weight = 1, .communication = .5};
+constexpr cost_view of_unequal() {
+  cost_view out = each_one;
+  out.lengths = {thrice, thrice, 2};
+  return out;
+}
+constexpr plan two_by_two() { return catalogue::make_plan("1F1B", {2, 2}); }
+static_assert(makespan(two_by_two(), of_unequal()) == 22);
+static_assert(bounds(two_by_two(), of_unequal()).makespan == 18);  // the way of the long one: 3 + 1.5 + 3 + 3 + 1.5 + 3 + 3
+static_assert(search::improve(placement::linear, {2, 2}, of_unequal(), {}, objective::makespan, {.trials = 50}).length < 22);
+static_assert(makespan(back_to_back(two_by_two(), 2), of_unequal()) > 22 + 18);  // each step with the same lengths
+
 }  // namespace
+
+TEST_CASE("messages in a report are each microbatch's own") {
+  std::vector<double> const message = show::facts_of(two_by_two(), of_unequal()).message;
+  CHECK(message == std::vector<double>{.5, 1.5});
+  CHECK(show::facts_of(two_by_two(), each_one).message == std::vector<double>{.5});
+}
 
 TEST_CASE("what a search plays is the timeline, whole and repaired move by move") {
   std::mt19937 random(1);
