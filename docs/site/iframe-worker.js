@@ -1,4 +1,5 @@
-// A page that is opened from a folder may start no worker, and the search wants one: there it gets a hidden frame that behaves like it.
+// A page that is opened from a folder may start no worker, and the search wants one: there it gets a hidden frame that
+// behaves like it.
 if (location.protocol === "file:") {
   window.IFrameWorker = class extends EventTarget {  // the search's own script asks for this name
     constructor(url) {
