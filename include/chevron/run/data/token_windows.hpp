@@ -45,13 +45,16 @@ class token_windows {
       files_.emplace_back(file);
       first_.push_back(size_);
       if (vocabulary > 65536 && !files_.back().indexed()) {
-        throw usage_error(file.string() + " has no index beside it, so its tokens are 16-bit numbers, too few for a vocabulary of " +
-                          std::to_string(vocabulary) + ". Remedy: Megatron's convention, as tokenise.py of chevron-finetune writes it");
+        throw usage_error(file.string() +
+                          " has no index beside it, so its tokens are 16-bit numbers, too few for a vocabulary of " +
+                          std::to_string(vocabulary) +
+                          ". Remedy: Megatron's convention, as tokenise.py of chevron-finetune writes it");
       }
       std::size_t const whole = (files_.back().size() - 1) / static_cast<std::size_t>(context);
       if (whole == 0) {
         throw usage_error(file.string() + " holds " + std::to_string(files_.back().size()) +
-                          (files_.back().size() == 1 ? " token" : " tokens") + ", and a window with what follows it needs " + std::to_string(context + 1) +
+                          (files_.back().size() == 1 ? " token" : " tokens") + ", and a window with what follows it needs " +
+                          std::to_string(context + 1) +
                           ". Remedy: a shorter context, or more tokens");
       }
       size_ += whole;
