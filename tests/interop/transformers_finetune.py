@@ -247,6 +247,16 @@ def main(folder):
     refused(2, ["--context 65 is more than the model's positions, 64"], context=65)
     refused(2, ["a step takes 80. Remedy"], microbatches=80)
     refused(2, ["is the --model"], out=models_in["llama"])
+    # A disk without room for the weights is told before anything is trained.
+    small = folder / "small"
+    small.mkdir()
+    apart = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=32k none "$0" && exec "$@"', small]
+    if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode == 0:
+        done = subprocess.run([*apart, program, "--model", models_in["llama"], "--data", tokens_in["llama"][1], "--out", small / "out",
+                               "--context", str(context), "--ranks", "1"], capture_output=True, text=True, check=False, timeout=120)
+        expect(done.returncode == 2 and "its disk has 32 KiB left. Remedy: make room" in done.stderr, f"no room for --out:\n{done.stderr}")
+    else:
+        print("a full disk is left out: no file system can be mounted here", flush=True)
     refused(2, ["cannot be mapped"], data=folder / "none.bin")
     numpy.full(400, 97, "<u2").tofile(folder / "large.bin")
     refused(2, ["large.bin: token", "is 97, and the vocabulary has 97"], data=folder / "large.bin")
