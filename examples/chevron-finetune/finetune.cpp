@@ -283,8 +283,10 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
                       ". Remedy: more tokens, a shorter --context or smaller steps");
   }
   if (told.rank == 0) {
+    // Other ranks wait meanwhile; of larger sets each token is looked at when it is drawn.
+    constexpr std::size_t quickly_read = 1'000'000'000;
     for (auto const& [flag, set] : sets) {
-      if (set != nullptr) set->check_vocabulary();
+      if (set != nullptr && set->tokens() <= quickly_read) set->check_vocabulary();
     }
     check_out(o, model);
     train::check_file("--metrics", o.metrics);
