@@ -190,7 +190,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                    .check_messages = o.check_messages}});
   trained.next_step(1);
   auto const words = words_of(what);
-  bool const resumed = o.resume && train::go_on_from_checkpoint(o, words, trained);
+  // A run that ended after its last checkpoint and before --out was written has that left to do.
+  bool const resumed = o.resume && train::go_on_from_checkpoint(o, words, trained, train::nothing_left::may_be);
   clock::time_point const loading = clock::now();
   // Frequencies of rotary embedding, which older folders hold, are computed here.
   if (!resumed) load_weights(trained, o.model, {}, {.may_stay = {"*.rotary_emb.inv_freq"}});
@@ -241,9 +242,12 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   double const after = what.validation != nullptr ? validation_loss(what, trained) : 0;
   write_out(what, trained);
   if (!speaks) return;
+  long const taken = o.steps + 1 - first_step;
   std::vector<std::pair<std::string, std::string>> facts = {
-      {"trained", some(o.steps + 1 - first_step, "step") + " in " + train::duration(spent) + ": loss " +
-                      show::fixed(teller.first_loss(), 4) + " → " + show::fixed(teller.last_loss(), 4) + " nats a token"}};
+      {"trained", taken == 0 ? "nothing: the checkpoint is at the end of step " + std::to_string(o.steps) + ", which is --steps"
+                             : some(taken, "step") + " in " + train::duration(spent) + ": loss " +
+                                   show::fixed(teller.first_loss(), 4) + " → " + show::fixed(teller.last_loss(), 4) +
+                                   " nats a token"}};
   if (what.validation != nullptr)
     facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
   facts.emplace_back("written", o.out + ", " + name_of_out(o, what.model));
@@ -279,7 +283,12 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
                       ". Remedy: more tokens, a shorter --context or smaller steps");
   }
   if (told.rank == 0) {
-    check_out(o);
+    // Other ranks wait meanwhile; of larger sets each token is looked at when it is drawn.
+    constexpr std::size_t quickly_read = 1'000'000'000;
+    for (auto const& [flag, set] : sets) {
+      if (set != nullptr && set->tokens() <= quickly_read) set->check_vocabulary();
+    }
+    check_out(o, model);
     train::check_file("--metrics", o.metrics);
     train::check_file("--logits", o.logits);
   }

@@ -1,5 +1,6 @@
 #include "folder_out.hpp"
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -8,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/show/format.hpp>
 
 namespace chevron::finetune {
 namespace fs = std::filesystem;
@@ -32,7 +34,7 @@ at::ScalarType dtype_of_out(options const& o, decoder_config const& model) {
   return name == "bfloat16" ? at::kBFloat16 : name == "float16" ? at::kHalf : at::kFloat;
 }
 
-void check_out(options const& o) {
+void check_out(options const& o, decoder_config const& model) {
   std::error_code failed;
   fs::create_directories(o.out, failed);
   if (!failed && !fs::is_directory(o.out, failed)) failed = std::make_error_code(std::errc::not_a_directory);
@@ -40,6 +42,13 @@ void check_out(options const& o) {
   if (!failed && !(std::ofstream(probe) << "?").flush()) failed = std::make_error_code(std::errc::permission_denied);
   if (failed) throw usage_error("--out " + o.out + " cannot be written to: " + failed.message() + ". Remedy: another folder");
   fs::remove(probe, failed);
+  // Weights that the folder holds go only once the new ones are whole.
+  auto const bytes = model.parameters() * static_cast<std::int64_t>(c10::elementSize(dtype_of_out(o, model)));
+  fs::space_info const room = fs::space(o.out, failed);
+  if (!failed && room.available < static_cast<std::uintmax_t>(bytes)) {
+    throw usage_error("--out " + o.out + " will take " + show::bytes(bytes) + ", and its disk has " +
+                      show::bytes(static_cast<std::int64_t>(room.available)) + " left. Remedy: make room, or choose another folder");
+  }
 }
 
 void write_other_files(options const& o, decoder_config const& model) {

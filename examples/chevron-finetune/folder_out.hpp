@@ -17,8 +17,8 @@ at::ScalarType dtype_of_out(options const& o, decoder_config const& model);
 /// The same in the words of config.json.
 std::string name_of_out(options const& o, decoder_config const& model);
 
-/// Before anything is trained: can the folder be written to? A `usage_error` if not.
-void check_out(options const& o);
+/// Before anything is trained: can the folder be written to, and has its disk room for the weights? A `usage_error` if not.
+void check_out(options const& o, decoder_config const& model);
 
 /// Copies configuration and tokenizer of the model's folder, and says in config.json of which dtype the tensors are now.
 void write_other_files(options const& o, decoder_config const& model);

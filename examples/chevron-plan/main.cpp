@@ -25,6 +25,7 @@
 
 #include <chevron/version.hpp>
 
+#include "../common/nearest.hpp"
 #include "request.hpp"
 
 using namespace plan_program;
@@ -266,12 +267,19 @@ int main(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
+    auto const left = app.remaining();
+    if (command != nullptr && !left.empty())  // it would be as if it had not been said
+      throw usage("'" + left.front() + "' stands before the command: give flags after it, as in chevron-plan show --ranks 4");
     if (command == nullptr) {
-      auto const unknown = app.remaining();
-      throw usage((unknown.empty() ? "no command given" : "'" + unknown.front() + "' is not a command") +
+      throw usage((left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
                   ": choose one of show, compare, check, lower, search, fit, explain, list; chevron-plan --help-all explains them");
     }
     return command(asked);
+  } catch (CLI::ExtrasError const&) {
+    CLI::App const& in = app.get_subcommands().empty() ? app : *app.get_subcommands().front();
+    std::cerr << "chevron-plan: " << unknown::not_expected(in, app.remaining(true))
+              << " chevron-plan --help-all lists every command and flag\n";
+    return exit_usage;
   } catch (CLI::ParseError const& stop) {
     if (stop.get_exit_code() == 0) return app.exit(stop);  // help was asked for
     std::string what = stop.what();

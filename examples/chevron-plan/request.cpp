@@ -22,52 +22,18 @@
 #include <chevron/show/format.hpp>
 #include <chevron/show/profile_read.hpp>
 
+#include "../common/nearest.hpp"
 #include "links.hpp"
 #include "value_list.hpp"
 
 namespace plan_program {
 namespace {
 
+using unknown::lower_case;
+using unknown::nearest;
+
 std::string joined(std::vector<std::string> const& words, std::string const& between = ", ") {
   return words | ranges::views::join(between) | ranges::to<std::string>();
-}
-
-std::string lower_case(std::string s) {
-  for (char& c : s) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return s;
-}
-
-/// Insertions, deletions and replacements that lead from one word to the other.
-int edits(std::string const& a, std::string const& b) {
-  std::vector<int> row(b.size() + 1);
-  for (std::size_t j = 0; j < row.size(); ++j) row[j] = static_cast<int>(j);
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    int diagonal = row[0];
-    row[0] = static_cast<int>(i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      int const replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row.back();
-}
-
-/// The name most like the one typed, or nothing when none is.
-std::string nearest(std::string const& typed, std::vector<std::string> const& names) {
-  std::string const wanted = lower_case(typed);
-  std::string best;
-  int fewest = 1000;
-  for (std::string const& name : names) {
-    std::string const candidate = lower_case(name);
-    bool const part = wanted.size() >= 2 && candidate.find(wanted) != std::string::npos;
-    int const distance = part ? 0 : edits(wanted, candidate);
-    if (distance <= std::max<int>(2, static_cast<int>(wanted.size()) / 2) && distance < fewest) {
-      fewest = distance;
-      best = name;
-    }
-  }
-  return best;
 }
 
 /// A file's text. `name`: the flag and the file, for errors; `what`, `form`: what should be named instead; `most`: bytes.
@@ -143,8 +109,9 @@ int chunk_limit(request const& asked, int chunks) {
     throw usage("--memory-limit " + quoted(value) + " is not usable: give a number of microbatches above 0, such as 4 or 4.5");
   int const whole = static_cast<int>(*number * chunks + 1e-9);
   if (whole > 0) return whole;
-  throw usage("--memory-limit " + value + " is less than one chunk, which is 1/" + std::to_string(chunks) +
-              " of a microbatch's share of a rank");
+  throw usage("--memory-limit " + value + " is less than one chunk, which is " +
+              (chunks == 1 ? "all" : "1/" + std::to_string(chunks)) + " of a microbatch's share of a rank: give at least " +
+              chevron::show::number(1.0 / chunks) + ", or more --chunks");
 }
 
 std::int64_t byte_number(std::string const& value, std::string const& flag) {

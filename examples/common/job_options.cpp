@@ -22,6 +22,7 @@
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/format.hpp>
 
+#include "nearest.hpp"
 #include "placements.hpp"
 
 namespace chevron::train {
@@ -199,7 +200,7 @@ void job_flags::ranks() {
 
 void job_flags::training() {
   app_.add_option("--steps", o_.steps, "optimizer steps")->check(whole(1, 1'000'000'000))->type_name("K")->group("Training");
-  app_.add_option("--microbatch-size", o_.micro_batch_size, "samples in a microbatch, each of --context bytes")
+  app_.add_option("--microbatch-size", o_.micro_batch_size, "samples in a microbatch, each of --context tokens")
       ->check(whole(1, 65536))
       ->type_name("N")
       ->group("Training");
@@ -225,7 +226,7 @@ void job_flags::training() {
       ->group("Training");
   app_.add_flag("--check-messages", o_.check_messages, "find out whether what stages send each other comes as it was sent; not with nccl")
       ->group("Training");
-  app_.add_option("--seed", o_.seed, "of weights, batches and sample")
+  app_.add_option("--seed", o_.seed, "of what is drawn at random: batches and, where they are made here, weights")
       ->check(whole(0, 9'000'000'000'000'000))
       ->type_name("N")
       ->group("Training");
@@ -282,6 +283,9 @@ void job_flags::read(int argc, char** argv) {
     app_.parse(argc, argv);
   } catch (CLI::Success const& asked) {
     std::exit(app_.exit(asked));
+  } catch (CLI::ExtrasError const&) {
+    throw usage_error(unknown::not_expected(app_, app_.remaining()) + " Remedy: " + app_.get_name() +
+                      " --help lists every flag");
   } catch (CLI::ParseError const& wrong) {
     throw usage_error(std::string(wrong.what()) + ". Remedy: " + app_.get_name() + " --help lists every flag");
   }

@@ -8,10 +8,11 @@
 
 namespace chevron::train {
 
-bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words, trainer& train) {
+bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words, trainer& train,
+                           nothing_left left) {
   auto const note = resume(train, o.checkpoint, words);
   if (!note) return false;
-  if (note->next_step > o.steps) {
+  if (note->next_step > o.steps + (left == nothing_left::may_be ? 1 : 0)) {
     throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note->next_step - 1) + ", and --steps is " +
                            std::to_string(o.steps) + ": nothing is left to train. Remedy: more --steps");
   }

@@ -16,10 +16,14 @@
 
 namespace chevron::train {
 
+/// Whether a checkpoint at the end of the last step can be gone on from, for what comes after training.
+enum class nothing_left { is_an_error, may_be };
+
 /// Goes on from the last checkpoint in the folder that the options name.
 /// \param words what must be the same for a resumed run to be the run that was interrupted
 /// \returns whether there was one; none at the first start of a job that launchers start again after failures
-bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words, trainer& train);
+bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words, trainer& train,
+                           nothing_left left = nothing_left::is_an_error);
 
 /// Saves, after a step for which that is due. Collective.
 void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step);

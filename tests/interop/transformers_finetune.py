@@ -183,6 +183,14 @@ def main(folder):
     expect(losses_of(folder / "resumed.jsonl") == losses_of(folder / "tied-1F1B-gloo.jsonl"), "the resumed run has other losses")
     resumed, uninterrupted = opens_equal(later, "tied")[1], opens_equal(whole, "tied")[1]
     expect(all(torch.equal(resumed[name], value) for name, value in uninterrupted.items()), "the resumed run ends with other weights")
+    # Ended after the last checkpoint and before the folder was written: the same command writes it.
+    for file in later.glob("*.safetensors"):
+        file.unlink()
+    said = finetune(*flags, "--resume", "--schedule", "ZBVZeroBubble")
+    expect("trained     nothing: the checkpoint is at the end of step" in said, "it does not say that all was done:\n" + said)
+    expect(losses_of(folder / "resumed.jsonl") == losses_of(folder / "tied-1F1B-gloo.jsonl"), "metrics of a run that was over changed")
+    again = opens_equal(later, "tied")[1]
+    expect(all(torch.equal(again[name], value) for name, value in uninterrupted.items()), "what is written later has other weights")
 
     # Text to tokens, and the tokenizer into the folder that comes out.
     words = "the quick brown fox jumps over a lazy dog".split()
@@ -194,6 +202,23 @@ def main(folder):
     subprocess.run([sys.executable, source / "examples/chevron-finetune/tokenise.py", models_in["tied"], folder / "text.bin", folder / "a.txt",
                     folder / "b.txt"], check=True, capture_output=True)
     expect(numpy.fromfile(folder / "text.bin", "<u2").tolist() == [0, 7, 3] * 50 + [9] + [6, 1, 8] * 50 + [9], "tokenise.py writes other tokens")
+    # A vocabulary that 16 bits cannot name: wider numbers, with an index, which training reads; without it they are refused.
+    wide = folder / "wide"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=70_000, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                                           num_attention_heads=1, max_position_embeddings=16)).save_pretrained(wide)
+    many = Tokenizer(models.WordLevel({**{f"w{i}": i for i in range(69_999)}, "<end>": 69_999}, unk_token="w0"))
+    many.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=many, eos_token="<end>").save_pretrained(wide)
+    (folder / "c.txt").write_text("w69998 w7 " * 20)
+    (folder / "d.txt").write_text("w65536 " * 5)
+    subprocess.run([sys.executable, source / "examples/chevron-finetune/tokenise.py", wide, folder / "wide.bin", folder / "c.txt",
+                    folder / "d.txt"], check=True, capture_output=True)
+    flags = ["--model", wide, "--data", folder / "wide.bin", "--out", folder / "wide-out", "--context", 6, "--ranks", 1, "--steps", 1]
+    file = folder / "wide.logits"
+    finetune(*flags, "--logits", file)
+    expect(load_file(file)["tokens"].flatten().tolist() == [69_998, 7] * 12, "wide tokens are read otherwise than tokenise.py was given them")
+    (folder / "wide.idx").unlink()
+    expect("16-bit numbers, too few for a vocabulary of 70000" in finetune(*flags, code=2), "numbers of 32 bits are taken for ones of 16")
     said = finetune("--model", models_in["tied"], "--data", folder / "text.bin", "--validation", folder / "text.bin", "--out", folder / "half",
                     "--out-dtype", "bfloat16", "--context", 12, "--ranks", 3, "--steps", 5, "--learning-rate", 1e-2)
     expect("validation" in said, said)
@@ -222,6 +247,16 @@ def main(folder):
     refused(2, ["--context 65 is more than the model's positions, 64"], context=65)
     refused(2, ["a step takes 80. Remedy"], microbatches=80)
     refused(2, ["is the --model"], out=models_in["llama"])
+    # A disk without room for the weights is told before anything is trained.
+    small = folder / "small"
+    small.mkdir()
+    apart = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=32k none "$0" && exec "$@"', small]
+    if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode == 0:
+        done = subprocess.run([*apart, program, "--model", models_in["llama"], "--data", tokens_in["llama"][1], "--out", small / "out",
+                               "--context", str(context), "--ranks", "1"], capture_output=True, text=True, check=False, timeout=120)
+        expect(done.returncode == 2 and "its disk has 32 KiB left. Remedy: make room" in done.stderr, f"no room for --out:\n{done.stderr}")
+    else:
+        print("a full disk is left out: no file system can be mounted here", flush=True)
     refused(2, ["cannot be mapped"], data=folder / "none.bin")
     numpy.full(400, 97, "<u2").tofile(folder / "large.bin")
     refused(2, ["large.bin: token", "is 97, and the vocabulary has 97"], data=folder / "large.bin")

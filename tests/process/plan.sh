@@ -95,7 +95,10 @@ for file in without_an_ending words.txt; do
 done
 expect 0 '^InterleavedZeroBubble  *interleaved_zero_bubble  *any, else 2  ' list
 expect 0 'bubble 100.0 %' show 1F1B --communication 1e12
-expect 2 "not expected: --bogus" compare --bogus
+expect 2 "^chevron-plan: --bogus was not expected: there is no such flag. chevron-plan --help-all" compare --bogus
+expect 2 "'--ranks' stands before the command: give flags after it" --ranks 8 show 1F1B
+expect 2 "--micro was not expected: there is no such flag; did you mean --microbatches?" compare --micro 4
+expect 2 "'ZB-H1' was not expected: it belongs to no flag" compare mine.csv ZB-H1
 
 # Schedules from files, in PyTorch's CSV: compute only, and with communication in both dialects.
 "$plan" show ZBVZeroBubble --ranks 2 --microbatches 4 --format csv -o mine.csv

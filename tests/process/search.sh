@@ -232,7 +232,7 @@ expect 2 "--seconds 'soon' is not usable" search --seconds soon
 expect 2 "--seconds '-1' is not usable" search --seconds=-1
 expect 2 "--seconds 'inf' is not usable" search --seconds inf
 expect 2 "--memory-limit 0.5 is below the smallest possible, 1: a microbatch" search --chunks 2 --memory-limit 0.5
-expect 2 "--memory-limit 0.2 is less than one chunk, which is 1/2 of" search --chunks 2 --memory-limit 0.2
+expect 2 "--memory-limit 0.2 is less than one chunk, which is 1/2 of .*: give at least 0.5" search --chunks 2 --memory-limit 0.2
 expect 2 "--memory-limit 'much' is not usable: give a number of microbatches above 0" search --memory-limit much
 expect 2 "--placement 'round' is not known: choose one of linear, loop, vee, wave" search --placement round
 expect 2 "--placement vee does not exist with --chunks 3" search --placement vee --chunks 3

@@ -329,7 +329,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   refused_index(R"({"weight_map":)", {"index.json", "no JSON of this kind"});
   refused_index(R"({"weight_map":{"0.weight":"part.safetensors"}})",
                 {"part.safetensors", "holds no tensor called 0.weight, though"});
-  refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})", {"none.safetensors", "cannot be mapped: No such file"});
+  refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})", {"none.safetensors", "cannot be mapped: No such file", "Remedy: the whole folder"});
 
   scratch_folder const here;
   nn::Sequential module = two_maps();

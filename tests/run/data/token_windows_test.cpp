@@ -128,12 +128,35 @@ TEST_CASE("files that are no tokens are refused") {
   check_says(failure_of([&] { chevron::token_windows({here.path / "none.bin"}, 3, 10); }),
              {"none.bin cannot be mapped: No such file"});
   check_says(failure_of([&] { chevron::token_windows({here.path}, 3, 10); }), {"cannot be mapped: Is a directory"});
+  write(here.path / "a.txt", "text whose bytes are an even number.");  // each two of them would be a token
+  check_says(failure_of([&] { chevron::token_windows({here.path / "a.txt"}, 3, 65536); }), {"a.txt is no FILE.bin, and no index a.idx"});
   check_says(failure_of([&] { chevron::token_windows({}, 3, 10); }), {"need a file of tokens"});
   write(here.path / "a.bin", std::string(40, 'x'));
   chevron::token_file const file(here.path / "a.bin");
   fs::resize_file(here.path / "a.bin", 2);
   std::vector<std::int64_t> read(4);
   check_says(failure_of([&] { file.read(0, read); }), {"was cut short while it was read"});
+}
+
+TEST_CASE("numbers of 32 bits without an index are not taken for twice as many of 16") {
+  scratch_folder const here;
+  fs::path const file = here.path / "wide.bin";
+  write(file, bytes_of<std::uint32_t>({70000, 1, 70000, 2}));
+  check_says(failure_of([&] { chevron::token_windows({file}, 3, 65537); }), {"wide.bin has no index", "a vocabulary of 65537"});
+  write(here.path / "wide.idx", index_of{.dtype = 4, .lengths = {4}, .places = {0}, .documents = {0, 1}}.text());
+  chevron::token_windows const set({file}, 3, 70001);
+  CHECK(values(set.batch(std::vector<std::size_t>{0}).second) == std::vector<std::int64_t>{1, 70000, 2});
+}
+
+TEST_CASE("a token outside the vocabulary is found before it is drawn, and where no window takes it") {
+  scratch_folder const here;
+  std::vector<std::uint16_t> tokens(100'000, 9);
+  write(here.path / "a.bin", bytes_of(tokens));
+  chevron::token_windows({here.path / "a.bin"}, 7, 10).check_vocabulary();
+  tokens.back() = 10;
+  write(here.path / "a.bin", bytes_of(tokens));
+  check_says(failure_of([&] { chevron::token_windows({here.path / "a.bin"}, 7, 10).check_vocabulary(); }),
+             {"a.bin: token 99999 is 10, and the vocabulary has 10"});
 }
 
 TEST_CASE("an epoch takes every window once, in an order of the seed, and goes on where it was") {

@@ -84,7 +84,8 @@ class mapped_tensors {
     try {
       return std::make_shared<mapped_file const>(file);
     } catch (std::filesystem::filesystem_error const& e) {
-      refuse_file(file, "cannot be mapped: " + e.code().message());
+      refuse_file(file, "cannot be mapped: " + e.code().message() +
+                            ". Remedy: the whole folder, with every file that its index names");
     }
   }
 

@@ -23,33 +23,39 @@ namespace chevron {
 
 /// A row of tokens in a file. Two conventions are known:
 ///
-/// - nanoGPT's: FILE.bin is nothing but 16-bit unsigned numbers;
+/// - nanoGPT's: FILE.bin is nothing but 16-bit unsigned numbers. Nothing in it says so: the ending of its name has to;
 /// - Megatron-LM's: FILE.bin, and beside it FILE.idx, which says how wide numbers are and which sequences they make. Sequences
-/// must
-///   follow one another, as Megatron's tools write them; then they are one row.
+///   must follow one another, as Megatron's tools write them; then they are one row.
 ///
 /// Numbers are little-endian in both.
 class token_file {
  public:
   /// \param file FILE.bin; Megatron's convention holds where FILE.idx is there
-  /// \throws usage_error where a file cannot be mapped, is empty, or is not what its index says
+  /// \throws usage_error where a file cannot be mapped, is empty, is not what its index says, or has neither index nor the ending
   explicit token_file(std::filesystem::path file) : tokens_(mapped(std::move(file))) {
     std::filesystem::path index = path();
     index.replace_extension(".idx");
     std::error_code ignored;
     if (index != path() && std::filesystem::exists(index, ignored)) {
       read_index(*mapped(index));
+      indexed_ = true;
+    } else if (path().extension() != ".bin") {  // text has an even number of bytes every other time
+      refuse(path(), "is no FILE.bin, and no index " + index.filename().string() +
+                         " lies beside it. Remedy: tokens; tokenise.py of chevron-finetune makes them of text");
     } else if (tokens_->size() % width_ != 0) {
       refuse(path(), "has an odd number of bytes, " + std::to_string(tokens_->size()) +
                          ". Remedy: 16-bit numbers, as nanoGPT writes them, or Megatron's index " + index.filename().string() +
                          " beside it");
     }
-    if (size() == 0) refuse(path(), "holds no token");
+    if (size() == 0) refuse(path(), "holds no token. Remedy: a file of tokens that was written to its end");
   }
 
   std::filesystem::path const& path() const { return tokens_->path(); }
   /// How many tokens there are.
   std::size_t size() const { return tokens_->size() / width_; }
+
+  /// Whether an index says how wide tokens are; else they are numbers of 16 bits.
+  bool indexed() const { return indexed_; }
 
   /// Reads tokens [first, first + to.size()), which must be there.
   /// \throws usage_error where the file was cut short since
@@ -179,6 +185,7 @@ class token_file {
   std::shared_ptr<mapped_file const> tokens_;
   kind kind_ = kind::u16;
   std::size_t width_ = 2;  // bytes of a token
+  bool indexed_ = false;
 };
 
 }  // namespace chevron

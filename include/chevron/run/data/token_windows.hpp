@@ -34,7 +34,8 @@ class token_windows {
   /// \param files see token_file.hpp; their order counts
   /// \param context tokens in a window, from 1
   /// \param vocabulary tokens are from 0 to below this
-  /// \throws usage_error as `token_file`, and for files without a window
+  /// \throws usage_error as `token_file`, for files without a window, and for files without an index where 16 bits are too few for
+  ///   the vocabulary: wider numbers would be taken for twice as many narrow ones
   token_windows(std::vector<std::filesystem::path> const& files, std::int64_t context, std::int64_t vocabulary)
       : context_(context), vocabulary_(vocabulary) {
     if (context < 1 || vocabulary < 1)
@@ -43,10 +44,17 @@ class token_windows {
     for (auto const& file : files) {
       files_.emplace_back(file);
       first_.push_back(size_);
+      if (vocabulary > 65536 && !files_.back().indexed()) {
+        throw usage_error(file.string() +
+                          " has no index beside it, so its tokens are 16-bit numbers, too few for a vocabulary of " +
+                          std::to_string(vocabulary) +
+                          ". Remedy: Megatron's convention, as tokenise.py of chevron-finetune writes it");
+      }
       std::size_t const whole = (files_.back().size() - 1) / static_cast<std::size_t>(context);
       if (whole == 0) {
         throw usage_error(file.string() + " holds " + std::to_string(files_.back().size()) +
-                          " tokens, and a window with what follows it needs " + std::to_string(context + 1) +
+                          (files_.back().size() == 1 ? " token" : " tokens") + ", and a window with what follows it needs " +
+                          std::to_string(context + 1) +
                           ". Remedy: a shorter context, or more tokens");
       }
       size_ += whole;
@@ -77,16 +85,24 @@ class token_windows {
       auto const file = static_cast<std::size_t>(std::upper_bound(first_.begin(), first_.end(), window) - first_.begin()) - 1;
       std::size_t const begin = (window - first_[file]) * static_cast<std::size_t>(context_);
       files_[file].read(begin, read);
-      for (std::size_t i = 0; i < read.size(); ++i) {
-        if (read[i] >= 0 && read[i] < vocabulary_) continue;
-        throw usage_error(files_[file].path().string() + ": token " + std::to_string(begin + i) + " is " +
-                          std::to_string(read[i]) + ", and the vocabulary has " + std::to_string(vocabulary_) +
-                          ". Remedy: the tokenizer of this model");
-      }
+      check(files_[file], begin, read);
       x = std::copy(read.begin(), read.end() - 1, x);
       y = std::copy(read.begin() + 1, read.end(), y);
     }
     return {tokens, following};
+  }
+
+  /// Looks at every token of every file once, so that a wrong one is known before training begins.
+  /// \throws usage_error as `batch`
+  void check_vocabulary() const {
+    std::vector<std::int64_t> read;
+    for (token_file const& each : files_) {
+      for (std::size_t begin = 0; begin < each.size(); begin += read.size()) {
+        read.resize(std::min<std::size_t>(65536, each.size() - begin));
+        each.read(begin, read);
+        check(each, begin, read);
+      }
+    }
   }
 
   /// What decides which tokens a window holds, in words: for a resumed run it must be the same.
@@ -97,6 +113,15 @@ class token_windows {
   }
 
  private:
+  /// These tokens of a file, from its token `begin` on.
+  void check(token_file const& file, std::size_t begin, std::span<std::int64_t const> read) const {
+    for (std::size_t i = 0; i < read.size(); ++i) {
+      if (read[i] >= 0 && read[i] < vocabulary_) continue;
+      throw usage_error(file.path().string() + ": token " + std::to_string(begin + i) + " is " + std::to_string(read[i]) +
+                        ", and the vocabulary has " + std::to_string(vocabulary_) + ". Remedy: the tokenizer of this model");
+    }
+  }
+
   std::int64_t context_, vocabulary_;
   std::vector<token_file> files_;
   std::vector<std::size_t> first_;  // window of each file

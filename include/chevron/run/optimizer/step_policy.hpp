@@ -37,7 +37,9 @@ class step_policy {
     report.clipped = !report.skipped && clip_ > 0 && report.grad_norm > clip_;
     steps_in_order_ = report.skipped || report.clipped ? 0 : steps_in_order_ + 1;
     if (report.skipped && !overflow && when_not_finite_ == not_finite::stop) {
-      throw numerical_error(culprit + " is not finite; no parameter was changed", here);
+      throw numerical_error(culprit + " is not finite; no parameter was changed. Remedy: a lower learning rate, clip_grad_norm, or "
+                                      "not_finite::skip",
+                            here);
     }
   }
 
