@@ -21,6 +21,13 @@ struct grid_result {
   constexpr bool holds() const { return points > 0 && failed.ranks == 0; }
 };
 
+/// What a grid of so many ranks gives when the program runs. What clang could evaluate it does while compiling, for minutes; it cannot
+/// where a number comes as a parameter.
+template <class Grid>
+grid_result when_run(int most_ranks, Grid grid) {
+  return grid(most_ranks);
+}
+
 /// Every P up to the largest and every V ≤ 3 that the placement allows, with each of these numbers of microbatches.
 template <class Description, class Claim>
 constexpr grid_result over_grid(Description const& schedule, Claim claim, int largest, std::vector<int> const& micro_batches) {
