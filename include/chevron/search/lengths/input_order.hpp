@@ -104,8 +104,10 @@ inline order_found reorder(plan_view const& known, cost_view const& costs, activ
     return true;
   };
   std::vector<int> ascending = as_given;
-  std::stable_sort(ascending.begin(), ascending.end(), [&](int a, int b) {
-    return given.computation[static_cast<std::size_t>(a)] < given.computation[static_cast<std::size_t>(b)];
+  // By number where lengths are equal. (Not std::stable_sort, of which clang 19 warns in the headers of GCC 12.)
+  std::sort(ascending.begin(), ascending.end(), [&](int a, int b) {
+    double const first = given.computation[static_cast<std::size_t>(a)], second = given.computation[static_cast<std::size_t>(b)];
+    return first != second ? first < second : a < b;
   });
   std::vector<int> const descending(ascending.rbegin(), ascending.rend());
   detail::watched watch(how_hard.watch);
