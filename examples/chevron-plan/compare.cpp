@@ -102,16 +102,12 @@ conditions conditions_of(request const& asked, chevron::shape size) {
   return out;
 }
 
-/// Costs of a plan's stages; `problem` where there are none.
-owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
+/// Costs of a plan's stages, for microbatches that are alike; `problem` where there are none.
+owned_costs stage_costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
   request const& asked = *given.asked;
   std::span<std::int16_t const> const rank_of(plan.rank_of, static_cast<std::size_t>(plan.stages));
-  if (given.profile) {
-    owned_costs out = costs_of(asked, *given.profile, chevron::split_stages(plan), rank_of, problem);
-    apply_lengths(asked, plan.size.micro_batches, out);
-    return out;
-  }
-  if (given.by_stage) return costs_of(asked, plan);
+  if (given.profile) return costs_of(asked, *given.profile, chevron::split_stages(plan), rank_of, problem);
+  if (given.by_stage) return costs_of(asked, chevron::split_stages(plan), rank_of);
   std::size_t const stages = rank_of.size();
   auto const of_each = [&](double whole) { return std::vector<double>(stages, whole / plan.size.chunks); };
   owned_costs out{.forward = of_each(given.whole.forward),
@@ -122,7 +118,13 @@ owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, st
                   .communication_occupies = given.whole.communication_occupies,
                   .first_input_gradient = given.whole.first_input_gradient};
   apply_links(asked, rank_of, out);
-  apply_lengths(asked, plan.size.micro_batches, out);
+  return out;
+}
+
+/// The same with the factors of its microbatches.
+owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
+  owned_costs out = stage_costs_of(given, plan, problem);
+  apply_lengths(*given.asked, plan.size.micro_batches, out);
   return out;
 }
 

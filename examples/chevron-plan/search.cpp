@@ -35,7 +35,7 @@ struct entry {
   std::optional<chevron::search::robust_found> robust;  ///< where times vary
   std::optional<chevron::search::found_layers> cut;  ///< with --partition; its schedule is `found`
   std::vector<int> order{};  ///< with --order: which of the microbatches, as they were given, goes in k-th
-  double as_given = 0;     ///< with --order: what a search finds without it
+  double as_given = 0;       ///< with --order: what a search finds without it
 
   chevron::plan const& best() const { return robust ? robust->best : found.best; }
   /// What the entries are sorted by.

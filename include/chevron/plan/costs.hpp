@@ -90,6 +90,10 @@ struct cost_view {
   constexpr double of_latency(int boundary) const { return latency[boundary * latency_stride]; }
   /// From the end of what is sent to the earliest start of what needs it: transfer and latency, with factor 1. No message takes less.
   constexpr double of_delay(int boundary) const { return of_message(boundary) + of_latency(boundary); }
+  /// The same of one microbatch.
+  constexpr double of_delay(int boundary, int micro_batch) const {
+    return of_message(boundary, micro_batch) + of_latency(boundary);
+  }
 
   constexpr bool occupies_sender() const {
     return communication_occupies == occupies::sender || communication_occupies == occupies::both;

@@ -32,9 +32,9 @@ constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
 }
 
 /// The plan with microbatches in ascending order within each stage's F, B or I, and W, and every action's kind and stage where it
-/// was. A lawful plan stays lawful, with as much in flight and, where microbatches are alike, no longer: if two stages' actions keep a distance in time for every
-/// microbatch, so do the k-th of the one and the k-th of the other for every k. Where each stage's backwards are all whole or all
-/// split, any two such plans add gradients up in the same order.
+/// was. A lawful plan stays lawful, with as much in flight and, where microbatches are alike, no longer: if two stages' actions
+/// keep a distance in time for every microbatch, so do the k-th of the one and the k-th of the other for every k. Where each
+/// stage's backwards are all whole or all split, any two such plans add gradients up in the same order.
 constexpr plan in_ascending_order(plan_view const& from) {
   plan to = copy_of(from);
   int const micro_batches = from.size.micro_batches;

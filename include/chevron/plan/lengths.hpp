@@ -26,6 +26,16 @@ struct length_factors {
   }
 };
 
+/// The factors of so many microbatches.
+inline length_factors factors_of(length_view const& lengths, int micro_batches) {
+  length_factors out;
+  for (int m = 0; m < micro_batches; ++m) {
+    out.computation.push_back(lengths.of_computation(m));
+    out.transfer.push_back(lengths.of_transfer(m));
+  }
+  return out;
+}
+
 /// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages go with the length, and so do
 /// computations but for attention.
 ///

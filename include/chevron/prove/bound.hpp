@@ -110,7 +110,7 @@ struct unequal_lengths {
   sorted_factors computation, transfer;
   scaled_costs least;  ///< at the least factor of each kind: no microbatch is quicker anywhere
   scaled_costs long_one;
-  unhindered long_way;                           ///< of the microbatch whose computations take longest
+  unhindered long_way;                       ///< of the microbatch whose computations take longest
   unhindered of_computations, of_transfers;  ///< what ways have of each, with factor 1
 
   constexpr unequal_lengths(plan_view const& plan, cost_view const& costs)

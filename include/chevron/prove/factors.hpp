@@ -66,7 +66,6 @@ struct sorted_factors {
   }
   constexpr double least() const { return of.data[0]; }
   constexpr double most() const { return of.data[of.count - 1]; }
-  constexpr double mean() const { return sum / of.count; }
   /// The sum of the `count` smallest.
   constexpr double smallest(int count) const {
     double out = 0;

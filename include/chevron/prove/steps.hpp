@@ -2,6 +2,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/factors.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file
@@ -71,13 +72,9 @@ namespace detail {
 constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
   for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
-  double transfers = plan.size.micro_batches;
-  if (!costs.lengths.alike()) {
-    transfers = 0;
-    for (int m = 0; m < plan.size.micro_batches; ++m) transfers += costs.lengths.of_transfer(m);
-  }
+  double const transfers = mean_factors(costs.lengths, plan.size.micro_batches).transfer;
   for (int s = 0; s + 1 < plan.stages; ++s)
-    sum += 2 * (transfers * costs.of_message(s) + plan.size.micro_batches * costs.of_latency(s));
+    sum += 2 * plan.size.micro_batches * (transfers * costs.of_message(s) + costs.of_latency(s));
   return sum;
 }
 

@@ -54,6 +54,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();
   bool const wired = links.count > 0;
+  // As `of_message`, without a call: searches play plans while compiling, and calls are what that takes.
   double const* const transfer = costs.communication;
   int const transfers = costs.communication_stride;
   bool const alike = costs.lengths.alike();

@@ -100,9 +100,6 @@ struct zero_bubble_weaver {
     double const one = costs.of(kinds[f], rank);
     return costs.lengths.alike() ? one : one * costs.lengths.of_computation(done[rank * 3 + f]);
   }
-  constexpr double delay(int boundary, int micro_batch) const {
-    return costs.of_message(boundary, micro_batch) + costs.of_latency(boundary);
-  }
   constexpr double change(int rank, family f) const {
     int const i = rank * memory.stride;
     return f == forwards ? memory.forward[i] : f == inputs ? memory.backward_input[i] : memory.backward_weight[i];
@@ -120,8 +117,8 @@ struct zero_bubble_weaver {
   constexpr double arrival(int rank, family f) {
     int const cell = rank * micro_batches + count(rank, f);
     int const m = count(rank, f);
-    if (f == forwards) return rank > 0 ? forward_end[cell - micro_batches] + delay(rank - 1, m) : 0;
-    return f == inputs && rank + 1 < ranks ? input_end[cell + micro_batches] + delay(rank, m) : 0;
+    if (f == forwards) return rank > 0 ? forward_end[cell - micro_batches] + costs.of_delay(rank - 1, m) : 0;
+    return f == inputs && rank + 1 < ranks ? input_end[cell + micro_batches] + costs.of_delay(rank, m) : 0;
   }
 
   constexpr void take(int rank, family f) {
@@ -162,7 +159,7 @@ struct zero_bubble_weaver {
     for (int r = ranks - 1; r >= 0; --r) {
       double now = clock[r];
       if (r + 1 < ranks) {
-        double const back = gradient + delay(r, 0);
+        double const back = gradient + costs.of_delay(r, 0);
         double const each = cost(r, forwards);
         double amount = held[r] + change(r, forwards);
         while (1 + demand[r] < micro_batches && fits(r, amount) && (choice.stop_short ? now + each <= back : now < back)) {
@@ -187,7 +184,7 @@ struct zero_bubble_weaver {
   /// gradient that the next rank can send soonest, and this rank's waiting is not what the step is long of.
   constexpr bool holds_back(int rank) {
     if (!choice.hold_back || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
-    double const back = clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + delay(rank, count(rank + 1, inputs));
+    double const back = clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_delay(rank, count(rank + 1, inputs));
     if (clock[rank] >= back) return true;
     double amount = held[rank] + change(rank, forwards);
     double end = clock[rank] + cost(rank, forwards);

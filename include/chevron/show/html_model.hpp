@@ -154,7 +154,7 @@ inline drawn_facts facts_of(plan_view const& plan, cost_view const& costs, int s
   out.limit = plan.in_flight_limit;
   int const each = costs.lengths.alike() ? 1 : plan.size.micro_batches;
   for (int s = 0; s + 1 < plan.stages; ++s) {
-    for (int m = 0; m < each; ++m) out.message.push_back(costs.of_message(s, m) + costs.of_latency(s));
+    for (int m = 0; m < each; ++m) out.message.push_back(costs.of_delay(s, m));
   }
   if (!plan.forward_only && !plan.problem && steps == 1) out.bound = bounds(plan, costs).makespan;
   return out;

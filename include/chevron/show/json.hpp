@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/plan/lengths.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/in_flight.hpp>
@@ -94,13 +95,9 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
                      ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
                      "\", \"hidden\": " + exact(costs.hidden) + "}");
   if (!costs.lengths.alike()) {
-    std::vector<double> computation, transfer;
-    for (int m = 0; m < plan.size.micro_batches; ++m) {
-      computation.push_back(costs.lengths.of_computation(m));
-      transfer.push_back(costs.lengths.of_transfer(m));
-    }
-    entry("computation_factors", detail::json_list(computation, [](double one) { return exact(one); }));
-    entry("transfer_factors", detail::json_list(transfer, [](double one) { return exact(one); }));
+    length_factors const factors = factors_of(costs.lengths, plan.size.micro_batches);
+    entry("computation_factors", detail::json_list(factors.computation, [](double one) { return exact(one); }));
+    entry("transfer_factors", detail::json_list(factors.transfer, [](double one) { return exact(one); }));
   }
   std::string over_time;
   for (int r = 0; r < plan.size.ranks; ++r) {

@@ -1,7 +1,7 @@
 // A schedule that changes while training goes on: nothing that is computed does.
 #include "support/small_model.hpp"
+#include "support/trained.hpp"
 
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -23,10 +23,7 @@ struct job {
   bool drops = false;  ///< stages draw at random
 };
 
-/// What came of a run: losses, norms and, after the last step, every parameter by stage and name.
-struct outcome {
-  std::vector<double> losses, norms;
-  std::map<std::string, at::Tensor> parameters;
+struct outcome : trained {
   std::vector<schedule_news> news;  // of rank 0
   std::string last_schedule;
 };
@@ -43,9 +40,7 @@ outcome train(job const& what, std::optional<auto_options> const& planned, compl
     bool const first = comm.topology().global_rank == 0;
     chevron::trainer_options options = what.options;
     options.on_report = [&](chevron::step_report const& report) {
-      if (!first) return;
-      out.losses.push_back(report.loss);
-      out.norms.push_back(report.grad_norm);
+      if (first) out.keep(report);
     };
     chevron::trainer trainer({.program = program,
                               .transport = comm,
@@ -74,22 +69,14 @@ outcome train(job const& what, std::optional<auto_options> const& planned, compl
     wrong.require(held_out == after.loss(data.input, data.target), "an evaluator made before the change");
     std::lock_guard const hold(mutex);
     if (first) out.last_schedule = trainer.program().plan.name;
-    for (std::size_t s = 0; s < trainer.stages().size(); ++s) {
-      for (auto const& p : trainer.stages()[s].parameters())
-        out.parameters[std::to_string(s) + " " + p.name + " " + std::to_string(comm.topology().replica())] = p.value.detach().clone();
-    }
+    out.keep_parameters(trainer.stages(), comm.topology().replica());
   });
   return out;
 }
 
 void check_same(outcome const& a, outcome const& b) {
-  CHECK(a.losses == b.losses);
+  small_model::check_same(a, b);
   CHECK(a.norms == b.norms);
-  REQUIRE(a.parameters.size() == b.parameters.size());
-  for (auto const& [name, value] : a.parameters) {
-    CAPTURE(name);
-    CHECK(at::equal(value, b.parameters.at(name)));
-  }
 }
 
 /// Costs that were not measured: the last stage is long. A step takes 100, and under what was searched `searched`.

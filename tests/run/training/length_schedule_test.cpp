@@ -1,7 +1,7 @@
 // A schedule for each step's lengths: what is computed is what the fixed schedule and a plain loop compute.
 #include "support/small_model.hpp"
+#include "support/trained.hpp"
 
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -37,10 +37,7 @@ std::vector<chevron::batch> data_of(job const& what, int step, int replica) {
   return out;
 }
 
-/// What came of a run: losses, norms and, after the last step, every parameter by stage and name.
-struct outcome {
-  std::vector<double> losses, norms;
-  std::map<std::string, at::Tensor> parameters;
+struct outcome : trained {
   std::vector<length_news> news;  // of rank 0
   std::vector<std::string> schedules;
 };
@@ -54,9 +51,7 @@ outcome train(job const& what, std::optional<length_options> const& planned, com
     int const replica = comm.topology().replica();
     chevron::trainer_options options = what.options;
     options.on_report = [&](chevron::step_report const& report) {
-      if (!first) return;
-      out.losses.push_back(report.loss);
-      out.norms.push_back(report.grad_norm);
+      if (first) out.keep(report);
     };
     chevron::trainer trainer({.program = program,
                               .transport = comm,
@@ -81,10 +76,7 @@ outcome train(job const& what, std::optional<length_options> const& planned, com
     }
     trainer.synchronize();
     std::lock_guard const hold(mutex);
-    for (std::size_t s = 0; s < trainer.stages().size(); ++s) {
-      for (auto const& p : trainer.stages()[s].parameters())
-        out.parameters[std::to_string(s) + " " + p.name + " " + std::to_string(replica)] = p.value.detach().clone();
-    }
+    out.keep_parameters(trainer.stages(), replica);
   });
   return out;
 }
@@ -108,19 +100,8 @@ outcome plainly(job const& what, int stages) {
     out.losses.push_back(loss);
     optimizer->step();
   }
-  for (std::size_t s = 0; s < whole.stages.size(); ++s) {
-    for (auto const& p : whole.stages[s].parameters()) out.parameters[std::to_string(s) + " " + p.name + " 0"] = p.value.detach().clone();
-  }
+  out.keep_parameters(whole.stages, 0);
   return out;
-}
-
-void check_same(outcome const& a, outcome const& b) {
-  CHECK(a.losses == b.losses);
-  REQUIRE(a.parameters.size() == b.parameters.size());
-  for (auto const& [name, value] : a.parameters) {
-    CAPTURE(name);
-    CHECK(at::equal(value, b.parameters.at(name)));
-  }
 }
 
 /// Costs that were not measured: of a sample.

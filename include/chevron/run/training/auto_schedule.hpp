@@ -3,29 +3,29 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <exception>
 #include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <chevron/lower/lower.hpp>
+#include <chevron/lower/program.hpp>
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/prove/proved_plan.hpp>
+#include <chevron/prove/check.hpp>
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/schedule_news.hpp>
+#include <chevron/run/training/searched_program.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/show/csv/csv.hpp>
-#include <chevron/show/csv/csv_read.hpp>
 
 /// \file
 /// A schedule made from what the first steps cost, while training goes on.
@@ -70,10 +70,7 @@ class auto_schedule {
                         " does not add gradients up in the order of microbatches, so another one would compute other bits. "
                         "Remedy: begin with another schedule, or with in_ascending_order(plan)");
     }
-    if (!(options_.memory.most > 0)) {
-      for (int r = 0; r < running.size.ranks; ++r)
-        options_.memory.most = std::max<double>(options_.memory.most, peak_in_flight(running, r));
-    }
+    if (!(options_.memory.most > 0)) options_.memory.most = peak_in_flight(running);
     compare_options();
   }
 
@@ -94,13 +91,13 @@ class auto_schedule {
     records_ = {};
     kept_ = 0;
     schedule_news news{.step = report.step, .steps = options_.steps};
-    std::string const told = comm.all_gather_text(comm.topology().global_rank == 0 ? decided(texts, news) : std::string()).front();
+    std::string const told = detail::decided_by_first(comm, "schedule", news.step, [&] { return decided(texts, news); });
     return take(told, std::move(news));
   }
 
  private:
   enum class phase { planning, verifying, watching };
-  static constexpr char const *quiet = "quiet", *failed = "failed ";
+  static constexpr char const* quiet = "quiet";
 
   void check_options() const {
     auto const refuse = [](char const* name, double value, char const* range) {
@@ -128,12 +125,10 @@ class auto_schedule {
     check_consistency(train_->comm(), lines);
   }
 
-  search::objective goal() const {
-    return train_->context().options().post_validation ? search::objective::span : search::objective::makespan;
-  }
+  search::objective goal() const { return detail::objective_of(*train_); }
 
   /// On global rank 0: looks at the costs, and says what all ranks are to do: a line of numbers, then a plan if there is a new one.
-  std::string decided(std::vector<std::string> const& texts, schedule_news& news) try {
+  std::string decided(std::vector<std::string> const& texts, schedule_news& news) {
     profile costs = profile_of(train_->program().plan, steps_of(texts));
     if (options_.costs) costs = options_.costs(std::move(costs));
     news.costs = costs;
@@ -159,8 +154,6 @@ class auto_schedule {
         << news.bound << ' ' << news.before << ' ' << news.seconds << '\n'
         << plan_text;
     return out.str();
-  } catch (std::exception const& e) {
-    return failed + std::string(e.what());
   }
 
   /// A plan for these costs as CSV, with what it gains in `news`; empty where it gains too little.
@@ -194,9 +187,6 @@ class auto_schedule {
 
   /// On every rank: does what rank 0 said.
   std::optional<schedule_news> take(std::string const& told, schedule_news news) {
-    if (told.starts_with(failed))
-      throw usage_error("planning the schedule failed on rank 0: " + told.substr(std::string(failed).size()),
-                        {.rank = train_->comm().topology().global_rank, .step = news.step});
     long const until_next = std::max(1L, watch_every_ - options_.steps);
     if (told == quiet) {
       skip_ = until_next;
@@ -211,7 +201,8 @@ class auto_schedule {
     skip_ = until_next;
     switch (news.what) {
       case schedule_event::changed:
-        previous_ = train_->change_schedule(lower(prove(named(read_csv(std::string_view(told).substr(line_end + 1)).plan))));
+        previous_ = train_->change_schedule(
+            detail::searched_program(std::string_view(told).substr(line_end + 1), options_.memory));
         phase_ = phase::verifying;
         skip_ = 1;
         break;
@@ -226,13 +217,6 @@ class auto_schedule {
         break;
     }
     return news;
-  }
-
-  /// Text holds neither a plan's name nor its limit.
-  plan named(plan made) const {
-    made.name = "searched";
-    if (options_.memory.kept_for_weight == 1) made.in_flight_limit = static_cast<int>(options_.memory.most);
-    return made;
   }
 
   trainer* train_;

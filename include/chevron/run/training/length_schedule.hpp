@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
-#include <exception>
 #include <functional>
 #include <optional>
 #include <sstream>
@@ -14,19 +13,17 @@
 #include <utility>
 #include <vector>
 
-#include <chevron/lower/lower.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/prove/proved_plan.hpp>
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/trace/trace_window.hpp>
+#include <chevron/run/training/searched_program.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/lengths/replan.hpp>
 #include <chevron/show/csv/csv.hpp>
-#include <chevron/show/csv/csv_read.hpp>
 
 /// \file
 /// A schedule for each step's microbatches of unequal length, planned before the step.
@@ -99,13 +96,10 @@ class length_schedule {
     bool const ready = costs_ready_ || measured_all(comm);
     last_ = now;
     if (!ready) return std::nullopt;
-    bool const first = comm.topology().global_rank == 0;
-    return take(comm.all_gather_text(first ? decided(now) : std::string()).front());
+    return take(detail::decided_by_first(comm, "step", train_->next_step(), [&] { return decided(now); }));
   }
 
  private:
-  static constexpr char const* failed = "failed ";
-
   void check_options() const {
     auto const refuse = [](char const* name, double value, char const* range) {
       throw usage_error(std::string("length_options::") + name + " " + detail::number_text(value) + " is not " + range);
@@ -114,9 +108,7 @@ class length_schedule {
     if (!(options_.attention >= 0) || options_.attention > 1) refuse("attention", options_.attention, "from 0 to 1");
     if (!(options_.least_gain >= 0) || options_.least_gain >= 1) refuse("least_gain", options_.least_gain, "from 0 to below 1");
   }
-  search::objective goal() const {
-    return train_->context().options().post_validation ? search::objective::span : search::objective::makespan;
-  }
+  search::objective goal() const { return detail::objective_of(*train_); }
 
   static std::string text_of(std::vector<double> const& lengths) {
     std::ostringstream out;
@@ -181,7 +173,7 @@ class length_schedule {
   }
 
   /// On global rank 0: what all ranks are to do, as a line of numbers and, if it changes, a plan.
-  std::string decided(std::vector<double> const& lengths) try {
+  std::string decided(std::vector<double> const& lengths) {
     work_out_costs();
     auto const from = std::chrono::steady_clock::now();
     length_factors const factors = factors_of(lengths, median_length_, options_.attention);
@@ -204,24 +196,16 @@ class length_schedule {
     out << news.changed << ' ' << news.running << ' ' << news.found << ' ' << news.bound << ' ' << news.seconds << '\n';
     if (news.changed) out << show::csv(best.best);
     return out.str();
-  } catch (std::exception const& e) {
-    return failed + std::string(e.what());
   }
 
   /// On every rank: does what rank 0 said.
   length_news take(std::string const& told) {
-    if (told.starts_with(failed))
-      throw usage_error("planning the step failed on rank 0: " + told.substr(std::string(failed).size()),
-                        {.rank = train_->comm().topology().global_rank, .step = train_->next_step()});
     length_news news;
     std::size_t const line_end = told.find('\n');
     std::istringstream in(told.substr(0, line_end));
     in >> news.changed >> news.running >> news.found >> news.bound >> news.seconds;
-    if (!news.changed) return news;
-    plan made = read_csv(std::string_view(told).substr(line_end + 1)).plan;
-    made.name = "searched";
-    if (options_.memory.kept_for_weight == 1) made.in_flight_limit = static_cast<int>(options_.memory.most);
-    train_->change_schedule(lower(prove(std::move(made))));
+    if (news.changed)
+      train_->change_schedule(detail::searched_program(std::string_view(told).substr(line_end + 1), options_.memory));
     return news;
   }
 

@@ -12,9 +12,9 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
+#include <chevron/search/lengths/replan.hpp>
 #include <chevron/search/objective.hpp>
 #include <chevron/search/random.hpp>
-#include <chevron/search/lengths/replan.hpp>
 
 /// \file
 /// In which order microbatches of unequal length go in.
@@ -23,10 +23,10 @@ namespace chevron::search {
 
 /// What `find_order` came to.
 struct order_found {
-  std::vector<int> order;        ///< which of the microbatches, as they were given, goes in k-th
+  std::vector<int> order;  ///< which of the microbatches, as they were given, goes in k-th
   length_factors lengths;  ///< in that order
-  found schedule;                ///< for them in that order
-  double as_given = 0;           ///< what a search takes for the order that was given: never below `schedule.length`
+  found schedule;          ///< for them in that order
+  double as_given = 0;     ///< what a search takes for the order that was given: never below `schedule.length`
 };
 
 namespace detail {
@@ -79,13 +79,9 @@ inline void exchange_places(plan_view const& plan, cost_view const& costs, lengt
 /// \returns a schedule never longer than `replan`'s for the order that was given; the caller puts the data into `order`
 inline order_found reorder(plan_view const& known, cost_view const& costs, activation_limit memory = {},
                            objective goal = objective::makespan, effort how_hard = {}) {
-  length_factors given;
+  length_factors const given = factors_of(costs.lengths, known.size.micro_batches);
   std::vector<int> as_given(static_cast<std::size_t>(known.size.micro_batches));
   std::iota(as_given.begin(), as_given.end(), 0);
-  for (int const m : as_given) {
-    given.computation.push_back(costs.lengths.of_computation(m));
-    given.transfer.push_back(costs.lengths.of_transfer(m));
-  }
   auto const look = [&](std::vector<int> const& order, plan_view const& from) {
     order_found one{order, given.in(order), {}, 0};
     cost_view seen = costs;

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <chevron/lower/lower.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/proved_plan.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/training/trainer.hpp>
+#include <chevron/search/objective.hpp>
+#include <chevron/show/csv/csv_read.hpp>
+
+/// \file
+/// What planning while training goes on has in common, whatever it plans for: one rank searches, all are told and prove.
+
+namespace chevron::detail {
+
+/// What a trainer's step is as long as: with post-validation, which lets steps overlap, a rank's span.
+inline search::objective objective_of(trainer const& train) {
+  return train.context().options().post_validation ? search::objective::span : search::objective::makespan;
+}
+
+/// What `decide` says on global rank 0, on every rank. Collective.
+/// \param what is planned, in a word or two for the error
+/// \param step at which
+/// \throws usage_error, the same on every rank, where `decide` throws anything
+template <class Decide>
+std::string decided_by_first(transport& comm, char const* what, long step, Decide decide) {
+  constexpr std::string_view failed = "failed ";
+  std::string said;
+  if (comm.topology().global_rank == 0) {
+    try {
+      said = decide();
+    } catch (std::exception const& e) {
+      said = std::string(failed) + e.what();
+    }
+  }
+  std::string told = comm.all_gather_text(said).front();
+  if (told.starts_with(failed)) {
+    throw usage_error("planning the " + std::string(what) + " failed on rank 0: " + told.substr(failed.size()),
+                      {.rank = comm.topology().global_rank, .step = step});
+  }
+  return told;
+}
+
+/// The program of a plan that was searched for and told as CSV, which holds neither its name nor its limit.
+inline proved_program searched_program(std::string_view csv, activation_limit memory) {
+  plan made = read_csv(csv).plan;
+  made.name = "searched";
+  if (memory.kept_for_weight == 1) made.in_flight_limit = static_cast<int>(memory.most);
+  return lower(prove(std::move(made)));
+}
+
+}  // namespace chevron::detail
