@@ -21,7 +21,7 @@
 namespace chevron::detail {
 
 /// What a trainer's step is as long as: with post-validation, which lets steps overlap, a rank's span.
-inline search::objective objective_of(trainer const& train) {
+inline search::objective objective_of(trainer& train) {
   return train.context().options().post_validation ? search::objective::span : search::objective::makespan;
 }
 
