@@ -3,14 +3,13 @@
 
 option(CHEVRON_BATCHES "Compile several test files as one; OFF suits working on a single file" ON)
 
-# chevron_batches(<out> <name> <most> [FIRST <header>] SOURCES <source>...): sources that hold these sources, at most <most> in each, in
-# the order given; the header is what each begins with.
+# chevron_batches(<out> <name> <most> SOURCES <source>...): sources that hold these sources, at most <most> in each, in the order given.
 #
 # A batch first includes what its files include, then each file in a namespace of its name, in which the file's own includes find
 # nothing left to do. So files may use the same names, and __FILE__ and messages name the file itself. A file that cannot be inside
 # a namespace says so in a line `// alone: <why>` and is compiled by itself.
 function(chevron_batches out name most)
-  cmake_parse_arguments(PARSE_ARGV 3 arg "" "FIRST" "SOURCES")
+  cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "SOURCES")
   if(NOT CHEVRON_BATCHES)
     set(${out} ${arg_SOURCES} PARENT_SCOPE)
     return()
@@ -37,9 +36,6 @@ function(chevron_batches out name most)
     math(EXPR left "${left} - ${size}")
     math(EXPR batches "${batches} - 1")
     set(includes "")
-    if(arg_FIRST)
-      set(includes "#include \"${arg_FIRST}\"")
-    endif()
     set(bodies "")
     foreach(source IN LISTS files)
       cmake_path(GET source PARENT_PATH folder)

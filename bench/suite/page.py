@@ -97,7 +97,7 @@ a newer one, `--without-newest` does without).
 BESIDE = """## Another commit beside this one
 
     git clone . build/before && git -C build/before checkout COMMIT && ln -s "$PWD/.venv" build/before/
-    (cd build/before && cmake --preset dev && cmake --build build --target benchmarks chevron-plan chevron-train)
+    (cd build/before && cmake --preset dev -DCHEVRON_FAST_PROGRAMS=OFF && cmake --build build --target benchmarks chevron-plan chevron-train)
     ./dev bench --beside build/before/build step sleep gpt
 
 measures both builds in turn, in the same run: columns that end in *beside* are the other one's, and ratios are above 1

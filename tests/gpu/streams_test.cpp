@@ -1,8 +1,10 @@
 // LibTorch's CUDA side works from C++ as the executor needs it: streams, events and an allocator that knows of both.
 #include "gpus.hpp"
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
+#include <c10/cuda/CUDAStream.h>
 
 namespace {
 

@@ -2,12 +2,13 @@
 #include "tortures.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <random>
 #include <vector>
 
 #include "jobs.hpp"
+
+#include "support/file_content.hpp"
 
 namespace torture {
 
@@ -43,12 +44,6 @@ std::string bytes_of(chevron::trainer& train) {
   return out;
 }
 
-std::string content(fs::path const& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-void write(fs::path const& file, std::string const& bytes) { std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes; }
-
 /// Does one thing to a checkpoint's folder.
 /// \param older the checkpoint before
 /// \returns the file that it was done to
@@ -58,23 +53,23 @@ fs::path damage(std::string const& kind, fs::path const& folder, fs::path const&
   std::sort(files.begin(), files.end());
   // Larger files do not hide the manifest.
   fs::path const file = files[draw() % files.size()];
-  std::string bytes = content(file);
+  std::string bytes = content_of(file);
   if (kind == "flipped bit") {
     auto const bit = draw() % (8 * bytes.size());
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
-    write(file, bytes);
+    write_content(file, bytes);
   } else if (kind == "truncated") {
-    write(file, bytes.substr(0, draw() % bytes.size()));
+    write_content(file, bytes.substr(0, draw() % bytes.size()));
   } else if (kind == "extended") {
-    write(file, bytes + std::string(1 + draw() % 64, static_cast<char>(draw())));
+    write_content(file, bytes + std::string(1 + draw() % 64, static_cast<char>(draw())));
   } else if (kind == "exchanged") {
     fs::path const other = files[draw() % files.size()];
-    if (content(other) == bytes) return {};
-    write(file, content(other));
+    if (content_of(other) == bytes) return {};
+    write_content(file, content_of(other));
   } else if (kind == "older") {
-    std::string const before = content(older / file.filename());
+    std::string const before = content_of(older / file.filename());
     if (before == bytes) return {};
-    write(file, before);
+    write_content(file, before);
   } else {
     fs::remove(file);
   }

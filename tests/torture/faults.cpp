@@ -22,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto longest = 40s;
+constexpr auto longest_job = 40s;
 /// Steps before the fault may take long on a busy machine; after it somebody waits for this long.
 constexpr std::chrono::milliseconds patience = 25s, deadline = 1500ms;
 constexpr int tries = 3;
@@ -39,7 +39,7 @@ void train(scenario const& what, chevron::transport& comm, std::filesystem::path
   auto setup = setup_of(shape_of(what), comm);
   setup.options.check_messages = what.kind == corrupts;
   chevron::trainer trainer(std::move(setup));
-  while (trainer.next_step() < steps) {
+  while (trainer.next_step() < job_steps) {
     if (trainer.next_step() == struck_step) comm.deadline(deadline);
     trainer.step(data.input, data.target);
     if (what.saves) chevron::save_checkpoint(trainer, folder);
@@ -122,7 +122,7 @@ void judge(scenario const& what, verdict& out) {
     if (what.kind == corrupts && line.find(", " + receive_of(action) + ": what came") != std::string::npos) placed = true;
   }
   if (what.kind == "slow") {
-    out.right_rank = !named && out.output.find("trained to step " + std::to_string(steps)) != std::string::npos;
+    out.right_rank = !named && out.output.find("trained to step " + std::to_string(job_steps)) != std::string::npos;
     return;
   }
   // A rank that was killed after all others had come to the end may be nobody's loss.
@@ -137,7 +137,7 @@ verdict try_fault(scenario const& what) {
   verdict out;
   for (int i = 0; i < tries && !out.struck; ++i) {
     scratch_folder const folder;
-    static_cast<outcome&>(out) = run_apart([&] { return be_the_job(what, folder.path); }, longest);
+    static_cast<outcome&>(out) = run_apart([&] { return be_the_job(what, folder.path); }, longest_job);
     judge(what, out);
   }
   return out;

@@ -23,6 +23,8 @@
 #include "chevron-finetune/decoder_config.hpp"
 #include "jobs.hpp"
 
+#include "support/file_content.hpp"
+
 namespace torture {
 
 namespace {
@@ -42,11 +44,6 @@ struct reader {
   std::function<bool(std::string const&, fs::path const&)> reads;  ///< false: refused
 };
 
-std::string content(fs::path const& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// One checkpoint of a single rank, saved once in each process.
 fs::path saved(fs::path const& work) {
   job_shape const shape{.schedule = "1F1B", .pipeline_ranks = 1, .micro_batches = 2};
@@ -59,14 +56,12 @@ fs::path saved(fs::path const& work) {
   return work / "saved" / "step-00000001";
 }
 
-void write(fs::path const& file, std::string const& text) { std::ofstream(file, std::ios::binary | std::ios::trunc) << text; }
-
 /// A file of 24 tokens, and the index that Megatron-LM keeps of it: three sequences in three documents.
 std::string token_index(fs::path const& bin, std::uint8_t dtype, std::size_t width) {
   std::string tokens, index("MMIDIDX\0\0", 9);
   auto const put = [](std::string& to, auto number) { to.append(reinterpret_cast<char const*>(&number), sizeof number); };
   for (std::uint64_t t = 0; t < 24; ++t) tokens.append(reinterpret_cast<char const*>(&t), width);
-  write(bin, tokens);
+  write_content(bin, tokens);
   put(index, std::uint64_t{1}), put(index, dtype), put(index, std::uint64_t{3}), put(index, std::uint64_t{4});
   for (std::int32_t const length : {7, 7, 10}) put(index, length);
   for (std::int64_t const first : {0, 7, 14}) put(index, first * static_cast<std::int64_t>(width));
@@ -129,15 +124,15 @@ std::vector<reader> readers() {
          return std::vector<std::string>{chevron::show::json(p)};
        },
        [](std::string const& text, fs::path const&) { return chevron::read_profile(text).problem.empty(); }},
-      {"manifest of a checkpoint", [](fs::path const& work) { return std::vector<std::string>{content(saved(work) / "manifest.json")}; },
+      {"manifest of a checkpoint", [](fs::path const& work) { return std::vector<std::string>{content_of(saved(work) / "manifest.json")}; },
        [](std::string const& text, fs::path const& work) {
          fs::path const folder = work / "step-00000001";
          fs::create_directory(folder);
-         write(folder / "manifest.json", text);
+         write_content(folder / "manifest.json", text);
          return refuses_or_not([&] { chevron::detail::read_manifest(folder); });
        }},
       {"manifest with a true fingerprint",
-       [](fs::path const& work) { return std::vector<std::string>{content(saved(work) / "manifest.json")}; },
+       [](fs::path const& work) { return std::vector<std::string>{content_of(saved(work) / "manifest.json")}; },
        [](std::string text, fs::path const& work) {
          // A stranger can work it out, too.
          if (auto const end = text.rfind(chevron::detail::before_fingerprint); end != text.npos) {
@@ -148,19 +143,19 @@ std::vector<reader> readers() {
          }
          fs::path const folder = work / "step-00000001";
          fs::create_directory(folder);
-         write(folder / "manifest.json", text);
+         write_content(folder / "manifest.json", text);
          return refuses_or_not([&] { chevron::detail::read_manifest(folder); });
        }},
       {"tensors, safetensors",
        [](fs::path const& work) {
          std::vector<std::string> out;
          for (auto const& entry : fs::directory_iterator(saved(work))) {
-           if (entry.path().extension() == ".safetensors") out.push_back(content(entry.path()));
+           if (entry.path().extension() == ".safetensors") out.push_back(content_of(entry.path()));
          }
          return out;
        },
        [](std::string const& text, fs::path const& work) {
-         write(work / "some.safetensors", text);
+         write_content(work / "some.safetensors", text);
          return refuses_or_not([&] {
            chevron::safetensors_file const file(work / "some.safetensors");
            for (auto const& name : file.names()) file.read(name);
@@ -174,7 +169,7 @@ std::vector<reader> readers() {
                                          R"( "b.weight": "model-00001-of-00001.safetensors"}})"};
        },
        [](std::string const& text, fs::path const& work) {
-         write(work / "model.safetensors.index.json", text);
+         write_content(work / "model.safetensors.index.json", text);
          return refuses_or_not([&] {
            chevron::weight_folder from(work);
            for (auto const& name : from.names()) from.copy(name, torch::empty(from.shape(name)));
@@ -191,12 +186,12 @@ std::vector<reader> readers() {
              R"( "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "max_position_embeddings": 64, "use_sliding_window": false})"};
        },
        [](std::string const& text, fs::path const& work) {
-         write(work / "config.json", text);
+         write_content(work / "config.json", text);
          return refuses_or_not([&] { chevron::finetune::read_decoder_config(work); });
        }},
       {"tokens, nanoGPT's", [](fs::path const&) { return std::vector<std::string>{std::string(50, '\1')}; },
        [](std::string const& text, fs::path const& work) {
-         write(work / "tokens.bin", text);
+         write_content(work / "tokens.bin", text);
          return refuses_or_not([&] { read_tokens(work / "tokens.bin"); });
        }},
       {"tokens, Megatron's index",
@@ -206,7 +201,7 @@ std::vector<reader> readers() {
          return std::vector<std::string>{token_index(work / "tokens.bin", 8, 2), token_index(work / "others.bin", 4, 4)};
        },
        [](std::string const& text, fs::path const& work) {
-         write(work / "tokens.idx", text);
+         write_content(work / "tokens.idx", text);
          return refuses_or_not([&] { read_tokens(work / "tokens.bin"); });
        }},
       {"environment variables",

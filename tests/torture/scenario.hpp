@@ -29,7 +29,7 @@ scenario scenario_of(std::string const& line);
 
 constexpr int pipeline_ranks = 4, micro_batches = 4;
 /// Steps are short; the fault strikes in the middle one.
-constexpr long steps = 5, struck_step = 2;
+constexpr long job_steps = 5, struck_step = 2;
 
 /// Each action of one step of each schedule of the catalogue that trains, with each kind of fault, over Gloo and in threads; then some
 /// of them with replicas, post-validation and checkpoints; then joining, saving and leaving.

@@ -1,4 +1,5 @@
 // Lower bounds: no schedule beats them; good ones meet them; what an exhaustive search finds lies between.
+// computes: all orders of small plans
 #include <doctest/doctest.h>
 
 #include <algorithm>

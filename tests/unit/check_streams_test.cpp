@@ -1,3 +1,4 @@
+// computes: every change of many small programs, run by a machine
 #include <chevron/lower/check_streams.hpp>
 
 #include <algorithm>

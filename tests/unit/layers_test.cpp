@@ -1,4 +1,5 @@
 // Layers shared out to stages together with the order, against every way there is; and the order in which gradients are added.
+// computes: whole searches
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // Microbatches of unequal length: what a search plays is the timeline, what it finds is lawful and short, and which order they go in.
+// computes: whole searches
 #include <doctest/doctest.h>
 
 #include <algorithm>

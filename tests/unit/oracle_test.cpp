@@ -1,3 +1,4 @@
+// computes: tens of thousands of random plans
 #include "oracle.hpp"
 
 #include <string>

@@ -1,5 +1,6 @@
 // Search: lawful, within its memory, never longer than what is published, never shorter than the bound, and as short as can be
 // where that can be known.
+// computes: whole searches
 #include <doctest/doctest.h>
 
 #include <algorithm>

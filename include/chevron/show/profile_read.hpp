@@ -108,9 +108,9 @@ inline read_profile_result read_profile(std::string_view text) {
     return times;
   };
 
-  if (json const* const version = take("chevron_profile"); version == nullptr || *version != 1) {
-    return fault(version == nullptr ? "'chevron_profile' is missing: no profile of chevron-train begins without it"
-                                    : "'chevron_profile' is " + shown(*version) + ", and this version reads 1");
+  if (json const* const format = take("chevron_profile"); format == nullptr || *format != 1) {
+    return fault(format == nullptr ? "'chevron_profile' is missing: no profile of chevron-train begins without it"
+                                    : "'chevron_profile' is " + shown(*format) + ", and this version reads 1");
   }
   if (json const* const unit = take("unit"); unit != nullptr && *unit != "ms")
     return fault("'unit' is " + shown(*unit) + ", not \"ms\"");

@@ -1,6 +1,7 @@
 // waits: jobs that wait for a folder
 // A folder of checkpoints is one job's: another one is refused before it can do harm, whatever it saves and however it came
 // there.
+#include "support/file_content.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
@@ -72,11 +73,6 @@ bool contains(std::string const& text, std::string const& words) {
   bool const there = text.find(words) != std::string::npos;
   CHECK(there);
   return there;
-}
-
-std::string content_of(fs::path const& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 std::string job_of(fs::path const& checkpoint) { return chevron::detail::read_manifest(checkpoint).job; }

@@ -1,3 +1,4 @@
+#include "support/file_content.hpp"
 #include "support/own_optimizer.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
@@ -333,11 +334,6 @@ void check_refused(fs::path const& from, std::initializer_list<char const*> word
   CHECK(refused == 2);
   CHECK(unchanged == 2);
   check_says(said, words);
-}
-
-std::string content_of(fs::path const& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 std::vector<std::string> names_in(fs::path const& folder) {

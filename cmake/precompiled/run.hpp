@@ -1,4 +1,4 @@
-// What tests and small programs include of LibTorch, and what these headers include of C++ anyway.
+// What tests and programs that train include: C++, LibTorch, and Chevron itself.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -32,3 +32,10 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
+
+#include <chevron/checkpoint.hpp>
+#include <chevron/data.hpp>
+#include <chevron/multiprocess.hpp>
+#include <chevron/run.hpp>
+#include <chevron/search.hpp>
+#include <chevron/show.hpp>
