@@ -64,7 +64,7 @@ endfunction()
 
 option(CHEVRON_FAST_PROGRAMS "Compile chevron-train, chevron-finetune and bench-sleep as tests are: a quarter of the time, without optimisation" OFF)
 
-# chevron_training_program(<target>): what spends its time in LibTorch, where it runs, and in optimisation, where it is compiled.
+# chevron_training_program(<target>): a program whose run time goes to LibTorch or to sleep, and whose compile time to optimisation.
 function(chevron_training_program target)
   if(CHEVRON_FAST_PROGRAMS)
     chevron_compiled_fast(${target})
@@ -90,6 +90,23 @@ function(chevron_marker out file word)
   string(REGEX REPLACE "^(//|#) ${word}: *" "" value "${value}")
   string(REPLACE "\\;" ";" value "${value}")
   set(${out} "${value}" PARENT_SCOPE)
+endfunction()
+
+# chevron_sort_by_marker(<out with> <out without> <word> <source>...): the sources that have this line, and the others, in their order.
+function(chevron_sort_by_marker out_with out_without word)
+  set(with "")
+  set(without "")
+  foreach(source IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+    chevron_marker(value "${source}" ${word})
+    if(value)
+      list(APPEND with "${source}")
+    else()
+      list(APPEND without "${source}")
+    endif()
+  endforeach()
+  set(${out_with} "${with}" PARENT_SCOPE)
+  set(${out_without} "${without}" PARENT_SCOPE)
 endfunction()
 
 # chevron_test_properties(<test> <source> <default timeout in s>): what a source file says about how its test is to be run:

@@ -91,7 +91,9 @@ def shortest_period(ranks, limit, costs, count, effort):
     open_from = None
     for period in range(work, 2 * work):
         answer = repeats(ranks, limit, whole, period, count, effort)
-        if answer is None and open_from is None:
+        if answer is False:  # and so is all that is shorter
+            open_from = None
+        elif answer is None and open_from is None:
             open_from = period
         if answer:
             return period / unit, (open_from or period) / unit

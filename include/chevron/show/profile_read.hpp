@@ -110,7 +110,7 @@ inline read_profile_result read_profile(std::string_view text) {
 
   if (json const* const format = take("chevron_profile"); format == nullptr || *format != 1) {
     return fault(format == nullptr ? "'chevron_profile' is missing: no profile of chevron-train begins without it"
-                                    : "'chevron_profile' is " + shown(*format) + ", and this version reads 1");
+                                   : "'chevron_profile' is " + shown(*format) + ", and this version reads 1");
   }
   if (json const* const unit = take("unit"); unit != nullptr && *unit != "ms")
     return fault("'unit' is " + shown(*unit) + ", not \"ms\"");

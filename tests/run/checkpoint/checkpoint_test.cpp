@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include <doctest/doctest.h>
 
@@ -184,8 +183,7 @@ TEST_CASE("another layout, schedule and number of replicas goes on from the same
     for (int s = 0; s < 4; ++s) {
       for (char const* sort : {"model", "optimizer"}) {
         auto const name = fs::path("step-00000003") / (std::string(sort) + "-" + std::to_string(s) + ".safetensors");
-        std::ifstream a(at.path / name, std::ios::binary), b(third.path / name, std::ios::binary);
-        std::string const one((std::istreambuf_iterator<char>(a)), {}), two((std::istreambuf_iterator<char>(b)), {});
+        std::string const one = content_of(at.path / name), two = content_of(third.path / name);
         CHECK(one.size() > 100);
         CHECK(one == two);
       }

@@ -1,3 +1,4 @@
+#include "support/file_content.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
@@ -11,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <iterator>
 #include <mutex>
 #include <random>
 #include <string>
@@ -25,18 +25,15 @@ namespace nn = torch::nn;
 
 namespace {
 
-
 std::string number_of(std::uint64_t n) {
   std::string out;
   for (int i = 0; i < 8; ++i) out += static_cast<char>(n >> (8 * i));
   return out;
 }
 
-void write(fs::path const& file, std::string const& text) { std::ofstream(file, std::ios::binary) << text; }
-
 /// A safetensors file put together by hand: header, and bytes.
 void write_raw(fs::path const& file, std::string const& header, std::string const& bytes) {
-  write(file, number_of(header.size()) + header + bytes);
+  write_content(file, number_of(header.size()) + header + bytes);
 }
 
 std::string float_bytes(std::vector<float> const& all) {
@@ -133,7 +130,7 @@ TEST_CASE("shards that others wrote are loaded by a name map, and numbers conver
       here.path / "model-00002-of-00002.safetensors",
       R"({"net.b.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"net.b.bias":{"dtype":"F64","shape":[2],"data_offsets":[24,40]}})",
       float_bytes({1, 2, 3, 4, 5, 6}) + std::string("\0\0\0\0\0\0\xf0\x3f\0\0\0\0\0\0\0\xc0", 16));
-  write(here.path / "model.safetensors.index.json",
+  write_content(here.path / "model.safetensors.index.json",
         R"({"metadata":{"total_size":64},"weight_map":{"net.a.weight":"model-00001-of-00002.safetensors",
             "net.a.bias":"model-00001-of-00002.safetensors","net.b.weight":"model-00002-of-00002.safetensors",
             "net.b.bias":"model-00002-of-00002.safetensors"}})");
@@ -199,7 +196,7 @@ TEST_CASE("a saved model is loaded again, whole and in shards, and takes the pla
     for (auto const& [name, value] : values_of(to)) CHECK(at::allclose(value, saved.at(name), 0, tolerance));
   };
   check(0);
-  write(here.path / "config.json", "{}");
+  write_content(here.path / "config.json", "{}");
   chevron::save_weights(from, here.path, {{"", "net"}}, {.dtype = at::kBFloat16});
   bool const half_as_wide = chevron::safetensors_file(here.path / "model.safetensors").dtype("net.0.weight") == at::kBFloat16;
   CHECK(half_as_wide);
@@ -318,7 +315,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
 
   auto const refused_index = [](std::string const& index, std::vector<char const*> const& words) {
     scratch_folder const here;
-    write(here.path / "model.safetensors.index.json", index);
+    write_content(here.path / "model.safetensors.index.json", index);
     write_raw(here.path / "part.safetensors", R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "xxxx");
     nn::Sequential module = two_maps();
     check_says(failure_of([&] { chevron::load_weights(module, here.path); }), words);
@@ -334,7 +331,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   scratch_folder const here;
   nn::Sequential module = two_maps();
   check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"holds neither model.safetensors nor", "Remedy"});
-  write(here.path / "model.safetensors", number_of(std::uint64_t{1} << 62) + "{}");
+  write_content(here.path / "model.safetensors", number_of(std::uint64_t{1} << 62) + "{}");
   check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"header of 4611686018427387904 bytes"});
   fs::remove(here.path / "model.safetensors");
   fs::create_directory(here.path / "model.safetensors");
@@ -351,13 +348,12 @@ TEST_CASE("whatever bytes a folder's headers are changed to, it is loaded or ref
   std::mt19937 random(1);
   int refused = 0, loaded = 0;
   for (char const* name : {"model.safetensors.index.json", "model-00002-of-00003.safetensors"}) {
-    std::ifstream in(here.path / name, std::ios::binary);
-    std::string const whole{std::istreambuf_iterator<char>(in), {}};
+    std::string const whole = content_of(here.path / name);
     for (int i = 0; i < 400; ++i) {
       std::string changed = whole;
       for (auto k = random() % 3; k < 3; ++k) changed[random() % changed.size()] = "0189{}[]\",:x\0\xff"[random() % 15];
       if (random() % 4 == 0) changed.resize(random() % changed.size());
-      write(here.path / name, changed);
+      write_content(here.path / name, changed);
       nn::Sequential module = two_maps();
       try {
         chevron::load_weights(module, here.path);
@@ -366,7 +362,7 @@ TEST_CASE("whatever bytes a folder's headers are changed to, it is loaded or ref
         ++refused;
       }
     }
-    write(here.path / name, whole);
+    write_content(here.path / name, whole);
   }
   CHECK(refused + loaded == 800);
   CHECK(refused > 300);

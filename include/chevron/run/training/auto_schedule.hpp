@@ -14,8 +14,8 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/profile.hpp>
-#include <chevron/prove/memory.hpp>
 #include <chevron/prove/check.hpp>
+#include <chevron/prove/memory.hpp>
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
