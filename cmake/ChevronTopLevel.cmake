@@ -62,7 +62,7 @@ function(chevron_compiled_fast target)
   endif()
 endfunction()
 
-option(CHEVRON_FAST_PROGRAMS "Compile chevron-train, chevron-finetune and bench-sleep as tests are: a quarter of the time, without optimisation" OFF)
+option(CHEVRON_FAST_PROGRAMS "Compile chevron-train, chevron-finetune, bench-sleep and what of chevron-plan computes little as tests are: a quarter of the time, without optimisation" OFF)
 
 # chevron_training_program(<target>): a program whose run time goes to LibTorch or to sleep, and whose compile time to optimisation.
 function(chevron_training_program target)

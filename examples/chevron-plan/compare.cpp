@@ -1,3 +1,4 @@
+// computes: what every schedule takes, with --jitter a thousand times
 #include <cmath>
 #include <iostream>
 

@@ -1,3 +1,4 @@
+// computes: whole searches
 #include <algorithm>
 #include <iostream>
 #include <limits>

@@ -1,3 +1,4 @@
+// computes: draws of times
 #include "weather.hpp"
 
 #include <algorithm>
