@@ -16,24 +16,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include "drawn_lengths.hpp"
+
 namespace {
 
 double cpu_milliseconds() {
   rusage used{};
   getrusage(RUSAGE_SELF, &used);
   return 1e3 * static_cast<double>(used.ru_utime.tv_sec) + 1e-3 * static_cast<double>(used.ru_utime.tv_usec);
-}
-
-/// Lengths with a mean of about 1000, log-normal, the same on every machine.
-std::vector<double> drawn_lengths(int count, double spread, std::uint64_t seed) {
-  chevron::search::detail::random_numbers random(seed);
-  std::vector<double> out;
-  for (int m = 0; m < count; ++m) {
-    double const u = random.share();
-    double const z = std::sqrt(-2 * std::log1p(-u)) * std::cos(2 * 3.14159265358979323846 * random.share());
-    out.push_back(std::round(1000 * std::exp(spread * z - spread * spread / 2)) + 1);
-  }
-  return out;
 }
 
 }  // namespace
@@ -64,7 +54,7 @@ int main(int argc, char** argv) {
             chevron::in_ascending_order(chevron::search::find(where, size, each, memory, {}, effort).best);
         double above[4] = {}, took[2] = {};
         for (int draw = 0; draw < draws; ++draw) {
-          auto const lengths = drawn_lengths(micro_batches, spread, static_cast<std::uint64_t>(draw) + 1);
+          auto const lengths = bench::drawn_lengths(micro_batches, spread, static_cast<std::uint64_t>(draw) + 1);
           auto const factors = chevron::factors_of(lengths, 1000, attention);
           chevron::cost_view costs = each;
           costs.lengths = factors.view();

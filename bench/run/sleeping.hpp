@@ -10,6 +10,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <chevron/plan/lengths.hpp>
+
 /// \file
 /// Stages that sleep instead of compute, so that any number of ranks fits any machine.
 
@@ -42,15 +44,21 @@ class times {
   times(means mean, double sigma, int stage) : mean_(mean), sigma_(sigma) {
     for (unsigned i = 0; i < 3; ++i) random_[i].seed(static_cast<unsigned>(stage) * 3 + i);
   }
+  /// The means are those of a microbatch that is `unit` long in its last dimension; others take what `factors_of` says.
+  times(means mean, double unit, double attention) : mean_(mean), sigma_(0), unit_(unit), attention_(attention) {}
+
   /// \param of 0: F, 1: I, 2: W; each has draws of its own, so their order among each other does not matter
-  double next(int of) {
-    if (sigma_ <= 0) return mean_.of[of];
-    return mean_.of[of] * std::exp(sigma_ * std::normal_distribution<double>()(random_[of]) - sigma_ * sigma_ / 2);
+  /// \param x what is computed with
+  double next(int of, at::Tensor const& x) {
+    double const mean = unit_ > 0 ? mean_.of[of] * chevron::computation_factor(static_cast<double>(x.size(-1)) / unit_, attention_) : mean_.of[of];
+    if (sigma_ <= 0) return mean;
+    return mean * std::exp(sigma_ * std::normal_distribution<double>()(random_[of]) - sigma_ * sigma_ / 2);
   }
 
  private:
   means mean_;
   double sigma_;
+  double unit_ = 0, attention_ = 0;
   std::mt19937 random_[3];
 };
 
@@ -59,7 +67,7 @@ class times {
 /// to be free.
 struct sleeping : torch::autograd::Function<sleeping> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor, times* stage) {
-    std::int64_t const end = after(stage->next(0));
+    std::int64_t const end = after(stage->next(0, x));
     context->saved_data["stage"] = reinterpret_cast<std::int64_t>(stage);
     at::Tensor y = x.clone();
     sleep_until(end);
@@ -68,8 +76,8 @@ struct sleeping : torch::autograd::Function<sleeping> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     auto* const stage = reinterpret_cast<times*>(context->saved_data["stage"].toInt());
-    if (context->needs_input_grad(0)) sleep_until(after(stage->next(1)));
-    if (context->needs_input_grad(1)) sleep_until(after(stage->next(2)));
+    if (context->needs_input_grad(0)) sleep_until(after(stage->next(1, gradients[0])));
+    if (context->needs_input_grad(1)) sleep_until(after(stage->next(2, gradients[0])));
     return {gradients[0], {}, {}};
   }
 };

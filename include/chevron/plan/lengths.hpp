@@ -36,6 +36,11 @@ inline length_factors factors_of(length_view const& lengths, int micro_batches) 
   return out;
 }
 
+/// What a microbatch's computations take beside one of length 1, of which the share `attention` goes with the square of the length.
+constexpr double computation_factor(double length, double attention) {
+  return (1 - attention) * length + attention * length * length;
+}
+
 /// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages go with the length, and so do
 /// computations but for attention.
 ///
@@ -46,7 +51,7 @@ inline length_factors factors_of(std::vector<double> const& lengths, double meas
   length_factors out;
   for (double const length : lengths) {
     double const x = length / measured;
-    out.computation.push_back((1 - attention) * x + attention * x * x);
+    out.computation.push_back(computation_factor(x, attention));
     out.transfer.push_back(x);
   }
   return out;

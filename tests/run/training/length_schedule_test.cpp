@@ -171,6 +171,16 @@ TEST_CASE("with costs that were really measured the bits are the same, and what 
   for (length_news const& one : planned.news) {
     CHECK(one.bound > 8 * whole);
     CHECK(one.bound < 60 * whole);
+    CHECK(one.attention == .25);
+  }
+  length_options fitting = options;
+  fitting.attention = {};
+  outcome const fitted = train(what, fitting, wrong);
+  check_same(planned, fitted);
+  for (length_news const& one : fitted.news) {
+    CHECK(one.attention >= 0);
+    CHECK(one.attention <= 1);
+    CHECK(one.attention == fitted.news.front().attention);
   }
   for (auto const& w : wrong.all) FAIL_CHECK(w);
 }

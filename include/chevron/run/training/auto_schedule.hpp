@@ -22,7 +22,7 @@
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/schedule_news.hpp>
-#include <chevron/run/training/searched_program.hpp>
+#include <chevron/run/training/run_time_planning.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/show/csv/csv.hpp>

@@ -19,8 +19,9 @@
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
+#include <chevron/run/trace/attention_share.hpp>
 #include <chevron/run/trace/trace_window.hpp>
-#include <chevron/run/training/searched_program.hpp>
+#include <chevron/run/training/run_time_planning.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/lengths/replan.hpp>
 #include <chevron/show/csv/csv.hpp>
@@ -33,7 +34,7 @@ namespace chevron {
 /// What is planned for, and for how long.
 struct length_options {
   int steps = 10;                ///< so many are measured first, 1 to 20, after one that is not counted
-  double attention = 0;          ///< as `factors_of` takes it, of a microbatch of median length
+  std::optional<double> attention = {};  ///< as `factors_of` takes it, of a microbatch of median length; none: `attention_share` of what was measured
   double least_gain = .01;       ///< a plan is used from this share on by which it is shorter, for these lengths, than the one in use
   activation_limit memory = {};  ///< in chunks; `most` 0: what the first program holds on its fullest rank
   search::effort effort = {};    ///< of each plan; `trials` 0: 1000, which take milliseconds
@@ -48,6 +49,7 @@ struct length_news {
   double found = 0;      ///< what was found takes
   double bound = 0;      ///< no order with these stages on these ranks is shorter
   double seconds = 0;    ///< spent on the search, by global rank 0
+  double attention = 0;  ///< the share that goes with the square of a length: as it was given, or as it was measured
 };
 
 /// Plans a trainer's steps for the lengths of their microbatches. Every rank makes one, with the same options, and calls `before_step`
@@ -77,7 +79,7 @@ class length_schedule {
       lines.add(std::string("length_options::") + name, detail::number_text(value));
     };
     add("steps", options_.steps);
-    add("attention", options_.attention);
+    if (options_.attention) add("attention", *options_.attention);
     add("least_gain", options_.least_gain);
     add("memory.most", options_.memory.most);
     add("memory.kept_for_weight", options_.memory.kept_for_weight);
@@ -92,9 +94,10 @@ class length_schedule {
   std::optional<length_news> before_step(std::vector<double> const& lengths) {
     transport& comm = train_->comm();
     collective_scope const doing(comm, "planning the step");
-    std::vector<double> const now = agreed(comm.all_gather_text(text_of(lengths)));
+    std::vector<std::vector<double>> given = lengths_of(comm.all_gather_text(text_of(lengths)));
     bool const ready = costs_ready_ || measured_all(comm);
-    last_ = now;
+    std::vector<double> const now = longest_of(given);
+    last_ = std::move(given);
     if (!ready) return std::nullopt;
     return take(detail::decided_by_first(comm, "step", train_->next_step(), [&] { return decided(now); }));
   }
@@ -105,7 +108,8 @@ class length_schedule {
       throw usage_error(std::string("length_options::") + name + " " + detail::number_text(value) + " is not " + range);
     };
     if (options_.steps < 1 || options_.steps > static_cast<int>(trace_window::kept)) refuse("steps", options_.steps, "from 1 to 20");
-    if (!(options_.attention >= 0) || options_.attention > 1) refuse("attention", options_.attention, "from 0 to 1");
+    double const attention = options_.attention.value_or(0);
+    if (!(attention >= 0) || attention > 1) refuse("attention", attention, "from 0 to 1");
     if (!(options_.least_gain >= 0) || options_.least_gain >= 1) refuse("least_gain", options_.least_gain, "from 0 to below 1");
   }
   search::objective goal() const { return detail::objective_of(*train_); }
@@ -116,17 +120,18 @@ class length_schedule {
     for (double const one : lengths) out << one << ' ';
     return out.str();
   }
-  /// From what all ranks were given: by microbatch the longest of all replicas.
-  std::vector<double> agreed(std::vector<std::string> const& all) const {
-    int const pipeline = train_->program().plan.size.ranks;
+  /// What all ranks were given, by replica and microbatch.
+  std::vector<std::vector<double>> lengths_of(std::vector<std::string> const& all) const {
+    auto const pipeline = static_cast<std::size_t>(train_->program().plan.size.ranks);
     auto const wanted = static_cast<std::size_t>(train_->program().plan.size.micro_batches);
-    std::vector<double> out(wanted, 0);
+    std::vector<std::vector<double>> out;
     for (std::size_t r = 0; r < all.size(); ++r) {
-      std::size_t const of_replica = r - r % static_cast<std::size_t>(pipeline);
+      std::size_t const of_replica = r - r % pipeline;
       if (all[r] != all[of_replica])
         throw usage_error("ranks " + std::to_string(of_replica) + " and " + std::to_string(r) +
                           " were given different lengths, [ " + all[of_replica] + "] and [ " + all[r] +
                           "]. Remedy: all ranks of a pipeline take the same batch");
+      if (r != of_replica) continue;
       std::istringstream in(all[r]);
       std::vector<std::string> words;
       for (std::string word; in >> word;) words.push_back(word);
@@ -134,13 +139,21 @@ class length_schedule {
       if (words.size() != wanted)
         throw usage_error(who + std::to_string(words.size()) + " lengths for " + std::to_string(wanted) +
                           " microbatches. Remedy: give one for each");
+      out.emplace_back();
       for (std::size_t m = 0; m < wanted; ++m) {
-        double const one = std::strtod(words[m].c_str(), nullptr);
-        if (!(one > 0) || !std::isfinite(one))
+        out.back().push_back(std::strtod(words[m].c_str(), nullptr));
+        if (!(out.back()[m] > 0) || !std::isfinite(out.back()[m]))
           throw usage_error(who + "the length of microbatch " + std::to_string(m) + " is " + words[m] +
                             ". Remedy: give how many tokens it has, above 0");
-        out[m] = std::max(out[m], one);
       }
+    }
+    return out;
+  }
+  /// By microbatch, of all replicas.
+  static std::vector<double> longest_of(std::vector<std::vector<double>> const& by_replica) {
+    std::vector<double> out = by_replica.front();
+    for (auto const& one : by_replica) {
+      for (std::size_t m = 0; m < out.size(); ++m) out[m] = std::max(out[m], one[m]);
     }
     return out;
   }
@@ -150,21 +163,28 @@ class length_schedule {
     ++calls_;
     if (calls_ <= 2) return false;  // before the first step, and after it: it learned shapes
     records_.keep(train_->last_trace(), 0);
-    seen_.insert(seen_.end(), last_.begin(), last_.end());
+    seen_.resize(last_.size());
+    for (std::size_t replica = 0; replica < last_.size(); ++replica) seen_[replica].push_back(std::move(last_[replica]));
     if (++kept_ < options_.steps) return false;
     std::vector<std::string> const texts = comm.all_gather_text(records_.text());
     records_ = {};
-    median_length_ = median(std::move(seen_));
     if (comm.topology().global_rank == 0) texts_ = texts;
     costs_ready_ = true;
     return true;
   }
 
-  /// On global rank 0, once: what a microbatch of median length costs.
+  /// On global rank 0, once: what a microbatch of median length costs, and how others differ.
   void work_out_costs() {
     if (texts_.empty()) return;
-    profile measured = profile_of(first_, steps_of(texts_));
+    all_steps const steps = steps_of(texts_);
     texts_.clear();
+    std::vector<double> all;
+    for (auto const& replica : seen_) {
+      for (auto const& step : replica) all.insert(all.end(), step.begin(), step.end());
+    }
+    median_length_ = median(std::move(all));
+    attention_ = options_.attention ? *options_.attention : attention_share(steps, first_.size.ranks, seen_, median_length_);
+    profile measured = profile_of(first_, steps);
     if (options_.costs) measured = options_.costs(std::move(measured));
     std::vector<bool> split = split_stages(first_);
     bool const any = std::find(split.begin(), split.end(), true) != split.end();
@@ -176,7 +196,7 @@ class length_schedule {
   std::string decided(std::vector<double> const& lengths) {
     work_out_costs();
     auto const from = std::chrono::steady_clock::now();
-    length_factors const factors = factors_of(lengths, median_length_, options_.attention);
+    length_factors const factors = factors_of(lengths, median_length_, attention_);
     cost_view costs = costs_.view();
     costs.lengths = factors.view();
     plan_view const running = train_->program().plan;
@@ -193,7 +213,8 @@ class length_schedule {
     news.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
     std::ostringstream out;
     out.precision(17);
-    out << news.changed << ' ' << news.running << ' ' << news.found << ' ' << news.bound << ' ' << news.seconds << '\n';
+    out << news.changed << ' ' << news.running << ' ' << news.found << ' ' << news.bound << ' ' << news.seconds << ' '
+        << attention_ << '\n';
     if (news.changed) out << show::csv(best.best);
     return out.str();
   }
@@ -203,7 +224,7 @@ class length_schedule {
     length_news news;
     std::size_t const line_end = told.find('\n');
     std::istringstream in(told.substr(0, line_end));
-    in >> news.changed >> news.running >> news.found >> news.bound >> news.seconds;
+    in >> news.changed >> news.running >> news.found >> news.bound >> news.seconds >> news.attention;
     if (news.changed)
       train_->change_schedule(detail::searched_program(std::string_view(told).substr(line_end + 1), options_.memory));
     return news;
@@ -216,13 +237,13 @@ class length_schedule {
   int kept_ = 0;
   bool costs_ready_ = false;
   trace_window records_;
-  std::vector<double> last_;  // lengths of the step before
-  std::vector<double> seen_;  // of the steps that were measured
-  double median_length_ = 1;
+  std::vector<std::vector<double>> last_;               // lengths of the step before, by replica
+  std::vector<std::vector<std::vector<double>>> seen_;  // of the steps that were measured, by replica and step
 
   // On global rank 0.
   std::vector<std::string> texts_;  // what ranks recorded, until costs were made of it
   profiled_costs costs_;
+  double median_length_ = 1, attention_ = 0;
 };
 
 }  // namespace chevron
