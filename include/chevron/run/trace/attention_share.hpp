@@ -2,13 +2,14 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include <chevron/plan/costs.hpp>
+#include <chevron/plan/action.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/run/trace/trace_window.hpp>

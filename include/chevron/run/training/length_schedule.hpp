@@ -34,7 +34,8 @@ namespace chevron {
 /// What is planned for, and for how long.
 struct length_options {
   int steps = 10;                ///< so many are measured first, 1 to 20, after one that is not counted
-  std::optional<double> attention = {};  ///< as `factors_of` takes it, of a microbatch of median length; none: `attention_share` of what was measured
+  /// As `factors_of` takes it, of a microbatch of median length; none: the `attention_share` of what was measured.
+  std::optional<double> attention = {};
   double least_gain = .01;       ///< a plan is used from this share on by which it is shorter, for these lengths, than the one in use
   activation_limit memory = {};  ///< in chunks; `most` 0: what the first program holds on its fullest rank
   search::effort effort = {};    ///< of each plan; `trials` 0: 1000, which take milliseconds
