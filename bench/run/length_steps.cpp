@@ -12,9 +12,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/ones.h>
@@ -67,7 +67,8 @@ outcome run(options const& wanted, bool ordered, bool planned, chevron::transpor
                               [&](int) {
                                 at::Tensor weight = at::ones({1});
                                 weight.requires_grad_(true);
-                                auto const stage = std::make_shared<bench::times>(bench::times::means{seconds, seconds, seconds}, 1000., wanted.attention);
+                                auto const stage = std::make_shared<bench::times>(
+                                    bench::times::by_length({{seconds, seconds, seconds}}, 1000, wanted.attention));
                                 return chevron::stage([weight, stage](at::Tensor x) { return bench::sleeping::apply(x, weight, stage.get()); },
                                                       {{"weight", weight}});
                               },

@@ -45,12 +45,18 @@ class times {
     for (unsigned i = 0; i < 3; ++i) random_[i].seed(static_cast<unsigned>(stage) * 3 + i);
   }
   /// The means are those of a microbatch that is `unit` long in its last dimension; others take what `factors_of` says.
-  times(means mean, double unit, double attention) : mean_(mean), sigma_(0), unit_(unit), attention_(attention) {}
+  static times by_length(means mean, double unit, double attention) {
+    times out(mean, 0, 0);
+    out.unit_ = unit;
+    out.attention_ = attention;
+    return out;
+  }
 
   /// \param of 0: F, 1: I, 2: W; each has draws of its own, so their order among each other does not matter
   /// \param x what is computed with
   double next(int of, at::Tensor const& x) {
-    double const mean = unit_ > 0 ? mean_.of[of] * chevron::computation_factor(static_cast<double>(x.size(-1)) / unit_, attention_) : mean_.of[of];
+    double mean = mean_.of[of];
+    if (unit_ > 0) mean *= chevron::computation_factor(static_cast<double>(x.size(-1)) / unit_, attention_);
     if (sigma_ <= 0) return mean;
     return mean * std::exp(sigma_ * std::normal_distribution<double>()(random_[of]) - sigma_ * sigma_ / 2);
   }

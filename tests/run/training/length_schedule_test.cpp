@@ -214,3 +214,25 @@ TEST_CASE("lengths without sense, and ranks that differ, are the same error on e
   CHECK(refused({.attention = 2}, [&](int) { return good; }).find("length_options::attention 2 is not from 0 to 1") !=
         std::string::npos);
 }
+
+TEST_CASE("a share of attention that only one rank was given is refused on every rank") {
+  job const what;
+  auto const program = chevron::lower(chevron::prove(plan_of(what.schedule, what.ranks, what.micro_batches)));
+  std::vector<std::string> said(2);
+  chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+    chevron::trainer trainer({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = adamw});
+    int const rank = comm.topology().global_rank;
+    length_options options;
+    if (rank == 1) options.attention = .2;
+    try {
+      chevron::length_schedule planner(trainer, options);
+    } catch (chevron::preflight_error const& e) {
+      said[static_cast<std::size_t>(rank)] = e.what();
+    }
+  });
+  for (auto const& each : said) {
+    CAPTURE(each);
+    CHECK(each.find("length_options::attention") != std::string::npos);
+    CHECK(each.find("fitted") != std::string::npos);
+  }
+}

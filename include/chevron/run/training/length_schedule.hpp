@@ -80,7 +80,7 @@ class length_schedule {
       lines.add(std::string("length_options::") + name, detail::number_text(value));
     };
     add("steps", options_.steps);
-    if (options_.attention) add("attention", *options_.attention);
+    lines.add("length_options::attention", options_.attention ? detail::number_text(*options_.attention) : "fitted");
     add("least_gain", options_.least_gain);
     add("memory.most", options_.memory.most);
     add("memory.kept_for_weight", options_.memory.kept_for_weight);
