@@ -45,7 +45,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int width = 4;
-constexpr std::chrono::milliseconds deadline = 2s, join = 2s;
 
 /// What a job is told through the environment.
 struct order {
@@ -66,6 +65,10 @@ struct order {
     return out;
   }
 };
+
+/// How long a rank waits for another. Nobody is to be given up in a job that ends well, and a busy machine can keep one of
+/// eight processes waiting for seconds.
+std::chrono::milliseconds deadline_of(order const& o) { return o.fault == "none" ? 60s : o.ranks > 4 ? 6s : 2s; }
 
 using steady = std::chrono::steady_clock;
 long long now_ms() { return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now().time_since_epoch()).count(); }
@@ -141,8 +144,8 @@ std::string train(order const& o, chevron::transport& comm, at::Device device) {
 
 /// A rank, as a user's program is one.
 int run_rank(order const& o) {
-  chevron::process_options options{.replicas = o.replicas, .deadline = deadline};
-  options.launch.join = join;
+  chevron::process_options options{.replicas = o.replicas, .deadline = deadline_of(o)};
+  options.launch.join = deadline_of(o);
   auto const proved = chevron::prove(plan_of(o));
   auto const program = chevron::lower(proved);
   chevron::job const rank = chevron::launch_ranks(program, options);
@@ -160,7 +163,7 @@ int run_rank(order const& o) {
     }
   }
   chevron::nccl_transport comm(rank.topology(o.ranks, o.replicas), rank);
-  comm.deadline(deadline);
+  comm.deadline(deadline_of(o));
   std::string const losses = train(o, comm, comm.device());
   if (culprit && o.point == "end") strike(o.fault);
   comm.close();
@@ -205,7 +208,7 @@ void run(std::vector<ending> const& all, bool again = false) {
   std::vector<running> jobs;
   for (auto const& each : all)
     jobs.push_back({.job = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + each.job.text(), "OMP_NUM_THREADS=1"})});
-  auto const patience = steady::now() + 40s;
+  auto const patience = steady::now() + 90s;
   std::size_t left = jobs.size();
   while (left > 0 && steady::now() < patience) {
     for (running& each : jobs) {
@@ -227,7 +230,7 @@ void run(std::vector<ending> const& all, bool again = false) {
     CHECK(says(end.output, words));
     CHECK(end.lines_with("rule broken") == 0);
     CHECK((struck != 0) == (job.fault != "none"));
-    bool const late = struck != 0 && ended - struck >= (deadline + 3s).count();
+    bool const late = struck != 0 && ended - struck >= (deadline_of(job) + 3s).count();
     if (late && !again) too_late.push_back(all[i]);
     CHECK_FALSE((late && again));
     if (std::getenv("GPU_DOUBLE_SHOW") != nullptr)
@@ -309,8 +312,8 @@ TEST_CASE("eight ranks: one breaks, all end") {
   };
   run({at("kill", "joining", 3, {"rank 3 was lost (killed by signal 9)"}, 3)});
   run({at("kill", "later", 3, {"rank 4 was lost (killed by signal 9)"}, 4)});
-  run({at("stop", "later", 4, {"rank 7 did not answer within 2000 ms"}, 7)});
-  run({at("kernel-hangs", "first", 4, {"did not answer within 2000 ms"}, 2)});
+  run({at("stop", "later", 4, {"rank 7 did not answer within 6000 ms"}, 7)});
+  run({at("kernel-hangs", "first", 4, {"did not answer within 6000 ms"}, 2)});
 }
 
 TEST_CASE("ranks that are threads of one process, each with a GPU") {
@@ -319,8 +322,8 @@ TEST_CASE("ranks that are threads of one process, each with a GPU") {
     auto const thrown = thread_ranks::run(o.ranks, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
       at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(where.global_rank));
       c10::cuda::set_device(device.index());
-      chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, join, device);
-      comm.deadline(deadline);
+      chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, deadline_of(o), device);
+      comm.deadline(deadline_of(o));
       losses[static_cast<std::size_t>(where.global_rank)] = train(o, comm, device);
       comm.close();
     });
@@ -346,8 +349,9 @@ TEST_CASE("ranks that are threads of one process, each with a GPU") {
         ending{"remote-error", "NCCL: remote process exited"}, ending{"system-error", "NCCL: unhandled system error"}}) {
     CAPTURE(fault);
     auto const begun = steady::now();
-    auto const [losses, said] = over_nccl({.ranks = 4, .fault = fault, .point = "later", .culprit = 1});
-    CHECK(steady::now() - begun < deadline + 5s);  // from the start
+    order const broken{.ranks = 4, .fault = fault, .point = "later", .culprit = 1};
+    auto const [losses, said] = over_nccl(broken);
+    CHECK(steady::now() - begun < deadline_of(broken) + 5s);  // from the start
     for (std::string const& of_rank : said) {
       INFO(of_rank);
       CHECK(of_rank.find(words) != std::string::npos);

@@ -377,6 +377,18 @@ TEST_CASE("spans with twice the memory have next to no bubble") {
   CHECK(nearly >= 5);
 }
 
+TEST_CASE("what a compiler has time for comes near the bound, too, with 1.25 P chunks or more in a V") {
+  for (costs const each : {costs{10, 11, 9, .5}, costs{10, 13, 7, 1}, costs{20, 18, 12, 2}, costs{10, 20, 10, 1}, costs{12, 14, 10, 1}}) {
+    for (int const limit : {10, 12, 14}) {
+      CAPTURE(limit);
+      CAPTURE(each.backward_input);
+      found const got = search::improve(placement::vee, {8, 32}, each, {static_cast<double>(limit)});
+      hold(got, each, {static_cast<double>(limit)}, objective::makespan);
+      CHECK(got.length <= 1.04 * got.bound);
+    }
+  }
+}
+
 TEST_CASE("backwards that stay whole") {
   for (int limit : {0, 2, 4}) {
     found const got = find(placement::linear, {4, 8}, costs{}, {static_cast<double>(limit), 1}, objective::makespan,

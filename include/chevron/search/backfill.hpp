@@ -28,6 +28,8 @@ class backfill {
         end_(3 * all_),
         in_row_(3 * all_),
         next_(3 * played.stages),
+        kind_before_(3 * played.stages),
+        stage_before_(3 * played.stages),
         rows_begin_(played.ranks + 1),
         rows_(3 * played.stages),
         reached_(played.ranks),
@@ -51,8 +53,10 @@ class backfill {
     begin();
     for (int left = played_.total; left > 0;) {
       int rank = 0;
-      for (int r = 1; r < played_.ranks; ++r) rank = wakes_.data[r] < wakes_.data[rank] ? r : rank;
-      double const now = wakes_.data[rank];
+      double now = never;
+      for (int r = 0; r < played_.ranks; ++r) {
+        if (wakes_.data[r] < now) now = wakes_.data[rank = r];
+      }
       if (now >= never) return false;
       int const taken = choose(rank, now);
       if (taken < 0) continue;
@@ -72,7 +76,12 @@ class backfill {
 
   constexpr void begin() {
     for (int a = 0; a < 3 * all_; ++a) end_.data[a] = never;
-    for (int row = 0; row < 3 * played_.stages; ++row) next_.data[row] = 0;
+    for (int row = 0; row < 3 * played_.stages; ++row) {
+      next_.data[row] = 0;
+      bool const follows = backwards_ ? row < (kinds_ - 1) * played_.stages : row >= played_.stages;
+      kind_before_.data[row] = !follows ? 0 : backwards_ ? all_ : -all_;
+      stage_before_.data[row] = backwards_ ? played_.feeds.data[row] : played_.fed_by.data[row];
+    }
     for (int r = 0; r < played_.ranks; ++r) {
       int const first = played_.begin.data[r];
       int const last = played_.begin.data[r + 1] - 1;
@@ -103,13 +112,10 @@ class backfill {
   }
 
   /// When all that an action needs is there; `never` while that is not known.
-  constexpr double ready(int a) const {
-    int const row = played_.row_of.data[a];
-    double there = 0;
-    if (backwards_ ? row < (kinds_ - 1) * played_.stages : row >= played_.stages) {
-      there = end_.data[backwards_ ? a + all_ : a - all_];
-    }
-    if (int const step = backwards_ ? played_.feeds.data[row] : played_.fed_by.data[row]; step != 0 && there < never) {
+  constexpr double ready(int row, int a) const {
+    int const own = kind_before_.data[row];
+    double there = own != 0 ? end_.data[a + own] : 0;
+    if (int const step = stage_before_.data[row]; step != 0 && there < never) {
       double const sent = end_.data[a + step] + played_.lag.data[played_.time_of.data[backwards_ ? a + step : a]];
       there = sent > there ? sent : there;
     }
@@ -126,7 +132,7 @@ class backfill {
       return -1;
     }
     int const due = given_.data[reached];
-    double const waits_until = ready(due);
+    double const waits_until = ready(played_.row_of.data[due], due);
     if (waits_until <= now) return due;
     double sooner = waits_until;
     int best = -1;
@@ -135,18 +141,18 @@ class backfill {
       int const m = next_.data[row];
       if (m >= played_.micro_batches) continue;
       int const a = in_row_.data[row * played_.micro_batches + m];
-      double const there = ready(a);
+      double const there = ready(row, a);
       if (there > now) {
         sooner = there < sooner ? there : sooner;
-      } else if (now + lasts(a) <= waits_until && (best < 0 || at_.data[a] < at_.data[best]) && fits(rank, a)) {
+      } else if (now + lasts(a) <= waits_until && (best < 0 || at_.data[a] < at_.data[best]) && fits(rank, row, a)) {
         best = a;
       }
     }
     if (best < 0) wakes_.data[rank] = sooner;
     return best;
   }
-  constexpr bool fits(int rank, int a) const {
-    double const change = change_of(played_.row_of.data[a]);
+  constexpr bool fits(int rank, int row, int a) const {
+    double const change = change_of(row);
     if (change <= 0 || !(memory_.most > 0)) return true;
     double const limit = memory_.most + held_rounding - change;
     if (held_.data[rank] > limit) return false;
@@ -185,6 +191,8 @@ class backfill {
   buffer<double> end_;
   buffer<int> in_row_;      // by row: its actions as they were given, which need not be in the order of microbatches
   buffer<int> next_;        // by row: how many of them were taken
+  buffer<int> kind_before_;   // by row, in the direction of time: from an action's number to that of the same stage that it needs, or 0
+  buffer<int> stage_before_;  // the same, of another stage
   buffer<int> rows_begin_;
   buffer<int> rows_;
   buffer<int> reached_;     // by rank: the first place that was not taken

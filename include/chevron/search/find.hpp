@@ -139,17 +139,18 @@ constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, ac
   }
 }
 
-/// The best of several periodic orders, their beginnings and ends filled, if it is shorter than `beat`; else without actions.
+/// The best of several periodic orders, `samples` of each with its period, beginnings and ends filled, if it is
+/// shorter than `beat`; else without actions.
 constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
-                              std::uint64_t seed, int draws, int trials, double bound, double beat, std::int64_t& tried,
-                              watched& watch) {
+                              std::uint64_t seed, int draws, int samples, int trials, double bound, double beat,
+                              std::int64_t& tried, watched& watch) {
+  // An order that is this much longer after two passes is not shorter after four, as far as was seen.
+  constexpr double hopeless = 1.05;
   replay played(like, costs, goal);
   backfill filling(played, memory);
   plan best;
   best.size = like.size;
   double shortest = beat;
-  int const by_size = 1 + 16'000 / played.total;
-  int const samples = by_size < 10 ? by_size : 10;
   for (int draw = 0; draw < draws && !watch.stop(); ++draw) {
     int const in_period = 1 + 2 * draw / draws;
     if (in_period > like.size.micro_batches) continue;
@@ -167,7 +168,10 @@ constexpr plan periodic_start(plan const& like, cost_view const& costs, activati
         if (pass > 0 && (watch.stop() || !filling.pass(pass % 2 == 0))) break;
         if (!played.play()) break;
         double const length = played.length();
-        if (shortest >= 0 && length >= shortest) continue;
+        if (shortest >= 0 && length >= shortest) {
+          if (pass >= 2 && length > shortest * hopeless) break;
+          continue;
+        }
         shortest = length;
         if (best.actions.count == 0) best = copy_of(like);
         best.name = "a periodic order";
@@ -264,6 +268,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     int const share = trials / parts + 1;
     int const periods = trials / 150 + 1;
     int const draws = total > 500'000 ? 1 : low ? 2 : 6;
+    int const samples = total < 3'200 ? 6 : 1 + 16'000 / total;
     auto const follow = [&](ascent& line, plan const& from, int tried) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
       std::uint64_t const drawn_by = how_hard.seed + static_cast<std::uint64_t>(limit);
@@ -290,8 +295,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
     if (some_line.length < 0) continue;
     std::uint64_t const seed = how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10);
-    plan const order = periodic_start(some_line.best, costs, here, goal, seed, draws, periods, bound, periodic_line.length,
-                                      result.trials, watch);
+    plan const order = periodic_start(some_line.best, costs, here, goal, seed, draws, samples, periods, bound,
+                                      periodic_line.length, result.trials, watch);
     if (order.actions.count > 0) {
       follow(periodic_line, order, share);
     } else if (periodic_line.length >= 0 && !watch.stop()) {

@@ -8,9 +8,7 @@
 #include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/objective.hpp>
-#include <chevron/search/replay.hpp>
 #include <chevron/search/start.hpp>
-#include <chevron/search/steady.hpp>
 
 /// \file
 /// A search that is small enough for a compiler: what is known at one limit, improved there.
@@ -27,22 +25,6 @@ constexpr bool lives_on(plan const& placed, Schedule const& one) {
     if (one.where.rank_of(s, placed.size) != placed.rank_of.data[s]) return false;
   }
   return true;
-}
-
-/// One periodic order of the actions of `like`, as it is unrolled; without actions if none is found.
-constexpr plan one_period(plan const& like, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
-                          std::int64_t& tried, watched& watch) {
-  replay played(like, costs, goal);
-  steady_order repeat(played, memory, how_hard.seed, 1);
-  plan made;
-  if (!repeat.exists()) return made;
-  tried += repeat.run(how_hard.trials, watch);
-  repeat.unroll(played.order.data);
-  if (!played.play()) return made;
-  made = copy_of(like);
-  made.name = "a periodic order";
-  played.write_to(made);
-  return made;
 }
 
 /// The search itself, for a plan without actions that says where the stages are.
@@ -105,13 +87,14 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
     take(made);
   };
   int trials = how_hard.trials > 0 ? how_hard.trials : 1000;
-  if (memory.most > 0 && 10 * memory.most <= 6 * placed.stages) {  // with more memory that many trials find no shorter ones
-    plan const repeated = one_period(start.apart, costs, memory, goal, {trials / 2, how_hard.seed}, result.trials, watch);
+  if (memory.most > 0 && memory.most < placed.stages) {  // with more memory that many trials find no shorter ones
+    int const draws = trials < 2000 ? 1 : 2;
+    plan const repeated = periodic_start(start.apart, costs, memory, goal, how_hard.seed, draws, 1, trials / 10, result.bound, -1,
+                                         result.trials, watch);
     if (repeated.actions.count > 0) {
-      // One that is shorter has all trials; a longer one half of them, since it often ends shorter.
       bool const shorter = take(repeated) < start.apart_length;
-      improve_from(copy_of(repeated), shorter ? trials : trials / 2);
-      trials = shorter ? 0 : trials - trials / 2;
+      improve_from(copy_of(repeated), trials / 10);
+      trials = shorter ? 0 : trials / 10;
     }
   }
   if (trials > 0) improve_from(copy_of(start.apart), trials);
@@ -126,7 +109,8 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
 /// placement and keeps the limit; mostly longer than what `find` finds, which comes up from smaller limits and tries for longer.
 /// With 8 ranks and 32 microbatches a compiler does it in seconds, and finds what the running program finds.
 ///
-/// \param how_hard `trials` of local search, 0: 1000. Half as many changes of a period are tried before where memory is short
+/// \param how_hard `trials` of local search, 0: 1000. Where memory is short a tenth of them, after as many changes of a period,
+/// or of each of two from 2000 trials on
 /// \returns as `find`
 template <placement_policy Placement>
 constexpr found improve(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},

@@ -31,20 +31,27 @@ class period_order {
         best_sequence_(count_),
         best_late_(count_),
         queue_(count_ + 1),
-        queued_(count_, zeroed) {
+        queued_(count_, zeroed),
+        rank_(count_),
+        lasts_(count_),
+        source_(count_),
+        comes_after_(count_),
+        feeds_(count_),
+        weight_(count_) {
+    link();
     int filled = 0;
     for (int r = 0; r < of.ranks; ++r) {
       begin_.data[r] = filled;
       double work = 0;
       for (int row = 0; row < kinds_ * of.stages; ++row) {
         if (of.rank_of.data[row] != r) continue;
-        work += lasts(row * per_) * per_;
+        work += lasts_.data[row * per_] * per_;
         for (int j = 0; j < per_; ++j) sequence_.data[filled++] = row * per_ + j;
       }
       least_ = work > least_ ? work : least_;
     }
     begin_.data[of.ranks] = filled;
-    for (int x = 0; x < count_; ++x) longest_ = lasts(x) > longest_ ? lasts(x) : longest_;
+    for (int x = 0; x < count_; ++x) longest_ = lasts_.data[x] > longest_ ? lasts_.data[x] : longest_;
   }
 
   constexpr bool exists() const { return best_period_ > 0; }
@@ -76,21 +83,16 @@ class period_order {
   }
 
  protected:
-  constexpr double lasts(int x) const { return rows_.lasts.data[x / per_] + rows_.post.data[x / per_]; }
-  constexpr int rank_of(int x) const { return rows_.rank_of.data[x / per_]; }
-  /// What an action needs from another, or -1.
-  constexpr int source(int x) const {
-    int const row = x / per_;
-    if (row < rows_.stages) return row > 0 ? x - per_ : -1;
-    if (row >= 2 * rows_.stages) return x - rows_.stages * per_;
-    return row + 1 < 2 * rows_.stages ? x + per_ : x - rows_.stages * per_;
-  }
-  constexpr double ready(int x) const {  // in the frame of x's window
-    int const from = source(x);
+  /// When what an action needs is there, in the frame of the action's own window.
+  constexpr double ready(int x) const {
+    int const from = source_.data[x];
     if (from < 0) return -1e300;
-    int const row = x / per_;
-    return start_.data[from] + rows_.lasts.data[from / per_] + (row < 2 * rows_.stages ? rows_.lag.data[row] : 0) -
-           period_ * (late_.data[x] - late_.data[from]);
+    return start_.data[from] + comes_after_.data[x] - period_ * (late_.data[x] - late_.data[from]);
+  }
+  /// Those that need what an action makes may have to move.
+  constexpr void push_fed(int x) {
+    if (feeds_.data[x] >= 0) push(feeds_.data[x]);
+    if (weight_.data[x] >= 0) push(weight_.data[x]);
   }
 
   constexpr void note(int rank) {
@@ -112,11 +114,11 @@ class period_order {
       head_ = head_ == count_ ? 0 : head_ + 1;
       queued_.data[x] = false;
       if (!fine) continue;
-      int const rank = rank_of(x);
       int const i = at_.data[x];
-      bool const first = i == begin_.data[rank];
-      int const before = sequence_.data[first ? begin_.data[rank + 1] - 1 : i - 1];
-      double now = start_.data[before] + lasts(before) - (first ? period_ : 0);
+      int const opens = begin_.data[rank_.data[x]];
+      int const closes = begin_.data[rank_.data[x] + 1];
+      int const before = sequence_.data[(i == opens ? closes : i) - 1];
+      double now = start_.data[before] + lasts_.data[before] - (i == opens ? period_ : 0);
       double const there = ready(x);
       now = there > now ? there : now;
       if (now <= start_.data[x] + slack) continue;
@@ -125,14 +127,8 @@ class period_order {
         continue;
       }
       start_.data[x] = now;
-      push(sequence_.data[i + 1 == begin_.data[rank + 1] ? begin_.data[rank] : i + 1]);
-      int const row = x / per_;
-      int const stages = rows_.stages;
-      if (row < stages) push(row + 1 < stages ? x + per_ : x + stages * per_);
-      if (row >= stages && row < 2 * stages) {
-        if (row > stages) push(x - per_);
-        if (kinds_ == 3) push(x + stages * per_);
-      }
+      push(sequence_.data[i + 1 == closes ? opens : i + 1]);
+      push_fed(x);
     }
     return fine;
   }
@@ -162,7 +158,7 @@ class period_order {
 
   /// Puts an action that is in no order into its rank's, where its start says.
   constexpr void insert(int x, int end) {
-    int const rank = rank_of(x);
+    int const rank = rank_.data[x];
     int const from = begin_.data[rank];
     if (end > from) {
       double const opens = start_.data[sequence_.data[from]];
@@ -180,6 +176,23 @@ class period_order {
     for (int x = 0; x < count_; ++x) {
       best_sequence_.data[x] = sequence_.data[x];
       best_late_.data[x] = late_.data[x];
+    }
+  }
+
+  /// Writes down for each action what the rows say of it: a change asks for that many times.
+  constexpr void link() {
+    int const stages = rows_.stages;
+    for (int x = 0; x < count_; ++x) {
+      int const row = x / per_;
+      bool const weight = row >= 2 * stages;
+      int const back = weight ? -stages : rows_.fed_by.data[row] / rows_.micro_batches;
+      int const ahead = rows_.feeds.data[row] / rows_.micro_batches;
+      rank_.data[x] = rows_.rank_of.data[row];
+      lasts_.data[x] = rows_.lasts.data[row] + rows_.post.data[row];
+      source_.data[x] = back == 0 ? -1 : x + back * per_;
+      comes_after_.data[x] = back == 0 ? 0 : rows_.lasts.data[row + back] + rows_.lag.data[row];
+      feeds_.data[x] = ahead == 0 ? -1 : x + ahead * per_;
+      weight_.data[x] = row >= stages && !weight && kinds_ == 3 ? x + stages * per_ : -1;
     }
   }
 
@@ -203,6 +216,12 @@ class period_order {
   buffer<int> best_late_;
   buffer<int> queue_;  // a ring of those whose starts may have to move
   buffer<bool> queued_;
+  buffer<int> rank_;
+  buffer<double> lasts_;        // with what a rank's own sends take of its time
+  buffer<int> source_;          // what an action needs from another, or -1
+  buffer<double> comes_after_;  // how long after the start of its source an action can begin
+  buffer<int> feeds_;           // the next action of the same microbatch's way, or -1
+  buffer<int> weight_;          // of an I: the W that it leaves, or -1
 };
 
 }  // namespace chevron::search::detail

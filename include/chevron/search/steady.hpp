@@ -58,6 +58,11 @@ class steady_order : public period_order {
   }
 
  private:
+  // Whatever comes to an end does so sooner, as far as was seen; three times as many rounds find the same orders.
+  static constexpr int rounds_to_settle = 4;
+  // One round is too few for orders of many microbatches.
+  static constexpr int rounds_of_a_change = 2;
+
   /// From the middle of an order that repeats there; false if it does not.
   constexpr bool begin_like(replay const& played) {
     int const micro_batches = rows_.micro_batches;
@@ -91,7 +96,7 @@ class steady_order : public period_order {
         start_.data[x] = old_start_.data[x];
         push(x);
       }
-      if (!repair(12)) continue;
+      if (!repair(rounds_to_settle)) continue;
       keep_best();
       return true;
     }
@@ -132,7 +137,7 @@ class steady_order : public period_order {
         for (int r = 0; r < rows_.ranks && fine; ++r) fine = lawful(r);
         if (!fine) continue;
         for (int x = 0; x < count_; ++x) push(x);
-        if (!repair(12)) continue;
+        if (!repair(rounds_to_settle)) continue;
         shortest = period;
         best_period_ = period;
         keep_best();
@@ -155,7 +160,7 @@ class steady_order : public period_order {
     for (int x = 0; x < count_; ++x) old_start_.data[x] = start_.data[x];
     period_ = period < least_ ? least_ : period;
     for (int x = 0; x < count_; ++x) push(x);
-    if (repair(12)) {
+    if (repair(rounds_to_settle)) {
       if (period_ < best_period_) keep_best();
       return true;
     }
@@ -167,7 +172,7 @@ class steady_order : public period_order {
   constexpr void try_one() {
     int const stages = rows_.stages;
     int const x = random_.below(count_);
-    int const rank = rank_of(x);
+    int const rank = rank_.data[x];
     int const from = begin_.data[rank];
     int const width = begin_.data[rank + 1] - from;
     bool const later = random_.coin();
@@ -178,7 +183,7 @@ class steady_order : public period_order {
     while (other < 0) other += width, by -= period_;
     int const y = sequence_.data[from + other];
     by += start_.data[y] - start_.data[x];
-    by += (later ? lasts(y) : -lasts(x)) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
+    by += (later ? lasts_.data[y] : -lasts_.data[x]) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
     // Who goes with it.
     for (int i = 0; i < count_; ++i) {
       old_start_.data[i] = start_.data[i];
@@ -190,7 +195,7 @@ class steady_order : public period_order {
     int const how = random_.below(4);
     auto const move = [&](int one) {
       moved_.data[one] = true;
-      touched_.data[rank_of(one)] = true;
+      touched_.data[rank_.data[one]] = true;
       start_.data[one] += by;
     };
     if (row >= 2 * stages || how == 0) {
@@ -234,15 +239,9 @@ class steady_order : public period_order {
         for (int i = begin_.data[r]; touched_.data[r] && i < begin_.data[r + 1]; ++i) push(sequence_.data[i]);
       }
       for (int i = 0; i < count_; ++i) {
-        if (!moved_.data[i]) continue;
-        int const r = i / per_;
-        if (r < stages) push(r + 1 < stages ? i + per_ : i + stages * per_);
-        if (r >= stages && r < 2 * stages) {
-          if (r > stages) push(i - per_);
-          if (kinds_ == 3) push(i + stages * per_);
-        }
+        if (moved_.data[i]) push_fed(i);
       }
-      fine = repair(2);
+      fine = repair(rounds_of_a_change);
     }
     if (!fine) {
       for (int i = 0; i < count_; ++i) {
