@@ -82,6 +82,9 @@ def optimum(case, effort):
             if m > 0:  # microbatches of one kind and stage can be sorted; of unequal length they are as they were given
                 for k in range(3):
                     model.add(begin[k, s, m] >= end(k, s, m - 1))
+    # Ranks begin as soon as they can, as runs do: a rank that let its first forward wait could make its span shorter.
+    for r in range(ranks):
+        model.add(begin[0, r, 0] == (end(0, r - 1, 0) + message(r - 1, r, 0) if r > 0 else 0))
     length = model.new_int_var(0, most, "")
     for r in range(ranks):
         model.add_no_overlap(on_rank[r])
