@@ -38,12 +38,12 @@ endif()
 # With these ccache knows what uses a precompiled header, too.
 set(chevron_cached_precompiled $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 
-# Links in a tenth of the time.
-if(NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
+find_program(CHEVRON_MOLD_PROGRAM mold)
+if(CHEVRON_MOLD_PROGRAM AND NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
   include(CheckLinkerFlag)
-  check_linker_flag(CXX -fuse-ld=lld CHEVRON_LINKER_IS_LLD)
-  if(CHEVRON_LINKER_IS_LLD)
-    add_link_options(-fuse-ld=lld)
+  check_linker_flag(CXX -fuse-ld=mold CHEVRON_COMPILER_TAKES_MOLD)
+  if(CHEVRON_COMPILER_TAKES_MOLD)
+    add_link_options(-fuse-ld=mold)
   endif()
 endif()
 

@@ -3,10 +3,8 @@
 
 #include <chevron/run/launch/run_main.hpp>
 
-#include "common/end_program.hpp"
 #include "finetune.hpp"
 
 int main(int argc, char** argv) {
-  chevron::train::end_program(
-      chevron::run_main(argc, argv, [](int count, char** words) { return chevron::finetune::start(count, words, nullptr); }));
+  return chevron::run_main(argc, argv, [](int count, char** words) { return chevron::finetune::start(count, words, nullptr); });
 }

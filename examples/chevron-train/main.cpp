@@ -2,10 +2,8 @@
 
 #include <chevron/run/launch/run_main.hpp>
 
-#include "common/end_program.hpp"
 #include "start.hpp"
 
 int main(int argc, char** argv) {
-  chevron::train::end_program(
-      chevron::run_main(argc, argv, [](int count, char** words) { return chevron::train::start(count, words, nullptr); }));
+  return chevron::run_main(argc, argv, [](int count, char** words) { return chevron::train::start(count, words, nullptr); });
 }

@@ -22,7 +22,6 @@
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/format.hpp>
 
-#include "end_program.hpp"
 #include "nearest.hpp"
 #include "placements.hpp"
 
@@ -283,7 +282,7 @@ void job_flags::read(int argc, char** argv) {
   try {
     app_.parse(argc, argv);
   } catch (CLI::Success const& asked) {
-    end_program(app_.exit(asked));
+    std::exit(app_.exit(asked));
   } catch (CLI::ExtrasError const&) {
     throw usage_error(unknown::not_expected(app_, app_.remaining()) + " Remedy: " + app_.get_name() +
                       " --help lists every flag");

@@ -4,10 +4,9 @@
 #include <chevron/run/launch/run_main.hpp>
 
 #include "../start.hpp"
-#include "common/end_program.hpp"
 #include "common/gpu_ranks.hpp"
 
 int main(int argc, char** argv) {
-  chevron::train::end_program(chevron::run_main(
-      argc, argv, [](int count, char** words) { return chevron::train::start(count, words, &chevron::train::over_nccl); }));
+  return chevron::run_main(
+      argc, argv, [](int count, char** words) { return chevron::train::start(count, words, &chevron::train::over_nccl); });
 }
