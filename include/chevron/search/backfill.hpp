@@ -1,8 +1,12 @@
 #pragma once
 
 #include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
 #include <chevron/prove/bound.hpp>
+#include <chevron/search/effort.hpp>
 #include <chevron/search/held.hpp>
+#include <chevron/search/objective.hpp>
 #include <chevron/search/replay.hpp>
 
 /// \file
@@ -201,5 +205,22 @@ class backfill {
   buffer<double> wakes_;
   buffer<double> held_;
 };
+
+/// Passes both ways through an order; keeps the shortest. The order must be lawful.
+constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, activation_limit memory, objective goal,
+                         double bound, watched& watch) {
+  replay played(order, costs, goal);
+  backfill filling(played, memory);
+  plan made = copy_of(order);
+  for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12) && !watch.stop(); ++pass) {
+    if (!filling.pass(pass % 2 != 0) || !played.play()) return;
+    played.write_to(made);
+    // A replay takes every wire to be free.
+    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : played.length();
+    if (made_length >= length) continue;
+    length = made_length;
+    for (int i = 0; i < played.total; ++i) order.actions.data[i] = made.actions.data[i];
+  }
+}
 
 }  // namespace chevron::search::detail

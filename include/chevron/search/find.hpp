@@ -122,23 +122,6 @@ struct ascent {
   }
 };
 
-/// Passes both ways through an order; keeps the shortest. The order must be lawful.
-constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, activation_limit memory, objective goal,
-                         double bound, watched& watch) {
-  replay played(order, costs, goal);
-  backfill filling(played, memory);
-  plan made = copy_of(order);
-  for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12) && !watch.stop(); ++pass) {
-    if (!filling.pass(pass % 2 != 0) || !played.play()) return;
-    played.write_to(made);
-    // A replay takes every wire to be free.
-    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : played.length();
-    if (made_length >= length) continue;
-    length = made_length;
-    for (int i = 0; i < played.total; ++i) order.actions.data[i] = made.actions.data[i];
-  }
-}
-
 /// The best of several periodic orders, `samples` of each with its period, beginnings and ends filled, if it is
 /// shorter than `beat`; else without actions.
 constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
