@@ -188,18 +188,18 @@ class backfill {
   int kinds_;
   int all_;
   bool backwards_ = false;
-  buffer<int> given_;       // the order, in the direction of time
+  buffer<int> given_;  // the order, in the direction of time
   buffer<int> made_;
   buffer<int> at_;          // by number: where in the order it was given
   buffer<double> held_at_;  // by place in the order: what is held after it, with what was taken early
   buffer<double> end_;
-  buffer<int> in_row_;      // by row: its actions as they were given, which need not be in the order of microbatches
-  buffer<int> next_;        // by row: how many of them were taken
-  buffer<int> kind_before_;   // by row, in the direction of time: from an action's number to that of the same stage that it needs, or 0
+  buffer<int> in_row_;        // by row: its actions as they were given, which need not be in the order of microbatches
+  buffer<int> next_;          // by row: how many of them were taken
+  buffer<int> kind_before_;   // by row, in the direction of time: the step to what an action needs of its own stage, or 0
   buffer<int> stage_before_;  // the same, of another stage
   buffer<int> rows_begin_;
   buffer<int> rows_;
-  buffer<int> reached_;     // by rank: the first place that was not taken
+  buffer<int> reached_;  // by rank: the first place that was not taken
   buffer<int> filled_;
   buffer<double> free_;
   buffer<double> wakes_;
