@@ -144,4 +144,3 @@ endfunction()
 
 include(ChevronBatches)
 include(ChevronPrecompiled)
-include(ChevronHeaders)

@@ -1,0 +1,231 @@
+# timeout: 1200
+"""Each header of include/chevron compiles with nothing before it but what it includes itself, as for a user who includes it first.
+
+    python3 tests/headers.py [--jobs N] COMPILER LIST      what CMake wrote: build/headers/list.json
+
+Most of what a header costs is what it includes, and that is compiled once for all. Headers stand in a tree: the parent of each is
+one that it includes, the largest, Chevron's own or LibTorch's. So what stands before a header on its way from the root, it brings
+itself, and what it forgets to include stays missing. Clang precompiles each parent on top of its own parent; other compilers take
+the way to each leaf of the tree as one file. A header that is refused there is compiled alone, and only that counts: clang 16
+does not get all such trees right. Only includes outside of every #if decide on the tree.
+
+What has compiled is noted by the text of all that it includes of Chevron's, and is compiled again when that has changed.
+"""
+import argparse
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+DIRECTIVE = re.compile(r'^[ \t]*#[ \t]*(?:(if|ifdef|ifndef|endif)\b|include[ \t]*(["<])([^">]+)[">])', re.M)
+
+
+class tree:
+    """Headers by path, the parent of each, and the headers below each."""
+
+    def __init__(self, headers, folders):
+        self.folders = folders
+        self.headers = headers
+        # A library's header is worth compiling by itself where two others stand on it.
+        libraries = {p for h in headers for p, certain in self.includes(h) if certain} - set(headers)
+        while True:
+            self.nodes = headers + sorted(libraries)
+            self.parent = self.parents()
+            standing = [list(self.parent.values()).count(p) for p in sorted(libraries)]
+            few = {p for p, count in zip(sorted(libraries), standing) if count < 2}
+            if not few:
+                break
+            libraries -= few
+        self.below = {n: [m for m in self.nodes if self.parent[m] == n] for n in self.nodes}
+
+    @functools.cache
+    def find(self, name, folder):
+        for each in ([folder] if folder else []) + self.folders:
+            if os.path.isfile(os.path.join(each, name)):
+                return os.path.join(each, name)
+        return None  # the compiler's own
+
+    @functools.cache
+    def includes(self, path):
+        """What a file includes, and whether it does so outside of every #if."""
+        found, depth = [], 0
+        for conditional, quote, name in DIRECTIVE.findall(pathlib.Path(path).read_text(errors="replace")):
+            if conditional:
+                depth += -1 if conditional == "endif" else 1
+            elif place := self.find(name, os.path.dirname(path) if quote == '"' else None):
+                found.append((place, depth == 0))
+        return found
+
+    @functools.cache
+    def closure(self, path, certain=True):
+        seen, left = {path}, [path]
+        while left:
+            for place, sure in self.includes(left.pop()):
+                if (sure or not certain) and place not in seen:
+                    seen.add(place)
+                    left.append(place)
+        return frozenset(seen)
+
+    @functools.cache
+    def size(self, path):
+        return sum(os.path.getsize(p) for p in self.closure(path, certain=False))
+
+    def parents(self):
+        """The largest of what a header includes; none where two include each other."""
+        nodes = set(self.nodes)
+        return {n: max((p for p in self.closure(n) & nodes if p != n and n not in self.closure(p)),
+                       key=lambda p: (self.size(p), p), default=None) for n in self.nodes}
+
+    def way(self, node):
+        return (self.way(self.parent[node]) if self.parent[node] else []) + [node]
+
+
+class checker:
+    def __init__(self, compiler, listed, folder, jobs):
+        self.compiler, self.folder, self.jobs = compiler, folder, jobs
+        self.include = os.path.join(listed["source"], "include")
+        self.tree = tree(sorted(listed["headers"]), [*listed["folders"], "/usr/include"])
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+        self.precompiles = "clang" in version
+        self.command = [compiler, "-std=c++20", "-O0", "-w", *(f"-D{d}" for d in listed["definitions"]), "-I" + self.include,
+                        "-fconstexpr-steps=268435456" if self.precompiles else "-fconstexpr-ops-limit=268435456"]
+        for each in listed["folders"]:
+            if each not in (self.include, "/usr/include"):
+                self.command += ["-isystem", each]
+        self.told = version + " ".join(self.command)
+        self.refused = []
+
+    def name(self, node):
+        return next(os.path.relpath(node, f) for f in self.tree.folders if node.startswith(f + "/"))
+
+    def file(self, node, ending):
+        return self.folder / (self.name(node).replace("/", "_") + ending)
+
+    def key(self, node):
+        """Changes with the text of what may make this header compile or not."""
+        own = sorted(p for p in self.tree.closure(node, certain=False) if p.startswith(self.include + "/"))
+        return hashlib.sha256("".join([self.told, *own, *(pathlib.Path(p).read_text() for p in own)]).encode()).hexdigest()
+
+    def noted(self, node):
+        note = self.file(node, ".ok")
+        return note.exists() and note.read_text() == self.key(node)
+
+    def compile(self, arguments, text=None):
+        return subprocess.run([*self.command, *arguments], input=text, capture_output=True, text=True)
+
+    def note(self, node, done):
+        """Whether this header was accepted; what the compiler says of one that was not is kept."""
+        if node in self.tree.headers:
+            if done.returncode == 0:
+                self.file(node, ".ok").write_text(self.key(node))
+            else:
+                self.refused.append((self.name(node), done.stderr))
+        return done.returncode == 0
+
+    def look_at(self, node, wanted):
+        """Compiles a header on top of its parent, or else alone, for those of the wanted that stand on it, which it returns."""
+        below = [n for n in self.tree.below[node] if n in wanted]
+        made = self.file(node, ".pch")
+        how = ["-Xclang", "-fno-pch-timestamp", "-fpch-instantiate-templates", "-x", "c++-header", node, "-o", made]
+        parent = self.tree.parent[node]
+        for on in [self.file(parent, ".pch"), None] if parent and self.file(parent, ".pch").exists() else [None]:
+            done = self.compile([*(["-include-pch", on] if on else []), *(how if below else ["-fsyntax-only", "-x", "c++", "-"])],
+                                f"#include <{self.name(node)}>\n")
+            if done.returncode == 0:
+                break
+        if not self.note(node, done):
+            made.unlink(missing_ok=True)
+        return below
+
+    def look_at_way(self, leaf):
+        """The same of all on the way to a leaf, as one file."""
+        way = [n for n in self.tree.way(leaf) if n in self.tree.headers]
+        as_file = ["-fsyntax-only", "-x", "c++", "-"]
+        together = self.compile(as_file, "".join(f"#include <{self.name(n)}>\n" for n in way))
+        for node in way:
+            self.note(node, together if together.returncode == 0 else self.compile(as_file, f"#include <{self.name(node)}>\n"))
+        return []
+
+    def release(self, node, standing):
+        """Precompiled headers are large: each goes when nothing stands on it any more."""
+        while node and standing[node] == 0:
+            self.file(node, ".pch").unlink(missing_ok=True)
+            node = self.tree.parent[node]
+            if node:
+                standing[node] -= 1
+
+    def run(self):
+        """How many headers were compiled. What is refused stands in `refused`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        left = [h for h in self.tree.headers if not self.noted(h)]
+        wanted = {n for h in left for n in self.tree.way(h)}
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            if self.precompiles:
+                running = {pool.submit(self.look_at, n, wanted): n for n in wanted if not self.tree.parent[n]}
+            else:
+                leaves = [n for n in wanted if not any(m in wanted for m in self.tree.below[n])]
+                running = {pool.submit(self.look_at_way, n): n for n in leaves}
+            standing = {}  # on each of the tree: how many of those below are not done
+            while running:
+                for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
+                    node = running.pop(done)
+                    below = done.result()
+                    standing[node] = len(below)
+                    running |= {pool.submit(self.look_at, n, wanted): n for n in below}
+                    if self.precompiles:
+                        self.release(node, standing)
+        return len(left)
+
+
+CONTROLS = {
+    "one": "struct one {};",
+    "two": "#include <control/one.hpp>\ninline one of_one() { return {}; }",
+    "three": "inline one forgotten() { return {}; }",
+    "four": "#include <control/two.hpp>\n#if 0\n#include <control/three.hpp>\n#endif\ninline one of_two() { return of_one(); }",
+    "five": "#if 0\n#include <control/two.hpp>\n#endif\ninline one not_included() { return of_one(); }",
+    "six": "#include <control/one.hpp>\n#include <control/three.hpp>\ninline one brought_along() { return forgotten(); }",
+}
+
+
+def wrong_about_controls(compiler):
+    """Small headers, two of which do not compile alone: empty where just these are refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder)
+        (source / "include" / "control").mkdir(parents=True)
+        for name, text in CONTROLS.items():
+            (source / f"include/control/{name}.hpp").write_text(f"#pragma once\n{text}\n")
+        listed = {"source": folder, "folders": [f"{folder}/include"], "definitions": [],
+                  "headers": [str(p) for p in source.glob("include/control/*.hpp")]}
+        check = checker(compiler, listed, source / "made", 1)
+        check.run()
+        refused = sorted(name for name, _ in check.refused)
+        return "" if refused == ["control/five.hpp", "control/three.hpp"] else f"of the controls {refused} are refused"
+
+
+def main():
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--jobs", type=int, default=1)
+    flags.add_argument("compiler")
+    flags.add_argument("list", type=pathlib.Path)
+    asked = flags.parse_args()
+    began = time.time()
+    check = checker(asked.compiler, json.loads(asked.list.read_text()), asked.list.parent, asked.jobs)
+    count = check.run()
+    for name, words in check.refused:
+        print(f"{name} does not compile alone. Remedy: it includes what it uses. The compiler says:")
+        print("\n".join(line[:300] for line in words.splitlines() if "error" in line)[:2000])
+    wrong = wrong_about_controls(asked.compiler)
+    print(wrong, end="\n" if wrong else "")
+    print(f"{len(check.tree.headers)} headers, {count} of them new or changed: {len(check.refused)} refused, {time.time() - began:.0f} s")
+    return 1 if check.refused or wrong or not check.tree.headers else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
