@@ -293,7 +293,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       while (limit >= roomy) roomy = std::exchange(roomier, 2 * roomy);
       plan const eager =
           eager_start(some_line.best, costs, here, goal, how_hard.seed + static_cast<std::uint64_t>(limit), trials, bound, watch);
-      if (eager.actions.count > 0) follow(eager_line, eager, trials);
+      if (eager.actions.count > 0) follow(eager_line, eager, trials / 4);
     }
     for (ascent const* line : {&published_line, &listed_line, &periodic_line, &eager_line}) {
       if (line->length >= 0 && line->length < result.length * (1 - 1e-12)) take(copy_of(line->best), line->length);
