@@ -1,11 +1,14 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/refute.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/backfill.hpp>
 #include <chevron/search/eager.hpp>
@@ -23,7 +26,7 @@ namespace chevron::search {
 struct found {
   plan best;          ///< proved; or, where there is none, `best.problem` says why
   double length = 0;  ///< of the best, in the costs' unit
-  double bound = 0;   ///< no schedule on this placement is shorter
+  double bound = 0;   ///< no schedule on this placement is shorter; of unequal microbatches: none that takes them as they are given
   plan_name start;    ///< what the best was made from
   plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
   double published_length = 0;  ///< its length, in the costs' unit
@@ -40,7 +43,9 @@ struct found {
   void add(found&& next) {
     std::int64_t const all = trials + next.trials;
     bool const ended = next.stopped;
+    double const proved = next.bound > bound ? next.bound : bound;
     if (!next.best.problem && next.length < length * (1 - 1e-12)) *this = std::move(next);
+    bound = proved;
     trials = all;
     stopped = ended;
   }
@@ -184,6 +189,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     return goal == objective::makespan ? least.makespan : least.span;
   };
   result.bound = bound_at(memory);
+  auto const raise_bound = [&](double length) {
+    if (std::is_constant_evaluated()) return;
+    result.bound = raised_bound(placed, counted_costs, memory, goal == objective::span, split, result.bound, length);
+  };
 
   // What the catalogue has, and the paper's rule; each is looked at again where the limit on the way up first allows it.
   int const all = placed.size.micro_batches * placed.size.chunks;
@@ -224,6 +233,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     add_list_schedules(at_once, placed, costs, memory, split);
     if (straight && split) add_zero_bubble(at_once, placed.size, costs, memory, goal);
     if (published.exists()) at_once.consider(published.shortest, published.shortest.name);
+    if (at_once.exists()) raise_bound(at_once.shortest_length);
+    watch.now.bound = result.bound;
     if (at_once.exists() && at_once.shortest_length <= result.bound * (1 + 1e-12)) {
       take(copy_of(at_once.shortest), at_once.shortest_length);
       return finished(result, memory);
@@ -245,7 +256,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     if ((result.length > 0 && result.optimal()) || watch.stop()) break;
     watch.now.limit = limit;
     activation_limit const here{limit < all ? static_cast<double>(limit) : 0, memory.kept_for_weight};
-    double const bound = bound_at(here);
+    double const bound = std::max(result.bound, bound_at(here));
     bool const low = 2 * limit < placed.stages;
     int const parts = low ? (total < short_order ? 40 : 100) : total < short_order || limit > placed.stages ? 8 : 32;
     int const share = trials / parts + 1;
@@ -313,6 +324,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     refuse(nothing_found(placed, result.stopped));
     return result;
   }
+  if (!result.stopped && result.length < at_once.shortest_length) raise_bound(result.length);
   return finished(result, memory);
 }
 
