@@ -65,8 +65,8 @@ inline double held_after(int const (&done)[3], activation_limit memory) {
 }
 
 /// All orders of one rank with one stage: F, I and W of each microbatch in that order, microbatches in the order given.
-inline void all_orders(int stage, std::vector<int> const& given, activation_limit memory, int (&done)[3], std::vector<action>& so_far,
-                       std::vector<std::vector<action>>& out) {
+inline void all_orders(int stage, std::vector<int> const& given, activation_limit memory, int (&done)[3],
+                       std::vector<action>& so_far, std::vector<std::vector<action>>& out) {
   int const micro_batches = static_cast<int>(given.size());
   if (done[2] == micro_batches) return out.push_back(so_far);
   constexpr kind kinds[] = {kind::forward, kind::backward_input, kind::backward_weight};
@@ -81,7 +81,8 @@ inline void all_orders(int stage, std::vector<int> const& given, activation_limi
 }
 
 /// The shortest of all plans with one stage a rank whose ranks have one of these orders each, by makespan and by span.
-inline lower_bounds shortest_of(int micro_batches, std::vector<std::vector<std::vector<action>>> const& orders, cost_view const& costs) {
+inline lower_bounds shortest_of(int micro_batches, std::vector<std::vector<std::vector<action>>> const& orders,
+                                cost_view const& costs) {
   int const ranks = static_cast<int>(orders.size());
   plan p;
   p.size = {ranks, micro_batches, 1};
@@ -109,7 +110,8 @@ inline lower_bounds shortest_of(int micro_batches, std::vector<std::vector<std::
 }
 
 /// The same of all orders in which microbatches go in as given, on every rank and for each kind; none given: in ascending order.
-inline lower_bounds shortest(int ranks, int micro_batches, activation_limit memory, cost_view const& costs, std::vector<int> given = {}) {
+inline lower_bounds shortest(int ranks, int micro_batches, activation_limit memory, cost_view const& costs,
+                             std::vector<int> given = {}) {
   for (int m = static_cast<int>(given.size()); m < micro_batches; ++m) given.push_back(m);
   std::vector<std::vector<std::vector<action>>> orders(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
@@ -119,7 +121,8 @@ inline lower_bounds shortest(int ranks, int micro_batches, activation_limit memo
   }
   return shortest_of(micro_batches, orders, costs);
 }
-inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view const& costs, std::vector<int> const& given = {}) {
+inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view const& costs,
+                             std::vector<int> const& given = {}) {
   return shortest(ranks, micro_batches, {static_cast<double>(limit), 1}, costs, given);
 }
 
@@ -130,7 +133,7 @@ inline lower_bounds shortest_of_any_order(int ranks, int micro_batches, activati
     constexpr kind kinds[] = {kind::forward, kind::backward_input, kind::backward_weight};
     std::vector<int> next(static_cast<std::size_t>(micro_batches), 0);  // kind of each microbatch
     std::vector<action> so_far;
-    auto const go_on = [&](auto const& self, int (&done)[3]) -> void {
+    auto const go_on = [&](auto const& self, int(&done)[3]) -> void {
       if (done[2] == micro_batches) return orders[static_cast<std::size_t>(r)].push_back(so_far);
       for (int m = 0; m < micro_batches; ++m) {
         int& k = next[static_cast<std::size_t>(m)];

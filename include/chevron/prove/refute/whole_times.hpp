@@ -16,8 +16,8 @@ namespace chevron::detail {
 /// Time in whole units, so that no conclusion depends on rounding.
 using whole_time = std::int64_t;
 
-/// A step whose microbatches ascend: chain c = stage * kinds + kind holds that kind of that stage, microbatch after microbatch, and
-/// action c * micro_batches + m is its m-th. Times are rounded down, so no plan takes longer here than it does.
+/// A step whose microbatches ascend: chain c = stage * kinds + kind holds that kind of that stage, microbatch after microbatch,
+/// and action c * micro_batches + m is its m-th. Times are rounded down, so no plan takes longer here than it does.
 class whole_times {
  public:
   struct edge {
@@ -26,15 +26,15 @@ class whole_times {
   };
 
   int ranks = 0, stages = 0, micro_batches = 0;
-  int kinds = 3;  ///< F, I and W of a stage; 2: F and a whole B, which is an I here
-  int count = 0;  ///< actions
-  std::vector<int> rank_of;          ///< of each action
-  std::vector<whole_time> takes;     ///< of each action
-  std::vector<int> first;            ///< edges of action i: [first[i], first[i + 1])
+  int kinds = 3;                  ///< F, I and W of a stage; 2: F and a whole B, which is an I here
+  int count = 0;                  ///< actions
+  std::vector<int> rank_of;       ///< of each action
+  std::vector<whole_time> takes;  ///< of each action
+  std::vector<int> first;         ///< edges of action i: [first[i], first[i + 1])
   std::vector<edge> edges;
-  std::vector<int> sorted;           ///< all actions, each behind those that must come before it
-  std::vector<int> first_stage;      ///< of each rank; -1: it has none
-  std::vector<int> stages_on;        ///< of each rank, how many
+  std::vector<int> sorted;       ///< all actions, each behind those that must come before it
+  std::vector<int> first_stage;  ///< of each rank; -1: it has none
+  std::vector<int> stages_on;    ///< of each rank, how many
   bool limited = false;
   double most = 0, kept_for_weight = 1;  ///< the memory limit
   whole_time rounding = 0;               ///< by how much a length may have been rounded down
@@ -55,6 +55,7 @@ class whole_times {
       first_stage[at(placed.rank_of[s])] = s;
       ++stages_on[at(placed.rank_of[s])];
     }
+    for (int const one : stages_on) usable = usable && one * kinds <= most_chains;
     for (int s = 0; s < stages; ++s) {
       for (int k = 0; k < kinds; ++k) {
         for (int m = 0; m < micro_batches; ++m) {
@@ -150,11 +151,12 @@ class whole_times {
     whole_time delay;
   };
   static constexpr double limit_rounding = 1e-6;
+  static constexpr int most_chains = 64;  // on a rank: sets of them have a bit each
 
-  /// What a limit says of two actions. When F of a stage begins for microbatch m, that stage and the rank's earlier ones, j in all, have
-  /// begun m + 1 each. A microbatch whose I of this stage is to come holds all j, so m + 1 less the I done is at most most / j. If
-  /// all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept * (W done) is at most `most`, and of the
-  /// W of one stage m less (most - j) / kept at least are done.
+  /// What a limit says of two actions. When F of a stage begins for microbatch m, that stage and the rank's earlier ones, j in
+  /// all, have begun m + 1 each. A microbatch whose I of this stage is to come holds all j, so m + 1 less the I done is at most
+  /// most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept * (W done) is at most
+  /// `most`, and of the W of one stage m less (most - j) / kept at least are done.
   void add_memory(plan_view const& placed, bool split) {
     for (int s = 0; s < stages; ++s) {
       int nested = 0;
