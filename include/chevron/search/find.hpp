@@ -166,11 +166,12 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   int const total = actions_of(placed.stages, placed.size.micro_batches, work);
   int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(total);
   bool const few = total <= few_actions;
-  std::int64_t const steps = trials < 20'000 ? trials * std::int64_t{1000} : 20'000'000;
-  auto const refute_at = [&](activation_limit const& here, double bound, double length, std::int64_t most_steps) {
+  std::int64_t const most_steps = few ? 20'000'000 : 10'000'000;
+  std::int64_t const steps = std::min(trials * std::int64_t{1000}, most_steps);
+  auto const refute_at = [&](activation_limit const& here, double bound, double length, std::int64_t work_steps) {
     refutation out{bound, {}};
     if (!std::is_constant_evaluated()) {
-      out = refute(placed, counted_costs, here, goal == objective::span, split, bound, length, most_steps);
+      out = refute(placed, counted_costs, here, goal == objective::span, split, bound, length, work_steps);
     }
     return out;
   };
