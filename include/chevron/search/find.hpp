@@ -326,7 +326,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
 
 /// Looks for the shortest schedule of this shape on this placement: from the catalogue's schedules, the zero-bubble paper's
 /// orders (with one stage a rank) and list schedules, the best is improved by local search, trial by trial. So the result is
-/// never longer than the best of the catalogue that lives on this placement and keeps the limit.
+/// never longer than the best of the catalogue that lives on this placement and keeps the limit. Of a small pipeline all orders are
+/// looked through (`refute`); then nothing is shorter, and that is said: `found.optimal()`.
 ///
 /// \param where `placement::linear`, `loop`, `vee`, `wave<n>` or a map
 /// \param costs by stage or one for all, in any unit of time
