@@ -282,7 +282,11 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
   chevron::search::found const& best = entries.front().found;
   out += "\nThe " + std::string(entries.size() > 1 ? "first" : "schedule") + " was made from " + best.start.characters +
          (best.trials > 0 ? " in " + std::to_string(best.trials) + " trials" : "") + ".";
-  if (best.optimal()) out += " No schedule on this placement is shorter within this memory.";
+  bool const in_order = !length_words(typed).empty();
+  if (best.optimal()) {
+    out += std::string(" No schedule on this placement ") + (in_order ? "that takes microbatches in this order " : "") +
+           "is shorter within this memory.";
+  }
   if (entry const& first = entries.front(); !first.order.empty()) {
     out += "\nMicrobatches go in as " + order_text(first.order) + ", counted from 0 as they were given: " +
            percent(1 - first.found.length / first.as_given) + " shorter than in that order (" + number(first.as_given) +

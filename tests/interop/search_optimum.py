@@ -3,8 +3,8 @@
 
 Small random pipelines: placements, costs by stage, messages, memory limits, both objectives, half of those with few microbatches
 with such of unequal length (tokens as --lengths takes them, in halves of the mean). No bound may be above the optimum,
-no schedule below it, and what is found may be above it by little. A last case, with a bound that is made too high and a length
-that is made too short, must be found out. More cases, other ones: search_optimum.py --cases 240 --seed 7
+no schedule below it, what is found may be above it by little, and bounds below it by little. A last case, with a bound that is made
+too high and a length that is made too short, must be found out. More cases, other ones: search_optimum.py --cases 240 --seed 7
 """
 import argparse
 import json
@@ -82,7 +82,8 @@ def optimum(case, effort):
             if m > 0:  # microbatches of one kind and stage can be sorted; of unequal length they are as they were given
                 for k in range(3):
                     model.add(begin[k, s, m] >= end(k, s, m - 1))
-    # Ranks begin as soon as they can, as runs do: a rank that let its first forward wait could make its span shorter.
+    # Ranks begin as soon as they can, as runs do: a rank that let its first forward wait could make its span shorter. (A rank may still
+    # take another microbatch first than the rank before it. Such plans are not looked at here, but bounds by span hold for them, too.)
     for r in range(ranks):
         model.add(begin[0, r, 0] == (end(0, r - 1, 0) + message(r - 1, r, 0) if r > 0 else 0))
     length = model.new_int_var(0, most, "")
@@ -150,6 +151,8 @@ def main():
         wrong.append("too few optima were proved to say anything")
     if sum(excess) / len(seen) > 0.002:
         wrong.append("what is found is more than 0.2 % above the optimum on average")
+    if sum(below) / len(seen) > 0.01:
+        wrong.append("bounds are more than 1 % below the optimum on average")
     length, bound, best, case = seen[0]
     if len(complaints([(length, best * 1.01, best, case), (best * 0.99, bound, best, case)])) < 2:
         wrong.append("a bound that is too high or a length that is too short is not found out")

@@ -59,32 +59,31 @@ struct some_lengths {
   }
 };
 
+/// What an order of one rank with one stage holds when so many F, I and W are done.
+inline double held_after(int const (&done)[3], activation_limit memory) {
+  return done[0] - (1 - memory.kept_for_weight) * done[1] - memory.kept_for_weight * done[2];
+}
+
 /// All orders of one rank with one stage: F, I and W of each microbatch in that order, microbatches in the order given.
-inline void all_orders(int stage, std::vector<int> const& given, int limit, int (&done)[3], std::vector<action>& so_far,
-                       std::vector<std::vector<action>>& out) {
+inline void all_orders(int stage, std::vector<int> const& given, activation_limit memory, int (&done)[3],
+                       std::vector<action>& so_far, std::vector<std::vector<action>>& out) {
   int const micro_batches = static_cast<int>(given.size());
   if (done[2] == micro_batches) return out.push_back(so_far);
   constexpr kind kinds[] = {kind::forward, kind::backward_input, kind::backward_weight};
   for (int k = 0; k < 3; ++k) {
     if (done[k] == (k == 0 ? micro_batches : done[k - 1])) continue;
-    if (k == 0 && limit > 0 && done[0] - done[2] == limit) continue;
+    if (k == 0 && memory.most > 0 && held_after(done, memory) + 1 > memory.most + 1e-9) continue;
     so_far.push_back(make_action(kinds[k], stage, given[static_cast<std::size_t>(done[k]++)]));
-    all_orders(stage, given, limit, done, so_far, out);
+    all_orders(stage, given, memory, done, so_far, out);
     so_far.pop_back();
     --done[k];
   }
 }
 
-/// The shortest of all plans with one stage a rank, by makespan and by span. Microbatches go in as given, on every rank and for each
-/// kind; none given: in ascending order.
-inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view const& costs, std::vector<int> given = {}) {
-  for (int m = static_cast<int>(given.size()); m < micro_batches; ++m) given.push_back(m);
-  std::vector<std::vector<std::vector<action>>> orders(static_cast<std::size_t>(ranks));
-  for (int r = 0; r < ranks; ++r) {
-    int done[3] = {};
-    std::vector<action> so_far;
-    all_orders(r, given, limit, done, so_far, orders[static_cast<std::size_t>(r)]);
-  }
+/// The shortest of all plans with one stage a rank whose ranks have one of these orders each, by makespan and by span.
+inline lower_bounds shortest_of(int micro_batches, std::vector<std::vector<std::vector<action>>> const& orders,
+                                cost_view const& costs) {
+  int const ranks = static_cast<int>(orders.size());
   plan p;
   p.size = {ranks, micro_batches, 1};
   p.stages = ranks;
@@ -108,6 +107,48 @@ inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view 
     while (r < choice.size() && ++choice[r] == orders[r].size()) choice[r++] = 0;
     if (r == choice.size()) return best;
   }
+}
+
+/// The same of all orders in which microbatches go in as given, on every rank and for each kind; none given: in ascending order.
+inline lower_bounds shortest(int ranks, int micro_batches, activation_limit memory, cost_view const& costs,
+                             std::vector<int> given = {}) {
+  for (int m = static_cast<int>(given.size()); m < micro_batches; ++m) given.push_back(m);
+  std::vector<std::vector<std::vector<action>>> orders(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    int done[3] = {};
+    std::vector<action> so_far;
+    all_orders(r, given, memory, done, so_far, orders[static_cast<std::size_t>(r)]);
+  }
+  return shortest_of(micro_batches, orders, costs);
+}
+inline lower_bounds shortest(int ranks, int micro_batches, int limit, cost_view const& costs,
+                             std::vector<int> const& given = {}) {
+  return shortest(ranks, micro_batches, {static_cast<double>(limit), 1}, costs, given);
+}
+
+/// The same of all orders whatsoever: each kind on each rank takes microbatches in an order of its own.
+inline lower_bounds shortest_of_any_order(int ranks, int micro_batches, activation_limit memory, cost_view const& costs) {
+  std::vector<std::vector<std::vector<action>>> orders(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    constexpr kind kinds[] = {kind::forward, kind::backward_input, kind::backward_weight};
+    std::vector<int> next(static_cast<std::size_t>(micro_batches), 0);  // kind of each microbatch
+    std::vector<action> so_far;
+    auto const go_on = [&](auto const& self, int(&done)[3]) -> void {
+      if (done[2] == micro_batches) return orders[static_cast<std::size_t>(r)].push_back(so_far);
+      for (int m = 0; m < micro_batches; ++m) {
+        int& k = next[static_cast<std::size_t>(m)];
+        if (k == 3 || (k == 0 && memory.most > 0 && held_after(done, memory) + 1 > memory.most + 1e-9)) continue;
+        so_far.push_back(make_action(kinds[k], r, m));
+        ++done[k++];
+        self(self, done);
+        --done[--k];
+        so_far.pop_back();
+      }
+    };
+    int done[3] = {};
+    go_on(go_on, done);
+  }
+  return shortest_of(micro_batches, orders, costs);
 }
 
 }  // namespace chevron::test

@@ -175,7 +175,7 @@ TEST_CASE("the difference of two plans is paired: what both meet does not count"
 TEST_CASE("a search under jitter is lawful, the same again, and never above the catalogue's best at p90") {
   int drawn = 0, kept = 0, ended_early = 0;
   for (int c = 0; c < 5; ++c) {
-    search::effort const little{.trials = c == 4 ? 1 : 20000, .seed = 2};
+    search::effort const little{.trials = c == 4 ? 1 : 20000, .seed = 3};
     stage_costs<6> priced = c == 4 ? stage_costs<6>{} : uneven();  // at equal costs ZB-V cannot be beaten
     for (int s = 0; s < 6 && c == 4; ++s) priced.forward[s] = priced.backward_input[s] = priced.backward_weight[s] = 1;
     activation_limit const memory{c == 1 ? 4.0 : c == 2 ? 3.0 : 0.0};
@@ -214,7 +214,8 @@ TEST_CASE("a search under jitter is lawful, the same again, and never above the 
       CHECK(some.published_drawn == found.published_drawn);
     }
   }
-  CHECK((drawn > 0 && kept > 0));
+  CHECK(drawn > 0);
+  CHECK(kept > 0);
   CHECK(ended_early > 5);
   CHECK(search::find_robust(placement::vee, {3, 7, 2}, uneven(), by(0.05), {1.0}).best.problem);
 }

@@ -130,7 +130,7 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
     long asked = 0;
   };
   auto const find = [&](cost_view const& stage_costs, search::effort const& trying) {
-    return search::find(placement::linear, {.ranks = 4, .micro_batches = 7}, stage_costs, {4}, search::objective::makespan, trying);
+    return search::find(placement::linear, {.ranks = 4, .micro_batches = 24}, stage_costs, {4}, search::objective::makespan, trying);
   };
   auto const after = [&](count& how_many, bool rounds) {
     search::watcher const watch{[](search::progress const&, void* with) {
@@ -147,6 +147,7 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
   count patient{1L << 40};
   auto const whole = after(patient, false);
   CHECK_FALSE(whole.schedule.stopped);
+  REQUIRE(patient.asked > 12);  // else there is nothing to end
   CHECK(whole.layers != search::even_layers(9, 4));
   for (bool const rounds : {false, true}) {
     double before = 1e300;

@@ -210,4 +210,33 @@ class annealing {
   double longest_action_ = 0;
 };
 
+/// The best order so far on the way up from the smallest limit.
+struct ascent {
+  plan best;
+  double length = -1;
+
+  constexpr void take(plan const& made, double made_length) {
+    if (length >= 0 && made_length >= length) return;
+    best = copy_of(made);
+    length = made_length;
+  }
+  constexpr int improve(plan const& from, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
+                        int trials, double bound, watched& watch) {
+    annealing search(from, costs, memory, goal, seed);
+    int const tried = search.run(trials, bound, watch);
+    // With wires that are occupied an order that was cut off may come out shorter than the finished one: more time then gave
+    // less.
+    if (watch.stopped() && costs.occupies_wire()) return tried;
+    if (length >= 0 && search.best_length() >= length) return tried;
+    plan made = copy_of(from);
+    search.write_best(made);
+    // Local search takes every wire to be free: what messages wait for it, the simulation says.
+    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : search.best_length();
+    if (length >= 0 && made_length >= length) return tried;
+    best = static_cast<plan&&>(made);
+    length = made_length;
+    return tried;
+  }
+};
+
 }  // namespace chevron::search::detail

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/refute/refute.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/backfill.hpp>
 #include <chevron/search/eager.hpp>
@@ -23,7 +26,7 @@ namespace chevron::search {
 struct found {
   plan best;          ///< proved; or, where there is none, `best.problem` says why
   double length = 0;  ///< of the best, in the costs' unit
-  double bound = 0;   ///< no schedule on this placement is shorter
+  double bound = 0;   ///< no schedule on this placement is shorter; of unequal microbatches none that takes them as given
   plan_name start;    ///< what the best was made from
   plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
   double published_length = 0;  ///< its length, in the costs' unit
@@ -40,7 +43,9 @@ struct found {
   void add(found&& next) {
     std::int64_t const all = trials + next.trials;
     bool const ended = next.stopped;
+    double const proved = next.bound > bound ? next.bound : bound;
     if (!next.best.problem && next.length < length * (1 - 1e-12)) *this = std::move(next);
+    bound = proved;
     trials = all;
     stopped = ended;
   }
@@ -65,6 +70,8 @@ inline constexpr int published_count = [] {
 
 /// An order of fewer actions is tried much harder for its size.
 inline constexpr int short_order = 150;
+/// With so few actions all orders are looked through at each limit on the way up, too, as far as that goes.
+inline constexpr int few_actions = 250;
 
 constexpr found finished(found& result, activation_limit memory) {
   finish(result.best, memory);
@@ -93,34 +100,6 @@ constexpr finding nothing_found(plan_view const& placed, bool stopped) {
   f.number = placed.size.micro_batches;
   return f;
 }
-
-/// The best order so far on the way up from the smallest limit.
-struct ascent {
-  plan best;
-  double length = -1;
-
-  constexpr void take(plan const& made, double made_length) {
-    if (length >= 0 && made_length >= length) return;
-    best = copy_of(made);
-    length = made_length;
-  }
-  constexpr int improve(plan const& from, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
-                        int trials, double bound, watched& watch) {
-    annealing search(from, costs, memory, goal, seed);
-    int const tried = search.run(trials, bound, watch);
-    // With wires that are occupied an order that was cut off may come out shorter than the finished one: more time then gave less.
-    if (watch.stopped() && costs.occupies_wire()) return tried;
-    if (length >= 0 && search.best_length() >= length) return tried;
-    plan made = copy_of(from);
-    search.write_best(made);
-    // Local search takes every wire to be free: what messages wait for it, the simulation says.
-    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : search.best_length();
-    if (length >= 0 && made_length >= length) return tried;
-    best = static_cast<plan&&>(made);
-    length = made_length;
-    return tried;
-  }
-};
 
 /// The best of several periodic orders, `samples` of each with its period, beginnings and ends filled, if it is
 /// shorter than `beat`; else without actions.
@@ -184,6 +163,18 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     return goal == objective::makespan ? least.makespan : least.span;
   };
   result.bound = bound_at(memory);
+  int const total = actions_of(placed.stages, placed.size.micro_batches, work);
+  int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(total);
+  bool const few = total <= few_actions;
+  std::int64_t const most_steps = few ? 20'000'000 : 10'000'000;
+  std::int64_t const steps = std::min(trials * std::int64_t{1000}, most_steps);
+  auto const refute_at = [&](activation_limit const& here, double bound, double length, std::int64_t work_steps) {
+    refutation out{bound, {}};
+    if (!std::is_constant_evaluated()) {
+      out = refute(placed, counted_costs, here, goal == objective::span, split, bound, length, work_steps);
+    }
+    return out;
+  };
 
   // What the catalogue has, and the paper's rule; each is looked at again where the limit on the way up first allows it.
   int const all = placed.size.micro_batches * placed.size.chunks;
@@ -220,18 +211,23 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   // Straight at the limit first: often nothing is left to do.
   watch.now.length = result.published_length;
   starting_point at_once(placed, costs, memory, goal, split);
+  char const* const by_cases = "all orders";
+  refutation cases, below;
   if (!published.exists() || !watch.stop()) {
     add_list_schedules(at_once, placed, costs, memory, split);
     if (straight && split) add_zero_bubble(at_once, placed.size, costs, memory, goal);
     if (published.exists()) at_once.consider(published.shortest, published.shortest.name);
+    if (at_once.exists()) {
+      cases = refute_at(memory, result.bound, at_once.shortest_length, steps);
+      watch.now.bound = result.bound = cases.bound;
+      if (few && cases.shorter.actions.count > 0) at_once.consider(cases.shorter, by_cases);
+    }
     if (at_once.exists() && at_once.shortest_length <= result.bound * (1 + 1e-12)) {
       take(copy_of(at_once.shortest), at_once.shortest_length);
       return finished(result, memory);
     }
   }
 
-  int const total = actions_of(placed.stages, placed.size.micro_batches, work);
-  int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(total);
   // Three lines are followed upwards, since the shorter order to begin with is not always the better one: what came from the
   // catalogue and the rule, from list scheduling, and, where memory is short, from periodic orders. Each goes on from its own
   // best.
@@ -245,7 +241,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     if ((result.length > 0 && result.optimal()) || watch.stop()) break;
     watch.now.limit = limit;
     activation_limit const here{limit < all ? static_cast<double>(limit) : 0, memory.kept_for_weight};
-    double const bound = bound_at(here);
+    double bound = std::max(result.bound, bound_at(here));
     bool const low = 2 * limit < placed.stages;
     int const parts = low ? (total < short_order ? 40 : 100) : total < short_order || limit > placed.stages ? 8 : 32;
     int const share = trials / parts + 1;
@@ -274,7 +270,16 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     if (watch.stop()) break;
     starting_point listed(placed, costs, here, goal, split);
     add_list_schedules(listed, placed, costs, here, split);
+    if (few && (known.exists() || listed.exists())) {
+      bool const by_list = !known.exists() || (listed.exists() && listed.shortest_length < known.shortest_length);
+      double const shortest = by_list ? listed.shortest_length : known.shortest_length;
+      if (limit != most) below = refute_at(here, bound, shortest, steps);
+      refutation const& seen = limit == most ? cases : below;
+      if (seen.shorter.actions.count > 0) listed.consider(seen.shorter, by_cases);
+      bound = std::max(bound, seen.bound);
+    }
     take_over(listed_line, listed);
+    if (few && result.length > 0 && result.length <= bound * (1 + 1e-12)) continue;
     ascent const& some_line = published_line.length >= 0 ? published_line : listed_line;
     if (some_line.length < 0) continue;
     std::uint64_t const seed = how_hard.seed * 1000 + static_cast<std::uint64_t>(limit * 10);
@@ -313,6 +318,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     refuse(nothing_found(placed, result.stopped));
     return result;
   }
+  if (!result.stopped) result.bound = refute_at(memory, result.bound, result.length, few ? 5 * steps : steps).bound;
   return finished(result, memory);
 }
 
@@ -320,7 +326,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
 
 /// Looks for the shortest schedule of this shape on this placement: from the catalogue's schedules, the zero-bubble paper's
 /// orders (with one stage a rank) and list schedules, the best is improved by local search, trial by trial. So the result is
-/// never longer than the best of the catalogue that lives on this placement and keeps the limit.
+/// never longer than the best of the catalogue that lives on this placement and keeps the limit. Of a small pipeline all orders are
+/// looked through (`refute`); then nothing is shorter, and that is said: `found.optimal()`.
 ///
 /// \param where `placement::linear`, `loop`, `vee`, `wave<n>` or a map
 /// \param costs by stage or one for all, in any unit of time
@@ -331,8 +338,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
 template <placement_policy Placement>
 constexpr found find(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
                      objective goal = objective::makespan, effort how_hard = {}, work_graph work = work_graph::split_backward) {
-  return detail::search_on<found>(
-      where, size, [&](plan const& placed) { return detail::find(placed, costs, memory, goal, how_hard, work); });
+  return detail::search_on<found>(where, size,
+                                  [&](plan const& placed) { return detail::find(placed, costs, memory, goal, how_hard, work); });
 }
 
 }  // namespace chevron::search

@@ -137,7 +137,9 @@ order_found find_order(Placement const& where, shape size, cost_view const& cost
   std::int64_t const trials = first.trials + out.schedule.trials + last.trials;
   out.schedule.published = copy_of(last.published);
   out.schedule.published_length = last.published_length;
+  double const proved = std::max(out.schedule.bound, last.bound);  // both for this order
   if (last.length < out.schedule.length) out.schedule = std::move(last);
+  out.schedule.bound = proved;
   out.schedule.trials = trials;
   return out;
 }

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include <chevron/prove/refute/whole_times.hpp>
+
+/// \file
+/// Cases that are refuted already.
+
+namespace chevron::detail {
+
+/// Remembers refuted cases by how many actions of each chain are done and which chains may not come next on each rank, with the
+/// times that decide about the rest: a case with the same ones and no earlier times is refuted, too.
+class known_cases {
+ public:
+  std::vector<whole_time> times;  ///< of the case at hand
+
+  explicit known_cases(int chains) {
+    std::uint64_t seed = 0;
+    for (int c = 0; c < chains; ++c) mark_.push_back(scrambled(seed += 0x9e3779b97f4a7c15u));
+  }
+  /// An action more of a chain is done, or one less.
+  void put(int chain) { hash_ += mark_[static_cast<std::size_t>(chain)]; }
+  void take(int chain) { hash_ -= mark_[static_cast<std::size_t>(chain)]; }
+
+  /// Whether there may be a case to compare with; before it, `times` need not be known.
+  bool any(std::vector<std::uint64_t> const& not_next) {
+    found_ = first_.find(key(not_next));
+    return found_ != first_.end();
+  }
+  /// After `any`: whether one of them has no later times. `work` is taken off for each.
+  bool no_later(std::vector<int> const& done, std::vector<std::uint64_t> const& not_next, std::int64_t& work) const {
+    for (std::size_t entry = found_->second; entry != none; entry = cases_[entry].next) {
+      work -= 8;
+      auto const then = all_times_.begin() + static_cast<std::ptrdiff_t>(cases_[entry].times);
+      if (cases_[entry].count != times.size() ||
+          !std::equal(times.begin(), times.end(), then, [](whole_time now, whole_time t) { return t <= now; }))
+        continue;
+      // Last, since two cases hardly ever have the same key by chance.
+      if (same(done, all_done_, entry) && same(not_next, all_not_next_, entry)) return true;
+    }
+    return false;
+  }
+  void add(std::vector<int> const& done, std::vector<std::uint64_t> const& not_next) {
+    auto const place = first_.try_emplace(key(not_next), none).first;
+    cases_.push_back({place->second, all_times_.size(), times.size()});
+    place->second = cases_.size() - 1;
+    all_times_.insert(all_times_.end(), times.begin(), times.end());
+    all_done_.insert(all_done_.end(), done.begin(), done.end());
+    all_not_next_.insert(all_not_next_.end(), not_next.begin(), not_next.end());
+  }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  struct one_case {
+    std::size_t next, times, count;
+  };
+  using by_key = std::unordered_map<std::uint64_t, std::size_t>;
+
+  static std::uint64_t scrambled(std::uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return (x ^ (x >> 31)) | 1;
+  }
+  template <class Value>
+  static bool same(std::vector<Value> const& now, std::vector<Value> const& all, std::size_t entry) {
+    return std::equal(now.begin(), now.end(), all.begin() + static_cast<std::ptrdiff_t>(entry * now.size()));
+  }
+  std::uint64_t key(std::vector<std::uint64_t> const& not_next) const {
+    std::uint64_t sum = hash_;
+    for (std::uint64_t const one : not_next) sum = sum * 31 + one;
+    return sum;
+  }
+
+  std::vector<std::uint64_t> mark_;
+  std::uint64_t hash_ = 0;
+  by_key first_;
+  by_key::iterator found_;
+  std::vector<one_case> cases_;
+  std::vector<whole_time> all_times_;
+  std::vector<int> all_done_;
+  std::vector<std::uint64_t> all_not_next_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <chevron/prove/refute/whole_times.hpp>
+
+/// \file
+/// Whether one rank can do what it has left in time.
+
+namespace chevron::detail {
+
+/// One rank's actions as chains, in each of which starts and ends ascend. If it may interrupt actions, then doing at any time
+/// what must end first meets all ends that can be met (Jackson 1955), so where that fails no order does.
+class one_rank {
+ public:
+  /// A chain's actions from `next` to before `stop`.
+  struct chain {
+    int next, stop;
+    whole_time left;  ///< of the next one's time
+  };
+
+  /// \param start, takes, end of all actions: each starts no earlier and ends no later
+  /// \param latest no action ends later
+  /// \param chains what is left; changed
+  /// \param work taken off for each step
+  static bool in_time(std::vector<chain>& chains, whole_time const* start, whole_time const* takes, whole_time const* end,
+                      whole_time latest, std::int64_t& work) {
+    std::size_t left = 0;
+    for (chain const& one : chains) {
+      if (one.next < one.stop) chains[left++] = one;
+    }
+    chains.resize(left);
+    for (chain& one : chains) one.left = takes[one.next];
+    whole_time now = 0;
+    while (!chains.empty()) {
+      work -= 3 * static_cast<std::int64_t>(chains.size());
+      chain* first = nullptr;
+      whole_time first_end = 0, soonest = far;
+      for (chain& one : chains) {
+        whole_time const ends = end[one.next], from = start[one.next];
+        if (from > now) {
+          soonest = std::min(soonest, from);
+        } else if (first == nullptr || ends < first_end) {
+          first = &one;
+          first_end = ends;
+        }
+      }
+      if (first == nullptr) {
+        now = soonest;
+        continue;
+      }
+      whole_time until = now + first->left;
+      for (chain const& one : chains) {
+        whole_time const from = start[one.next];
+        if (from > now && from < until && end[one.next] < first_end) until = from;
+      }
+      first->left -= until - now;
+      now = until;
+      if (first->left > 0) continue;
+      if (now > std::min(first_end, latest)) return false;
+      if (++first->next == first->stop) {
+        *first = chains.back();
+        chains.pop_back();
+      } else {
+        first->left = takes[first->next];
+      }
+    }
+    return true;
+  }
+
+ private:
+  static constexpr whole_time far = whole_time{1} << 61;
+};
+
+}  // namespace chevron::detail

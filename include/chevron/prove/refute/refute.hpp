@@ -1,0 +1,170 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/refute/cases.hpp>
+#include <chevron/prove/refute/whole_times.hpp>
+
+/// \file
+/// A lower bound by refuting: the longest time that is shown to be too short for every plan.
+
+namespace chevron {
+
+namespace detail {
+
+/// Raises a bound for one pipeline.
+class refuter {
+ public:
+  /// \param work how much may be done, in steps of inner loops
+  refuter(plan_view const& placed, cost_view const& costs, activation_limit memory, bool by_span, bool split, double length,
+          std::int64_t work)
+      : placed_(placed),
+        of_(placed, costs, memory, split, length),
+        by_span_(by_span),
+        alike_(costs.lengths.alike()),
+        left_(work) {}
+
+  double raise(double bound, double length) {
+    whole_time const found = of_.units(length);
+    whole_time low = of_.units(bound), high = found;
+    if (!of_.usable) return bound;
+    std::int64_t const all = left_;
+    // What is just shorter than what was found goes first: often nothing is. If that takes too long, it is halfway from then on.
+    bool halfway = false;
+    while (left_ > 0 && low < high && (!halfway || high - low > found / 4096)) {
+      whole_time const deadline = halfway ? low + (high - low) / 2 : high - 1 - (high == found ? of_.rounding : 0);
+      std::int64_t work = std::min(left_, halfway ? all / 12 : all / 2);
+      left_ -= work;
+      verdict const came_out = judge(deadline, work);
+      left_ += std::max<std::int64_t>(work, 0);
+      if (came_out == verdict::refuted) {
+        low = deadline + 1;
+        if (!halfway) break;
+      } else {
+        halfway = halfway || came_out == verdict::unknown;
+        high = came_out == verdict::met ? std::min(shortest_, deadline) : deadline;
+      }
+    }
+    double const proved = of_.time_of(low - of_.rounding);
+    if (proved >= length * (1 - 1e-12)) return length;
+    return std::max(proved, bound);
+  }
+  /// The shortest order that turned up on the way, without a name; or a plan without actions.
+  plan& shorter() { return shorter_; }
+
+ private:
+  /// The order that was met, as a plan.
+  plan written(std::vector<int> const& order) const {
+    plan made;
+    copy_facts(placed_, made);
+    made.stages = of_.stages;
+    made.rank_of = buffer<std::int16_t>(of_.stages);
+    made.begin = buffer<int>(of_.ranks + 1);
+    made.actions = buffer<action>(of_.count);
+    for (int s = 0; s < of_.stages; ++s) made.rank_of.data[s] = placed_.rank_of[s];
+    int filled = 0;
+    for (int r = 0; r < of_.ranks; ++r) {
+      made.begin.data[r] = filled;
+      for (int const i : order) {
+        if (of_.rank_of[of_.at(i)] != r) continue;
+        int const c = of_.chain_of(i), k = of_.kind_of_chain(c);
+        kind const backward = of_.kinds == 3 ? kind::backward_input : kind::backward;
+        kind const what = k == 0 ? kind::forward : k == 1 ? backward : kind::backward_weight;
+        made.actions.data[filled++] = make_action(what, c / of_.kinds, i % of_.micro_batches);
+      }
+    }
+    made.begin.data[of_.ranks] = filled;
+    return made;
+  }
+
+  /// Looks for an order that takes no longer.
+  verdict judge(whole_time deadline, std::int64_t& work) {
+    std::vector<int> arrives(of_.at(of_.ranks), 0);
+    if (!by_span_ || !alike_) return judge(of_, arrives, deadline, work);
+    // A rank begins when an input arrives for its first stage. By span that counts, and as microbatches may be exchanged, it may
+    // be that of any of them: each way to begin is a case.
+    while (true) {
+      whole_times now = of_;
+      for (int r = 0; r < of_.ranks; ++r) {
+        if (arrives[of_.at(r)] > 0) now.begin_with(of_.first_stage[of_.at(r)], arrives[of_.at(r)]);
+      }
+      now.connect();
+      work -= 16 * static_cast<std::int64_t>(of_.count);
+      verdict const came_out = judge(now, arrives, deadline, work);
+      if (came_out != verdict::refuted) return came_out;
+      int r = 0;
+      for (; r < of_.ranks; ++r) {
+        int& one = arrives[of_.at(r)];
+        if (of_.first_stage[of_.at(r)] <= 0) continue;
+        if (++one < of_.micro_batches) break;
+        one = 0;
+      }
+      if (r == of_.ranks) return verdict::refuted;
+    }
+  }
+  verdict judge(whole_times const& of, std::vector<int> const& arrives, whole_time deadline, std::int64_t& work) {
+    cases all(of, by_span_, work);
+    verdict const came_out = all.look(deadline);
+    if (came_out != verdict::met) return came_out;
+    shortest_ = all.shortest();
+    // Only where ranks begin with the first microbatch is the order a plan as it stands.
+    if (std::all_of(arrives.begin(), arrives.end(), [](int m) { return m == 0; })) shorter_ = written(all.order());
+    return came_out;
+  }
+
+  plan_view placed_;
+  whole_times of_;
+  bool by_span_, alike_;
+  std::int64_t left_;
+  whole_time shortest_ = 0;
+  plan shorter_;
+};
+
+/// With more actions than this writing down what must come before what costs more than it brings.
+inline constexpr int most_refuted = 100'000;
+
+}  // namespace detail
+
+/// What came of refuting.
+struct refutation {
+  double bound = 0;  ///< no plan is shorter
+  plan shorter;      ///< an order that is shorter than what was known; or, if none turned up, a plan without actions
+};
+
+/// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For each
+/// such time all orders are gone through, case by case (`prove/refute/cases.hpp`), within windows that heads and tails leave
+/// (`prove/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing: in any
+/// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given.
+///
+/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, evaluation, and, by span,
+/// transfers that occupy something. By makespan such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
+///
+/// \param placed any plan with the stages on their ranks
+/// \param split whether backwards are split into I and W; if not, costs are those of `search`: a B is an I without a W
+/// \param bound what is known, in the costs' unit
+/// \param length of a plan: the bound is raised up to this at most, and equal to it if no plan is shorter
+/// \param work steps of inner loops, of which some 10^9 take a second
+inline refutation refute(plan_view const& placed, cost_view const& costs, activation_limit memory, bool by_span, bool split,
+                         double bound, double length, std::int64_t work) {
+  refutation out{bound, {}};
+  if (placed.forward_only || costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
+  if (by_span && costs.communication_occupies != occupies::nobody) return out;
+  if (placed.stages * placed.size.micro_batches * (split ? 3 : 2) > detail::most_refuted) return out;
+  detail::refuter cases(placed, costs, memory, by_span, split, length, work);
+  out.bound = cases.raise(bound, length);
+  out.shorter = static_cast<plan&&>(cases.shorter());
+  return out;
+}
+
+/// The bound alone.
+inline double raised_bound(plan_view const& placed, cost_view const& costs, activation_limit memory, bool by_span, bool split,
+                           double bound, double length, std::int64_t work = 100'000'000) {
+  return refute(placed, costs, memory, by_span, split, bound, length, work).bound;
+}
+
+}  // namespace chevron

@@ -1,0 +1,182 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
+
+/// \file
+/// The actions of a step without an order, in whole units of time, and what must come before what in every order.
+
+namespace chevron::detail {
+
+/// Time in whole units, so that no conclusion depends on rounding.
+using whole_time = std::int64_t;
+
+/// A step whose microbatches ascend: chain c = stage * kinds + kind holds that kind of that stage, microbatch after microbatch,
+/// and action c * micro_batches + m is its m-th. Times are rounded down, so no plan takes longer here than it does.
+class whole_times {
+ public:
+  struct edge {
+    int to;            ///< the action that comes later
+    whole_time delay;  ///< between the end of the earlier one and its start
+  };
+
+  int ranks = 0, stages = 0, micro_batches = 0;
+  int kinds = 3;                  ///< F, I and W of a stage; 2: F and a whole B, which is an I here
+  int count = 0;                  ///< actions
+  std::vector<int> rank_of;       ///< of each action
+  std::vector<whole_time> takes;  ///< of each action
+  std::vector<int> first;         ///< edges of action i: [first[i], first[i + 1])
+  std::vector<edge> edges;
+  std::vector<int> sorted;       ///< all actions, each behind those that must come before it
+  std::vector<int> first_stage;  ///< of each rank; -1: it has none
+  std::vector<int> stages_on;    ///< of each rank, how many
+  bool limited = false;
+  double most = 0, kept_for_weight = 1;  ///< the memory limit
+  whole_time rounding = 0;               ///< by how much a length may have been rounded down
+  bool usable = true;
+
+  /// \param longest a length, which becomes 2^52 units or up to twice as many
+  whole_times(plan_view const& placed, cost_view const& costs, activation_limit memory, bool split, double longest)
+      : ranks(placed.size.ranks),
+        stages(placed.stages),
+        micro_batches(placed.size.micro_batches),
+        kinds(split ? 3 : 2),
+        count(stages * kinds * micro_batches),
+        first_stage(static_cast<std::size_t>(ranks), -1),
+        stages_on(static_cast<std::size_t>(ranks), 0),
+        kept_for_weight(memory.kept_for_weight),
+        shift_(52 - std::ilogb(longest)) {
+    for (int s = stages - 1; s >= 0; --s) {
+      first_stage[at(placed.rank_of[s])] = s;
+      ++stages_on[at(placed.rank_of[s])];
+    }
+    for (int const one : stages_on) usable = usable && one * kinds <= most_chains;
+    for (int s = 0; s < stages; ++s) {
+      for (int k = 0; k < kinds; ++k) {
+        for (int m = 0; m < micro_batches; ++m) {
+          kind const what = k == 0 ? kind::forward : k == 1 ? kind::backward_input : kind::backward_weight;
+          rank_of.push_back(placed.rank_of[s]);
+          takes.push_back(units(costs.of_action(make_action(what, s, m))));
+        }
+      }
+    }
+    for (int s = 0; s < stages; ++s) {
+      for (int m = 0; m < micro_batches; ++m) {
+        auto const delay = [&](int boundary) {
+          return placed.rank_of[boundary] != placed.rank_of[boundary + 1] ? units(costs.of_delay(boundary, m)) : 0;
+        };
+        if (s + 1 < stages) {
+          add(forward(s, m), forward(s + 1, m), delay(s));
+          add(input(s + 1, m), input(s, m), delay(s));
+        }
+        add(forward(s, m), input(s, m));
+        if (split) add(input(s, m), weight(s, m));
+        for (int k = 0; k < kinds && m > 0; ++k) add(id(s, k, m - 1), id(s, k, m));
+      }
+    }
+    double const all = static_cast<double>(micro_batches) * placed.size.chunks;
+    limited = memory.most > 0 && memory.most < all;
+    most = memory.most + limit_rounding;
+    if (limited) add_memory(placed, split);
+    if (!exact_) rounding = 2 * static_cast<whole_time>(count) + 8;
+    connect();
+  }
+
+  int id(int stage, int kind_of, int m) const { return (stage * kinds + kind_of) * micro_batches + m; }
+  int forward(int stage, int m) const { return id(stage, 0, m); }
+  int input(int stage, int m) const { return id(stage, 1, m); }
+  int weight(int stage, int m) const { return id(stage, 2, m); }
+  int chain_of(int action) const { return action / micro_batches; }
+  int chains() const { return stages * kinds; }
+  /// 0: F, 1: I or B, 2: W.
+  int kind_of_chain(int chain) const { return chain % kinds; }
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+  /// Rounded down.
+  /// All that are asked for may add up to 2^60, so no sum overflows.
+  whole_time units(double time) {
+    double const exact = std::ldexp(time, shift_);
+    sum_ += exact;
+    usable = usable && exact >= 0 && sum_ <= 0x1p60;
+    if (!usable) return 0;
+    double const whole = std::floor(exact);
+    exact_ = exact_ && whole == exact;
+    return static_cast<whole_time>(whole);
+  }
+  double time_of(whole_time units) const { return std::ldexp(static_cast<double>(units), -shift_); }
+
+  /// Another order that must be kept. Afterwards `connect`.
+  void add(int from, int to, whole_time delay = 0) { given_.push_back({from, to, delay}); }
+  /// Lets a rank begin no earlier than when so many microbatches more have come to its first stage.
+  void begin_with(int stage, int m) {
+    for (given const& g : given_) {
+      if (g.from != forward(stage - 1, 0) || g.to != forward(stage, 0)) continue;
+      add(forward(stage - 1, m), g.to, g.delay);
+      return;
+    }
+  }
+  /// Makes `edges` and `sorted`; not usable afterwards if nothing can come first.
+  void connect() {
+    first.assign(at(count) + 1, 0);
+    for (given const& g : given_) ++first[at(g.from) + 1];
+    for (int i = 0; i < count; ++i) first[at(i) + 1] += first[at(i)];
+    edges.resize(given_.size());
+    std::vector<int> next(first.begin(), first.end() - 1), waits(at(count), 0);
+    for (given const& g : given_) {
+      edges[at(next[at(g.from)]++)] = {g.to, g.delay};
+      ++waits[at(g.to)];
+    }
+    sorted.clear();
+    for (int i = 0; i < count; ++i) {
+      if (waits[at(i)] == 0) sorted.push_back(i);
+    }
+    for (std::size_t done = 0; done < sorted.size(); ++done) {
+      int const i = sorted[done];
+      for (int e = first[at(i)]; e < first[at(i) + 1]; ++e) {
+        if (--waits[at(edges[at(e)].to)] == 0) sorted.push_back(edges[at(e)].to);
+      }
+    }
+    circular = static_cast<int>(sorted.size()) < count;
+  }
+  bool circular = false;  ///< some actions wait for each other: no order exists
+
+ private:
+  struct given {
+    int from, to;
+    whole_time delay;
+  };
+  static constexpr double limit_rounding = 1e-6;
+  static constexpr int most_chains = 64;  // on a rank: sets of them have a bit each
+
+  /// What a limit says of two actions. When F of a stage begins for microbatch m, that stage and the rank's earlier ones, j in
+  /// all, have begun m + 1 each. A microbatch whose I of this stage is to come holds all j, so m + 1 less the I done is at most
+  /// most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept * (W done) is at most
+  /// `most`, and of the W of one stage m less (most - j) / kept at least are done.
+  void add_memory(plan_view const& placed, bool split) {
+    for (int s = 0; s < stages; ++s) {
+      int nested = 0;
+      for (int t = 0; t <= s; ++t) nested += placed.rank_of[t] == placed.rank_of[s] ? 1 : 0;
+      int const places = static_cast<int>(most / nested);
+      double const left = (most - nested) / kept_for_weight;
+      for (int m = places; m < micro_batches; ++m) add(input(s, m - places), forward(s, m));
+      if (!split || left < 0 || left >= micro_batches) continue;
+      for (int m = static_cast<int>(left) + 1; m < micro_batches; ++m) {
+        for (int t = 0; t <= s; ++t) {
+          if (placed.rank_of[t] == placed.rank_of[s]) add(weight(t, m - static_cast<int>(left) - 1), forward(s, m));
+        }
+      }
+    }
+  }
+
+  int shift_;
+  bool exact_ = true;
+  double sum_ = 0;
+  std::vector<given> given_;
+};
+
+}  // namespace chevron::detail

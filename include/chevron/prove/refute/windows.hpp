@@ -1,0 +1,87 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <chevron/prove/refute/whole_times.hpp>
+
+/// \file
+/// Between when and when each action must run if a step is to take no longer than a given time.
+
+namespace chevron::detail {
+
+/// Heads and tails of all actions under a deadline (Carlier & Pinson 1989).
+class windows {
+ public:
+  std::vector<whole_time> start;  ///< no earlier start
+  std::vector<whole_time> end;    ///< no later end
+
+  /// \param by_span the deadline counts from each rank's first start on
+  windows(whole_times const& of, bool by_span) : of_(of), by_span_(by_span) {}
+
+  /// False: nothing can be as short as that.
+  bool narrow(whole_time deadline) {
+    if (of_.circular) return false;
+    work_.assign(of_.at(of_.ranks), 0);
+    for (int i = 0; i < of_.count; ++i) work_[of_.at(of_.rank_of[of_.at(i)])] += of_.takes[of_.at(i)];
+    for (whole_time const one : work_) {
+      if (one > deadline) return false;
+    }
+    start.assign(of_.at(of_.count), 0);
+    end.assign(of_.at(of_.count), by_span_ ? unknown : deadline);
+    if (!by_span_) return forwards() && backwards();
+    // A rank's first start is when its input arrives; what it may be at most says how late the rank may end.
+    if (!forwards()) return false;
+    for (int again = 0; again < 2; ++again) {
+      for (int r = 0; r < of_.ranks; ++r) {
+        int const s = of_.first_stage[of_.at(r)];
+        if (s < 0) continue;
+        int const i = of_.forward(s, 0);
+        whole_time const latest = s == 0 ? 0 : end[of_.at(i)] == unknown ? unknown : end[of_.at(i)] - of_.takes[of_.at(i)];
+        if (latest == unknown) continue;
+        end_by(r, latest + deadline);
+      }
+      if (!backwards()) return false;
+    }
+    return true;
+  }
+  static constexpr whole_time unknown = whole_time{1} << 61;
+
+ private:
+  bool forwards() {
+    for (int const i : of_.sorted) {
+      whole_time const ends = start[of_.at(i)] + of_.takes[of_.at(i)];
+      if (ends > end[of_.at(i)]) return false;
+      for (int e = of_.first[of_.at(i)]; e < of_.first[of_.at(i) + 1]; ++e) {
+        whole_times::edge const& to = of_.edges[of_.at(e)];
+        start[of_.at(to.to)] = std::max(start[of_.at(to.to)], ends + to.delay);
+      }
+    }
+    return true;
+  }
+  bool backwards() {
+    for (auto at = of_.sorted.rbegin(); at != of_.sorted.rend(); ++at) {
+      int const i = *at;
+      for (int e = of_.first[of_.at(i)]; e < of_.first[of_.at(i) + 1]; ++e) {
+        whole_times::edge const& to = of_.edges[of_.at(e)];
+        whole_time const latest = end[of_.at(to.to)];
+        if (latest == unknown) continue;
+        end[of_.at(i)] = std::min(end[of_.at(i)], latest - of_.takes[of_.at(to.to)] - to.delay);
+      }
+      if (start[of_.at(i)] + of_.takes[of_.at(i)] > end[of_.at(i)]) return false;
+    }
+    return true;
+  }
+  void end_by(int rank, whole_time latest) {
+    for (int i = 0; i < of_.count; ++i) {
+      if (of_.rank_of[of_.at(i)] == rank) end[of_.at(i)] = std::min(end[of_.at(i)], latest);
+    }
+  }
+
+  whole_times const& of_;
+  bool by_span_;
+  std::vector<whole_time> work_;
+};
+
+}  // namespace chevron::detail

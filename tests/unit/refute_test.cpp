@@ -1,0 +1,220 @@
+// Bounds by refuting: never above the shortest of all orders, and mostly equal to it.
+// computes: all orders of small plans, and cases of larger ones
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/prove/refute/refute.hpp>
+#include <chevron/prove/timeline.hpp>
+#include <chevron/search/find.hpp>
+#include <chevron/search/start.hpp>
+#include <chevron/show/csv/csv_read.hpp>
+
+#include "bound_support.hpp"
+
+using namespace chevron;
+using namespace chevron::test;
+
+namespace {
+
+struct tally {
+  int compared = 0, met = 0, raised = 0, above = 0;
+
+  /// \param bound raised up to more than the shortest, so that nothing keeps a wrong one down
+  void hold(double before, double bound, double shortest) {
+    ++compared;
+    above += bound > shortest * (1 + 1e-9) || bound < before * (1 - 1e-12) ? 1 : 0;
+    met += bound > shortest * (1 - 1e-9) ? 1 : 0;
+    raised += bound > before * (1 + 1e-9) ? 1 : 0;
+  }
+};
+
+/// Both bounds, raised for a length that is not the shortest.
+lower_bounds raised(plan_view const& like, cost_view const& costs, activation_limit memory, lower_bounds const& least,
+                    lower_bounds const& best, double more = 1.05) {
+  return {raised_bound(like, costs, memory, false, true, least.makespan, best.makespan * more),
+          raised_bound(like, costs, memory, true, true, least.span, best.span * more)};
+}
+
+}  // namespace
+
+TEST_CASE("all orders of small pipelines: the shortest is the bound, however long what was found is") {
+  std::mt19937 random(5);
+  tally makespans, spans;
+  for (auto const& [ranks, micro_batches, draws] :
+       {std::array{2, 3, 30}, std::array{2, 4, 2}, std::array{3, 2, 30}, std::array{3, 3, 1}}) {
+    for (int draw = 0; draw < draws; ++draw) {
+      stage_costs<most_stages> each = some_costs(random);
+      each.communication_occupies = occupies::nobody;
+      each.hidden = 0;
+      some_lengths const lengths(random, micro_batches);
+      cost_view const costs = draw % 2 == 0 ? cost_view(each) : lengths.on(each);
+      plan const like = catalogue::make_plan("1F1B", {ranks, micro_batches});
+      for (int limit : {0, 1, 2, 3}) {
+        for (double const kept : {1., .5}) {
+          activation_limit const memory{static_cast<double>(limit), kept};
+          lower_bounds const least = bounds(like, costs, memory);
+          lower_bounds const best = shortest(ranks, micro_batches, memory, costs);
+          for (double const more : {1., 1.05, 1.5}) {
+            lower_bounds const got = raised(like, costs, memory, least, best, more);
+            makespans.hold(least.makespan, got.makespan, best.makespan);
+            spans.hold(least.span, got.span, best.span);
+          }
+        }
+      }
+    }
+  }
+  CHECK(makespans.above == 0);
+  CHECK(spans.above == 0);
+  CHECK(makespans.met == makespans.compared);
+  // By span an order in which microbatches do not ascend may be shorter, and the bound is one for these, too.
+  CHECK(spans.met > spans.compared * 9 / 10);
+  CHECK(makespans.raised > makespans.compared / 10);
+  CHECK(spans.raised > spans.compared / 20);
+}
+
+TEST_CASE("microbatches that do not ascend beat no bound where they are alike") {
+  std::mt19937 random(6);
+  tally makespans, spans;
+  for (auto const& [ranks, micro_batches, draws] : {std::array{2, 2, 60}, std::array{3, 2, 12}}) {
+    for (int draw = 0; draw < draws; ++draw) {
+      stage_costs<most_stages> costs = some_costs(random);
+      costs.hidden = 0;
+      if (draw % 2 == 0) costs.communication_occupies = occupies::nobody;
+      plan const like = catalogue::make_plan("1F1B", {ranks, micro_batches});
+      for (int limit : {0, 1}) {
+        activation_limit const memory{static_cast<double>(limit), 1};
+        lower_bounds const least = bounds(like, costs, memory);
+        lower_bounds const best = shortest_of_any_order(ranks, micro_batches, memory, costs);
+        lower_bounds const got = raised(like, costs, memory, least, best);
+        makespans.hold(least.makespan, got.makespan, best.makespan);
+        spans.hold(least.span, got.span, best.span);
+      }
+    }
+  }
+  CHECK(makespans.above == 0);
+  CHECK(spans.above == 0);
+  CHECK(makespans.met > makespans.compared / 2);
+  CHECK(spans.met > spans.compared / 2);
+}
+
+TEST_CASE(
+    "by span a rank may begin with another microbatch than the one that comes first, and that beats all orders in which they "
+    "ascend") {
+  constexpr stage_costs<4> costs{{18, 9, 19, 16}, {7, 6, 8, 15}, {17, 15, 6, 18}, {}};
+  plan const made = read_csv(
+                        "0F0,0F1,2F1,0F2,2F0,2F2,2I1,2I0,2W1,0I1,0W1,0I0,2I2,2W0,0W0,2W2,0I2,0W2\n"
+                        "1F1,1F0,3F1,3I1,1F2,3F0,3I0,1I1,3F2,1I0,3I2,1W0,1I2,3W0,3W2,3W1,1W1,1W2")
+                        .plan;
+  REQUIRE_FALSE(check(made));
+  CHECK(span(made, costs) == 247);
+  search::found const got = search::find(placement::loop, {2, 3, 2}, costs, {}, search::objective::span);
+  CHECK(got.length == 256);  // by CP-SAT the shortest where microbatches ascend
+  CHECK(got.bound <= 247);
+  CHECK(raised_bound(made, costs, {}, true, true, bounds(made, costs, {}).span, 300) <= 247);
+}
+
+TEST_CASE("no schedule of the catalogue and none that is searched beats a raised bound") {
+  std::mt19937 random(7);
+  tally known, searched;
+  for (int draw = 0; draw < 60; ++draw) {
+    int const ranks = 2 + draw % 3, micro_batches = 2 + static_cast<int>(random() % 5), chunks = 1 + draw % 2;
+    stage_costs<most_stages> each = some_costs(random);
+    if (draw % 2 == 0) each.communication_occupies = occupies::nobody;
+    if (draw % 3 != 0) each.hidden = 0;
+    some_lengths const lengths(random, micro_batches);
+    cost_view const costs = draw % 4 == 0 ? lengths.on(each) : cost_view(each);
+    catalogue::for_each([&](auto const& one) {
+      plan p = expand(one, {ranks, micro_batches, chunks});
+      if (check(p) || p.forward_only) return;
+      if (!costs.lengths.alike()) p = search::detail::to_begin_with(std::move(p), costs);
+      for (double const most : {0., static_cast<double>(peak_in_flight(p))}) {
+        activation_limit const memory{most, 1};
+        lower_bounds const least = bounds(p, costs, memory);
+        lower_bounds const best{makespan(p, costs), span(p, costs)};
+        lower_bounds const got{raised_bound(p, costs, memory, false, true, least.makespan, best.makespan * 1.1, 1'000'000),
+                               raised_bound(p, costs, memory, true, true, least.span, best.span * 1.1, 1'000'000)};
+        known.hold(least.makespan, got.makespan, best.makespan);
+        known.hold(least.span, got.span, best.span);
+      }
+    });
+    // What search finds, with backwards that are split and that are not, is held against a bound that knows of more time.
+    for (work_graph const work : {work_graph::split_backward, work_graph::full_backward}) {
+      activation_limit const memory{static_cast<double>(chunks + static_cast<int>(random() % 3)), draw % 5 == 0 ? .5 : 1.};
+      search::objective const goal = draw % 3 == 0 ? search::objective::span : search::objective::makespan;
+      bool const split = work == work_graph::split_backward, by_span = goal == search::objective::span;
+      search::found const got =
+          chunks == 1 ? search::find(placement::linear, {ranks, micro_batches}, costs, memory, goal, {.trials = 500}, work)
+                      : search::find(placement::vee, {ranks, micro_batches, 2}, costs, memory, goal, {.trials = 500}, work);
+      REQUIRE_FALSE(got.best.problem);
+      search::detail::unsplit_costs const whole(got.best, costs);
+      cost_view const counted = split ? costs : whole.view(costs);
+      lower_bounds const least = bounds(got.best, counted, memory);
+      double const before = by_span ? least.span : least.makespan;
+      searched.hold(before, raised_bound(got.best, counted, memory, by_span, split, before, got.length * 1.02), got.length);
+      searched.hold(before, got.bound, got.length);
+    }
+  }
+  CHECK(known.above == 0);
+  CHECK(known.compared > 500);
+  CHECK(known.raised > 100);
+  CHECK(searched.above == 0);
+  CHECK(searched.met > searched.compared * 6 / 10);
+}
+
+TEST_CASE("a bound that is too high is seen: one for less memory, for slower messages, or for work that is not there") {
+  std::mt19937 random(8);
+  tally less_memory, slower, more_work;
+  for (int draw = 0; draw < 40; ++draw) {
+    stage_costs<most_stages> costs = some_costs(random);
+    costs.communication_occupies = occupies::nobody;
+    costs.hidden = 0;
+    plan const like = catalogue::make_plan("1F1B", {2, 3});
+    activation_limit const memory{2, 1};
+    lower_bounds const least = bounds(like, costs, memory);
+    lower_bounds const best = shortest(2, 3, memory, costs);
+    auto const hold = [&](tally& seen, cost_view const& with, activation_limit limit) {
+      lower_bounds const got = raised(like, with, limit, least, best, 1.2);
+      seen.hold(least.makespan, got.makespan, best.makespan);
+    };
+    hold(less_memory, costs, {1, 1});
+    stage_costs<most_stages> late = costs;
+    for (double& latency : late.latency) latency += .5;
+    hold(slower, late, memory);
+    stage_costs<most_stages> more = costs;
+    more.backward_weight[1] *= 1.2;
+    hold(more_work, more, memory);
+  }
+  CHECK(less_memory.above > 20);
+  CHECK(slower.above > 20);
+  CHECK(more_work.above > 5);
+}
+
+TEST_CASE("what is not refuted stays as it was") {
+  plan const like = catalogue::make_plan("ZB-H1", {4, 8});
+  costs const each{10, 13, 7, 1};
+  activation_limit const memory{3, 1};
+  lower_bounds const least = bounds(like, each, memory);
+  // Two microbatches in flight cannot hide what three do not: refuted up to the length that search finds.
+  CHECK(raised_bound(like, each, memory, false, true, least.makespan, 350) == 350);
+  CHECK(raised_bound(like, each, memory, false, true, least.makespan, 350, 1) == least.makespan);
+  CHECK(raised_bound(like, each, memory, false, true, 350, 350) == 350);
+  CHECK(raised_bound(like, each, memory, false, true, 400, 350) == 400);
+  costs pairs = each;
+  pairs.hidden = .1;
+  CHECK(raised_bound(like, pairs, memory, false, true, least.makespan, 350) == least.makespan);
+  costs wires = each;
+  wires.communication_occupies = occupies::wire;
+  CHECK(raised_bound(like, wires, memory, false, true, least.makespan, 350) == 350);
+  CHECK(raised_bound(like, wires, memory, true, true, least.span, 350) == least.span);
+  plan const forwards = catalogue::make_plan("ForwardOnly", {4, 8});
+  CHECK(raised_bound(forwards, each, memory, false, true, 100, 350) == 100);
+}
