@@ -246,7 +246,9 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     int const parts = low ? (total < short_order ? 40 : 100) : total < short_order || limit > placed.stages ? 8 : 32;
     int const share = trials / parts + 1;
     int const periods = trials / 150 + 1;
-    int const draws = total > 500'000 ? 1 : low ? 2 : 6;
+    // Where a rank has more than two chunks, one beginning leads to a much longer period than another.
+    bool const varied = placed.size.chunks > 2 && total < 5'000;
+    int const draws = total > 500'000 ? 1 : low ? 2 : varied ? 32 : 6;
     int const samples = total < 3'200 ? 6 : 1 + 16'000 / total;
     auto const follow = [&](ascent& line, plan const& from, int tried) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
