@@ -212,15 +212,15 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   watch.now.length = result.published_length;
   starting_point at_once(placed, costs, memory, goal, split);
   char const* const by_cases = "all orders";
-  refutation cases, below;
+  refutation refuted_here, refuted_below;
   if (!published.exists() || !watch.stop()) {
     add_list_schedules(at_once, placed, costs, memory, split);
     if (straight && split) add_zero_bubble(at_once, placed.size, costs, memory, goal);
     if (published.exists()) at_once.consider(published.shortest, published.shortest.name);
     if (at_once.exists()) {
-      cases = refute_at(memory, result.bound, at_once.shortest_length, steps);
-      watch.now.bound = result.bound = cases.bound;
-      if (few && cases.shorter.actions.count > 0) at_once.consider(cases.shorter, by_cases);
+      refuted_here = refute_at(memory, result.bound, at_once.shortest_length, steps);
+      watch.now.bound = result.bound = refuted_here.bound;
+      if (few && refuted_here.shorter.actions.count > 0) at_once.consider(refuted_here.shorter, by_cases);
     }
     if (at_once.exists() && at_once.shortest_length <= result.bound * (1 + 1e-12)) {
       take(copy_of(at_once.shortest), at_once.shortest_length);
@@ -248,7 +248,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     int const periods = trials / 150 + 1;
     // Where a rank has more than two chunks, one beginning leads to a much longer period than another.
     bool const varied = placed.size.chunks > 2 && total < 5'000;
-    int const draws = total > 500'000 ? 1 : low ? 2 : varied ? 32 : 6;
+    int const draws = total > 500'000 ? 1 : low ? 2 : varied ? std::min(32, 6 + trials / 4000) : 6;
     int const samples = total < 3'200 ? 6 : 1 + 16'000 / total;
     auto const follow = [&](ascent& line, plan const& from, int tried) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
@@ -275,10 +275,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     if (few && (known.exists() || listed.exists())) {
       bool const by_list = !known.exists() || (listed.exists() && listed.shortest_length < known.shortest_length);
       double const shortest = by_list ? listed.shortest_length : known.shortest_length;
-      if (limit != most) below = refute_at(here, bound, shortest, steps);
-      refutation const& seen = limit == most ? cases : below;
-      if (seen.shorter.actions.count > 0) listed.consider(seen.shorter, by_cases);
-      bound = std::max(bound, seen.bound);
+      if (limit != most) refuted_below = refute_at(here, bound, shortest, steps);
+      refutation const& refuted = limit == most ? refuted_here : refuted_below;
+      if (refuted.shorter.actions.count > 0) listed.consider(refuted.shorter, by_cases);
+      bound = std::max(bound, refuted.bound);
     }
     take_over(listed_line, listed);
     if (few && result.length > 0 && result.length <= bound * (1 + 1e-12)) continue;

@@ -51,7 +51,8 @@ class refuter {
       }
     }
     double const proved = of_.time_of(low - of_.rounding);
-    if (proved >= length * (1 - 1e-12)) return length;
+    // What is nearer than costs can be told apart is the same.
+    if (proved >= length * (1 - 1e-12) - of_.time_of(2 * of_.rounding)) return length;
     return std::max(proved, bound);
   }
   /// The shortest order that turned up on the way, without a name; or a plan without actions.
@@ -87,8 +88,8 @@ class refuter {
     std::vector<int> arrives(of_.at(of_.ranks), 0);
     if (!by_span_ || !alike_) return judge(of_, arrives, deadline, work);
     // A rank begins when an input arrives for its first stage. By span that counts, and as microbatches may be exchanged, it may
-    // be that of any of them: each way to begin is a case.
-    while (true) {
+    // be that of any of them: each way to begin is a case. The other rank runs the forwards before that without a wait.
+    while (work >= 0) {
       whole_times now = of_;
       for (int r = 0; r < of_.ranks; ++r) {
         if (arrives[of_.at(r)] > 0) now.begin_with(of_.first_stage[of_.at(r)], arrives[of_.at(r)]);
@@ -106,6 +107,7 @@ class refuter {
       }
       if (r == of_.ranks) return verdict::refuted;
     }
+    return verdict::unknown;
   }
   verdict judge(whole_times const& of, std::vector<int> const& arrives, whole_time deadline, std::int64_t& work) {
     cases all(of, by_span_, work);
@@ -125,6 +127,24 @@ class refuter {
   plan shorter_;
 };
 
+/// Whether the times at which ranks begin are those that cases try, which counts by span. Each rank has to begin with what another
+/// rank's first stage sends: then it begins with the first microbatch, at a time that is known. But microbatches that are alike may
+/// come in any order, and with three ranks one may wait for a later microbatch after its first: the third then begins at a time
+/// that no case has, so two ranks are the most.
+inline bool beginnings_are_known(plan_view const& placed, bool alike) {
+  std::vector<int> first(static_cast<std::size_t>(placed.size.ranks), -1);
+  int fed = 0;
+  for (int s = 0; s < placed.stages; ++s) {
+    int& mine = first[static_cast<std::size_t>(placed.rank_of[s])];
+    if (mine >= 0) continue;
+    mine = s;
+    if (s == 0) continue;
+    if (first[static_cast<std::size_t>(placed.rank_of[s - 1])] != s - 1) return false;
+    ++fed;
+  }
+  return !alike || fed <= 1;
+}
+
 /// With more actions than this writing down what must come before what costs more than it brings.
 inline constexpr int most_refuted = 100'000;
 
@@ -139,10 +159,11 @@ struct refutation {
 /// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For each
 /// such time all orders are gone through, case by case (`prove/refute/cases.hpp`), within windows that heads and tails leave
 /// (`prove/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing: in any
-/// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given.
+/// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight gradients of
+/// a stage, those within B too.
 ///
 /// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, evaluation, and, by span,
-/// transfers that occupy something. By makespan such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
+/// transfers that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
 ///
 /// \param placed any plan with the stages on their ranks
 /// \param split whether backwards are split into I and W; if not, costs are those of `search`: a B is an I without a W
@@ -154,7 +175,8 @@ inline refutation refute(plan_view const& placed, cost_view const& costs, activa
   refutation out{bound, {}};
   if (placed.forward_only || costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
   if (by_span && costs.communication_occupies != occupies::nobody) return out;
-  if (placed.stages * placed.size.micro_batches * (split ? 3 : 2) > detail::most_refuted) return out;
+  if (by_span && !detail::beginnings_are_known(placed, costs.lengths.alike())) return out;
+  if (std::int64_t{placed.stages} * placed.size.micro_batches * (split ? 3 : 2) > detail::most_refuted) return out;
   detail::refuter cases(placed, costs, memory, by_span, split, length, work);
   out.bound = cases.raise(bound, length);
   out.shorter = static_cast<plan&&>(cases.shorter());
