@@ -223,4 +223,48 @@ constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, ac
   }
 }
 
+/// Costs of messages that take several times as long. Where two ranks wait for each other's messages in turn, an action that is
+/// taken earlier gains nothing, for the next one waits just as long; slower messages lead to orders in which such ranks have
+/// a microbatch more in hand.
+class slower_messages {
+ public:
+  constexpr slower_messages(int stages, cost_view const& costs, double times) : late_(stages), costs_(costs) {
+    for (int s = 0; s < stages; ++s) {
+      late_.data[s] = s + 1 < stages ? costs.of_message(s) + (times - 1) * costs.of_delay(s) : 0;
+      any_ = any_ || late_.data[s] > 0;
+    }
+  }
+  constexpr bool any() const { return any_; }
+  constexpr cost_view view() const {
+    cost_view out = costs_;
+    out.communication = late_.data;
+    out.communication_stride = 1;
+    return out;
+  }
+
+ private:
+  buffer<double> late_;
+  cost_view costs_;
+  bool any_ = false;
+};
+
+/// The same, also as if messages took twice and three times as long, and then as they are.
+constexpr void fill_gaps_by_slower_messages(plan& order, double& length, cost_view const& costs, activation_limit memory,
+                                            objective goal, double bound, watched& watch) {
+  plan const start = copy_of(order);
+  fill_gaps(order, length, costs, memory, goal, bound, watch);
+  for (double const times : {2., 3.}) {
+    slower_messages const late(order.stages, costs, times);
+    if (!late.any() || length <= bound * (1 + 1e-12) || watch.stop()) return;
+    plan made = copy_of(start);
+    double made_length = length_of(goal, made, late.view());
+    fill_gaps(made, made_length, late.view(), memory, goal, 0, watch);
+    made_length = length_of(goal, made, costs);
+    fill_gaps(made, made_length, costs, memory, goal, bound, watch);
+    if (made_length >= length) continue;
+    length = made_length;
+    order = static_cast<plan&&>(made);
+  }
+}
+
 }  // namespace chevron::search::detail

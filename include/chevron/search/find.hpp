@@ -101,49 +101,6 @@ constexpr finding nothing_found(plan_view const& placed, bool stopped) {
   return f;
 }
 
-/// The best of several periodic orders, `samples` of each with its period, beginnings and ends filled, if it is
-/// shorter than `beat`; else without actions.
-constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
-                              std::uint64_t seed, int draws, int samples, int trials, double bound, double beat,
-                              std::int64_t& tried, watched& watch) {
-  // An order that is this much longer after two passes is not shorter after four, as far as was seen.
-  constexpr double hopeless = 1.05;
-  replay played(like, costs, goal);
-  backfill filling(played, memory);
-  plan best;
-  best.size = like.size;
-  double shortest = beat;
-  for (int draw = 0; draw < draws && !watch.stop(); ++draw) {
-    int const in_period = 1 + 2 * draw / draws;
-    if (in_period > like.size.micro_batches) continue;
-    if (draw == 0) played.play();
-    steady_order repeat(played, memory, seed + static_cast<std::uint64_t>(draw), in_period, draw == 0 ? &played : nullptr);
-    if (!repeat.exists()) continue;
-    tried += repeat.run(trials, watch);
-    if (shortest > 0 && repeat.period() * (like.size.micro_batches - like.size.ranks) > shortest) continue;
-    for (int sample = 0; sample < samples; ++sample) {
-      if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) return best;
-      if (sample > 0 && watch.stop()) break;
-      if (sample > 0) repeat.walk(50);
-      repeat.unroll(played.order.data);
-      for (int pass = 0; pass <= 4; ++pass) {
-        if (pass > 0 && (watch.stop() || !filling.pass(pass % 2 == 0))) break;
-        if (!played.play()) break;
-        double const length = played.length();
-        if (shortest >= 0 && length >= shortest) {
-          if (pass >= 2 && length > shortest * hopeless) break;
-          continue;
-        }
-        shortest = length;
-        if (best.actions.count == 0) best = copy_of(like);
-        best.name = "a periodic order";
-        played.write_to(best);
-      }
-    }
-  }
-  return best;
-}
-
 /// The search itself, for a plan without actions that says where the stages are.
 constexpr found find(plan const& placed, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
                      work_graph work) {
@@ -246,9 +203,10 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     int const parts = low ? (total < short_order ? 40 : 100) : total < short_order || limit > placed.stages ? 8 : 32;
     int const share = trials / parts + 1;
     int const periods = trials / 150 + 1;
-    // Where a rank has more than two chunks, one beginning leads to a much longer period than another.
+    // Small orders can have more. Where a rank has more than two chunks, one beginning leads to a much longer period than another.
     bool const varied = placed.size.chunks > 2 && total < 5'000;
-    int const draws = total > 500'000 ? 1 : low ? 2 : varied ? std::min(32, 6 + trials / 4000) : 6;
+    int const by_size = varied ? std::min(32, 6 + trials / 4000) : total < 1'000 ? 16 : total < 2'000 ? 9 : 5;
+    int const draws = total > 500'000 ? 1 : low ? 2 : by_size;
     int const samples = total < 3'200 ? 6 : 1 + 16'000 / total;
     auto const follow = [&](ascent& line, plan const& from, int tried) {
       if (line.length >= 0 && line.length <= bound * (1 + 1e-12)) return;
@@ -262,7 +220,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       }
       plan order = copy_of(start.apart);
       double length = start.apart_length;
-      fill_gaps(order, length, costs, here, goal, bound, watch);
+      fill_gaps_by_slower_messages(order, length, costs, here, goal, bound, watch);
       line.take(order, length);
     };
     starting_point known(placed, costs, here, goal, split);

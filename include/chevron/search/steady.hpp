@@ -4,14 +4,16 @@
 
 #include <chevron/plan/buffer.hpp>
 #include <chevron/prove/bound.hpp>
+#include <chevron/search/backfill.hpp>
 #include <chevron/search/effort.hpp>
+#include <chevron/search/objective.hpp>
 #include <chevron/search/period.hpp>
 #include <chevron/search/random.hpp>
 #include <chevron/search/replay.hpp>
 #include <chevron/search/rows.hpp>
 
 /// \file
-/// Search for a period, without unrolling it.
+/// Search for a period, without unrolling it, and what orders come of it.
 
 namespace chevron::search::detail {
 
@@ -264,5 +266,50 @@ class steady_order : public period_order {
   buffer<bool> moved_;
   buffer<bool> touched_;
 };
+
+/// The best of several periodic orders, every other one made for messages that take twice as long, `samples` of each with its period,
+/// beginnings and ends filled, if it is shorter than `beat`; else without actions.
+constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
+                              std::uint64_t seed, int draws, int samples, int trials, double bound, double beat,
+                              std::int64_t& tried, watched& watch) {
+  // An order that is this much longer after two passes is not shorter after four, as far as was seen.
+  constexpr double hopeless = 1.05;
+  replay played(like, costs, goal);
+  slower_messages const late(like.stages, costs, 2);
+  replay const slower(like, late.view(), goal);
+  backfill filling(played, memory);
+  plan best;
+  best.size = like.size;
+  double shortest = beat;
+  for (int draw = 0; draw < draws && !watch.stop(); ++draw) {
+    int const in_period = 1 + 2 * draw / draws;
+    if (in_period > like.size.micro_batches) continue;
+    if (draw == 0) played.play();
+    steady_order repeat(draw % 2 == 0 ? played : slower, memory, seed + static_cast<std::uint64_t>(draw), in_period, draw == 0 ? &played : nullptr);
+    if (!repeat.exists()) continue;
+    tried += repeat.run(trials, watch);
+    if (shortest > 0 && repeat.period() * (like.size.micro_batches - like.size.ranks) > shortest) continue;
+    for (int sample = 0; sample < samples; ++sample) {
+      if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) return best;
+      if (sample > 0 && watch.stop()) break;
+      if (sample > 0) repeat.walk(50);
+      repeat.unroll(played.order.data);
+      for (int pass = 0; pass <= 4; ++pass) {
+        if (pass > 0 && (watch.stop() || !filling.pass(pass % 2 == 0))) break;
+        if (!played.play()) break;
+        double const length = played.length();
+        if (shortest >= 0 && length >= shortest) {
+          if (pass >= 2 && length > shortest * hopeless) break;
+          continue;
+        }
+        shortest = length;
+        if (best.actions.count == 0) best = copy_of(like);
+        best.name = "a periodic order";
+        played.write_to(best);
+      }
+    }
+  }
+  return best;
+}
 
 }  // namespace chevron::search::detail
