@@ -248,12 +248,16 @@ class slower_messages {
   bool any_ = false;
 };
 
-/// The same, also as if messages took twice and three times as long, and then as they are.
+/// The same, also as if messages took twice and three times as long, and then as they are. Very many actions are filled anew only
+/// once, and where they are near the bound.
 constexpr void fill_gaps_by_slower_messages(plan& order, double& length, cost_view const& costs, activation_limit memory,
                                             objective goal, double bound, watched& watch) {
   plan const start = copy_of(order);
   fill_gaps(order, length, costs, memory, goal, bound, watch);
+  bool const many = order.actions.count > 500'000;
+  if (many && length > 1.05 * bound) return;
   for (double const times : {2., 3.}) {
+    if (many && times < 3) continue;
     slower_messages const late(order.stages, costs, times);
     if (!late.any() || length <= bound * (1 + 1e-12) || watch.stop()) return;
     plan made = copy_of(start);
