@@ -285,7 +285,8 @@ constexpr plan periodic_start(plan const& like, cost_view const& costs, activati
     int const in_period = 1 + 2 * draw / draws;
     if (in_period > like.size.micro_batches) continue;
     if (draw == 0) played.play();
-    steady_order repeat(draw % 2 == 0 ? played : slower, memory, seed + static_cast<std::uint64_t>(draw), in_period, draw == 0 ? &played : nullptr);
+    steady_order repeat(draw % 2 == 0 ? played : slower, memory, seed + static_cast<std::uint64_t>(draw), in_period,
+                        draw == 0 ? &played : nullptr);
     if (!repeat.exists()) continue;
     tried += repeat.run(trials, watch);
     if (shortest > 0 && repeat.period() * (like.size.micro_batches - like.size.ranks) > shortest) continue;

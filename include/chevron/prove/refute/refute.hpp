@@ -85,37 +85,29 @@ class refuter {
 
   /// Looks for an order that takes no longer.
   verdict judge(whole_time deadline, std::int64_t& work) {
-    std::vector<int> arrives(of_.at(of_.ranks), 0);
-    if (!by_span_ || !alike_) return judge(of_, arrives, deadline, work);
-    // A rank begins when an input arrives for its first stage. By span that counts, and as microbatches may be exchanged, it may
+    int fed = -1;  // the first stage of the only rank that does not begin at once (`beginnings_are_known`)
+    for (int r = 0; r < of_.ranks && by_span_ && alike_; ++r) fed = std::max(fed, of_.first_stage[of_.at(r)]);
+    if (fed <= 0) return judge(of_, true, deadline, work);
+    // That rank begins when an input arrives for its first stage. By span that counts, and as microbatches may be exchanged, it may
     // be that of any of them: each way to begin is a case. The other rank runs the forwards before that without a wait.
-    while (work >= 0) {
+    for (int m = 0; m < of_.micro_batches; ++m) {
+      if (work < 0) return verdict::unknown;
       whole_times now = of_;
-      for (int r = 0; r < of_.ranks; ++r) {
-        if (arrives[of_.at(r)] > 0) now.begin_with(of_.first_stage[of_.at(r)], arrives[of_.at(r)]);
-      }
+      if (m > 0) now.begin_with(fed, m);
       now.connect();
       work -= 16 * static_cast<std::int64_t>(of_.count);
-      verdict const came_out = judge(now, arrives, deadline, work);
+      verdict const came_out = judge(now, m == 0, deadline, work);
       if (came_out != verdict::refuted) return came_out;
-      int r = 0;
-      for (; r < of_.ranks; ++r) {
-        int& one = arrives[of_.at(r)];
-        if (of_.first_stage[of_.at(r)] <= 0) continue;
-        if (++one < of_.micro_batches) break;
-        one = 0;
-      }
-      if (r == of_.ranks) return verdict::refuted;
     }
-    return verdict::unknown;
+    return verdict::refuted;
   }
-  verdict judge(whole_times const& of, std::vector<int> const& arrives, whole_time deadline, std::int64_t& work) {
+  /// \param ascends whether ranks begin with the first microbatch: only then is an order a plan as it stands
+  verdict judge(whole_times const& of, bool ascends, whole_time deadline, std::int64_t& work) {
     cases all(of, by_span_, work);
     verdict const came_out = all.look(deadline);
     if (came_out != verdict::met) return came_out;
     shortest_ = all.shortest();
-    // Only where ranks begin with the first microbatch is the order a plan as it stands.
-    if (std::all_of(arrives.begin(), arrives.end(), [](int m) { return m == 0; })) shorter_ = written(all.order());
+    if (ascends) shorter_ = written(all.order());
     return came_out;
   }
 
@@ -163,7 +155,8 @@ struct refutation {
 /// a stage, those within B too.
 ///
 /// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, evaluation, and, by span,
-/// transfers that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
+/// transfers that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan
+/// such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
 ///
 /// \param placed any plan with the stages on their ranks
 /// \param split whether backwards are split into I and W; if not, costs are those of `search`: a B is an I without a W
