@@ -394,6 +394,31 @@ TEST_CASE("what a compiler has time for comes near the bound, too, with 1.25 P c
   }
 }
 
+TEST_CASE("in a V with memory for one microbatch the best is found, and proved to be that") {
+  for (costs const each : {costs{10, 10, 10, 0}, costs{10, 11, 9, .5}, costs{10, 13, 7, 1}, costs{20, 18, 12, 2},
+                           costs{10, 20, 10, 1}, costs{10, 10, 5, .5}, costs{12, 14, 10, 1}}) {
+    for (int const ranks : {2, 4, 8}) {
+      CAPTURE(ranks);
+      CAPTURE(each.backward_input);
+      found const got =
+          find(placement::vee, {ranks, 4 * ranks, 2}, each, {2, 1}, objective::makespan, {.trials = 20000});
+      hold(got, each, {2, 1}, objective::makespan);
+      CHECK(got.optimal());
+    }
+  }
+}
+
+TEST_CASE("more memory is of use at every number of chunks, not only at some of them") {
+  costs const each{10, 13, 7, 1};
+  double before = 0;
+  for (int limit = 2; limit <= 8; ++limit) {
+    CAPTURE(limit);
+    found const got = find(placement::vee, {8, 32, 2}, each, {static_cast<double>(limit), 1}, objective::makespan, {.trials = 20000});
+    if (limit > 2) CHECK(got.length < .95 * before);
+    before = got.length;
+  }
+}
+
 TEST_CASE("backwards that stay whole") {
   for (int limit : {0, 2, 4}) {
     found const got = find(placement::linear, {4, 8}, costs{}, {static_cast<double>(limit), 1}, objective::makespan,

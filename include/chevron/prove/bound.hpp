@@ -6,6 +6,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/factors.hpp>
+#include <chevron/prove/free_places.hpp>
 #include <chevron/prove/wire_bound.hpp>
 
 /// \file
@@ -232,17 +233,17 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     bool const limited = memory.most > 0 && memory.most < all;
     int const ahead = limited ? static_cast<int>(memory.most) : all;
     double const pending = limited ? memory.most / memory.kept_for_weight : all;
+    // Of so many of a kind, the longest or the shortest of all microbatches.
+    auto const sum_of = [&](buffer<double> const& by_chunk, int count, bool largest) {
+      return lengths == nullptr ? sum_of_most(by_chunk.data, chunks, micro_batches, count, largest)
+                                : lengths->computation.products(by_chunk.data, chunks, count, largest);
+    };
     // Before the first I only so many forwards can run: from the rank's first start on it waits at least so long.
-    double const most_forwards = lengths == nullptr ? sum_of_most(forward.data, chunks, micro_batches, ahead, true)
-                                                    : lengths->computation.products(forward.data, chunks, ahead, true);
-    double const wait = backward_start[last] - enters - most_forwards;
+    double const wait = backward_start[last] - enters - sum_of(forward, ahead, true);
     double const late = wait > 0 ? wait : 0;
     // Work done when the last I ends, and when the last F does.
     int const weights_done = pending < all ? all - static_cast<int>(pending) : 0;
-    double const least_weights = weights_done == 0   ? 0
-                                 : lengths == nullptr ? sum_of_most(weight.data, chunks, micro_batches, weights_done, false)
-                                                      : lengths->computation.products(weight.data, chunks, weights_done, false);
-    double const by_last_input = computations * (sum_forward + sum_input) - hidden + least_weights;
+    double const by_last_input = computations * (sum_forward + sum_input) - hidden + sum_of(weight, weights_done, false);
     double const most_held = lengths == nullptr ? memory.most : lengths->computation.largest(memory.most, chunks);
     double const left_over = limited ? most_held * densest : computations * (sum_input + sum_weight);
     double const by_last_forward = work - left_over + (limited ? late : 0);
@@ -252,7 +253,16 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double span = work + late;
     raise(span, by_last_input + late + costs.of(kind::backward_weight, first));
     raise(span, by_last_forward + round + leaves);
-    raise(span, (lengths == nullptr ? micro_batches * held : held) / (limited ? memory.most : all));
+    double const held_by_all = lengths == nullptr ? micro_batches * held : held;
+    raise(span, held_by_all / (limited ? memory.most : all));
+    if (limited && memory.kept_for_weight == 1 && !(costs.hidden > 0)) {
+      // With what no order can use. W that are left when the last I ends may run while that goes out.
+      free_places const unused(plan, costs, r);
+      double const filled = held_by_all + unused.lost(ahead, micro_batches);
+      double const left_last = sum_of(weight, ahead, true) - unused.lost_to_last_weights(ahead) / ahead;
+      raise(span, filled / ahead);
+      raise(best.makespan, enters + filled / ahead - left_last + way.after.data[first]);
+    }
     if (lengths == nullptr) {
       raise(span, input_end - enters + leaves);
     } else {
@@ -316,7 +326,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
 ///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
 ///     memory leaves no choice;
 ///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
-///   - each chunk is held at least once round and back, and only so many are at a time: in sum, and one after another;
+///   - each chunk is held at least once round and back, only so many at a time: one by one, and in sum with lost `free_places`;
 ///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
 /// And for each wire, where transfers occupy it: it carries all its messages one after the other, between their ways in and
 /// out. A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as

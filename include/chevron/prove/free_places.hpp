@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// Memory that no order can use: a part of `bounds`.
+
+namespace chevron::detail {
+
+/// What a rank loses of its places for chunks, each of which is taken from the start of an F to the end of that chunk's W. At any
+/// time u places are free, and p chunks only wait for their W. These are whole numbers, and only the rank's own actions change
+/// them:
+///   - a W that ends makes u one more, an F that begins one less;
+///   - an I that ends makes p one more, a W that begins one less;
+///   - so an I makes u + p one more, an F one less, and a W leaves it as it is.
+/// At the end of a step all three are what they were at its beginning. So for every j as many I run while u + p = j as F do, as
+/// many W while p = j as I, and as many W while u = j as F. Whatever departs from I, W, F, I, W, F ... therefore costs a whole
+/// round: if an F runs while a place is free, so do an I and a W.
+struct free_places {
+  double forward = 0, input = 0, weight = 0;  ///< the least that one takes on the rank
+  int turns = 0;                              ///< how often a microbatch goes on from a stage of the rank to its next one
+
+  /// \param costs at the least factors of any microbatch
+  constexpr free_places(plan_view const& plan, cost_view const& costs, int rank) {
+    bool first = true;
+    for (int s = 0; s < plan.stages; ++s) {
+      if (plan.rank_of[s] != rank) continue;
+      auto const lower = [&](double& least, kind of) {
+        double const takes = costs.of(of, s);
+        least = first || takes < least ? takes : least;
+      };
+      lower(forward, kind::forward);
+      lower(input, kind::backward_input);
+      lower(weight, kind::backward_weight);
+      turns += s + 1 < plan.stages && plan.rank_of[s + 1] == rank ? 1 : 0;
+      first = false;
+    }
+  }
+
+  /// The least sum, over a step, of places times the time in which they are free or hold a chunk that waits: for its W, or at a
+  /// turn for the F or I of the next stage.
+  ///
+  /// In the beginning the i-th F leaves places - i free. And at each turn a microbatch loses
+  ///   - on its way forwards I + W: if no place is free while the first F runs, the second waits for a W, and if no chunk waits
+  ///   for its
+  ///     W either, for an I, too. If one is free, or waits, that costs a round, and its I and the W by u are counted here;
+  ///   - on its way back F + W: if no chunk waits for its W while the second I runs, a W stood before it, and if no place is free
+  ///     either, an F, too. If one is free, or waits, that costs a round, and its F and the W by p are counted here.
+  /// \param places how many chunks the rank may hold, fewer than a step has
+  constexpr double lost(int places, int micro_batches) const {
+    return micro_batches * turns * (forward + input + 2 * weight) + (forward + input + weight) * rounds(places);
+  }
+  /// As many W as there are places may be left when the last I ends. For that the chunks of the places must have waited before,
+  /// in sum at least so long.
+  constexpr double lost_to_last_weights(int places) const { return weight * rounds(places); }
+
+ private:
+  /// 0 + 1 + ... + (places - 1), less one of each where turns count it.
+  constexpr double rounds(int places) const { return .5 * (places - 1) * (turns > 0 ? places - 2 : places); }
+};
+
+}  // namespace chevron::detail
