@@ -273,21 +273,19 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     }
     // One of the places that memory has for a stage's chunks must take its share of the microbatches, one after another.
     int nested = 0;
+    bool whole = memory.kept_for_weight == 1;  // W of one microbatch that are alike may run last stage first
     for (int s = 0; s < stages && limited; ++s) {
       if (plan.rank_of[s] != r) continue;
+      whole = whole && weight.data[nested] == weight.data[0];
       ++nested;  // who holds this chunk before its I is done holds those of the earlier stages, too
       int const places = ahead / nested > 1 ? ahead / nested : 1;
       int const turns = (micro_batches + places - 1) / places;
       double const w = costs.of(kind::backward_weight, s);
       double const trip = backward_start[s] + costs.of(kind::backward_input, s) - forward_start[s];
-      double trips = turns * trip;
-      double weights = (turns - 1) * w;
-      if (lengths != nullptr) {
-        sorted_factors const& c = lengths->computation;
-        trips = lengths->trips(s, trip, each, turns, c.smallest(turns), lengths->transfer.smallest(turns));
-        weights = c.smallest(turns - 1) * each.of(kind::backward_weight, s);
-      }
-      double const one_by_one = trips + (nested == 1 && memory.kept_for_weight == 1 ? weights : 0);
+      auto const shortest = [&](int count) { return lengths == nullptr ? count : lengths->computation.smallest(count); };
+      double const trips = lengths == nullptr ? turns * trip
+                                              : lengths->trips(s, trip, each, turns, shortest(turns), lengths->transfer.smallest(turns));
+      double const one_by_one = trips + (whole ? shortest(turns - 1) * each.of(kind::backward_weight, s) : 0);
       raise(span, one_by_one + w);
       raise(best.makespan, forward_start[s] + one_by_one + way.after.data[s]);
     }
