@@ -1,8 +1,8 @@
 """What no periodic order of so many microbatches a period can beat, by CP-SAT (OR-Tools), beside what search comes to.
 
-A V of some ranks, seven sets of costs, some numbers of chunks in flight. Printed are, of each case, the rate that `bounds` knows (a
-rank's work a microbatch), the shortest period that exists, and what a further microbatch takes in what `chevron-plan search` finds: the
-difference of two lengths, shared out. A period is proved to be the shortest if the solver has refused all shorter ones; else the least
+A V of some ranks, seven sets of costs, some numbers of chunks in flight. Printed are, of each case, a rank's work a microbatch, what a
+further microbatch takes at least by `bounds`, the shortest period that exists, and what a further microbatch takes in what
+`chevron-plan search` finds: the difference of two lengths, shared out. A period is proved to be the shortest if the solver has refused all shorter ones; else the least
 is given that it has not refused.
 
     .venv/bin/python bench/run/periods.py --ranks 4 --limits 4,5
@@ -101,16 +101,18 @@ def shortest_period(ranks, limit, costs, count, effort):
 
 
 def found_period(program, ranks, limit, costs, micro_batches):
-    """What a microbatch more takes in what search finds, on average from `micro_batches` to twice as many."""
-    lengths = []
+    """What a microbatch more takes, on average from `micro_batches` to twice as many: in what search finds, and by its bound."""
+    lengths, bounds = [], []
     for count in (micro_batches, 2 * micro_batches):
         words = [program, "search", "--format", "json", "--placement", "vee", "--chunks", "2", "--ranks", ranks, "--microbatches", count,
                  "--memory-limit", limit / 2, "--communication", costs[3]]
         for flag, cost in zip(("--forward", "--backward-input", "--backward-weight"), costs):
             words += [flag, cost]
         done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=True)
-        lengths.append(json.loads(done.stdout)["placements"][0]["length"])
-    return (lengths[1] - lengths[0]) / micro_batches
+        best = json.loads(done.stdout)["placements"][0]
+        lengths.append(best["length"])
+        bounds.append(best["bound"])
+    return (lengths[1] - lengths[0]) / micro_batches, (bounds[1] - bounds[0]) / micro_batches
 
 
 def main():
@@ -123,8 +125,8 @@ def main():
     flags.add_argument("--effort", type=float, default=30, help="for each period that is asked for, about seconds")
     asked = flags.parse_args()
     program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-plan")
-    print(f"| costs | limit | a rank's work | shortest period of {asked.in_period} | found |")
-    print("|---|---|---|---|---|")
+    print(f"| costs | limit | a rank's work | bound | shortest period of {asked.in_period} | found |")
+    print("|---|---|---|---|---|---|")
     for number, costs in enumerate(SETS):
         if asked.only not in (-1, number):
             continue
@@ -133,8 +135,9 @@ def main():
             period = f"{not_refused / asked.in_period:g}"
             if exists != not_refused:
                 period += f" or more, {exists / asked.in_period:g} exists" if exists else " or more"
-            found = found_period(program, asked.ranks, limit, costs, asked.microbatches)
-            print(f"| ({','.join(f'{c:g}' for c in costs)}) | {limit} | {2 * sum(costs[:3]):g} | {period} | {found:.1f} |", flush=True)
+            found, bound = found_period(program, asked.ranks, limit, costs, asked.microbatches)
+            case = f"({','.join(f'{c:g}' for c in costs)}) | {limit} | {2 * sum(costs[:3]):g}"
+            print(f"| {case} | {bound:.1f} | {period} | {found:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/catalogue/catalogue.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
 #include <chevron/prove/free_places.hpp>
 
 #include "bound_support.hpp"
@@ -131,4 +133,22 @@ TEST_CASE("no order of a rank loses less of its memory, and often one loses just
   // So whoever claims a little more is found out.
   CHECK(met > compared / 4);
   CHECK(met_until_input > compared / 4);
+}
+
+TEST_CASE("a microbatch more in a V with short memory, in closed form") {
+  for (int const ranks : {2, 4, 8}) {
+    for (costs const each : {costs{10, 11, 9, .5}, costs{10, 13, 7, 1}, costs{20, 18, 12, 2}, costs{10, 20, 10, 1}, costs{12, 14, 10, 1}}) {
+      for (int const places : {2, 4}) {
+        CAPTURE(ranks);
+        CAPTURE(places);
+        double const held = (2 * ranks + 1) * (each.forward + each.backward_input) + 2 * each.backward_weight + 4 * (ranks - 1) * each.communication;
+        double const lost = each.forward + each.backward_input + 2 * each.backward_weight;
+        double const work = 2 * (each.forward + each.backward_input + each.backward_weight);
+        auto const bound = [&](int micro_batches) {
+          return bounds(expand(catalogue::zb_v, {ranks, micro_batches}), each, {static_cast<double>(places), 1}).makespan;
+        };
+        CHECK((bound(512) - bound(256)) / 256 == doctest::Approx(std::max(work, (held + lost) / places)));
+      }
+    }
+  }
 }
