@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
@@ -220,6 +221,17 @@ TEST_CASE("holding less for W can only lower the bounds; a limit can only raise 
       before = whole;
     }
   }
+}
+
+TEST_CASE("a limit that misses a whole number by rounding counts as that, and one below a chunk has bounds, too") {
+  plan const p = catalogue::make_plan("ZBVZeroBubble", {4, 8});
+  costs const each{10, 13, 7, 1};
+  for (double const most : {2., 3., 4., 6.}) {
+    CHECK(bounds(p, each, {most - 1e-10, 1}).makespan == doctest::Approx(bounds(p, each, {most, 1}).makespan).epsilon(1e-9));
+    CHECK(bounds(p, each, {most - 1e-10, 1}).span == doctest::Approx(bounds(p, each, {most, 1}).span).epsilon(1e-9));
+  }
+  CHECK(std::isfinite(bounds(p, each, {.5, 1}).makespan));
+  CHECK(std::isfinite(bounds(p, each, {.5, 1}).span));
 }
 
 TEST_CASE("the smallest limit that can be kept") {

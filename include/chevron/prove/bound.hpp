@@ -231,7 +231,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double const work = computations * (sum_forward + sum_input + sum_weight) - hidden;
     int const all = micro_batches * chunks;
     bool const limited = memory.most > 0 && memory.most < all;
-    int const ahead = limited ? static_cast<int>(memory.most) : all;
+    int const ahead = limited ? static_cast<int>(memory.most + 1e-9) : all;
     double const pending = limited ? memory.most / memory.kept_for_weight : all;
     // Of so many of a kind, the longest or the shortest of all microbatches.
     auto const sum_of = [&](buffer<double> const& by_chunk, int count, bool largest) {
@@ -242,7 +242,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double const wait = backward_start[last] - enters - sum_of(forward, ahead, true);
     double const late = wait > 0 ? wait : 0;
     // Work done when the last I ends, and when the last F does.
-    int const weights_done = pending < all ? all - static_cast<int>(pending) : 0;
+    int const weights_done = pending < all ? all - static_cast<int>(pending + 1e-9) : 0;
     double const by_last_input = computations * (sum_forward + sum_input) - hidden + sum_of(weight, weights_done, false);
     double const most_held = lengths == nullptr ? memory.most : lengths->computation.largest(memory.most, chunks);
     double const left_over = limited ? most_held * densest : computations * (sum_input + sum_weight);
@@ -255,7 +255,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     raise(span, by_last_forward + round + leaves);
     double const held_by_all = lengths == nullptr ? micro_batches * held : held;
     raise(span, held_by_all / (limited ? memory.most : all));
-    if (limited && memory.kept_for_weight == 1 && !(costs.hidden > 0)) {
+    if (limited && ahead > 0 && memory.kept_for_weight == 1 && !(costs.hidden > 0)) {
       // With what no order can use. W that are left when the last I ends may run while that goes out.
       free_places const unused(plan, costs, r);
       double const filled = held_by_all + unused.lost(ahead, micro_batches);

@@ -54,7 +54,7 @@ struct found {
 namespace detail {
 
 /// The limits at which a search stops on its way up, whatever the limit asked for: every chunk, or a sixteenth of what all stages
-/// hold of one microbatch; an eighth of that below its half and for 64 stages or more, a quarter above it and for 256 or more.
+/// hold of one microbatch; an eighth of that for 64 stages or more, a quarter above it and for 256 or more.
 constexpr int next_limit(int limit, int stages) {
   int const parts = limit >= stages || stages >= 256 ? 4 : stages >= 64 ? 8 : 16;
   int const step = stages / parts > 1 ? stages / parts : 1;
