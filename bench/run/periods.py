@@ -1,9 +1,9 @@
 """What no periodic order of so many microbatches a period can beat, by CP-SAT (OR-Tools), beside what search comes to.
 
-A V of some ranks, seven sets of costs, some numbers of chunks in flight. Printed are, of each case, a rank's work a microbatch, what a
-further microbatch takes at least by `bounds`, the shortest period that exists, and what a further microbatch takes in what
-`chevron-plan search` finds: the difference of two lengths, shared out. A period is proved to be the shortest if the solver has refused all shorter ones; else the least
-is given that it has not refused.
+A V of some ranks, seven sets of costs, some numbers of chunks in flight. Printed are, of each case, a rank's work a microbatch,
+what a further microbatch takes at least by `bounds`, the shortest period that exists, and what a further microbatch takes in
+what `chevron-plan search` finds: the difference of two lengths, shared out. A period is proved to be the shortest if the solver
+has refused all shorter ones; else the least is given that it has not refused.
 
     .venv/bin/python bench/run/periods.py --ranks 4 --limits 4,5
 """

@@ -3,15 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/search/held.hpp>
 
 #include "bound_support.hpp"
 
@@ -33,15 +32,11 @@ struct small_case {
     static std::vector<std::vector<int>> const shapes{{0, 1},       {0, 0},       {0, 1, 0},       {0, 1, 1, 0}, {0, 1, 0, 1},
                                                       {1, 0, 0, 1}, {0, 0, 0},    {0, 1, 2, 2, 1, 0}, {0, 1, 2}};
     std::vector<int> const& ranks = shapes[static_cast<std::size_t>(below(static_cast<int>(shapes.size())))];
-    p.stages = static_cast<int>(ranks.size());
-    p.rank_of = buffer<std::int16_t>(p.stages);
-    int chunks = 0, count = 0;
-    for (int s = 0; s < p.stages; ++s) {
-      p.rank_of.data[s] = static_cast<std::int16_t>(ranks[s]);
-      chunks = std::max(chunks, static_cast<int>(std::count(ranks.begin(), ranks.end(), ranks[s])));
-      count = std::max(count, ranks[s] + 1);
-    }
-    p.size = {count, 1 + below(p.stages > 4 ? 4 : 5), chunks};
+    int const stages = static_cast<int>(ranks.size());
+    int const micro_batches = 1 + below(stages > 4 ? 4 : 5);
+    whole_backwards = below(3) == 0;
+    p = plan_on(ranks, micro_batches, (whole_backwards ? 2 : 3) * stages * micro_batches);
+    int const chunks = p.size.chunks;
     each = some_costs(random);
     each.hidden = below(3) == 0 ? each.hidden : 0;
     if (below(2) == 0) {
@@ -55,21 +50,16 @@ struct small_case {
     }
     memory.kept_for_weight = below(3) == 0 ? .1 + .2 * below(5) : 1;
     memory.most = chunks + below(2 * chunks + 1) + (below(3) == 0 ? .5 : 0);
-    whole_backwards = below(3) == 0;
     // One microbatch after the other keeps every limit.
-    order.resize(static_cast<std::size_t>(count));
-    for (int m = 0; m < p.size.micro_batches; ++m) {
+    order.resize(static_cast<std::size_t>(p.size.ranks));
+    for (int m = 0; m < micro_batches; ++m) {
       auto const add = [&](kind of, int s) { order[static_cast<std::size_t>(ranks[s])].push_back(make_action(of, s, m)); };
-      for (int s = 0; s < p.stages; ++s) add(kind::forward, s);
-      for (int s = p.stages - 1; s >= 0; --s) {
+      for (int s = 0; s < stages; ++s) add(kind::forward, s);
+      for (int s = stages - 1; s >= 0; --s) {
         add(whole_backwards ? kind::backward : kind::backward_input, s);
         if (!whole_backwards) add(kind::backward_weight, s);
       }
     }
-    int actions = 0;
-    for (auto const& one : order) actions += static_cast<int>(one.size());
-    p.begin = buffer<int>(count + 1);
-    p.actions = buffer<action>(actions);
   }
 
   /// Whether a rank may do this: each chunk's actions in turn, within memory, and pairs of an F and a backward of another chunk.
@@ -82,8 +72,8 @@ struct small_case {
       bool const forward = one.kind == kind::forward, weight = one.kind == kind::backward_weight;
       if (state != (forward ? 0 : weight ? 2 : 1)) return false;
       state = forward ? 1 : 2;
-      held += forward ? 1 : one.kind == kind::backward ? -1 : weight ? -memory.kept_for_weight : memory.kept_for_weight - 1;
-      if (held > memory.most + 1e-9) return false;
+      held += search::detail::held_change(one.kind, memory);
+      if (held > memory.most + activation_limit::rounding) return false;
       if (!one.fused) continue;
       bool const pair = forward && i + 1 < of.size() && of[i + 1].kind == kind::backward &&
                         (of[i + 1].stage != one.stage || of[i + 1].micro_batch != one.micro_batch);

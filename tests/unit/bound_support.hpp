@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -59,6 +60,26 @@ struct some_lengths {
   }
 };
 
+/// The costs of F, I, W and a message that docs/search.md has in its tables.
+inline constexpr costs seven_costs[] = {{10, 10, 10, 0}, {10, 11, 9, .5}, {10, 13, 7, 1}, {20, 18, 12, 2},
+                                        {10, 20, 10, 1}, {10, 10, 5, .5}, {12, 14, 10, 1}};
+
+/// A plan with these stages on ranks and room for so many actions, none of which are there yet.
+inline plan plan_on(std::vector<int> const& rank_of, int micro_batches, int actions = 0) {
+  plan p;
+  p.stages = static_cast<int>(rank_of.size());
+  p.size = {1 + *std::max_element(rank_of.begin(), rank_of.end()), micro_batches, 0};
+  p.rank_of = buffer<std::int16_t>(p.stages);
+  for (int s = 0; s < p.stages; ++s) {
+    p.rank_of.data[s] = static_cast<std::int16_t>(rank_of[static_cast<std::size_t>(s)]);
+    auto const same = std::count(rank_of.begin(), rank_of.end(), rank_of[static_cast<std::size_t>(s)]);
+    p.size.chunks = std::max(p.size.chunks, static_cast<int>(same));
+  }
+  p.begin = buffer<int>(p.size.ranks + 1);
+  p.actions = buffer<action>(actions);
+  return p;
+}
+
 /// What an order of one rank with one stage holds when so many F, I and W are done.
 inline double held_after(int const (&done)[3], activation_limit memory) {
   return done[0] - (1 - memory.kept_for_weight) * done[1] - memory.kept_for_weight * done[2];
@@ -84,14 +105,10 @@ inline void all_orders(int stage, std::vector<int> const& given, activation_limi
 inline lower_bounds shortest_of(int micro_batches, std::vector<std::vector<std::vector<action>>> const& orders,
                                 cost_view const& costs) {
   int const ranks = static_cast<int>(orders.size());
-  plan p;
-  p.size = {ranks, micro_batches, 1};
-  p.stages = ranks;
-  p.rank_of = buffer<std::int16_t>(ranks);
-  p.begin = buffer<int>(ranks + 1);
-  p.actions = buffer<action>(3 * ranks * micro_batches);
+  std::vector<int> in_line(orders.size());
+  std::iota(in_line.begin(), in_line.end(), 0);
+  plan p = plan_on(in_line, micro_batches, 3 * ranks * micro_batches);
   for (int r = 0; r <= ranks; ++r) p.begin.data[r] = 3 * micro_batches * r;
-  for (int r = 0; r < ranks; ++r) p.rank_of.data[r] = static_cast<std::int16_t>(r);
   std::vector<std::size_t> choice(static_cast<std::size_t>(ranks), 0);
   lower_bounds best{1e300, 1e300};
   while (true) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <random>
 #include <utility>
 #include <vector>
@@ -29,12 +28,8 @@ struct one_rank {
   int micro_batches, places;
 
   one_rank(std::vector<int> const& rank_of, int micro_batches, int places, stage_costs<most_stages> const& costs)
-      : costs(costs), micro_batches(micro_batches), places(places) {
-    shape.stages = static_cast<int>(rank_of.size());
-    shape.size = {1 + *std::max_element(rank_of.begin(), rank_of.end()), micro_batches, 1};
-    shape.rank_of = buffer<std::int16_t>(shape.stages);
+      : shape(plan_on(rank_of, micro_batches)), costs(costs), micro_batches(micro_batches), places(places) {
     for (int s = 0; s < shape.stages; ++s) {
-      shape.rank_of.data[s] = static_cast<std::int16_t>(rank_of[s]);
       if (rank_of[s] != 0) continue;
       stages.push_back(s);
       is_turn.push_back(s + 1 < shape.stages && rank_of[s + 1] == 0);
@@ -137,11 +132,12 @@ TEST_CASE("no order of a rank loses less of its memory, and often one loses just
 
 TEST_CASE("a microbatch more in a V with short memory, in closed form") {
   for (int const ranks : {2, 4, 8}) {
-    for (costs const each : {costs{10, 11, 9, .5}, costs{10, 13, 7, 1}, costs{20, 18, 12, 2}, costs{10, 20, 10, 1}, costs{12, 14, 10, 1}}) {
+    for (costs const& each : seven_costs) {
       for (int const places : {2, 4}) {
         CAPTURE(ranks);
         CAPTURE(places);
-        double const held = (2 * ranks + 1) * (each.forward + each.backward_input) + 2 * each.backward_weight + 4 * (ranks - 1) * each.communication;
+        double const held = (2 * ranks + 1) * (each.forward + each.backward_input) + 2 * each.backward_weight +
+                            4 * (ranks - 1) * each.communication;
         double const lost = each.forward + each.backward_input + 2 * each.backward_weight;
         double const work = 2 * (each.forward + each.backward_input + each.backward_weight);
         auto const bound = [&](int micro_batches) {

@@ -371,19 +371,17 @@ TEST_CASE("eager orders are lawful and keep the limit, whatever a rank does firs
 }
 
 TEST_CASE("spans with twice the memory have next to no bubble") {
-  double const sets[][4] = {{10, 11, 9, .5}, {10, 13, 7, 1}, {20, 18, 12, 2}, {10, 20, 10, 1}, {10, 10, 5, .5}, {12, 14, 10, 1}};
-  for (auto const& of : sets) {
-    CAPTURE(of[1]);
-    costs const each{of[0], of[1], of[2], of[3]};
+  for (costs const& each : seven_costs) {
+    CAPTURE(each.backward_input);
     found const got = find(placement::vee, {4, 16, 2}, each, {16, 1}, objective::span, {.trials = 20000});
     hold(got, each, {16, 1}, objective::span);
-    CHECK(got.bound == 32 * (of[0] + of[1] + of[2]));
+    CHECK(got.bound == 32 * (each.forward + each.backward_input + each.backward_weight));
     CHECK(got.length <= got.bound * 1.005);
   }
 }
 
 TEST_CASE("what a compiler has time for comes near the bound, too, with 1.25 P chunks or more in a V") {
-  for (costs const each : {costs{10, 11, 9, .5}, costs{10, 13, 7, 1}, costs{20, 18, 12, 2}, costs{10, 20, 10, 1}, costs{12, 14, 10, 1}}) {
+  for (costs const& each : seven_costs) {
     for (int const limit : {10, 12, 14}) {
       CAPTURE(limit);
       CAPTURE(each.backward_input);
@@ -395,17 +393,25 @@ TEST_CASE("what a compiler has time for comes near the bound, too, with 1.25 P c
 }
 
 TEST_CASE("in a V with memory for one microbatch the best is found, and proved to be that") {
-  for (costs const each : {costs{10, 10, 10, 0}, costs{10, 11, 9, .5}, costs{10, 13, 7, 1}, costs{20, 18, 12, 2},
-                           costs{10, 20, 10, 1}, costs{10, 10, 5, .5}, costs{12, 14, 10, 1}}) {
+  for (costs const& each : seven_costs) {
     for (int const ranks : {2, 4, 8}) {
       CAPTURE(ranks);
       CAPTURE(each.backward_input);
-      found const got =
-          find(placement::vee, {ranks, 4 * ranks, 2}, each, {2, 1}, objective::makespan, {.trials = 20000});
+      found const got = find(placement::vee, {ranks, 4 * ranks, 2}, each, {2, 1}, objective::makespan, {.trials = 20000});
       hold(got, each, {2, 1}, objective::makespan);
       CHECK(got.optimal());
     }
   }
+}
+
+TEST_CASE("a limit that misses a whole number by rounding is that number") {
+  costs const each{10, 13, 7, 1};
+  found const whole = find(placement::vee, {4, 8, 2}, each, {4, 1}, objective::makespan, {.trials = 2000});
+  found const nearly = find(placement::vee, {4, 8, 2}, each, {4 - 1e-10, 1}, objective::makespan, {.trials = 2000});
+  hold(nearly, each, {4, 1}, objective::makespan);
+  CHECK(nearly.length == whole.length);
+  CHECK(nearly.bound == doctest::Approx(whole.bound));
+  CHECK_FALSE(find(placement::vee, {4, 8, 2}, each, {2 - 1e-10, 1}).best.problem);
 }
 
 TEST_CASE("more memory is of use at every number of chunks, not only at some of them") {
@@ -413,7 +419,8 @@ TEST_CASE("more memory is of use at every number of chunks, not only at some of 
   double before = 0;
   for (int limit = 2; limit <= 8; ++limit) {
     CAPTURE(limit);
-    found const got = find(placement::vee, {8, 32, 2}, each, {static_cast<double>(limit), 1}, objective::makespan, {.trials = 20000});
+    activation_limit const memory{static_cast<double>(limit), 1};
+    found const got = find(placement::vee, {8, 32, 2}, each, memory, objective::makespan, {.trials = 20000});
     if (limit > 2) CHECK(got.length < .95 * before);
     before = got.length;
   }

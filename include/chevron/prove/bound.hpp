@@ -5,6 +5,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/activation_limit.hpp>
 #include <chevron/prove/factors.hpp>
 #include <chevron/prove/free_places.hpp>
 #include <chevron/prove/wire_bound.hpp>
@@ -96,13 +97,6 @@ struct unhindered {
 };
 
 }  // namespace detail
-
-/// How much a rank may hold, counted in chunks whose backward has not begun. Between I and W a chunk holds a share of
-/// that: 1 in the model of `peak_in_flight`, less where I lets go of what only it needs (arXiv 2401.10241, table 1).
-struct activation_limit {
-  double most = 0;             ///< 0: no limit
-  double kept_for_weight = 1;  ///< above 0, at most 1
-};
 
 namespace detail {
 
@@ -231,8 +225,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double const work = computations * (sum_forward + sum_input + sum_weight) - hidden;
     int const all = micro_batches * chunks;
     bool const limited = memory.most > 0 && memory.most < all;
-    int const ahead = limited ? static_cast<int>(memory.most + 1e-9) : all;
-    double const pending = limited ? memory.most / memory.kept_for_weight : all;
+    int const ahead = limited ? memory.chunks() : all;
     // Of so many of a kind, the longest or the shortest of all microbatches.
     auto const sum_of = [&](buffer<double> const& by_chunk, int count, bool largest) {
       return lengths == nullptr ? sum_of_most(by_chunk.data, chunks, micro_batches, count, largest)
@@ -242,7 +235,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double const wait = backward_start[last] - enters - sum_of(forward, ahead, true);
     double const late = wait > 0 ? wait : 0;
     // Work done when the last I ends, and when the last F does.
-    int const weights_done = pending < all ? all - static_cast<int>(pending + 1e-9) : 0;
+    int const weights_done = limited && memory.waiting_chunks() < all ? all - memory.waiting_chunks() : 0;
     double const by_last_input = computations * (sum_forward + sum_input) - hidden + sum_of(weight, weights_done, false);
     double const most_held = lengths == nullptr ? memory.most : lengths->computation.largest(memory.most, chunks);
     double const left_over = limited ? most_held * densest : computations * (sum_input + sum_weight);

@@ -102,7 +102,7 @@ class annealing {
     double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
     for (int i = from; i <= to; ++i) {
       held += played_.change_of(played_.row_of.data[played_.order.data[i]], memory_);
-      if (held > memory_.most + held_rounding) return false;
+      if (held > memory_.most + activation_limit::rounding) return false;
     }
     return true;
   }

@@ -3,7 +3,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/activation_limit.hpp>
 #include <chevron/search/effort.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>
@@ -158,7 +158,7 @@ class backfill {
   constexpr bool fits(int rank, int row, int a) const {
     double const change = change_of(row);
     if (change <= 0 || !(memory_.most > 0)) return true;
-    double const limit = memory_.most + held_rounding - change;
+    double const limit = memory_.most + activation_limit::rounding - change;
     if (held_.data[rank] > limit) return false;
     for (int i = reached_.data[rank]; i < at_.data[a]; ++i) {
       if (held_at_.data[i] > limit) return false;

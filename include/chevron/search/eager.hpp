@@ -128,7 +128,7 @@ class eager_order {
         if (m >= played_.micro_batches || can[k] >= 0) continue;
         if (k == 0) {
           double const room = 2 * stage < played_.stages ? most * rule.most_early : most;
-          bool const full = memory_.most > 0 && held_.data[rank] + 1 > memory_.most + held_rounding;
+          bool const full = memory_.most > 0 && held_.data[rank] + 1 > memory_.most + activation_limit::rounding;
           if (full || (flying > 0 && flying >= room)) continue;  // full with nothing in flight: there is a W to run
         }
         double const there = ready(row * played_.micro_batches + m);

@@ -84,7 +84,7 @@ constexpr finding refusal(plan_view const& placed, activation_limit memory) {
   f.broken = law::description;
   f.words = "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ";
   f.number = least_in_flight(placed);
-  if (memory.most > 0 && memory.most < static_cast<double>(f.number)) return f;
+  if (memory.most > 0 && memory.chunks() < f.number) return f;
   f.words = "what a chunk keeps for its W must be a share above 0 and at most 1; stages: ";
   f.number = placed.stages;
   if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1) return f;
@@ -136,7 +136,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   // What the catalogue has, and the paper's rule; each is looked at again where the limit on the way up first allows it.
   int const all = placed.size.micro_batches * placed.size.chunks;
   bool const limited = memory.most > 0 && memory.most < all;
-  double const most = limited ? memory.most : all;
+  double const most = limited ? memory.rounded() : all;
   bool const straight = in_line(placed);
   watched watch(how_hard.watch);
   watch.now.bound = result.bound;

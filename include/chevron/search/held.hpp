@@ -1,15 +1,12 @@
 #pragma once
 
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/activation_limit.hpp>
 
 /// \file
 /// What an order holds at most, and whether that is within a limit.
 
 namespace chevron::search::detail {
-
-/// Rounding in sums of what chunks hold.
-inline constexpr double held_rounding = 1e-9;
 
 /// By how much an action changes what its rank holds, in chunks whose backward has not begun.
 constexpr double held_change(kind what, activation_limit const& memory) {
@@ -32,7 +29,7 @@ constexpr double most_held(activation_limit const& memory, plan_view const& plan
 }
 
 constexpr bool keeps(activation_limit const& memory, plan_view const& plan) {
-  return !(memory.most > 0) || most_held(memory, plan) <= memory.most + held_rounding;
+  return !(memory.most > 0) || most_held(memory, plan) <= memory.most + activation_limit::rounding;
 }
 
 }  // namespace chevron::search::detail

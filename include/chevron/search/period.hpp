@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include <chevron/plan/buffer.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/activation_limit.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/rows.hpp>
 
@@ -144,7 +144,7 @@ class period_order {
       if (per_ > 1 && !(x % per_ + 1 < per_ ? before(x, x + 1) : before(x, x + 1 - per_, 1))) return false;
     }
     if (!(memory_.most > 0)) return true;
-    double const limit = memory_.most + held_rounding;
+    double const limit = memory_.most + activation_limit::rounding;
     for (int i = begin_.data[rank]; i < begin_.data[rank + 1]; ++i) {
       held += change_of(sequence_.data[i]);
       if (held > limit) return false;

@@ -110,7 +110,7 @@ class drawn_descent {
     double held = 0;
     for (int i = best_.begin.data[rank]; i < best_.begin.data[rank + 1]; ++i) {
       held += held_change(best_.actions.data[i].kind, memory_);
-      if (held > memory_.most + held_rounding) return false;
+      if (held > memory_.most + activation_limit::rounding) return false;
     }
     return true;
   }

@@ -51,7 +51,7 @@ constexpr bool in_line(plan_view const& placed) {
 constexpr void finish(plan& made, activation_limit memory) {
   bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
   made.name = "searched";
-  made.in_flight_limit = counted ? static_cast<int>(memory.most) : peak_in_flight(made);
+  made.in_flight_limit = counted ? memory.chunks() : peak_in_flight(made);
 }
 
 /// A plan to begin with, with microbatches in ascending order where they are of unequal length: changing their order then would change
@@ -184,9 +184,9 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
   auto const base =
       schedule_of(split ? work_graph::split_backward : work_graph::full_backward).place(where).assuming(average(placed, costs));
   int const all = placed.size.micro_batches * placed.size.chunks;
-  double const room = memory.most > 0 ? memory.most / memory.kept_for_weight : all;
-  int const most = room < all ? static_cast<int>(room) : all;
-  int const least = memory.most > 0 && memory.most < all ? static_cast<int>(memory.most) : all;
+  bool const limited = memory.most > 0 && memory.most < all;
+  int const most = limited && memory.waiting_chunks() < all ? memory.waiting_chunks() : all;
+  int const least = limited ? memory.chunks() : all;
   int const middle = least + (most - least) / 2;
   for (int limit = least; limit <= most; limit = limit < middle ? middle : limit < most ? most : most + 1) {
     auto const consider = [&](auto... preferred) {
@@ -211,7 +211,7 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
 template <class Visit>
 constexpr void for_each_with_slack(shape size, cost_view const& costs, activation_limit memory, bool split,
                                    Visit const& visit) {
-  int const room = memory.most > 0 ? static_cast<int>(memory.most) - size.ranks : size.micro_batches;
+  int const room = memory.most > 0 ? memory.chunks() - size.ranks : size.micro_batches;
   chevron::detail::mean_factors const factors(costs.lengths, size.micro_batches);
   chevron::detail::scaled_costs const scaled(costs.lengths.alike() ? 0 : size.ranks, costs, factors.computation, factors.transfer);
   buffer<catalogue::slack> const needed =

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include <chevron/plan/buffer.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/activation_limit.hpp>
 #include <chevron/search/backfill.hpp>
 #include <chevron/search/effort.hpp>
 #include <chevron/search/objective.hpp>

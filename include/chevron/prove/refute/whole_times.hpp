@@ -6,7 +6,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/activation_limit.hpp>
 
 /// \file
 /// The actions of a step without an order, in whole units of time, and what must come before what in every order.
@@ -81,7 +81,7 @@ class whole_times {
     }
     double const all = static_cast<double>(micro_batches) * placed.size.chunks;
     limited = memory.most > 0 && memory.most < all;
-    most = memory.most + limit_rounding;
+    most = memory.most + activation_limit::rounding;
     if (limited) add_memory(placed, split);
     if (!exact_) rounding = 2 * static_cast<whole_time>(count) + 8;
     connect();
@@ -150,7 +150,6 @@ class whole_times {
     int from, to;
     whole_time delay;
   };
-  static constexpr double limit_rounding = 1e-6;
   static constexpr int most_chains = 64;  // on a rank: sets of them have a bit each
 
   /// What a limit says of two actions. When F of a stage begins for microbatch m, that stage and the rank's earlier ones, j in

@@ -52,7 +52,7 @@ std::string decided_by_first(transport& comm, char const* what, long step, Decid
 inline proved_program searched_program(std::string_view csv, activation_limit memory) {
   plan made = read_csv(csv).plan;
   made.name = "searched";
-  if (memory.kept_for_weight == 1) made.in_flight_limit = static_cast<int>(memory.most);
+  if (memory.kept_for_weight == 1) made.in_flight_limit = memory.chunks();
   return lower(prove(std::move(made)));
 }
 

@@ -34,7 +34,7 @@ constexpr found replan(plan_view const& known, cost_view const& costs, activatio
     if (!f) {
       f.broken = law::description;
       f.words = "a plan to begin with must train and keep the memory limit, in whole chunks: ";
-      f.number = static_cast<int>(memory.most);
+      f.number = memory.chunks();
     }
     result.best = chevron::detail::refused(known.size, "searched", f);
     return result;
