@@ -414,6 +414,20 @@ TEST_CASE("a limit that misses a whole number by rounding is that number") {
   CHECK_FALSE(find(placement::vee, {4, 8, 2}, each, {2 - 1e-10, 1}).best.problem);
 }
 
+TEST_CASE("a limit beyond all numbers of chunks is none, and so is what next to nothing is kept for") {
+  costs const each{10, 13, 7, 1};
+  found const free = find(placement::vee, {4, 8, 2}, each, {}, objective::makespan, {.trials = 2000});
+  for (double const most : {1e10, 1e300}) {
+    found const got = find(placement::vee, {4, 8, 2}, each, {most, 1}, objective::makespan, {.trials = 2000});
+    REQUIRE_FALSE(got.best.problem);
+    CHECK(got.length == free.length);
+    CHECK(got.bound == free.bound);
+  }
+  activation_limit const kept_little{4, 1e-12};
+  found const got = find(placement::vee, {4, 8, 2}, each, kept_little, objective::makespan, {.trials = 2000});
+  hold(got, each, kept_little, objective::makespan);
+}
+
 TEST_CASE("more memory is of use at every number of chunks, not only at some of them") {
   costs const each{10, 13, 7, 1};
   double before = 0;
