@@ -82,7 +82,7 @@ elseif(NOT LibTorch_CPU_LIBRARY OR NOT LibTorch_C10_LIBRARY)
     "  Remedy: -DCHEVRON_TORCH_DIR=<folder that holds include/ and lib/>")
   string(JOIN "" _torch_reason ${_torch_reason})
 else()
-  set(_torch_reason "LibTorch in ${_torch_dir} is ${LibTorch_VERSION}, wanted is 2.7 or later.\n"
+  set(_torch_reason "LibTorch in ${_torch_dir} is ${LibTorch_VERSION}, wanted is 2.9 or later.\n"
     "  Remedy: -DCHEVRON_TORCH_DIR=<folder of a newer one>")
   string(JOIN "" _torch_reason ${_torch_reason})
 endif()
@@ -91,7 +91,7 @@ include(FindPackageHandleStandardArgs)
 if(LibTorch_FIND_VERSION)
   set(_torch_wanted ${LibTorch_FIND_VERSION})
 else()
-  set(LibTorch_FIND_VERSION 2.7)  # the first with the C++11 string layout in every wheel
+  set(LibTorch_FIND_VERSION 2.9)  # chevron/run/core/libtorch.hpp says why
 endif()
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_DIR_USED

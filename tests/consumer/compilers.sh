@@ -9,6 +9,7 @@ rm -rf "$work"
 mkdir -p "$work"
 sed -n '/^schedule   4 ranks/,/^F forward/p' "$CHEVRON_SOURCE/README.md" >"$work/expected"
 [ "$(wc -l <"$work/expected")" -ge 10 ]
+warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion"
 found=
 for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 16 17 18 19 20 21 22 23 24); do
   command -v "$compiler" >/dev/null || continue
@@ -19,8 +20,7 @@ for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 
     g++*) limit=-fconstexpr-ops-limit=268435456 ;;
     clang*) limit=-fconstexpr-steps=268435456 ;;
   esac
-  "$compiler" -std=c++20 $limit -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion "-I$CHEVRON_SOURCE/include" \
-    "$work/hello.cpp" -o "$work/hello"
+  "$compiler" -std=c++20 $limit -Werror $warnings "-I$CHEVRON_SOURCE/include" "$work/hello.cpp" -o "$work/hello"
   "$work/hello" >"$work/said"
   # The wrong neighbour is an error under each of them.
   if sed 's/(ranks - 1 - rank)/rank/' "$CHEVRON_SOURCE/examples/hello.cpp" |
@@ -37,9 +37,13 @@ for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 
 done
 if [ -n "${clang:-}" ] && [ -n "${1:-}" ]; then
   began=$(date +%s)
-  { cat "$CHEVRON_SOURCE/examples/minimal_train.cpp"; printf '#include <chevron/%s.hpp>\n' multiprocess checkpoint data; } >"$work/train.cpp"
-  "$clang" -std=c++20 -fconstexpr-steps=268435456 -fsyntax-only -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion \
-    -Wno-sign-conversion -DUSE_C10D -DUSE_C10D_GLOO -DUSE_DISTRIBUTED "-I$CHEVRON_SOURCE/include" "-I$CHEVRON_SOURCE/examples" \
+  # A number of a stage may be a seed as it is: only headers are looked at for changes of sign, what the program makes of their
+  # templates included.
+  { printf '#include <chevron/%s.hpp>\n' run multiprocess checkpoint data
+    echo '#pragma clang diagnostic ignored "-Wsign-conversion"'
+    cat "$CHEVRON_SOURCE/examples/minimal_train.cpp"; } >"$work/train.cpp"
+  "$clang" -std=c++20 -fconstexpr-steps=268435456 -fsyntax-only -Werror $warnings \
+    -DUSE_C10D -DUSE_C10D_GLOO -DUSE_DISTRIBUTED "-I$CHEVRON_SOURCE/include" "-I$CHEVRON_SOURCE/examples" \
     -isystem "$CHEVRON_SOURCE/include/chevron/run/comm/gloo/shim" -isystem "$1/include" \
     -isystem "$1/include/torch/csrc/api/include" "$work/train.cpp"
   echo "$clang, the run side: $(($(date +%s) - began)) s"

@@ -12,6 +12,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <chevron/run/core/libtorch.hpp>
+
 /// \file
 /// Nodes of autograd's graph at which the backward of a stage begins, ends or is cut.
 
@@ -57,7 +59,7 @@ inline bool wants_all_gradients(Node const& node) {
 
 /// A node from which parameters are reached by a branch of its own, and what arrived at each of its inputs.
 struct kept_node {
-  std::shared_ptr<Node> node;
+  node_ptr<> node;
   variable_list gradients;
 };
 

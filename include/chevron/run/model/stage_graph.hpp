@@ -20,6 +20,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/graph_nodes.hpp>
 
@@ -61,7 +62,7 @@ class stage_graph {
     for (at::Tensor const& input : inputs) {
       at::Tensor seen = input.defined() ? input.detach() : input;
       if (differentiable && carries_gradient(seen)) {
-        if (!entry_) entry_ = std::make_shared<detail::graph_entry>();
+        if (!entry_) entry_ = detail::make_node<detail::graph_entry>();
         torch::autograd::create_gradient_edge(seen, entry_);
       }
       seen_by_stage.push_back(std::move(seen));
@@ -193,7 +194,7 @@ class stage_graph {
 
   /// A node that leads to the stage's inputs; `kept` if to parameters by a branch of its own, too.
   struct path_node {
-    std::shared_ptr<detail::Node> node;
+    detail::node_ptr<> node;
     bool kept = false;
   };
 
@@ -209,13 +210,13 @@ class stage_graph {
     /// Lists the path nodes below the roots, and those of them that have a branch to parameters.
     void collect_path(detail::edge_list const& roots, std::vector<path_node>& path, std::vector<detail::kept_node>& kept) {
       std::unordered_map<detail::Node*, bool> listed;
-      auto add = [&](std::shared_ptr<detail::Node> const& node) {
+      auto add = [&](detail::node_ptr<> const& node) {
         if (found_.at(node.get()).input && listed.emplace(node.get(), true).second) path.push_back({node});
       };
       for (detail::Edge const& root : roots) add(root.function);
       for (std::size_t i = 0; i < path.size(); ++i) {
         bool branch = false;
-        std::shared_ptr<detail::Node> const node = path[i].node;
+        detail::node_ptr<> const node = path[i].node;
         for (detail::Edge const& edge : node->next_edges()) {
           if (!edge.is_valid()) continue;
           add(edge.function);
@@ -240,7 +241,7 @@ class stage_graph {
           if (slices != nullptr && slices->fn) slices->fn->next_edges()[i] = detail::Edge();
           bool const asked_all_the_same = kept && detail::wants_all_gradients(*node);
           edge = asked_all_the_same
-                     ? detail::Edge(std::make_shared<detail::gradient_sink>(edge.function->input_metadata(edge.input_nr)), 0)
+                     ? detail::Edge(detail::make_node<detail::gradient_sink>(edge.function->input_metadata(edge.input_nr)), 0)
                      : detail::Edge();
         }
       }
@@ -299,7 +300,7 @@ class stage_graph {
       // The engine takes the root's device and stream from a gradient of its own, which nobody reads.
       auto const known = std::find_if(weight_gradients_.begin(), weight_gradients_.end(), defined);
       at::Tensor const start = at::empty({0}, known == weight_gradients_.end() ? at::TensorOptions() : known->options());
-      auto const root = std::make_shared<detail::kept_gradients>();
+      auto const root = detail::make_node<detail::kept_gradients>();
       root->add_input_metadata(start);
       root->set_next_edges(std::exchange(weight_roots_, {detail::Edge(root, 0)}));
       root->kept = std::exchange(weight_gradients_, {start});
@@ -331,10 +332,10 @@ class stage_graph {
     }
   }
 
-  std::shared_ptr<detail::graph_entry> entry_;  // of the inputs; null without a differentiable one
-  detail::edge_list ends_;                      // of the floating-point outputs; invalid where no gradient is needed
-  std::vector<detail::kept_node> kept_;         // between I and W
-  detail::edge_list weight_roots_;              // outputs that lead to parameters only
+  detail::node_ptr<detail::graph_entry> entry_;  // of the inputs; null without a differentiable one
+  detail::edge_list ends_;                       // of the floating-point outputs; invalid where no gradient is needed
+  std::vector<detail::kept_node> kept_;          // between I and W
+  detail::edge_list weight_roots_;               // outputs that lead to parameters only
   detail::variable_list weight_gradients_;
 };
 

@@ -28,7 +28,7 @@ inline std::string begins_with(at::Tensor const& t) {
   std::int64_t const stride = std::max<std::int64_t>(t.numel() / enough, 1);
   at::Tensor const some = t.detach().reshape({-1}).slice(0, 0, t.numel(), stride).contiguous().cpu();
   auto const* const bytes = static_cast<char const*>(some.const_data_ptr());
-  std::size_t const one = some.element_size();
+  auto const one = static_cast<std::size_t>(some.element_size());
   if (std::memcmp(bytes, bytes + one, some.nbytes() - one) == 0) return "";
   byte_fingerprint sum;
   sum.add(bytes, some.nbytes());

@@ -57,7 +57,7 @@ class gradient_buckets {
       f.memory = at::zeros({f.elements}, f.options);
       // Neither Gloo nor NCCL sums complex numbers.
       at::Tensor const numbers = f.memory.is_complex() ? at::view_as_real(f.memory).flatten() : f.memory;
-      auto const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes / numbers.element_size()));
+      std::int64_t const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes) / numbers.element_size());
       for (std::int64_t at = 0; at < numbers.numel(); at += most)
         buckets_.push_back(numbers.narrow(0, at, std::min(most, numbers.numel() - at)));
     }

@@ -5,6 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
+#include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
@@ -41,7 +42,7 @@ class allocator_stats {
     out.active = stats.active_bytes[all].peak;
     out.reserved = stats.reserved_bytes[all].peak;
     out.planned = begin_ + kept;
-    if (total_ == 0) total_ = static_cast<std::int64_t>(from_->getMemoryInfo(index_).second);
+    if (total_ == 0) total_ = detail::device_bytes(*from_, index_);
     out.total = total_;
     return out;
   }

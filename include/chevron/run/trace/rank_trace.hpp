@@ -30,7 +30,7 @@ struct allocator_use {
   std::int64_t active = 0;    ///< most at one time in tensors, those that a stream still uses included
   std::int64_t reserved = 0;  ///< most at one time that the allocator had taken from the device
   std::int64_t planned = 0;   ///< what the step began with, and the most that the schedule keeps on top: activations in flight
-  std::int64_t total = 0;     ///< of the device
+  std::int64_t total = 0;     ///< of the device; 0 where LibTorch (2.9) does not say
 
   /// The most of either.
   void add(allocator_use const& other) {

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/version.h>
+
+/// \file
+/// All in which the supported versions of LibTorch differ for Chevron. 2.9 is the oldest: before it a Gloo group keeps the
+/// timeout it was made with (no `Backend::setTimeout`), and devices have no common allocator (`c10::DeviceAllocator`). Each
+/// difference is taken from the declarations themselves, so a build of LibTorch between two releases is served, too.
+
+#if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9)
+#error "Chevron needs LibTorch 2.9 or later: pass CMake -DCHEVRON_TORCH_DIR=<folder of a newer one>"
+#endif
+
+namespace chevron::detail {
+
+/// Counts the owners of a node of autograd's graph: a `std::shared_ptr` up to 2.12, a `c10::intrusive_ptr` from 2.13 on.
+template <class Node = torch::autograd::Node>
+using node_ptr =
+    std::conditional_t<std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>,
+                       std::shared_ptr<Node>, c10::intrusive_ptr<Node>>;
+
+template <class Node, class... Args>
+node_ptr<Node> make_node(Args&&... args) {
+  if constexpr (std::is_same_v<node_ptr<Node>, std::shared_ptr<Node>>) {
+    return std::make_shared<Node>(std::forward<Args>(args)...);
+  } else {
+    return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+  }
+}
+
+/// Bytes that a device has in all; 0 in 2.9, whose allocators do not say (`getMemoryInfo` is of 2.10).
+template <class Allocator>
+std::int64_t device_bytes(Allocator& from, c10::DeviceIndex index) {
+  if constexpr (requires { from.getMemoryInfo(index); }) {
+    return static_cast<std::int64_t>(from.getMemoryInfo(index).second);
+  } else {
+    return 0;
+  }
+}
+
+}  // namespace chevron::detail
