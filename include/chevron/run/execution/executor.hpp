@@ -386,9 +386,9 @@ class executor {
     }
   }
 
+  /// Before a B, I or W.
   void attach(instruction const& i) {
-    bool const adds = i.op.kind == kind::backward || i.op.kind == kind::backward_weight;
-    if (adds && gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
+    if (gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
   }
 
   /// F, B, I or W alone: what it needs has been brought. Of a pair, one of these runs in another thread.
