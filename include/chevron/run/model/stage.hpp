@@ -28,6 +28,7 @@ struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
   bool* drew = nullptr;                          ///< if given, and `draws` is: set to true where one was drawn
+  node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
   bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
 };
 
@@ -219,13 +220,14 @@ class stage {
   /// The same for the parts [first, last), in place.
   void forward_parts(std::size_t first, std::size_t last, tensors& values, forward_context const& around) {
     tensors results;  // of this call: the halves of a fused pair may be the same stage's
+    if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
     for (std::size_t p = first; p < last; ++p) {
       for (std::string const& name : parts_[p].side_inputs) values.push_back(find(name, around.side_inputs));
       std::optional<random_scope> scope;
       if (around.draws) {
         rng_key place = *around.draws;
         place.part = static_cast<int>(p);
-        scope.emplace(place, values);
+        scope.emplace(place, values, around.places);
       }
       detail::operator_watch const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
       parts_[p].forward(values, results);

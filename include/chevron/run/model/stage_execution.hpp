@@ -15,6 +15,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/autocast.hpp>
+#include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/buffer_snapshot.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/random_scope.hpp>
@@ -94,7 +95,7 @@ class stage_execution {
   void backward(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
     through(output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
-      s.graph.backward(output_gradients, input_gradients);
+      drawing(task, s, random_use::backward, output_gradients, [&] { s.graph.backward(output_gradients, input_gradients); });
     });
   }
 
@@ -106,7 +107,8 @@ class stage_execution {
         input_gradients.clear();
       } else {
         compute_again(task, s);
-        s.graph.backward_input(output_gradients, input_gradients);
+        drawing(task, s, random_use::backward, output_gradients,
+                [&] { s.graph.backward_input(output_gradients, input_gradients); });
       }
     });
   }
@@ -117,10 +119,14 @@ class stage_execution {
       section& s = sections_[i];
       if (s.recomputes && !s.differentiable) {
         compute_again(task, s);
-        s.graph.backward(s.postponed, scratch_);
+        drawing(task, s, random_use::backward, s.postponed, [&] { s.graph.backward(s.postponed, scratch_); });
         s.postponed.clear();
       } else {
-        s.graph.backward_weight();
+        tensors near;
+        if (!task.owner->parameters().empty()) near.push_back(task.owner->parameters().front().value);
+        // Without an I before it, a W is the whole backward.
+        random_use const use = s.differentiable ? random_use::backward_weight : random_use::backward;
+        drawing(task, s, use, near, [&] { s.graph.backward_weight(); });
       }
     }
   }
@@ -140,6 +146,7 @@ class stage_execution {
     bool recomputes = false;
     bool differentiable = false;
     stage_graph graph;
+    node_places places;                  // of the graph
     tensors inputs;                      // where it recomputes: from F until the graph is built
     std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
     tensors postponed;                   // output gradients, from I to W
@@ -176,19 +183,32 @@ class stage_execution {
   }
 
   /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
-  at::Tensor run(stage_task const& task, section const& s, tensors& values) {
+  at::Tensor run(stage_task const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
-    task.owner->forward_parts(s.first, s.last, values, task.around);
+    forward_context around = task.around;
+    around.places = &s.places;
+    s.places.clear();
+    task.owner->forward_parts(s.first, s.last, values, around);
     if (task.loss == nullptr || &s != &sections_.back()) return {};
     std::optional<random_scope> scope;
     if (task.around.draws) {
       rng_key place = *task.around.draws;
       place.part = static_cast<int>(s.last);
-      scope.emplace(place, values);
+      scope.emplace(place, values, &s.places);
     }
     at::Tensor loss = (*task.loss)(values, *task.targets);
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
     return loss;
+  }
+
+  /// Does a part of a section's backward, in which nodes and hooks may draw.
+  template <class Work>
+  static void drawing(stage_task const& task, section const& s, random_use use, std::span<at::Tensor const> near,
+                      Work const& work) {
+    std::optional<backward_scope> scope;
+    if (task.around.draws) scope.emplace(s.places, near, use);
+    work();
+    if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
   }
 
   /// Runs a section, in place, and in training follows it by autograd.
