@@ -420,14 +420,14 @@ class executor {
   /// What a computation that is done means for others.
   void retire(instruction const& i) {
     bool const training = !program_.plan.forward_only;
+    activation& slot = work_.of(i);
+    if (std::exchange(slot.drew, false) && captured_) captured_->mark_stochastic(i);
     if (i.op.kind != kind::forward) {
       if (i.op.kind == kind::backward_input) return;
       trace_.chunk_ends();
       deferred_.chunk_ends(i.op);
       return;
     }
-    activation& slot = work_.of(i);
-    if (std::exchange(slot.drew, false) && captured_) captured_->mark_stochastic(i);
     if (training) {
       trace_.chunk_starts();
       deferred_.chunk_starts(i.op);

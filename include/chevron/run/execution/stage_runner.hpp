@@ -29,7 +29,7 @@ namespace chevron {
 struct activation {
   stage_execution work;
   int lane = 0;       // that its F ran on
-  bool drew = false;  // random numbers, in its F
+  bool drew = false;  // random numbers, in the F, B, I or W under way
   at::Tensor loss;    // of the last stage's F, until it is noted
   tensors outputs;
   tensors input_gradients;

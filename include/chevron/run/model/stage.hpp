@@ -14,6 +14,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/operator_watch.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/tensor_call.hpp>
@@ -28,6 +29,7 @@ struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
   bool* drew = nullptr;                          ///< if given, and `draws` is: set to true where one was drawn
+  node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
   bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
 };
 
@@ -39,32 +41,6 @@ struct skip_marks {
 
 namespace detail {
 
-/// A module's mode, sub-module by sub-module: whichever of them the user has put into evaluation stays there.
-struct module_mode {
-  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and all below it, parents first
-  std::function<void(std::vector<bool> const&)> set;  ///< to what `get` gave
-  std::function<void(bool)> set_all;
-};
-
-template <class Module>
-module_mode mode_of(Module module) {
-  module_mode out;
-  out.get = [module] {
-    std::vector<bool> modes;
-    for (auto const& each : module->modules()) modes.push_back(each->is_training());
-    return modes;
-  };
-  out.set = [module](std::vector<bool> const& modes) {
-    // `train` sets what is below, too: parents first, so that each child has the last word on itself.
-    auto const all = module->modules();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (all[i]->is_training() != modes[i]) all[i]->train(modes[i]);
-    }
-  };
-  out.set_all = [module](bool training) mutable { module->train(training); };
-  return out;
-}
-
 /// Something to be called, with what it takes from the batch.
 struct stage_part {
   std::function<void(tensors&, tensors&)> forward;
@@ -75,24 +51,17 @@ struct stage_part {
 
 }  // namespace detail
 
-/// A `torch::nn` module, as a holder (`torch::nn::Linear`) or as a shared pointer to its implementation.
-template <class Module>
-concept module_pointer = requires(Module& module) {
-  module->named_parameters(true);
-  module->named_buffers(true);
-  module->modules();
-  module->train(true);
-};
-
 /// What can be a stage's forward: it takes tensors, up to eight, or all of them as one `std::span<at::Tensor const>`.
 template <class Callable>
-concept stage_forward = !module_pointer<Callable> && (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>());
+concept stage_forward = !module_pointer<Callable> && !script_module<Callable> &&
+                        (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>());
 
 /// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
 ///
 /// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them;
 /// - a module and a callable of that form: what is called is the callable, and parameters, buffers and mode are the module's. For
 ///   several modules: `torch::nn::ModuleDict` or one of your own in which they are registered;
+/// - a TorchScript module (`torch::jit::Module`), alone or with a callable: parameters, buffers and mode are its;
 /// - a callable alone, with the parameters it uses. One that it does not list, and a running mean that is no module's, are
 /// errors.
 ///
@@ -125,11 +94,21 @@ class stage {
     };
   }
 
+  /// \param module its `forward` is called with as many tensors as arrive, None for an undefined one, and gives tensors, None, or tuples
+  /// and lists of them
+  template <script_module Module>
+  stage(Module module) {  // NOLINT: as above
+    declare(module);
+    parts_.back().forward = [module](tensors& inputs, tensors& outputs) mutable {
+      detail::flatten_value(outputs, module.forward(detail::script_values(inputs)));
+    };
+  }
+
   /// \param forward called in the module's place; it holds the module itself
   ///
   ///     chevron::stage(block, [block](at::Tensor x, at::Tensor mask) mutable { return block->forward(mask, x); })
-  template <module_pointer Module, stage_forward Callable>
-  stage(Module module, Callable forward) {
+  template <class Module, stage_forward Callable>
+  requires(module_pointer<Module> || script_module<Module>) stage(Module module, Callable forward) {
     declare(module);
     call(std::move(forward));
   }
@@ -219,13 +198,14 @@ class stage {
   /// The same for the parts [first, last), in place.
   void forward_parts(std::size_t first, std::size_t last, tensors& values, forward_context const& around) {
     tensors results;  // of this call: the halves of a fused pair may be the same stage's
+    if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
     for (std::size_t p = first; p < last; ++p) {
       for (std::string const& name : parts_[p].side_inputs) values.push_back(find(name, around.side_inputs));
       std::optional<random_scope> scope;
       if (around.draws) {
         rng_key place = *around.draws;
         place.part = static_cast<int>(p);
-        scope.emplace(place, values);
+        scope.emplace(place, values, around.places);
       }
       detail::operator_watch const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
       parts_[p].forward(values, results);
@@ -270,8 +250,7 @@ class stage {
   /// One part more, of which so far only the module is known.
   template <class Module>
   void declare(Module module) {
-    for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
-    for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
+    detail::list_tensors(module, parameters_, buffers_);
     parts_.emplace_back().mode = detail::mode_of(std::move(module));
   }
   template <class Callable>

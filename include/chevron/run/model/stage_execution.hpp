@@ -11,12 +11,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/autocast.hpp>
+#include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/buffer_snapshot.hpp>
 #include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/own_versions.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
@@ -79,6 +82,7 @@ class stage_execution {
         loss = compute(task, s, values);
       }
     }
+    if (task.training) versions_.note(*task.owner);
     if (task.loss != nullptr) {
       values.clear();
       return loss.detach();
@@ -94,7 +98,8 @@ class stage_execution {
   void backward(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
     through(output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
-      s.graph.backward(output_gradients, input_gradients);
+      differentiate(task, s, random_use::backward, output_gradients,
+                    [&] { s.graph.backward(output_gradients, input_gradients); });
     });
   }
 
@@ -106,7 +111,8 @@ class stage_execution {
         input_gradients.clear();
       } else {
         compute_again(task, s);
-        s.graph.backward_input(output_gradients, input_gradients);
+        differentiate(task, s, random_use::backward, output_gradients,
+                      [&] { s.graph.backward_input(output_gradients, input_gradients); });
       }
     });
   }
@@ -117,10 +123,14 @@ class stage_execution {
       section& s = sections_[i];
       if (s.recomputes && !s.differentiable) {
         compute_again(task, s);
-        s.graph.backward(s.postponed, scratch_);
+        differentiate(task, s, random_use::backward, s.postponed, [&] { s.graph.backward(s.postponed, scratch_); });
         s.postponed.clear();
       } else {
-        s.graph.backward_weight();
+        tensors near;
+        if (!task.owner->parameters().empty()) near.push_back(task.owner->parameters().front().value);
+        // Without an I before it, a W is the whole backward.
+        random_use const use = s.differentiable ? random_use::backward_weight : random_use::backward;
+        differentiate(task, s, use, near, [&] { s.graph.backward_weight(); });
       }
     }
   }
@@ -140,6 +150,7 @@ class stage_execution {
     bool recomputes = false;
     bool differentiable = false;
     stage_graph graph;
+    node_places places;                  // of the graph
     tensors inputs;                      // where it recomputes: from F until the graph is built
     std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
     tensors postponed;                   // output gradients, from I to W
@@ -176,19 +187,37 @@ class stage_execution {
   }
 
   /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
-  at::Tensor run(stage_task const& task, section const& s, tensors& values) {
+  at::Tensor run(stage_task const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
-    task.owner->forward_parts(s.first, s.last, values, task.around);
+    forward_context around = task.around;
+    around.places = &s.places;
+    s.places.clear();
+    task.owner->forward_parts(s.first, s.last, values, around);
     if (task.loss == nullptr || &s != &sections_.back()) return {};
     std::optional<random_scope> scope;
     if (task.around.draws) {
       rng_key place = *task.around.draws;
       place.part = static_cast<int>(s.last);
-      scope.emplace(place, values);
+      scope.emplace(place, values, &s.places);
     }
     at::Tensor loss = (*task.loss)(values, *task.targets);
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
     return loss;
+  }
+
+  /// Does a part of a section's backward, in which nodes and hooks may draw.
+  template <class Work>
+  void differentiate(stage_task const& task, section const& s, random_use use, std::span<at::Tensor const> near,
+                     Work const& work) const {
+    std::optional<backward_scope> scope;
+    if (task.around.draws) scope.emplace(s.places, near, use);
+    try {
+      work();
+    } catch (c10::Error& e) {
+      if (std::string const more = versions_.why(*task.owner, e.what_without_backtrace()); !more.empty()) e.add_context(more);
+      throw;
+    }
+    if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
   }
 
   /// Runs a section, in place, and in training follows it by autograd.
@@ -255,19 +284,19 @@ class stage_execution {
     for (at::Tensor& value : values) {
       if (value.defined()) value = value.detach();
       s.inputs.push_back(value);
-      s.changes.push_back(value.defined() ? static_cast<std::uint32_t>(value._version()) : 0);
+      s.changes.push_back(detail::version_of(value));
     }
   }
 
   static std::vector<std::uint32_t> changes_of(std::span<side_input const> side_inputs) {
     std::vector<std::uint32_t> out;
-    for (side_input const& e : side_inputs) out.push_back(e.value.defined() ? static_cast<std::uint32_t>(e.value._version()) : 0);
+    for (side_input const& e : side_inputs) out.push_back(detail::version_of(e.value));
     return out;
   }
 
   static void check_inputs(section const& s, char const* who) {
     for (std::size_t i = 0; i < s.inputs.size(); ++i) {
-      if (s.inputs[i].defined() && static_cast<std::uint32_t>(s.inputs[i]._version()) != s.changes[i]) {
+      if (detail::version_of(s.inputs[i]) != s.changes[i]) {
         throw usage_error(std::string(who) + " changes its input " + std::to_string(i) +
                           " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
       }
@@ -288,6 +317,7 @@ class stage_execution {
 
   std::vector<section> sections_;
   passing_tensors passing_;
+  own_versions versions_;  // when F was over
   tensors scratch_;
 };
 
