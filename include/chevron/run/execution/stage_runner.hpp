@@ -47,6 +47,7 @@ class stage_runner {
     std::uint64_t seed = 0;  ///< of what they draw (random_scope.hpp)
     int replica = 0;
     std::optional<at::ScalarType> autocast = {};
+    int lowest_trained = 0;  ///< the first stage with a parameter that needs a gradient
   };
 
   stage_runner(program_view steps, int rank, std::vector<stage>& stages, loss_function loss, settings with,
@@ -137,7 +138,8 @@ class stage_runner {
         .owner = &(*stages_)[i.op.stage],
         .around = {.side_inputs = batch.side_inputs(m), .draws = draws, .drew = &of(i).drew, .evaluation = plan_.forward_only},
         .training = !plan_.forward_only,
-        .differentiable = stage_number > 0,
+        .differentiable = stage_number > with_.lowest_trained,
+        .untrained = stage_number < with_.lowest_trained,
         .loss = with_loss ? &loss_ : nullptr,
         .autocast = with_.autocast,
         .targets = with_loss ? &batch.targets(m) : nullptr};

@@ -47,6 +47,7 @@ struct stage_part {
   std::optional<module_mode> mode;  ///< of its module; none for a callable alone
   std::vector<std::string> side_inputs;
   bool recompute = false;
+  std::size_t parameters = 0;  ///< so many of the stage's are its
 };
 
 }  // namespace detail
@@ -118,7 +119,7 @@ class stage {
   requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && stage_forward<Callable>)
       stage(Callable forward, std::vector<parameter> parameters = {})
       : parameters_(std::move(parameters)) {  // NOLINT
-    parts_.emplace_back();
+    parts_.emplace_back().parameters = parameters_.size();
     call(std::move(forward));
   }
 
@@ -220,6 +221,16 @@ class stage {
 
   std::size_t parts() const { return parts_.size(); }
   bool recomputes(std::size_t part) const { return parts_[part].recompute; }
+  /// The first part with a parameter that needs a gradient; `parts()` where there is none.
+  std::size_t lowest_trained_part() const {
+    auto next = parameters_.begin();
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      for (auto const end = next + static_cast<std::ptrdiff_t>(parts_[p].parameters); next != end; ++next) {
+        if (next->value.requires_grad()) return p;
+      }
+    }
+    return parts_.size();
+  }
 
   /// All parameters, in the order of registration, those that need no gradient included.
   std::vector<parameter> const& parameters() const { return parameters_; }
@@ -252,6 +263,7 @@ class stage {
   void declare(Module module) {
     detail::list_tensors(module, parameters_, buffers_);
     parts_.emplace_back().mode = detail::mode_of(std::move(module));
+    parts_.back().parameters = parameters_.size();
   }
   template <class Callable>
   void call(Callable forward) {

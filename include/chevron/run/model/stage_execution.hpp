@@ -37,7 +37,8 @@ struct stage_task {
   stage* owner = nullptr;
   forward_context around = {};
   bool training = false;          ///< a backward will follow
-  bool differentiable = false;    ///< somebody wants the gradients of its inputs: not on stage 0
+  bool differentiable = false;    ///< a stage before it is trained, and wants the gradients of its inputs
+  bool untrained = false;         ///< neither it nor a stage before it is trained: its backward does nothing
   loss_function* loss = nullptr;  ///< the last stage's, or null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
@@ -50,6 +51,8 @@ struct stage_task {
 /// What it keeps from F on: the graphs of sections that do not recompute; the inputs of those that do. A section that recomputes
 /// gets its graph in B or I and is from then on like any other, so I and W together run the forward again once. Where
 /// nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
+///
+/// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops: it gives no gradients of inputs.
 ///
 /// Tensors that only pass by on their way to a later stage (skip.hpp) are in no graph: F hands them on, and B or I their
 /// gradients.
@@ -96,7 +99,7 @@ class stage_execution {
 
   /// B. Takes the gradients of the outputs, one for each floating-point one, or the loss's; gives those of the inputs.
   void backward(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
-    through(output_gradients, input_gradients, [&](section& s) {
+    through(task, output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
       differentiate(task, s, random_use::backward, output_gradients,
                     [&] { s.graph.backward(output_gradients, input_gradients); });
@@ -105,7 +108,7 @@ class stage_execution {
 
   /// I.
   void backward_input(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
-    through(output_gradients, input_gradients, [&](section& s) {
+    through(task, output_gradients, input_gradients, [&](section& s) {
       if (s.recomputes && !s.differentiable) {
         s.postponed = output_gradients;
         input_gradients.clear();
@@ -170,8 +173,9 @@ class stage_execution {
 
   void lay_out(stage_task const& task) {
     std::size_t count = 0;
+    std::size_t const lowest = task.differentiable ? 0 : task.owner->lowest_trained_part();
     for (std::size_t p = 0; p < task.owner->parts(); ++p) {
-      bool const recomputes = task.training && task.owner->recomputes(p);
+      bool const recomputes = task.training && !task.untrained && p >= lowest && task.owner->recomputes(p);
       if (count > 0 && !recomputes && !sections_[count - 1].recomputes) {
         sections_[count - 1].last = p + 1;
         continue;
@@ -181,7 +185,7 @@ class stage_execution {
       s.first = p;
       s.last = p + 1;
       s.recomputes = recomputes;
-      s.differentiable = task.training && (p > 0 || task.differentiable);
+      s.differentiable = task.training && (p > lowest || task.differentiable);
     }
     sections_.resize(count);
   }
@@ -235,6 +239,7 @@ class stage_execution {
       s.graph.leave(values);
     }
     if (task.training && s.examined < 2) examine(*task.owner, s);
+    if (task.untrained) s.graph.clear();
     return loss;
   }
 
@@ -303,16 +308,19 @@ class stage_execution {
     }
   }
 
-  /// From the last section to the first, the gradients of one's inputs being those of the other's outputs.
+  /// From the last section to the lowest that is trained, the gradients of one's inputs being those of the other's outputs.
   template <class Step>
-  void through(tensors& output_gradients, tensors& input_gradients, Step step) {
+  void through(stage_task const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
+    input_gradients.clear();
+    if (task.untrained) return output_gradients.clear();
     passing_.take(output_gradients);
     for (std::size_t i = sections_.size(); i-- > 0;) {
       step(sections_[i]);
       output_gradients.clear();
+      if (!sections_[i].differentiable) break;
       if (i > 0) std::swap(output_gradients, input_gradients);
     }
-    passing_.give(input_gradients);
+    task.differentiable ? passing_.give(input_gradients) : passing_.drop();
   }
 
   std::vector<section> sections_;

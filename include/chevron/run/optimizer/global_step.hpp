@@ -149,6 +149,9 @@ class global_step {
   /// What the ranks of a pipeline use in common of a batch.
   detail::data_agreement const& data() const { return numbers_.data(); }
 
+  /// The first stage of the model with a parameter that needs a gradient.
+  int lowest_trained() const { return numbers_.lowest_trained(); }
+
   /// The factor of loss scaling, by which the next loss is to be multiplied before its backward.
   loss_scale& scaling() { return policy_.scaling(); }
 
