@@ -14,7 +14,7 @@ if [ -z "${GPUS:-}" ]; then
   }
 fi
 NODES=${NODES:-1}
-meeting=--standalone
+meeting="--standalone --local-addr 127.0.0.1"
 if [ "$NODES" -gt 1 ]; then
   : "${NODE:?which machine this is, from 0}" "${HEAD:?name or address of machine 0}"
   meeting="--nnodes $NODES --node-rank $NODE --master-addr $HEAD --master-port ${PORT:-29500}"
