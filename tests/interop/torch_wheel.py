@@ -109,7 +109,7 @@ with tempfile.TemporaryDirectory() as name:
     faults = [(lambda: chevron_plan.run("check", name + "/nowhere.csv"), chevron_plan.Refused, "nowhere.csv"),
               (lambda: chevron_plan.profile([1, 2], [1], [1, 1], micro_batches=4), ValueError, "backward_input has 1 entries"),
               (lambda: chevron_plan.profile([1, 2], [1, 1], [1, 1], micro_batches=4, communication=[1, 1]), ValueError, "1 boundaries"),
-              (lambda: chevron_plan.measure([torch.nn.Tanh()], torch.ones(2, 2)), ValueError, "stage 0")]
+              (lambda: chevron_plan.measure([torch.nn.Tanh()], torch.ones(2, 2)), ValueError, "nothing to train")]
     for what, kind, words in faults:
         try:
             what()

@@ -2,6 +2,7 @@
 
 Nothing here needs torch but `measure`, which is given modules of it.
 """
+import contextlib
 import json
 import os
 import re
@@ -68,40 +69,90 @@ def profile(forward, backward_input, backward_weight, *, micro_batches, communic
 
 def measure(stages, example, *, repeats=20):
     """(forward, backward_input, backward_weight): median times in milliseconds of torch modules that are called one after the other,
-    each alone, for a microbatch `example` of the first, with the split of the backward that torch's own runtime uses. Stage 0 has no
-    input gradient: its weight gradient is its whole backward."""
+    each alone, for a microbatch `example` of the first: a tensor, or a tuple of a call's arguments. A tuple or list that a stage gives
+    becomes the arguments of the next.
+
+    The input gradient is timed by itself; the weight gradient is what the whole backward takes longer. What autograd need not
+    differentiate costs 0: the input of stage 0 and of stages above frozen ones, and frozen weights. Modules, their gradients and torch's
+    generators are as before afterwards. Raises ValueError, with the stage, for one that cannot be trained."""
     import torch
-    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+    from torch.utils import _pytree
+
+    if not any(p.requires_grad for stage in stages for p in stage.parameters()):
+        raise ValueError("no parameter of any stage needs a gradient: there is nothing to train")
+    device = next((t.device for t in _pytree.tree_leaves(example) if isinstance(t, torch.Tensor)), torch.device("cpu"))
 
     def now():
-        if example.is_cuda:
-            torch.cuda.synchronize(example.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter()
 
+    def apart(tree, differentiated=True):
+        """The same tensors without the graph that they come from."""
+        return _pytree.tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(differentiated and t.requires_grad), tree)
+
     forward, backward_input, backward_weight = [], [], []
-    x = example.detach()
-    for number, stage in enumerate(stages):
-        weights = [p for p in stage.parameters() if p.requires_grad]
-        times = []
-        for _ in range(3 + repeats):
-            x = x.detach().requires_grad_(number > 0 and x.is_floating_point())
-            began = now()
-            y = stage(x)
-            made = now()
-            if not y.requires_grad:
-                raise ValueError(f"stage {number} gives a tensor without a gradient: there is nothing to train in it")
-            gradient = torch.ones_like(y)
-            ready = now()
-            if x.requires_grad:
-                _, groups = stage_backward_input([y], [gradient], [x], iter(weights))
+    given = apart(example, differentiated=False)
+    with _as_found(torch, stages, device), torch.enable_grad():
+        for number, stage in enumerate(stages):
+            weights = [p for p in stage.parameters() if p.requires_grad]
+            times = []
+            for _ in range(3 + repeats):
+                given = apart(given)
+                inputs = [t for t in _pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and t.requires_grad]
+                copied = _pytree.tree_map_only(torch.Tensor, torch.clone, given)  # a stage may change its input in place
+                arguments = copied if isinstance(copied, (tuple, list)) else (copied,)
+                began = now()
+                try:
+                    y = stage(*arguments)
+                except TypeError as problem:
+                    raise TypeError(f"stage {number}, called with {len(arguments)} arguments: {problem}") from problem
+                made = now()
+                outputs = [t for t in _pytree.tree_leaves(y) if isinstance(t, torch.Tensor) and t.requires_grad]
+                if (inputs or weights) and not outputs:
+                    raise ValueError(f"stage {number} gives no tensor with a gradient: neither it nor a stage before it can be trained")
+                gradients = [torch.ones_like(t) for t in outputs]
+                ready = now()
+                if inputs:
+                    torch.autograd.grad(outputs, inputs, gradients, retain_graph=bool(weights), allow_unused=True)
                 half = now()
-                stage_backward_weight(iter(weights), groups)
-            else:
-                half = ready
-                y.backward(gradient)
-            times.append((made - began, half - ready, now() - half))
-        for out, values in zip((forward, backward_input, backward_weight), zip(*times[3:])):  # the first ones also warm up
-            out.append(statistics.median(values) * 1e3)
-        stage.zero_grad(set_to_none=True)
-        x = y.detach()
+                if weights:
+                    torch.autograd.grad(outputs, inputs + weights, gradients, allow_unused=True)
+                times.append((made - began, half - ready, now() - half))
+            ahead, of_input, whole = (statistics.median(values) * 1e3 for values in zip(*times[3:]))  # the first ones also warm up
+            forward.append(ahead)
+            backward_input.append(of_input if inputs else 0.0)
+            backward_weight.append(max(whole - backward_input[-1], 0.0) if weights else 0.0)
+            given = y
     return forward, backward_input, backward_weight
+
+
+@contextlib.contextmanager
+def _as_found(torch, stages, device):
+    """Puts back, at the end, what forwards and backwards may change: attributes and buffers of modules, parameters' gradients, and the
+    generators of the CPU and of `device`."""
+    modules = list({id(m): m for stage in stages for m in stage.modules()}.values())
+    parameters = [(p, p.grad, p.requires_grad) for stage in stages for p in stage.parameters()]
+    if any(torch.nn.parameter.is_lazy(p) for p, _, _ in parameters):
+        raise ValueError("a stage has lazy parameters, whose sizes are not known yet: call the stages once before")
+    registered = ("_parameters", "_buffers", "_modules")
+    attributes = [(m, dict(m.__dict__), [dict(getattr(m, name)) for name in registered]) for m in modules]
+    kept = [(t, t.detach().clone()) for m in modules for t in (*m._buffers.values(), *m.__dict__.values()) if isinstance(t, torch.Tensor)]
+    accelerator = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(accelerator, device_type="cuda" if device.type == "cpu" else device.type):
+        try:
+            yield
+        finally:
+            for m, own, held in attributes:
+                m.__dict__.clear()
+                m.__dict__.update(own)
+                for name, before in zip(registered, held):
+                    getattr(m, name).clear()
+                    getattr(m, name).update(before)
+            for p, gradient, needed in parameters:
+                p.grad = gradient
+                p.requires_grad_(needed)
+            with torch.no_grad():
+                for t, before in kept:
+                    if not torch.equal(t, before):
+                        t.copy_(before)
