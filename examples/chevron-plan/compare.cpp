@@ -218,10 +218,7 @@ int run_compare(request const& asked) {
   if (asked.schedule.empty()) {
     size = shape_of(asked);
   } else {
-    if (!is_file(asked.schedule)) {
-      throw usage("'" + asked.schedule +
-                  "' is no CSV file: the catalogue's schedules are all compared anyway; name a file that ends in .csv");
-    }
+    if (!is_file(asked.schedule)) throw no_csv_file(asked);
     from = read_file(asked);
     if (from.read.plan.problem) {
       std::cout << law_words(asked, from.broken) << "\n";

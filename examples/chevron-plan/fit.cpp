@@ -3,15 +3,20 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <limits>
+#include <memory>
 #include <span>
 #include <utility>
 
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/footprint.hpp>
 #include <chevron/search.hpp>
+#include <chevron/show/csv/csv.hpp>
 
+#include "memory.hpp"
 #include "request.hpp"
 #include "table.hpp"
+#include "within_memory.hpp"
 
 namespace plan_program {
 namespace {
@@ -22,18 +27,13 @@ using chevron::show::json_string;
 using chevron::show::number;
 using chevron::show::percent;
 
-constexpr std::int64_t most_bytes = std::int64_t{1} << 50;
-
 /// What a step costs and takes, for any number of stages: from a profile, or from what is said of a rank's whole share.
 struct model {
-  request const* asked;
-  std::optional<chevron::profile> profile;
-  bool bytes_by_flags = false;
-  std::int64_t fixed = 0, activation = 0, kept = 0;
-  std::int64_t input = -1;  ///< of a stage, however many there are; -1: not known
-  std::int64_t memory = 0;
+  explicit model(request const& typed) : asked(typed), profile(profile_of(typed)), bytes(typed, profile) {}
 
-  bool recomputes() const { return !bytes_by_flags || input >= 0; }
+  request const& asked;
+  std::optional<chevron::profile> profile;
+  memory_model bytes;
 };
 
 /// The model cut into stages.
@@ -43,48 +43,12 @@ struct cut {
   std::string problem;
 };
 
-model model_of(request const& asked) {
-  model out{&asked, profile_of(asked)};
-  fit_request const& typed = asked.fit;
-  if (typed.memory.empty()) throw usage("--memory is not given: say what a rank has, such as --memory 80GiB");
-  out.memory = bytes_up_to(most_bytes, typed.memory, "--memory");
-  out.bytes_by_flags = !asked.activation_bytes.empty();
-  auto const flags = {std::pair{&typed.fixed, "--static-bytes"}, std::pair{&typed.kept, "--kept-bytes"},
-                      std::pair{&typed.input, "--input-bytes"}};
-  if (!out.bytes_by_flags) {
-    for (auto const& [value, flag] : flags) {
-      if (!value->empty()) throw usage(std::string(flag) + " " + *value + " does not stand alone: add --activation-bytes");
-    }
-    if (!out.profile) {
-      throw usage(
-          "what a microbatch takes is not known: add --activation-bytes and --static-bytes, of a rank's whole share of the "
-          "model, "
-          "or a --profile with bytes");
-    }
-    std::string const problem = chevron::bytes_of(*out.profile, out.profile->stages).problem;
-    if (!problem.empty())
-      throw usage("--profile '" + asked.profile + "': " + problem + "; or add --activation-bytes and --static-bytes");
-    return out;
-  }
-  if (typed.fixed.empty()) {
-    throw usage(
-        "--static-bytes is not given: say what parameters, gradients and the optimizer's state of a rank take, such as 20GiB");
-  }
-  out.activation = bytes_up_to(most_bytes, asked.activation_bytes, "--activation-bytes");
-  out.fixed = bytes_up_to(most_bytes, typed.fixed, "--static-bytes");
-  out.kept = typed.kept.empty() ? out.activation : bytes_up_to(most_bytes, typed.kept, "--kept-bytes");
-  if (!typed.input.empty()) out.input = bytes_up_to(most_bytes, typed.input, "--input-bytes");
-  if (out.input > out.activation)
-    throw usage("--input-bytes " + bytes(out.input) + " is more than --activation-bytes, of which it is a part");
-  return out;
-}
-
 /// \param where says on which rank a stage is, for links that are slower than others
 cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron::plan_view const& where) {
   std::span<std::int16_t const> const rank_of(where.rank_of, static_cast<std::size_t>(where.stages));
   cut out;
   int const stages = static_cast<int>(split.size());
-  request const& asked = *of.asked;
+  request const& asked = of.asked;
   if (of.profile) {
     out.costs = costs_of(asked, *of.profile, split, rank_of, out.problem);
     if (!out.problem.empty()) return out;
@@ -94,18 +58,8 @@ cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron:
       for (double& cost : *list) cost /= chunks;
     }
   }
-  if (!of.bytes_by_flags) {
-    out.bytes = chevron::bytes_of(*of.profile, stages);
-    out.problem = out.bytes.problem;
-    return out;
-  }
-  auto const all = [&](std::int64_t one) { return std::vector<std::int64_t>(static_cast<std::size_t>(stages), one); };
-  // A chunk's part is rounded up: what is said to fit does.
-  auto const part = [&](std::int64_t whole) { return (whole + chunks - 1) / chunks; };
-  out.bytes.fixed = all(part(of.fixed));
-  out.bytes.activation = all(part(of.activation));
-  out.bytes.kept = all(part(of.kept));
-  out.bytes.input = all(std::min(std::max<std::int64_t>(of.input, 0), part(of.activation)));
+  out.bytes = of.bytes.of_stages(stages, chunks);
+  out.problem = out.bytes.problem;
   return out;
 }
 
@@ -128,6 +82,7 @@ std::string ranks_in_words(std::vector<bool> const& ranks) {
 fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<bool> const& recomputing) {
   fit_point out;
   out.schedule = plan.name;
+  out.plan = std::make_shared<chevron::plan const>(copy_of(plan));
   auto const count = std::count(recomputing.begin(), recomputing.end(), true);
   out.all = count == plan.size.ranks;
   if (count > 0) out.recomputed = out.all ? "all" : ranks_in_words(recomputing);
@@ -159,10 +114,10 @@ struct found_all {
 void look_at_ways(found_all& out, chevron::plan_view const& plan, cut const& of, model const& with) {
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, false)));
-  if (!with.recomputes()) return;
+  if (!with.bytes.recomputes()) return;
   std::vector<bool> needed(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
-    needed[r] = chevron::peak_memory(plan, of.bytes.view(), static_cast<int>(r)) > with.memory;
+    needed[r] = chevron::peak_memory(plan, of.bytes.view(), static_cast<int>(r)) > with.bytes.memory;
   auto const count = std::count(needed.begin(), needed.end(), true);
   if (count > 0 && count < plan.size.ranks) out.points.push_back(look_at(plan, of, needed));
   out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, true)));
@@ -190,32 +145,18 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
     return;
   }
   owned_costs costs = of.costs;
+  if (how.recompute) recompute_all(costs);
   chevron::buffer<bool> recomputed(stages);
-  std::int64_t largest = 0, smallest = most_bytes, while_backward = 0;
-  double most_kept = 0, least_kept = 1;
-  for (int s = 0; s < stages; ++s) {
-    auto const i = static_cast<std::size_t>(s);
-    recomputed.data[s] = how.recompute;
-    if (how.recompute) costs.backward_input[i] += costs.forward[i];
-    std::int64_t const each = std::max<std::int64_t>(how.recompute ? of.bytes.input[i] : of.bytes.activation[i], 1);
-    std::int64_t const kept = of.bytes.kept[i];
-    std::int64_t const more = how.recompute ? each : std::max(each, kept);  // I may leave more than F, with gradients for W
-    largest = std::max(largest, more);
-    smallest = std::min(smallest, each);
-    while_backward = std::max(while_backward, of.bytes.activation[i] - each);
-    auto const share = [&](std::int64_t of_all) {
-      return std::min(1.0, std::max(1e-3, static_cast<double>(kept) / static_cast<double>(of_all)));
-    };
-    most_kept = std::max(most_kept, share(more));
-    least_kept = std::min(least_kept, share(each));
-  }
+  for (int s = 0; s < stages; ++s) recomputed.data[s] = how.recompute;
   chevron::footprint_view const takes = of.bytes.view(recomputed.data);
-  std::int64_t most_fixed = 0, least_fixed = most_bytes;
+  std::int64_t most_fixed = 0, least_fixed = std::numeric_limits<std::int64_t>::max(), smallest = least_fixed;
+  for (int s = 0; s < stages; ++s) smallest = std::min(smallest, std::max<std::int64_t>(takes.after_forward(s), 1));
   for (int r = 0; r < size.ranks; ++r) {
     std::int64_t const one = chevron::static_bytes(placed, takes, r);
     most_fixed = std::max(most_fixed, one);
     least_fixed = std::min(least_fixed, one);
   }
+  double const least_kept = chunks_within(placed, takes, with.bytes.memory).least_kept;
   auto const work = split ? chevron::work_graph::split_backward : chevron::work_graph::full_backward;
 
   // The line: with so many bytes no rank holds more chunks than the emptiest one could, of the smallest.
@@ -237,22 +178,17 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
     double const time = chevron::bounds(placed, line.costs.view(), memory).makespan;
     std::int64_t const from = least_fixed + limit * smallest;
     bound.push_back({std::max(from, most_fixed), time});
-    if (from > 4 * with.memory) break;
+    if (from > 4 * with.bytes.memory) break;
   }
 
-  std::int64_t const room = with.memory - most_fixed - (how.recompute ? while_backward : 0);
-  auto const limit = static_cast<int>(std::min<std::int64_t>(room > 0 ? room / largest : 0, all));
-  if (limit < chevron::least_in_flight(placed)) return;
-  chevron::activation_limit const memory{static_cast<double>(limit), how.recompute ? 1 : most_kept};
-  auto const found = chevron::search::find(where, size, costs.view(), memory, chevron::search::objective::makespan, effort, work);
+  auto const found = find_within(where, size, costs.view(), takes, with.bytes.memory, chevron::search::objective::makespan, effort, work);
   if (found.best.problem) return;
   fit_point point = look_at(found.best, of, std::vector<bool>(static_cast<std::size_t>(size.ranks), how.recompute));
   point.schedule = std::string("searched, ") + how.placement;
   point.searched = true;
-  point.again = std::string("search --placement ") + how.placement + " --chunks " + std::to_string(how.chunks) +
-                " --memory-limit " + number(static_cast<double>(limit) / how.chunks, 9) +
-                (memory.kept_for_weight < 1 ? " --kept-for-weight " + number(memory.kept_for_weight, 9) : "") +
-                (how.recompute ? " --full-backward" : "");
+  // A profile's costs are those of stages; a number given here is of a rank's whole share, and there of a chunk.
+  point.again = command_text(with.asked, "search", size, with.profile ? 1 : how.chunks) + " --placement " + how.placement +
+                " --chunks " + std::to_string(how.chunks) + (how.recompute ? " --recompute" : "");
   out.points.push_back(std::move(point));
 }
 
@@ -315,27 +251,42 @@ std::string remedy(fit_chart const& chart, model const& with) {
                     " on rank " + std::to_string(least.rank) + ", of which parameters, gradients and the optimizer take " +
                     bytes(least.fixed) + ". Remedy: ";
   if (least.fixed >= chart.memory) return out + "more ranks, so that each has a smaller share of the model";
-  return out + std::string(with.recomputes() ? "" : "recomputation (--input-bytes), ") + "smaller microbatches, or more ranks";
+  return out + std::string(with.bytes.recomputes() ? "" : "recomputation (--input-bytes), ") + "smaller microbatches, or more ranks";
 }
 
 }  // namespace
 
 int run_fit(request const& asked) {
-  std::string const format = format_of(asked, {"text", "json", "svg", "html"});
+  std::string const format = format_of(asked, {"text", "json", "svg", "html", "csv"});
   chevron::show::text_style const style = style_of(asked);
-  model const with = model_of(asked);
-  chevron::shape const size = shape_of(asked);
+  model const with(asked);
+  foreign from;
+  chevron::shape size;
+  if (asked.schedule.empty()) {
+    size = shape_of(asked);
+  } else {
+    if (!is_file(asked.schedule)) throw no_csv_file(asked);
+    from = read_file(asked);
+    if (from.broken) {
+      std::cerr << law_words(asked, from.broken) << "\n";
+      return exit_broken_law;
+    }
+    size = from.read.plan.size;
+    size.chunks = asked.chunks.empty() ? 0 : size.chunks;
+  }
   int const chunks = size.chunks > 0 ? size.chunks : 2;
 
   found_all found;
-  for (std::string const& name : schedule_names()) {
-    chevron::plan plan = plan_named(name, size);
-    if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
+  auto const consider = [&](std::string const& name, chevron::plan plan) {
     plan.in_flight_limit = 0;
     chevron::finding const broken = plan.problem ? plan.problem : check(plan);
     if (broken) {
       found.left_out.emplace_back(name, describe(broken).str());
-      continue;
+      return;
+    }
+    if (plan.stages != plan.size.ranks * plan.size.chunks) {
+      found.left_out.emplace_back(name, "its ranks have different numbers of stages; a rank's whole share then means different things");
+      return;
     }
     plan.name = name.c_str();
     cut const of = cut_of(with, chevron::split_stages(plan), plan.size.chunks, plan);
@@ -343,6 +294,13 @@ int run_fit(request const& asked) {
       look_at_ways(found, plan, of, with);
     else
       found.left_out.emplace_back(name, of.problem);
+  };
+  if (!asked.schedule.empty()) consider(asked.schedule, std::move(from.read.plan));
+  std::vector<std::string> const names = schedule_names();
+  for (std::string const& name : names) {
+    chevron::plan plan = plan_named(name, size);
+    if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
+    consider(name, std::move(plan));
   }
   if (found.points.empty())
     throw usage("no schedule can be looked at; " + found.left_out.front().first + ": " + found.left_out.front().second);
@@ -350,7 +308,7 @@ int run_fit(request const& asked) {
   fit_chart chart;
   chevron::search::effort const effort = effort_of(asked);
   for (bool const recompute : {false, true}) {
-    if (recompute && !with.recomputes()) break;
+    if (recompute && !with.bytes.recomputes()) break;
     std::vector<fit_bound> line;
     using namespace chevron;
     search_on(placement::linear, {"linear", 1, recompute}, size, with, effort, found, line);
@@ -360,10 +318,10 @@ int run_fit(request const& asked) {
     (recompute ? chart.bound_recomputed : chart.bound) = lowest(std::move(line));
   }
 
-  chart.memory = with.memory;
+  chart.memory = with.bytes.memory;
   chart.unit = with.profile ? "ms" : "";
   chart.title = std::to_string(size.ranks) + (size.ranks == 1 ? " rank, " : " ranks, ") + std::to_string(size.micro_batches) +
-                (size.micro_batches == 1 ? " microbatch" : " microbatches") + ": what fits in " + bytes(with.memory);
+                (size.micro_batches == 1 ? " microbatch" : " microbatches") + ": what fits in " + bytes(with.bytes.memory);
   chart.points = std::move(found.points);
   std::stable_sort(chart.points.begin(), chart.points.end(), [](fit_point const& a, fit_point const& b) {
     return a.time < b.time * (1 - 1e-12) || (a.time <= b.time * (1 + 1e-12) && a.bytes < b.bytes);
@@ -390,16 +348,17 @@ int run_fit(request const& asked) {
   std::string sentence;
   if (any) {
     fit_point const& best = *fit.front();
-    sentence = "The fastest that fits: " + best.schedule + (best.recomputed.empty() ? "" : ", recomputing " + best.recomputed) +
+    sentence = "The fastest found that fits: " + best.schedule + (best.recomputed.empty() ? "" : ", recomputing " + best.recomputed) +
                ", " + number(best.time) + (chart.unit.empty() ? "" : " " + chart.unit) + ", " + bytes(best.bytes) + " on rank " +
                std::to_string(best.rank) + ".";
     chart.subtitle = sentence;
-    if (!best.again.empty()) sentence += " It comes from chevron-plan " + best.again + ", with a chunk's costs.";
+    if (best.searched)
+      sentence += "\nIts schedule: " + best.again + " -o FILE.csv";
   } else {
     sentence = remedy(chart, with) + ".";
     chart.subtitle = sentence.substr(0, sentence.find(". ") + 1);
   }
-  if (!with.recomputes()) sentence += "\nRecomputation was not looked at: --input-bytes says what it leaves.";
+  if (!with.bytes.recomputes()) sentence += "\nRecomputation was not looked at: --input-bytes says what it leaves.";
 
   std::vector<fit_point const*> rows = fit;
   rows.insert(rows.end(), unfit.begin(), unfit.end());
@@ -412,9 +371,11 @@ int run_fit(request const& asked) {
     for (auto const& [name, reason] : found.left_out) why.push_back({"  " + name, reason});
     words += table_text(why, {align::left}, "   ");
   }
-  if (format == "json")
+  if (format == "csv" && any)
+    write(asked, chevron::show::csv(*fit.front()->plan));
+  else if (format == "json")
     write(asked, json_of(chart));
-  else if (format == "text")
+  else if (format == "text" || format == "csv")
     write(asked, words);
   else
     write(asked, fit_picture(chart, format == "html"));

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include <chevron/plan/plan.hpp>
 #include <chevron/show/format.hpp>
 
 /// \file
@@ -21,6 +23,7 @@ struct fit_point {
   std::int64_t bytes = 0;
   std::int64_t fixed = 0;  ///< of these, what is always there
   int rank = 0;
+  std::shared_ptr<chevron::plan const> plan;
   std::string again;  ///< of one that was searched: the command that gives it
 };
 

@@ -84,6 +84,19 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->type_name("BYTES");
 }
 
+void add_memory(CLI::App& command, request& asked) {
+  memory_request& typed = asked.bytes;
+  command.add_option("--memory", typed.memory, "what a rank has, such as 80GiB; bytes are those of a rank's whole share")
+      ->type_name("BYTES");
+  command.add_option("--static-bytes", typed.fixed, "parameters, gradients and the optimizer's state of a rank")
+      ->type_name("BYTES");
+  command
+      .add_option("--kept-bytes", typed.kept, "what W needs after I, gradients included; as much as --activation-bytes without it")
+      ->type_name("BYTES");
+  command.add_option("--input-bytes", typed.input, "what a recomputed stage keeps of a microbatch: its input")
+      ->type_name("BYTES");
+}
+
 void add_lengths(CLI::App& command, request& asked) {
   command
       .add_option("--lengths", asked.lengths,
@@ -213,6 +226,9 @@ int main(int argc, char** argv) {
   search.add_flag("--order", asked.search.order,
                   "with --lengths: look for the order in which microbatches go in, too; the data must then be put into it");
   search.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_memory(search, asked);
+  search.add_flag("--recompute", asked.search.recompute,
+                  "with --memory: every stage keeps its input alone and runs its F again in its backward, which stays whole");
   search
       .add_option("--kept-for-weight", asked.search.kept_for_weight,
                   "share of a chunk's activations that its W still needs after its I, as the limit counts it")
@@ -241,16 +257,14 @@ int main(int argc, char** argv) {
   add_output(search, asked, "text, svg, html, csv, trace or json");
 
   CLI::App& fit = *add("fit", "Say which schedules fit into a rank's memory, and which of them is the fastest; exit code 6 when none does", run_fit);
+  fit.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to look at beside the others")
+      ->type_name("FILE.csv");
   add_shape(fit, asked);
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
-  fit.add_option("--memory", asked.fit.memory, "what a rank has, such as 80GiB")->type_name("BYTES");
-  fit.add_option("--static-bytes", asked.fit.fixed, "parameters, gradients and the optimizer's state of a rank")->type_name("BYTES");
-  fit.add_option("--kept-bytes", asked.fit.kept, "what W needs after I, gradients included; as much as --activation-bytes without it")
-      ->type_name("BYTES");
-  fit.add_option("--input-bytes", asked.fit.input, "what a recomputed stage keeps of a microbatch: its input")->type_name("BYTES");
+  add_memory(fit, asked);
   fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");
   fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();
-  add_output(fit, asked, "text, json, svg or html");
+  add_output(fit, asked, "text, json, svg, html, or csv: the fastest schedule that fits");
 
   CLI::App& list = *add("list", "Name the schedules of the catalogue: here, in C++, and where they come from", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");

@@ -166,6 +166,11 @@ bool is_file(std::string const& schedule) {
   return schedule.find('/') != std::string::npos || lower_case(schedule).ends_with(".csv");
 }
 
+usage no_csv_file(request const& asked) {
+  return usage("'" + asked.schedule +
+               "' is no CSV file: the catalogue's schedules are all compared anyway; name a file that ends in .csv");
+}
+
 foreign read_file(request const& asked) {
   foreign out;
   out.file = asked.schedule;

@@ -47,6 +47,7 @@ struct search_request {
   std::string trials;
   std::string seed = "1";
   bool full_backward = false;
+  bool recompute = false;  ///< every backward begins with its F again
   bool partition = false;  ///< how many layers each stage holds is looked for, too
   bool order = false;      ///< and in which order microbatches go in
 };
@@ -60,10 +61,10 @@ struct jitter_request {
   std::string draws;
 };
 
-/// The flags of `fit` alone.
-struct fit_request {
-  std::string memory;
-  std::string fixed;  ///< `--static-bytes`
+/// The flags that say what a rank has, and what of it a step takes.
+struct memory_request {
+  std::string memory;  ///< empty: it is not counted in bytes
+  std::string fixed;   ///< `--static-bytes`
   std::string kept;
   std::string input;
 };
@@ -72,7 +73,7 @@ struct fit_request {
 struct request {
   search_request search;
   jitter_request jitter;
-  fit_request fit;
+  memory_request bytes;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;
@@ -155,6 +156,8 @@ std::vector<std::string> all_names();
 chevron::shape shape_of(request const& asked);
 /// Whether `--schedule` names a file: it ends in `.csv` or holds a `/`.
 bool is_file(std::string const& schedule);
+/// For a command that looks at the whole catalogue and takes a file beside it.
+usage no_csv_file(request const& asked);
 /// The file's schedule. Throws `usage` where it cannot be read, is no schedule, or is not of the shape asked for; a broken law is
 /// not complained about.
 foreign read_file(request const& asked);

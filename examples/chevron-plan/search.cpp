@@ -14,10 +14,12 @@
 #include <chevron/show/text.hpp>
 
 #include "../common/placements.hpp"
+#include "memory.hpp"
 #include "request.hpp"
 #include "search_time.hpp"
 #include "table.hpp"
 #include "weather.hpp"
+#include "within_memory.hpp"
 
 namespace plan_program {
 namespace {
@@ -55,6 +57,8 @@ struct job {
   chevron::search::jitter jitter;
   std::vector<double> slow;  ///< what each rank multiplies its times by
   bool order = false;        ///< the order of microbatches is looked for, too
+  std::optional<memory_model> bytes;  ///< with --memory
+  bool recompute = false;
 };
 
 /// The rank of each stage.
@@ -107,11 +111,24 @@ entry order_on(std::string const& placement, job const& asked, owned_costs plann
   });
 }
 
+/// With --memory: within bytes.
+template <class Placement>
+chevron::search::found find_in_bytes(Placement const& where, job const& asked, chevron::cost_view const& costs,
+                                     chevron::search::effort const& trying) {
+  int const stages = asked.size.ranks * asked.size.chunks;
+  chevron::stage_bytes const bytes = asked.bytes->of_stages(stages, asked.size.chunks);
+  if (!bytes.problem.empty()) throw usage("--memory: " + bytes.problem);
+  chevron::buffer<bool> recomputed(stages);
+  for (int s = 0; s < stages; ++s) recomputed.data[s] = asked.recompute;
+  return find_within(where, asked.size, costs, bytes.view(recomputed.data), asked.bytes->memory, asked.goal, trying, asked.work);
+}
+
 entry find_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
   return placements::on(placement, [&](auto const& where) {
     entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, {}, {}, {}, {}};
     chevron::cost_view const costs = out.costs.view();
     auto const find = [&](chevron::search::effort const& trying) {
+      if (asked.bytes) return find_in_bytes(where, asked, costs, trying);
       return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
     };
     bool const drawn = asked.jitter.spread > 0;
@@ -153,6 +170,26 @@ std::vector<std::string> placements_of(request const& asked, chevron::shape& siz
   return {wanted};
 }
 
+/// With --memory: what a model takes, and which flags do not go with it.
+std::optional<memory_model> bytes_of(request const& asked, job const& what) {
+  if (asked.bytes.memory.empty()) {
+    for (auto const& [flag, given] :
+         {std::pair{"--static-bytes", !asked.bytes.fixed.empty()}, std::pair{"--kept-bytes", !asked.bytes.kept.empty()},
+          std::pair{"--input-bytes", !asked.bytes.input.empty()}, std::pair{"--recompute", what.recompute}})
+      if (given) throw usage(std::string(flag) + " says nothing without --memory: say what a rank has, such as --memory 80GiB");
+    return std::nullopt;
+  }
+  for (auto const& [flag, given] :
+       {std::pair{"--memory-limit", !asked.memory_limit.empty()},
+        std::pair{"--kept-for-weight", what.memory.kept_for_weight < 1}, std::pair{"--jitter", what.jitter.spread > 0},
+        std::pair{"--order", what.order}, std::pair{"--partition", asked.search.partition}})
+    if (given) throw usage(std::string("--memory does not go with ") + flag + ": leave one of them out");
+  memory_model out(asked, profile_of(asked));
+  if (what.recompute && !out.recomputes())
+    throw usage("--recompute: what a recomputed stage keeps is not known: add --input-bytes");
+  return out;
+}
+
 job job_of(request const& asked) {
   job out;
   out.memory.kept_for_weight = share_number(asked.search.kept_for_weight, "--kept-for-weight");
@@ -164,9 +201,11 @@ job job_of(request const& asked) {
   if (goal != "makespan" && goal != "span") throw usage("--objective '" + goal + "' is not known: choose one of makespan, span");
   if (goal == "span") out.goal = chevron::search::objective::span;
   out.effort = effort_of(asked);
-  if (asked.search.full_backward) out.work = chevron::work_graph::full_backward;
+  out.recompute = asked.search.recompute;
+  if (asked.search.full_backward || out.recompute) out.work = chevron::work_graph::full_backward;
   out.jitter = jitter_of(asked);
   out.order = asked.search.order;
+  out.bytes = bytes_of(asked, out);
   if (out.order) {
     if (asked.lengths.empty()) throw usage("--order has nothing to choose where microbatches are alike: give --lengths");
     for (auto const& [flag, given] : {std::pair{"--jitter", out.jitter.spread > 0}, std::pair{"--partition", asked.search.partition}})
@@ -264,6 +303,9 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
                     std::to_string(asked.size.chunks) + (asked.size.chunks == 1 ? " chunk" : " chunks") + " on each, " +
                     std::to_string(asked.size.micro_batches) + (asked.size.micro_batches == 1 ? " microbatch" : " microbatches");
   if (asked.memory.most > 0) out += ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
+  if (asked.bytes) {
+    out += ", at most " + chevron::show::bytes(asked.bytes->memory) + " on a rank" + (asked.recompute ? ", all recomputed" : "");
+  }
   if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
   out += ".\n" + length_words(typed) + weather_words(typed, asked.jitter) + "\n";
   if (entries.front().robust) {
@@ -331,6 +373,7 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
     auto const find_one = [&] {
       if (layers) return part_on(placements[i], what, *layers, time, share);
       owned_costs costs = costs_of(asked, split, homes(placements[i], what.size));
+      if (what.recompute) recompute_all(costs);
       apply_lengths(asked, what.size.micro_batches, costs);
       return (what.order ? order_on : find_on)(placements[i], what, std::move(costs), time, share);
     };

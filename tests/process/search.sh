@@ -81,6 +81,15 @@ expect 2 "12 layers cannot be cut into 16 stages" $parted --chunks 4
 expect 2 "--partition does not go with --communication-occupies" $parted --communication-occupies both
 sed 's/, "layers".*/}/' profile.json > unsaid.json
 expect 2 "it does not say how many layers each stage had" search --profile unsaid.json --partition
+# Within bytes, those of a rank's whole share: what keeps them, in one unit with `fit`.
+inside='--microbatches 12 --static-bytes 10GiB --activation-bytes 4GiB --kept-bytes 3GiB --trials 500'
+expect 0 ', at most 26 GiB on a rank\.$' search $inside --memory 26GiB
+expect 0 '^linear  *[0-9.]*  *optimal  .* ZB-H1$' search $inside --memory 26GiB
+expect 0 ', at most 14.5 GiB on a rank, all recomputed\.$' search $inside --input-bytes 64MiB --memory 14.5GiB --recompute
+expect 2 'no order was found that fits into a rank.s memory\|memory limit' search $inside --memory 13GiB
+expect 2 "--static-bytes says nothing without --memory: say what a rank has" search --static-bytes 1GiB
+expect 2 "--memory does not go with --memory-limit: leave one of them out" search $inside --memory 26GiB --memory-limit 4
+expect 2 "--recompute: what a recomputed stage keeps is not known: add --input-bytes" search $inside --memory 26GiB --recompute
 # With times that vary: by the 90th percentile, never above the catalogue's, the same again, and as `compare` says it.
 shaky="search --placement vee --chunks 2 --microbatches 12 --memory-limit 4 --trials 20000 --forward 10 --backward-input 13 --backward-weight 7 --communication 1 --jitter 5%"
 expect 0 '^vee .* -[0-9.]* ± [0-9.]*$\|^vee .* the same$' $shaky -o shaky.csv

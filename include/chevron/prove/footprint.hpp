@@ -17,24 +17,40 @@ constexpr std::int64_t static_bytes(plan_view const& plan, footprint_view const&
   return sum;
 }
 
-/// The most bytes that a rank holds at any time. A recomputed stage holds its input from F on, all activations while its B or I
-/// runs, and what W needs from then on. Where nothing is recomputed and W needs all that F left, it is `static_bytes` and
+/// Bytes that a rank holds while its actions run one after the other. A recomputed stage holds its input from F on, all activations
+/// while its B or I runs, and what W needs from then on.
+class running_memory {
+ public:
+  /// \param from bytes that the rank holds before its first action
+  constexpr running_memory(footprint_view const& of, std::int64_t from, bool forward_only)
+      : of_(of), now_(from), most_(from), forward_only_(forward_only) {}
+
+  constexpr void run(action a) {
+    kind const what = a.kind;
+    int const s = static_cast<int>(a.stage);
+    bool const gives_back = what == kind::backward || what == kind::backward_input;
+    if (what == kind::forward) now_ += of_.after_forward(s);
+    if (gives_back) now_ += of_.activation[s] - of_.after_forward(s);
+    most_ = now_ > most_ ? now_ : most_;
+    if (forward_only_) now_ -= of_.after_forward(s);
+    if (gives_back) now_ -= of_.activation[s] - (what == kind::backward ? 0 : of_.kept[s]);
+    if (what == kind::backward_weight) now_ -= of_.kept[s];
+  }
+  /// The most bytes held so far.
+  constexpr std::int64_t most() const { return most_; }
+
+ private:
+  footprint_view of_;
+  std::int64_t now_, most_;
+  bool forward_only_;
+};
+
+/// The most bytes that a rank holds at any time. Where nothing is recomputed and W needs all that F left, it is `static_bytes` and
 /// `peak_bytes`.
 constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank) {
-  std::int64_t now = static_bytes(plan, of, rank);
-  std::int64_t most = now;
-  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
-    kind const what = plan.actions[i].kind;
-    int const s = static_cast<int>(plan.actions[i].stage);
-    bool const gives_back = what == kind::backward || what == kind::backward_input;
-    if (what == kind::forward) now += of.after_forward(s);
-    if (gives_back) now += of.activation[s] - of.after_forward(s);
-    most = now > most ? now : most;
-    if (plan.forward_only) now -= of.after_forward(s);
-    if (gives_back) now -= of.activation[s] - (what == kind::backward ? 0 : of.kept[s]);
-    if (what == kind::backward_weight) now -= of.kept[s];
-  }
-  return most;
+  running_memory held(of, static_bytes(plan, of, rank), plan.forward_only);
+  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) held.run(plan.actions[i]);
+  return held.most();
 }
 
 }  // namespace chevron

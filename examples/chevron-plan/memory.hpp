@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <chevron/plan/profile.hpp>
+
+#include "request.hpp"
+
+/// \file
+/// What a rank has and what a model takes of it, in bytes: `--memory` and the flags or the profile that go with it.
+
+namespace plan_program {
+
+/// What a step takes of its ranks' memory, for any number of stages: from a profile, or from what flags say of a rank's whole share.
+class memory_model {
+ public:
+  /// \throws usage where something is not given, or is no number of bytes
+  memory_model(request const& asked, std::optional<chevron::profile> const& measured);
+
+  /// Whether the bytes of a recomputed stage are known.
+  bool recomputes() const { return profile_ || input_ >= 0; }
+  /// Bytes by stage; `problem` where a profile does not serve so many.
+  chevron::stage_bytes of_stages(int stages, int chunks) const;
+
+  std::int64_t memory = 0;  ///< that a rank has
+
+ private:
+  std::optional<chevron::profile> profile_;  ///< whose bytes count
+  std::int64_t fixed_ = 0, activation_ = 0, kept_ = 0;
+  std::int64_t input_ = -1;  ///< of a stage, however many there are; -1: not known
+};
+
+/// Costs where every backward begins with its F again.
+inline void recompute_all(owned_costs& costs) {
+  for (std::size_t s = 0; s < costs.forward.size(); ++s) costs.backward_input[s] += costs.forward[s];
+}
+
+/// A word as a shell takes it.
+std::string shell_word(std::string const& word);
+/// `chevron-plan COMMAND` with the flags that say what schedules are judged by: shape, costs, links, bytes and effort.
+/// \param chunks costs of a rank's whole share are typed as those of a chunk, one of so many; 1: as they are
+std::string command_text(request const& asked, std::string const& command, chevron::shape size, int chunks);
+
+}  // namespace plan_program
