@@ -1,8 +1,8 @@
 #!/bin/sh
 # timeout: 240
 # compilers.sh [LIBTORCH]: every g++ from 12 and every clang++ from 16 that is installed here compiles the schedule side without a
-# warning, and what it makes says what README.md says. The newest clang++ also reads the run side, where there is a LibTorch. The
-# build itself uses one of them; the words of errors are compared by tests/compile_fail.
+# warning, and what it makes says what README.md says; the newest does so without exceptions and RTTI, too. The newest clang++ also
+# reads the run side, where there is a LibTorch. The build itself uses one of them; tests/compile_fail compares the words of errors.
 set -e
 work=$CHEVRON_BUILD/consumer-compilers
 rm -rf "$work"
@@ -35,6 +35,16 @@ for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 
   found="$found $compiler"
   case $compiler in clang*) clang=$compiler ;; esac
 done
+for last in $found; do :; done
+if [ -n "$found" ]; then
+  "$last" -std=c++20 $limit -Werror $warnings -fno-exceptions -fno-rtti "-I$CHEVRON_SOURCE/include" \
+    "$CHEVRON_SOURCE/tests/consumer/no_exceptions.cpp" -o "$work/no_exceptions"
+  code=0
+  "$work/no_exceptions" 2>"$work/said" || code=$?
+  { [ $code -eq 134 ] && grep -q '^chevron: rank 0, step 0: 0B0 comes before 0F0' "$work/said"; } ||
+    { cat "$work/said"; echo "FAILED: without exceptions a broken plan ends with $code"; exit 1; }
+  echo "$last, without exceptions: a broken plan aborts, and says why"
+fi
 if [ -n "${clang:-}" ] && [ -n "${1:-}" ]; then
   began=$(date +%s)
   # A number of a stage may be a seed as it is: only headers are looked at for changes of sign, what the program makes of their

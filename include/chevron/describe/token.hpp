@@ -7,6 +7,7 @@
 
 #include <chevron/describe/expression.hpp>
 #include <chevron/plan/action.hpp>
+#include <chevron/plan/raise.hpp>
 
 /// \file
 /// Tokens: the letters a schedule is written in. Each takes the next microbatch of its stream; a token whose stream is spent
@@ -23,7 +24,7 @@ inline constexpr int any_chunk = -2147483647 - 1;
 
 /// Not constexpr: a compiler that works out an action with other numbers stops here and prints this name.
 [[noreturn]] inline void an_action_has_stage_0_to_2047_and_microbatch_0_to_65534() {
-  throw std::out_of_range("an action has a stage from 0 to 2047 and a microbatch from 0 to 65534");
+  detail::raise(std::out_of_range("an action has a stage from 0 to 2047 and a microbatch from 0 to 65534"));
 }
 
 template <kind What, class Slot>

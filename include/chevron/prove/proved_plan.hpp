@@ -5,6 +5,7 @@
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/raise.hpp>
 #include <chevron/plan/text.hpp>
 #include <chevron/prove/check.hpp>
 
@@ -66,9 +67,9 @@ constexpr plan forward_part(proved_plan const& of, int micro_batches = max_micro
 
 /// Proves a plan, in time and memory linear in the number of actions.
 /// \param source `catalogue::make_plan(name, shape)`, `expand(schedule, shape)`, what was read from a file; moved in, not copied
-/// \throws invalid_schedule_error for one that breaks a law
+/// \throws invalid_schedule_error for one that breaks a law; compiled without exceptions, says its sentence and aborts
 constexpr proved_plan prove(plan source) {
-  if (finding const f = check(source.view())) throw invalid_schedule_error(f);
+  if (finding const f = check(source.view())) detail::raise(invalid_schedule_error(f));
   return proved_plan(static_cast<plan&&>(source));
 }
 
