@@ -180,7 +180,7 @@ class loop {
         casting const cast(p_);
         tensors values{part.input};
         forward(m, 0, facts_.stages, values, at);
-        loss = loss_of(p_, values, part.target);
+        loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
       }
       (loss * weight).backward();
       return loss.item<double>();
@@ -207,7 +207,7 @@ class loop {
                 {v.requires_grad() ? torch::autograd::impl::gradient_edge(v) : torch::autograd::Edge(), v.detach()});
         }
       }
-      loss = loss_of(p_, values, part.target);
+      loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
     }
     (loss * weight).backward();
     for (int s = facts_.stages; --s > 0;) {
@@ -355,7 +355,7 @@ class loop {
           tensors values{part.input};
           forward(m, 0, facts_.stages, values, std::nullopt);
           double const weight = counts_of(p_, part) / all;
-          if (weight != 0) mine += loss_of(p_, values, part.target).item<double>() * weight;
+          if (weight != 0) mine += loss_of(p_, values, part.target, factor_of(p_, part.target)).item<double>() * weight;
         }
       }
       sum += mine;
