@@ -11,6 +11,7 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/launch/run_main.hpp>
+#include <chevron/run/model/auxiliary_loss.hpp>
 #include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/partition.hpp>
@@ -23,8 +24,8 @@
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 #include <chevron/run/optimizer/learning_rate.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>
-#include <chevron/run/trace/rank_trace.hpp>
 #include <chevron/run/trace/measured_bytes.hpp>
+#include <chevron/run/trace/rank_trace.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/evaluator.hpp>
 #include <chevron/run/training/layer_costs.hpp>

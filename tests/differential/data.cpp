@@ -77,7 +77,7 @@ feed feed_of(program const& p, int step, int pass, int replica) {
 }
 
 double counts_of(program const& p, samples const& part) {
-  if (!p.has("weigh")) return static_cast<double>(part.count());
+  if (!p.has("weigh")) return p.has("odd") ? 1 : static_cast<double>(part.count());
   return part.target.select(1, 0).gt(0).sum().item<double>();
 }
 

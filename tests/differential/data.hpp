@@ -27,7 +27,8 @@ struct feed {
 /// \param pass of a step's accumulated batches; -1: for evaluation
 feed feed_of(program const& p, int step, int pass, int replica);
 
-/// What a microbatch counts: its samples, or with `weigh` what is said of it.
+/// What a microbatch counts: its samples, or with `weigh` what is said of it; with `odd`, where it has a target of another first
+/// dimension, 1.
 double counts_of(program const& p, samples const& part);
 
 /// What a whole step counts over all passes and replicas.

@@ -206,11 +206,15 @@ void draw_options(dice& d, program& p) {
   if (d.one_in(5)) p.options["acc"] = std::to_string(d.between(2, 3));
   if (d.one_in(4)) p.options["rep"] = std::to_string(d.between(2, 3));
   if (d.one_in(6)) p.options["weigh"] = "1";
+  if (d.one_in(5)) p.options["side"] = "1";
   if (d.one_in(2)) p.options["eval"] = d.one_in(2) ? "each" : "last";
   if (d.one_in(4)) p.options["lr"] = "1";
   if (d.one_in(4)) p.options["bucket"] = "100";
   if (d.one_in(6)) p.options["all"] = "1";
   if (p.schedule() == "DualPipeV" && d.one_in(2)) p.options["overlap"] = "1";
+  if (p.get("cut") == "own" && !p.has("eval") && d.one_in(3)) p.options["odd"] = "1";
+  if (d.one_in(4) && (!p.has("odd") || p.has("weigh"))) p.options["less"] = "1";
+  if (d.one_in(4)) p.options["zg"] = p.has("pv") ? "none" : d.of(std::vector<std::string>{"none", "zeros", "detach"});
   int const line = d.below(100);
   p.options["line"] = line < 40   ? "threads"
                       : line < 55 ? "rendezvous"

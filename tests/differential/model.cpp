@@ -175,7 +175,11 @@ std::vector<std::pair<std::string, at::Tensor>> tied_of(program const& p, int st
   return out;
 }
 
-at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& target) {
+at::Tensor factor_of(program const& p, at::Tensor const& target) {
+  return p.has("side") ? target.select(1, 1).abs() : at::Tensor();
+}
+
+at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& target, at::Tensor const& factor) {
   at::Tensor const y = outputs.at(0).reshape({outputs[0].size(0), -1});
   at::Tensor const wanted = target.narrow(1, 0, y.size(1)).to(y.scalar_type());
   at::Tensor loss;
@@ -188,7 +192,7 @@ at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& t
   for (std::size_t i = 1; i < outputs.size(); ++i) {
     if (outputs[i].defined() && outputs[i].is_floating_point() && outputs[i].numel() > 0) loss = loss + outputs[i].mean() * 0.1;
   }
-  return loss;
+  return factor.defined() ? loss * factor.to(loss.scalar_type()).mean() : loss;
 }
 
 }  // namespace differential

@@ -71,7 +71,10 @@ std::vector<piece> build_stage(program const& p, int stage);
 std::vector<std::pair<std::string, at::Tensor>> tied_of(program const& p, int stage, std::vector<piece> const& pieces);
 
 /// The loss of one microbatch: outputs of the last stage, then the target.
-at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& target);
+/// \param factor with `side`: one for each sample, or by `factor_of`
+at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& target, at::Tensor const& factor);
+/// Undefined without `side`.
+at::Tensor factor_of(program const& p, at::Tensor const& target);
 
 at::ScalarType dtype_of(program const& p);
 

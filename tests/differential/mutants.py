@@ -58,6 +58,13 @@ MUTANTS = [
      r"at::autocast::set_autocast_cache_enabled\(false\);", "at::autocast::set_autocast_cache_enabled(true);", "cast="),
     ("replicas keep buffers of their own", RUN + "training/replica_buffers.hpp",
      r"if \(where\.replicas == 1\) return;", "return;", "rep="),
+    ("views as gradients", RUN + "optimizer/gradient_buckets.hpp", r"view_for\(trained_\[i\]\.value, row\)\.detach\(\)", "view_for(trained_[i].value, row)", "zg="),
+    ("ranks with less do not hear of other shapes", RUN + "training/rank_context.hpp",
+     r"others_know_more \? on_any_rank\(changed\) : changed", "changed", "less="),
+    ("a rank between the ends needs its batch", RUN + "training/rank_context.hpp", r"\(stages_\.front\(\) \|\| stages_\.back\(\)\) &&", "", "less="),
+    ("microbatches of other first dimensions by their inputs", RUN + "data/split_batch.hpp", r"if \(by_samples\) return;", "return;", "odd="),
+    ("the loss's side inputs are those of microbatch 0", RUN + "execution/stage_runner.hpp",
+     r"\.side_inputs = batch\.side_inputs\(m\)", ".side_inputs = batch.side_inputs(0)", "side="),
     ("half-precision gradients added in half", RUN + "optimizer/gradient_buckets.hpp",
      r"return p\.scalar_type\(\) == at::kHalf \|\| p\.scalar_type\(\) == at::kBFloat16; \}", "return p.scalar_type() == at::kHalf; }", "bf16"),
 ]

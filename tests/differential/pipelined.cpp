@@ -156,6 +156,32 @@ std::string generator_state() {
   return {static_cast<char const*>(s.const_data_ptr()), s.nbytes()};
 }
 
+/// What a rank is given of these samples: all, or with `less` what its stages and the loss use.
+chevron::batch batch_of(job const& j, chevron::transport& comm, samples const& of) {
+  program const& p = j.p;
+  auto const plan = j.plan.view();
+  int const rank = comm.topology().pipeline_rank();
+  bool const first = !p.has("less") || rank == plan.rank_of_stage(0),
+             last = !p.has("less") || rank == plan.rank_of_stage(plan.stages - 1);
+  chevron::batch out;
+  if (first) out.inputs = {of.input};
+  if (last) out.targets = {of.target};
+  if (last && p.has("odd")) out.targets.push_back(at::zeros({of.count() + 1}));
+  if (last && p.has("side")) out.side_inputs = {{"factor", factor_of(p, of.target)}};
+  return out;
+}
+
+/// A loop's habits.
+void touch_gradients(program const& p, chevron::trainer& train) {
+  if (!p.has("zg") || train.optimizer() == nullptr) return;
+  if (p.get("zg") != "detach") return train.optimizer()->zero_grad(p.get("zg") == "none");
+  for (auto& group : train.optimizer()->param_groups()) {
+    for (at::Tensor& q : group.params()) {
+      if (q.grad().defined()) q.mutable_grad().detach_();
+    }
+  }
+}
+
 /// One rank, from its trainer to its last step.
 void train_on(chevron::transport& comm, job const& j, outcome& out) {
   program const& p = j.p;
@@ -164,7 +190,12 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     mine[s] = build_stage(p, s);
     return given_as(p, s, mine[s]);
   };
-  auto const mean_loss = [&p](std::span<at::Tensor const> all) { return loss_of(p, tensors(all.begin(), all.end() - 1), all.back()); };
+  // After the outputs: the target, with `odd` one more, with `side` the factor.
+  std::size_t const behind = 1 + (p.has("odd") ? 1u : 0u) + (p.has("side") ? 1u : 0u);
+  auto const mean_loss = [&p, behind](std::span<at::Tensor const> all) {
+    std::span<at::Tensor const> const rest = all.last(behind);
+    return loss_of(p, tensors(all.begin(), rest.begin()), rest.front(), p.has("side") ? rest.back() : at::Tensor());
+  };
   int const replica = comm.topology().replica();
   bool const reports = comm.topology().global_rank == 0;
   chevron::trainer_options options = options_of(p);
@@ -176,7 +207,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
   chevron::trainer train({.program = j.steps,
                           .transport = comm,
                           .stages = build,
-                          .loss = mean_loss,
+                          .loss = p.has("side") ? chevron::loss_function(mean_loss).side_inputs({"factor"}) : mean_loss,
                           .optimizer = optimizer_of(p),
                           .options = options});
   std::optional<chevron::evaluator> evaluate;
@@ -185,15 +216,17 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
   for (int step = 0; step < p.steps(); ++step) {
     double const all = total_of(p, step, false);
     double const said = p.replicas() == 1 && p.passes() == 1 && !p.has("all") ? 0 : all;
+    touch_gradients(p, train);
     for (int pass = 0; pass < p.passes(); ++pass) {
       feed const given = feed_of(p, step, pass, replica);
       bool const last = pass + 1 == p.passes();
       if (given.own_parts) {
         std::vector<chevron::batch> parts;
-        for (samples const& one : given.parts) parts.push_back({{one.input}, {one.target}});
+        for (samples const& one : given.parts) parts.push_back(batch_of(j, comm, one));
+        if (parts[0].inputs.empty() && parts[0].targets.empty()) parts.clear();
         last ? void(train.step(parts, said)) : train.accumulate(parts, said);
       } else {
-        chevron::batch const whole{{given.whole.input}, {given.whole.target}};
+        chevron::batch const whole = batch_of(j, comm, given.whole);
         last ? void(train.step(whole, said)) : train.accumulate(whole, said);
       }
     }
@@ -205,7 +238,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     }
     if (p.get("eval") == "each" || (p.has("eval") && last)) {
       feed const given = feed_of(p, step, -1, replica);
-      double const loss = evaluate->loss(chevron::batch{{given.whole.input}, {given.whole.target}}, total_of(p, step, true));
+      double const loss = evaluate->loss(batch_of(j, comm, given.whole), total_of(p, step, true));
       if (reports) out.put("after evaluation, " + key_of(step, "0 loss"), loss);
       outcome after;
       for (auto const& [s, pieces] : mine) put_stage(after, p, step, s, replica, pieces, nullptr);

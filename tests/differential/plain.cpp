@@ -194,7 +194,7 @@ class loop {
         casting const cast(p_);
         tensors values{part.input};
         forward(m, 0, facts_.stages, values, at, &nodes);
-        loss = loss_of(p_, values, part.target);
+        loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
       }
       chevron::backward_scope const draws(nodes);
       if (weight != 0) (loss * weight).backward();
@@ -223,7 +223,7 @@ class loop {
                 {v.requires_grad() ? torch::autograd::impl::gradient_edge(v) : torch::autograd::Edge(), v.detach()});
         }
       }
-      loss = loss_of(p_, values, part.target);
+      loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
     }
     if (weight == 0) return loss.item<double>();
     chevron::backward_scope const draws(nodes);
@@ -373,7 +373,7 @@ class loop {
           tensors values{part.input};
           forward(m, 0, facts_.stages, values, std::nullopt);
           double const weight = counts_of(p_, part) / all;
-          if (weight != 0) mine += loss_of(p_, values, part.target).item<double>() * weight;
+          if (weight != 0) mine += loss_of(p_, values, part.target, factor_of(p_, part.target)).item<double>() * weight;
         }
       }
       sum += mine;

@@ -238,7 +238,9 @@ TEST_CASE("another shape, dtype or number of tensors than agreed is refused befo
   };
   for_each_transport([](subject const& over) {
     for (auto const& [values, words] :
-         {change{{at::zeros({3, 4})}, "would send Float[3,4] to rank 1, but the first step agreed on Float[2,4]. Remedy: "},
+         {change{{at::zeros({3, 4})},
+                 "would send Float[3,4] to rank 1, but the first step agreed on Float[2,4]. Remedy: a stage whose outputs' "
+                 "shapes follow from the batch's shapes alone; what depends on values is padded"},
           change{{at::zeros({2, 4}, at::kInt)},
                  "would send Int[2,4] to rank 1, but the first step agreed on Float[2,4]. Remedy: "},
           change{{at::zeros({2, 4}), at::zeros({1})}, "would send Float[2,4], Float[1] to rank 1"},

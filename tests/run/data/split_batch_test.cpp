@@ -53,7 +53,7 @@ struct plain_step {
             s.forward(values, next);
             values = next;
           }
-          at::Tensor const one = loss_of(values, pass[m].targets);
+          at::Tensor const one = loss_of(values, pass[m].targets, pass[m].side_inputs);
           double const weight = weigh(pass[m]) / all;
           losses[m] += one.item<double>() * weight;
           torch::autograd::backward({one}, {at::full({}, weight)});
@@ -84,10 +84,24 @@ struct plain_step {
   }
 };
 
+using microbatches = std::vector<chevron::batch>;
+
+/// What this rank is given of a pass.
+using giver = std::function<microbatches(microbatches const&, transport&)>;
+microbatches all_of(microbatches const& pass, transport&) { return pass; }
+microbatches what_is_used(microbatches const& pass, transport& comm) {
+  auto const& where = comm.topology();
+  bool const first = where.pipeline_rank() == 0, last = where.pipeline_rank() + 1 == where.pipeline_ranks;
+  microbatches out;
+  if (!first && !last) return out;
+  for (chevron::batch const& b : pass) out.push_back({first ? b.inputs : tensors(), last ? b.targets : tensors()});
+  return out;
+}
+
 /// Trains over these steps and compares each with plain autograd.
 void compare_steps(transport& comm, chevron::plan const& plan, std::vector<step_data> const& steps,
                    chevron::loss_function const& loss, chevron::loss_weight_function const& weigh,
-                   chevron::trainer_options options, complaints& wrong) {
+                   chevron::trainer_options options, complaints& wrong, giver const& given = all_of) {
   options.loss_weight = weigh;
   auto const by = weigh ? weigh : [](chevron::batch const& b) { return static_cast<double>(b.inputs[0].size(0)); };
   chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
@@ -123,8 +137,8 @@ void compare_steps(transport& comm, chevron::plan const& plan, std::vector<step_
       }
     }
     auto const& mine = steps[k][replica];
-    for (std::size_t pass = 0; pass + 1 < mine.size(); ++pass) train.accumulate(mine[pass], all);
-    train.step(mine.back(), all);
+    for (std::size_t pass = 0; pass + 1 < mine.size(); ++pass) train.accumulate(given(mine[pass], comm), all);
+    train.step(given(mine.back(), comm), all);
     auto const report = train.synchronize();
     wrong.require(report.loss == expected.loss,
                   where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(expected.loss));
@@ -427,9 +441,9 @@ TEST_CASE("what cannot be weighed or cut says why") {
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(std::vector<chevron::batch>{one}); }),
                        doctest::Contains("the program runs 2 microbatches a step, 1 were given"), usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
-                         train.step(std::vector<chevron::batch>{one, {other.inputs, one.targets}});
+                         train.step(std::vector<chevron::batch>{one, {}});
                        }),
-                       doctest::Contains("microbatch 1: target 0 has 2 samples (dimension 0) but input 0 has 1"), usage_error);
+                       doctest::Contains("microbatch 1 has none"), usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.accumulate(one, 0); }), doctest::Contains("accumulate() needs to know"),
                        usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
@@ -448,6 +462,232 @@ TEST_CASE("what cannot be weighed or cut says why") {
                        doctest::Contains("microbatch 0 was weighed as -1"), usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(one); }, [](chevron::batch const&) { return 0.0; }),
                        doctest::Contains("count nothing"), usage_error);
+  CHECK_THROWS_WITH_AS(
+      run([&](auto& train) { train.step(); }),
+      doctest::Contains("a step needs at least one input or target tensor on the ranks of the first and of the last "
+                        "stage, and microbatch 0 has none"),
+      usage_error);
+  // Each microbatch counts 2 nodes on the first rank, and 1 graph on the last.
+  CHECK_THROWS_WITH_AS(
+      run([&](auto& train) {
+        bool const first = train.comm().topology().global_rank == 0;
+        microbatches parts;
+        for (int m = 0; m < 2; ++m)
+          parts.push_back({first ? one.inputs : tensors(), first ? tensors() : tensors{one.targets[0].narrow(0, 0, 1)}});
+        train.step(parts);
+      }),
+      doctest::Contains("is for trainer_options::loss_weight to say"), usage_error);
+}
+
+TEST_CASE("a rank is given what its stages and the loss use, one between the ends nothing: the same as all of the batch") {
+  at::set_num_threads(1);
+  for (char const* name : {"1F1B", "ZB-H1"}) {
+    auto const plan = plan_of(name, 3, 4);
+    auto const steps = various(4, 2, 2, 4, true);  // of other shapes in each pass
+    complaints wrong;
+    chevron::run_threads({.pipeline_ranks = 3, .replicas = 2, .deadline = std::chrono::seconds(30)}, [&](transport& comm) {
+      compare_steps(comm, plan, steps, mean_square, tokens, {}, wrong, what_is_used);
+    });
+    on_gloo(3, 2, std::chrono::seconds(30), wrong, [&](transport& comm) {
+      compare_steps(comm, plan, steps, mean_square, tokens, {.post_validation = true, .stable_steps = 1}, wrong, what_is_used);
+    });
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+  }
+}
+
+TEST_CASE("nothing for a rank between the ends: step(), evaluation, and shapes that only the other ranks see change") {
+  at::set_num_threads(1);
+  auto const plan = plan_of("1F1B", 3, 2);
+  auto const program = chevron::lower(chevron::prove(plan));
+  std::vector<batch> data;
+  for (int i = 0; i < 4; ++i) data.push_back(make_batch(4 + 2 * i, 7 + i));
+  std::vector<double> expected;
+  tensors outputs;
+  {
+    reference whole(plan.stages);
+    auto const optimizer = sgd(whole.parameters());
+    for (auto const& b : data) {
+      whole.run(plan, {b});
+      expected.push_back(whole.loss);
+      optimizer->step();
+    }
+    at::NoGradGuard const off;
+    for (auto const& b : data) outputs.push_back(whole.forward(b.input)[0]);
+  }
+  complaints wrong;
+  auto const body = [&](transport& comm) {
+    int const rank = comm.topology().pipeline_rank();
+    auto const given = [&](batch const& b) {
+      return chevron::batch{rank == 0 ? tensors{b.input} : tensors(), rank == 2 ? tensors{b.target} : tensors()};
+    };
+    chevron::trainer train({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = sgd});
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      auto const report = rank == 1 ? train.step() : train.step(given(data[i]));
+      wrong.require(report.loss == expected[i], "loss of step " + std::to_string(i));
+      wrong.require(report.samples == data[i].input.size(0), "samples of step " + std::to_string(i));
+    }
+    chevron::evaluator evaluator(train);
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      tensors const out = evaluator.outputs(given(data[i]));
+      if (rank == 2) wrong.require(at::allclose(out[0], outputs[i], 1e-5, 1e-6), "outputs of batch " + std::to_string(i));
+      double const loss = evaluator.loss(given(data[i]));
+      double const right = mean_square(outputs[i], data[i].target).item<double>();
+      wrong.require(std::abs(loss - right) < 1e-6, "held-out loss of batch " + std::to_string(i));
+    }
+  };
+  chevron::run_threads({.pipeline_ranks = 3, .deadline = std::chrono::seconds(30)}, body);
+  on_gloo(3, 1, std::chrono::seconds(30), wrong, body);
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
+TEST_CASE("microbatches of other first dimensions: each counts 1, or what loss_weight says") {
+  at::set_num_threads(1);
+  auto const plan = plan_of("ZB-H1", 2, 3);
+  auto const pooled = [](at::Tensor nodes, at::Tensor graphs) {
+    return at::mse_loss(nodes.view({-1, 3, width}).mean(1), graphs);
+  };
+  auto const length_first = [](at::Tensor rows, at::Tensor samples) { return at::mse_loss(rows.mean(0), samples); };
+  for (bool const graphs : {true, false}) {
+    microbatches parts;
+    for (int m = 0; m < 3; ++m) {
+      auto const x = make_batch(3 * (m + 1), 20 + m), y = make_batch(m + 1, 30 + m);
+      if (graphs) parts.push_back({{x.input}, {y.input}});  // 3 nodes a graph
+      if (!graphs) parts.push_back({{x.input.view({3, m + 1, width})}, {y.input}});
+    }
+    chevron::loss_function const loss = graphs ? chevron::loss_function(pooled) : chevron::loss_function(length_first);
+    chevron::loss_weight_function const alike = [](chevron::batch const&) { return 1.0; },
+                                        by_target = [](chevron::batch const&b) {
+                                          return static_cast<double>(b.targets[0].size(0));
+                                        };
+    for (auto const& [given, counted] : {std::pair(chevron::loss_weight_function(), alike), std::pair(by_target, by_target)}) {
+      std::vector<chevron::stage> whole;
+      for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
+      plain_step const expected(whole, plan, {{parts}}, loss, counted);
+      complaints wrong;
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                .transport = comm,
+                                .stages = build_stage,
+                                .loss = loss,
+                                .optimizer = sgd,
+                                .options = {.loss_weight = given}});
+        wrong.require(train.step(parts).loss == expected.loss, "loss");
+        for (std::size_t s = 0; s < whole.size(); ++s) {
+          auto const& ours = train.stages()[s].parameters();
+          for (std::size_t q = 0; q < ours.size(); ++q)
+            wrong.require(at::equal(ours[q].value.grad(), expected.gradients[s][q]), "gradient of stage " + std::to_string(s));
+        }
+      });
+      for (auto const& w : wrong.all) FAIL_CHECK(w);
+    }
+  }
+}
+
+TEST_CASE("the loss takes side inputs: a number of the step, class weights, a mask by sample") {
+  at::set_num_threads(1);
+  auto const call = [](at::Tensor out, at::Tensor target, at::Tensor mask, at::Tensor weights, at::Tensor factor) {
+    return ((out - target).square() * mask * weights).mean() * factor;
+  };
+  auto const loss = chevron::loss_function(call).side_inputs({"mask", "weights", "factor"});
+  auto const plan = plan_of("ZBVZeroBubble", 2, 4);
+  auto steps = various(3, 2, 2, 4, true);
+  for (std::size_t step = 0; step < steps.size(); ++step) {
+    for (auto& replica : steps[step]) {
+      for (auto& pass : replica) {
+        for (auto& b : pass) {
+          b.side_inputs = {{"factor", at::full({}, 0.5 + static_cast<double>(step))},
+                           {"weights", at::arange(1, width + 1), true},
+                           {"mask", b.targets[0].gt(-0.5)}};
+        }
+      }
+    }
+  }
+  for (bool const early : {false, true}) {
+    complaints wrong;
+    auto const body = [&](transport& comm) {
+      compare_steps(comm, plan, steps, loss, tokens, {.post_validation = early, .stable_steps = 0}, wrong);
+    };
+    early ? on_gloo(2, 2, std::chrono::seconds(30), wrong, body)
+          : chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, body);
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+  }
+}
+
+TEST_CASE("side inputs of the loss are cut with the batch, go to a recomputed stage and to evaluation, and are missed by name") {
+  at::set_num_threads(1);
+  auto const plan = plan_of("1F1B", 2, 4);
+  auto const masked = [](at::Tensor out, at::Tensor target, at::Tensor mask) { return ((out - target).square() * mask).mean(); };
+  auto const [x, y] = make_batch(8, 3);
+  at::Tensor const mask = at::arange(8).view({8, 1}) / 8.;
+  double expected = 0;
+  {
+    at::NoGradGuard const off;
+    reference whole(2);
+    expected = masked(whole.forward(x)[0], y, mask).item<double>();
+  }
+  complaints wrong;
+  for (bool const recompute : {false, true}) {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                              .transport = comm,
+                              .stages = [&](int s) { return build_stage(s).recompute(recompute); },
+                              .loss = chevron::loss_function(masked).side_inputs({"mask"}),
+                              .optimizer = sgd});
+      chevron::batch const given{{x}, {y}, {{"mask", mask}}};
+      chevron::evaluator evaluator(train);
+      wrong.require(std::abs(evaluator.loss(given) - expected) < 1e-6, "held-out loss");
+      wrong.require(std::abs(train.step(given).loss - expected) < 1e-6, "loss");
+    });
+  }
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+  CHECK_THROWS_WITH_AS(
+      chevron::run_threads({.pipeline_ranks = 2},
+                           [&](transport& comm) {
+                             chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                                     .transport = comm,
+                                                     .stages = build_stage,
+                                                     .loss = chevron::loss_function(masked).side_inputs({"mask"}),
+                                                     .optimizer = sgd});
+                             train.step({.inputs = {x}, .targets = {y}, .side_inputs = {{"maks", mask}}});
+                           }),
+      doctest::Contains("the loss function takes `mask` from the batch, which has only maks: give it to step() as a "
+                        "side input"),
+      chevron::error);
+}
+
+TEST_CASE("undefined tensors and numbers among inputs and targets go whole to each microbatch") {
+  at::set_num_threads(1);
+  auto const plan = plan_of("1F1B", 2, 4);
+  auto const [x, y] = make_batch(8, 3);
+  auto const scaled = [](at::Tensor out, at::Tensor target, at::Tensor factor) { return at::mse_loss(out, target) * factor; };
+  auto const build = [](int s) -> chevron::stage {
+    at::manual_seed(s);
+    torch::nn::Linear l(width, width);
+    if (s > 0) return l;
+    return {l, [l](at::Tensor in, std::optional<at::Tensor> mask) mutable {
+              return mask && mask->defined() ? l(in) * *mask : l(in);
+            }};
+  };
+  std::vector<double> losses[2];
+  complaints wrong;
+  for (bool const given : {false, true}) {  // undefined, or a number that changes nothing
+    auto const body = [&](transport& comm) {
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                              .transport = comm,
+                              .stages = build,
+                              .loss = scaled,
+                              .optimizer = sgd});
+      for (int step = 0; step < 3; ++step) {
+        double const loss = train.step(tensors{x, given ? at::ones({}) : at::Tensor()}, tensors{y, at::full({}, step + 1.)}).loss;
+        if (comm.topology().global_rank == 0) losses[given].push_back(loss / (step + 1));
+      }
+    };
+    given ? on_gloo(2, 1, std::chrono::seconds(30), wrong, body) : chevron::run_threads({.pipeline_ranks = 2}, body);
+  }
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+  CHECK(losses[0].size() == 3);
+  CHECK(losses[0] == losses[1]);
+  CHECK(losses[0][1] < losses[0][0]);
 }
 
 TEST_CASE("a microbatch may come to count nothing, and count again, under every transport") {

@@ -198,8 +198,10 @@ inline std::string text_of(message_shapes const& shapes) {
 template <class Tell>
 [[noreturn]] void refuse_shapes(Tell const& tell, awaited const& mine, int rank, message_shapes const& agreed,
                                 message_shapes const& actual) {
-  std::string const sentence = text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " +
-                               text_of(agreed) + ". Remedy: keep the shapes of each microbatch, or open the executor anew";
+  std::string const sentence =
+      text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " + text_of(agreed) +
+      ". Remedy: a stage whose outputs' shapes follow from the batch's shapes alone; what depends on values is "
+      "padded to one size, and goes with a mask";
   failure const first =
       tell({.code = static_cast<int>(exit_code::preflight),
             .rank = rank,

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
@@ -34,8 +37,11 @@ constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int m
   return {micro_batch * small + before, small + (micro_batch < larger ? 1 : 0)};
 }
 
-/// One step's data, of one replica: the same on all ranks of its pipeline. Dimension 0 of inputs, of targets and of side inputs
-/// that are not `whole` is samples, equally many in each. No tensor may need a gradient.
+/// One step's data, of one replica: the same on all ranks of its pipeline. A rank may be given less, nothing even, but for what
+/// its stages and the loss use: inputs on the rank of stage 0, inputs or targets on that of the last stage.
+///
+/// Dimension 0 of inputs, of targets and of side inputs that are not `whole` is samples, equally many in each. Undefined tensors
+/// and single numbers have no such dimension and go whole to each microbatch. No tensor may need a gradient.
 struct batch {
   tensors inputs;                            ///< of stage 0
   tensors targets;                           ///< of the loss
@@ -73,8 +79,10 @@ class split_batch {
   /// Cuts a batch; each part counts as many as it has samples.
   /// \throws usage_error when the tensors disagree about the number of samples, or there are fewer samples than microbatches
   void split(batch const& whole, int count) {
-    samples_ = samples_in(whole);
-    if (samples_ < count) {
+    std::optional<std::int64_t> const samples = samples_in(whole);
+    if (!samples && is_given(whole)) throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut");
+    samples_ = samples.value_or(0);
+    if (samples && samples_ < count) {
       throw usage_error("a batch of " + std::to_string(samples_) + " samples cannot be cut into " + std::to_string(count) +
                         " microbatches: give at least one sample per microbatch, or fewer microbatches");
     }
@@ -85,51 +93,65 @@ class split_batch {
       cut(whole.inputs, range, p.data.inputs);
       cut(whole.targets, range, p.data.targets);
       p.data.side_inputs.clear();
-      for (side_input const& e : whole.side_inputs) {
-        p.data.side_inputs.push_back(
-            {e.name, counted_alone(e.whole ? e.value : e.value.narrow(0, range.first, range.count)), true});
-      }
-      p.counts = static_cast<double>(range.count);
+      for (side_input const& e : whole.side_inputs)
+        p.data.side_inputs.push_back({e.name, counted_alone(e.whole ? e.value : samples_of_tensor(e.value, range)), true});
+      p.counts = samples ? static_cast<double>(range.count) : unknown;
     }
   }
 
-  /// Takes microbatches as they are; each counts as many as it has samples.
-  /// \throws usage_error when there are not `count` of them, or the tensors of one disagree about the number of samples
+  /// Takes microbatches as they are, none for a rank that is given nothing. Where the inputs and targets of each have one number
+  /// of samples it counts these, else each counts 1.
+  /// \throws usage_error when there are not `count` of them
   void take(std::span<batch const> micro_batches, int count) {
-    if (micro_batches.size() != static_cast<std::size_t>(count)) {
+    if (!micro_batches.empty() && micro_batches.size() != static_cast<std::size_t>(count)) {
       throw usage_error("the program runs " + std::to_string(count) + " microbatches a step, " +
                         std::to_string(micro_batches.size()) + " were given");
     }
     samples_ = 0;
+    bool by_samples = true;
     parts_.resize(static_cast<std::size_t>(count));
     for (std::size_t m = 0; m < parts_.size(); ++m) {
-      std::int64_t samples = 0;
-      try {
-        samples = samples_in(micro_batches[m]);
-      } catch (usage_error const& e) {
-        throw usage_error("microbatch " + std::to_string(m) + ": " + e.what());
+      part& p = parts_[m];
+      p.data = micro_batches.empty() ? batch{} : micro_batches[m];
+      std::optional<std::int64_t> const samples = samples_if_equal(p.data);
+      by_samples = by_samples && (samples || !is_given(p.data));
+      samples_ += samples.value_or(0);
+      p.counts = samples ? static_cast<double>(*samples) : unknown;
+      for (tensors* const all : {&p.data.inputs, &p.data.targets}) {
+        for (at::Tensor& t : *all) t = counted_alone(t);
       }
-      samples_ += samples;
-      parts_[m].data = micro_batches[m];
-      for (at::Tensor& t : parts_[m].data.inputs) t = counted_alone(t);
-      for (side_input& e : parts_[m].data.side_inputs) e.value = counted_alone(e.value);
-      parts_[m].counts = static_cast<double>(samples);
+      for (side_input& e : p.data.side_inputs) e.value = counted_alone(e.value);
     }
+    if (by_samples) return;
+    samples_ = count;
+    for (part& p : parts_) p.counts = is_given(p.data) ? 1 : unknown;
   }
 
   /// Lets `loss_weight` say what each microbatch counts, instead of its samples.
+  /// \param everywhere false: only microbatches with targets, which it may look at, are weighed
   /// \throws usage_error for what is no weight
-  void weigh(loss_weight_function const& weigh) {
+  void weigh(loss_weight_function const& weigh, bool everywhere = true) {
     for (std::size_t m = 0; m < parts_.size(); ++m) {
-      parts_[m].counts = weigh(parts_[m].data);
-      if (!std::isfinite(parts_[m].counts) || parts_[m].counts < 0) {
-        throw usage_error("microbatch " + std::to_string(m) + " was weighed as " + std::to_string(parts_[m].counts) +
+      part& p = parts_[m];
+      if (!everywhere && p.data.targets.empty()) {
+        p.counts = unknown;
+        continue;
+      }
+      p.counts = weigh(p.data);
+      if (!std::isfinite(p.counts) || p.counts < 0) {
+        throw usage_error("microbatch " + std::to_string(m) + " was weighed as " + std::to_string(p.counts) +
                           ": a weight is a number from 0");
       }
     }
   }
 
-  /// What all microbatches together count.
+  /// The first microbatch without any input or target; the number of microbatches where all have one.
+  int first_not_given() const {
+    auto const found = std::find_if(parts_.begin(), parts_.end(), [](part const& p) { return !is_given(p.data); });
+    return static_cast<int>(found - parts_.begin());
+  }
+
+  /// What all microbatches together count; not a number on a rank that was not given what tells.
   double counts() const {
     double sum = 0;
     for (part const& p : parts_) sum += p.counts;
@@ -140,22 +162,25 @@ class split_batch {
   /// \param global_weight what all microbatches of this step count, over all replicas
   void share(double global_weight) {
     for (part& p : parts_) p.weight = p.counts / global_weight;
+    scale_gradients(scale_);
   }
 
-  /// How many samples these tensors hold, the same in each.
-  /// \throws usage_error where they disagree, or have no dimension 0
-  static std::int64_t samples_in(batch const& whole) {
-    if (whole.inputs.empty() && whole.targets.empty()) throw usage_error("a step needs at least one input or target tensor");
-    std::int64_t samples = -1;
+  /// How many samples these tensors hold, the same in each that has a dimension 0; nothing where none has.
+  /// \throws usage_error where they disagree
+  static std::optional<std::int64_t> samples_in(batch const& whole) {
+    std::optional<std::int64_t> samples;
     std::string first;
     auto const look = [&](at::Tensor const& t, std::string const& name) {
-      if (!t.defined() || t.dim() == 0) throw usage_error(name + " has no dimension of samples (dimension 0)");
-      if (samples < 0) {
+      if (!has_samples(t)) return;
+      if (!samples) {
         samples = t.size(0);
         first = name;
-      } else if (t.size(0) != samples) {
-        throw usage_error(name + " has " + std::to_string(t.size(0)) + " samples (dimension 0) but " + first + " has " +
-                          std::to_string(samples));
+      } else if (t.size(0) != *samples) {
+        throw usage_error(
+            name + " has " + std::to_string(t.size(0)) + " samples (dimension 0) but " + first + " has " +
+            std::to_string(*samples) +
+            ". Remedy: as many in each; a number without dimensions, or a side input that is `whole` (of a stage or "
+            "of the loss), goes to each microbatch as it is; or cut microbatches yourself, step(std::vector<batch>)");
       }
     };
     for (std::size_t i = 0; i < whole.inputs.size(); ++i) look(whole.inputs[i], "input " + std::to_string(i));
@@ -167,6 +192,7 @@ class split_batch {
   }
 
   int count() const { return static_cast<int>(parts_.size()); }
+  /// Of all microbatches; microbatches themselves where these count 1 each; 0 on a rank that was not given what tells.
   std::int64_t samples() const { return samples_; }
   tensors const& inputs(int m) const { return of(m).data.inputs; }
   tensors const& targets(int m) const { return of(m).data.targets; }
@@ -184,9 +210,13 @@ class split_batch {
     return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
            std::any_of(b.side_inputs.begin(), b.side_inputs.end(), [&](side_input const& e) { return changed(e.value); });
   }
-  /// What the backward of a microbatch's loss begins with: its weight, scaled.
-  double gradient_weight(int m) const { return of(m).weight * scale_; }
-  void scale_gradients(double factor) { scale_ = factor; }
+  /// What the backward of a microbatch's loss begins with: its weight, scaled. Not a number where `counts` is none. What it
+  /// refers to changes with `share` and `scale_gradients`.
+  double const& gradient_weight(int m) const { return of(m).gradient_weight; }
+  void scale_gradients(double factor) {
+    scale_ = factor;
+    for (part& p : parts_) p.gradient_weight = p.weight * factor;
+  }
 
   /// Microbatches are numbered over the whole optimizer step, which may accumulate several batches; these begin here.
   void number_from(int first) { first_ = first; }
@@ -206,19 +236,47 @@ class split_batch {
       for (side_input const& e : p.data.side_inputs) add(e.value);
     }
   }
+  /// The same as one number of 32 bits, from 0.
+  double shapes_mark() const {
+    std::vector<std::int64_t> shapes;
+    append_shapes(shapes);
+    detail::byte_fingerprint mark;
+    mark.add(shapes.data(), shapes.size() * sizeof(std::int64_t));
+    return static_cast<double>(mark.value() >> 32);
+  }
 
  private:
   struct part {
     batch data;
     double counts = 0;
     double weight = 0;
+    double gradient_weight = 0;
   };
+  static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
+
+  static bool is_given(batch const& data) { return !data.inputs.empty() || !data.targets.empty(); }
+  static bool has_samples(at::Tensor const& t) { return t.defined() && t.dim() > 0; }
+  /// Of the inputs and targets of a microbatch, and nothing where they disagree or have none.
+  static std::optional<std::int64_t> samples_if_equal(batch const& data) {
+    std::optional<std::int64_t> samples;
+    for (tensors const* const all : {&data.inputs, &data.targets}) {
+      for (at::Tensor const& t : *all) {
+        if (!has_samples(t)) continue;
+        if (samples.value_or(t.size(0)) != t.size(0)) return {};
+        samples = t.size(0);
+      }
+    }
+    return samples;
+  }
+  static at::Tensor samples_of_tensor(at::Tensor const& t, sample_range range) {
+    return has_samples(t) ? t.narrow(0, range.first, range.count) : t;
+  }
 
   part const& of(int m) const { return parts_[static_cast<std::size_t>(m)]; }
 
   static void cut(std::span<at::Tensor const> all, sample_range range, tensors& out) {
     out.clear();
-    for (at::Tensor const& t : all) out.push_back(counted_alone(t.narrow(0, range.first, range.count)));
+    for (at::Tensor const& t : all) out.push_back(counted_alone(samples_of_tensor(t, range)));
   }
 
   std::vector<part> parts_;

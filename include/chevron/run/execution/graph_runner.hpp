@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -120,8 +121,9 @@ class graph_runner {
         for (parameter const& p : *list) now.memory.push_back(p.value.defined() ? p.value.const_data_ptr() : nullptr);
       }
     }
-    run_mode const mode =
-        batch.any_counts_nothing() ? state_.not_now("a microbatch of this step counts nothing") : state_.next(std::move(now));
+    run_mode const mode = batch.any_counts_nothing()   ? state_.not_now("a microbatch of this step counts nothing")
+                          : std::isnan(batch.counts()) ? state_.not_now("this rank was not given what microbatches count")
+                                                       : state_.next(std::move(now));
     if (mode == run_mode::one_by_one || (mode == run_mode::capture && !capture_all(batch, guarded))) return false;
     take_surroundings(batch);
     return true;

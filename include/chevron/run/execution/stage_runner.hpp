@@ -134,15 +134,17 @@ class stage_runner {
       draws = {
           .seed = with_.seed, .step = *step, .replica = with_.replica, .stage = stage_number, .micro_batch = batch.number(m)};
     }
-    return {
-        .owner = &(*stages_)[i.op.stage],
-        .around = {.side_inputs = batch.side_inputs(m), .draws = draws, .drew = &of(i).drew, .evaluation = plan_.forward_only},
-        .training = !plan_.forward_only,
-        .differentiable = stage_number > with_.lowest_trained,
-        .untrained = stage_number < with_.lowest_trained,
-        .loss = with_loss ? &loss_ : nullptr,
-        .autocast = with_.autocast,
-        .targets = with_loss ? &batch.targets(m) : nullptr};
+    return {.owner = &(*stages_)[i.op.stage],
+            .around = {.side_inputs = batch.side_inputs(m),
+                       .draws = draws,
+                       .drew = &of(i).drew,
+                       .evaluation = plan_.forward_only,
+                       .loss_weight = &batch.gradient_weight(m)},
+            .training = !plan_.forward_only,
+            .differentiable = stage_number > 0,
+            .loss = with_loss ? &loss_ : nullptr,
+            .autocast = with_.autocast,
+            .targets = with_loss ? &batch.targets(m) : nullptr};
   }
 
   plan_view plan_;

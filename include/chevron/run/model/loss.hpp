@@ -2,46 +2,65 @@
 
 #include <concepts>
 #include <functional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/model/stage.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/tensor_call.hpp>
 
 /// \file
 /// What the last stage's outputs are measured by.
 
 namespace chevron {
 
-/// A loss: the last stage's outputs, then the targets, to one number, the mean over the microbatch's samples (or over what
-/// `trainer_options::loss_weight` counts). Made of any callable that takes these tensors, up to eight, or all of them as one
-/// `std::span<at::Tensor const>`.
+/// A loss: the last stage's outputs, then the targets, then its side inputs, to one number, the mean over the microbatch's
+/// samples (or over what `trainer_options::loss_weight` counts). Made of any callable that takes these tensors, up to eight, or
+/// all of them as one `std::span<at::Tensor const>`; or of a module, such as `torch::nn::MSELoss()`, as a stage is.
 ///
 /// Outputs and targets are those of one microbatch: dimension 0 is its samples. The result is a tensor of one element, of any
 /// floating-point dtype, on the device of the outputs.
+///
+/// A loss trains nothing, and a module keeps its mode: parameters of its own that need a gradient are an error in the first
+/// steps, unless the last stage has registered them, too.
 class loss_function {
  public:
   loss_function() = default;
 
   template <class Callable>
-  requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function> &&
-           (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>()))
+  requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function>)
       loss_function(Callable call) {  // NOLINT: a callable is a loss
-    call_ = [call = std::move(call)](tensors& arguments, tensors& results) mutable {
-      detail::call_with(call, arguments, results, "the loss function");
-    };
+    if constexpr (detail::can_be_called<Callable>()) {
+      call_ = [callee = detail::callee_of(std::move(call))](tensors& arguments, tensors& results) mutable {
+        detail::call_with(callee, arguments, results, "the loss function");
+      };
+    }
   }
+
+  /// Tensors of the batch that follow its targets, by name, in this order: class weights, a mask, a number that changes from step
+  /// to step. A name that a step's batch lacks is an error of that step, with exit code 2.
+  ///
+  ///     .loss = chevron::loss_function(weighted_cross_entropy).side_inputs({"class_weights"})
+  loss_function& side_inputs(std::vector<std::string> names) {
+    side_inputs_ = std::move(names);
+    return *this;
+  }
+  std::vector<std::string> const& side_input_names() const { return side_inputs_; }
 
   explicit operator bool() const { return static_cast<bool>(call_); }
 
   /// The loss of one microbatch, with its graph.
   /// \throws usage_error where the callable gives anything but one number
-  at::Tensor operator()(tensors const& outputs, tensors const& targets) {
+  at::Tensor operator()(tensors const& outputs, tensors const& targets, std::span<side_input const> side_inputs = {}) {
     tensors arguments = outputs, results;
     arguments.insert(arguments.end(), targets.begin(), targets.end());
+    for (std::string const& name : side_inputs_)
+      arguments.push_back(detail::side_input_named(name, side_inputs, "the loss function"));
     call_(arguments, results);
     if (results.size() != 1 || !results[0].defined() || results[0].numel() != 1) {
       bool const one = results.size() == 1 && results[0].defined();
@@ -54,6 +73,7 @@ class loss_function {
 
  private:
   std::function<void(tensors&, tensors&)> call_;
+  std::vector<std::string> side_inputs_;
 };
 
 }  // namespace chevron

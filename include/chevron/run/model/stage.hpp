@@ -14,6 +14,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/auxiliary_loss.hpp>
 #include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/operator_watch.hpp>
 #include <chevron/run/model/random_scope.hpp>
@@ -28,9 +29,13 @@ namespace chevron {
 struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
-  bool* drew = nullptr;                          ///< if given, and `draws` is: set to true where one was drawn
-  node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
-  bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
+  /// If given: set to true where one was drawn, or `loss_weight` is used.
+  bool* drew = nullptr;
+  node_places* places = nullptr;  ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
+  bool evaluation = false;        ///< dropout of a callable that has no module is an error then
+  /// What the backward of the microbatch's loss begins with: its share of the step, times the factor of loss scaling. To be read
+  /// in the backward; not a number where this rank was not given what tells. Null: 1. See auxiliary_loss.hpp.
+  double const* loss_weight = nullptr;
 };
 
 /// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
@@ -54,12 +59,12 @@ struct stage_part {
 
 /// What can be a stage's forward: it takes tensors, up to eight, or all of them as one `std::span<at::Tensor const>`.
 template <class Callable>
-concept stage_forward = !module_pointer<Callable> && !script_module<Callable> &&
-                        (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>());
+concept stage_forward = !module_handle<Callable> && (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>());
 
 /// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
 ///
-/// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them;
+/// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them: as a holder, a shared
+///   pointer or a `torch::nn::AnyModule`;
 /// - a module and a callable of that form: what is called is the callable, and parameters, buffers and mode are the module's. For
 ///   several modules: `torch::nn::ModuleDict` or one of your own in which they are registered;
 /// - a TorchScript module (`torch::jit::Module`), alone or with a callable: parameters, buffers and mode are its;
@@ -79,48 +84,33 @@ class stage {
   /// No stage: `trainer::stages()` holds one where a stage is another rank's.
   stage() = default;
 
-  /// \param module its `forward` is called with as many tensors as arrive
-  template <module_pointer Module>
+  /// \param module its `forward` is called with as many tensors as arrive; a TorchScript module's with None for an undefined one
+  template <module_handle Module>
   stage(Module module) {  // NOLINT: a module is a stage
-    declare(module);
-    parts_.back().forward = [module](tensors& inputs, tensors& outputs) mutable {
-      auto run = [&module](auto&&... each) -> decltype(module->forward(std::forward<decltype(each)>(each)...)) {
-        return module->forward(std::forward<decltype(each)>(each)...);
-      };
-      static_assert(
-          detail::takes_any_count<decltype(run)>() || detail::takes_a_span<decltype(run)>(),
-          "the module's forward takes something other than tensors: give the stage the module and a callable that takes "
-          "tensors, chevron::stage(module, callable)");
-      detail::call_with(run, inputs, outputs, "the module's forward");
-    };
-  }
-
-  /// \param module its `forward` is called with as many tensors as arrive, None for an undefined one, and gives tensors, None, or tuples
-  /// and lists of them
-  template <script_module Module>
-  stage(Module module) {  // NOLINT: as above
-    declare(module);
-    parts_.back().forward = [module](tensors& inputs, tensors& outputs) mutable {
-      detail::flatten_value(outputs, module.forward(detail::script_values(inputs)));
-    };
+    if constexpr (detail::can_be_called<Module>()) {
+      declare(detail::module_of(module));
+      call(detail::callee_of(std::move(module)), "the module's forward");
+    }
   }
 
   /// \param forward called in the module's place; it holds the module itself
   ///
   ///     chevron::stage(block, [block](at::Tensor x, at::Tensor mask) mutable { return block->forward(mask, x); })
-  template <class Module, stage_forward Callable>
-  requires(module_pointer<Module> || script_module<Module>) stage(Module module, Callable forward) {
-    declare(module);
+  template <module_handle Module, stage_forward Callable>
+  stage(Module module, Callable forward) {
+    declare(detail::module_of(module));
     call(std::move(forward));
   }
 
   /// \param parameters all that `forward` uses and that are to be trained, each with a name of its own
   template <class Callable>
-  requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && stage_forward<Callable>)
+  requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && !module_handle<Callable>)
       stage(Callable forward, std::vector<parameter> parameters = {})
       : parameters_(std::move(parameters)) {  // NOLINT
-    parts_.emplace_back().parameters = parameters_.size();
-    call(std::move(forward));
+    if constexpr (detail::can_be_called<Callable>()) {
+      parts_.emplace_back().parameters = parameters_.size();
+      call(std::move(forward));
+    }
   }
 
   /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each
@@ -201,7 +191,8 @@ class stage {
     tensors results;  // of this call: the halves of a fused pair may be the same stage's
     if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
     for (std::size_t p = first; p < last; ++p) {
-      for (std::string const& name : parts_[p].side_inputs) values.push_back(find(name, around.side_inputs));
+      for (std::string const& name : parts_[p].side_inputs)
+        values.push_back(detail::side_input_named(name, around.side_inputs, "it"));
       std::optional<random_scope> scope;
       if (around.draws) {
         rng_key place = *around.draws;
@@ -209,6 +200,7 @@ class stage {
         scope.emplace(place, values, around.places);
       }
       detail::operator_watch const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
+      detail::microbatch_scope const microbatch(around.loss_weight, around.drew);
       parts_[p].forward(values, results);
       if (scope && around.drew != nullptr && scope->drew()) *around.drew = true;
       std::swap(values, results);
@@ -266,9 +258,9 @@ class stage {
     parts_.back().parameters = parameters_.size();
   }
   template <class Callable>
-  void call(Callable forward) {
-    parts_.back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
-      detail::call_with(forward, inputs, outputs, "the stage's callable");
+  void call(Callable forward, char const* who = "the stage's callable") {
+    parts_.back().forward = [forward = std::move(forward), who](tensors& inputs, tensors& outputs) mutable {
+      detail::call_with(forward, inputs, outputs, who);
     };
   }
 
@@ -279,16 +271,6 @@ class stage {
       }
     }
     return false;
-  }
-
-  static at::Tensor const& find(std::string const& name, std::span<side_input const> side_inputs) {
-    std::string known;
-    for (side_input const& e : side_inputs) {
-      if (e.name == name) return e.value;
-      known += (known.empty() ? "" : ", ") + e.name;
-    }
-    throw usage_error("it takes `" + name + "` from the batch, which has " +
-                      (known.empty() ? "no such tensors" : "only " + known) + ": give it to step() as a side input");
   }
 
   std::vector<detail::stage_part> parts_;

@@ -204,7 +204,7 @@ class stage_execution {
       place.part = static_cast<int>(s.last);
       scope.emplace(place, values, &s.places);
     }
-    at::Tensor loss = (*task.loss)(values, *task.targets);
+    at::Tensor loss = (*task.loss)(values, *task.targets, task.around.side_inputs);
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
     return loss;
   }

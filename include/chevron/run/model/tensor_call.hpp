@@ -11,6 +11,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/module_kinds.hpp>
 
 /// \file
 /// Calls of what takes and gives tensors, whatever number of them and in whatever form.
@@ -52,9 +53,29 @@ void flatten(tensors& out, Value&& value) {
                        }) {
     for (auto&& each : value) flatten(out, each);
   } else {
-    static_assert(is_tuple<plain>::value, "a stage gives a tensor, or tuples, optionals or vectors of tensors");
+    static_assert(is_tuple<plain>::value, "stages and losses give a tensor, or tuples, optionals or vectors of tensors");
   }
 }
+
+/// A module's forward, as a callable that takes what the forward takes: nothing at all where the module has none.
+template <module_handle Module>
+class module_forward {
+ public:
+  explicit module_forward(Module module) : module_(std::move(module)) {}
+
+  template <class... Tensor, module_pointer Pointer = Module>
+  auto operator()(Tensor&&... each) -> decltype(std::declval<Pointer&>()->forward(std::forward<Tensor>(each)...)) {
+    return module_->forward(std::forward<Tensor>(each)...);
+  }
+  template <class... Tensor, class Any = Module>
+  requires(!module_pointer<Any>) auto operator()(Tensor&&... each)
+      -> decltype(std::declval<Any&>().forward(std::forward<Tensor>(each)...)) {
+    return module_.forward(std::forward<Tensor>(each)...);
+  }
+
+ private:
+  Module module_;
+};
 
 template <std::size_t>
 using tensor_reference = at::Tensor&;
@@ -82,6 +103,79 @@ constexpr bool takes_a_span() {
   }
 }
 
+/// \tparam Result of a call
+/// \returns whether `flatten` takes it
+template <class Result>
+constexpr bool is_of_tensors() {
+  using plain = std::remove_cvref_t<Result>;
+  if constexpr (std::is_convertible_v<Result, at::Tensor>) {
+    return true;
+  } else if constexpr (is_tuple<plain>::value) {
+    return []<std::size_t... I>(std::index_sequence<I...>) { return (is_of_tensors<std::tuple_element_t<I, plain>>() && ...); }
+    (std::make_index_sequence<std::tuple_size_v<plain>>{});
+  } else if constexpr (requires(plain & value) { value.has_value(), *value; }) {
+    return is_of_tensors<decltype(*std::declval<plain&>())>();
+  } else if constexpr (requires(plain & value) { value.begin(), value.end(); }) {
+    return is_of_tensors<decltype(*std::declval<plain&>().begin())>();
+  } else {
+    return false;
+  }
+}
+template <class Function, std::size_t... I>
+constexpr bool gives_tensors(std::index_sequence<I...>) {
+  if constexpr (takes<Function>(std::index_sequence<I...>{})) {
+    return is_of_tensors<std::invoke_result_t<Function&, tensor_reference<I>...>>();
+  } else {
+    return true;
+  }
+}
+/// Of a function that takes tensors: whether it gives some, for whatever number it takes.
+template <class Function>
+constexpr bool gives_tensors() {
+  if constexpr (takes_a_span<Function>()) {
+    return is_of_tensors<std::invoke_result_t<Function&, std::span<at::Tensor const>>>();
+  } else {
+    return []<std::size_t... Count>(std::index_sequence<Count...>) {
+      return (gives_tensors<Function>(std::make_index_sequence<Count>{}) && ...);
+    }
+    (std::make_index_sequence<most_arguments + 1>{});
+  }
+}
+
+/// What is called in the place of a stage or a loss: itself, or a module's forward.
+template <class Callable>
+auto callee_of(Callable callable) {
+  if constexpr (script_module<Callable>) {
+    return script_forward<Callable>(std::move(callable));
+  } else if constexpr (module_handle<Callable>) {
+    return module_forward<Callable>(std::move(callable));
+  } else {
+    return callable;
+  }
+}
+
+/// Says of what can be neither a stage nor a loss why not, in one sentence and before LibTorch or the standard library does.
+template <class Callable>
+constexpr bool can_be_called() {
+  using callee = decltype(callee_of(std::declval<Callable>()));
+  constexpr bool takes_them = takes_any_count<callee>() || takes_a_span<callee>();
+  static_assert(
+      takes_them || !module_handle<Callable>,
+      "this module's forward takes something other than tensors, or is not known (torch::nn::Module itself has none): use "
+      "the holder or std::shared_ptr of the module's own type, torch::nn::AnyModule, or a callable that takes tensors, for a "
+      "stage with the module: chevron::stage(module, callable)");
+  static_assert(takes_them || module_handle<Callable>,
+                "a stage or a loss is a torch::nn module, or a callable that takes up to eight at::Tensor, or all of them as one "
+                "std::span<at::Tensor const>");
+  if constexpr (takes_them) {
+    static_assert(gives_tensors<callee>(),
+                  "a stage or a loss gives a tensor, or tuples, optionals or vectors of tensors: a plain number has no graph");
+    return gives_tensors<callee>();
+  } else {
+    return false;
+  }
+}
+
 /// Calls `function` with as many tensors as there are; the count is known only now.
 template <class Function, std::size_t Count = 0>
 void call_with(Function& function, tensors& arguments, tensors& results, std::string const& who) {
@@ -100,6 +194,19 @@ void call_with(Function& function, tensors& arguments, tensors& results, std::st
     }
     call_with<Function, Count + 1>(function, arguments, results, who);
   }
+}
+
+/// \param who takes it: of its error
+/// \throws usage_error where the batch has nothing of this name
+inline at::Tensor const& side_input_named(std::string const& name, std::span<side_input const> side_inputs,
+                                          std::string const& who) {
+  std::string known;
+  for (side_input const& e : side_inputs) {
+    if (e.name == name) return e.value;
+    known += (known.empty() ? "" : ", ") + e.name;
+  }
+  throw usage_error(who + " takes `" + name + "` from the batch, which has " +
+                    (known.empty() ? "no such tensors" : "only " + known) + ": give it to step() as a side input");
 }
 
 }  // namespace detail

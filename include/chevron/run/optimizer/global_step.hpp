@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,6 +74,7 @@ class global_step {
     step_ = step;
     rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
     numbers_.clear();
+    gradients_->check_attached();
     gradients_->wait_all_reduce();
     tied_->sum(*comm_, program);
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
@@ -103,6 +105,7 @@ class global_step {
       optimizer_->step();
       stepped_ = true;
     }
+    gradient_changes_ = gradients_->changes();
   }
 
   bool pending() const { return pending_; }
@@ -128,6 +131,14 @@ class global_step {
       throw;
     }
     if (!report.skipped && !report.clipped) return true;
+    if (!report.skipped && gradient_changes_ != gradients_->changes()) {
+      throw usage_error(
+          "gradients were changed in place (zero_grad(false)?) after step() returned, and the step has to be done over with "
+          "them. "
+          "Remedy: synchronize() before that, zero_grad() which empties them, or no post_validation",
+          here());
+    }
+    gradients_->attach_all();  // zero_grad() may have emptied them
     // The caller may have set other learning rates since, for the step to come.
     std::vector<double> const rates_of_next = detail::group_rates(optimizer_.get());
     undo();
@@ -151,6 +162,10 @@ class global_step {
 
   /// The first stage of the model with a parameter that needs a gradient.
   int lowest_trained() const { return numbers_.lowest_trained(); }
+
+  /// Whether ranks of a pipeline were given batches of other shapes in the last step whose numbers are known; true before the
+  /// first. The same on all ranks.
+  bool shapes_may_differ() const { return shapes_may_differ_; }
 
   /// The factor of loss scaling, by which the next loss is to be multiplied before its backward.
   loss_scale& scaling() { return policy_.scaling(); }
@@ -220,6 +235,7 @@ class global_step {
   void judge(step_report& report) {
     numbers_.check_counts(options_->reduction, all_counts_, here());
     numbers_.check_data(here());
+    shapes_may_differ_ = numbers_.shapes_differ();
     numbers_.add_times(report);
     report.samples = numbers_.samples();
     if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
@@ -285,8 +301,10 @@ class global_step {
   long step_ = -1;
   double rate_ = 0;  // of this step
   double all_counts_ = 0;
+  bool shapes_may_differ_ = true;
   bool pending_ = false;       // the gather is under way
   bool stepped_ = false;       // the optimizer stepped without waiting for it
+  std::int64_t gradient_changes_ = 0;  // when it returned
   std::vector<double> rates_;  // by group, of the pending step
   std::string stop_reason_;
   optimizer_snapshot before_;

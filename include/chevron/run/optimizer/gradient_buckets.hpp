@@ -62,8 +62,9 @@ class gradient_buckets {
         buckets_.push_back(numbers.narrow(0, at, std::min(most, numbers.numel() - at)));
     }
     for (std::size_t i = 0; i < trained_.size(); ++i) {
-      views_.push_back(
-          view_for(trained_[i].value, flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel())));
+      at::Tensor const row = flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel());
+      // Detached: `zero_grad` of LibTorch calls detach_(), which autograd refuses to views.
+      views_.push_back(view_for(trained_[i].value, row).detach());
     }
     zero();
   }
@@ -104,6 +105,36 @@ class gradient_buckets {
   /// Gives the parameters these gradients to add to, without changing what is in them.
   void attach_all() {
     for (std::size_t i = 0; i < trained_.size(); ++i) attach(i);
+  }
+
+  /// Whether `.grad` of a parameter is no longer where this stage's gradients are added up: emptied or replaced since
+  /// `attach_all` (in half precision: given, where it is empty otherwise).
+  bool is_detached(std::size_t i) const {
+    at::Tensor const& gradient = trained_[i].value.grad();
+    return in_float(trained_[i].value) ? gradient.defined() : !gradient.is_same(views_[i]);
+  }
+  /// Takes over a gradient that a parameter was given between two runs of a step, in place of what was added up; none is zeros.
+  /// \throws usage_error for one of another shape or layout
+  void take_over(std::size_t i, at::Tensor const& given, int stage_number) {
+    at::NoGradGuard const off;
+    at::Tensor const& p = trained_[i].value;
+    if (!given.defined()) {
+      at::Tensor(views_[i]).zero_();
+    } else if (given.layout() == at::kStrided && given.sizes() == p.sizes()) {
+      at::Tensor(views_[i]).copy_(given);
+    } else {
+      throw usage_error("stage " + std::to_string(stage_number) + "'s " + trained_[i].name + " was given a gradient of " +
+                        (given.layout() == at::kStrided ? "other sizes" : "another layout") +
+                        " than its own. Remedy: a dense one of the parameter's sizes, or zero_grad()");
+    }
+    attach(i);
+  }
+
+  /// How often the gradients were changed in place.
+  std::int64_t changes() const {
+    std::int64_t sum = 0;
+    for (flat const& f : flats_) sum += static_cast<std::int64_t>(f.memory._version());
+    return sum;
   }
 
   /// Gives half-precision parameters their gradients, rounded, for the optimizer: until the next `zero`.

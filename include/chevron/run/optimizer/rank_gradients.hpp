@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/stack.h>
 
 #include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
 #include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
@@ -81,6 +84,41 @@ class rank_gradients final : public gradient_store {
   void zero() {
     each([](gradient_buckets& g) { g.zero(); });
   }
+  /// Between two runs of one step: what LibTorch's own calls did to `.grad` meanwhile is done to the gradients added up so far.
+  /// An emptied one (`zero_grad()`) is zeros, another tensor takes their place, as in a loop without a pipeline.
+  /// \throws usage_error for a gradient that does not fit its parameter
+  void take_over_changes() {
+    struct change {
+      std::size_t stage, index;
+      at::Tensor given;
+    };
+    std::vector<change> changes;
+    each_detached([&](std::size_t s, std::size_t i, at::Tensor const& now) { changes.push_back({s, i, now}); });
+    for (change const& c : changes) {
+      // Of a parameter that two stages share the first takes the gradient, and is attached then.
+      at::Tensor const& now = by_stage_[c.stage]->trained()[c.index].value.grad();
+      bool const taken = c.given.defined() && !now.is_same(c.given);
+      by_stage_[c.stage]->take_over(c.index, taken ? at::Tensor() : c.given, static_cast<int>(c.stage));
+    }
+  }
+  /// Before a step's gradients are used.
+  /// \throws usage_error where `.grad` was emptied or replaced while the step's backwards ran: their sum is not in one place
+  void check_attached() const {
+    each_detached([&](std::size_t s, std::size_t i, at::Tensor const& now) {
+      throw usage_error("the gradient of stage " + std::to_string(s) + "'s " + by_stage_[s]->trained()[i].name + " was " +
+                        (now.defined() ? "replaced" : "emptied") +
+                        " while the step ran, by a hook or within a stage. Remedy: change gradients in place, or in "
+                        "trainer_options::before_optimizer_step; zero_grad() before a step");
+    });
+  }
+
+  /// How often the gradients of this rank were changed in place.
+  std::int64_t changes() const {
+    std::int64_t sum = 0;
+    each([&](gradient_buckets const& g) { sum += g.changes(); });
+    return sum;
+  }
+
   void scale(double factor) {
     each([factor](gradient_buckets& g) { g.scale(factor); });
   }
@@ -128,6 +166,26 @@ class rank_gradients final : public gradient_store {
     for (auto const& g : by_stage_) {
       if (g) see(*g);
     }
+  }
+
+  /// Calls `see(stage, index, .grad)` for each parameter whose `.grad` is none of the gradients that this rank has for it.
+  template <class See>
+  void each_detached(See const& see) const {
+    for (std::size_t s = 0; s < by_stage_.size(); ++s) {
+      for (std::size_t i = 0; by_stage_[s] && i < by_stage_[s]->views().size(); ++i) {
+        if (!by_stage_[s]->is_detached(i)) continue;
+        at::Tensor const& now = by_stage_[s]->trained()[i].value.grad();
+        if (!is_any_view(now)) see(s, i, now);
+      }
+    }
+  }
+  /// Another stage of this rank may share the parameter.
+  bool is_any_view(at::Tensor const& gradient) const {
+    bool found = false;
+    each([&](gradient_buckets const& g) {
+      found = found || std::any_of(g.views().begin(), g.views().end(), [&](at::Tensor const& v) { return v.is_same(gradient); });
+    });
+    return found;
   }
 
   /// A gradient that fits single precision may be infinite where the optimizer sees it, in half precision. Where the norm is

@@ -25,9 +25,10 @@ namespace chevron::detail {
 /// What a rank has to say of a step.
 struct step_contribution {
   std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
-  double counts = 0;                        ///< what this replica's microbatches count
-  double all_counts = 0;                    ///< the same over all replicas, as used for the weights
-  std::int64_t samples = 0;                 ///< of this replica
+  double counts = 0;         ///< what this replica's microbatches count; not a number on a rank that was not given what tells
+  double all_counts = 0;     ///< the same over all replicas, as used for the weights; 0 on such a rank, if nothing else is known
+  std::int64_t samples = 0;  ///< of this replica; 0 where nothing tells
+  double shapes = 0;         ///< a mark of its batches' shapes
   double busy_seconds = 0;
   double span_seconds = 0;
   int stop_cause = 0;                 ///< why this rank is to stop, as in stop_request.hpp; 0: it may go on
@@ -63,6 +64,7 @@ class step_statistics {
     mine_[2] = input.span_seconds;
     mine_[3] = static_cast<double>(input.samples);
     mine_[4] = input.stop_cause;
+    mine_[5] = input.shapes;
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
     std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
     compares_data_ = !input.data.empty();
@@ -91,23 +93,30 @@ class step_statistics {
   /// \throws usage_error where ranks were given batches that do not go together
   void check_counts(gradient_reduction reduction, double all_counts, error_context const& here) const {
     int const ranks = plan_.size.ranks;
-    double sum = 0;
+    double sum = 0, mine = 0;
     std::string each;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
-      double const counts = of_rank(replica * ranks)[0];
+      int first = -1;  // of those that know
+      for (int r = replica * ranks; r < (replica + 1) * ranks; ++r) {
+        double const counts = of_rank(r)[0];
+        if (std::isnan(counts)) continue;
+        if (first < 0) first = r;
+        if (counts == of_rank(first)[0]) continue;
+        throw usage_error(
+            "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " +
+                number_text(of_rank(first)[0]) + " and " + number_text(counts) +
+                " samples (or what else is weighed): all ranks of a pipeline take the same batch; what "
+                "microbatches of other numbers of inputs and targets count is for trainer_options::loss_weight to say",
+            here);
+      }
+      double const counts = of_rank(first)[0];
+      if (replica == comm_->topology().replica()) mine = counts;
       sum += counts;
       each += (replica == 0 ? "" : ", ") + number_text(counts);
-      for (int p = 1; p < ranks; ++p) {
-        double const other = of_rank(replica * ranks + p)[0];
-        if (other == counts) continue;
-        throw usage_error("ranks " + std::to_string(replica * ranks) + " and " + std::to_string(replica * ranks + p) +
-                              " were given batches that count " + number_text(counts) + " and " + number_text(other) +
-                              " samples (or what else is weighed): all ranks of a pipeline take the same batch",
-                          here);
-      }
     }
     bool const together = reduction == gradient_reduction::mean;
-    if (!together) sum = of_rank(comm_->topology().replica() * ranks)[0];
+    if (all_counts == 0) all_counts = mine * (together ? comm_->topology().replicas : 1);  // as the ranks that know have it
+    if (!together) sum = mine;
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
       throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + number_text(sum)) +
                             " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +
@@ -176,13 +185,22 @@ class step_statistics {
   std::int64_t samples() const {
     std::int64_t sum = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
-      sum += static_cast<std::int64_t>(of_rank(replica * plan_.size.ranks)[3]);
+      double most = 0;
+      for (int p = 0; p < plan_.size.ranks; ++p) most = std::max(most, of_rank(replica * plan_.size.ranks + p)[3]);
+      sum += static_cast<std::int64_t>(most);
     }
     return sum;
   }
+  /// Whether ranks of a pipeline were given batches of other shapes.
+  bool shapes_differ() const {
+    for (int r = 0; r < comm_->topology().world(); ++r) {
+      if (of_rank(r)[5] != of_rank(r - r % plan_.size.ranks)[5]) return true;
+    }
+    return false;
+  }
 
  private:
-  static constexpr int header = 5;
+  static constexpr int header = 6;
 
   int first_of_data() const { return header + plan_.size.micro_batches; }
   std::size_t first_norm() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }

@@ -12,6 +12,7 @@
 #include <chevron/run/comm/stage_failure.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/training/trainer_setup.hpp>
 
@@ -84,13 +85,14 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
   return stages;
 }
 
-/// What a rank's stages take of a batch by name.
-inline std::vector<std::string> side_inputs_taken(std::vector<stage> const& stages) {
+/// What a rank's stages, and with the last of them the loss, take of a batch by name.
+inline std::vector<std::string> side_inputs_taken(std::vector<stage> const& stages, loss_function const& loss) {
   std::vector<std::string> out;
   for (stage const& one : stages) {
     if (!one) continue;
     for (std::string& name : one.side_input_names()) out.push_back(std::move(name));
   }
+  if (stages.back()) out.insert(out.end(), loss.side_input_names().begin(), loss.side_input_names().end());
   return out;
 }
 

@@ -1,8 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,6 +14,7 @@
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
@@ -66,24 +71,34 @@ class rank_context {
 
   /// Gives each microbatch its share of the loss.
   /// \param global_weight what microbatches count over all replicas; 0: every replica has as much as this one
-  /// \returns what they count over all replicas
-  /// \throws usage_error where they count nothing
+  /// \returns what they count over all replicas; 0 where this rank was not given what tells
+  /// \throws usage_error where they count nothing, or the rank of the first or the last stage was given nothing
   double share_loss(split_batch& cut, double global_weight) const {
-    if (options_.loss_weight) cut.weigh(options_.loss_weight);
+    if (int const m = cut.first_not_given(); (stages_.front() || stages_.back()) && m < cut.count()) {
+      throw usage_error("a step needs at least one input or target tensor on the ranks of the first and of the last stage, and " +
+                        ("microbatch " + std::to_string(m)) + " has none. Remedy: inputs for stage 0, targets for the loss");
+    }
+    if (options_.loss_weight) cut.weigh(options_.loss_weight, static_cast<bool>(stages_.back()));
+    bool const known = !std::isnan(cut.counts());
     if (!(global_weight > 0))
-      global_weight = cut.counts() * (options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
-    if (!(global_weight > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
+      global_weight =
+          known ? cut.counts() * (options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1) : 0;
+    if (known && !(global_weight > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
     cut.share(global_weight);
     return global_weight;
   }
 
   /// Before each run: opens the transport for this executor's program and this batch's shapes, where either changed.
+  /// \param others_know_more ranks of a pipeline may have been given batches of which only some show that shapes changed: then they
+  /// tell each other. Collective
   /// \throws usage_error if this rank has failed before
-  void open_for(executor& next, split_batch const& cut) {
+  void open_for(executor& next, split_batch const& cut, bool others_know_more = true) {
     comm_->check_usable();
     shapes_.clear();
     cut.append_shapes(shapes_);
-    if (open_for_ != &next || shapes_ != open_shapes_) next.open(more_slots_);
+    bool const turn = open_for_ != &next;
+    bool const changed = shapes_ != open_shapes_;
+    if (turn || (others_know_more ? on_any_rank(changed) : changed)) next.open(more_slots_);
     open_for_ = &next;
     std::swap(shapes_, open_shapes_);
   }
@@ -91,6 +106,16 @@ class rank_context {
   void forget_open() { open_for_ = nullptr; }
 
  private:
+  /// Of this pipeline.
+  bool on_any_rank(bool here) const {
+    topology const& where = comm_->topology();
+    double const mine = here ? 1 : 0;
+    std::vector<double> all(static_cast<std::size_t>(where.world()));
+    comm_->all_gather(std::span(&mine, 1), all);
+    auto const first = all.begin() + where.replica() * where.pipeline_ranks;
+    return std::any_of(first, first + where.pipeline_ranks, [](double changed) { return changed != 0; });
+  }
+
   transport* comm_;
   loss_function loss_;
   trainer_options options_;

@@ -57,6 +57,7 @@ class step_accumulator {
   void add(split_batch const& batch, tensors const& losses, rank_trace const& trace) {
     mine_.counts += batch.counts();
     mine_.samples += batch.samples();
+    mine_.shapes += batch.shapes_mark();
     tensors scalars;
     for (at::Tensor const& loss : losses) {
       if (loss.defined()) scalars.push_back(loss.reshape({}));  // one number, or an error

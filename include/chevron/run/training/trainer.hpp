@@ -52,9 +52,9 @@ struct checkpoint_session;
 ///                               .optimizer = chevron::optimizer<torch::optim::AdamW>(3e-4)});
 ///     auto const report = trainer.step(tokens, next_tokens);
 ///
-/// All ranks of a pipeline take the same batch (each uses what its stages need), replicas take different ones: see sampler.hpp.
-/// Ranks compare their batches in the first step (`trainer_options::check_data`). Errors are the typed ones of error.hpp; after
-/// one that is no `usage_error` of the call's arguments the trainer is of no further use.
+/// All ranks of a pipeline take the same batch (one without the first and the last stage may `step()` without any), replicas take
+/// different ones: see sampler.hpp. Ranks compare theirs in the first step (`trainer_options::check_data`). Errors are the typed
+/// ones of error.hpp; after one that is no `usage_error` of the call's arguments the trainer is of no further use.
 class trainer {
  public:
   /// Collective: compares program, options, parameters and buffers over the ranks.
@@ -82,7 +82,8 @@ class trainer {
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
     tied_ = tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
-    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, detail::side_inputs_taken(stages), setup.optimizer, options);
+    auto const taken = detail::side_inputs_taken(stages, context_.loss());
+    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
     make_executor();
@@ -97,7 +98,7 @@ class trainer {
   /// over all microbatches, accumulated ones included, and all replicas; with `gradient_reduction::sum` of this replica only. 0:
   /// this replica's sum times the replicas
   /// \returns its report; with `post_validation` it may not be `settled` yet
-  step_report step(batch const& whole, double global_weight = 0) {
+  step_report step(batch const& whole = {}, double global_weight = 0) {
     return step_of([&] { cut(whole); }, global_weight);
   }
   /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
@@ -270,12 +271,11 @@ class trainer {
   /// Before each run of the program.
   void prepare(double global_weight) {
     accumulated_.check_weight(global_weight);
-    double const total = context_.share_loss(batch_, global_weight);
+    accumulated_.begin_pass(context_.share_loss(batch_, global_weight));
     bool const first = accumulated_.passes() == 0;
     batch_.number_from(accumulated_.passes() * batch_.count());
-    context_.open_for(*executor_, batch_);
+    context_.open_for(*executor_, batch_, update_->shapes_may_differ());
     if (first) gradients_->check_frozen();
-    accumulated_.begin_pass(total);
     if (first) data_.begin();
     data_.add(batch_);
   }
@@ -283,7 +283,7 @@ class trainer {
   /// Computes gradients, of the last step's parameters once they stand.
   run_result run_program(bool last) {
     if (!update_->pending()) {
-      if (accumulated_.passes() == 0) gradients_->zero();
+      accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
       batch_.scale_gradients(update_->scaling().factor());
       return executor_->run(batch_, step_, last);
     }

@@ -1,0 +1,36 @@
+// What can be neither a stage nor a loss is told in one sentence each, not in LibTorch's or the standard library's.
+// expect: static assertion failed.*this module's forward takes something other than tensors, or is not known .torch::nn::Module itself has none
+// expect: static assertion failed.*a stage or a loss is a torch::nn module, or a callable that takes up to eight at::Tensor
+// expect: static assertion failed.*a stage or a loss gives a tensor, or tuples, optionals or vectors of tensors: a plain number has no graph
+// errors: 6
+// timeout: 300
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/loss.h>
+
+#include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/stage.hpp>
+
+using namespace chevron;
+
+#ifdef LEGAL
+loss_function const by_holder = torch::nn::MSELoss();
+loss_function const by_pointer = std::make_shared<torch::nn::MSELossImpl>();
+loss_function const by_any = torch::nn::AnyModule(torch::nn::MSELoss());
+loss_function const by_call = [](auto out, auto target) { return (out - target).abs().mean(); };
+stage const any = torch::nn::AnyModule(torch::nn::MSELoss());
+stage const call = [](at::Tensor x) { return x; };
+stage const several = [](std::span<at::Tensor const> x) { return std::make_pair(x[0], std::optional<at::Tensor>()); };
+#else
+loss_function const by_holder = std::shared_ptr<torch::nn::Module>();
+loss_function const by_pointer = 5;
+loss_function const by_any = [](std::string, at::Tensor target) { return target; };
+loss_function const by_call = std::function<double(at::Tensor, at::Tensor)>();
+stage const any = std::shared_ptr<torch::nn::Module>();
+stage const call = [](at::Tensor x) { return x.item<double>(); };
+stage const several = [](int x) { return x; };
+#endif
