@@ -202,6 +202,7 @@ void draw_options(dice& d, program& p) {
   if (d.one_in(4)) p.options["bucket"] = "100";
   if (d.one_in(6)) p.options["all"] = "1";
   if (p.schedule() == "DualPipeV" && d.one_in(2)) p.options["overlap"] = "1";
+  if (d.one_in(6)) p.options["turn"] = "1";
   int const line = d.below(100);
   p.options["line"] = line < 40   ? "threads"
                       : line < 55 ? "rendezvous"

@@ -14,6 +14,7 @@
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/data_agreement.hpp>
+#include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 
@@ -103,6 +104,7 @@ class step_statistics {
     }
     bool const together = reduction == gradient_reduction::mean;
     if (!together) sum = of_rank(comm_->topology().replica() * ranks)[0];
+    if (sum == 0) refuse_empty_mean(here);
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
       throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + number_text(sum)) +
                             " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +

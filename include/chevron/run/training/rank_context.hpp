@@ -17,14 +17,15 @@
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
+#include <chevron/run/training/replica_counts.hpp>
 
 /// \file
 /// What training and evaluation share on a rank.
 
 namespace chevron {
 
-/// One rank's stages, what they compute on and with, and whose program its transport is open for. A trainer makes it; its
-/// evaluators use it between the trainer's steps.
+/// One rank's stages, and what they compute on and with. A trainer makes it, and its evaluators use it between the trainer's
+/// steps; an evaluator without a trainer makes its own.
 class rank_context {
  public:
   rank_context(transport& comm, loss_function loss, trainer_options options)
@@ -64,18 +65,38 @@ class rank_context {
     return out;
   }
 
-  /// Gives each microbatch its share of the loss.
-  /// \param global_weight what microbatches count over all replicas; 0: every replica has as much as this one
-  /// \returns what they count over all replicas
-  /// \throws usage_error where they count nothing
-  double share_loss(split_batch& cut, double global_weight) const {
+  /// Says what each microbatch counts.
+  void weigh(split_batch& cut) const {
     if (options_.loss_weight) cut.weigh(options_.loss_weight);
-    if (!(global_weight > 0))
-      global_weight = cut.counts() * (options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
-    if (!(global_weight > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
-    cut.share(global_weight);
-    return global_weight;
   }
+  /// Gives each microbatch its share of the loss; where other replicas' counts are part of the total, `start_shares` and
+  /// `finish_shares` do.
+  /// \param global_weight what microbatches count over all replicas; 0: what the replicas say
+  /// \throws usage_error where they are known to count nothing
+  void share_loss(split_batch& cut, double global_weight) {
+    weigh(cut);
+    counts_.set(cut.counts(), global_weight, options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
+    if (counts_.is_known()) cut.share(counts_.total());
+  }
+  /// Starts to add up the replicas' counts, if the total is not known: when nothing can refuse the step any more.
+  void start_shares() {
+    if (!counts_.is_known()) counts_.start(*comm_);
+  }
+  /// Before a microbatch's weight is used. Waits for the other replicas.
+  void finish_shares(split_batch& cut) {
+    if (counts_.is_known()) return;
+    counts_.finish(*comm_);
+    cut.share(counts_.total() > 0 ? counts_.total() : 1);  // 0: no microbatch has a share
+  }
+  /// Makes that sum once, for a transport that connects at its first use.
+  void connect_counts() {
+    counts_.start(*comm_);
+    counts_.finish(*comm_);
+  }
+  /// What the microbatches of all replicas count, once shares are known.
+  double all_counts() const { return counts_.total(); }
+  /// The replicas' counts are a sum with this number.
+  void counts(detail::replica_counts sum) { counts_ = std::move(sum); }
 
   /// Before each run: opens the transport for this executor's program and this batch's shapes, where either changed.
   /// \throws usage_error if this rank has failed before
@@ -83,12 +104,9 @@ class rank_context {
     comm_->check_usable();
     shapes_.clear();
     cut.append_shapes(shapes_);
-    if (open_for_ != &next || shapes_ != open_shapes_) next.open(more_slots_);
-    open_for_ = &next;
+    if (!next.is_open() || shapes_ != open_shapes_) next.open(more_slots_);
     std::swap(shapes_, open_shapes_);
   }
-  /// Before an executor goes: another may stand where it stood.
-  void forget_open() { open_for_ = nullptr; }
 
  private:
   transport* comm_;
@@ -98,7 +116,7 @@ class rank_context {
   std::vector<stage> stages_;
   detail::data_agreement data_;
   slot_counts more_slots_{};
-  executor const* open_for_ = nullptr;
+  detail::replica_counts counts_;
   std::vector<std::int64_t> open_shapes_, shapes_;
 };
 
