@@ -14,6 +14,7 @@
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/data_agreement.hpp>
+#include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 
@@ -115,8 +116,9 @@ class step_statistics {
       each += (replica == 0 ? "" : ", ") + number_text(counts);
     }
     bool const together = reduction == gradient_reduction::mean;
-    if (all_counts == 0) all_counts = mine * (together ? comm_->topology().replicas : 1);  // as the ranks that know have it
     if (!together) sum = mine;
+    if (sum == 0) refuse_empty_mean(here);
+    if (std::isnan(all_counts)) all_counts = sum;  // of a rank that was not given what tells
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
       throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + number_text(sum)) +
                             " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +
