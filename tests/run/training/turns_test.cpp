@@ -173,6 +173,28 @@ TEST_CASE("a trainer that goes with its last step unsettled leaves the transport
   });
 }
 
+TEST_CASE("ranks that call models in another order are told before a parameter changes, where shapes do not show it") {
+  model const one = two_models("1F1B", "1F1B")[0];
+  transport_contract::for_each_transport([&](transport_contract::subject const& over) {
+    complaints wrong;
+    for (auto const& each : over.run(2, 1, [&](transport& comm) {
+           chevron::trainer first(one.setup(comm)), second(one.setup(comm));
+           auto const data = data_of(0, 0, 0);
+           bool const turned = comm.topology().global_rank == 1;
+           auto const before = first.stages()[turned ? 1 : 0].parameters()[0].value.clone();
+           try {
+             (turned ? second : first).step(data.input, data.target);
+           } catch (chevron::error const&) {
+             for (auto* const train : {&first, &second})
+               wrong.require(at::equal(train->stages()[turned ? 1 : 0].parameters()[0].value, before), "a parameter was changed");
+             throw;
+           }
+         }))
+      CHECK(each.text.find("has called another trainer or evaluator than rank ") != std::string::npos);
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+  });
+}
+
 TEST_CASE("a model that is only evaluated: a teacher's outputs are targets of another trainer's steps") {
   auto const models = two_models("ZB-H1", "1F1B");
   auto const& student = models[0];

@@ -242,7 +242,7 @@ class transport {
   void begin_gather(gather_slot slot, std::span<std::byte const> mine, char const* words) {
     gather& one = of(slot);
     one.words = words;
-    detail::put_header(one.mine, mine, everybody(words));
+    detail::put_header(one.mine, mine, everybody(words), program_);
     if (topology_.world() > 1) start_gather(slot, one.mine, everybody(words));
   }
   /// \param all with room for as many bytes of each rank as this one gave
@@ -253,8 +253,7 @@ class transport {
     if (topology_.world() > 1) finish_gather(slot, about, parts_);
     auto to = all.begin();
     for (std::size_t r = 0; r < parts_.size(); ++r) {
-      auto const part = detail::without_header(parts_[r], static_cast<int>(r), one.mine.size() - sizeof(detail::gather_header),
-                                               topology_.global_rank, about);
+      auto const part = detail::without_header(parts_[r], static_cast<int>(r), one.mine, topology_.global_rank, about);
       to = std::copy(part.begin(), part.end(), to);
     }
   }
