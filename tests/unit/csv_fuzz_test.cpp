@@ -20,7 +20,7 @@ namespace {
 /// One small change to a text: of characters as a slip of a finger makes them, or of whole cells as a wrong program does.
 std::string mutated(std::string csv, std::mt19937& random) {
   auto const below = [&](std::size_t n) { return n == 0 ? std::size_t{0} : std::size_t{random() % n}; };
-  static constexpr std::string_view letters("0123456789FBIWSENDRCVUG_OLAP,,,\n\r(); \0x\xff", 40);
+  static constexpr std::string_view letters("0123456789FBIWSENDRCVUG_OLAP,,,\n\r();  \t\"\"\0x\xff", 44);
   switch (below(9)) {
     case 0:
       csv[below(csv.size())] = letters[below(letters.size())];
@@ -100,12 +100,12 @@ std::string mutated(std::string csv, std::mt19937& random) {
   return csv;
 }
 
-/// A text without what means nothing: idle cells, carriage returns, a last line's end.
-std::string normalised(std::string const& csv) {
+/// A text without what means nothing: idle cells, blanks and quotes, carriage returns, ends of last lines.
+std::string normalised(std::string csv) {
   std::string out;
-  std::vector<std::string> rows = split(csv, '\n');
-  if (rows.back().empty()) rows.pop_back();
-  for (std::string row : rows) {
+  std::erase_if(csv, [](char c) { return c == ' ' || c == '\t' || c == '"'; });
+  while (csv.ends_with('\n') || csv.ends_with('\r')) csv.pop_back();
+  for (std::string row : split(csv, '\n')) {
     if (row.ends_with('\r')) row.pop_back();
     std::string kept;
     for (std::string const& cell : split(row, ',')) kept += cell.empty() ? "" : (kept.empty() ? "" : ",") + cell;

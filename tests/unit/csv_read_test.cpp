@@ -36,6 +36,8 @@ static_assert(describe(by_hand(shape{2, 3, 0}).problem).view() ==
 static_assert(describe(by_hand(shape{2, 2, 2}).problem).view() ==
               "asked for another number of chunks than the CSV has; it has 1");
 static_assert(by_hand(shape{2, 2, 1}).problem.broken == law::none);
+inline constexpr auto quoted = from_csv(" 0F0 ,\"0F1\",0B0, \t0B1\n\" 1F0\" ,1B0,1F1,1B1 \r\n \n\n");
+static_assert(lowered<quoted, shape{2, 2, 1}>.view().plan.stages == 2);
 
 /// The sentence about the first thing wrong, with its place.
 std::string said(std::string_view csv) {
@@ -78,6 +80,36 @@ TEST_SUITE("csv read") {
       CHECK(show::csv(read_csv(csv).plan) == expected);
     }
     CHECK(read_csv("0F0\n1F0").plan.forward_only);
+  }
+
+  TEST_CASE("cells between blanks and in quotes, blank lines at the end, as PyTorch's reader takes them") {
+    std::string const expected = "0F0,0B0\n1F0,1B0\n";
+    for (char const* csv :
+         {" 0F0, 0B0\n1F0 ,\t1B0\t\n", "\"0F0\",\"0B0\"\n\"1F0\",\"1B0\"\n", "\" 0F0 \" ,\"0B0\"\t\r\n1F0,1B0 \r\n",
+          "0F0, ,0B0,\"\",\" \"\n1F0,1B0", "0F0,0B0\n1F0,1B0\n\n", "0F0,0B0\n1F0,1B0\r\n\r\n \t\n", "0F0,0B0\n1F0,1B0, \n"}) {
+      CAPTURE(csv);
+      CHECK(said(csv) == "all laws hold");
+      CHECK(show::csv(read_csv(csv).plan) == expected);
+    }
+    char const* const pair = "0F0, ( 0F1 ;\t0B0 )OVERLAP_F_B ,\"(0F2;0B1)OVERLAP_F_B\",0B2\n1F0,1B0,1F1,1B1,1F2,1B2";
+    CHECK(said(pair) == "all laws hold");
+    CHECK(show::csv(read_csv(pair).plan).starts_with("0F0,(0F1;0B0)OVERLAP_F_B,(0F2;0B1)OVERLAP_F_B,0B2\n"));
+    // Columns are those of the action, not of the blanks before it.
+    CHECK(said("0F0, 0B0\n1F0,  1F0") ==
+          "line 2, column 7: rank 1, step 1: 1F0 was already done at step 0; the first is at line 2, column 1");
+  }
+
+  TEST_CASE("a file from before I and B had today's names says so") {
+    CHECK(said("0F0,0F1,0B0,0W0,0B1,0W1\n1F0,1B0,1W0,1F1,1B1,1W1") ==
+          "line 1, column 13: rank 0, step 3: 0W0 would add these gradients twice: this microbatch already has a B. Each B of "
+          "this file "
+          "has a W, so B is the old spelling of I here: write I for each B; the other backward is at line 1, column 9");
+    for (char const* other : {"0F0,0F1,0B0,0W0,0B1\n1F0,1B0,1F1,1B1", "0F0,0F1,0I0,0W0,0B1,0W1\n1F0,1B0,1F1,1B1"})
+      CHECK(said(other).find("old spelling") == std::string::npos);
+  }
+
+  TEST_CASE("forward-only files, and several stages on a rank") {
+    CHECK(read_csv("0F0\n1F0").plan.forward_only);
     CHECK(said("0F0\n1F0") == "all laws hold");
     CHECK(said("0F0,1F0,1I0,0B0,1W0") == "all laws hold");  // both stages on one rank
   }
@@ -87,7 +119,8 @@ TEST_SUITE("csv read") {
     for (unreadable const& one : {
              unreadable{"",
                         "line 1, column 1: nothing is here: wanted is a line of actions for each rank, such as 0F0,0F1,0B0,0B1"},
-             {"\n", "line 1, column 1: this line has no computation: each line is a rank, and each rank has a stage"},
+             {"\n \t\r\n", "line 1, column 1: nothing is here"},
+             {"\n0F0", "line 1, column 1: this line has no computation: each line is a rank, and each rank has a stage"},
              {fine + "\n1F0", "line 2, column 1: this line has no computation"},
              {fine + ",", "line 2, column 1: this line has no computation"},
              {fine + "1F0x junk,1B0",
@@ -102,9 +135,14 @@ TEST_SUITE("csv read") {
              {"0F01", "line 1, column 1: '0F01' has a microbatch with leading zeros"},
              {"F0", "line 1, column 1: 'F0' does not start with a stage"},
              {"-1F0", "line 1, column 1: '-1F0' does not start with a stage"},
-             {"\"0F0\"", "line 1, column 1: '\"0F0\"' does not start with a stage"},
-             {"0F0 ,0B0", "line 1, column 1: '0F0 ' has blanks around it"},
-             {"0F0, 0B0", "line 1, column 5: ' 0B0' has blanks around it"},
+             {"0F 0,0B0", "line 1, column 1: '0F 0' has no microbatch"},
+             {"\"0F0,0B0", "line 1, column 1: '\"0F0,0B0' has no closing quote at its end: wanted is one action between quotes"},
+             {"0F0,\"0B0\n1F0\"", "line 1, column 5: '\"0B0' has no closing quote"},
+             {"0F0,\"", "line 1, column 5: '\"' has no closing quote"},
+             {"0F0,\"0B0\"1", "line 1, column 5: '\"0B0\"1' has no closing quote at its end"},
+             {"\"0F\"\"0\"", "line 1, column 1: '\"0F\"\"0\"' has no closing quote at its end"},
+             {"0F0, \"0B0\"", "line 1, column 6: '\"0B0\"' does not start with a stage"},
+             {"\"0F0,0B0\"", "line 1, column 2: '0F0,0B0' goes on after its microbatch"},
              {"2048F0", "line 1, column 1: '2048F0' names a stage above 2047"},
              {"99999999999999999999F0", "line 1, column 1: '99999999999999999999F0' names a stage above 2047"},
              {"0F65535", "line 1, column 1: '0F65535' names a microbatch above 65534"},
@@ -134,7 +172,8 @@ TEST_SUITE("csv read") {
              {"0F0,(0SEND_F0;0B0)OVERLAP_F_B", "line 1, column 6: '0SEND_F0': the first half of a fused pair must be an F"},
              {"0F0,(0F1;0UNSHARD)OVERLAP_F_B", "line 1, column 10: '0UNSHARD': the second half of a fused pair must be a B"},
              {"0F0,(0F1;0B0x)OVERLAP_F_B", "line 1, column 10: '0B0x' goes on after its end: each half of a fused pair is one"},
-             {"0F0,(0F1; 0B0)OVERLAP_F_B", "line 1, column 10: ' 0B0' has blanks around it: a fused pair has none"},
+             {"0F0,(0F1; )OVERLAP_F_B", "line 1, column 5: '(0F1; )OVERLAP_F_B' has not two halves"},
+             {"0F0,(0F1;0B0) OVERLAP_F_B", "line 1, column 5: '(0F1;0B0) OVERLAP_F_B': wanted is OVERLAP_F_B right after"},
              {"0F0,(0F;0B0)OVERLAP_F_B", "line 1, column 6: '0F' has no microbatch"},
              {"0OVERLAP_F_B", "line 1, column 1: '0OVERLAP_F_B' has no type that is known"},
              {"0F0,0OPTIMIZER_STEP", "line 1, column 5: '0OPTIMIZER_STEP' has no type that is known"},

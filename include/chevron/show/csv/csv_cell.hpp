@@ -8,8 +8,9 @@
 
 /// \file
 /// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, a fused pair `(0F7;7B3)OVERLAP_F_B`,
-/// or nothing (an idle step). Exact, where PyTorch's own reader drops what follows a match, takes a missing microbatch for none
-/// and any actions at all for the halves of a pair.
+/// or nothing (an idle step). As in PyTorch's reader a cell may stand in quotes, and blanks around an action say nothing; blank
+/// lines at the end are no ranks. All else is exact, where PyTorch's reader drops what follows a match, takes a missing
+/// microbatch for none and any actions at all for the halves of a pair.
 
 namespace chevron {
 
@@ -34,7 +35,7 @@ struct csv_cell {
   kind what{};
   int stage = 0;
   int micro_batch = 0;
-  int column = 0;  ///< of the first character, counted from 1
+  int column = 0;  ///< of the first character that is no blank, counted from 1
 
   constexpr bool is_instruction() const { return !empty && extra == csv_extra::none; }
   constexpr bool computes() const { return is_instruction() && is_compute(what); }
@@ -49,7 +50,9 @@ struct csv_cell {
 /// halves, each with its own column.
 class csv_scanner {
  public:
-  constexpr explicit csv_scanner(std::string_view text) : text_(text) {}
+  constexpr explicit csv_scanner(std::string_view text) : text_(text) {
+    while (!text_.empty() && (is_blank(text_.back()) || text_.back() == '\n' || text_.back() == '\r')) text_.remove_suffix(1);
+  }
 
   constexpr bool done() const { return at_ >= text_.size() && !after_comma_ && other_half_.empty; }
   constexpr bool row_ended() const { return row_ended_; }
@@ -76,6 +79,10 @@ class csv_scanner {
     std::size_t const longest = line_start_ + static_cast<std::size_t>(max_csv_line);
     std::size_t const stop = size < longest ? size : longest;
     std::size_t i = from;
+    if (i < stop && all[i] == '"') {  // a comma within quotes is no end
+      do ++i;
+      while (i < stop && all[i] != '"' && all[i] != '\n');
+    }
     while (i < stop && all[i] != ',' && all[i] != '\n') ++i;
     csv_cell cell;
     cell.column = static_cast<int>(from - line_start_) + 1;
@@ -94,11 +101,20 @@ class csv_scanner {
       row_ended_ = true;
       if (i < size && length > 0 && all[i - 1] == '\r') --length;
     }
-    if (length == 0) return cell;
-    if (all[from] == '(')
-      read_pair(cell, text_.substr(from, length));
+    std::string_view there = stripped(text_.substr(from, length), cell.column);
+    if (!there.empty() && all[from] == '"') {
+      if (there.size() == 1 || there.find('"', 1) != there.size() - 1) {
+        fail_cell(cell, there, " has no closing quote at its end: wanted is one action between quotes, such as \"0F0\"");
+        return cell;
+      }
+      ++cell.column;
+      there = stripped(there.substr(1, there.size() - 2), cell.column);
+    }
+    if (there.empty()) return cell;
+    if (there.front() == '(')
+      read_pair(cell, there);
     else
-      read(cell, text_.substr(from, length), false);
+      read(cell, there, false);
     return cell;
   }
 
@@ -120,17 +136,24 @@ class csv_scanner {
   }
 
   /// What kept a cell from being read; what explains it better goes first.
-  constexpr void fail_cell(csv_cell const& cell, std::string_view there, bool half, char const* words) {
-    char const first = there.front(), last = there.back();
-    if (first == ' ' || last == ' ' || first == '\t' || last == '\t') {
-      words = half ? " has blanks around it: a fused pair has none, such as (0F7;7B3)OVERLAP_F_B"
-                   : " has blanks around it: wanted are actions with only commas between, such as 0F0,0F1";
-    }
+  constexpr void fail_cell(csv_cell const& cell, std::string_view there, char const* words) {
     if (there.starts_with("\xef\xbb\xbf")) words = " begins with a byte order mark: save the file as UTF-8 without one";
     for (char c : there) {
       if (c == 0) words = " holds a NUL byte: a schedule is plain text, such as 0F0,0F1,0B0";
     }
     fail(cell.column, there, words);
+  }
+
+  static constexpr bool is_blank(char c) { return c == ' ' || c == '\t'; }
+
+  /// Without the blanks around it; `column` moves to its first character.
+  static constexpr std::string_view stripped(std::string_view there, int& column) {
+    while (!there.empty() && is_blank(there.back())) there.remove_suffix(1);
+    while (!there.empty() && is_blank(there.front())) {
+      there.remove_prefix(1);
+      ++column;
+    }
+    return there;
   }
 
   /// The number at `at`, which moves behind it; -1: none, -2: a leading zero, -3: above `highest`.
@@ -159,23 +182,23 @@ class csv_scanner {
                   ": wanted is OVERLAP_F_B right after the bracket, and nothing else, such as (0F7;7B3)OVERLAP_F_B");
     std::string_view const halves = there.substr(1, close - 1);
     std::size_t const middle = halves.find(';');
-    if (middle == none || middle == 0 || middle + 1 == halves.size() || halves.find(';', middle + 1) != none) {
-      return fail(column, there,
-                  " has not two halves: wanted are an F and a B or I with one semicolon between, such as (0F7;7B3)OVERLAP_F_B");
-    }
     csv_cell first, second;
     first.column = column + 1;
     second.column = first.column + static_cast<int>(middle) + 1;
-    read(first, halves.substr(0, middle), true);
+    std::string_view const one = middle == none ? halves : stripped(halves.substr(0, middle), first.column);
+    std::string_view const other = middle == none ? "" : stripped(halves.substr(middle + 1), second.column);
+    if (one.empty() || other.empty() || other.find(';') != none) {
+      return fail(column, there,
+                  " has not two halves: wanted are an F and a B or I with one semicolon between, such as (0F7;7B3)OVERLAP_F_B");
+    }
+    read(first, one, true);
     if (problem_) return;
-    read(second, halves.substr(middle + 1), true);
+    read(second, other, true);
     if (problem_) return;
     if (!first.is_instruction() || first.what != kind::forward)
-      return fail(first.column, halves.substr(0, middle),
-                  ": the first half of a fused pair must be an F, as in (0F7;7B3)OVERLAP_F_B");
+      return fail(first.column, one, ": the first half of a fused pair must be an F, as in (0F7;7B3)OVERLAP_F_B");
     if (!second.is_instruction() || (second.what != kind::backward && second.what != kind::backward_input)) {
-      return fail(second.column, halves.substr(middle + 1),
-                  ": the second half of a fused pair must be a B or an I, as in (0F7;7B3)OVERLAP_F_B");
+      return fail(second.column, other, ": the second half of a fused pair must be a B or an I, as in (0F7;7B3)OVERLAP_F_B");
     }
     cell = first;
     cell.fused = true;
@@ -189,7 +212,7 @@ class csv_scanner {
     char const* const there = whole.data();
     int const length = static_cast<int>(whole.size());
     int i = 0;
-    auto const wrong = [&](char const* words) { fail_cell(cell, whole, half, words); };
+    auto const wrong = [&](char const* words) { fail_cell(cell, whole, words); };
     cell.stage = take_number(there, i, length, max_stages - 1);
     if (cell.stage < 0) {
       return wrong(cell.stage == -1   ? " does not start with a stage: an action is stage, type, microbatch, such as 2F0"

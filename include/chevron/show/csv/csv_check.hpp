@@ -188,13 +188,35 @@ constexpr finding check_one_rank_a_stage(plan_view const& plan) {
   return {};
 }
 
+/// Whether a plan has a W for each B and no I: then B is an input gradient, as PyTorch once spelled it.
+constexpr bool spells_as_before(plan_view const& plan) {
+  int by_kind[5] = {};
+  for (int i = 0; i < plan.total(); ++i) {
+    if (is_compute(plan.actions[i].kind)) ++by_kind[static_cast<int>(plan.actions[i].kind)];
+  }
+  auto const count = [&](kind k) { return by_kind[static_cast<int>(k)]; };
+  return count(kind::backward_input) == 0 && count(kind::backward) == count(kind::backward_weight);
+}
+
+/// A broken law of computations, with what a file's dialect says of it.
+constexpr finding check_computations(plan_view const& plan) {
+  finding f = check(plan);
+  if (f.broken == law::no_duplicate && f.other_position < 0 && f.what.kind == kind::backward_weight && spells_as_before(plan)) {
+    f.words =
+        " would add these gradients twice: this microbatch already has a B. Each B of this file has a W, so B is the old "
+        "spelling "
+        "of I here: write I for each B";
+  }
+  return f;
+}
+
 }  // namespace detail
 
 /// The first broken law of a schedule that was read from `text`, or `law::none`.
 constexpr finding check(csv_schedule const& read, std::string_view text) {
   if (read.plan.problem) return read.plan.problem;
   if (finding const f = detail::check_one_rank_a_stage(read.plan.view())) return f;
-  if (finding const f = check(read.plan.view())) return f;
+  if (finding const f = detail::check_computations(read.plan.view())) return f;
   if (read.dialect == csv_dialect::compute_only) return {};
   if (finding const f = check_csv_extras(read, text)) return f;
   return check_messages(read.program.view(), read.dialect == csv_dialect::communication_waits);

@@ -68,6 +68,7 @@ constexpr int stages_of(csv_source const& source, shape) {
   int number = 0;
   bool in_number = false, at_front = true;  // of an action
   for (char c : source.text) {
+    if (at_front && !in_number && (c == ' ' || c == '\t' || c == '"')) continue;
     if (at_front && c >= '0' && c <= '9') {
       number = number < max_stages ? number * 10 + (c - '0') : number;
       in_number = true;
