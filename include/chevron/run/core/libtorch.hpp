@@ -24,14 +24,17 @@
 namespace chevron::detail {
 
 /// Counts the owners of a node of autograd's graph: a `std::shared_ptr` up to 2.12, a `c10::intrusive_ptr` from 2.13 on.
+inline constexpr bool shares_nodes =
+    std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>;
 template <class Node = torch::autograd::Node>
-using node_ptr =
-    std::conditional_t<std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>,
-                       std::shared_ptr<Node>, c10::intrusive_ptr<Node>>;
+using node_ptr = std::conditional_t<shares_nodes, std::shared_ptr<Node>, c10::intrusive_ptr<Node>>;
+/// Sees whether the node still is.
+using weak_node_ptr =
+    std::conditional_t<shares_nodes, std::weak_ptr<torch::autograd::Node>, c10::weak_intrusive_ptr<torch::autograd::Node>>;
 
 template <class Node, class... Args>
 node_ptr<Node> make_node(Args&&... args) {
-  if constexpr (std::is_same_v<node_ptr<Node>, std::shared_ptr<Node>>) {
+  if constexpr (shares_nodes) {
     return std::make_shared<Node>(std::forward<Args>(args)...);
   } else {
     return c10::make_intrusive<Node>(std::forward<Args>(args)...);
