@@ -99,11 +99,16 @@ struct counted_product : torch::autograd::Function<counted_product> {
 };
 struct effect : block_module {
   at::Tensor weight, count;
-  explicit effect(int width) {
+  bool around;  // LibTorch's own functions use the weight before and after it, too
+  effect(int width, bool used_around) : around(used_around) {
     weight = register_parameter("weight", at::randn({width}));
     count = register_buffer("count", at::zeros({}, at::kLong));
   }
-  void run(tensors& v) override { v[0] = counted_product::apply(v[0], weight, count); }
+  void run(tensors& v) override {
+    at::Tensor const before = around ? (v[0] * weight).tanh() * weight : v[0];
+    at::Tensor const here = counted_product::apply(before, weight, count);
+    v[0] = around ? (here.tanh() * weight).tanh() * weight : here;
+  }
 };
 
 /// Noise on gradients.
@@ -367,7 +372,7 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
     });
   }
   if (name == "fn2") return std::make_shared<own_function>(width, b.has("both"));
-  if (name == "eff") return std::make_shared<effect>(width);
+  if (name == "eff") return std::make_shared<effect>(width, b.has("turn"));
   if (name == "hook") return std::make_shared<hooked>(width);
   if (name == "buf") return std::make_shared<own_buffers>(width, b.has("felt"));
   if (name == "pen") return std::make_shared<penalty>(width);

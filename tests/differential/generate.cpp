@@ -100,6 +100,7 @@ block draw_block(dice& d, flow const& f, bool alone) {
   if (f.what == kind::vector || f.what == kind::sequence) {
     for (char const* name : {"lin3", "res", "fn2", "buf", "pen", "idle", "eff", "hook"}) add(2, {name});
     add(1, {"buf", {}, {"felt"}});
+    add(1, {"eff", {}, {"turn"}});
     add(1, {"fn2", {}, {"both"}});
     add(1, {"cplx"});
     if (f.width % 2 == 0 && f.width > 2 && !alone) add(1, {"split"});

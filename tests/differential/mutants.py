@@ -76,6 +76,16 @@ MUTANTS = [
      r"if \(auto const finish = std::exchange\(unfinished_, \{\}\)\.lock\(\)\) \(\*finish\)\(\);", "", "pv=.*turn="),
     ("half-precision gradients added in half", RUN + "optimizer/gradient_buckets.hpp",
      r"return p\.scalar_type\(\) == at::kHalf \|\| p\.scalar_type\(\) == at::kBFloat16; \}", "return p.scalar_type() == at::kHalf; }", "bf16"),
+    ("custom functions asked by I and by W", RUN + "model/graph_nodes.hpp",
+     r"return !node\.post_hooks\(\)\.empty\(\) \|\| !type\.starts_with\(\"N5torch8autograd9generated\"\) \|\|", "return", "(eff|noise|hook)"),
+    ("custom functions' gradients added out of turn", RUN + "model/stage_graph.hpp",
+     r"onward->set_sequence_nr\(node\.sequence_nr\(\)\);", "", "turn"),
+    ("backwards draw from the process's generator", RUN + "model/stage_execution.hpp",
+     r"if \(task\.around\.draws\) scope\.emplace\(s\.places, near, use\);", "", "(noise|hook)"),
+    ("backwards draw in the order in which nodes run", RUN + "model/backward_scope.hpp",
+     r"key\.node = node->sequence_nr\(\) - range\.first \+ 1;", "key.node = 0;", "(noise|hook)"),
+    ("frozen stages below all trained ones are followed", RUN + "training/trainer.hpp",
+     r"update_->lowest_trained\(\)", "0", "frozen"),
 ]
 
 
