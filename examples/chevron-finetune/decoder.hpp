@@ -72,8 +72,8 @@ class rotary {
  private:
   /// Waves longer than the original text are stretched, short ones are not, and between them there is a slope.
   void stretch(stretched_rope const& by) {
-    auto const original = static_cast<double>(by.original_context);
-    at::Tensor const turns = original * frequencies_ / (2 * std::numbers::pi);  // in the original text
+    at::Tensor const lengths = frequencies_.reciprocal() * (2 * std::numbers::pi);
+    at::Tensor const turns = lengths.reciprocal() * by.original_context;  // in the original text
     at::Tensor const slope = ((turns - by.low) / (by.high - by.low)).clamp(0, 1);
     frequencies_ = (1 - slope) * frequencies_ / by.factor + slope * frequencies_;
   }
@@ -96,12 +96,17 @@ class attention_impl : public torch::nn::Module {
         query_(register_module("q_proj", linear_map(c.width, c.heads * c.head_width, c.query_bias))),
         key_(register_module("k_proj", linear_map(c.width, c.key_heads * c.head_width, c.query_bias))),
         value_(register_module("v_proj", linear_map(c.width, c.key_heads * c.head_width, c.query_bias))),
-        output_(register_module("o_proj", linear_map(c.heads * c.head_width, c.width, c.output_bias))) {}
+        output_(register_module("o_proj", linear_map(c.heads * c.head_width, c.width, c.output_bias))) {
+    if (!c.head_norms) return;
+    query_norm_ = register_module("q_norm", rms_norm(c.head_width, c.norm_epsilon));
+    key_norm_ = register_module("k_norm", rms_norm(c.head_width, c.norm_epsilon));
+  }
 
   at::Tensor forward(at::Tensor const& x) {
     auto const samples = x.size(0), length = x.size(1);
-    auto const in_heads = [&](at::Tensor const& all, std::int64_t heads) {
-      return all.view({samples, length, heads, head_width_}).transpose(1, 2);
+    auto const in_heads = [&](at::Tensor const& all, std::int64_t heads, rms_norm norm = nullptr) {
+      at::Tensor const cut = all.view({samples, length, heads, head_width_});
+      return (norm ? norm(cut) : cut).transpose(1, 2);
     };
     auto const for_each_query = [&](at::Tensor const& all) {
       if (heads_ == key_heads_) return all;
@@ -109,8 +114,8 @@ class attention_impl : public torch::nn::Module {
           .expand({samples, key_heads_, heads_ / key_heads_, length, head_width_})
           .reshape({samples, heads_, length, head_width_});
     };
-    auto const queries = rotary_.turned(in_heads(query_(x), heads_));
-    auto const keys = for_each_query(rotary_.turned(in_heads(key_(x), key_heads_)));
+    auto const queries = rotary_.turned(in_heads(query_(x), heads_, query_norm_));
+    auto const keys = for_each_query(rotary_.turned(in_heads(key_(x), key_heads_, key_norm_)));
     auto const values = for_each_query(in_heads(value_(x), key_heads_));
     auto const seen = at::scaled_dot_product_attention(queries, keys, values, {}, 0.0, /*is_causal=*/true);
     return output_(seen.transpose(1, 2).reshape({samples, length, heads_ * head_width_}));
@@ -120,6 +125,7 @@ class attention_impl : public torch::nn::Module {
   std::int64_t heads_, key_heads_, head_width_;
   rotary rotary_;
   torch::nn::Linear query_, key_, value_, output_;
+  rms_norm query_norm_{nullptr}, key_norm_{nullptr};
 };
 TORCH_MODULE_IMPL(attention, attention_impl);
 
@@ -171,7 +177,7 @@ class decoder_stage_impl : public torch::nn::Module {
     if (cut.embeds) {
       // Drawing it would take longer than loading it.
       at::Tensor const nothing = at::empty({c.vocabulary, c.width});
-      embedding_ = model->register_module("embed_tokens", torch::nn::Embedding::from_pretrained(nothing, embedding_options()));
+      embedding_ = model->register_module("embed_tokens", torch::nn::Embedding::from_pretrained(nothing, embedding_options(c)));
     }
     if (cut.last > cut.first) {
       auto layers = model->register_module("layers", module_group());
@@ -180,7 +186,11 @@ class decoder_stage_impl : public torch::nn::Module {
     }
     if (!cut.predicts) return;
     norm_ = model->register_module("norm", rms_norm(c.width, c.norm_epsilon));
-    if (c.tied && cut.embeds) return;  // one stage has both
+    if (c.tied && cut.embeds) {
+      // One stage has both: a folder may hold either name.
+      register_module("lm_head", module_group())->register_parameter("weight", embedding_->weight);
+      return;
+    }
     head_ = register_module("lm_head", linear_map(c.width, c.vocabulary, false));
   }
 
@@ -195,8 +205,8 @@ class decoder_stage_impl : public torch::nn::Module {
   std::string tied_name() const { return cut_.embeds ? "model.embed_tokens.weight" : cut_.predicts ? "lm_head.weight" : ""; }
 
  private:
-  static torch::nn::EmbeddingFromPretrainedOptions embedding_options() {
-    return torch::nn::EmbeddingFromPretrainedOptions().freeze(false);
+  static torch::nn::EmbeddingFromPretrainedOptions embedding_options(decoder_config const& c) {
+    return torch::nn::EmbeddingFromPretrainedOptions().freeze(false).padding_idx(c.padding);
   }
 
   train::layer_cut cut_;

@@ -262,8 +262,8 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   if (o.context == 0) o.context = static_cast<int>(std::min<std::int64_t>(512, model.most_positions));
   if (o.context > model.most_positions) {
     throw usage_error("--context " + std::to_string(o.context) + " is more than the model's positions, " +
-                      std::to_string(model.most_positions) +
-                      " (max_position_embeddings or sliding_window of its config.json). Remedy: a shorter one");
+                      std::to_string(model.most_positions) + " (" + model.positions_key +
+                      " of its config.json). Remedy: a shorter one");
   }
   proved_plan const plan = train::proved_by_options(o);
   (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages

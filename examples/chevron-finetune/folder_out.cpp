@@ -26,12 +26,12 @@ bool belongs_to_model(fs::path const& file) {
 
 std::string name_of_out(options const& o, decoder_config const& model) {
   if (!o.out_dtype.empty()) return o.out_dtype;
-  return model.dtype == "bfloat16" || model.dtype == "float16" ? model.dtype : "float32";
+  return model.dtype.empty() ? "float32" : model.dtype;
 }
 
 at::ScalarType dtype_of_out(options const& o, decoder_config const& model) {
   std::string const name = name_of_out(o, model);
-  return name == "bfloat16" ? at::kBFloat16 : name == "float16" ? at::kHalf : at::kFloat;
+  return name == "bfloat16" ? at::kBFloat16 : name == "float16" ? at::kHalf : name == "float64" ? at::kDouble : at::kFloat;
 }
 
 void check_out(options const& o, decoder_config const& model) {
@@ -66,7 +66,9 @@ void write_other_files(options const& o, decoder_config const& model) {
   fs::path const file = fs::path(o.out) / "config.json";
   nlohmann::ordered_json config;
   std::ifstream(file) >> config;
-  config[config.contains("torch_dtype") ? "torch_dtype" : "dtype"] = dtype;
+  // Of both keys `dtype` counts.
+  bool const older = config.contains("torch_dtype") && (!config.contains("dtype") || config["dtype"].is_null());
+  config[older ? "torch_dtype" : "dtype"] = dtype;
   std::ofstream written(file);
   written << config.dump(2) << "\n";
   if (!written.flush()) throw usage_error(file.string() + " could not be written. Remedy: is the disk full?");

@@ -182,6 +182,43 @@ TEST_CASE("all that does not fit is told in one error, and nothing is changed") 
   for (auto const& [name, value] : values_of(module)) CHECK(at::equal(value, before.at(name)));
 }
 
+TEST_CASE("of hundreds of tensors that do not fit, their number and some of them are told") {
+  scratch_folder const here;
+  chevron::named_tensors others;
+  for (int i = 0; i < 40; ++i) others.emplace_back("layers." + std::to_string(100 + i) + ".weight", at::zeros({1}));
+  chevron::write_safetensors(here.path / "model.safetensors", others);
+  nn::Sequential module = two_maps();
+  std::string const said = failure_of([&] { chevron::load_weights(module, here.path); });
+  check_says(said, {"4 tensors are missing: 0.bias, 0.weight, 1.bias, 1.weight; 40 tensors are not the model's, such as "
+                    "layers.100.weight, layers.101.weight, layers.102.weight, layers.103.weight. Remedy: "});
+}
+
+TEST_CASE("one tensor under two names is loaded from a folder that holds either or both") {
+  at::manual_seed(3);
+  auto const made = [] {
+    auto out = std::make_shared<nn::Module>();
+    at::Tensor const table = out->register_parameter("embed", at::zeros({4, 3}));
+    out->register_parameter("head", table);
+    return out;
+  };
+  at::Tensor const table = at::randn({4, 3});
+  for (chevron::named_tensors const& all :
+       {chevron::named_tensors{{"embed", table}}, {{"head", table}}, {{"embed", table}, {"head", table.clone()}}}) {
+    scratch_folder const here;
+    chevron::write_safetensors(here.path / "model.safetensors", all);
+    auto const module = made();
+    chevron::load_weights(module, here.path);
+    CHECK(at::equal(module->named_parameters()["head"], table));
+    chevron::save_weights(module, here.path);
+    CHECK(chevron::safetensors_file(here.path / "model.safetensors").names().size() == 1);
+    CHECK(chevron::safetensors_file(here.path / "model.safetensors").holds("embed"));
+  }
+  scratch_folder const here;
+  chevron::write_safetensors(here.path / "model.safetensors", {{"embed", table}, {"head", table + 1}});
+  check_says(failure_of([&] { chevron::load_weights(made(), here.path); }),
+             {"head differs from embed, and they are one parameter in the model"});
+}
+
 TEST_CASE("a saved model is loaded again, whole and in shards, and takes the place of what was there") {
   scratch_folder const here;
   nn::Sequential const from = two_maps();

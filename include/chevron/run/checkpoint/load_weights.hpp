@@ -36,7 +36,7 @@ struct load_weights_options {
 
 namespace detail {
 
-/// What does not fit between a folder and a model, all of it.
+/// What does not fit between a folder and a model.
 struct weight_differences {
   std::set<std::string> missing, misshapen, surplus;
 
@@ -46,13 +46,12 @@ struct weight_differences {
     std::string out;
     auto const add = [&](std::set<std::string> const& all, char const* one, char const* several) {
       if (all.empty()) return;
+      bool const shortened = all.size() > most_listed;
+      out += (out.empty() ? "" : "; ") + std::to_string(all.size()) + " " + (all.size() == 1 ? one : several) +
+             (shortened ? ", such as " : ": ");
       std::size_t count = 0;
-      out += (out.empty() ? "" : "; ") + std::to_string(all.size()) + " " + (all.size() == 1 ? one : several) + ": ";
       for (std::string const& each : all) {
-        if (count == most_listed) {
-          out += " and " + std::to_string(all.size() - count) + " more";
-          break;
-        }
+        if (shortened && count == most_examples) break;
         out += (count++ == 0 ? "" : ", ") + each;
       }
     };
@@ -62,7 +61,8 @@ struct weight_differences {
     return out;
   }
 
-  static constexpr std::size_t most_listed = 200;
+  /// Of a longer list some are named: a model of many layers has hundreds that are like each other.
+  static constexpr std::size_t most_listed = 12, most_examples = 4;
 };
 
 /// Numbers with a point become each other; all else must be what it is.
@@ -122,8 +122,8 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
   if (wrong.any()) {
     throw checkpoint_error(
         path.string() + ": is not of this model: " + wrong.text() +
-        ". Remedy: the model that was saved, names as the folder has them (chevron::weight_names), or for tensors "
-        "that nobody needs load_weights_options::may_stay");
+        ". Remedy: the model that was saved; in a program's own C++ also names as the folder has them (chevron::weight_names), "
+        "or load_weights_options::may_stay for tensors that the model does not need");
   }
   ranks.together([&] {
     for (std::size_t i = 0; i < mine.size(); ++i) folder->copy(sources[i], mine[i].here.value);
@@ -145,7 +145,7 @@ inline void load_weights(transport& comm, std::vector<stage> const& stages, std:
 /// belongs piece by piece, so that little besides the module is in memory. Floating-point numbers become those of the module.
 /// \param names what the folder calls the module's tensors
 /// \throws checkpoint_error, and nothing was changed: for tensors that are missing, left over or of another shape, all of them in
-/// one sentence; and for files that are damaged
+/// one sentence (of more than 12 of a sort, their number and some of their names); and for files that are damaged
 template <module_pointer Module>
 void load_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
                   load_weights_options const& options = {}) {
