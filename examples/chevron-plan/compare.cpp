@@ -307,8 +307,10 @@ int run_compare(request const& asked) {
     };
     out = some(size.ranks, "rank", "s") + ", " + some(size.micro_batches, "microbatch", "es") + ". ";
     if (given.profile) {
-      out += "Costs in ms as " + asked.profile + " has them, measured under " + given.profile->schedule + " on " +
-             some(given.profile->size.ranks, "rank", "s");
+      chevron::profile const& measured = *given.profile;
+      out += "Costs in ms as " + asked.profile + " has them";
+      if (!measured.schedule.empty()) out += ", measured under " + measured.schedule;
+      if (measured.size.ranks > 0) out += " on " + some(measured.size.ranks, "rank", "s");
     } else {
       out += std::string(given.by_stage ? "A stage" : "A rank's share of the model") + " costs F=" + asked.forward +
              " I=" + asked.backward_input + " W=" + asked.backward_weight;

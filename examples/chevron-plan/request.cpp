@@ -276,7 +276,7 @@ owned_costs costs_of(request const& asked, chevron::profile const& measured, std
   if (!problem.empty()) return out;
   if (asked.communication_given)
     made.communication = value_list(asked.communication, "--communication", boundaries, between_stages, cost_number);
-  else if (!made.communication_known && boundaries > 0 && measured.size.ranks > 1 && asked.bandwidth.empty())
+  else if (!made.communication_known && boundaries > 0 && measured.size.ranks != 1 && asked.bandwidth.empty())
     problem = "'communication' is null for every boundary: give --communication, in milliseconds";
   out.forward = std::move(made.forward);
   out.backward_input = std::move(made.backward_input);

@@ -267,6 +267,19 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
     auto const read = read_profile(replaced(text, f.what, f.by));
     CHECK_MESSAGE(read.problem.find(f.words) != std::string::npos, read.problem, " instead of ", f.words);
   }
+  // By hand: costs alone. What the run was is not known, and no plan is taken for the one that ran.
+  std::string const costs = "{\"chevron_profile\": 1, \"unit\": \"ms\", \"stages\": 2, \"forward\": [1, 2], \"backward\": [null, null],"
+                            "\"backward_input\": [0, 2], \"backward_weight\": [2, 1], \"communication\": [null]";
+  std::string const nulls =
+      ", \"schedule\": null, \"ranks\": null, \"chunks\": null, \"micro_batches\": null, \"replicas\": null, \"steps\": null, "
+      "\"pipeline\": null, \"step\": null, \"hidden\": null, \"layers\": null, \"static_bytes\": null";
+  for (std::string const& rest : {std::string(), nulls}) {
+    auto const read = read_profile(costs + rest + "}");
+    CHECK(read.problem == "");
+    CHECK(read.value.forward == std::vector<double>{1, 2});
+    CHECK_FALSE(taken_under(read.value, expand(catalogue::zb_h1, {.ranks = 2, .micro_batches = 4})));
+  }
+  CHECK(read_profile(costs + ", \"pipeline\": -1}").problem.find("'pipeline' is -1") != std::string::npos);
   CHECK(read_profile("[1, 2]").problem == "it is no JSON object");
   CHECK(read_profile(std::string(largest_profile + 1, ' ')).problem ==
         "it has 1048577 bytes, and no profile has more than 1048576");

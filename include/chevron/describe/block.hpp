@@ -185,10 +185,12 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   int const most_held = placed_here.most;
   finding f;
   f.broken = law::description;
+  bool by_zero = false;
   for (int r = 0; r < ranks; ++r) {
-    situation const here{r, ranks, size.micro_batches, placed_here.held(r)};
+    situation const here{r, ranks, size.micro_batches, placed_here.held(r), &by_zero};
     int const* to = ordered.position;
     hana::for_each(what.items, [&](auto const& item) { at.data[r * items + *to++] = worked_out(item, here); });
+    if (by_zero) return division_by_zero(r);
     for (int k = r * items; k < (r + 1) * items; ++k) {
       block_action& a = at.data[k];
       if (a.chunk == any_chunk && most_held > 1) {
@@ -222,9 +224,10 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
     }
   }
 
-  situation const anywhere{0, ranks, size.micro_batches, size.chunks};
+  situation const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
   block_layout const block{ranks, stages,  size.micro_batches, what.interval(anywhere), order::forwards, order::placed,
                            items, at.data, &rank_of[0]};
+  if (by_zero) return division_by_zero(0);
   if (finding const missing = check_block(block)) return missing;
   buffer<int> table(ranks * (block.interval > 0 && block.interval <= longest_interval ? block.interval : 1));
   if (finding const meeting = fill_slots(block, table.data)) return meeting;

@@ -36,11 +36,14 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   stages_by_rank const placed(ranks, stages, rank_of);
   int const most_held = placed.most;
 
-  situation const anywhere{0, ranks, size.micro_batches, size.chunks};
+  bool by_zero = false;
+  situation const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
   if constexpr (requires { what.order.problem(anywhere); }) {
-    if (finding const f = what.order.problem(anywhere)) return f;
+    finding const f = what.order.problem(anywhere);
+    if (f && !by_zero) return f;
   }
   int const wanted = what.at_least(anywhere);
+  if (by_zero) return division_by_zero(0);
   int const played = wanted > size.micro_batches ? wanted : size.micro_batches;
   int const most_cells = most_held * played;
   buffer<int> length_of(families * (most_held + 1)), next_of(families * (most_held + 1));
@@ -53,7 +56,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   int filled = 0;
   for (int r = 0; r < ranks; ++r) {
     int const held_here = placed.held(r);
-    situation const here{r, ranks, played, held_here};
+    situation const here{r, ranks, played, held_here, &by_zero};
     int const cells = held_here * played;
     if (held_here != ordered_for) {
       what.order.fill(here, forward_order.data, backward_order.data);
@@ -69,6 +72,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
       next_of.data[stream] = 0;
     }
     auto score = score_of(what.how, here);
+    if (by_zero) return division_by_zero(r);
     int const* const stages_here = placed.stage.data + placed.first.data[r];
     if (finding const f = ready(score, r, held_here, played, stages_here, in_sequence)) return f;
     filled = unroll(score,

@@ -3,8 +3,10 @@
 #include <concepts>
 #include <type_traits>
 
+#include <chevron/plan/finding.hpp>
+
 /// \file
-/// Rank expressions: small arithmetic over `rank`, `ranks`, `micro_batches` and `chunks`, worked out for each rank in turn.
+/// Rank expressions: small arithmetic and comparisons over `rank`, `ranks`, `micro_batches` and `chunks`, worked out for each rank in turn.
 
 namespace chevron {
 
@@ -14,7 +16,17 @@ struct situation {
   int ranks = 0;
   int micro_batches = 0;
   int chunks = 0;
+  bool* divided_by_zero = nullptr;  ///< set where an expression divides by 0; null: nobody looks
 };
+
+/// Of a description whose rank expression divides by 0 on this rank.
+constexpr finding division_by_zero(int rank) {
+  finding f;
+  f.broken = law::description;
+  f.words = "a rank expression divides by 0, or takes a remainder of it: give that rank another divisor, as in max_of(rank, 1); rank ";
+  f.number = rank;
+  return f;
+}
 
 namespace expression {
 
@@ -70,23 +82,44 @@ struct times : binary<Left, Right> {
   using binary<Left, Right>::binary;
   constexpr int operator()(situation const& s) const { return this->left(s) * this->right(s); }
 };
-/// Rounded down; 0 when divided by 0, so that a wrong shape is reported as such.
+/// What divides: notes in the situation that its divisor is 0.
 template <class Left, class Right>
-struct over : binary<Left, Right> {
+struct division : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const {
-    int const divisor = this->right(s);
-    return divisor == 0 ? 0 : this->left(s) / divisor;
+  constexpr int divisor(situation const& s) const {
+    int const by = this->right(s);
+    if (by == 0 && s.divided_by_zero != nullptr) *s.divided_by_zero = true;
+    return by;
   }
 };
-/// What is left over by `over`; 0 when divided by 0.
+/// Rounded towards 0.
 template <class Left, class Right>
-struct remainder : binary<Left, Right> {
-  using binary<Left, Right>::binary;
+struct over : division<Left, Right> {
+  using division<Left, Right>::division;
   constexpr int operator()(situation const& s) const {
-    int const divisor = this->right(s);
-    return divisor == 0 ? 0 : this->left(s) % divisor;
+    int const by = this->divisor(s);
+    return by == 0 ? 0 : this->left(s) / by;
   }
+};
+/// What is left over by `over`.
+template <class Left, class Right>
+struct remainder : division<Left, Right> {
+  using division<Left, Right>::division;
+  constexpr int operator()(situation const& s) const {
+    int const by = this->divisor(s);
+    return by == 0 ? 0 : this->left(s) % by;
+  }
+};
+/// 1 where the comparison holds, else 0.
+template <class Left, class Right>
+struct less : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const { return this->left(s) < this->right(s) ? 1 : 0; }
+};
+template <class Left, class Right>
+struct equal : binary<Left, Right> {
+  using binary<Left, Right>::binary;
+  constexpr int operator()(situation const& s) const { return this->left(s) == this->right(s) ? 1 : 0; }
 };
 template <class Left, class Right>
 struct larger : binary<Left, Right> {
@@ -135,6 +168,30 @@ requires(rank_expression<L> || rank_expression<R>) constexpr over<node_of<L>, no
 template <operand L, operand R>
 requires(rank_expression<L> || rank_expression<R>) constexpr remainder<node_of<L>, node_of<R>> operator%(L l, R r) {
   return {as_node(l), as_node(r)};
+}
+template <operand L, operand R>
+requires(rank_expression<L> || rank_expression<R>) constexpr less<node_of<L>, node_of<R>> operator<(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+template <operand L, operand R>
+requires(rank_expression<L> || rank_expression<R>) constexpr less<node_of<R>, node_of<L>> operator>(L l, R r) {
+  return {as_node(r), as_node(l)};
+}
+template <operand L, operand R>
+requires(rank_expression<L> || rank_expression<R>) constexpr auto operator<=(L l, R r) {
+  return 1 - (r < l);
+}
+template <operand L, operand R>
+requires(rank_expression<L> || rank_expression<R>) constexpr auto operator>=(L l, R r) {
+  return 1 - (l < r);
+}
+template <operand L, operand R>
+requires(rank_expression<L> || rank_expression<R>) constexpr equal<node_of<L>, node_of<R>> operator==(L l, R r) {
+  return {as_node(l), as_node(r)};
+}
+template <operand L, operand R>
+requires(rank_expression<L> || rank_expression<R>) constexpr auto operator!=(L l, R r) {
+  return 1 - (l == r);
 }
 /// The larger of two.
 template <operand L, operand R>

@@ -166,7 +166,9 @@ template <class Source, class Plan>
 constexpr finding begin_plan_of(Source const& what, shape& size, Plan& to) {
   to.name = what.name;
   if (finding const f = begin_plan(what.where, size, to)) return f;
-  return what.limits.declare(to, situation{0, size.ranks, size.micro_batches, size.chunks});
+  bool by_zero = false;
+  finding const problem = what.limits.declare(to, situation{0, size.ranks, size.micro_batches, size.chunks, &by_zero});
+  return by_zero ? division_by_zero(0) : problem;
 }
 
 }  // namespace detail

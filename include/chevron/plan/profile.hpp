@@ -27,12 +27,12 @@ inline double median(std::vector<double> values) {
 struct profile {
   static constexpr double not_measured = -1;
 
-  std::string schedule;  ///< under which it was measured
-  shape size{};
+  std::string schedule;  ///< under which it was measured; empty: not known
+  shape size{};          ///< of that run; 0: not known
   int stages = 0;
   int replicas = 1;
-  int steps = 0;        ///< measured
-  double pipeline = 0;  ///< first F to last B or W of a replica: the makespan that really was; median
+  int steps = 0;        ///< measured; 0: not known
+  double pipeline = 0;  ///< first F to last B or W of a replica: the makespan that really was; median; 0: not known
   double step = 0;      ///< all of a step, with gradient sums and optimizer, on a replica's slowest rank; median
   /// One entry a stage, medians. Stage 0's missing input gradient needs no flag: its I is measured to be next to nothing.
   std::vector<double> forward, backward, backward_input, backward_weight;
@@ -47,12 +47,16 @@ struct profile {
 struct profiled_costs {
   std::vector<double> forward, backward_input, backward_weight;
   std::vector<double> communication;  ///< 0 throughout where the profile knows of no boundary
+  std::vector<double> latency;        ///< one entry a boundary; empty: none
+  occupies communication_occupies = occupies::nobody;
   double hidden = 0;
   bool communication_known = false;
   std::string problem;  ///< why the profile does not serve; empty: it does
 
   cost_view view() const {
-    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden};
+    bool const late = !latency.empty();
+    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden,
+            communication_occupies, true, late ? latency.data() : &no_time, late ? 1 : 0};
   }
 };
 
@@ -186,7 +190,7 @@ inline double cost_drift(profile const& then, profile const& now) {
 
 /// Whether a plan is the one that a profile was taken under, so that its measured times are what the plan's prediction is about.
 inline bool taken_under(profile const& measured, plan_view const& plan) {
-  return measured.schedule == plan.name && measured.size.ranks == plan.size.ranks &&
+  return measured.pipeline > 0 && measured.schedule == plan.name && measured.size.ranks == plan.size.ranks &&
          measured.size.micro_batches == plan.size.micro_batches && measured.stages == plan.stages;
 }
 

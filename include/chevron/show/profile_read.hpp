@@ -33,8 +33,9 @@ struct read_profile_result {
   std::string problem;  ///< names the key at fault; empty: none
 };
 
-/// Strict: every key but `layers` and those of bytes must be there, once, of its kind, and none that is not known; lists must have one
-/// entry a stage or boundary.
+/// Strict: the version, the unit, the number of stages and the lists of costs must be there, and no key twice or unknown; lists must have
+/// one entry a stage or boundary. What costs were measured under, `layers` and bytes may be left out or null: a profile may be written by
+/// hand.
 inline read_profile_result read_profile(std::string_view text) {
   read_profile_result out;
   auto const fault = [&](std::string words) {
@@ -69,8 +70,13 @@ inline read_profile_result read_profile(std::string_view text) {
     if (found == all.end() && out.problem.empty()) out.problem = std::string("'") + key + "' is missing";
     return found == all.end() ? nullptr : &*found;
   };
-  auto const whole = [&](char const* key, int least, int most) {
-    json const* const value = take(key);
+  // The same of a key that may be left out, or null.
+  auto const take_known = [&](char const* key) -> json const* {
+    unread.erase(key);
+    auto const found = all.find(key);
+    return found == all.end() || found->is_null() ? nullptr : &*found;
+  };
+  auto const whole_of = [&](char const* key, json const* value, int least, int most) {
     if (value == nullptr) return 0;
     bool const fits = value->is_number_integer() && *value >= least && *value <= most;
     if (!fits && out.problem.empty()) {
@@ -83,7 +89,7 @@ inline read_profile_result read_profile(std::string_view text) {
     return value.is_number() && std::isfinite(value.get<double>()) && value.get<double>() >= 0 && value.get<double>() <= 1e12;
   };
   auto const time = [&](char const* key) {
-    json const* const value = take(key);
+    json const* const value = take_known(key);
     if (value == nullptr) return 0.0;
     if (!is_time(*value) && out.problem.empty())
       out.problem = std::string("'") + key + "' is " + shown(*value) + ", no time from 0 up";
@@ -115,16 +121,17 @@ inline read_profile_result read_profile(std::string_view text) {
   if (json const* const unit = take("unit"); unit != nullptr && *unit != "ms")
     return fault("'unit' is " + shown(*unit) + ", not \"ms\"");
   profile& p = out.value;
-  if (json const* const schedule = take("schedule"); schedule != nullptr) {
+  if (json const* const schedule = take_known("schedule"); schedule != nullptr) {
     if (!schedule->is_string()) return fault("'schedule' is " + shown(*schedule) + ", no name");
     p.schedule = schedule->get<std::string>();
   }
-  p.size.ranks = whole("ranks", 1, max_stages);
-  p.size.chunks = whole("chunks", 1, max_stages);
-  p.stages = whole("stages", 1, max_stages);
-  p.size.micro_batches = whole("micro_batches", 1, max_micro_batches);
-  p.replicas = whole("replicas", 1, 1 << 20);
-  p.steps = whole("steps", 1, 1 << 30);
+  auto const whole_known = [&](char const* key, int most) { return whole_of(key, take_known(key), 1, most); };
+  p.size.ranks = whole_known("ranks", max_stages);
+  p.size.chunks = whole_known("chunks", max_stages);
+  p.stages = whole_of("stages", take("stages"), 1, max_stages);
+  p.size.micro_batches = whole_known("micro_batches", max_micro_batches);
+  p.replicas = std::max(whole_known("replicas", 1 << 20), 1);
+  p.steps = whole_known("steps", 1 << 30);
   p.pipeline = time("pipeline");
   p.step = time("step");
   p.forward = list("forward", p.stages, "stages");
@@ -132,13 +139,13 @@ inline read_profile_result read_profile(std::string_view text) {
   p.backward_input = list("backward_input", p.stages, "stages");
   p.backward_weight = list("backward_weight", p.stages, "stages");
   p.communication = list("communication", p.stages - 1, "boundaries between stages");
-  if (json const* const hidden = take("hidden"); hidden != nullptr) {
-    bool const fits = hidden->is_null() || (is_time(*hidden) && hidden->get<double>() <= 1);
+  if (json const* const hidden = take_known("hidden"); hidden != nullptr) {
+    bool const fits = is_time(*hidden) && hidden->get<double>() <= 1;
     if (!fits && out.problem.empty()) out.problem = "'hidden' is " + shown(*hidden) + ", neither null nor a share from 0 to 1";
-    if (fits && !hidden->is_null()) p.hidden = hidden->get<double>();
+    if (fits) p.hidden = hidden->get<double>();
   }
-  if (unread.contains("layers")) {
-    json const& value = *take("layers");
+  if (json const* const layers = take_known("layers"); layers != nullptr) {
+    json const& value = *layers;
     auto const fits = [](json const& one) { return one.is_number_integer() && one >= 0 && one <= 1 << 20; };
     if (!value.is_array() || value.size() != static_cast<std::size_t>(p.stages) ||
         !std::all_of(value.begin(), value.end(), fits)) {
@@ -152,8 +159,9 @@ inline read_profile_result read_profile(std::string_view text) {
   for (auto const& [key, bytes] :
        {std::pair{"static_bytes", &p.static_bytes}, std::pair{"activation_bytes", &p.activation_bytes},
         std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes}}) {
-    if (!all.contains(key)) continue;  // older profiles know none
-    json const& value = *take(key);
+    json const* const known = take_known(key);
+    if (known == nullptr) continue;
+    json const& value = *known;
     if (!out.problem.empty()) return out;
     if (!value.is_array() || value.size() != static_cast<std::size_t>(p.stages))
       return fault(std::string("'") + key + "' is no list with one entry for each of " + std::to_string(p.stages) + " stages");
