@@ -12,6 +12,7 @@
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/launch/run_main.hpp>
 #include <chevron/run/model/auxiliary_loss.hpp>
+#include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/partition.hpp>
 #include <chevron/run/model/random_scope.hpp>

@@ -81,6 +81,62 @@ struct own_function : block_module {
   }
 };
 
+/// A custom function whose backward has an effect of its own, a count in a buffer, and computes all gradients at once.
+struct counted_product : torch::autograd::Function<counted_product> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& x, at::Tensor const& weight,
+                            at::Tensor const& count) {
+    context->save_for_backward({x, weight});
+    context->saved_data["count"] = count;
+    return x * weight;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list g) {
+    context->saved_data["count"].toTensor().add_(1);
+    auto const saved = context->get_saved_variables();
+    at::Tensor gw = g[0] * saved[0];
+    while (gw.dim() > saved[1].dim()) gw = gw.sum(0);
+    return {g[0] * saved[1], gw, at::Tensor()};
+  }
+};
+struct effect : block_module {
+  at::Tensor weight, count;
+  explicit effect(int width) {
+    weight = register_parameter("weight", at::randn({width}));
+    count = register_buffer("count", at::zeros({}, at::kLong));
+  }
+  void run(tensors& v) override { v[0] = counted_product::apply(v[0], weight, count); }
+};
+
+/// Noise on gradients.
+at::Tensor noisy(at::Tensor const& g) { return g + at::randn_like(g) * 0.01; }
+struct noise : torch::autograd::Function<noise> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor const& x) { return x.view_as(x); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list g) {
+    return {noisy(g[0])};
+  }
+};
+
+/// Noise on the gradient of a weight by a function, and on those of a bias and of a result by hooks that count their calls.
+struct hooked : block_module {
+  nn::Linear inner{nullptr};
+  at::Tensor calls;
+  explicit hooked(int width) {
+    inner = register_module("m", nn::Linear(width, width));
+    calls = register_buffer("calls", at::zeros({}, at::kLong));
+    listen(inner->bias);
+  }
+  void listen(at::Tensor const& to) {
+    to.register_hook([count = calls](at::Tensor const& g) {
+      count.add_(1);
+      return noisy(g);
+    });
+  }
+  void run(tensors& v) override {
+    at::Tensor const y = at::linear(v[0], noise::apply(inner->weight), inner->bias);
+    if (y.requires_grad()) listen(y);
+    v[0] = y.tanh();
+  }
+};
+
 /// Buffers of its own: a number, a flag and a running mean that its output depends on.
 struct own_buffers : block_module {
   at::Tensor calls, seen, mean;
@@ -240,6 +296,7 @@ std::shared_ptr<block_module> make_function(block const& b) {
   if (name == "dbl2") return does([](tensors& v) { v[0] = v[0].to(at::kDouble).sin().to(v[0].scalar_type()); });
   if (name == "soft") return does([](tensors& v) { v[0] = v[0].softmax(-1); });
   if (name == "sort") return does([](tensors& v) { v[0] = std::get<0>(v[0].sort(-1)); });
+  if (name == "noise") return does([](tensors& v) { v[0] = noise::apply(v[0]); });
   if (name == "half") return does([](tensors& v) { v[0] = v[0].chunk(2, -1)[0]; });
   return nullptr;
 }
@@ -310,6 +367,8 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
     });
   }
   if (name == "fn2") return std::make_shared<own_function>(width, b.has("both"));
+  if (name == "eff") return std::make_shared<effect>(width);
+  if (name == "hook") return std::make_shared<hooked>(width);
   if (name == "buf") return std::make_shared<own_buffers>(width, b.has("felt"));
   if (name == "pen") return std::make_shared<penalty>(width);
   if (name == "cplx") return std::make_shared<complex_scale>(width);

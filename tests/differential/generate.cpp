@@ -38,7 +38,7 @@ block draw_block(dice& d, flow const& f, bool alone) {
   }
   std::vector<choice> from{{4, {"tanh"}}, {2, {"gelu"}},       {2, {"sig"}},  {1, {"relu_"}}, {1, {"add_"}},
                            {1, {"mul_"}}, {4, {"drop", {30}}}, {1, {"dbl2"}}, {1, {"gaps"}},  {1, {"cols"}},
-                           {1, {"sort"}}, {1, {"part_"}},      {1, {"soft"}}};
+                           {1, {"sort"}}, {1, {"part_"}},      {1, {"soft"}}, {1, {"noise"}}};
   auto const add = [&](int weight, block const& b) { from.push_back({weight, b}); };
   if (!alone && f.others < 3) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "int", "bool", "undef", "empty", "expd", "cx", "dbl", "det"})
@@ -98,7 +98,7 @@ block draw_block(dice& d, flow const& f, bool alone) {
       break;
   }
   if (f.what == kind::vector || f.what == kind::sequence) {
-    for (char const* name : {"lin3", "res", "fn2", "buf", "pen", "idle"}) add(2, {name});
+    for (char const* name : {"lin3", "res", "fn2", "buf", "pen", "idle", "eff", "hook"}) add(2, {name});
     add(1, {"buf", {}, {"felt"}});
     add(1, {"fn2", {}, {"both"}});
     add(1, {"cplx"});
@@ -159,6 +159,15 @@ void draw_model(dice& d, program& p, int stages) {
       several = several || at.others > 0;
     }
     if (several && s.form.name == "seq") s.form.name = "mod";
+  }
+  // An encoder that is not trained.
+  if (stages > 1 && d.one_in(6)) {
+    int const trained = d.between(1, stages - 1);
+    for (int s = 0; s < trained; ++s) {
+      for (block& b : p.stages[static_cast<std::size_t>(s)].blocks) {
+        if (learns(b)) b.flags.insert("frozen");
+      }
+    }
   }
   // One parameter of two stages: both get a layer of one shape at their end.
   if (stages > 1 && d.one_in(6) && (f.what == kind::vector || f.what == kind::sequence)) {

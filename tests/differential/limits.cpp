@@ -42,17 +42,6 @@ bool changes_what_two_share(program const& p) {
   return false;
 }
 
-/// Is something changed in place before which nothing is trained?
-bool changes_before_all_parameters(program const& p) {
-  for (stage_text const& s : p.stages) {
-    for (block const& b : s.blocks) {
-      if (in_place(b)) return true;
-      if (learns(b) && !b.has("frozen")) return false;
-    }
-  }
-  return false;
-}
-
 /// Is a view that has crossed a cut changed in place? In one graph autograd notes that at what it is a view of, and hands its
 /// gradient on as that lies in memory.
 bool changes_a_view_behind_its_cut(program const& p) {
@@ -106,6 +95,9 @@ bool may_send_an_expanded_tensor(program const& p) {
   return false;
 }
 
+/// What a backward does besides computing gradients: draws, or an effect.
+bool draws_in_backward(block const& b) { return b.name == "noise" || b.name == "hook"; }
+
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
 
 }  // namespace
@@ -122,6 +114,9 @@ std::string not_promised(program const& p) {
   bool const lies_otherwise = p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
   if (lies_otherwise && any_block(p, [](auto const&, block const& b) { return b.name == "del"; }))
     return "an output that no later stage uses, beside tensors in channels_last";
+  // The stages before the last get gradients of zeros for a microbatch that counts nothing.
+  if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
+    return "what a backward does besides computing gradients, in a microbatch that counts nothing";
   if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
   // Nobody tells a callable alone what is evaluation, nor knows its buffers: what LibTorch itself keeps in them is refused.
   if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))
@@ -157,13 +152,16 @@ bool may_refuse(program const& p, std::string const& message) {
   if (by_callable("running statistics", [](block const& b) { return b.name == "bn" || (b.name == "in" && b.has("track")); }))
     return true;
   if (by_callable("drops units in evaluation", [](block const& b) { return b.name == "drop" || b.name == "enc"; })) return true;
-  // What comes into a stage is followed by autograd, also where nothing before it is trained, and an output that nobody uses has
-  // a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
-  return message.find("inplace") != std::string::npos && (changes_before_all_parameters(p) || (changes && rounds_as_cut(p)));
+  // An output that nobody uses has a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
+  return message.find("inplace") != std::string::npos && changes && rounds_as_cut(p);
 }
 
 bool rounds_as_cut(program const& p) {
   if (changes_a_view_behind_its_cut(p)) return true;
+  // A node draws by its number in its part. Behind a cut a detached tensor is followed, too, and what is made of it has nodes.
+  if (any_block(p, [](auto const&, block const& b) { return b.name == "det"; }) &&
+      any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
+    return true;
   return any_block(p, [](auto const&, block const& b) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "max", "empty", "expd", "cx", "dbl", "split"}) {
       if (b.name == name) return true;

@@ -78,7 +78,7 @@ flow flow_after(flow f, block const& b) {
   } else if (n == "lin") {
     needs(last_is_width);
     f.width = b.number(0, f.width);
-  } else if (one_of({"lin3", "res", "ln", "fn2", "buf", "pen", "cplx", "idle"})) {
+  } else if (one_of({"lin3", "res", "ln", "fn2", "buf", "pen", "cplx", "idle", "eff", "hook"})) {
     needs(last_is_width);
   } else if (n == "lstm" || n == "gru") {
     needs(f.what == kind::sequence);
@@ -121,7 +121,7 @@ flow flow_after(flow f, block const& b) {
   } else if (n == "cl") {
     needs(f.what == kind::image);
   } else if (!one_of({"drop", "tanh", "gelu", "sig", "relu", "relu_", "add_", "mul_", "part_", "dbl2", "soft", "sort", "cont",
-                      "cols", "gaps"})) {
+                      "cols", "gaps", "noise"})) {
     throw meaningless("there is no block `" + n + "`");
   }
   needs(f.others <= 4);

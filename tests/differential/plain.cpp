@@ -9,12 +9,15 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/random_scope.hpp>
 
 #include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "data.hpp"
 #include "model.hpp"
@@ -62,6 +65,7 @@ bool differentiable(at::Tensor const& t) { return t.is_floating_point() || t.is_
 /// One replica's model.
 struct replica_model {
   std::vector<std::vector<piece>> stages;
+  std::vector<std::vector<chevron::parameter>> listed;  // by stage, for the draws of hooks on them
   std::vector<trained_parameter> trained;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
@@ -108,7 +112,9 @@ class loop {
           first_of[word] = value;
         }
       }
+      made.listed.emplace_back();
       for (piece const& each : made.stages.back()) {
+        for (auto const& item : each->named_parameters(true)) made.listed.back().push_back({item.key(), item.value()});
         for (at::Tensor const& q : each->parameters()) {
           if (!q.requires_grad()) continue;
           trained_parameter t{s, "", q, {}};
@@ -133,10 +139,16 @@ class loop {
     int step, replica, micro_batch;
   };
 
-  /// Runs stages [first, last) on a microbatch. Dropout draws where Chevron says it does: this is the one thing that the plain
-  /// loop takes from Chevron, since nobody else could draw the same.
-  void forward(replica_model& m, int first, int last, tensors& values, std::optional<place> at) {
+  /// Runs stages [first, last) on a microbatch. Forwards and backwards draw where Chevron says they do: this is the one thing
+  /// that the plain loop takes from Chevron, since nobody else could draw the same.
+  void forward(replica_model& m, int first, int last, tensors& values, std::optional<place> at,
+               chevron::node_places* nodes = nullptr) {
     for (int s = first; s < last; ++s) {
+      if (at) {
+        nodes->add_leaves(
+            {.seed = p_.seed(), .step = at->step, .replica = at->replica, .stage = s, .micro_batch = at->micro_batch},
+            m.listed[static_cast<std::size_t>(s)]);
+      }
       for (std::size_t part = 0; part < m.stages[static_cast<std::size_t>(s)].size(); ++part) {
         std::optional<chevron::random_scope> scope;
         if (at) {
@@ -145,7 +157,8 @@ class loop {
                                          .replica = at->replica,
                                          .stage = s,
                                          .micro_batch = at->micro_batch,
-                                         .part = static_cast<int>(part)});
+                                         .part = static_cast<int>(part)},
+                        std::span<at::Tensor const>(), nodes);
         }
         values = m.stages[static_cast<std::size_t>(s)][part]->run(std::move(values));
       }
@@ -171,20 +184,23 @@ class loop {
   };
 
   /// The loss of a microbatch, its gradients in `.grad`. A microbatch is a view of its batch: matrix products round by where in
-  /// memory their operands begin.
+  /// memory their operands begin. One that counts nothing has no backward.
   double learn(replica_model& m, samples const& part, double weight, place at) {
     for (trained_parameter const& t : m.trained) t.value.mutable_grad().reset();
+    chevron::node_places nodes;
     if (how_ == graph::whole) {
       at::Tensor loss;
       {
         casting const cast(p_);
         tensors values{part.input};
-        forward(m, 0, facts_.stages, values, at);
+        forward(m, 0, facts_.stages, values, at, &nodes);
         loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
       }
-      (loss * weight).backward();
+      chevron::backward_scope const draws(nodes);
+      if (weight != 0) (loss * weight).backward();
       return loss.item<double>();
     }
+    int const lowest = m.trained.front().stage;
     std::vector<std::vector<ending>> given(static_cast<std::size_t>(facts_.stages));
     std::vector<std::shared_ptr<arrivals>> taken;
     at::Tensor loss;
@@ -196,10 +212,10 @@ class loop {
         for (at::Tensor& v : values) {
           if (!v.defined()) continue;
           v = v.detach();
-          if (s > 0 && differentiable(v)) torch::autograd::create_gradient_edge(v, here);
+          if (s > lowest && differentiable(v)) torch::autograd::create_gradient_edge(v, here);
         }
         here->came.resize(here->num_inputs());
-        forward(m, s, s + 1, values, at);
+        forward(m, s, s + 1, values, at, &nodes);
         // Noted now: the next stage may change these in place.
         for (at::Tensor const& v : values) {
           if (v.defined() && differentiable(v))
@@ -209,8 +225,10 @@ class loop {
       }
       loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
     }
+    if (weight == 0) return loss.item<double>();
+    chevron::backward_scope const draws(nodes);
     (loss * weight).backward();
-    for (int s = facts_.stages; --s > 0;) {
+    for (int s = facts_.stages; --s > lowest;) {
       torch::autograd::edge_list roots;
       tensors gradients;
       std::size_t next = 0;

@@ -57,8 +57,8 @@ int program::ranks() const { return std::atoi(plan_part(*this, 1).c_str()); }
 int program::micro_batches() const { return std::atoi(plan_part(*this, 2).c_str()); }
 
 bool learns(block const& b) {
-  static std::set<std::string> const those{"lin", "lin3", "res", "lstm", "gru", "mha", "enc", "conv1", "conv2", "ln",
-                                           "gn",  "bn",   "in",  "emb",  "bag", "img", "fn2", "pen",   "cplx",  "idle"};
+  static std::set<std::string> const those{"lin", "lin3", "res", "lstm", "gru", "mha", "enc", "conv1", "conv2", "ln",  "gn",
+                                           "bn",  "in",   "emb", "bag",  "img", "fn2", "pen", "cplx",  "idle",  "eff", "hook"};
   return those.contains(b.name) || (b.name == "rep" && b.has("scaled"));
 }
 

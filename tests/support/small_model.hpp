@@ -98,11 +98,11 @@ struct reference {
     for (int s = 0; s < count; ++s) stages.push_back(build(s));
   }
 
-  tensors forward(at::Tensor const& input, chevron::rng_key draws = {}) {
+  tensors forward(at::Tensor const& input, chevron::rng_key draws = {}, chevron::node_places* places = nullptr) {
     tensors values{input}, next;
     for (std::size_t s = 0; s < stages.size(); ++s) {
       draws.stage = static_cast<int>(s);
-      stages[s].forward(values, next, {.draws = draws});
+      stages[s].forward(values, next, {.draws = draws, .places = places});
       values = next;
     }
     return values;
@@ -119,19 +119,24 @@ struct reference {
       std::vector<std::vector<tensors>> each;  // by microbatch, stage, parameter
       for (int m = 0; m < m_count; ++m) {
         auto const part = chevron::samples_of(b.input.size(0), m_count, m);
+        chevron::node_places places;
         auto const output =
-            forward(b.input.narrow(0, part.first, part.count), {.step = step, .replica = replica, .micro_batch = m})[0];
+            forward(b.input.narrow(0, part.first, part.count), {.step = step, .replica = replica, .micro_batch = m}, &places)[0];
         auto const value = mean_square(output, b.target.narrow(0, part.first, part.count));
         double const weight = static_cast<double>(part.count) / all;
         loss += value.item<double>() * weight;
         for (auto& s : stages) {
           for (auto& q : s.parameters()) q.value.mutable_grad().reset();
         }
-        torch::autograd::backward({value}, {at::full({}, weight)});
+        {
+          chevron::backward_scope const scope(places);
+          torch::autograd::backward({value}, {at::full({}, weight)});
+        }
         each.emplace_back();
         for (auto& s : stages) {
           each.back().emplace_back();
-          for (auto& q : s.parameters()) each.back().back().push_back(q.value.grad().clone());
+          for (auto& q : s.parameters())
+            each.back().back().push_back(q.value.grad().defined() ? q.value.grad().clone() : at::zeros_like(q.value));
         }
       }
       sums.emplace_back();

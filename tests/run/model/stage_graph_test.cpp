@@ -77,6 +77,75 @@ struct counted_product : torch::autograd::Function<counted_product> {
   }
 };
 
+/// Multiplies by a weight and counts how often it is asked for gradients, of which it computes all, or none for the weight.
+struct asked_product : torch::autograd::Function<asked_product> {
+  static inline int calls = 0;
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor w, bool trains = true) {
+    context->save_for_backward({x, w});
+    context->saved_data["trains"] = trains;
+    return x.matmul(w);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list arriving) {
+    ++calls;
+    auto const saved = context->get_saved_variables();
+    at::Tensor const of_weight = context->saved_data["trains"].toBool() ? saved[0].t().matmul(arriving[0]) : at::Tensor();
+    return {arriving[0].matmul(saved[1].t()), of_weight, at::Tensor()};
+  }
+};
+
+/// The same of two inputs and two results, the second of which may stay without use; changes its first input in place.
+struct two_products : torch::autograd::Function<two_products> {
+  static inline int calls = 0;
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor w) {
+    context->save_for_backward({w, x.clone()});
+    x.mul_(w);
+    context->mark_dirty({x});
+    return {x, w + 1};
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list arriving) {
+    ++calls;
+    auto const saved = context->get_saved_variables();
+    return {arriving[0] * saved[0], (arriving[0] * saved[1]).sum(0) + arriving[1]};
+  }
+};
+
+/// Multiplies by a row, in place, with one result: as a view can bear it.
+struct scaled_in_place : torch::autograd::Function<scaled_in_place> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor w) {
+    context->save_for_backward({w, x.clone()});
+    x.mul_(w);
+    context->mark_dirty({x});
+    return x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list arriving) {
+    auto const saved = context->get_saved_variables();
+    return {arriving[0] * saved[0], (arriving[0] * saved[1]).sum(0)};
+  }
+};
+
+/// A node as a library beside LibTorch writes one: it adds up, of a tensor of samples and of a row.
+struct sum_node final : torch::autograd::Node {
+  static inline int calls = 0;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& arriving) override {
+    ++calls;
+    return {arriving[0] * 3, arriving[0].sum(0)};
+  }
+  static at::Tensor of(at::Tensor const& x, at::Tensor const& w) {
+    at::Tensor out;
+    {
+      at::NoGradGuard const off;
+      out = x * 3 + w;
+    }
+    auto const node = std::make_shared<sum_node>();
+    node->set_next_edges(torch::autograd::collect_next_edges(x, w));
+    torch::autograd::create_gradient_edge(out, node);
+    return out;
+  }
+};
+
 bool same_bits(at::Tensor const& a, at::Tensor const& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
@@ -339,6 +408,115 @@ TEST_CASE("a custom function computes each product once") {
   CHECK(counted_product::weight_gradients == 2);
 }
 
+TEST_CASE("a custom function is asked once for all its gradients") {
+  auto w = leaf("w", at::randn({6, 6})), v = leaf("v", at::randn({6, 6})), row = leaf("row", at::randn({6}));
+  auto const given = [] { return tensors{at::randn({3, 6})}; };
+  auto const calls_of = [&](stage s, int& calls) {
+    check_stage(s, given);
+    calls = 0;
+    by_stage_graph(s, {given()}, true);
+    return calls;
+  };
+  SUBCASE("its weight is used around it, too: gradients are added in the order of a full backward") {
+    stage const s(
+        [w](at::Tensor x) {
+          at::Tensor const early = x.matmul(w.value).tanh().matmul(w.value);
+          at::Tensor const middle = asked_product::apply(early, w.value, true).sigmoid().matmul(w.value);
+          return asked_product::apply(middle.matmul(w.value), w.value, true).matmul(w.value).tanh().matmul(w.value);
+        },
+        {w});
+    CHECK(calls_of(s, asked_product::calls) == 2);
+  }
+  SUBCASE("a weight is computed from a parameter, for it and for others") {
+    stage const s(
+        [w, v](at::Tensor x) {
+          at::Tensor const shared = asked_product::apply(v.value, w.value, true).tanh();
+          at::Tensor const y = asked_product::apply(x.matmul(shared), shared, true);
+          return y.matmul(shared).matmul(shared) + shared.sum();
+        },
+        {w, v});
+    CHECK(calls_of(s, asked_product::calls) == 2);
+  }
+  SUBCASE("it gives its weight no gradient") {
+    stage const s([w, v](at::Tensor x) { return asked_product::apply(x, w.value, false).matmul(v.value); }, {w, v});
+    CHECK(calls_of(s, asked_product::calls) == 1);
+  }
+  SUBCASE("it has several results, and changes its input in place") {
+    stage const s(
+        [v, row](at::Tensor x) {
+          auto const both = two_products::apply(x.matmul(v.value), row.value);
+          return both[0].matmul(v.value) + both[1];
+        },
+        {v, row});
+    CHECK(calls_of(s, two_products::calls) == 1);
+    stage const one([v, row](at::Tensor x) { return two_products::apply(x.matmul(v.value), row.value)[0].tanh(); }, {v, row});
+    CHECK(calls_of(one, two_products::calls) == 1);
+  }
+  SUBCASE("it is a node of its own kind") {
+    stage const s([v, row](at::Tensor x) { return sum_node::of(x.matmul(v.value), row.value).matmul(v.value); }, {v, row});
+    CHECK(calls_of(s, sum_node::calls) == 1);
+  }
+}
+
+TEST_CASE("W goes on with the gradients of a custom function, not with what it saved") {
+  auto w = leaf("w", at::randn({6, 6}));
+  std::weak_ptr<torch::autograd::Node> product;
+  stage s(
+      [&](at::Tensor x) {
+        at::Tensor const y = asked_product::apply(x, w.value, true);
+        product = y.grad_fn();
+        return y.sin();
+      },
+      {w});
+  zero(s);
+  stage_graph graph;
+  tensors seen, outputs, of_inputs, kept;
+  tensors const given{at::randn({3, 6})};
+  graph.enter(given, true, seen);
+  s.forward(seen, outputs);
+  graph.leave(outputs);
+  tensors const grads = output_gradients(outputs, 0);
+  outputs.clear();
+  seen.clear();
+  graph.backward_input(grads, of_inputs);
+  CHECK(product.expired());
+  graph.each_kept_gradient([&](at::Tensor const& g) { kept.push_back(g); });
+  REQUIRE(kept.size() == 1);
+  CHECK(w.value.grad().abs().sum().item<double>() == 0);
+  graph.backward_weight();
+  CHECK(same_bits(w.value.grad(), kept[0]));
+}
+
+TEST_CASE("hooks of graph nodes run once and see all gradients") {
+  struct twice final : torch::autograd::FunctionPostHook {
+    int* calls;
+    int* gradients;
+    twice(int* c, int* g) : calls(c), gradients(g) {}
+    torch::autograd::variable_list operator()(torch::autograd::variable_list const& leaving,
+                                              torch::autograd::variable_list const&) override {
+      ++*calls;
+      torch::autograd::variable_list out;
+      for (at::Tensor const& g : leaving) {
+        *gradients += g.defined();
+        out.push_back(g.defined() ? g * 2 : g);
+      }
+      return out;
+    }
+  };
+  auto w = leaf("w", at::randn({6, 6}));
+  int calls = 0, gradients = 0;
+  stage s(
+      [&, w](at::Tensor x) {
+        at::Tensor const y = x.matmul(w.value);
+        y.grad_fn()->add_post_hook(std::make_unique<twice>(&calls, &gradients));
+        return y.matmul(w.value);
+      },
+      {w});
+  check_stage(s, [] { return tensors{at::randn({3, 6})}; });
+  CHECK(calls == 9);
+  CHECK(gradients == 18);
+}
+
 TEST_CASE("inputs that are views, changes in place") {
   auto w = leaf("w", at::randn({6, 6})), b = leaf("b", at::randn({3, 2}));
   auto const views = [] { return tensors{at::randn({6, 8}).t().narrow(0, 1, 3).slice(1, 0, 6)}; };
@@ -364,6 +542,17 @@ TEST_CASE("inputs that are views, changes in place") {
                       return x.matmul(y);
                     },
                     {w, b}),
+                views);
+  }
+  SUBCASE("of a view, by a custom function that has a parameter") {
+    auto row = leaf("row", at::randn({2}));
+    check_stage(stage(
+                    [w, row](at::Tensor x) {
+                      auto y = x.matmul(w.value);
+                      scaled_in_place::apply(y.narrow(1, 2, 2), row.value);
+                      return y.matmul(w.value);
+                    },
+                    {w, row}),
                 views);
   }
   SUBCASE("of a buffer, by input and parameter in turn") {

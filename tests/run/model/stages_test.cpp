@@ -427,3 +427,77 @@ TEST_CASE("a parameter that a callable uses without listing it is an error, a te
     CHECK_THROWS_WITH_AS(run(true), doctest::Contains("threw: it uses a parameter of sizes ["), chevron::usage_error);
   }
 }
+
+TEST_CASE(
+    "a buffer that a forward changes while its graph needs it is named, with the remedy; a clone of it trains as in one piece") {
+  struct normalized : torch::nn::Module {
+    at::Tensor w, u;
+    bool cloned;
+    explicit normalized(bool clones) : cloned(clones) {
+      w = register_parameter("w", at::randn({width, width}));
+      u = register_buffer("u", at::randn({width}));
+    }
+    at::Tensor forward(at::Tensor x) {
+      at::Tensor v;
+      {
+        at::NoGradGuard const off;
+        v = w.t().mv(u);
+        u.copy_(w.mv(v) / w.mv(v).norm());
+      }
+      at::Tensor const by = cloned ? u.clone() : u;
+      return x.matmul(w / by.dot(w.mv(v))).tanh();
+    }
+  };
+  at::set_num_threads(1);
+  auto const build = [](bool cloned) {
+    return [cloned](int s) {
+      at::manual_seed(700 + s);
+      return chevron::stage(std::make_shared<normalized>(cloned));
+    };
+  };
+  for (char const* name : {"1F1B", "ZB-H1"}) {
+    auto const plan = plan_of(name, 2, 4);
+    auto const data = make_batch(8, 2);
+    complaints wrong;
+    reference whole(plan.stages, build(true));
+    whole.run(plan, {data});
+    chevron::run_threads({.pipeline_ranks = 2},
+                         [&](transport& comm) { compare_one_step(comm, plan, data, whole, wrong, build(true)); });
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+    std::string words;
+    try {
+      chevron::run_threads({.pipeline_ranks = 2},
+                           [&](transport& comm) { compare_one_step(comm, plan, data, whole, wrong, build(false)); });
+    } catch (chevron::stage_error const& e) {
+      words = e.what();
+    }
+    CHECK_MESSAGE(words.find("`u` was changed in place since the forward of this microbatch") != std::string::npos, words);
+    CHECK_MESSAGE(words.find("Remedy: compute with a clone of it") != std::string::npos, words);
+  }
+}
+
+TEST_CASE("what is no buffer's change is told in autograd's words alone") {
+  auto const plan = plan_of("1F1B", 2, 2);
+  auto const build = [](int s) {
+    return with_layer(make_layers(1, s)[0], [](at::Tensor x) {
+      at::Tensor const y = x.exp();
+      return y + y.add_(1);  // exp has saved its result
+    });
+  };
+  auto const data = make_batch(4, 2);
+  std::string words;
+  try {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                              .transport = comm,
+                              .stages = build,
+                              .loss = mean_square,
+                              .optimizer = sgd});
+      train.step({data.input}, {data.target});
+    });
+  } catch (std::exception const& e) {
+    words = e.what();
+  }
+  CHECK_MESSAGE(words.find("modified by an inplace operation") != std::string::npos, words);
+  CHECK_MESSAGE(words.find("was changed in place since the forward") == std::string::npos, words);
+}

@@ -51,6 +51,7 @@ struct executor_settings {
   std::shared_ptr<graph_maker> graphs = {};       ///< captures steady runs; empty: none are captured
   int deferred_weights = 0;                       ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
   bool check_messages = false;                    ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
+  int lowest_trained = 0;  ///< no stage before it has a parameter that needs a gradient; the same on all ranks
 };
 
 /// What came of a run. It belongs to the executor, and lasts until the next run.
@@ -89,7 +90,8 @@ class executor {
         comm_(&comm),
         rank_(comm.topology().pipeline_rank()),
         gradients_(gradients),
-        work_(program_, rank_, stages, std::move(loss), {settings.seed, comm.topology().replica(), settings.autocast},
+        work_(program_, rank_, stages, std::move(loss),
+              {settings.seed, comm.topology().replica(), settings.autocast, settings.lowest_trained},
               settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
         clock_(work_.streams().where()),
         memory_(program_, rank_, work_.streams().where()),
@@ -386,9 +388,9 @@ class executor {
     }
   }
 
+  /// Before a B, I or W.
   void attach(instruction const& i) {
-    bool const adds = i.op.kind == kind::backward || i.op.kind == kind::backward_weight;
-    if (adds && gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
+    if (gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
   }
 
   /// F, B, I or W alone: what it needs has been brought. Of a pair, one of these runs in another thread.
@@ -420,14 +422,14 @@ class executor {
   /// What a computation that is done means for others.
   void retire(instruction const& i) {
     bool const training = !program_.plan.forward_only;
+    activation& slot = work_.of(i);
+    if (std::exchange(slot.drew, false) && captured_) captured_->mark_stochastic(i);
     if (i.op.kind != kind::forward) {
       if (i.op.kind == kind::backward_input) return;
       trace_.chunk_ends();
       deferred_.chunk_ends(i.op);
       return;
     }
-    activation& slot = work_.of(i);
-    if (std::exchange(slot.drew, false) && captured_) captured_->mark_stochastic(i);
     if (training) {
       trace_.chunk_starts();
       deferred_.chunk_starts(i.op);

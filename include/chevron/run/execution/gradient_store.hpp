@@ -10,7 +10,8 @@ class gradient_store {
  public:
   virtual ~gradient_store() = default;
 
-  /// A B or W is about to add to this stage's gradients: each `.grad` must be the buffer that collects them.
+  /// A B or W is about to add to this stage's gradients, or an I in which a custom function may do so itself: each `.grad` must
+  /// be the buffer that collects them.
   virtual void attach(int stage) = 0;
   /// The same for all stages, before their computations are captured: a graph records addresses.
   virtual void attach_all() = 0;

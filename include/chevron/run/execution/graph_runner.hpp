@@ -221,8 +221,7 @@ class graph_runner {
     return position + 2;
   }
   void attach(instruction const& i) {
-    bool const adds = i.op.kind == kind::backward || i.op.kind == kind::backward_weight;
-    if (adds && gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
+    if (i.op.kind != kind::forward && gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
   }
   void capture(captured_computation& into, std::function<void()> const& work) {
     into.graph = maker_->capture(work_->streams(), work);

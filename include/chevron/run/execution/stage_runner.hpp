@@ -29,7 +29,7 @@ namespace chevron {
 struct activation {
   stage_execution work;
   int lane = 0;       // that its F ran on
-  bool drew = false;  // random numbers, in its F
+  bool drew = false;  // random numbers, in the F, B, I or W under way
   at::Tensor loss;    // of the last stage's F, until it is noted
   tensors outputs;
   tensors input_gradients;
@@ -47,6 +47,7 @@ class stage_runner {
     std::uint64_t seed = 0;  ///< of what they draw (random_scope.hpp)
     int replica = 0;
     std::optional<at::ScalarType> autocast = {};
+    int lowest_trained = 0;  ///< the first stage with a parameter that needs a gradient
   };
 
   stage_runner(program_view steps, int rank, std::vector<stage>& stages, loss_function loss, settings with,
@@ -140,7 +141,8 @@ class stage_runner {
                        .evaluation = plan_.forward_only,
                        .loss_weight = &batch.gradient_weight(m)},
             .training = !plan_.forward_only,
-            .differentiable = stage_number > 0,
+            .differentiable = stage_number > with_.lowest_trained,
+            .untrained = stage_number < with_.lowest_trained,
             .loss = with_loss ? &loss_ : nullptr,
             .autocast = with_.autocast,
             .targets = with_loss ? &batch.targets(m) : nullptr};

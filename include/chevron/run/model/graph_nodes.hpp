@@ -1,9 +1,8 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <memory>
-#include <string>
+#include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 
 /// \file
 /// Nodes of autograd's graph at which the backward of a stage begins, ends or is cut.
@@ -34,28 +34,41 @@ struct graph_entry final : Node {
   }
 };
 
-/// Where W begins: gives the gradients that I has kept to the nodes that are to go on with them. The engine's own root wants all
-/// of them defined; of a node with several outputs (an LSTM's) only some may have been used.
+/// Where W goes on: gives gradients that I has kept to the nodes that are to go on with them. The engine's own root wants all of
+/// them defined; of a node with several outputs (an LSTM's) only some may have been used.
 struct kept_gradients final : Node {
   variable_list kept;
   variable_list apply(variable_list&&) override { return std::move(kept); }
 };
 
-/// Where a gradient that nobody wants goes.
+/// Stands in I for a node that only leads to parameters: what arrives here is kept for W.
 struct gradient_sink final : Node {
   explicit gradient_sink(torch::autograd::InputMetadata const& like) {
-    add_input_metadata(at::empty_symint(like.shape_as_dim_vector(), like.options()));
+    add_input_metadata(at::empty({}, like.options()).expand_symint(like.shape_as_dim_vector()));  // one element of memory
   }
   variable_list apply(variable_list&&) override { return {}; }
 };
 
+/// Whether a node that leads to inputs and to parameters is asked once, for the gradients of both. LibTorch's own functions
+/// compute only the gradients that they are asked for, so I and W may ask them in turn. The backward of a custom function, of a
+/// node from outside of LibTorch, of a TorchScript graph or of a function with a post-hook may do more than compute gradients.
 /// LibTorch's group norm, where its input is channels_last, writes the gradient of its input also if nobody asked for it, to
 /// memory that is not there (2.11).
-inline bool wants_all_gradients(Node const& node) {
-  return std::strstr(typeid(node).name(), "NativeGroupNormBackward0") != nullptr;  // its header would cost seconds to compile
+inline bool is_asked_once(Node& node) {
+  std::string_view const type = typeid(node).name();
+  return !node.post_hooks().empty() || !type.starts_with("N5torch8autograd9generated") ||
+         type.find("NativeGroupNormBackward0") != std::string_view::npos;  // its header would cost seconds to compile
 }
 
-/// A node from which parameters are reached by a branch of its own, and what arrived at each of its inputs.
+/// Lets a node lead elsewhere. An in-place change of a view holds its own operation inside, whose edges mirror the outer ones.
+inline void lead(Node& node, std::size_t i, Edge const& to) {
+  auto* const slices = dynamic_cast<torch::autograd::CopySlices*>(&node);
+  if (slices != nullptr && slices->fn) slices->fn->next_edges()[i] = to;
+  node.next_edges()[i] = to;
+}
+
+/// A node from which parameters are reached by a branch of its own, and what arrived at each of its inputs: W asks it for the
+/// rest.
 struct kept_node {
   std::shared_ptr<Node> node;
   variable_list gradients;

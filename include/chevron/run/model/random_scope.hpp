@@ -11,20 +11,31 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <chevron/run/core/tensors.hpp>
+
 /// \file
 /// Random numbers (dropout …) that do not depend on who draws them, when, and in which thread.
 
 namespace chevron {
 
-/// What a draw is for. Every F of a stage draws from a stream of its own, chosen by these numbers and nothing else: so a model
-/// drops the same units under every schedule, on threads and in processes, when a step is resumed or redone, and
-/// when an F is computed again for its backward.
+/// What kind of computation draws.
+enum class random_use : std::uint8_t {
+  forward,          ///< a stage's, or the loss's
+  backward,         ///< a node of autograd's graph and the hooks before it; where nodes share a stream, a whole B or I
+  backward_weight,  ///< where nodes share a stream, a W
+  optimizer_step    ///< `before_optimizer_step` and the optimizer
+};
+
+/// What a draw is for. Every F of a stage draws from a stream of its own, chosen by these numbers and nothing else, and so does
+/// every node of its graph in the backward: so a model drops the same units under every schedule, on threads and in processes,
+/// when a step is resumed or redone, and when an F is computed again for its backward.
 struct rng_key {
   std::uint64_t seed = 0;  ///< of the training job
   long step = 0;           ///< from 0
@@ -32,6 +43,8 @@ struct rng_key {
   int stage = 0;
   int micro_batch = 0;  ///< of the optimizer step, accumulated batches included
   int part = 0;         ///< of the stage, where it has several
+  random_use use = random_use::forward;
+  std::uint64_t node = 0;  ///< of the part's graph, in a backward (backward_scope.hpp)
 };
 
 /// The seed of that stream.
@@ -48,19 +61,30 @@ constexpr std::uint64_t stream_of(rng_key const& at) {
   mix(static_cast<std::uint64_t>(at.stage));
   mix(static_cast<std::uint64_t>(at.micro_batch));
   mix(static_cast<std::uint64_t>(at.part));
+  if (at.use != random_use::forward) {
+    mix(static_cast<std::uint64_t>(at.use));
+    mix(at.node);
+  }
   return state;
 }
 
 namespace detail {
 
-/// Where this thread's operations draw from, if they do not say. Its generator is set up at the first draw: that costs
-/// microseconds, and most stages draw nothing.
+/// Where this thread's operations draw from, if they do not say.
 struct random_stream {
-  std::uint64_t seed = 0;
   random_stream* outer = nullptr;
+  virtual at::Generator const& ready() = 0;
+
+ protected:
+  ~random_stream() = default;
+};
+
+/// A generator for all draws, set up at the first one: that costs microseconds, and most stages draw nothing.
+struct one_stream final : random_stream {
+  std::uint64_t seed = 0;
   at::Generator generator;
 
-  at::Generator const& ready() {
+  at::Generator const& ready() override {
     static thread_local at::Generator const of_thread = at::make_generator<at::CPUGeneratorImpl>();
     if (!generator.defined()) {
       generator = outer == nullptr ? of_thread : at::make_generator<at::CPUGeneratorImpl>();
@@ -120,7 +144,90 @@ inline void intercept_draws() {
   static_cast<void>(done);
 }
 
+/// While it lives, this thread draws from `stream`.
+class drawing_from {
+ public:
+  explicit drawing_from(random_stream& stream) : stream_(&stream), include_((intercept_draws(), random_key)) {
+    stream.outer = std::exchange(current_stream, &stream);
+  }
+  ~drawing_from() { current_stream = stream_->outer; }
+  drawing_from(drawing_from const&) = delete;
+  drawing_from& operator=(drawing_from const&) = delete;
+
+ private:
+  random_stream* stream_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+/// Sets the default generators of the accelerators that hold some tensors to a seed, and puts them back.
+class seeded_devices {
+ public:
+  seeded_devices(std::uint64_t seed, std::span<at::Tensor const> near) {
+    for (at::Tensor const& t : near) {
+      if (!t.defined() || t.is_cpu()) continue;
+      at::Generator of_device = at::globalContext().defaultGenerator(t.device());
+      if (std::any_of(before_.begin(), before_.end(), [&](auto const& known) { return known.first == of_device; })) continue;
+      std::lock_guard const hold(of_device.mutex());
+      before_.emplace_back(of_device, of_device.get_state());
+      of_device.set_current_seed(seed);
+    }
+  }
+  ~seeded_devices() {
+    for (auto& [of_device, before] : before_) {
+      try {
+        std::lock_guard const hold(of_device.mutex());
+        of_device.set_state(before);
+      } catch (std::exception const&) {
+        // The device is lost: whoever asks it next will hear.
+      }
+    }
+  }
+  seeded_devices(seeded_devices const&) = delete;
+  seeded_devices& operator=(seeded_devices const&) = delete;
+
+  bool drew() const {
+    return std::any_of(before_.begin(), before_.end(), [](auto const& g) { return g.first.get_offset() != 0; });
+  }
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> before_;  // with what they were
+};
+
 }  // namespace detail
+
+/// Where in the model the nodes of one microbatch's autograd graph were made. Each `random_scope` that is given it notes the
+/// nodes that its thread makes meanwhile; a `backward_scope` (backward_scope.hpp) finds the place of a node that draws.
+class node_places {
+ public:
+  /// Nodes [first, last) by LibTorch's sequence number.
+  struct range {
+    std::uint64_t first = 0, last = 0;
+    rng_key at;
+  };
+  /// Parameters of one stage, whose gradients' hooks may draw. The list is not kept: it must outlive this.
+  struct leaves {
+    rng_key at;
+    std::vector<parameter> const* all;
+  };
+
+  void begin(rng_key const& at) {
+    std::uint64_t const next = at::sequence_number::peek();
+    ranges_.push_back({next, next, at});
+  }
+  void end() { ranges_.back().last = at::sequence_number::peek(); }
+  void add_leaves(rng_key const& at, std::vector<parameter> const& all) { leaves_.push_back({at, &all}); }
+  void clear() {
+    ranges_.clear();
+    leaves_.clear();
+  }
+
+  std::vector<range> const& ranges() const { return ranges_; }
+  std::vector<leaves> const& all_leaves() const { return leaves_; }
+
+ private:
+  std::vector<range> ranges_;
+  std::vector<leaves> leaves_;
+};
 
 /// While it lives, what this thread draws without naming a generator comes from the stream of one place: dropout, `at::randn` and
 /// the like. The process's default generator is left alone. The executor opens one around every F; an un-pipelined model that
@@ -132,42 +239,26 @@ class random_scope {
  public:
   /// \param at the stream to draw from
   /// \param near tensors on the devices that are drawn on; the CPU needs none
-  explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {})
-      : stream_{stream_of(at), detail::current_stream, {}}, include_((detail::intercept_draws(), detail::random_key)) {
-    detail::current_stream = &stream_;
-    for (at::Tensor const& t : near) {
-      if (!t.defined() || t.is_cpu()) continue;
-      at::Generator of_device = at::globalContext().defaultGenerator(t.device());
-      if (std::any_of(of_devices_.begin(), of_devices_.end(), [&](auto const& known) { return known.first == of_device; }))
-        continue;
-      std::lock_guard const hold(of_device.mutex());
-      of_devices_.emplace_back(of_device, of_device.get_state());
-      of_device.set_current_seed(stream_.seed);
-    }
+  /// \param places notes what nodes this forward makes, for the draws of its backward; null: nobody asks
+  explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {}, node_places* places = nullptr)
+      : places_(places), devices_(stream_of(at), near), drawing_(stream_) {
+    stream_.seed = stream_of(at);
+    if (places_ != nullptr) places_->begin(at);
   }
   ~random_scope() {
-    detail::current_stream = stream_.outer;
-    for (auto& [of_device, before] : of_devices_) {
-      try {
-        std::lock_guard const hold(of_device.mutex());
-        of_device.set_state(before);
-      } catch (std::exception const&) {
-        // The device is lost: whoever asks it next will hear.
-      }
-    }
-  }
-  /// Whether anything was drawn.
-  bool drew() const {
-    return stream_.generator.defined() ||
-           std::any_of(of_devices_.begin(), of_devices_.end(), [](auto const& g) { return g.first.get_offset() != 0; });
+    if (places_ != nullptr) places_->end();
   }
   random_scope(random_scope const&) = delete;
   random_scope& operator=(random_scope const&) = delete;
 
+  /// Whether anything was drawn.
+  bool drew() const { return stream_.generator.defined() || devices_.drew(); }
+
  private:
-  detail::random_stream stream_;
-  std::vector<std::pair<at::Generator, at::Tensor>> of_devices_;  // with what they were
-  c10::impl::IncludeDispatchKeyGuard include_;
+  node_places* places_;
+  detail::one_stream stream_;
+  detail::seeded_devices devices_;
+  detail::drawing_from drawing_;
 };
 
 /// A model, or data, drawn from a stream of this seed: the same in every thread, process and run, whatever others draw meanwhile.

@@ -126,6 +126,8 @@ class passing_tensors {
     for (bool const passes : inputs_) input_gradients.push_back(std::move(passes ? *next_held++ : *next_own++));
     held_.clear();
   }
+  /// Nobody wants them: no stage before is trained.
+  void drop() { held_.clear(); }
 
  private:
   tensors held_;

@@ -15,6 +15,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/auxiliary_loss.hpp>
+#include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/operator_watch.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/tensor_call.hpp>
@@ -29,6 +30,7 @@ struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
   bool* drew = nullptr;                          ///< if given: set to true where one was drawn, or `loss_weight` is used
+  node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
   bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
   /// What the backward of the microbatch's loss begins with: its share of the step, times the factor of loss scaling. To be read
   /// in the backward; not a number where this rank was not given what tells. Null: 1. See auxiliary_loss.hpp.
@@ -43,38 +45,13 @@ struct skip_marks {
 
 namespace detail {
 
-/// A module's mode, sub-module by sub-module: whichever of them the user has put into evaluation stays there.
-struct module_mode {
-  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and all below it, parents first
-  std::function<void(std::vector<bool> const&)> set;  ///< to what `get` gave
-  std::function<void(bool)> set_all;
-};
-
-template <class Module>
-module_mode mode_of(Module module) {
-  module_mode out;
-  out.get = [module] {
-    std::vector<bool> modes;
-    for (auto const& each : module->modules()) modes.push_back(each->is_training());
-    return modes;
-  };
-  out.set = [module](std::vector<bool> const& modes) {
-    // `train` sets what is below, too: parents first, so that each child has the last word on itself.
-    auto const all = module->modules();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (all[i]->is_training() != modes[i]) all[i]->train(modes[i]);
-    }
-  };
-  out.set_all = [module](bool training) mutable { module->train(training); };
-  return out;
-}
-
 /// Something to be called, with what it takes from the batch.
 struct stage_part {
   std::function<void(tensors&, tensors&)> forward;
   std::optional<module_mode> mode;  ///< of its module; none for a callable alone
   std::vector<std::string> side_inputs;
   bool recompute = false;
+  std::size_t parameters = 0;  ///< so many of the stage's are its
 };
 
 }  // namespace detail
@@ -89,6 +66,7 @@ concept stage_forward = !module_handle<Callable> && (detail::takes_any_count<Cal
 ///   pointer or a `torch::nn::AnyModule`;
 /// - a module and a callable of that form: what is called is the callable, and parameters, buffers and mode are the module's. For
 ///   several modules: `torch::nn::ModuleDict` or one of your own in which they are registered;
+/// - a TorchScript module (`torch::jit::Module`), alone or with a callable: parameters, buffers and mode are its;
 /// - a callable alone, with the parameters it uses. One that it does not list, and a running mean that is no module's, are
 /// errors.
 ///
@@ -105,7 +83,7 @@ class stage {
   /// No stage: `trainer::stages()` holds one where a stage is another rank's.
   stage() = default;
 
-  /// \param module its `forward` is called with as many tensors as arrive
+  /// \param module its `forward` is called with as many tensors as arrive; of TorchScript's with None for an undefined one
   template <module_handle Module>
   stage(Module module) {  // NOLINT: a module is a stage
     if constexpr (detail::can_be_called<Module>()) {
@@ -129,7 +107,7 @@ class stage {
       stage(Callable forward, std::vector<parameter> parameters = {})
       : parameters_(std::move(parameters)) {  // NOLINT
     if constexpr (detail::can_be_called<Callable>()) {
-      parts_.emplace_back();
+      parts_.emplace_back().parameters = parameters_.size();
       call(std::move(forward));
     }
   }
@@ -210,6 +188,7 @@ class stage {
   /// The same for the parts [first, last), in place.
   void forward_parts(std::size_t first, std::size_t last, tensors& values, forward_context const& around) {
     tensors results;  // of this call: the halves of a fused pair may be the same stage's
+    if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
     for (std::size_t p = first; p < last; ++p) {
       for (std::string const& name : parts_[p].side_inputs)
         values.push_back(detail::side_input_named(name, around.side_inputs, "it"));
@@ -217,7 +196,7 @@ class stage {
       if (around.draws) {
         rng_key place = *around.draws;
         place.part = static_cast<int>(p);
-        scope.emplace(place, values);
+        scope.emplace(place, values, around.places);
       }
       detail::operator_watch const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
       detail::microbatch_scope const microbatch(around.loss_weight, around.drew);
@@ -233,6 +212,16 @@ class stage {
 
   std::size_t parts() const { return parts_.size(); }
   bool recomputes(std::size_t part) const { return parts_[part].recompute; }
+  /// The first part with a parameter that needs a gradient; `parts()` where there is none.
+  std::size_t lowest_trained_part() const {
+    auto next = parameters_.begin();
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      for (auto const end = next + static_cast<std::ptrdiff_t>(parts_[p].parameters); next != end; ++next) {
+        if (next->value.requires_grad()) return p;
+      }
+    }
+    return parts_.size();
+  }
 
   /// All parameters, in the order of registration, those that need no gradient included.
   std::vector<parameter> const& parameters() const { return parameters_; }
@@ -263,9 +252,9 @@ class stage {
   /// One part more, of which so far only the module is known.
   template <class Module>
   void declare(Module module) {
-    for (auto const& item : module->named_parameters(true)) parameters_.push_back({item.key(), item.value()});
-    for (auto const& item : module->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
+    detail::list_tensors(module, parameters_, buffers_);
     parts_.emplace_back().mode = detail::mode_of(std::move(module));
+    parts_.back().parameters = parameters_.size();
   }
   template <class Callable>
   void call(Callable forward, char const* who = "the stage's callable") {

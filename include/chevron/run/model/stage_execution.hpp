@@ -11,12 +11,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/autocast.hpp>
+#include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/buffer_snapshot.hpp>
 #include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/own_versions.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
@@ -34,7 +37,8 @@ struct stage_task {
   stage* owner = nullptr;
   forward_context around = {};
   bool training = false;          ///< a backward will follow
-  bool differentiable = false;    ///< somebody wants the gradients of its inputs: not on stage 0
+  bool differentiable = false;    ///< a stage before it is trained, and wants the gradients of its inputs
+  bool untrained = false;         ///< neither it nor a stage before it is trained: its backward does nothing
   loss_function* loss = nullptr;  ///< the last stage's, or null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
@@ -47,6 +51,8 @@ struct stage_task {
 /// What it keeps from F on: the graphs of sections that do not recompute; the inputs of those that do. A section that recomputes
 /// gets its graph in B or I and is from then on like any other, so I and W together run the forward again once. Where
 /// nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
+///
+/// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops: it gives no gradients of inputs.
 ///
 /// Tensors that only pass by on their way to a later stage (skip.hpp) are in no graph: F hands them on, and B or I their
 /// gradients.
@@ -79,6 +85,7 @@ class stage_execution {
         loss = compute(task, s, values);
       }
     }
+    if (task.training) versions_.note(*task.owner);
     if (task.loss != nullptr) {
       values.clear();
       return loss.detach();
@@ -92,21 +99,23 @@ class stage_execution {
 
   /// B. Takes the gradients of the outputs, one for each floating-point one, or the loss's; gives those of the inputs.
   void backward(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
-    through(output_gradients, input_gradients, [&](section& s) {
+    through(task, output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
-      s.graph.backward(output_gradients, input_gradients);
+      differentiate(task, s, random_use::backward, output_gradients,
+                    [&] { s.graph.backward(output_gradients, input_gradients); });
     });
   }
 
   /// I.
   void backward_input(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
-    through(output_gradients, input_gradients, [&](section& s) {
+    through(task, output_gradients, input_gradients, [&](section& s) {
       if (s.recomputes && !s.differentiable) {
         s.postponed = output_gradients;
         input_gradients.clear();
       } else {
         compute_again(task, s);
-        s.graph.backward_input(output_gradients, input_gradients);
+        differentiate(task, s, random_use::backward, output_gradients,
+                      [&] { s.graph.backward_input(output_gradients, input_gradients); });
       }
     });
   }
@@ -117,10 +126,14 @@ class stage_execution {
       section& s = sections_[i];
       if (s.recomputes && !s.differentiable) {
         compute_again(task, s);
-        s.graph.backward(s.postponed, scratch_);
+        differentiate(task, s, random_use::backward, s.postponed, [&] { s.graph.backward(s.postponed, scratch_); });
         s.postponed.clear();
       } else {
-        s.graph.backward_weight();
+        tensors near;
+        if (!task.owner->parameters().empty()) near.push_back(task.owner->parameters().front().value);
+        // Without an I before it, a W is the whole backward.
+        random_use const use = s.differentiable ? random_use::backward_weight : random_use::backward;
+        differentiate(task, s, use, near, [&] { s.graph.backward_weight(); });
       }
     }
   }
@@ -140,6 +153,7 @@ class stage_execution {
     bool recomputes = false;
     bool differentiable = false;
     stage_graph graph;
+    node_places places;                  // of the graph
     tensors inputs;                      // where it recomputes: from F until the graph is built
     std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
     tensors postponed;                   // output gradients, from I to W
@@ -159,8 +173,9 @@ class stage_execution {
 
   void lay_out(stage_task const& task) {
     std::size_t count = 0;
+    std::size_t const lowest = task.differentiable ? 0 : task.owner->lowest_trained_part();
     for (std::size_t p = 0; p < task.owner->parts(); ++p) {
-      bool const recomputes = task.training && task.owner->recomputes(p);
+      bool const recomputes = task.training && !task.untrained && p >= lowest && task.owner->recomputes(p);
       if (count > 0 && !recomputes && !sections_[count - 1].recomputes) {
         sections_[count - 1].last = p + 1;
         continue;
@@ -170,25 +185,43 @@ class stage_execution {
       s.first = p;
       s.last = p + 1;
       s.recomputes = recomputes;
-      s.differentiable = task.training && (p > 0 || task.differentiable);
+      s.differentiable = task.training && (p > lowest || task.differentiable);
     }
     sections_.resize(count);
   }
 
   /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
-  at::Tensor run(stage_task const& task, section const& s, tensors& values) {
+  at::Tensor run(stage_task const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
-    task.owner->forward_parts(s.first, s.last, values, task.around);
+    forward_context around = task.around;
+    around.places = &s.places;
+    s.places.clear();
+    task.owner->forward_parts(s.first, s.last, values, around);
     if (task.loss == nullptr || &s != &sections_.back()) return {};
     std::optional<random_scope> scope;
     if (task.around.draws) {
       rng_key place = *task.around.draws;
       place.part = static_cast<int>(s.last);
-      scope.emplace(place, values);
+      scope.emplace(place, values, &s.places);
     }
     at::Tensor loss = (*task.loss)(values, *task.targets, task.around.side_inputs);
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
     return loss;
+  }
+
+  /// Does a part of a section's backward, in which nodes and hooks may draw.
+  template <class Work>
+  void differentiate(stage_task const& task, section const& s, random_use use, std::span<at::Tensor const> near,
+                     Work const& work) const {
+    std::optional<backward_scope> scope;
+    if (task.around.draws) scope.emplace(s.places, near, use);
+    try {
+      work();
+    } catch (c10::Error& e) {
+      if (std::string const more = versions_.why(*task.owner, e.what_without_backtrace()); !more.empty()) e.add_context(more);
+      throw;
+    }
+    if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
   }
 
   /// Runs a section, in place, and in training follows it by autograd.
@@ -206,6 +239,7 @@ class stage_execution {
       s.graph.leave(values);
     }
     if (task.training && s.examined < 2) examine(*task.owner, s);
+    if (task.untrained) s.graph.clear();
     return loss;
   }
 
@@ -255,39 +289,43 @@ class stage_execution {
     for (at::Tensor& value : values) {
       if (value.defined()) value = value.detach();
       s.inputs.push_back(value);
-      s.changes.push_back(value.defined() ? static_cast<std::uint32_t>(value._version()) : 0);
+      s.changes.push_back(detail::version_of(value));
     }
   }
 
   static std::vector<std::uint32_t> changes_of(std::span<side_input const> side_inputs) {
     std::vector<std::uint32_t> out;
-    for (side_input const& e : side_inputs) out.push_back(e.value.defined() ? static_cast<std::uint32_t>(e.value._version()) : 0);
+    for (side_input const& e : side_inputs) out.push_back(detail::version_of(e.value));
     return out;
   }
 
   static void check_inputs(section const& s, char const* who) {
     for (std::size_t i = 0; i < s.inputs.size(); ++i) {
-      if (s.inputs[i].defined() && static_cast<std::uint32_t>(s.inputs[i]._version()) != s.changes[i]) {
+      if (detail::version_of(s.inputs[i]) != s.changes[i]) {
         throw usage_error(std::string(who) + " changes its input " + std::to_string(i) +
                           " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
       }
     }
   }
 
-  /// From the last section to the first, the gradients of one's inputs being those of the other's outputs.
+  /// From the last section to the lowest that is trained, the gradients of one's inputs being those of the other's outputs.
   template <class Step>
-  void through(tensors& output_gradients, tensors& input_gradients, Step step) {
+  void through(stage_task const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
+    input_gradients.clear();
+    if (task.untrained) return output_gradients.clear();
     passing_.take(output_gradients);
     for (std::size_t i = sections_.size(); i-- > 0;) {
       step(sections_[i]);
       output_gradients.clear();
+      if (!sections_[i].differentiable) break;
       if (i > 0) std::swap(output_gradients, input_gradients);
     }
-    passing_.give(input_gradients);
+    task.differentiable ? passing_.give(input_gradients) : passing_.drop();
   }
 
   std::vector<section> sections_;
   passing_tensors passing_;
+  own_versions versions_;  // when F was over
   tensors scratch_;
 };
 

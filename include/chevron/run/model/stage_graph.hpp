@@ -6,7 +6,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -16,12 +15,12 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/graph_nodes.hpp>
+#include <chevron/run/model/graph_walk.hpp>
 
 /// \file
 /// The backward of one stage and microbatch: at once (B), or the input gradient first (I) and the parameters' later (W).
@@ -37,14 +36,14 @@ inline bool carries_gradient(at::Tensor const& t) {
 /// and outputs live only as long as the graph itself has saved them.
 ///
 /// How the split works. Nodes of the graph that lead to the stage's inputs are *path* nodes; the others lead only to
-/// parameters. I runs the engine from the outputs to the inputs: exactly the path nodes, each computing only its path
-/// gradients. Where a path node also has a branch to parameters, a hook keeps the gradients that arrive. Afterwards all edges
-/// between path nodes are cut; path nodes without such a branch let go of what they saved, and the kept ones compute only
-/// their parameter gradients when W runs the engine once more, from all of them together. Each product is computed once, in
-/// the order a full backward would, so the gradients are the same to the last bit.
+/// parameters. I runs the engine from the outputs to the inputs: exactly the path nodes. Those with a branch to parameters are of
+/// two kinds. One of LibTorch's own functions computes only its path gradients, and a hook keeps the gradients that arrive: W
+/// asks it for its parameter gradients. Any other node (`detail::is_asked_once`) is asked for all its gradients in I, and those
+/// of the branch are kept. Afterwards all edges between path nodes are cut, and path nodes that W does not ask let go of what
+/// they saved. W runs the engine once more, from all that was kept together. Each product is computed once, in the order a full
+/// backward would, so the gradients are the same to the last bit.
 ///
-/// Hooks on tensors run once, as in a full backward. Post-hooks of graph nodes see a kept node twice: in I with its path
-/// gradients, in W with its parameter gradients.
+/// A user's code runs as often as in a full backward: custom Functions, hooks on tensors, and hooks of graph nodes, once each.
 ///
 /// One thread at a time.
 class stage_graph {
@@ -118,11 +117,11 @@ class stage_graph {
     collect_roots(output_gradients, roots, gradients);
     ends_.clear();
 
-    walk walked(entry_.get(), roots);
+    detail::graph_walk walked(entry_.get(), roots);
     detail::edge_list path_roots;
     detail::variable_list path_gradients;
     for (std::size_t i = 0; i < roots.size(); ++i) {
-      reach const r = walked.of(roots[i].function.get());
+      detail::reach const r = walked.of(roots[i].function.get());
       if (r.input) {
         path_roots.push_back(std::move(roots[i]));
         path_gradients.push_back(std::move(gradients[i]));
@@ -134,15 +133,23 @@ class stage_graph {
 
     detail::variable_list captured;
     if (!path_roots.empty()) {
-      std::vector<path_node> path;
-      walked.collect_path(path_roots, path, kept_);
+      std::vector<detail::path_node> path;
+      walked.collect_path(path_roots, path);
+      detail::edge_list wanted;
+      for (std::uint32_t i = 0; i < entry_->num_inputs(); ++i) wanted.emplace_back(entry_, i);
+      for (detail::path_node const& p : path) {
+        if (p.asked_once) divert(*p.node, walked, wanted);
+        if (p.kept) kept_.push_back({p.node, {}});
+      }
       for (std::size_t k = 0; k < kept_.size(); ++k) {
         kept_[k].node->add_pre_hook(std::make_unique<detail::keep_gradients>(&kept_, k));
       }
-      detail::edge_list inputs;
-      for (std::uint32_t i = 0; i < entry_->num_inputs(); ++i) inputs.emplace_back(entry_, i);
       captured = engine().execute(path_roots, path_gradients, /*keep_graph=*/true, /*create_graph=*/false,
-                                  /*accumulate_grad=*/false, inputs);
+                                  /*accumulate_grad=*/false, wanted);
+      auto next = captured.begin() + entry_->num_inputs();
+      for (auto const& of_node : diverted_) {
+        for (std::size_t i = 0; i < of_node->next_edges().size(); ++i) of_node->kept.push_back(std::move(*next++));
+      }
       walked.cut(path);
     }
     give_input_gradients(std::move(captured), input_gradients);
@@ -162,6 +169,13 @@ class stage_graph {
       }
     }
     kept_.clear();
+    for (auto& of_node : diverted_) {
+      at::Tensor const start = start_near(of_node->kept);
+      of_node->add_input_metadata(start);
+      weight_roots_.emplace_back(std::move(of_node), 0);
+      weight_gradients_.push_back(start);
+    }
+    diverted_.clear();
     if (!weight_roots_.empty()) begin_weight();
     clear();
   }
@@ -172,6 +186,9 @@ class stage_graph {
     for (detail::kept_node const& kept : kept_) {
       for (at::Tensor const& gradient : kept.gradients) see(gradient);
     }
+    for (auto const& of_node : diverted_) {
+      for (at::Tensor const& gradient : of_node->kept) see(gradient);
+    }
     for (at::Tensor const& gradient : weight_gradients_) see(gradient);
   }
 
@@ -180,131 +197,44 @@ class stage_graph {
     entry_.reset();
     ends_.clear();
     kept_.clear();
+    diverted_.clear();
     weight_roots_.clear();
     weight_gradients_.clear();
   }
 
  private:
-  /// What a node leads to.
-  struct reach {
-    bool input = false;
-    bool parameter = false;
-  };
-
-  /// A node that leads to the stage's inputs; `kept` if to parameters by a branch of its own, too.
-  struct path_node {
-    std::shared_ptr<detail::Node> node;
-    bool kept = false;
-  };
-
-  /// One depth-first walk over the graph below some edges.
-  class walk {
-   public:
-    walk(detail::Node* entry, detail::edge_list const& roots) : entry_(entry) {
-      for (detail::Edge const& root : roots) visit(root.function.get());
+  /// Lets a node that is asked once lead to sinks where it leads to parameters; W goes on there in its place.
+  /// \param wanted edges whose gradients I gives: the sinks are added
+  void divert(detail::Node& node, detail::graph_walk const& walked, detail::edge_list& wanted) {
+    auto const onward = diverted_.emplace_back(std::make_shared<detail::kept_gradients>());
+    onward->set_sequence_nr(node.sequence_nr());  // its turn among the nodes of W
+    for (std::size_t i = 0; i < node.next_edges().size(); ++i) {
+      detail::Edge const edge = node.next_edge(i);
+      if (!walked.leads_to_parameters_only(edge)) continue;
+      onward->add_next_edge(edge);
+      auto const sink = std::make_shared<detail::gradient_sink>(edge.function->input_metadata(edge.input_nr));
+      wanted.emplace_back(sink, 0);
+      detail::lead(node, i, {sink, 0});
     }
-
-    reach of(detail::Node* node) const { return found_.at(node); }
-
-    /// Lists the path nodes below the roots, and those of them that have a branch to parameters.
-    void collect_path(detail::edge_list const& roots, std::vector<path_node>& path, std::vector<detail::kept_node>& kept) {
-      std::unordered_map<detail::Node*, bool> listed;
-      auto add = [&](std::shared_ptr<detail::Node> const& node) {
-        if (found_.at(node.get()).input && listed.emplace(node.get(), true).second) path.push_back({node});
-      };
-      for (detail::Edge const& root : roots) add(root.function);
-      for (std::size_t i = 0; i < path.size(); ++i) {
-        bool branch = false;
-        std::shared_ptr<detail::Node> const node = path[i].node;
-        for (detail::Edge const& edge : node->next_edges()) {
-          if (!edge.is_valid()) continue;
-          add(edge.function);
-          reach const r = found_.at(edge.function.get());
-          branch = branch || (r.parameter && !r.input);
-        }
-        path[i].kept = branch;
-        if (branch) kept.push_back({node, {}});
-      }
-    }
-
-    /// Removes every edge between path nodes. Those not kept may live on, as the origin of a tensor that a kept one saved; what
-    /// they saved themselves goes now.
-    void cut(std::vector<path_node> const& path) const {
-      for (auto const& [node, kept] : path) {
-        if (!kept) node->release_variables();
-        // An in-place change of a view holds its own operation inside, whose edges mirror the outer ones.
-        auto* const slices = dynamic_cast<torch::autograd::CopySlices*>(node.get());
-        for (std::size_t i = 0; i < node->next_edges().size(); ++i) {
-          detail::Edge& edge = node->next_edges()[i];
-          if (!edge.is_valid() || !found_.at(edge.function.get()).input) continue;
-          if (slices != nullptr && slices->fn) slices->fn->next_edges()[i] = detail::Edge();
-          bool const asked_all_the_same = kept && detail::wants_all_gradients(*node);
-          edge = asked_all_the_same
-                     ? detail::Edge(std::make_shared<detail::gradient_sink>(edge.function->input_metadata(edge.input_nr)), 0)
-                     : detail::Edge();
-        }
-      }
-    }
-
-   private:
-    struct frame {
-      detail::Node* node;
-      std::size_t next;
-      reach so_far;
-    };
-
-    void visit(detail::Node* start) {
-      if (found_.contains(start)) return;
-      open(start);
-      while (!stack_.empty()) {
-        frame& top = stack_.back();
-        detail::edge_list const& edges = top.node->next_edges();
-        if (top.next == edges.size()) {
-          reach const r = top.so_far;
-          found_[top.node] = r;
-          stack_.pop_back();
-          if (!stack_.empty()) merge(stack_.back().so_far, r);
-          continue;
-        }
-        detail::Node* const child = edges[top.next++].function.get();
-        if (child == nullptr) continue;
-        if (auto const known = found_.find(child); known != found_.end()) {
-          merge(top.so_far, known->second);
-        } else {
-          open(child);
-        }
-      }
-    }
-
-    /// A node without next edges is where gradients end: our entry, or a leaf that accumulates them.
-    void open(detail::Node* node) {
-      bool const sink = node->next_edges().empty();
-      stack_.push_back({node, 0, {node == entry_, sink && node != entry_}});
-    }
-
-    static void merge(reach& into, reach from) {
-      into.input = into.input || from.input;
-      into.parameter = into.parameter || from.parameter;
-    }
-
-    detail::Node* entry_;
-    std::unordered_map<detail::Node*, reach> found_;
-    std::vector<frame> stack_;
-  };
+  }
 
   /// Runs the engine from all that I has kept.
   void begin_weight() {
     auto const defined = [](at::Tensor const& g) { return g.defined(); };
     if (!std::all_of(weight_gradients_.begin(), weight_gradients_.end(), defined)) {
-      // The engine takes the root's device and stream from a gradient of its own, which nobody reads.
-      auto const known = std::find_if(weight_gradients_.begin(), weight_gradients_.end(), defined);
-      at::Tensor const start = at::empty({0}, known == weight_gradients_.end() ? at::TensorOptions() : known->options());
+      at::Tensor const start = start_near(weight_gradients_);
       auto const root = std::make_shared<detail::kept_gradients>();
       root->add_input_metadata(start);
       root->set_next_edges(std::exchange(weight_roots_, {detail::Edge(root, 0)}));
       root->kept = std::exchange(weight_gradients_, {start});
     }
     engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+
+  /// The gradient of a root of our own: the engine takes the root's device and stream from it, and nobody reads it.
+  static at::Tensor start_near(detail::variable_list const& gradients) {
+    auto const known = std::find_if(gradients.begin(), gradients.end(), [](at::Tensor const& g) { return g.defined(); });
+    return at::empty({0}, known == gradients.end() ? at::TensorOptions() : known->options());
   }
 
   static torch::autograd::Engine& engine() { return torch::autograd::Engine::get_default_engine(); }
@@ -334,6 +264,7 @@ class stage_graph {
   std::shared_ptr<detail::graph_entry> entry_;  // of the inputs; null without a differentiable one
   detail::edge_list ends_;                      // of the floating-point outputs; invalid where no gradient is needed
   std::vector<detail::kept_node> kept_;         // between I and W
+  std::vector<std::shared_ptr<detail::kept_gradients>> diverted_;  // of nodes asked once
   detail::edge_list weight_roots_;              // outputs that lead to parameters only
   detail::variable_list weight_gradients_;
 };

@@ -11,24 +11,16 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/module_kinds.hpp>
 
 /// \file
 /// Calls of what takes and gives tensors, whatever number of them and in whatever form.
 
 namespace chevron {
 
-/// A `torch::nn` module, as a holder (`torch::nn::Linear`) or as a shared pointer to its implementation.
+/// A module, as `module_pointer` and `script_module` have it or in a `torch::nn::AnyModule`.
 template <class Module>
-concept module_pointer = requires(Module& module) {
-  module->named_parameters(true);
-  module->named_buffers(true);
-  module->modules();
-  module->train(true);
-};
-
-/// A `torch::nn` module, as `module_pointer` has it or in a `torch::nn::AnyModule`.
-template <class Module>
-concept module_handle = module_pointer<Module> || requires(Module& module, at::Tensor& t) {
+concept module_handle = module_pointer<Module> || script_module<Module> || requires(Module& module, at::Tensor& t) {
   module.forward(t);
   module.ptr()->named_parameters(true);
 };
@@ -74,7 +66,7 @@ void flatten(tensors& out, Value&& value) {
 
 template <module_handle Module>
 auto module_of(Module const& handle) {
-  if constexpr (module_pointer<Module>) {
+  if constexpr (module_pointer<Module> || script_module<Module>) {
     return handle;
   } else {
     return handle.ptr();
@@ -91,8 +83,13 @@ class module_forward {
   auto operator()(Tensor&&... each) -> decltype(std::declval<Pointer&>()->forward(std::forward<Tensor>(each)...)) {
     return module_->forward(std::forward<Tensor>(each)...);
   }
+  tensors operator()(std::span<at::Tensor const> all) requires script_module<Module> {
+    tensors given(all.begin(), all.end()), out;
+    flatten_value(out, module_.forward(script_values(given)));
+    return out;
+  }
   template <class... Tensor, class Any = Module>
-  requires(!module_pointer<Any>) auto operator()(Tensor&&... each)
+  requires(!module_pointer<Any> && !script_module<Any>) auto operator()(Tensor&&... each)
       -> decltype(std::declval<Any&>().forward(std::forward<Tensor>(each)...)) {
     return module_.forward(std::forward<Tensor>(each)...);
   }

@@ -17,6 +17,8 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/optimizer/group_rates.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
@@ -161,6 +163,8 @@ class global_step {
   /// Whether ranks of a pipeline were given batches of other shapes in the last step whose numbers are known; true before the
   /// first. The same on all ranks.
   bool shapes_may_differ() const { return shapes_may_differ_; }
+  /// The first stage of the model with a parameter that needs a gradient.
+  int lowest_trained() const { return numbers_.lowest_trained(); }
 
   /// The factor of loss scaling, by which the next loss is to be multiplied before its backward.
   loss_scale& scaling() { return policy_.scaling(); }
@@ -244,6 +248,14 @@ class global_step {
     if (report.skipped) return;
     if (report.clipped) gradients_->scale(policy_.clip_factor(report));
     if (optimizer_) set_up(report.learning_rate);
+    // Replicas draw alike. One stream serves all stages of the rank: it is the first one's.
+    tensors near;
+    rng_key key{.seed = options_->seed, .step = step_, .use = random_use::optimizer_step};
+    if (!parameters_.empty()) {
+      key.stage = parameters_.front().stage;
+      near.push_back(parameters_.front().value);
+    }
+    random_scope const draws(key, near);
     if (options_->before_optimizer_step)
       options_->before_optimizer_step({step_, report.loss, report.grad_norm, report.learning_rate, parameters_});
     if (optimizer_) optimizer_->step();

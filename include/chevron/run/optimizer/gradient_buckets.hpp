@@ -146,8 +146,8 @@ class gradient_buckets {
     }
   }
 
-  /// This parameter is the same tensor as another stage's on this rank: then `attach` is called before each of this stage's W or
-  /// B, so that they add into this stage's gradient.
+  /// This parameter is the same tensor as another stage's on this rank: then `attach` is called before each B, I and W of this
+  /// stage, so that they add into this stage's gradient.
   void shares(std::size_t i) {
     if (std::find(shared_.begin(), shared_.end(), i) == shared_.end()) shared_.push_back(i);
   }

@@ -75,6 +75,11 @@ class step_statistics {
   std::span<double const> losses() const {
     return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.micro_batches));
   }
+  /// The first stage with trained parameters.
+  int lowest_trained() const {
+    auto const found = std::find_if(names_.begin(), names_.end(), [](auto const& names) { return !names.empty(); });
+    return static_cast<int>(found - names_.begin());
+  }
   /// What the ranks of a pipeline use in common of a batch; its numbers come with each step's input.
   data_agreement const& data() const { return data_; }
 

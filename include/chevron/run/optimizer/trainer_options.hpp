@@ -54,7 +54,7 @@ struct trainer_options {
   not_finite when_not_finite = not_finite::stop;
   std::function<double(long step)> learning_rate = {};      ///< by step, from 0; empty: as the optimizer has it
   std::size_t bucket_bytes = std::size_t{25} << 20;         ///< gradients are summed over replicas in pieces of this size
-  std::uint64_t seed = 0;                                   ///< of what stages draw at random: dropout … (random_scope.hpp)
+  std::uint64_t seed = 0;                                   ///< of what a step draws at random: dropout … (random_scope.hpp)
   std::optional<at::ScalarType> autocast = {};              ///< run stages and loss under autocast to this: at::kBFloat16
   std::optional<loss_scaling> scaling = {};                 ///< multiply the loss before its backward: for half precision
   gradient_reduction reduction = gradient_reduction::mean;  ///< what becomes of the replicas' gradients
@@ -64,8 +64,8 @@ struct trainer_options {
   loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
   /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
-  /// layer, say) and change them in place, on all replicas alike, which the reported norm does not show. It must leave parameters
-  /// alone. Not with `post_validation`, where ranks step before they know whether the gradients are final.
+  /// layer, say) and change them in place, on all replicas alike (random numbers are), which the reported norm does not show. It
+  /// must leave parameters alone. Not with `post_validation`, where ranks step before they know whether the gradients are final.
   std::function<void(final_gradients const&)> before_optimizer_step = {};
   /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the

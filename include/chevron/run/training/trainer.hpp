@@ -208,8 +208,8 @@ class trainer {
   void make_executor() {
     trainer_options const& options = context_.options();
     executor_settings const settings{
-        options.seed, options.autocast, context_.streams(), options.graphs, options.deferred_weights,
-        options.check_messages};
+        options.seed,           options.autocast,         context_.streams(), options.graphs, options.deferred_weights,
+        options.check_messages, update_->lowest_trained()};
     executor_ =
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
   }

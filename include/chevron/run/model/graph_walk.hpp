@@ -1,0 +1,125 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <chevron/run/model/graph_nodes.hpp>
+
+/// \file
+/// Where the nodes of a stage's graph lead to: to its inputs, to parameters, or to both.
+
+namespace chevron {
+
+namespace detail {
+
+/// What a node leads to.
+struct reach {
+  bool input = false;
+  bool parameter = false;
+};
+
+/// A node that leads to the stage's inputs. If to parameters by a branch of its own, too, it is asked once, or kept for W.
+struct path_node {
+  std::shared_ptr<Node> node;
+  bool asked_once = false;
+  bool kept = false;
+};
+
+/// One depth-first walk over the graph below some edges.
+class graph_walk {
+ public:
+  graph_walk(Node* entry, edge_list const& roots) : entry_(entry) {
+    for (Edge const& root : roots) visit(root.function.get());
+  }
+
+  reach of(Node* node) const { return found_.at(node); }
+
+  bool leads_to_parameters_only(Edge const& edge) const {
+    if (!edge.is_valid()) return false;
+    reach const r = of(edge.function.get());
+    return r.parameter && !r.input;
+  }
+
+  /// Lists the path nodes below the roots.
+  void collect_path(edge_list const& roots, std::vector<path_node>& path) {
+    std::unordered_set<Node*> listed;
+    auto add = [&](std::shared_ptr<Node> const& node) {
+      if (found_.at(node.get()).input && listed.insert(node.get()).second) path.push_back({node});
+    };
+    for (Edge const& root : roots) add(root.function);
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      bool branch = false;
+      std::shared_ptr<Node> const node = path[i].node;
+      for (Edge const& edge : node->next_edges()) {
+        if (edge.is_valid()) add(edge.function);
+        branch = branch || leads_to_parameters_only(edge);
+      }
+      path[i].asked_once = branch && is_asked_once(*node);
+      path[i].kept = branch && !path[i].asked_once;
+    }
+  }
+
+  /// Removes every edge between path nodes. Those not kept may live on, as the origin of a tensor that a kept one saved; what
+  /// they saved themselves goes now.
+  void cut(std::vector<path_node> const& path) const {
+    for (path_node const& p : path) {
+      if (!p.kept) p.node->release_variables();
+      for (std::size_t i = 0; i < p.node->next_edges().size(); ++i) {
+        auto const known = found_.find(p.node->next_edges()[i].function.get());  // not so a sink
+        if (known != found_.end() && known->second.input) lead(*p.node, i, {});
+      }
+    }
+  }
+
+ private:
+  struct frame {
+    Node* node;
+    std::size_t next;
+    reach so_far;
+  };
+
+  void visit(Node* start) {
+    if (found_.contains(start)) return;
+    open(start);
+    while (!stack_.empty()) {
+      frame& top = stack_.back();
+      edge_list const& edges = top.node->next_edges();
+      if (top.next == edges.size()) {
+        reach const r = top.so_far;
+        found_[top.node] = r;
+        stack_.pop_back();
+        if (!stack_.empty()) merge(stack_.back().so_far, r);
+        continue;
+      }
+      Node* const child = edges[top.next++].function.get();
+      if (child == nullptr) continue;
+      if (auto const known = found_.find(child); known != found_.end()) {
+        merge(top.so_far, known->second);
+      } else {
+        open(child);
+      }
+    }
+  }
+
+  /// A node without next edges is where gradients end: our entry, or a leaf that accumulates them.
+  void open(Node* node) {
+    bool const sink = node->next_edges().empty();
+    stack_.push_back({node, 0, {node == entry_, sink && node != entry_}});
+  }
+
+  static void merge(reach& into, reach from) {
+    into.input = into.input || from.input;
+    into.parameter = into.parameter || from.parameter;
+  }
+
+  Node* entry_;
+  std::unordered_map<Node*, reach> found_;
+  std::vector<frame> stack_;
+};
+
+}  // namespace detail
+
+}  // namespace chevron

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+
+/// \file
+/// The kinds of modules that a stage may be made of, and what is done alike with all of them.
+
+namespace chevron {
+
+/// A `torch::nn` module, as a holder (`torch::nn::Linear`) or as a shared pointer to its implementation.
+template <class Module>
+concept module_pointer = requires(Module& module) {
+  module->named_parameters(true);
+  module->named_buffers(true);
+  module->modules();
+  module->train(true);
+};
+
+/// A TorchScript module, `torch::jit::Module`, by what it can do: its headers take seconds to compile, and are left to a user who
+/// has such modules.
+template <class Module>
+concept script_module = requires(Module& module, std::vector<c10::IValue> values) {
+  { module.forward(values) } -> std::same_as<c10::IValue>;
+  module.named_parameters(true);
+  module.named_buffers(true);
+  module.modules();
+  module.train(true);
+  { module.is_training() } -> std::same_as<bool>;
+};
+
+namespace detail {
+
+/// A module's mode, sub-module by sub-module: whichever of them the user has put into evaluation stays there.
+struct module_mode {
+  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and all below it, parents first
+  std::function<void(std::vector<bool> const&)> set;  ///< to what `get` gave
+  std::function<void(bool)> set_all;
+};
+
+/// \param module a pointer or holder, or a TorchScript module, which is a handle by itself
+template <class Module>
+module_mode mode_of(Module module) {
+  auto const one = [](auto& handle) -> auto& {
+    if constexpr (script_module<std::remove_cvref_t<decltype(handle)>>) {
+      return handle;
+    } else {
+      return *handle;
+    }
+  };
+  module_mode out;
+  out.get = [module, one]() mutable {
+    std::vector<bool> modes;
+    for (auto&& each : one(module).modules()) modes.push_back(one(each).is_training());
+    return modes;
+  };
+  out.set = [module, one](std::vector<bool> const& modes) mutable {
+    // `train` sets what is below, too: parents first, so that each child has the last word on itself.
+    std::size_t i = 0;
+    for (auto&& each : one(module).modules()) {
+      if (one(each).is_training() != modes[i]) one(each).train(modes[i]);
+      ++i;
+    }
+  };
+  out.set_all = [module, one](bool training) mutable { one(module).train(training); };
+  return out;
+}
+
+/// Appends a module's parameters and buffers, by name.
+template <class Module>
+void list_tensors(Module& module, std::vector<parameter>& parameters, std::vector<parameter>& buffers) {
+  if constexpr (script_module<Module>) {
+    for (auto const& item : module.named_parameters(true)) parameters.push_back({item.name, item.value});
+    for (auto const& item : module.named_buffers(true)) buffers.push_back({item.name, item.value});
+  } else {
+    for (auto const& item : module->named_parameters(true)) parameters.push_back({item.key(), item.value()});
+    for (auto const& item : module->named_buffers(true)) buffers.push_back({item.key(), item.value()});
+  }
+}
+
+/// What a TorchScript module is called with: None for an undefined tensor.
+inline std::vector<c10::IValue> script_values(tensors& values) {
+  std::vector<c10::IValue> out;
+  for (at::Tensor& t : values) out.push_back(t.defined() ? c10::IValue(std::move(t)) : c10::IValue());
+  return out;
+}
+
+/// Appends the tensors of what it gives, depth first.
+inline void flatten_value(tensors& out, c10::IValue const& value) {
+  if (value.isTensor() || value.isNone()) {
+    out.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
+  } else if (value.isTuple()) {
+    for (c10::IValue const& each : value.toTupleRef().elements()) flatten_value(out, each);
+  } else if (value.isList()) {
+    for (c10::IValue const& each : value.toListRef()) flatten_value(out, each);
+  } else {
+    throw usage_error("the module's forward gives a value of TorchScript's type " + value.tagKind() +
+                      ": a stage gives tensors, None, or tuples and lists of them");
+  }
+}
+
+}  // namespace detail
+
+}  // namespace chevron
