@@ -141,7 +141,8 @@ class stage_runner {
                        .evaluation = plan_.forward_only,
                        .loss_weight = &batch.gradient_weight(m)},
             .training = !plan_.forward_only,
-            .differentiable = stage_number > 0,
+            .differentiable = stage_number > with_.lowest_trained,
+            .untrained = stage_number < with_.lowest_trained,
             .loss = with_loss ? &loss_ : nullptr,
             .autocast = with_.autocast,
             .targets = with_loss ? &batch.targets(m) : nullptr};

@@ -3,7 +3,6 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -16,7 +15,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// The kinds of modules that a stage or a loss may be made of, and what is done alike with all of them.
+/// The kinds of modules that a stage may be made of, and what is done alike with all of them.
 
 namespace chevron {
 
@@ -41,25 +40,7 @@ concept script_module = requires(Module& module, std::vector<c10::IValue> values
   { module.is_training() } -> std::same_as<bool>;
 };
 
-/// A module that a stage or a loss may be made of: a `torch::nn` module as `module_pointer` has it or in a
-/// `torch::nn::AnyModule`, or a TorchScript module.
-template <class Module>
-concept module_handle = module_pointer<Module> || script_module<Module> || requires(Module& module, at::Tensor& t) {
-  module.forward(t);
-  module.ptr()->named_parameters(true);
-};
-
 namespace detail {
-
-/// The module itself: a pointer, or a TorchScript module, which is a handle.
-template <module_handle Module>
-auto module_of(Module const& handle) {
-  if constexpr (module_pointer<Module> || script_module<Module>) {
-    return handle;
-  } else {
-    return handle.ptr();
-  }
-}
 
 /// A module's mode, sub-module by sub-module: whichever of them the user has put into evaluation stays there.
 struct module_mode {
@@ -108,7 +89,14 @@ void list_tensors(Module& module, std::vector<parameter>& parameters, std::vecto
   }
 }
 
-/// Appends the tensors of a TorchScript value, depth first; an undefined one for None.
+/// What a TorchScript module is called with: None for an undefined tensor.
+inline std::vector<c10::IValue> script_values(tensors& values) {
+  std::vector<c10::IValue> out;
+  for (at::Tensor& t : values) out.push_back(t.defined() ? c10::IValue(std::move(t)) : c10::IValue());
+  return out;
+}
+
+/// Appends the tensors of what it gives, depth first.
 inline void flatten_value(tensors& out, c10::IValue const& value) {
   if (value.isTensor() || value.isNone()) {
     out.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
@@ -121,25 +109,6 @@ inline void flatten_value(tensors& out, c10::IValue const& value) {
                       ": a stage gives tensors, None, or tuples and lists of them");
   }
 }
-
-/// A TorchScript module's forward, as a callable that takes any number of tensors: an undefined one is None there, and None that
-/// it gives an undefined one here.
-template <script_module Module>
-class script_forward {
- public:
-  explicit script_forward(Module module) : module_(std::move(module)) {}
-
-  tensors operator()(std::span<at::Tensor const> values) {
-    std::vector<c10::IValue> arguments;
-    for (at::Tensor const& t : values) arguments.push_back(t.defined() ? c10::IValue(t) : c10::IValue());
-    tensors out;
-    flatten_value(out, module_.forward(std::move(arguments)));
-    return out;
-  }
-
- private:
-  Module module_;
-};
 
 }  // namespace detail
 

@@ -29,10 +29,9 @@ namespace chevron {
 struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
-  /// If given: set to true where one was drawn, or `loss_weight` is used.
-  bool* drew = nullptr;
-  node_places* places = nullptr;  ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
-  bool evaluation = false;        ///< dropout of a callable that has no module is an error then
+  bool* drew = nullptr;                          ///< if given: set to true where one was drawn, or `loss_weight` is used
+  node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
+  bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
   /// What the backward of the microbatch's loss begins with: its share of the step, times the factor of loss scaling. To be read
   /// in the backward; not a number where this rank was not given what tells. Null: 1. See auxiliary_loss.hpp.
   double const* loss_weight = nullptr;

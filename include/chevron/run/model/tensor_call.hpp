@@ -18,6 +18,13 @@
 
 namespace chevron {
 
+/// A module, as `module_pointer` and `script_module` have it or in a `torch::nn::AnyModule`.
+template <class Module>
+concept module_handle = module_pointer<Module> || script_module<Module> || requires(Module& module, at::Tensor& t) {
+  module.forward(t);
+  module.ptr()->named_parameters(true);
+};
+
 namespace detail {
 
 inline constexpr std::size_t most_arguments = 8;
@@ -57,6 +64,15 @@ void flatten(tensors& out, Value&& value) {
   }
 }
 
+template <module_handle Module>
+auto module_of(Module const& handle) {
+  if constexpr (module_pointer<Module> || script_module<Module>) {
+    return handle;
+  } else {
+    return handle.ptr();
+  }
+}
+
 /// A module's forward, as a callable that takes what the forward takes: nothing at all where the module has none.
 template <module_handle Module>
 class module_forward {
@@ -67,8 +83,13 @@ class module_forward {
   auto operator()(Tensor&&... each) -> decltype(std::declval<Pointer&>()->forward(std::forward<Tensor>(each)...)) {
     return module_->forward(std::forward<Tensor>(each)...);
   }
+  tensors operator()(std::span<at::Tensor const> all) requires script_module<Module> {
+    tensors given(all.begin(), all.end()), out;
+    flatten_value(out, module_.forward(script_values(given)));
+    return out;
+  }
   template <class... Tensor, class Any = Module>
-  requires(!module_pointer<Any>) auto operator()(Tensor&&... each)
+  requires(!module_pointer<Any> && !script_module<Any>) auto operator()(Tensor&&... each)
       -> decltype(std::declval<Any&>().forward(std::forward<Tensor>(each)...)) {
     return module_.forward(std::forward<Tensor>(each)...);
   }
@@ -145,9 +166,7 @@ constexpr bool gives_tensors() {
 /// What is called in the place of a stage or a loss: itself, or a module's forward.
 template <class Callable>
 auto callee_of(Callable callable) {
-  if constexpr (script_module<Callable>) {
-    return script_forward<Callable>(std::move(callable));
-  } else if constexpr (module_handle<Callable>) {
+  if constexpr (module_handle<Callable>) {
     return module_forward<Callable>(std::move(callable));
   } else {
     return callable;
