@@ -13,8 +13,9 @@
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
 #include <chevron/version.hpp>
 
 /// \file
@@ -49,14 +50,6 @@ inline std::uint64_t fingerprint(program_view const& program) {
     }
   }
   return hash;
-}
-
-/// A number that stands for a tensor's values, bit for bit.
-inline std::uint64_t fingerprint(at::Tensor const& t) {
-  at::Tensor const dense = t.detach().cpu().contiguous();
-  detail::byte_fingerprint bytes;
-  bytes.add(dense.const_data_ptr(), dense.nbytes());
-  return bytes.value();
 }
 
 inline void add_program(named_values& out, program_view const& program) {
@@ -108,6 +101,18 @@ inline named_values common_values(transport const& comm) {
 }
 
 namespace detail {
+
+/// What a trainer compares when it is made.
+inline named_values lines_of(program_view const& p, transport const& comm, trainer_options const& options,
+                             std::vector<stage> const& stages) {
+  named_values out = common_values(comm);
+  add_program(out, p);
+  add(out, options);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (stages[s]) add_stage(out, static_cast<int>(s), stages[s], comm.topology().replicas > 1, options.broadcast_buffers);
+  }
+  return out;
+}
 
 /// May all ranks go on under `next` after `now`? Collective: first, whether all of them were given the same.
 /// \throws preflight_error naming a rank with another program; usage_error, the same on every rank

@@ -73,7 +73,7 @@ class trainer {
     detail::check(options);
     std::vector<stage>& stages = context_.stages();
     stages = detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers);
-    check_consistency(comm, lines(p));
+    check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
     gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes);
@@ -130,11 +130,21 @@ class trainer {
   /// \returns the report of the last step, settled
   step_report synchronize() {
     if (update_->pending()) {
+      update_->check_unchanged();
       compute_streams::scope const here(*context_.streams());
       settle();
     }
     tell();
     return report_;
+  }
+
+  /// Compares now what `trainer_options::check_copies` has compared every n-th step. Collective, between two steps.
+  /// \throws preflight_error or usage_error naming stage, tensor and ranks, the same on every rank
+  void check_copies() {
+    synchronize();
+    compute_streams::scope const here(*context_.streams());
+    collective_scope const doing(context_.comm(), "check_copies");
+    update_->check_copies(step_);
   }
 
   /// Goes on under another program between two steps, with the same parameters, optimizer and step number. Where both add
@@ -206,9 +216,8 @@ class trainer {
 
   void make_executor() {
     trainer_options const& options = context_.options();
-    executor_settings const settings{
-        options.seed, options.autocast, context_.streams(), options.graphs, options.deferred_weights,
-        options.check_messages};
+    executor_settings const settings{options.seed,   options.autocast,         context_.streams(),
+                                     options.graphs, options.deferred_weights, options.check_messages};
     executor_ =
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
   }
@@ -222,22 +231,11 @@ class trainer {
     update_->gather_once();
   }
 
-  named_values lines(program_view const& p) const {
-    topology const& where = context_.comm().topology();
-    named_values out = common_values(context_.comm());
-    add_program(out, p);
-    detail::add(out, context_.options());
-    for (std::size_t s = 0; s < context_.stages().size(); ++s) {
-      stage const& one = context_.stages()[s];
-      if (one) add_stage(out, static_cast<int>(s), one, where.replicas > 1, context_.options().broadcast_buffers);
-    }
-    return out;
-  }
-
   template <class Cut>
   step_report step_of(Cut const& cut_batch, double global_weight) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
+    accumulated_.count_call();
     cut_batch();
     prepare(global_weight);
     run_result const run = run_program(true);
@@ -257,6 +255,7 @@ class trainer {
   void accumulate_of(Cut const& cut_batch, double global_weight) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
+    accumulated_.count_call();
     cut_batch();
     if (!(global_weight > 0))
       throw usage_error(
@@ -272,6 +271,7 @@ class trainer {
     accumulated_.check_weight(global_weight);
     double const total = context_.share_loss(batch_, global_weight);
     bool const first = accumulated_.passes() == 0;
+    update_->check_unchanged();
     batch_.number_from(accumulated_.passes() * batch_.count());
     context_.open_for(*executor_, batch_);
     if (first) gradients_->check_frozen();
