@@ -225,6 +225,8 @@ void draw_options(dice& d, program& p) {
                       : line < 88 ? "far"
                       : line < 98 ? "streams"
                                   : "fork";
+  if (!tied_stages(p).empty() && d.one_in(2)) p.options["groups"] = d.one_in(4) ? "part" : "tied";
+  if (p.get("line") != "fork" && d.one_in(20)) p.options["slip"] = p.ranks() * p.replicas() > 1 && d.one_in(2) ? "one" : "all";
 }
 
 }  // namespace

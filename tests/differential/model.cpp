@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <cstdlib>
 
@@ -173,6 +175,30 @@ std::vector<std::pair<std::string, at::Tensor>> tied_of(program const& p, int st
     }
   }
   return out;
+}
+
+bool stands_apart(program const& p, int stage, bool tied) {
+  std::vector<int> const with = tied_stages(p);
+  return (p.get("groups") == "tied" && tied) || (p.get("groups") == "part" && !with.empty() && with.front() == stage);
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(program const& p, tensors const& apart, tensors const& others) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  std::string const kind = p.get("opt", "sgd");
+  for (bool const own : {false, true}) {
+    if ((own ? apart : others).empty()) continue;
+    auto& group = groups.emplace_back(own ? apart : others);
+    double const rate = (kind == "adamw" ? 0.01 : 0.05) * (own && !p.has("lr") ? 0.5 : 1);
+    double const decay = !own && (kind == "adamw" || p.has("groups")) ? 0.1 : 0;
+    if (kind == "adamw") {
+      group.set_options(std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(rate).weight_decay(decay)));
+    } else {
+      auto const with = torch::optim::SGDOptions(rate).momentum(kind == "mom" ? 0.9 : 0).weight_decay(decay);
+      group.set_options(std::make_unique<torch::optim::SGDOptions>(with));
+    }
+  }
+  if (kind == "adamw") return std::make_unique<torch::optim::AdamW>(groups);
+  return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.05));
 }
 
 at::Tensor factor_of(program const& p, at::Tensor const& target) {

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include "program.hpp"
 
@@ -77,5 +78,11 @@ at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& t
 at::Tensor factor_of(program const& p, at::Tensor const& target);
 
 at::ScalarType dtype_of(program const& p);
+
+/// The optimizer. \param apart parameters in a group of their own: no weight decay and, unless a schedule gives all groups one
+/// rate, half the rate
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(program const& p, tensors const& apart, tensors const& others);
+/// Does `groups=` put this parameter into the group of its own? `tied`: tied ones; `part`: those of the first stage that has one.
+bool stands_apart(program const& p, int stage, bool tied);
 
 }  // namespace differential

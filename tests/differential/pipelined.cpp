@@ -6,7 +6,6 @@
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -126,10 +125,27 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
   return made;
 }
 
-chevron::optimizer_factory optimizer_of(program const& p) {
-  std::string const kind = p.get("opt", "sgd");
-  if (kind == "adamw") return chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-  return chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.05).momentum(kind == "mom" ? 0.9 : 0));
+/// \param mine the rank's stages, once they are built
+chevron::optimizer_factory factory_of(program const& p, std::map<int, std::vector<piece>> const& mine) {
+  return [&](std::vector<chevron::named_parameter> const& all) {
+    tensors apart, others;
+    for (chevron::named_parameter const& q : all) {
+      bool tied = false;
+      for (auto const& [word, value] : tied_of(p, q.stage, mine.at(q.stage))) tied = tied || value.is_same(q.value);
+      (stands_apart(p, q.stage, tied) ? apart : others).push_back(q.value);
+    }
+    return optimizer_of(p, apart, others);
+  };
+}
+
+/// A call that ranks refuse; the loop goes on.
+void slip(chevron::trainer& train) {
+  try {
+    train.step(std::vector<chevron::batch>{});
+  } catch (chevron::usage_error const&) {
+    return;
+  }
+  throw std::runtime_error("a step without microbatches was not refused");
 }
 
 chevron::trainer_options options_of(program const& p) {
@@ -223,14 +239,17 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
                           .transport = comm,
                           .stages = build,
                           .loss = p.has("side") ? chevron::loss_function(mean_loss).side_inputs({"factor"}) : mean_loss,
-                          .optimizer = optimizer_of(p),
+                          .optimizer = factory_of(p, mine),
                           .options = options});
   std::optional<chevron::evaluator> evaluate;
   if (p.has("eval")) evaluate.emplace(j.evaluation, train);
   std::optional<chevron::trainer> other;
   if (p.has("turn")) other.emplace(another_model(comm, p));
   std::string const generator = generator_state();
+  bool const slips =
+      p.get("slip") == "all" || (p.get("slip") == "one" && comm.topology().global_rank + 1 == comm.topology().world());
   for (int step = 0; step < p.steps(); ++step) {
+    if (slips) slip(train);
     double const all = total_of(p, step, false);
     double const said = p.passes() == 1 && !p.has("all") ? 0 : all;
     touch_gradients(p, train);

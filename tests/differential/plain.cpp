@@ -6,8 +6,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/backward_scope.hpp>
@@ -100,7 +99,7 @@ class loop {
   void build() {
     replica_model& made = replicas_.emplace_back();
     std::map<std::string, at::Tensor> first_of;
-    std::vector<at::Tensor> all;
+    tensors apart, others;
     for (int s = 0; s < facts_.stages; ++s) {
       made.stages.push_back(build_stage(p_, s));
       auto const ties = tied_of(p_, s, made.stages.back());
@@ -122,17 +121,12 @@ class loop {
             if (value.is_same(q)) t.tie = word;
           }
           made.trained.push_back(t);
-          all.push_back(q);
+          (stands_apart(p_, s, !t.tie.empty()) ? apart : others).push_back(q);
         }
       }
     }
-    if (all.empty()) throw meaningless("nothing to train");
-    std::string const kind = p_.get("opt", "sgd");
-    if (kind == "adamw") {
-      made.optimizer = std::make_unique<torch::optim::AdamW>(all, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-    } else {
-      made.optimizer = std::make_unique<torch::optim::SGD>(all, torch::optim::SGDOptions(0.05).momentum(kind == "mom" ? 0.9 : 0));
-    }
+    if (made.trained.empty()) throw meaningless("nothing to train");
+    made.optimizer = optimizer_of(p_, apart, others);
   }
 
   struct place {

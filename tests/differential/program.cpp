@@ -1,5 +1,6 @@
 #include "program.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace differential {
@@ -60,6 +61,15 @@ bool learns(block const& b) {
   static std::set<std::string> const those{"lin", "lin3", "res", "lstm", "gru", "mha", "enc", "conv1", "conv2", "ln",  "gn",
                                            "bn",  "in",   "emb", "bag",  "img", "fn2", "pen", "cplx",  "idle",  "eff", "hook"};
   return those.contains(b.name) || (b.name == "rep" && b.has("scaled"));
+}
+
+std::vector<int> tied_stages(program const& p) {
+  std::vector<int> out;
+  for (std::size_t s = 0; s < p.stages.size(); ++s) {
+    auto const& blocks = p.stages[s].blocks;
+    if (std::any_of(blocks.begin(), blocks.end(), [](block const& b) { return b.has("tie1"); })) out.push_back(static_cast<int>(s));
+  }
+  return out;
 }
 
 std::string text_of(block const& b) {

@@ -57,6 +57,9 @@ struct program {
   int micro_batches() const;
 };
 
+/// Stages with a tied parameter, ascending.
+std::vector<int> tied_stages(program const& p);
+
 /// Has this block parameters?
 bool learns(block const& b);
 

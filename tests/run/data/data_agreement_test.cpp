@@ -1,6 +1,6 @@
 // What ranks are given: a batch that is another on another rank of the pipeline is found, before a parameter is changed.
 
-#include "support/gloo_ranks.hpp"
+#include "support/rank_ends.hpp"
 #include "support/small_model.hpp"
 
 #include <cmath>
@@ -12,64 +12,13 @@
 #include <c10/util/Exception.h>
 
 #include <chevron/plan/forward_part.hpp>
-#include <chevron/run/comm/streams/host_streams.hpp>
-#include <chevron/run/comm/streams/stream_transport.hpp>
 
 #include <doctest/doctest.h>
 
 using namespace small_model;
+using namespace rank_ends;
 
 namespace {
-
-using job = std::function<void(transport&)>;
-
-/// What each rank threw, in words; and the code of what it threw.
-struct ends {
-  std::vector<std::string> said;
-  std::vector<int> codes;
-};
-
-enum class over { threads, gloo, streams };
-
-ends run(over which, int ranks, int replicas, job const& body) {
-  auto const world = static_cast<std::size_t>(ranks * replicas);
-  ends out{std::vector<std::string>(world), std::vector<int>(world, 0)};
-  // A rank that has failed waits for the others, so that each says what it found itself.
-  auto const guarded = [&](transport& comm) {
-    auto const me = static_cast<std::size_t>(comm.topology().global_rank);
-    try {
-      body(comm);
-    } catch (chevron::error const& e) {
-      out.said[me] = e.what();
-      out.codes[me] = e.code();
-    }
-    comm.all_gather_text("over");
-  };
-  if (which == over::threads) {
-    chevron::run_threads({.pipeline_ranks = ranks, .replicas = replicas, .deadline = std::chrono::seconds(60)}, guarded);
-  } else if (which == over::gloo) {
-    gloo_ranks::check_all_well(gloo_ranks::on_ranks(ranks, replicas, gloo_ranks::all_share, guarded));
-  } else {
-    gloo_ranks::check_all_well(
-        thread_ranks::said(thread_ranks::run(ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-          chevron::stream_transport<chevron::host_streams> comm(where, store, watch, std::chrono::seconds(60));
-          guarded(comm);
-          comm.close();
-        })));
-  }
-  return out;
-}
-
-void check_all_say(ends const& e, std::string const& words, int code = 5) {
-  for (std::size_t r = 0; r < e.said.size(); ++r) {
-    CAPTURE(r);
-    CHECK_MESSAGE(e.said[r].find(words) != std::string::npos, e.said[r]);
-    CHECK(e.codes[r] == code);
-  }
-}
-void check_all_well(ends const& e) {
-  for (auto const& each : e.said) CHECK(each == "");
-}
 
 chevron::plan const two = plan_of("1F1B", 2, 2);
 chevron::plan const three = plan_of("ZB-H1", 3, 2);

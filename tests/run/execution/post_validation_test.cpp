@@ -402,7 +402,7 @@ TEST_CASE("a step that must stop the job stops it with parameters as they were b
       });
     };
     CHECK_THROWS_WITH_AS(
-        run(), doctest::Contains("step 1, OPTIMIZER_STEP: the loss of microbatch 2 is not finite; no parameter was changed"),
+        run(), doctest::Contains("step 1, OPTIMIZER_STEP: the loss of microbatch 2, unlike 3 others, is not finite; no parameter was changed"),
         chevron::numerical_error);
     CHECK(stopped == 2);
     CHECK(unchanged == 2);

@@ -290,9 +290,9 @@ TEST_CASE("a loss that is not finite is not the factor's fault, nor is an overfl
       for (int step = 0; step < 6; ++step) train.step({data.input}, {data.target});
     });
   };
-  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("step 0, OPTIMIZER_STEP: the loss of microbatch 0 is not finite"),
+  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("step 0, OPTIMIZER_STEP: the loss of microbatch 0, unlike 1 other, is not finite"),
                        chevron::numerical_error);
-  CHECK_THROWS_WITH_AS(run(false), doctest::Contains("step 2, OPTIMIZER_STEP: the gradient of stage 0's"),
+  CHECK_THROWS_WITH_AS(run(false), doctest::Contains("step 2, OPTIMIZER_STEP: the gradient of stage 1's"),
                        chevron::numerical_error);
 }
 

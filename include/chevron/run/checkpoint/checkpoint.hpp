@@ -97,8 +97,7 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& metadata = {}) {
   collective_scope const doing(train.comm(), "save_checkpoint");
-  detail::be_between_steps(train, "saved");
-  train.synchronize();
+  detail::begin_save(train);
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
   std::vector<detail::unnamed_file> written;

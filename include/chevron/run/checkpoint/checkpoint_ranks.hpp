@@ -129,6 +129,14 @@ inline void be_between_steps(trainer const& train, char const* what) {
                     {-1, -1, train.next_step(), ""});
 }
 
+/// Before anything is saved: the last step stands, and copies that must stay equal are, so that one of them is all there is to
+/// save.
+inline void begin_save(trainer& train) {
+  be_between_steps(train, "saved");
+  train.synchronize();
+  if (train.context().options().check_copies > 0) train.check_copies();
+}
+
 /// \throws checkpoint_error for an optimizer that keeps nobody knows what
 inline std::string kind_to_save(torch::optim::Optimizer* optimizer) {
   if (optimizer == nullptr) return "";

@@ -175,8 +175,7 @@ void save_weights(Module module, std::filesystem::path const& folder, weight_nam
 inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
                          save_weights_options const& options = {}) {
   collective_scope const doing(train.comm(), "save_weights");
-  detail::be_between_steps(train, "saved");
-  train.synchronize();
+  detail::begin_save(train);
   detail::weight_ranks const ranks(train.comm());
   std::vector<detail::named_weight> mine;
   ranks.together([&] { mine = detail::weights_of(train.stages(), names); });

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -13,12 +12,11 @@
 #include <torch/optim/optimizer.h>
 
 #include <chevron/lower/program.hpp>
-#include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/optimizer/copy_agreement.hpp>
 #include <chevron/run/optimizer/group_rates.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
@@ -57,14 +55,15 @@ class global_step {
         tied_(&tied),
         options_(&options),
         parameters_(gradients.parameters()),
-        numbers_(plan, comm, names_of(gradients, taken), options.check_data),
+        copies_(comm.topology(), gradients, tied, options.check_copies, static_cast<bool>(options.learning_rate)),
+        numbers_(plan, comm, names_of(gradients, taken), options.check_data, copies_.width()),
         policy_(options) {
     if (!parameters_.empty()) {
       optimizer_ = make(parameters_);
       if (!optimizer_) throw usage_error("the optimizer factory gave no optimizer");
       check_optimizer();
     }
-    compare_optimizers();
+    copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
 
   /// The first half of a step's end: waits for the replicas' sums, adds up those of tied parameters, and computes the norms.
@@ -87,7 +86,10 @@ class global_step {
   /// \param report gets what was decided
   void run(detail::step_contribution const& mine, step_report& report) {
     all_counts_ = mine.all_counts;
-    numbers_.set(mine);
+    numbers_.set(mine, rate_);
+    copies_.write(numbers_.copies(), optimizer_.get());
+    stepped_ = false;
+    rates_ = detail::group_rates(optimizer_.get());
     report.learning_rate = rate_;
     report.loss_factor = policy_.scaling().factor();
     if (!options_->post_validation || !policy_.is_stable()) {
@@ -97,8 +99,6 @@ class global_step {
     }
     numbers_.start_all_gather();
     pending_ = true;
-    stepped_ = false;
-    rates_ = detail::group_rates(optimizer_.get());
     if (optimizer_ && !policy_.certainly_wrong(std::as_const(numbers_).losses(), std::as_const(numbers_).norms())) {
       before_.take(*optimizer_);
       set_up(rate_);
@@ -106,9 +106,33 @@ class global_step {
       stepped_ = true;
     }
     gradient_changes_ = gradients_->changes();
+    if (optimizer_) before_.note_versions(*optimizer_);
   }
 
   bool pending() const { return pending_; }
+
+  /// \throws usage_error where parameters, or what the optimizer keeps, were changed while the step is pending: it may be undone
+  void check_unchanged() const {
+    if (!pending_ || !optimizer_) return;
+    at::Tensor const changed = before_.changed(*optimizer_);
+    if (!changed.defined()) return;
+    std::string named = "a parameter";
+    for (named_parameter const& p : parameters_) {
+      if (p.value.is_same(changed)) named = "stage " + std::to_string(p.stage) + "'s " + p.name;
+    }
+    throw usage_error(named + ", or what the optimizer keeps for it, was changed after step " + std::to_string(step_) +
+                          ", which with post_validation may yet be undone, and the change with it. Remedy: "
+                          "trainer.synchronize() before the change",
+                      {.rank = comm_->topology().global_rank});
+  }
+
+  /// Compares the values of copies that must stay equal, and what optimizers keep for them and step them with. Collective, with
+  /// no step pending.
+  /// \throws as copy_agreement::check
+  void check_copies(long next_step) const {
+    copies_.check(*comm_, optimizer_.get(), /*values=*/true,
+                  {.rank = comm_->topology().global_rank, .step = next_step, .action = "check_copies"});
+  }
 
   /// What came of the pending step, now put right. Collective.
   /// \param report the one that `run` was given
@@ -142,7 +166,6 @@ class global_step {
     // The caller may have set other learning rates since, for the step to come.
     std::vector<double> const rates_of_next = detail::group_rates(optimizer_.get());
     undo();
-    if (optimizer_) detail::set_group_rates(*optimizer_, rates_);
     apply(report);
     if (optimizer_ && !options_->learning_rate) detail::set_group_rates(*optimizer_, rates_of_next);
     return false;
@@ -217,25 +240,15 @@ class global_step {
     if (options_->learning_rate) detail::check_one_rate(*optimizer_);
   }
 
-  /// Replicas of a stage must step alike. Collective.
-  void compare_optimizers() {
-    named_values lines;
-    if (optimizer_) {
-      torch::optim::Optimizer const& mine = *optimizer_;
-      std::string const kind = kind_of(mine);
-      std::string each = kind.empty() ? typeid(mine).name() : kind;
-      for (auto& group : optimizer_->param_groups())
-        each += ", " + std::to_string(group.params().size()) + " parameters at " + detail::number_text(group.options().get_lr());
-      lines.add("the optimizer of pipeline rank " + std::to_string(comm_->topology().pipeline_rank()), each);
-    }
-    check_consistency(*comm_, lines);
-  }
-
   /// What all ranks' numbers say, the same on all of them.
   void judge(step_report& report) {
+    numbers_.check_calls(here());
     numbers_.check_counts(options_->reduction, all_counts_, here());
     numbers_.check_data(here());
     shapes_may_differ_ = numbers_.shapes_differ();
+    if (options_->learning_rate) numbers_.check_rates(here());
+    check_copies_of_step();
+    report.learning_rate = numbers_.rate();
     numbers_.add_times(report);
     report.samples = numbers_.samples();
     if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
@@ -243,6 +256,18 @@ class global_step {
     std::string const gradient_culprit = numbers_.add_norms(report);
     policy_.decide(report, loss_culprit, gradient_culprit, here());
     report.settled = true;
+  }
+
+  /// \throws preflight_error or usage_error, the same on every rank, where copies differed as this step's gradients were computed
+  void check_copies_of_step() {
+    std::string const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
+    if (difference.empty()) return;
+    undo();
+    copies_.check(*comm_, optimizer_.get(), /*values=*/true, here());
+    throw preflight_error(difference +
+                              " in this step, and no longer do. Remedy: change options, parameters and what the optimizer "
+                              "keeps between two steps, on all ranks alike",
+                          here());
   }
 
   void apply(step_report const& report) {
@@ -282,8 +307,10 @@ class global_step {
     }
   }
 
+  /// Back to before the step that was pending, its learning rates included.
   void undo() {
     if (stepped_) before_.put_back(*optimizer_);
+    if (optimizer_) detail::set_group_rates(*optimizer_, rates_);
     stepped_ = false;
   }
 
@@ -295,6 +322,7 @@ class global_step {
   trainer_options const* options_;
   std::vector<named_parameter> parameters_;  // trained on this rank
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  detail::copy_agreement copies_;
   detail::step_statistics numbers_;
   step_policy policy_;
 
@@ -305,7 +333,7 @@ class global_step {
   bool pending_ = false;       // the gather is under way
   bool stepped_ = false;       // the optimizer stepped without waiting for it
   std::int64_t gradient_changes_ = 0;  // when it returned
-  std::vector<double> rates_;  // by group, of the pending step
+  std::vector<double> rates_;  // by group, of this step
   std::string stop_reason_;
   optimizer_snapshot before_;
 };

@@ -78,7 +78,9 @@ class gradient_buckets {
 
   /// The parameters trained, in the order of registration; a parameter registered twice appears once.
   std::vector<parameter> const& trained() const { return trained_; }
-  /// The gradient of each of them.
+  /// Those that need no gradient.
+  std::vector<parameter> const& frozen() const { return frozen_; }
+  /// The gradient of each that is trained.
   tensors const& views() const { return views_; }
   /// Parameters that need no gradient and yet are said to be tied.
   std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }

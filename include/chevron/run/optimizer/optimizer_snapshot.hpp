@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -63,6 +64,24 @@ class optimizer_snapshot {
     }
   }
 
+  /// Notes in which versions parameters and states are now.
+  void note_versions(torch::optim::Optimizer& optimizer) {
+    versions_.clear();
+    each_version(optimizer, [this](at::Tensor const&, std::uint64_t version) { versions_.push_back(version); });
+  }
+  /// \returns the first parameter that was written to since `note_versions`, or whose state was; undefined where none was. What is
+  /// written through `data()` has no version.
+  at::Tensor changed(torch::optim::Optimizer& optimizer) const {
+    at::Tensor found;
+    std::size_t next = 0;
+    each_version(optimizer, [&](at::Tensor const& p, std::uint64_t version) {
+      bool const same = next < versions_.size() && versions_[next] == version;
+      ++next;
+      if (!same && !found.defined()) found = p;
+    });
+    return found;
+  }
+
   /// Calls `see(parameter, copy)` for each copy that is held of it and of its state.
   template <class See>
   void each_copy(See const& see) const {
@@ -85,6 +104,27 @@ class optimizer_snapshot {
     }
   }
 
+  /// Calls `see(parameter, version)` for each parameter: a number that another memory has changed, and each operation in place.
+  template <class See>
+  static void each_version(torch::optim::Optimizer& optimizer, See const& see) {
+    for (auto& group : optimizer.param_groups()) {
+      for (at::Tensor const& p : group.params()) {
+        std::uint64_t version = 0;
+        auto const add = [&](at::Tensor const& t) {
+          if (!t.defined() || t.is_inference()) return;
+          version = (version ^ reinterpret_cast<std::uintptr_t>(t.const_data_ptr())) * 0x9e3779b97f4a7c15u + t._version();
+        };
+        add(p);
+        auto const found = optimizer.state().find(p.unsafeGetTensorImpl());
+        if (found != optimizer.state().end()) {
+          for (at::Tensor const& t : tensors_of(*found->second)) add(t);
+        }
+        see(p, version);
+      }
+    }
+  }
+
+  std::vector<std::uint64_t> versions_;                                     // by parameter
   std::vector<double> rates_;                                               // by group
   std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states_;  // by parameter; null: it had none
   std::vector<at::Tensor> copies_;                                          // parameter, then its state's tensors

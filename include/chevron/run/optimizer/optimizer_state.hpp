@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <typeinfo>
 #include <vector>
 
@@ -16,8 +17,8 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// What torch::optim's optimizers keep for each parameter. LibTorch gives states no common way to be asked: this is the one place
-/// that knows them.
+/// What torch::optim's optimizers keep for each parameter, and the options that they step it with. LibTorch gives neither a common
+/// way to be asked: this is the one place that knows them.
 
 namespace chevron {
 
@@ -50,6 +51,42 @@ void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, On
       "what this optimizer keeps for each parameter is not known here, so it can neither be undone nor saved. Remedy: SGD, Adam, "
       "AdamW, "
       "RMSprop or Adagrad of torch::optim, or neither post_validation nor checkpoints");
+}
+
+/// Calls `number(name, value)` for each option of a parameter group, in a fixed order; of options that are not known here, for
+/// the learning rate alone.
+template <class OnNumber>
+void visit_options(torch::optim::OptimizerOptions const& options, OnNumber&& number) {
+  namespace optim = torch::optim;
+  number("learning rate", options.get_lr());
+  auto const adam = [&](auto const& o) {
+    number("first beta", std::get<0>(o.betas()));
+    number("second beta", std::get<1>(o.betas()));
+    number("eps", o.eps());
+    number("weight decay", o.weight_decay());
+    number("amsgrad", o.amsgrad() ? 1.0 : 0.0);
+  };
+  if (auto const* o = dynamic_cast<optim::AdamWOptions const*>(&options)) return adam(*o);
+  if (auto const* o = dynamic_cast<optim::AdamOptions const*>(&options)) return adam(*o);
+  if (auto const* o = dynamic_cast<optim::SGDOptions const*>(&options)) {
+    number("momentum", o->momentum());
+    number("dampening", o->dampening());
+    number("weight decay", o->weight_decay());
+    return number("nesterov", o->nesterov() ? 1.0 : 0.0);
+  }
+  if (auto const* o = dynamic_cast<optim::RMSpropOptions const*>(&options)) {
+    number("alpha", o->alpha());
+    number("eps", o->eps());
+    number("weight decay", o->weight_decay());
+    number("momentum", o->momentum());
+    return number("centered", o->centered() ? 1.0 : 0.0);
+  }
+  if (auto const* o = dynamic_cast<optim::AdagradOptions const*>(&options)) {
+    number("learning rate decay", o->lr_decay());
+    number("weight decay", o->weight_decay());
+    number("initial accumulator", o->initial_accumulator_value());
+    number("eps", o->eps());
+  }
 }
 
 /// The tensors of a state, in their order, undefined ones included.

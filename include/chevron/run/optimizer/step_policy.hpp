@@ -18,7 +18,10 @@ namespace chevron {
 class step_policy {
  public:
   explicit step_policy(trainer_options const& options)
-      : clip_(options.clip_grad_norm), when_not_finite_(options.when_not_finite), stable_steps_(options.stable_steps) {
+      : clip_(options.clip_grad_norm),
+        weighs_(static_cast<bool>(options.loss_weight)),
+        when_not_finite_(options.when_not_finite),
+        stable_steps_(options.stable_steps) {
     if (options.scaling) scale_ = loss_scale(*options.scaling);
   }
 
@@ -37,8 +40,18 @@ class step_policy {
     report.clipped = !report.skipped && clip_ > 0 && report.grad_norm > clip_;
     steps_in_order_ = report.skipped || report.clipped ? 0 : steps_in_order_ + 1;
     if (report.skipped && !overflow && when_not_finite_ == not_finite::stop) {
-      throw numerical_error(culprit + " is not finite; no parameter was changed. Remedy: a lower learning rate, clip_grad_norm, or "
-                                      "not_finite::skip",
+      std::string const where =
+          loss_culprit.empty()
+              ? " Of the gradients that are not finite the backward computed this one first: what made it so is in "
+                "its stage, or between it and the next parameters."
+              : "";
+      std::string const masked =
+          loss_culprit.empty() || weighs_
+              ? ""
+              : "where a loss is a mean over targets that count and a microbatch may have none (all of "
+                "its labels ignored, say), trainer_options::loss_weight, which leaves out what counts 0; else ";
+      throw numerical_error(culprit + " is not finite; no parameter was changed." + where + " Remedy: " + masked +
+                                "a lower learning rate, clip_grad_norm, or not_finite::skip",
                             here);
     }
   }
@@ -69,6 +82,7 @@ class step_policy {
 
  private:
   double clip_;
+  bool weighs_;
   not_finite when_not_finite_;
   int stable_steps_;
   loss_scale scale_;

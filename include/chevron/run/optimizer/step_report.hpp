@@ -21,7 +21,8 @@ struct step_report {
   bool skipped = false;                                         ///< loss or gradient was not finite, nothing was changed
   bool clipped = false;                                         ///< gradients were scaled down to `clip_grad_norm`
   double loss_factor = 1;  ///< of loss scaling; a gradient too large for it has the step skipped, and the next factor is smaller
-  double learning_rate = 0;  ///< 0 on a rank without parameters if no schedule was given
+  /// The schedule's; without one that of the first group of the lowest trained stage's optimizer (of this rank's until settled).
+  double learning_rate = 0;
   double seconds = 0;        ///< as this rank saw it
   std::int64_t samples = 0;  ///< over all replicas
   double samples_per_second = 0;

@@ -27,11 +27,12 @@ namespace chevron::detail {
 struct step_contribution {
   std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
   double counts = 0;         ///< what this replica's microbatches count; not a number on a rank that was not given what tells
-  double all_counts = 0;     ///< the same over all replicas, as used for the weights; 0 on such a rank, if nothing else is known
+  double all_counts = 0;     ///< the same over all replicas, as used for the weights; likewise
   std::int64_t samples = 0;  ///< of this replica; 0 where nothing tells
   double shapes = 0;         ///< a mark of its batches' shapes
   double busy_seconds = 0;
   double span_seconds = 0;
+  std::int64_t calls = 0;             ///< of the trainer so far, refused ones too
   int stop_cause = 0;                 ///< why this rank is to stop, as in stop_request.hpp; 0: it may go on
   std::span<double const> data = {};  ///< fingerprints of its batch; empty if none are compared in this step
 };
@@ -44,9 +45,10 @@ class step_statistics {
   /// Collective: ranks tell each other their parameters' names, and what their stages take of a batch by name.
   /// \param lines one for each of this rank's parameters: its stage, a space, its name; and for what it takes: `takes`, a space,
   /// the name
+  /// \param copies how many numbers each rank contributes to the comparison of copies (copy_agreement.hpp)
   /// \throws usage_error where no stage has anything to train
-  step_statistics(plan_view plan, transport& comm, std::string const& lines, data_check check)
-      : plan_(plan), comm_(&comm), names_(static_cast<std::size_t>(plan.stages)) {
+  step_statistics(plan_view plan, transport& comm, std::string const& lines, data_check check, std::size_t copies)
+      : plan_(plan), comm_(&comm), names_(static_cast<std::size_t>(plan.stages)), copies_(copies) {
     std::vector<std::string> const all = comm.all_gather_text(lines);
     std::vector<std::vector<std::string>> taken(static_cast<std::size_t>(plan_.size.ranks));
     std::size_t most = 0;
@@ -59,13 +61,16 @@ class step_statistics {
   }
 
   void clear() { std::fill(mine_.begin(), mine_.end(), 0.0); }
-  void set(step_contribution const& input) {
+  /// \param rate the learning rate of this rank's step
+  void set(step_contribution const& input, double rate) {
     mine_[0] = input.counts;
     mine_[1] = input.busy_seconds;
     mine_[2] = input.span_seconds;
     mine_[3] = static_cast<double>(input.samples);
     mine_[4] = input.stop_cause;
     mine_[5] = input.shapes;
+    mine_[6] = static_cast<double>(input.calls);
+    mine_[7] = rate;
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
     std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
     compares_data_ = !input.data.empty();
@@ -73,6 +78,9 @@ class step_statistics {
   /// Squared, of this rank's parameters in their order; zeros after the last.
   std::span<double> norms() { return std::span(mine_).subspan(first_norm()); }
   std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
+  /// For the comparison of copies.
+  std::span<double> copies() { return std::span(mine_).subspan(first_of_copies(), copies_); }
+  double const* copies_of(int global_rank) const { return of_rank(global_rank) + first_of_copies(); }
   std::span<double const> losses() const {
     return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.micro_batches));
   }
@@ -89,6 +97,36 @@ class step_statistics {
   void finish_all_gather() { comm_->finish_all_gather(all_); }
 
   // Of all ranks' numbers, once they are there.
+
+  /// Ranks that were called unequally often, since one refused a call and the program went on, would train on inputs of one batch
+  /// with targets of another.
+  /// \throws preflight_error where a rank was called oftener than another
+  void check_calls(error_context const& here) const {
+    for (int r = 1; r < comm_->topology().world(); ++r) {
+      if (of_rank(r)[6] == of_rank(0)[6]) continue;
+      throw preflight_error(
+          "rank 0 has called step() and accumulate() " + number_text(of_rank(0)[6]) + " times, rank " + std::to_string(r) + " " +
+              number_text(of_rank(r)[6]) +
+              " times, calls that ended in a usage_error included: they would train on parts of different batches. No parameter "
+              "was changed. Remedy: give all ranks a batch that none refuses, or make the call again on all of them",
+          here);
+    }
+  }
+  /// \throws preflight_error where a schedule of learning rates gives ranks different ones
+  void check_rates(error_context const& here) const {
+    for (int r = 1; r < comm_->topology().world(); ++r) {
+      if (of_rank(r)[7] == of_rank(0)[7]) continue;
+      throw preflight_error("trainer_options::learning_rate gives rank 0 " + number_text(of_rank(0)[7]) +
+                                " for this step and rank " + std::to_string(r) + " " + number_text(of_rank(r)[7]) +
+                                ". No parameter was changed. Remedy: a function that depends on the step alone",
+                            here);
+    }
+  }
+  /// The learning rate of the lowest stage that is trained, of its optimizer's first group.
+  double rate() const {
+    auto const trained = std::find_if(names_.begin(), names_.end(), [](auto const& names) { return !names.empty(); });
+    return of_rank(plan_.rank_of_stage(static_cast<int>(trained - names_.begin())))[7];
+  }
 
   /// \param all_counts what this rank took the batches of all replicas to count
   /// \throws usage_error where ranks were given batches that do not go together
@@ -134,14 +172,16 @@ class step_statistics {
   }
 
   /// Adds up the report's loss.
-  /// \returns what is not finite of it, in words: the first; empty if all are
+  /// \returns what is not finite of it, in words: the first, and how many are; empty if all are
   std::string add_losses(step_report& report) const {
     std::string culprit;
+    int finite = 0;
     report.loss = 0;
     int const rank = plan_.rank_of_stage(plan_.stages - 1);
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       for (int m = 0; m < plan_.size.micro_batches; ++m) {
         double const loss = of_rank(replica * plan_.size.ranks + rank)[header + m];
+        finite += std::isfinite(loss) ? 1 : 0;
         if (culprit.empty() && !std::isfinite(loss)) {
           culprit = "the loss of microbatch " + std::to_string(m);
           if (comm_->topology().replicas > 1) culprit += " of replica " + std::to_string(replica);
@@ -149,9 +189,10 @@ class step_statistics {
         report.loss += loss;
       }
     }
+    if (!culprit.empty() && finite > 0) culprit += ", unlike " + std::to_string(finite) + (finite > 1 ? " others," : " other,");
     return culprit;
   }
-  /// The same of the report's gradient norm.
+  /// The same of the report's gradient norm, the last in the order of stages: the backward comes to it first.
   std::string add_norms(step_report& report) const {
     std::string culprit;
     std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), first_norm());
@@ -160,7 +201,7 @@ class step_statistics {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
       for (std::string const& name : names_[s]) {
         double const squared = of_rank(rank)[next[static_cast<std::size_t>(rank)]++];
-        if (culprit.empty() && !std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + name;
+        if (!std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + name;
         sum += squared;
       }
     }
@@ -202,10 +243,11 @@ class step_statistics {
   }
 
  private:
-  static constexpr int header = 6;
+  static constexpr int header = 8;
 
   int first_of_data() const { return header + plan_.size.micro_batches; }
-  std::size_t first_norm() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
+  std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
+  std::size_t first_norm() const { return first_of_copies() + copies_; }
   /// \returns how many parameters there are
   std::size_t read_names(std::string const& text, std::vector<std::string>& taken) {
     std::size_t count = 0;
@@ -228,6 +270,7 @@ class step_statistics {
   plan_view plan_;
   transport* comm_;
   std::vector<std::vector<std::string>> names_;  // of all trained parameters, by stage
+  std::size_t copies_;                           // numbers of a rank for the comparison of copies
   data_agreement data_;
   bool compares_data_ = false;  // in this step
   std::size_t width_ = 0;

@@ -89,6 +89,15 @@ class tied_parameters {
     return out;
   }
 
+  /// Calls `see(word, pipeline rank, stage, index among its trained parameters)` for each tied parameter of a pipeline, by word and
+  /// stage, on every rank alike.
+  template <class See>
+  void each(See const& see) const {
+    for (word const& w : words_) {
+      for (member const& m : w.members) see(w.text, m.rank, m.stage, m.index);
+    }
+  }
+
   /// Adds up the gradients. Collective, when the replicas' sums are there, with nothing else under way.
   /// \param program the slots of the program, after which those of the exchange stand
   void sum(transport& comm, slot_counts program) {

@@ -97,6 +97,10 @@ struct trainer_options {
   /// `corrupt_message_error` and no wrong number. All that is sent is read twice more. On the CPU only: an accelerator's host does not
   /// see messages.
   bool check_messages = false;
+  /// Steps from one comparison of copies that must stay equal to the next: of parameters and what optimizers keep for them, on all
+  /// replicas of a stage and wherever they are tied. Also before a checkpoint or weights are saved. 0: never. The options that
+  /// copies are stepped with are compared in every step. All bytes of the copies are read once.
+  int check_copies = 100;
 };
 
 namespace detail {
@@ -117,6 +121,8 @@ inline void check(trainer_options const& options) {
     throw usage_error("stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");
   if (options.deferred_weights < 0)
     throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + ": give a number of W's from 0");
+  if (options.check_copies < 0)
+    throw usage_error("check_copies is " + std::to_string(options.check_copies) + ": give a number of steps from 0");
   if (options.deferred_weights > 0 && (options.device != at::kCPU || options.graphs)) {
     throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + " on " + options.device.str() +
                       ", where the host does not wait for messages and so cannot tell when a W fills a wait. Remedy: 0");
@@ -149,6 +155,7 @@ inline void add(named_values& out, trainer_options const& options) {
                            : options.check_data == data_check::every_step ? "in every step"
                                                                           : "in the first step");
   out.add("messages", options.check_messages ? "with checksums" : "as they are");
+  out.add("copies compared", options.check_copies == 0 ? "never" : "every " + std::to_string(options.check_copies) + " steps");
   out.add("post-validation", options.post_validation ? "after " + std::to_string(options.stable_steps) + " stable steps" : "no");
 }
 

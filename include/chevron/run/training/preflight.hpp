@@ -13,7 +13,7 @@
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 #include <chevron/version.hpp>
@@ -50,14 +50,6 @@ inline std::uint64_t fingerprint(program_view const& program) {
     }
   }
   return hash;
-}
-
-/// A number that stands for a tensor's values, bit for bit.
-inline std::uint64_t fingerprint(at::Tensor const& t) {
-  at::Tensor const dense = t.detach().cpu().contiguous();
-  detail::byte_fingerprint bytes;
-  bytes.add(dense.const_data_ptr(), dense.nbytes());
-  return bytes.value();
 }
 
 inline void add_program(named_values& out, program_view const& program) {

@@ -27,6 +27,9 @@ class step_accumulator {
  public:
   explicit step_accumulator(int micro_batches) : weighted_losses_(static_cast<std::size_t>(micro_batches)) {}
 
+  /// The trainer was called, whether or not it takes what it was given.
+  void count_call() { ++calls_; }
+
   /// Runs of this step so far.
   int passes() const { return passes_; }
 
@@ -93,6 +96,7 @@ class step_accumulator {
   /// \param data fingerprints of the step's batches
   step_contribution contribution(std::span<double const> data) const {
     step_contribution out = mine_;
+    out.calls = calls_;
     out.weighted_losses = weighted_losses_;
     out.data = data;
     return out;
@@ -100,6 +104,7 @@ class step_accumulator {
 
  private:
   int passes_ = 0;
+  std::int64_t calls_ = 0;
   std::vector<double> weighted_losses_;  // by microbatch
   step_contribution mine_;
   std::int64_t nanoseconds_ = 0;

@@ -32,6 +32,7 @@
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/replica_buffers.hpp>
 #include <chevron/run/training/separate_tensors.hpp>
+#include <chevron/run/training/settled_reports.hpp>
 #include <chevron/run/training/static_bytes.hpp>
 #include <chevron/run/training/step_accumulator.hpp>
 #include <chevron/run/training/trainer_setup.hpp>
@@ -137,11 +138,20 @@ class trainer {
   /// \returns the report of the last step, settled
   step_report synchronize() {
     if (update_->pending()) {
+      update_->check_unchanged();
       compute_streams::scope const here(*context_.streams());
       settle();
     }
-    tell();
-    return report_;
+    return reports_.tell();
+  }
+
+  /// Compares now what `trainer_options::check_copies` has compared every n-th step. Collective, between two steps.
+  /// \throws preflight_error or usage_error naming stage, tensor and ranks, the same on every rank
+  void check_copies() {
+    synchronize();
+    compute_streams::scope const here(*context_.streams());
+    collective_scope const doing(context_.comm(), "check_copies");
+    update_->check_copies(step_);
   }
 
   /// Goes on under another program between two steps, with the same parameters, optimizer and step number. Where both add
@@ -234,6 +244,7 @@ class trainer {
   step_report step_of(Cut const& cut_batch, double global_weight) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
+    accumulated_.count_call();
     cut_batch();
     prepare(global_weight);
     run_result const run = run_program(true);
@@ -243,16 +254,15 @@ class trainer {
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
     accumulated_.end_step(next);
     ++step_;
-    report_ = next;
-    if (report_.settled) to_tell_.push_back(report_);
-    tell();
-    return report_;
+    reports_.add(next);
+    return reports_.tell();
   }
 
   template <class Cut>
   void accumulate_of(Cut const& cut_batch, double global_weight) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
+    accumulated_.count_call();
     cut_batch();
     if (!(global_weight > 0))
       throw usage_error(
@@ -268,6 +278,7 @@ class trainer {
     accumulated_.check_weight(global_weight);
     context_.share_loss(batch_, global_weight);
     bool const first = accumulated_.passes() == 0;
+    update_->check_unchanged();
     batch_.number_from(accumulated_.passes() * batch_.count());
     context_.open_for(*executor_, batch_, update_->shapes_may_differ());
     if (first) gradients_->check_frozen();
@@ -312,18 +323,9 @@ class trainer {
   /// Waits for the verdict on the last step.
   /// \returns whether it stands
   bool settle() {
-    bool const stands = update_->verdict(report_);
-    to_tell_.push_back(report_);
+    bool const stands = update_->verdict(reports_.last());
+    reports_.settle();
     return stands;
-  }
-
-  /// Hands settled reports to the user, when no step is under way.
-  void tell() {
-    for (step_report& each : std::exchange(to_tell_, {})) {
-      each.samples_per_second = static_cast<double>(each.samples) / each.seconds;
-      if (each.step == report_.step) report_ = each;
-      if (context_.options().on_report) context_.options().on_report(each);
-    }
   }
 
   proved_program program_;
@@ -342,8 +344,7 @@ class trainer {
       std::make_shared<std::function<void()> const>([this] { synchronize(); });
   std::shared_ptr<checkpoint_session> checkpoints_;
   std::vector<measured_bytes> measured_;  // by stage, of the run that was counted
-  step_report report_;                    // of the last step
-  std::vector<step_report> to_tell_;      // settled, `on_report` has not had them yet
+  detail::settled_reports reports_{context_.options().on_report};
   long step_ = 0;
 };
 

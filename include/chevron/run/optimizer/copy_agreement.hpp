@@ -1,0 +1,281 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/tensor_fingerprint.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/optimizer/optimizer_state.hpp>
+#include <chevron/run/optimizer/rank_gradients.hpp>
+#include <chevron/run/optimizer/tied_parameters.hpp>
+
+/// \file
+/// Are copies of a parameter equal that must stay equal?
+
+namespace chevron::detail {
+
+/// The comparison of copies: those of a stage on all replicas, and tied parameters. Each copy is stepped by the optimizer of its
+/// own rank, so copies stay equal only where they begin equal, get one gradient, and are stepped with equal options from equal
+/// states.
+///
+/// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
+/// all of them, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.
+class copy_agreement {
+ public:
+  /// \param gradients of this rank's stages \param every  steps between two comparisons of values; 0: never
+  /// \param one_rate  whether a schedule gives all groups their rate, so that what they had counts for nothing
+  copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied, int every, bool one_rate)
+      : where_(where), every_(every), one_rate_(one_rate) {
+    std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and index: the place among copies
+    for (std::size_t s = 0; s < gradients.stages(); ++s) {
+      if (gradients[s] == nullptr) continue;
+      for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
+        parameter const& p = gradients[s]->trained()[i];
+        if (where.replicas == 1 && p.tied_as.empty()) continue;
+        trained[{s, i}] = copies_.size();
+        copies_.push_back({s, p});
+      }
+      if (where.replicas == 1) continue;
+      for (parameter const& p : gradients[s]->frozen()) copies_.push_back({s, p});
+    }
+    tied.each([&](std::string const& word, int rank, std::size_t stage, std::size_t index) {
+      bool const here = rank == where.pipeline_rank();
+      tied_.push_back({word, rank, here ? trained.at({stage, index}) : 0, here});
+    });
+  }
+
+  /// How many numbers a rank contributes to a step, the same on every rank.
+  std::size_t width() const { return where_.replicas == 1 && tied_.empty() ? 0 : 2 + 2 * tied_.size(); }
+
+  /// A step's numbers, before its optimizer steps: of all copies of this rank options and values, then of each tied one.
+  void write(std::span<double> to, torch::optim::Optimizer* optimizer) {
+    if (to.empty()) return;
+    std::fill(to.begin(), to.end(), 0.0);
+    if (where_.replicas > 1 && optimizer != nullptr) {
+      byte_fingerprint options;
+      for (auto const& group : optimizer->param_groups()) add_options(options, group.options());
+      to[0] = number(options);
+    }
+    bool const values = every_ > 0 && steps_++ % every_ == 0;
+    std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
+    if (values && where_.replicas > 1) {
+      byte_fingerprint all;
+      for (mark const& one : marks) add(all, one);
+      to[1] = number(all);
+    }
+    for (std::size_t i = 0; i < tied_.size(); ++i) {
+      if (!tied_[i].here) continue;
+      byte_fingerprint options, value;
+      if (auto const* found = options_of(optimizer, copies_[tied_[i].copy].of.value)) add_options(options, *found);
+      add(value, marks[tied_[i].copy]);
+      to[2 + 2 * i] = number(options);
+      to[3 + 2 * i] = values ? number(value) : 0;
+    }
+  }
+
+  /// \param of_rank gives the numbers of a rank, by global rank
+  /// \returns whose differ, in words, the same on every rank; empty where none do
+  template <class OfRank>
+  std::string difference(OfRank const& of_rank) const {
+    if (width() == 0) return "";
+    auto const differs = [&](int a, std::size_t i, int b, std::size_t j) -> std::string {
+      if (of_rank(a)[i] == of_rank(b)[j]) return "";
+      return "ranks " + std::to_string(a) + " and " + std::to_string(b) +
+             (i % 2 == 0 ? " stepped copies of a parameter with different options" : " held different copies of a parameter");
+    };
+    for (std::size_t kind : {0u, 1u}) {
+      for (int r = where_.pipeline_ranks; r < where_.world(); ++r) {
+        if (std::string found = differs(r % where_.pipeline_ranks, kind, r, kind); !found.empty()) return found;
+      }
+      std::size_t first = 0;  // of the word
+      for (std::size_t i = 0; i < tied_.size(); ++i) {
+        if (tied_[i].word != tied_[first].word) first = i;
+        std::string found = differs(tied_[first].rank, 2 + 2 * first + kind, tied_[i].rank, 2 + 2 * i + kind);
+        if (!found.empty()) return found;
+      }
+    }
+    return "";
+  }
+
+  /// Compares texts of all copies. Collective.
+  /// \param values whether values and states, too, or options alone
+  /// \throws usage_error for tied parameters that are stepped with different options; preflight_error for replicas that are, and
+  /// for values and states that differ: the same on every rank
+  void check(transport& comm, torch::optim::Optimizer* optimizer, bool values, error_context const& here) const {
+    if (width() == 0) return;
+    std::vector<said> all;
+    std::vector<std::string> const texts = comm.all_gather_text(text(optimizer, values));
+    for (std::size_t r = 0; r < texts.size(); ++r) read(texts[r], static_cast<int>(r), all);
+    for (std::size_t what : {0u, 1u, 2u}) {
+      std::map<std::string, said const*> first;
+      for (said const& one : all) {
+        for (bool const as_tied : {false, true}) {
+          if (as_tied && one.word.empty()) continue;
+          auto const [known, is_new] = first.emplace(as_tied ? "tied " + one.word : one.stage + " " + one.name, &one);
+          if (!is_new && known->second->fields[what] != one.fields[what]) refuse(what, *known->second, one, as_tied, here);
+        }
+      }
+    }
+  }
+
+ private:
+  struct copy {
+    std::size_t stage;
+    parameter of;
+  };
+  struct tied_copy {
+    std::string word;
+    int rank;
+    std::size_t copy;
+    bool here;
+  };
+  struct mark {
+    std::uint64_t value = 0, state = 0;
+  };
+  struct said {
+    int rank;
+    std::string stage, name, word, fields[3];  // options, value, state
+  };
+
+  /// 53 bits, which a double holds exactly.
+  static double number(byte_fingerprint const& of) { return static_cast<double>(of.value() >> 11); }
+  static void add(byte_fingerprint& to, mark const& one) {
+    to.add(&one.value, sizeof one.value);
+    to.add(&one.state, sizeof one.state);
+  }
+  template <class See>
+  void each_option(torch::optim::OptimizerOptions const& options, See const& see) const {
+    bool rate = true;  // comes first
+    visit_options(options, [&](char const* name, double value) {
+      if (!std::exchange(rate, false) || !one_rate_) see(name, value);
+    });
+  }
+  void add_options(byte_fingerprint& to, torch::optim::OptimizerOptions const& options) const {
+    each_option(options, [&](char const*, double value) { to.add(&value, sizeof value); });
+  }
+  /// Null where the optimizer does not step this parameter.
+  static torch::optim::OptimizerOptions const* options_of(torch::optim::Optimizer const* optimizer, at::Tensor const& p) {
+    if (optimizer == nullptr) return nullptr;
+    for (auto const& group : optimizer->param_groups()) {
+      for (at::Tensor const& one : group.params()) {
+        if (one.is_same(p)) return &group.options();
+      }
+    }
+    return nullptr;
+  }
+
+  std::vector<mark> marks_of(torch::optim::Optimizer* optimizer) const {
+    bool const known = optimizer != nullptr && !kind_of(*optimizer).empty();
+    tensors all;
+    std::vector<byte_fingerprint> states(copies_.size());
+    std::vector<std::size_t> ends;
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+      all.push_back(copies_[i].of.value);
+      if (known) {
+        auto const found = optimizer->state().find(copies_[i].of.value.unsafeGetTensorImpl());
+        if (found != optimizer->state().end()) {
+          visit_state(
+              *found->second, [&](char const*, at::Tensor& t) { all.push_back(t); },
+              [&](char const*, auto& value) { states[i].add(&value, sizeof value); });
+        }
+      }
+      ends.push_back(all.size());
+    }
+    std::vector<std::uint64_t> const each = fingerprints(all);
+    std::vector<mark> out;
+    for (std::size_t i = 0, k = 0; i < copies_.size(); ++i) {
+      std::uint64_t const value = each[k++];
+      for (; k < ends[i]; ++k) states[i].add(&each[k], sizeof each[k]);
+      out.push_back({value, states[i].value()});
+    }
+    return out;
+  }
+
+  /// A line for each copy.
+  std::string text(torch::optim::Optimizer* optimizer, bool values) const {
+    std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
+    std::string out;
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+      std::string options;
+      if (auto const* found = options_of(optimizer, copies_[i].of.value)) {
+        options = (kind_of(*optimizer).empty() ? typeid(*optimizer).name() : kind_of(*optimizer)) + ";";
+        each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
+      }
+      for (std::string const& field : {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as, options,
+                                       std::to_string(marks[i].value), std::to_string(marks[i].state)})
+        out += field + "\t";
+    }
+    return out;
+  }
+  static void read(std::string const& text, int rank, std::vector<said>& to) {
+    for (std::size_t at = 0; at < text.size();) {
+      said one{.rank = rank};
+      for (std::string* field : {&one.stage, &one.name, &one.word, &one.fields[0], &one.fields[1], &one.fields[2]}) {
+        std::size_t const tab = text.find('\t', at);
+        *field = text.substr(at, tab - at);
+        at = tab + 1;
+      }
+      to.push_back(std::move(one));
+    }
+  }
+
+  /// The first option of `mine` that is not also one of `other`.
+  static std::string first_difference(std::string const& mine, std::string const& other) {
+    if (mine.empty()) return "no optimizer";
+    for (std::size_t at = 0; at < mine.size();) {
+      std::size_t const end = mine.find(';', at);
+      if (mine.compare(at, end + 1 - at, other, std::min(at, other.size()), end + 1 - at) != 0) return mine.substr(at, end - at);
+      at = end + 1;
+    }
+    return mine;
+  }
+
+  [[noreturn]] static void refuse(std::size_t what, said const& a, said const& b, bool as_tied, error_context const& here) {
+    auto const called = [](said const& one) { return "stage " + one.stage + "'s " + one.name; };
+    auto const on = [](said const& one) { return " on rank " + std::to_string(one.rank); };
+    std::string const both = called(a) + on(a) + " and " + called(b) + on(b);
+    if (what > 0) {
+      throw preflight_error(
+          (what == 1 ? "the values of " : "what the optimizer keeps for ") + both + (what == 1 ? " differ" : " differs") +
+              (as_tied ? ", which are tied as `" + a.word + "`" : ", which are replicas of one") +
+              ": copies of a parameter must stay equal. Remedy: change parameters, gradients and the optimizer's state on the "
+              "ranks of all copies alike, between two steps or in before_optimizer_step; trainer_options::check_copies = 1 tells "
+              "in which step they part, and load_checkpoint makes them equal",
+          here);
+    }
+    std::string const of_a = first_difference(a.fields[0], b.fields[0]), of_b = first_difference(b.fields[0], a.fields[0]);
+    std::string const options = called(a) + on(a) + " is stepped with " + of_a + " and " + called(b) + on(b) + " with " + of_b;
+    if (as_tied) {
+      throw usage_error(options + ", but they are tied as `" + a.word +
+                            "` and would not stay equal. Remedy: groups of parameters that give all copies the same options",
+                        here);
+    }
+    throw preflight_error(options +
+                              ", but they are replicas of one and would not stay equal. Remedy: give the optimizers of all "
+                              "ranks the same options, and step a scheduler of learning rates on all of them",
+                          here);
+  }
+
+  topology where_;
+  std::vector<copy> copies_;     // of this rank, to be compared
+  std::vector<tied_copy> tied_;  // of a pipeline, by word and stage
+  int every_;
+  bool one_rate_;
+  long steps_ = 0;
+};
+
+}  // namespace chevron::detail
