@@ -1,7 +1,8 @@
 # timeout: 600
-"""Chevron with the headers of other versions of LibTorch than the one it is built with.
+"""Chevron on other versions of LibTorch than the one it is built with.
 
-    python3 tests/libtorch.py COMPILER VERSION      the umbrellas of the run side and a trainer compile with its headers
+    python3 tests/libtorch.py COMPILER VERSION                 its headers: the umbrellas of the run side and a trainer compile
+    python3 tests/libtorch.py COMPILER VERSION --run SOURCE...  its library, too: tests are built on it and run
 
 A wheel of LibTorch is nearly a gigabyte, of which a test reads a hundredth part: pip says where the wheel is, and only the wanted files
 are read from there, in ranges of bytes. They are kept in build/libtorch/VERSION. Skipped where no wheel can be reached.
@@ -11,6 +12,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import ssl
 import subprocess
 import sys
@@ -22,6 +24,8 @@ import zipfile
 
 SOURCE = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[1]))
 BUILD = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve()
+# What libtorch_cpu asks for of CUDA, with or without a GPU; the wheels of LibTorch that run here are of this CUDA.
+CUDA = ["nvidia-cuda-runtime==13.*", "nvidia-cuda-cupti==13.*"]
 UMBRELLAS = ["run", "multiprocess", "checkpoint", "data"]
 
 
@@ -99,6 +103,11 @@ def headers(name):
     return name.startswith("torch/include/")
 
 
+def libraries(name):
+    of_torch = re.match(r"torch/lib/[^/]*\.so|torch\.libs/", name) and not re.search("cuda|python|nvshmem|nvrtc|shm", name)
+    return bool(of_torch or re.search(r"/lib(cudart|cupti)\.so", name))
+
+
 def call(command):
     began = time.time()
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
@@ -112,6 +121,7 @@ def main():
     flags = argparse.ArgumentParser()
     flags.add_argument("compiler")
     flags.add_argument("version")
+    flags.add_argument("--run", nargs="*", type=pathlib.Path)
     asked = flags.parse_args()
     folder = BUILD / "libtorch" / asked.version
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,8 +131,26 @@ def main():
                f"-I{SOURCE}/include", f"-I{SOURCE}/tests", "-isystem", f"{SOURCE}/include/chevron/run/comm/gloo/shim",
                "-isystem", folder / "torch/include", "-isystem", folder / "torch/include/torch/csrc/api/include"]
     umbrellas = [word for name in UMBRELLAS for word in ("-include", f"chevron/{name}.hpp")]
-    _, took = call([*compile, *umbrellas, "-fsyntax-only", SOURCE / "examples/minimal_train.cpp"])
-    print(f"LibTorch {asked.version}: the umbrellas and a trainer compile, {took}")
+    if not asked.run:
+        _, took = call([*compile, *umbrellas, "-fsyntax-only", SOURCE / "examples/minimal_train.cpp"])
+        print(f"LibTorch {asked.version}: the umbrellas and a trainer compile, {took}")
+        return
+    get(folder, [f"torch=={asked.version}", *CUDA], libraries)
+    lib = folder / "torch/lib"
+    program = folder / "tests"
+    objects = []
+    for source in asked.run:
+        objects.append(folder / f"{source.stem}.o")
+        _, took = call([*compile, *umbrellas, "-c", source, "-o", objects[-1]])
+        print(f"LibTorch {asked.version}: {source.name} compiles, {took}")
+    call([*compile, SOURCE / "tests/main.cpp", *objects, "-o", program, f"-L{lib}", f"-Wl,-rpath,{lib}",
+          "-Wl,--allow-shlib-undefined", "-ltorch_cpu", "-lc10", "-pthread"])
+    for chosen in (["--source-file=*stage_graph_test.cpp,*checkpoint_test.cpp,*processes_trainer_test.cpp"],
+                   ["--test-case=forked ranks exchange*,torchrun starts*"]):
+        said, took = call([program, "--no-colors", *chosen])
+        print(said.strip(), took, sep="\n")
+        if not re.search(r"test cases: +[1-9]\d* \|.* 0 failed", said):
+            sys.exit("FAILED: no test was run")
 
 
 if __name__ == "__main__":
