@@ -90,6 +90,9 @@ void read_rope(config_object const& file, decoder_config& c) {
 
 /// How many tokens back a layer of this model looks at least; none: all of them.
 std::optional<std::int64_t> read_window(config_object const& file, decoder_config const& c) {
+  if (c.kind == "mistral" && file.has("layer_types"))
+    file.refuse("layer_types",
+                "a Mistral without this key: with it transformers takes it for a Ministral, which is not known here");
   bool const chosen = c.kind == "qwen2" || c.kind == "qwen3";
   bool const may_slide = c.kind == "mistral" || (chosen && file.flag("use_sliding_window", false));
   std::optional<std::int64_t> window;

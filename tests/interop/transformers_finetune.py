@@ -1,5 +1,6 @@
 # timeout: 400
-"""chevron-finetune beside transformers: models of random weights, written by save_pretrained, in three configurations.
+"""chevron-finetune beside transformers: models of random weights, written by save_pretrained, in five configurations
+(drawn ones: transformers_configs.py).
 
 Logits of the loaded model are those of transformers. Losses of 20 AdamW steps are those of a plain loop over the whole model in
 torch, under five schedules, with ranks as threads and over Gloo. What comes out is a folder that transformers opens, with the
@@ -38,7 +39,8 @@ stretched = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_fre
 configurations = {
     "llama": transformers.LlamaConfig(**common, num_attention_heads=4, attention_bias=True, mlp_bias=True),
     "tied": transformers.LlamaConfig(**common, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True, head_dim=10),
-    "grouped": transformers.Qwen2Config(**common, num_attention_heads=4, num_key_value_heads=2),
+    "grouped": transformers.Qwen2Config(**common, num_attention_heads=4, num_key_value_heads=2, pad_token_id=3),  # a row that is not trained
+    "normed": transformers.Qwen3Config(**common, num_attention_heads=4, num_key_value_heads=2, head_dim=12, attention_bias=True),
     "stretched": transformers.LlamaConfig(**common, num_attention_heads=4, num_key_value_heads=1, rope_parameters=stretched),
 }
 schedules = ["1F1B", "GPipe", "Interleaved1F1B", "ZB-H1", "ZBVZeroBubble"]
@@ -150,7 +152,7 @@ def main(folder):
             trained[kind] = model
             expect(plain[kind][-1] < plain[kind][0] - 0.2, f"{kind}: nothing is learned: {plain[kind]}")
 
-    runs = [("llama", "1F1B", "threads")]
+    runs = [("llama", "1F1B", "threads"), ("normed", "ZBVZeroBubble", "threads")]
     runs += [("grouped", schedule, "threads") for schedule in schedules] + [("tied", schedule, "gloo") for schedule in schedules]
     for kind, schedule, backend in runs:
         name = f"{kind}-{schedule}-{backend}"
