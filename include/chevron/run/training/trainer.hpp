@@ -320,8 +320,7 @@ class trainer {
     buffers_of_all_.finish(comm);
   }
 
-  /// Waits for the verdict on the last step.
-  /// \returns whether it stands
+  /// Waits for the verdict on the last step: whether it stands.
   bool settle() {
     bool const stands = update_->verdict(reports_.last());
     reports_.settle();
