@@ -1,6 +1,7 @@
 // computes: what every schedule takes, with --jitter a thousand times
 #include <cmath>
 #include <iostream>
+#include <optional>
 
 #include <range/v3/algorithm/max.hpp>
 #include <range/v3/algorithm/stable_sort.hpp>
@@ -17,6 +18,7 @@
 
 #include "links.hpp"
 #include "request.hpp"
+#include "shorter.hpp"
 #include "table.hpp"
 #include "weather.hpp"
 
@@ -37,6 +39,7 @@ struct entry {
   std::int64_t peak_bytes = 0;  ///< on the rank that has most
   std::string reason;
   std::vector<double> drawn;  ///< makespans by draw, where times vary
+  std::optional<shorter_schedule> shorter;  ///< that a search finds within its memory
   std::string measured;       ///< of the schedule that a profile was taken under: what it took beside what is predicted
 };
 
@@ -152,6 +155,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
   chevron::search::slowed_costs const costs(plan, planned.view(), given.slow);
   out.numbers = chevron::show::figures_of(plan, costs.view());
   if (varies(given.jitter)) out.drawn = chevron::search::drawn_lengths(plan, costs.view(), given.jitter);
+  out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
   if (given.profile) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
   out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
@@ -356,6 +360,13 @@ int run_compare(request const& asked) {
       for (entry const& e : fit) {
         if (!e.measured.empty()) out += "profile: " + e.name + " " + e.measured + "\n";
       }
+      std::string shorter, command;
+      for (entry const& e : fit) {
+        if (!e.shorter) continue;
+        shorter += (shorter.empty() ? "" : ", ") + number(e.shorter->length) + " in that of " + e.name;
+        if (command.empty()) command = e.name + ": " + e.shorter->command;
+      }
+      if (!shorter.empty()) out += "search finds, within a schedule's memory, " + shorter + "; in that of " + command + "\n";
     }
     if (!unfit.empty()) {
       out += std::string(fit.empty() ? "" : "\n") + "left out:\n";

@@ -181,7 +181,12 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
     if (from > 4 * with.bytes.memory) break;
   }
 
-  auto const found = find_within(where, size, costs.view(), takes, with.bytes.memory, chevron::search::objective::makespan, effort, work);
+  double shortest = 0;
+  for (fit_point const& p : out.points) {
+    if (p.bytes <= with.bytes.memory && (shortest == 0 || p.time < shortest)) shortest = p.time;
+  }
+  auto const found =
+      find_within(where, size, costs.view(), takes, with.bytes.memory, chevron::search::objective::makespan, effort, work, shortest);
   if (found.best.problem) return;
   fit_point point = look_at(found.best, of, std::vector<bool>(static_cast<std::size_t>(size.ranks), how.recompute));
   point.schedule = std::string("searched, ") + how.placement;

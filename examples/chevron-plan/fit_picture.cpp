@@ -123,17 +123,24 @@ std::string fit_picture(fit_chart const& chart, bool page) {
   d.text(20, top - 8, chart.unit.empty() ? "step time" : "step time, " + chart.unit);
 
   // What no schedule can beat: a step wherever one more chunk may be held.
+  std::vector<area> lines;
   auto const steps = [&](std::vector<fit_bound> const& line, char const* dashes) {
     std::string points;
-    double before = 0;
+    double before = 0, from = left;
     for (fit_bound const& one : line) {
       double const x = std::max(x_of(static_cast<double>(one.bytes)), left);
       if (x > right) break;
       if (y_of(one.time) < top) continue;
       points += (points.empty() ? drawing::at(x) + "," + drawing::at(top) : " " + drawing::at(x) + "," + drawing::at(before)) +
                 " " + drawing::at(x) + "," + drawing::at(y_of(one.time));
+      if (before > 0) {
+        lines.push_back({from, before - 1, x - from, 2});
+        lines.push_back({x - 1, before, 2, y_of(one.time) - before});
+      }
+      from = x;
       before = y_of(one.time);
     }
+    if (before > 0) lines.push_back({from, before - 1, right - from, 2});
     if (points.empty()) return;
     d.out += "<polyline class=\"bound\" stroke-width=\"1.8\"" + std::string(dashes) + " points=\"" + points + " " +
              drawing::at(right) + "," + drawing::at(before) + "\"/>\n";
@@ -149,10 +156,11 @@ std::string fit_picture(fit_chart const& chart, bool page) {
     bool const a_fits = a->bytes <= chart.memory, b_fits = b->bytes <= chart.memory;
     return a_fits != b_fits ? a_fits : a->time < b->time;
   });
-  std::vector<area> taken;
+  std::vector<area> taken = lines;
+  taken.push_back({limit - 2, top - 4, 4, bottom - top + 4});
   for (fit_point const* p : shown) {
     double const x = x_of(static_cast<double>(p->bytes)), y = y_of(p->time);
-    taken.push_back({x - 6, y - 6, 12, 12});
+    taken.push_back({x - 8, y - 8, 16, 16});
   }
   std::string marks;
   drawing names;
@@ -168,9 +176,10 @@ std::string fit_picture(fit_chart const& chart, bool page) {
               : !p->recomputed.empty() ? "</rect>\n"
                                        : "</circle>\n");
     double const size = 11.5, wide = text_width(words, size) + 2;
-    std::array<area, 6> const places{area{x + 9, y - 7, wide, 14},         area{x - 9 - wide, y - 7, wide, 14},
-                                     area{x + 7, y - 19, wide, 14},        area{x + 7, y + 5, wide, 14},
-                                     area{x - 7 - wide, y - 19, wide, 14}, area{x - 7 - wide, y + 5, wide, 14}};
+    std::array<area, 8> const places{area{x + 9, y - 7, wide, 14},         area{x - 9 - wide, y - 7, wide, 14},
+                                     area{x + 7, y - 22, wide, 14},        area{x + 7, y + 8, wide, 14},
+                                     area{x - 7 - wide, y - 22, wide, 14}, area{x - 7 - wide, y + 8, wide, 14},
+                                     area{x - wide / 2, y - 23, wide, 14}, area{x - wide / 2, y + 9, wide, 14}};
     for (area const& at : places) {
       bool free = at.x > left && at.x + at.width < right && at.y > top && at.y + at.height < bottom;
       for (area const& other : taken) free = free && !at.meets(other);
@@ -213,7 +222,7 @@ std::string fit_picture(fit_chart const& chart, bool page) {
     outside += std::string(outside.empty() ? "" : ".  ") + (list == &beyond ? "Further right: " : "Slower: ");
     for (fit_point const* p : *list) {
       outside += (p == list->front() ? "" : ", ") + p->schedule + (p->recomputed.empty() ? "" : " recomputed") + " " +
-                 (list == &beyond ? chevron::show::bytes(p->bytes) : number(p->time, 4));
+                 (list == &beyond ? chevron::show::bytes(p->bytes) : number(p->time));
     }
   }
   if (!outside.empty()) d.text(left, y + 20, outside);

@@ -11,12 +11,13 @@
 #include <chevron/show/text.hpp>
 
 #include "request.hpp"
+#include "shorter.hpp"
 
 namespace plan_program {
 namespace {
 
 /// Numbers, timeline, each rank's time and the critical path, one below the other.
-std::string as_text(chevron::plan_view const& plan, chevron::cost_view const& costs, chevron::size_view const& sizes, int steps,
+std::string as_text(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs, chevron::size_view const& sizes, int steps,
                     chevron::show::text_style const& style, chevron::show::picture const& drawn,
                     std::optional<chevron::profile> const& measured) {
   chevron::show::figures const numbers = chevron::show::figures_of(plan, costs, sizes);
@@ -24,7 +25,11 @@ std::string as_text(chevron::plan_view const& plan, chevron::cost_view const& co
   if (measured) {
     std::string const words = measured_words(*measured, plan, numbers.makespan);
     if (!words.empty()) out += "profile: makespan " + words + "\n";
+    if (is_file(asked.schedule))
+      out += "profile: a stage costs what it cost there; how many layers a stage of " + asked.schedule + " holds its file does not say\n";
   }
+  if (auto const other = shorter_than(asked, plan, costs, 1))
+    out += "search finds " + chevron::show::number(other->length) + " within this memory: " + other->command + "\n";
   if (steps > 1) {
     double const all = makespan(back_to_back(plan, steps), costs);
     out += std::to_string(steps) + " steps back to back: " + chevron::show::number(all) + ", or " +
@@ -82,7 +87,7 @@ int run_show(request const& asked) {
   else if (format == "trace")
     write(asked, chevron::show::chrome_trace(drawn()));
   else
-    write(asked, as_text(plan, costs.view(), sizes.view(), steps, style, drawn(), measured));
+    write(asked, as_text(asked, plan, costs.view(), sizes.view(), steps, style, drawn(), measured));
   if (!broken) return exit_ok;
   std::cerr << law_words(asked, broken) << "\n";
   return exit_broken_law;

@@ -44,11 +44,12 @@ chunk_range chunks_within(chevron::plan_view const& placed, chevron::footprint_v
 /// of the catalogue take part as they are.
 ///
 /// \param takes bytes by stage; recomputed stages cost their F again in `costs` already
+/// \param known_length a length that is known to fit, 0: none; higher limits are tried only where something shorter than it may exist
 /// \returns as `search::find`; `bound` holds for every schedule that fits
 template <chevron::placement_policy Placement>
 chevron::search::found find_within(Placement const& where, chevron::shape size, chevron::cost_view const& costs,
                                    chevron::footprint_view const& takes, std::int64_t memory, chevron::search::objective goal,
-                                   chevron::search::effort const& effort, chevron::work_graph work) {
+                                   chevron::search::effort const& effort, chevron::work_graph work, double known_length = 0) {
   using namespace chevron;
   return search::detail::search_on<search::found>(where, size, [&](plan const& placed) {
     bool const split = work == work_graph::split_backward;
@@ -96,7 +97,8 @@ chevron::search::found find_within(Placement const& where, chevron::shape size, 
         if (auto made = brought_within(next.best, takes, memory)) shorter = take(std::move(*made), start);
       }
       misses = shorter || out.length == 0 ? 0 : misses + 1;
-      if (out.stopped) break;
+      bool const slower = known_length > 0 && out.length > 0 && out.bound >= known_length;
+      if (out.stopped || slower) break;
     }
     if (out.length == 0) {
       finding f = refused;
