@@ -31,6 +31,7 @@ json some_manifest() {
               {"optimizer", "AdamW"},
               {"words", {{"seed", "7"}, {"data", "12 bytes"}}},
               {"same", {{"tied in and out", {{0, "table"}, {1, "head"}}}}},
+              {"base", json::array({{1, "frozen", "Float [2] 0123456789abcdef"}})},
               {"loss_scale", {{"factor", 512.0}, {"steps", 3}}}};
   for (char const* file : {"model-0", "model-1", "optimizer-0", "optimizer-1"})
     out["files"][std::string(file) + ".safetensors"] = "00112233445566aa";
@@ -73,6 +74,7 @@ TEST_CASE("what was written is read, and is JSON that others read") {
   CHECK(about.metadata.at("data") == "12 bytes");
   CHECK(about.files.size() == 4);
   CHECK(about.same.at("tied in and out").size() == 2);
+  CHECK(about.base.at({1, "frozen"}) == "Float [2] 0123456789abcdef");
   CHECK(about.scale->factor == 512);
   CHECK(about.scale->steps == 3);
   CHECK(json::parse(text).at("fingerprint") == about.fingerprint);
@@ -148,7 +150,7 @@ TEST_CASE("a whole manifest may still say what cannot be") {
     says([&](json& m) { m["next_step"] = step; }, "stands in the folder step-00000009");
   for (json const& step : {json(std::uint64_t{1} << 63), json(UINT64_MAX), json(-9), json(9.0), json("9"), json(nullptr)})
     says([&](json& m) { m["next_step"] = step; }, "next_step is no number of a step");
-  for (char const* key : {"job", "next_step", "stages", "optimizer", "files", "words", "same", "format", "chevron"})
+  for (char const* key : {"job", "next_step", "stages", "optimizer", "files", "words", "same", "base", "format", "chevron"})
     says([&](json& m) { m.erase(key); }, "is no manifest that can be read");
   says([](json& m) { m["job"] = ""; }, "it names no job");
   says([](json& m) { m["words"]["seed"] = 7; }, "is no manifest");
@@ -156,6 +158,10 @@ TEST_CASE("a whole manifest may still say what cannot be") {
     says([&](json& m) { m["stages"] = stages; }, "two files for each stage");
   says([](json& m) { m["files"].erase("model-1.safetensors"), m["files"]["model-7.safetensors"] = "0"; },
        "two files for each stage");
+  for (json const& base : {json(7), json::object()}) says([&](json& m) { m["base"] = base; }, "'base' is no list");
+  for (json const& one : {json::array({-1, "w", "x"}), json::array({0, "w"}), json("w")})
+    says([&](json& m) { m["base"] = json::array({one}); }, "'base' does not name stages and tensors");
+  says([](json& m) { m["base"] = json::array({{2, "w", "x"}}); }, "'base' names a stage that there is not");
   says([](json& m) { m["same"]["x"] = {{2, "w"}}; }, "names a stage that there is not");
   says([](json& m) { m["same"]["x"] = {{-1, "w"}}; }, "does not name stages and tensors");
   says([](json& m) { m["same"]["x"] = json::array({json::array({0})}); }, "does not name stages and tensors");
@@ -175,6 +181,17 @@ TEST_CASE("a whole manifest may still say what cannot be") {
   CHECK(contains(at.said_of(text), "'seed' is there twice"));
 }
 
+TEST_CASE("a manifest of the format before, which knows of no base, is read") {
+  saved const at;
+  json before = some_manifest();
+  before["format"] = 3;
+  before.erase("base");
+  at.put(chevron::detail::with_fingerprint(before));
+  auto const about = chevron::detail::read_manifest(at.folder);
+  CHECK(about.next_step == 9);
+  CHECK(about.base.empty());
+}
+
 TEST_CASE("a manifest of another format says which version wrote it") {
   saved const at;
   json old = some_manifest();
@@ -183,7 +200,7 @@ TEST_CASE("a manifest of another format says which version wrote it") {
   old.erase("job");
   std::string const said = at.said_of(old.dump(2) + "\n");
   CHECK(contains(said, "its format is 2, written by Chevron 0.0.9"));
-  CHECK(contains(said, "reads format " + std::to_string(chevron::detail::manifest_format)));
+  CHECK(contains(said, "reads formats 3 to " + std::to_string(chevron::detail::manifest_format)));
   CHECK(contains(said, "Remedy"));
   json newer = some_manifest();
   newer["format"] = 1000;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
 
 #include <nlohmann/json.hpp>
 
@@ -20,6 +22,7 @@
 #include <chevron/run/checkpoint/checkpoint_manifest.hpp>
 #include <chevron/run/checkpoint/checkpoint_ranks.hpp>
 #include <chevron/run/checkpoint/checkpoint_session.hpp>
+#include <chevron/run/checkpoint/frozen_base.hpp>
 #include <chevron/run/checkpoint/optimizer_file.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/core/error.hpp>
@@ -46,6 +49,8 @@
 /// nothing is loaded. A folder is one job's: its name is in the manifest, and kept by those that go on from it. Tied parameters
 /// are listed too, so that they can be loaded by layouts that name them once, or oftener.
 ///
+/// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each.
+///
 /// Buffers are those of replica 0, which between two steps all replicas have.
 ///
 /// There is no random state to keep: what a stage draws depends on the trainer's seed, step, stage and microbatch only.
@@ -60,12 +65,14 @@ struct checkpoint_note {
 
 namespace detail {
 
-/// What of a stage goes into its model file: each tensor once, buffers too.
-inline std::vector<parameter> kept_of(stage const& s) {
+/// What of a stage goes into its model file, buffers too.
+/// \param trained_only without parameters that are frozen
+inline std::vector<parameter> kept_of(stage const& s, bool trained_only = false) {
   std::vector<parameter> all;
   for (auto const* list : {&s.parameters(), &s.buffers()}) {
     for (parameter const& p : *list) {
-      if (p.value.defined()) all.push_back(p);
+      bool const frozen = list == &s.parameters() && !p.value.requires_grad();
+      if (p.value.defined() && !(trained_only && frozen)) all.push_back(p);
     }
   }
   return all;
@@ -95,13 +102,15 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
 /// \throws checkpoint_error, on every rank, when one of them cannot write, when the folder holds checkpoints of another job, or a
 /// later one: nothing half-written stays, and training may go on
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
-                                             std::map<std::string, std::string> const& metadata = {}) {
+                                             std::map<std::string, std::string> const& metadata = {},
+                                             save_options const& options = {}) {
   collective_scope const doing(train.comm(), "save_checkpoint");
   detail::be_between_steps(train, "saved");
   train.synchronize();
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
   std::vector<detail::unnamed_file> written;
+  std::map<detail::saved_name, std::string> base;
   nlohmann::json mine = {{"optimizer", ""}, {"files", nlohmann::json::object()}};
   std::string job;
   detail::together(comm, [&] {
@@ -116,13 +125,18 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
       stage const& one = train.stages()[s];
       if (!one || comm.topology().replica() != 0) continue;
       named_tensors kept, state;
-      for (parameter const& p : detail::kept_of(one)) kept.emplace_back(p.name, p.value);
+      for (parameter const& p : detail::kept_of(one, options.trained_only)) kept.emplace_back(p.name, p.value);
+      for (parameter const& p : one.parameters()) {
+        if (options.trained_only && !p.value.requires_grad())
+          base[{s, p.name}] = detail::mark_of_frozen(detail::session_of(train), {s, p.name}, p.value);
+      }
       if (train.optimizer() != nullptr) state = detail::optimizer_tensors(*train.optimizer(), one);
       written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "model", s), kept));
       written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "optimizer", s), state));
     }
     for (auto const& file : written) mine["files"][file.file().filename().string()] = file.fingerprint();
     mine["same"] = detail::to_json(detail::same_parameters(train.stages()));
+    mine["base"] = detail::base_to_json(base);
     mine["buffers"] = detail::buffers_of(train);
   });
 
@@ -151,13 +165,15 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
         {"layout", {{"schedule", plan.name}, {"ranks", plan.size.ranks}, {"replicas", comm.topology().replicas}}},
         {"optimizer", ""},
         {"words", metadata},
-        {"files", nlohmann::json::object()}};
+        {"files", nlohmann::json::object()},
+        {"base", nlohmann::json::array()}};
     if (loss_scale const& scale = train.scaling(); scale.on())
       manifest["loss_scale"] = {{"factor", scale.get().factor}, {"steps", scale.get().steps}};
     std::map<std::string, std::set<detail::saved_name>> same;
     for (std::string const& text : known) {
       auto const one = nlohmann::json::parse(text);
       manifest["files"].update(one["files"]);
+      for (auto const& each : one["base"]) manifest["base"].push_back(each);
       detail::add_from_json(same, one["same"]);
       if (manifest["optimizer"].get<std::string>().empty()) manifest["optimizer"] = one["optimizer"];
     }
@@ -189,9 +205,10 @@ inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& 
 /// \param expected words that must have been saved with it, just so: what training depends on and the trainer does not know
 /// \returns the step to go on with, which `trainer::next_step` gives too, and the words that were saved
 /// \throws checkpoint_error, on every rank, when there is none, when ranks see different ones, when a file is damaged or not of this
-/// checkpoint, or when names, shapes, dtypes, the kind of optimizer or words are not those of this job
+/// checkpoint, or when names, shapes, dtypes, trained parameters, the kind of optimizer or words are not those of this job
 inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
-                                       std::map<std::string, std::string> const& expected = {}) {
+                                       std::map<std::string, std::string> const& expected = {},
+                                       load_options const& options = {}) {
   collective_scope const doing(train.comm(), "load_checkpoint");
   detail::be_between_steps(train, "loaded");
   train.synchronize();
@@ -215,11 +232,14 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   struct found_tensor {
     parameter to;
     detail::saved_name from;
+    bool held = true;                         // by a file
+    std::optional<detail::saved_name> state;  // of the optimizer, where it was trained and is
   };
   std::optional<detail::checkpoint_index> index;
   std::vector<found_tensor> found;
   std::vector<double> rates;  // by group of the optimizer
   auto taken = nlohmann::json::array();
+  detail::trained_differences differences;
   detail::together(comm, [&] {
     std::string const kind = detail::kind_to_save(train.optimizer());
     if (train.optimizer() != nullptr && kind != about.optimizer) {
@@ -239,6 +259,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
       }
     }
     std::map<void const*, double> rate_of;
+    auto const rates_here = train.optimizer() != nullptr ? detail::rates_of(*train.optimizer()) : std::map<void const*, double>();
     for (std::size_t s = 0; s < train.stages().size(); ++s) {
       if (!train.stages()[s]) continue;
       for (parameter const& p : detail::kept_of(train.stages()[s])) {
@@ -247,52 +268,51 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
           if (all.count({s, p.name}) != 0) also = all;
         }
         detail::saved_name const there = index->find(s, p.name, also);
+        detail::saved_name const here{s, p.name};
+        std::string const* const base = index->base_mark_of(there);
+        if (base != nullptr && *base != detail::base_mark(p.value)) differences.other_base.insert(detail::words_for(here));
         safetensors_file const& file = index->model(there.stage);
-        if (at::IntArrayRef(file.shape(there.name)) != p.value.sizes() || file.dtype(there.name) != p.value.scalar_type()) {
+        if (base == nullptr && (at::IntArrayRef(file.shape(there.name)) != p.value.sizes() ||
+                                file.dtype(there.name) != p.value.scalar_type())) {
           throw checkpoint_error(file.path().string() + ": " + there.name + " is " + c10::toString(file.dtype(there.name)) + " " +
                                  detail::plain_shape(file.shape(there.name)) + ", the model's is " +
                                  c10::toString(p.value.scalar_type()) + " " + detail::plain_shape(p.value.sizes()) +
                                  ". Remedy: the model that was saved");
         }
-        if (train.optimizer() != nullptr && p.value.requires_grad()) {
-          safetensors_file const& states = index->optimizer(there.stage);
-          detail::check_optimizer_state(states, kind, there.name, p.value);
-          if (states.holds("lr/" + there.name))
-            rate_of[p.value.unsafeGetTensorImpl()] = states.read("lr/" + there.name).item<double>();
+        void const* const key = p.value.unsafeGetTensorImpl();
+        auto state = index->trained_as(there);
+        if (bool const trained = rates_here.count(key) != 0; trained != state.has_value()) {
+          (trained ? differences.only_now : differences.only_then).insert(detail::words_for(here));
+          state.reset();
         }
-        found.push_back({p, there});
+        if (state) {
+          safetensors_file const& states = index->optimizer(state->stage);
+          detail::check_optimizer_state(states, kind, state->name, p.value);
+          rate_of[key] = states.read("lr/" + state->name).item<double>();
+        }
+        found.push_back({p, there, base == nullptr, state});
         if (comm.topology().replica() == 0) taken.push_back({there.stage, there.name});
       }
     }
-    if (train.optimizer() == nullptr) return;
-    for (auto& group : train.optimizer()->param_groups()) {
-      std::optional<double> rate;
-      for (at::Tensor const& p : group.params()) {
-        auto const saved = rate_of.find(p.unsafeGetTensorImpl());
-        if (saved == rate_of.end()) continue;
-        if (rate && *rate != saved->second) {
-          throw checkpoint_error(
-              folder.string() + ": parameters that are in one group of this optimizer were trained with learning rates " +
-              detail::number_text(*rate) + " and " + detail::number_text(saved->second) + ". Remedy: the groups that were saved");
-        }
-        rate = saved->second;
-      }
-      rates.push_back(rate.value_or(group.options().get_lr()));
-    }
+    if (train.optimizer() != nullptr) rates = detail::rates_by_group(*train.optimizer(), rate_of, folder);
   });
   std::set<detail::saved_name> all_taken;
-  for (std::string const& text : comm.all_gather_text(taken.dump())) {
-    for (auto const& one : nlohmann::json::parse(text)) all_taken.insert({one[0].get<std::size_t>(), one[1].get<std::string>()});
+  for (std::string const& text : comm.all_gather_text(nlohmann::json::array({taken, differences.to_json()}).dump())) {
+    auto const told = nlohmann::json::parse(text);
+    for (auto const& one : told[0]) all_taken.insert({one[0].get<std::size_t>(), one[1].get<std::string>()});
+    differences.add_from_json(told[1]);
   }
   index->check_taken(all_taken);
+  differences.refuse(folder, options);
 
   detail::together(comm, [&] {
     at::NoGradGuard const off;
     for (found_tensor const& one : found) {
       at::Tensor to = one.to.value;
-      detail::copy_into(to, index->model(one.from.stage).read(one.from.name));
+      if (one.held) detail::copy_into(to, index->model(one.from.stage).read(one.from.name));
       if (train.optimizer() == nullptr || !to.requires_grad()) continue;
-      auto state = detail::optimizer_state(index->optimizer(one.from.stage), about.optimizer, one.from.name, to);
+      std::unique_ptr<torch::optim::OptimizerParamState> state;
+      if (one.state) state = detail::optimizer_state(index->optimizer(one.state->stage), about.optimizer, one.state->name, to);
       auto& all = train.optimizer()->state();
       if (state != nullptr) {
         all[to.unsafeGetTensorImpl()] = std::move(state);
@@ -307,6 +327,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   checkpoint_session& session = detail::session_of(train);
   session.job = about.job;
   session.loaded = about.fingerprint;
+  session.base.clear();
   return {about.next_step, about.metadata};
 }
 
@@ -316,10 +337,11 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
 /// \returns what was loaded; nothing where the folder holds no whole checkpoint, and the trainer is as it was
 /// \throws checkpoint_error, on every rank, as `load_checkpoint`
 inline std::optional<checkpoint_note> resume(trainer& train, std::filesystem::path const& folder,
-                                             std::map<std::string, std::string> const& expected = {}) {
+                                             std::map<std::string, std::string> const& expected = {},
+                                             load_options const& options = {}) {
   collective_scope const doing(train.comm(), "resume");
   if (detail::shared_checkpoint(train.comm(), folder).empty()) return std::nullopt;
-  return load_checkpoint(train, folder, expected);
+  return load_checkpoint(train, folder, expected, options);
 }
 
 }  // namespace chevron

@@ -30,6 +30,7 @@ class checkpoint_index {
       models_.emplace_back(stage_file(folder_, "model", s));
       for (std::string const& name : models_.back().names()) where_[name].push_back(s);
     }
+    for (auto const& [one, mark] : about.base) where_[one.name].push_back(one.stage);
     for (auto const& [word, all] : about.same) {
       for (saved_name const& one : all) word_of_[one] = word;
     }
@@ -59,6 +60,25 @@ class checkpoint_index {
     all_be_whole();
     throw checkpoint_error(folder_.string() + ": stage " + std::to_string(s) + " needs " + name +
                            ", which the checkpoint does not hold. Remedy: the model that was saved");
+  }
+
+  /// The mark of a frozen parameter that no file holds; null: one does.
+  std::string const* base_mark_of(saved_name const& one) const {
+    auto const found = about_->base.find(one);
+    return found == about_->base.end() ? nullptr : &found->second;
+  }
+
+  /// Where an optimizer's file holds what was kept for a parameter: under this name or another of the same parameter. Nothing:
+  /// the parameter was not trained.
+  std::optional<saved_name> trained_as(saved_name const& one) {
+    auto const has = [&](saved_name const& at) { return optimizer(at.stage).holds("lr/" + at.name); };
+    if (has(one)) return one;
+    if (auto const word = word_of_.find(one); word != word_of_.end()) {
+      for (saved_name const& other : about_->same.at(word->second)) {
+        if (has(other)) return other;
+      }
+    }
+    return {};
   }
 
   /// Whether two tensors of the checkpoint are one parameter.

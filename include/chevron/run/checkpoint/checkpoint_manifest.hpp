@@ -87,11 +87,12 @@ struct manifest {
   std::optional<loss_scale::state> scale;            // where losses were scaled
   std::map<std::string, std::string> files;          // fingerprints
   std::map<std::string, std::set<saved_name>> same;  // parameters that are one
+  std::map<saved_name, std::string> base;            // frozen parameters that are in no file: their marks
   std::map<std::string, std::string> metadata;
   std::string fingerprint;  // of the manifest itself
 };
 
-inline constexpr int manifest_format = 3;
+inline constexpr int manifest_format = 4, oldest_manifest_format = 3;  // 3: has no 'base'
 inline constexpr std::uintmax_t most_of_a_manifest = std::uintmax_t{16} << 20;
 
 inline constexpr std::string_view before_fingerprint = ",\n  \"fingerprint\": \"", after_fingerprint = "\"\n}\n";
@@ -137,10 +138,19 @@ inline void check_format(nlohmann::json const& json) {
   auto const format = json.find("format");
   auto const by = json.find("chevron");
   require(format != json.end() && format->is_number_unsigned() && by != json.end() && by->is_string(), "it says no format");
-  if (*format == manifest_format) return;
+  if (*format >= oldest_manifest_format && *format <= manifest_format) return;
   throw std::runtime_error("its format is " + format->dump() + ", written by Chevron " + by->get<std::string>() + "; Chevron " +
-                           version + " reads format " + std::to_string(manifest_format) +
-                           ". Remedy: go on with that version, or begin anew");
+                           version + " reads formats " + std::to_string(oldest_manifest_format) + " to " +
+                           std::to_string(manifest_format) + ". Remedy: go on with that version, or begin anew");
+}
+
+inline void add_base(manifest& to, nlohmann::json const& from) {
+  require(from.is_array(), "'base' is no list");
+  for (auto const& one : from) {
+    require(one.is_array() && one.size() == 3 && one[0].is_number_unsigned(), "'base' does not name stages and tensors");
+    require(one[0].get<std::size_t>() < to.stages, "'base' names a stage that there is not");
+    to.base[{one[0].get<std::size_t>(), one[1].get<std::string>()}] = one[2].get<std::string>();
+  }
 }
 
 inline manifest from_json(nlohmann::json const& json) {
@@ -168,6 +178,7 @@ inline manifest from_json(nlohmann::json const& json) {
   for (auto const& [word, all] : out.same) {
     for (saved_name const& one : all) require(one.stage < out.stages, "'same' names a stage that there is not");
   }
+  if (json.at("format") != oldest_manifest_format) add_base(out, json.at("base"));
   if (auto const scale = json.find("loss_scale"); scale != json.end()) {
     auto const &factor = scale->at("factor"), &steps = scale->at("steps");
     require(factor.is_number() && std::isfinite(factor.get<double>()) && factor.get<double>() > 0,

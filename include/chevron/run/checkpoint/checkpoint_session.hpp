@@ -131,6 +131,7 @@ struct checkpoint_session {
   std::string job;     ///< made up, or that of the checkpoint it went on from
   std::string loaded;  ///< the fingerprint of that one's manifest
   std::map<std::filesystem::path, claim> folders;
+  std::map<detail::saved_name, std::string> base;  ///< marks of this rank's frozen parameters in checkpoints without them
 };
 
 namespace detail {

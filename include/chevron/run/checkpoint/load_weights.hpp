@@ -106,7 +106,7 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
       }
     }
   });
-  nlohmann::json const told = {wrong.missing, wrong.misshapen, taken};
+  nlohmann::json const told = nlohmann::json::array({wrong.missing, wrong.misshapen, taken});
   taken.clear();
   for (std::string const& text : ranks.gather(told.dump())) {
     auto const one = nlohmann::json::parse(text);

@@ -2,18 +2,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <torch/optim/optimizer.h>
 
 #include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 
@@ -33,6 +38,28 @@ inline std::map<void const*, double> rates_of(torch::optim::Optimizer& optimizer
   std::map<void const*, double> rates;
   for (auto& group : optimizer.param_groups()) {
     for (at::Tensor const& p : group.params()) rates[p.unsafeGetTensorImpl()] = group.options().get_lr();
+  }
+  return rates;
+}
+
+/// Learning rates by group, as they were saved by parameter; the group's own where none was saved.
+/// \throws checkpoint_error for a group whose parameters were saved with different ones
+inline std::vector<double> rates_by_group(torch::optim::Optimizer& optimizer, std::map<void const*, double> const& saved,
+                                          std::filesystem::path const& folder) {
+  std::vector<double> rates;
+  for (auto& group : optimizer.param_groups()) {
+    std::optional<double> rate;
+    for (at::Tensor const& p : group.params()) {
+      auto const found = saved.find(p.unsafeGetTensorImpl());
+      if (found == saved.end()) continue;
+      if (rate && *rate != found->second) {
+        throw checkpoint_error(
+            folder.string() + ": parameters that are in one group of this optimizer were trained with learning rates " +
+            number_text(*rate) + " and " + number_text(found->second) + ". Remedy: the groups that were saved");
+      }
+      rate = found->second;
+    }
+    rates.push_back(rate.value_or(group.options().get_lr()));
   }
   return rates;
 }

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/run/checkpoint/checkpoint_manifest.hpp>
+#include <chevron/run/checkpoint/checkpoint_session.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/training/preflight.hpp>
+
+/// \file
+/// Which parameters a checkpoint was trained with, and the frozen ones that a checkpoint names without holding them.
+
+namespace chevron {
+
+/// What `save_checkpoint` is told besides.
+struct save_options {
+  /// Frozen parameters are not stored: the manifest has their fingerprints, and `load_checkpoint` compares those of the model
+  /// that it loads into. For adapters beside a large model, which the stages read from its own folder. Buffers are stored.
+  bool trained_only = false;
+};
+
+/// What `load_checkpoint` and `resume` are told besides.
+struct load_options {
+  /// Go on though other parameters are trained now than when this was saved. Newly trained ones begin without a state of the
+  /// optimizer, and at the rate of their group.
+  bool allow_other_trained = false;
+};
+
+namespace detail {
+
+/// Dtype, shape and a fingerprint of the values.
+inline std::string base_mark(at::Tensor const& t) { return dtype_and_shape(t) + " " + hexadecimal(fingerprint(t)); }
+
+inline std::string words_for(saved_name const& one) { return "stage " + std::to_string(one.stage) + "'s " + one.name; }
+
+/// A tensor's mark for the manifest.
+/// \throws checkpoint_error where an earlier checkpoint of this job has another: one of both could not be loaded again
+inline std::string mark_of_frozen(checkpoint_session& session, saved_name const& one, at::Tensor const& value) {
+  std::string const mark = base_mark(value);
+  std::string const& known = session.base.emplace(one, mark).first->second;
+  if (known == mark) return mark;
+  throw checkpoint_error(words_for(one) +
+                         " needs no gradient, so save_options::trained_only leaves it out, but it has changed since "
+                         "the checkpoint before. Remedy: keep what changes as a buffer, or save without trained_only");
+}
+
+inline nlohmann::json base_to_json(std::map<saved_name, std::string> const& base) {
+  auto out = nlohmann::json::array();
+  for (auto const& [one, mark] : base) out.push_back({one.stage, one.name, mark});
+  return out;
+}
+
+/// What of this model's parameters is otherwise than a checkpoint says, on any rank.
+struct trained_differences {
+  std::set<std::string> only_now, only_then;  // trained
+  std::set<std::string> other_base;
+
+  nlohmann::json to_json() const { return nlohmann::json::array({only_now, only_then, other_base}); }
+  void add_from_json(nlohmann::json const& from) {
+    only_now.merge(from.at(0).get<std::set<std::string>>());
+    only_then.merge(from.at(1).get<std::set<std::string>>());
+    other_base.merge(from.at(2).get<std::set<std::string>>());
+  }
+
+  /// \throws checkpoint_error where training would go on as another
+  void refuse(std::filesystem::path const& folder, load_options const& options) const {
+    if (!other_base.empty()) {
+      throw checkpoint_error(folder.string() + ": was saved with trained_only, beside frozen parameters with other values than " +
+                             some_of(other_base) +
+                             " here. Remedy: load into the stages the weights that the saving run began with");
+    }
+    if (options.allow_other_trained || (only_now.empty() && only_then.empty())) return;
+    std::string differs;
+    if (!only_now.empty()) differs = some_of(only_now) + (only_now.size() == 1 ? " is" : " are") + " trained now, and not then";
+    if (!only_then.empty())
+      differs += (differs.empty() ? "" : "; ") + some_of(only_then) + (only_then.size() == 1 ? " was" : " were") +
+                 " trained then, and not now";
+    throw checkpoint_error(
+        folder.string() + ": was saved by a run that trained other parameters: " + differs +
+        ". Remedy: freeze what that run froze, or load_options::allow_other_trained to go on with another set");
+  }
+
+ private:
+  static std::string some_of(std::set<std::string> const& all) {
+    constexpr std::size_t most = 4;
+    std::string out;
+    std::size_t count = 0;
+    for (std::string const& one : all) {
+      if (count == most) return out + " and " + std::to_string(all.size() - most) + " more";
+      out += (count++ == 0 ? "" : ", ") + one;
+    }
+    return out;
+  }
+};
+
+}  // namespace detail
+
+}  // namespace chevron
