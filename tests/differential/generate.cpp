@@ -215,6 +215,7 @@ void draw_options(dice& d, program& p) {
   if (p.get("cut") == "own" && !p.has("eval") && d.one_in(3)) p.options["odd"] = "1";
   if (d.one_in(4) && (!p.has("odd") || p.has("weigh"))) p.options["less"] = "1";
   if (d.one_in(4)) p.options["zg"] = p.has("pv") ? "none" : d.of(std::vector<std::string>{"none", "zeros", "detach"});
+  if (d.one_in(6)) p.options["turn"] = "1";
   int const line = d.below(100);
   p.options["line"] = line < 40   ? "threads"
                       : line < 55 ? "rendezvous"

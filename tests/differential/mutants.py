@@ -65,6 +65,15 @@ MUTANTS = [
     ("microbatches of other first dimensions by their inputs", RUN + "data/split_batch.hpp", r"if \(by_samples\) return;", "return;", "odd="),
     ("the loss's side inputs are those of microbatch 0", RUN + "execution/stage_runner.hpp",
      r"\.side_inputs = batch\.side_inputs\(m\)", ".side_inputs = batch.side_inputs(0)", "side="),
+    ("each replica's own count stands for all", RUN + "training/replica_counts.hpp",
+     r"total_ = sum_\.item<double>\(\);", "total_ *= comm.topology().replicas;", "rep=.*vary="),
+    ("the mean of the replicas' means in evaluation", RUN + "training/evaluator.hpp",
+     r"of_rank\(r\)\[micro_batches \+ m\] / counts\)", "of_rank(r)[micro_batches + m] / (std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, 1e-30) * "
+     "comm().topology().replicas))", "eval=.*rep="),
+    ("a transport stays open for another trainer", RUN + "comm/transport.hpp",
+     r"return program_ == program; }", "return program_ != 0 && program != 0; }", "turn="),
+    ("a step awaits its verdict in another trainer's turn", RUN + "comm/transport.hpp",
+     r"if \(auto const finish = std::exchange\(unfinished_, \{\}\)\.lock\(\)\) \(\*finish\)\(\);", "", "pv=.*turn="),
     ("half-precision gradients added in half", RUN + "optimizer/gradient_buckets.hpp",
      r"return p\.scalar_type\(\) == at::kHalf \|\| p\.scalar_type\(\) == at::kBFloat16; \}", "return p.scalar_type() == at::kHalf; }", "bf16"),
 ]

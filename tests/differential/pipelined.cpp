@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -182,6 +183,20 @@ void touch_gradients(program const& p, chevron::trainer& train) {
   }
 }
 
+/// A trainer that takes turns with the program's, under another schedule and with other shapes between its stages.
+chevron::trainer_setup another_model(chevron::transport& comm, program const& p) {
+  auto const plan = chevron::catalogue::make_plan("1F1B", {.ranks = p.ranks(), .micro_batches = 2});
+  return {.program = chevron::lower(chevron::prove(plan)),
+          .transport = comm,
+          .stages = [](int) -> chevron::stage {
+            at::manual_seed(1);
+            return torch::nn::Sequential(torch::nn::Linear(3, 3));
+          },
+          .loss = [](at::Tensor out, at::Tensor target) { return at::mse_loss(out, target); },
+          .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.05)),
+          .options = {.post_validation = p.has("pv"), .stable_steps = 0}};
+}
+
 /// One rank, from its trainer to its last step.
 void train_on(chevron::transport& comm, job const& j, outcome& out) {
   program const& p = j.p;
@@ -212,10 +227,12 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
                           .options = options});
   std::optional<chevron::evaluator> evaluate;
   if (p.has("eval")) evaluate.emplace(j.evaluation, train);
+  std::optional<chevron::trainer> other;
+  if (p.has("turn")) other.emplace(another_model(comm, p));
   std::string const generator = generator_state();
   for (int step = 0; step < p.steps(); ++step) {
     double const all = total_of(p, step, false);
-    double const said = p.replicas() == 1 && p.passes() == 1 && !p.has("all") ? 0 : all;
+    double const said = p.passes() == 1 && !p.has("all") ? 0 : all;
     touch_gradients(p, train);
     for (int pass = 0; pass < p.passes(); ++pass) {
       feed const given = feed_of(p, step, pass, replica);
@@ -230,6 +247,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
         last ? void(train.step(whole, said)) : train.accumulate(whole, said);
       }
     }
+    if (other) other->step(at::ones({4, 3}), at::zeros({4, 3}));
     bool const last = step + 1 == p.steps();
     if (last) train.synchronize();
     if (!p.has("pv") || last) {
@@ -238,7 +256,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     }
     if (p.get("eval") == "each" || (p.has("eval") && last)) {
       feed const given = feed_of(p, step, -1, replica);
-      double const loss = evaluate->loss(batch_of(j, comm, given.whole), total_of(p, step, true));
+      double const loss = evaluate->loss(batch_of(j, comm, given.whole));
       if (reports) out.put("after evaluation, " + key_of(step, "0 loss"), loss);
       outcome after;
       for (auto const& [s, pieces] : mine) put_stage(after, p, step, s, replica, pieces, nullptr);

@@ -55,10 +55,6 @@ class transport : public chevron::transport {
   bool is_zero_copy() const override { return inner_.is_zero_copy(); }
   bool connects_at_first_use() const override { return inner_.connects_at_first_use(); }
   void connect(std::span<chevron::edge const> edges) override { inner_.connect(edges); }
-  void open(chevron::slot_counts const& slots) override {
-    came_.assign(static_cast<std::size_t>(slots.receive), {});
-    inner_.open(slots);
-  }
   void begin_step(long step) override {
     chevron::transport::begin_step(step);
     inner_.begin_step(step);
@@ -119,6 +115,10 @@ class transport : public chevron::transport {
   }
 
   void publish(chevron::error const& found) override { inner_.fail(found); }
+  void open_slots(chevron::slot_counts const& slots) override {
+    came_.assign(static_cast<std::size_t>(slots.receive), {});
+    inner_.open(slots, 1);  // whose turn it is, is known here
+  }
   void start_sum(int bucket, at::Tensor values) override { inner_.start_all_reduce(bucket, std::move(values)); }
   void wait_sum(int bucket) override { inner_.wait_all_reduce(bucket); }
   // Gathers of bytes as gathers of numbers, which the other transport copies as they are.

@@ -234,6 +234,17 @@ TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand
     CHECK(at::equal(now.at("0.first.bias"), all[2].second));
     CHECK(at::equal(now.at("1.last.weight"), all[3].second));
   }
+  // A model without a trainer, beside one that keeps its own values.
+  on_two_ranks(table_stage, [&](chevron::trainer& t) {
+    chevron::evaluator reference(
+        {.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))), .transport = t.comm(), .stages = table_stage});
+    chevron::load_weights(reference, twice.path, as_saved);
+    auto const s = static_cast<std::size_t>(t.comm().topology().global_rank);
+    CHECK(at::equal(reference.stages()[s].parameters()[0].value, table));
+    CHECK(!at::equal(t.stages()[s].parameters()[0].value, table));
+    check_says(failure_of([&] { chevron::load_weights(reference, differing.path, as_saved); }),
+               {"they are one parameter in the model"});
+  });
   on_two_ranks(table_stage, [&](chevron::trainer& t) {
     auto const before = t.comm().topology().global_rank == 0 ? t.stages()[0].parameters()[0].value.clone() : at::Tensor();
     check_says(failure_of([&] { chevron::load_weights(t, differing.path, as_saved); }),

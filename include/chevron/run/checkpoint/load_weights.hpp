@@ -21,6 +21,7 @@
 #include <chevron/run/checkpoint/weight_ranks.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/training/evaluator.hpp>
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
@@ -129,6 +130,14 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
   });
 }
 
+/// Of all ranks' stages. Collective.
+inline void load_weights(transport& comm, std::vector<stage> const& stages, std::filesystem::path const& folder,
+                         weight_names const& names, load_weights_options const& options) {
+  std::vector<named_weight> mine;
+  together(comm, [&] { mine = weights_of(stages, names); });
+  load_weights(weight_ranks(comm), mine, folder, options);
+}
+
 }  // namespace detail
 
 /// Loads a module's parameters and buffers from a folder of weights: `model.safetensors`, or shards with
@@ -154,9 +163,14 @@ inline void load_weights(trainer& train, std::filesystem::path const& folder, we
   collective_scope const doing(train.comm(), "load_weights");
   detail::be_between_steps(train, "loaded");
   train.synchronize();
-  std::vector<detail::named_weight> mine;
-  detail::together(train.comm(), [&] { mine = detail::weights_of(train, names); });
-  detail::load_weights(detail::weight_ranks(train.comm()), mine, folder, options);
+  detail::load_weights(train.comm(), train.stages(), folder, names, options);
+}
+
+/// The same into the stages of an evaluator without a trainer. Collective.
+inline void load_weights(evaluator& model, std::filesystem::path const& folder, weight_names const& names = {},
+                         load_weights_options const& options = {}) {
+  collective_scope const doing(model.comm(), "load_weights");
+  detail::load_weights(model.comm(), model.stages(), folder, names, options);
 }
 
 }  // namespace chevron

@@ -179,7 +179,7 @@ inline void save_weights(trainer& train, std::filesystem::path const& folder, we
   train.synchronize();
   detail::weight_ranks const ranks(train.comm());
   std::vector<detail::named_weight> mine;
-  ranks.together([&] { mine = detail::weights_of(train, names); });
+  ranks.together([&] { mine = detail::weights_of(train.stages(), names); });
   named_tensors all = detail::each_once({ranks, mine}, mine);
   if (!ranks.of_first_replica()) all.clear();
   detail::save_weights(ranks, std::move(all), folder, options);

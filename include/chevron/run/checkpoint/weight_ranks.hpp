@@ -52,10 +52,10 @@ std::vector<named_weight> weights_of(Module& module, weight_names const& names) 
 }
 
 /// Those of a rank's stages.
-inline std::vector<named_weight> weights_of(trainer& train, weight_names const& names) {
+inline std::vector<named_weight> weights_of(std::vector<stage> const& stages, weight_names const& names) {
   std::vector<named_weight> out;
-  for (std::size_t s = 0; s < train.stages().size(); ++s) {
-    if (train.stages()[s]) add_weights(out, s, kept_of(train.stages()[s]), names);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (stages[s]) add_weights(out, s, kept_of(stages[s]), names);
   }
   return out;
 }

@@ -26,12 +26,13 @@ namespace detail {
 struct gather_header {
   std::uint64_t bytes = 0;
   std::int64_t step = -1;
+  std::int64_t program = 0;  // whose messages went last, as the rank's transport numbers them
   char words[48] = {};
 };
 
 /// A rank's bytes behind their header, in `out`.
-inline void put_header(std::vector<std::byte>& out, std::span<std::byte const> mine, awaited const& about) {
-  gather_header first{.bytes = mine.size(), .step = about.step};
+inline void put_header(std::vector<std::byte>& out, std::span<std::byte const> mine, awaited const& about, long program) {
+  gather_header first{.bytes = mine.size(), .step = about.step, .program = program};
   std::strncpy(first.words, about.words, sizeof first.words - 1);
   out.resize(sizeof first + mine.size());
   std::memcpy(out.data(), &first, sizeof first);
@@ -47,24 +48,31 @@ inline gather_header header_of(std::span<std::byte const> whole) {
 
 /// The bytes of rank `r` behind their header.
 /// \param whole  as it came; where the rank gave another number of bytes, it may be cut
-/// \param bytes how many this rank gave
+/// \param own  as this rank gave it
 /// \param rank  this one
-/// \throws preflight_error where rank r means another gather, or one of another size
-inline std::span<std::byte const> without_header(std::span<std::byte const> whole, int r, std::size_t bytes, int rank,
-                                                 awaited const& about) {
-  gather_header const theirs = header_of(whole);
+/// \throws preflight_error where rank r means another gather, one after another program's messages, or one of another size
+inline std::span<std::byte const> without_header(std::span<std::byte const> whole, int r, std::span<std::byte const> own,
+                                                 int rank, awaited const& about) {
+  gather_header const theirs = header_of(whole), mine = header_of(own);
   error_context const here{.rank = rank, .peer = r, .step = about.step, .action = about.action_text()};
   if (std::strncmp(theirs.words, about.words, sizeof theirs.words - 1) != 0) {
     awaited const other{.words = theirs.words, .step = theirs.step};
     throw preflight_error(different_calls(r, other.text(), rank, about.text()), here);
   }
-  if (theirs.bytes != bytes) {
+  if (theirs.program != mine.program) {
+    throw preflight_error(
+        "rank " + std::to_string(r) + " has called another trainer or evaluator than rank " + std::to_string(rank) +
+            ": one model's messages were taken for the other's. Remedy: every rank makes trainers and evaluators, and calls "
+            "them, in the same order",
+        here);
+  }
+  if (theirs.bytes != mine.bytes) {
     throw preflight_error("rank " + std::to_string(r) + " gathers " + std::to_string(theirs.bytes) + " bytes where rank " +
-                              std::to_string(rank) + " gathers " + std::to_string(bytes) +
+                              std::to_string(rank) + " gathers " + std::to_string(mine.bytes) +
                               ". Remedy: every rank gathers as many numbers",
                           here);
   }
-  return whole.subspan(sizeof theirs, bytes);
+  return whole.subspan(sizeof theirs, mine.bytes);
 }
 
 /// How many gathers of a slot a rank has begun, and what the wait for the last of them needs of the others.

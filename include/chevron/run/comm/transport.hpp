@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -61,9 +63,30 @@ class transport {
   /// Called by all ranks alike, in one order, before messages go along these edges (sorted; some may be known already): what
   /// needs connections of its own makes them here.
   virtual void connect(std::span<edge const>) {}
-  /// Called before the first step with this rank's slot counts, so that nothing is allocated later; and again, by all ranks alike
-  /// and with nothing under way, when another program (evaluation) takes its turn: counts and shapes may then differ.
-  virtual void open(slot_counts const& slots) = 0;
+  /// Called before the first step with this rank's slot counts, so that nothing is allocated later; and again, by all ranks
+  /// alike, when another program (of an evaluator, of another trainer) takes its turn: counts and shapes may then differ. What
+  /// the program before has left unfinished is finished first.
+  /// \param program whose messages go until the next `open`, as `new_program` numbered it; 0: a caller's that sends once
+  void open(slot_counts const& slots, long program = 0) {
+    if (program != program_ || program == 0) finish_earlier();
+    program_ = program;
+    open_slots(slots);
+  }
+  /// A number for one more program whose messages this transport carries in turn with others'. It is never given twice.
+  long new_program() { return ++programs_; }
+  /// Whether the messages that went last were this program's.
+  bool is_open_for(long program) const { return program_ == program; }
+  /// Between two runs, has `finish` called before another program's turn: for a step whose verdict is awaited.
+  void finish_before_others(std::weak_ptr<std::function<void()> const> finish) { unfinished_ = std::move(finish); }
+  /// Finishes now what any program has left unfinished. Collective. Does nothing where that was done.
+  void finish_earlier() {
+    if (auto const finish = std::exchange(unfinished_, {}).lock()) (*finish)();
+    gather& early = of(gather_slot::early);
+    if (early.words == nullptr) return;
+    awaited const about = everybody(std::exchange(early.words, nullptr));  // its trainer has gone
+    parts_.assign(1, early.mine);
+    if (topology_.world() > 1) finish_gather(gather_slot::early, about, parts_);
+  }
   /// Called at the start of each step: for errors, and for what is learned in the first one.
   virtual void begin_step(long step) { step_ = step; }
 
@@ -164,6 +187,9 @@ class transport {
   /// Tells the other ranks. From any thread.
   virtual void publish(error const&) {}
 
+  /// Makes room for so many messages under way, with nothing under way, and forgets shapes that ranks agreed on.
+  virtual void open_slots(slot_counts const& slots) = 0;
+
   /// The two halves of a sum, with several replicas only; `values` is contiguous.
   virtual void start_sum(int bucket, at::Tensor values) = 0;
   virtual void wait_sum(int bucket) = 0;
@@ -216,7 +242,7 @@ class transport {
   void begin_gather(gather_slot slot, std::span<std::byte const> mine, char const* words) {
     gather& one = of(slot);
     one.words = words;
-    detail::put_header(one.mine, mine, everybody(words));
+    detail::put_header(one.mine, mine, everybody(words), program_);
     if (topology_.world() > 1) start_gather(slot, one.mine, everybody(words));
   }
   /// \param all with room for as many bytes of each rank as this one gave
@@ -227,8 +253,7 @@ class transport {
     if (topology_.world() > 1) finish_gather(slot, about, parts_);
     auto to = all.begin();
     for (std::size_t r = 0; r < parts_.size(); ++r) {
-      auto const part = detail::without_header(parts_[r], static_cast<int>(r), one.mine.size() - sizeof(detail::gather_header),
-                                               topology_.global_rank, about);
+      auto const part = detail::without_header(parts_[r], static_cast<int>(r), one.mine, topology_.global_rank, about);
       to = std::copy(part.begin(), part.end(), to);
     }
   }
@@ -237,6 +262,8 @@ class transport {
   long step_ = -1;
   std::chrono::milliseconds deadline_{300000};
   char const* doing_ = nullptr;
+  long programs_ = 0, program_ = 0;  // numbered so far; whose messages go
+  std::weak_ptr<std::function<void()> const> unfinished_;
   std::atomic<bool> failed_{false};
   std::array<gather, 2> gathers_;  // by slot
   std::vector<std::span<std::byte const>> parts_;

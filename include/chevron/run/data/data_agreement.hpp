@@ -121,6 +121,19 @@ class data_agreement {
     numbers_.resize(parts_.size() * tensor_marks::numbers);
   }
 
+  /// The same, and tells the other ranks what this one takes. Collective.
+  static data_agreement gathered(plan_view plan, transport& comm, std::vector<std::string> const& mine, data_check when) {
+    std::string text;
+    for (std::string const& name : mine) text += name + "\n";
+    std::vector<std::vector<std::string>> taken;
+    for (std::string const& of_rank : comm.all_gather_text(text)) {
+      auto& names = taken.emplace_back();
+      for (std::size_t at = 0; at < of_rank.size(); at += names.back().size() + 1)
+        names.push_back(of_rank.substr(at, of_rank.find('\n', at) - at));
+    }
+    return {plan, comm.topology(), taken, when};
+  }
+
   /// How many numbers a rank contributes, the same on every rank.
   std::size_t width() const { return numbers_.size(); }
 

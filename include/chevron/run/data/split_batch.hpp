@@ -70,6 +70,11 @@ inline void check_detached(batch const& given) {
 /// number from 0; a microbatch of 0 is left out.
 using loss_weight_function = std::function<double(batch const& micro_batch)>;
 
+/// There is no mean over nothing.
+[[noreturn]] inline void refuse_empty_mean(error_context const& here = {}) {
+  throw usage_error("the microbatches of this step count nothing: there is no mean loss", here);
+}
+
 /// A batch (of one replica) in M parts: cut along dimension 0 (views, nothing is copied), or as the user cut it.
 ///
 /// Each microbatch weighs its share of all microbatches of *all* replicas. The mean loss of a microbatch times its weight, added
@@ -197,11 +202,12 @@ class split_batch {
   tensors const& inputs(int m) const { return of(m).data.inputs; }
   tensors const& targets(int m) const { return of(m).data.targets; }
   std::span<side_input const> side_inputs(int m) const { return of(m).data.side_inputs; }
+  double counts(int m) const { return of(m).counts; }
   double weight(int m) const { return of(m).weight; }
   /// Its loss, whatever it is (of no tokens the mean is not a number), and its gradients are no part of the step's.
-  bool counts_nothing(int m) const { return of(m).weight == 0; }
+  bool counts_nothing(int m) const { return of(m).counts == 0; }
   bool any_counts_nothing() const {
-    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) { return p.weight == 0; });
+    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) { return p.counts == 0; });
   }
   /// Whether a stage has changed a microbatch's inputs, or what it took by name, in place.
   bool was_changed(int m) const {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,6 +53,8 @@ struct executor_settings {
   int deferred_weights = 0;                       ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
   bool check_messages = false;                    ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
   int lowest_trained = 0;  ///< no stage before it has a parameter that needs a gradient; the same on all ranks
+  /// Called in each run, before the rank's first B or I, which needs the microbatches' weights; F's need none. Empty: not called.
+  std::function<void()> before_backward = {};
 };
 
 /// What came of a run. It belongs to the executor, and lasts until the next run.
@@ -89,6 +92,7 @@ class executor {
         program_(proved_.view()),
         comm_(&comm),
         rank_(comm.topology().pipeline_rank()),
+        number_(comm.new_program()),
         gradients_(gradients),
         work_(program_, rank_, stages, std::move(loss),
               {settings.seed, comm.topology().replica(), settings.autocast, settings.lowest_trained},
@@ -97,6 +101,7 @@ class executor {
         memory_(program_, rank_, work_.streams().where()),
         deferred_(program_, settings.deferred_weights),
         check_messages_(settings.check_messages),
+        before_backward_(std::move(settings.before_backward)),
         outputs_(program_.plan.forward_only ? static_cast<std::size_t>(program_.plan.size.micro_batches) : 0),
         kept_(comm.topology(), program_.plan, kept_trace_) {
     trace_.reserve(static_cast<std::size_t>(program_.length(rank_)));
@@ -112,8 +117,10 @@ class executor {
   /// \param more slots for what the caller sends besides; they stand behind the program's
   void open(slot_counts more = {}) {
     slot_counts const own = slots();
-    comm_->open({own.activation, own.receive + more.receive, own.send + more.send});
+    comm_->open({own.activation, own.receive + more.receive, own.send + more.send}, number_);
   }
+  /// Whether the transport is open for this executor's messages, or for another's.
+  bool is_open() const { return comm_->is_open_for(number_); }
   slot_counts slots() const { return program_.slots[rank_]; }
 
   /// Runs the program once over these microbatches.
@@ -218,6 +225,7 @@ class executor {
     next_ = 0;
     ahead_ = false;
     reduces_ = reduces;
+    weighed_ = false;
     trace_.begin_step(step);
     clock_.begin_step();
     memory_.begin_step();
@@ -464,6 +472,7 @@ class executor {
 
   /// Brings the gradients of a stage's outputs: from the loss, from the neighbour on this rank, or from afar.
   void fetch_output_gradients(instruction const& i) {
+    if (!std::exchange(weighed_, true) && before_backward_) before_backward_();
     tensors& gradients = gradients_of_outputs_;
     if (work_.is_last(i)) {
       gradients.clear();
@@ -506,6 +515,7 @@ class executor {
   program_view program_;  // of proved_
   transport* comm_;
   int rank_;
+  long number_;  // among the programs of the transport
   gradient_store* gradients_;
   stage_runner work_;
   event_timer clock_;
@@ -513,6 +523,7 @@ class executor {
   std::optional<activation_meter> meter_;
   deferred_weights deferred_;
   bool check_messages_;
+  std::function<void()> before_backward_;
   std::unique_ptr<graph_runner> captured_;
   std::vector<tensors> outputs_;
   std::shared_ptr<rank_trace> kept_trace_ = std::make_shared<rank_trace>();  // outlives this where the rank fails
@@ -525,6 +536,7 @@ class executor {
   int next_ = 0;                  // position in the program
   bool ahead_ = false;            // between run_ahead and finish
   bool reduces_ = true;           // starts sums over the replicas
+  bool weighed_ = false;          // before_backward_ was called
   bool launching_ = false;        // graphs
   tensors inputs_;                // of the F under way
   tensors gradients_of_outputs_;  // of the B or I under way

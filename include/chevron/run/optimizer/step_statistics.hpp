@@ -14,6 +14,7 @@
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/data_agreement.hpp>
+#include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 
@@ -26,7 +27,7 @@ namespace chevron::detail {
 struct step_contribution {
   std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
   double counts = 0;         ///< what this replica's microbatches count; not a number on a rank that was not given what tells
-  double all_counts = 0;     ///< the same over all replicas, as used for the weights; 0 on such a rank, if nothing else is known
+  double all_counts = 0;     ///< the same over all replicas, as used for the weights; not a number on such a rank
   std::int64_t samples = 0;  ///< of this replica; 0 where nothing tells
   double shapes = 0;         ///< a mark of its batches' shapes
   double busy_seconds = 0;
@@ -115,8 +116,8 @@ class step_statistics {
       each += (replica == 0 ? "" : ", ") + number_text(counts);
     }
     bool const together = reduction == gradient_reduction::mean;
-    if (all_counts == 0) all_counts = mine * (together ? comm_->topology().replicas : 1);  // as the ranks that know have it
     if (!together) sum = mine;
+    if (sum == 0) refuse_empty_mean(here);
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
       throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + number_text(sum)) +
                             " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +

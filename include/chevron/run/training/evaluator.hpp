@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,74 +23,65 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/executor.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/training/build_stages.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/trainer.hpp>
+#include <chevron/run/training/trainer_setup.hpp>
 
 /// \file
 /// Running the model forward only: validation, sampling.
 
 namespace chevron {
 
-/// Runs a forward-only program over a trainer's stages, between its steps. No graph is built, and modules are in evaluation
-/// meanwhile. Every rank makes the same calls; the trainer must outlive this.
+/// Runs a forward-only program over a model's stages: those of a trainer, between its steps, or stages of its own, of a model
+/// that is not trained here. No graph is built, and modules are in evaluation meanwhile. Every rank makes the same calls.
 ///
 ///     chevron::evaluator evaluator(trainer);
 ///     double const held_out = evaluator.loss(tokens, next_tokens);
+///
+///     chevron::evaluator teacher({.program = program, .transport = comm, .stages = build_teacher});
+///     auto const said = teacher.outputs(tokens);
 class evaluator {
  public:
-  /// The forwards of the trainer's own program. Collective.
+  /// The forwards of the trainer's own program, over its stages. The trainer must outlive this. Collective.
   /// \param micro_batches into how many batches are cut; 0: as many as in training, which is also the most
   explicit evaluator(trainer& owner, int micro_batches = 0) : evaluator(forwards_of(owner.program(), micro_batches), owner) {}
 
   /// Another program that only runs forward, with the trainer's stages on the trainer's ranks. Collective.
-  evaluator(proved_program program, trainer& owner)
-      : program_(std::move(program)),
-        owner_(&owner),
-        context_(&owner.context()),
-        with_loss_(suited(program_, owner), owner.comm(), owner.stages(), context_->loss(), settings(*context_)),
-        without_loss_(program_, owner.comm(), owner.stages(), {}, settings(*context_)),
-        data_(context_->data()) {
-    collective_scope const doing(owner.comm(), "making the evaluator");
-    named_values lines = common_values(owner.comm());
-    add_program(lines, program_.view());
-    check_consistency(owner.comm(), lines);
-  }
+  evaluator(proved_program program, trainer& owner) : evaluator(suited(program, owner.program()), &owner, {}, owner.context()) {}
 
-  /// The mean loss over all samples of all replicas, or over what the trainer's `loss_weight` counts, on every rank.
+  /// A model of its own, which takes turns with trainers and other evaluators on its transport. Collective: compares program,
+  /// options, and over replicas parameters and buffers, as a trainer does.
+  /// \throws preflight_error where ranks differ; usage_error for a program of another number of ranks
+  explicit evaluator(evaluator_setup setup)
+      : evaluator(setup, std::make_shared<rank_context>(setup.transport, std::move(setup.loss), std::move(setup.options))) {}
+
+  /// The mean loss over all samples of all replicas, or over what `loss_weight` counts, on every rank; replicas may hold batches
+  /// of other sizes.
   /// \param whole this replica's batch
-  /// \param global_weight what is counted over all replicas; 0: every replica has as much as this one
-  double loss(batch const& whole, double global_weight = 0) {
-    owner_->synchronize();
-    collective_scope const doing(owner_->comm(), evaluating);
-    compute_streams::scope const here(*context_->streams());
-    batch_.split(context_->on_device(whole), program_.view().plan.size.micro_batches);
-    return loss_of_batch(global_weight);
+  /// \throws usage_error where there is no loss function, or all microbatches count nothing
+  double loss(batch const& whole) {
+    return loss_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.micro_batches); });
   }
   /// The same of microbatches that the caller has cut.
-  double loss(std::vector<batch> const& micro_batches, double global_weight = 0) {
-    owner_->synchronize();
-    collective_scope const doing(owner_->comm(), evaluating);
-    compute_streams::scope const here(*context_->streams());
-    batch_.take(context_->on_device(micro_batches), program_.view().plan.size.micro_batches);
-    return loss_of_batch(global_weight);
+  double loss(std::vector<batch> const& micro_batches) {
+    return loss_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.micro_batches); });
   }
   /// The same without side inputs.
-  double loss(tensors const& inputs, tensors const& targets, double global_weight = 0) {
-    return loss(batch{inputs, targets}, global_weight);
-  }
+  double loss(tensors const& inputs, tensors const& targets) { return loss(batch{inputs, targets}); }
   /// The same of one input and one target.
-  double loss(at::Tensor const& input, at::Tensor const& target, double global_weight = 0) {
-    return loss(batch{{input}, {target}}, global_weight);
-  }
+  double loss(at::Tensor const& input, at::Tensor const& target) { return loss(batch{{input}, {target}}); }
 
   /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put
   /// together along dimension 0; of an output that is one number, there is one for each microbatch. An output that is undefined
   /// stays so.
   tensors outputs(batch const& whole_batch) {
-    owner_->synchronize();
-    collective_scope const doing(owner_->comm(), evaluating);
+    synchronize();
+    collective_scope const doing(comm(), evaluating);
     compute_streams::scope const here(*context_->streams());
     batch_.split(context_->on_device(whole_batch), program_.view().plan.size.micro_batches);
     std::vector<tensors>& parts = run(without_loss_).outputs;
@@ -106,31 +99,94 @@ class evaluator {
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
   tensors outputs(at::Tensor const& input) { return outputs(batch{{input}, {}}); }
 
+  /// The stages by number; those of other ranks are empty.
+  std::vector<stage>& stages() { return context_->stages(); }
+  transport& comm() { return context_->comm(); }
+
  private:
   static constexpr char const* evaluating = "evaluate";
 
-  double loss_of_batch(double global_weight) {
-    context_->share_loss(batch_, global_weight);
+  evaluator(proved_program program, trainer* owner, std::shared_ptr<rank_context> own, rank_context& context)
+      : program_(std::move(program)),
+        owner_(owner),
+        own_(std::move(own)),
+        context_(&context),
+        with_loss_(program_, comm(), stages(), context.loss(), settings(context)),
+        without_loss_(program_, comm(), stages(), {}, settings(context)),
+        data_(context.data()) {
+    collective_scope const doing(comm(), "making the evaluator");
+    named_values lines = common_values(comm());
+    add_program(lines, program_.view());
+    check_consistency(comm(), lines);
+  }
+  evaluator(evaluator_setup& setup, std::shared_ptr<rank_context> own) : evaluator(build(setup, *own), nullptr, own, *own) {}
+
+  /// Builds the stages of a model that has no trainer, and compares them over the ranks. Collective.
+  /// \returns the program that runs over them
+  static proved_program build(evaluator_setup const& setup, rank_context& own) {
+    transport& comm = own.comm();
+    collective_scope const doing(comm, "making the evaluator");
+    program_view const p = setup.program.view();
+    compute_streams::scope const here(*own.streams());
+    detail::check_ranks(p, comm);
+    detail::check(own.options());
+    own.stages() = detail::build_stages(p, setup.stages, comm, own.streams()->where(), false);
+    check_consistency(comm, detail::lines_of(p, comm, own.options(), own.stages()));
+    own.data(detail::data_agreement::gathered(p.plan, comm, detail::side_inputs_taken(own.stages(), own.loss()), own.options().check_data));
+    return p.plan.forward_only ? setup.program : forwards_of(p, 0);
+  }
+
+  void synchronize() {
+    if (owner_ != nullptr) owner_->synchronize();
+  }
+  long step() const { return owner_ != nullptr ? owner_->next_step() : 0; }
+
+  template <class Cut>
+  double loss_of(Cut const& cut_batch) {
+    if (!context_->loss()) throw usage_error("this evaluator has no loss function. Remedy: evaluator_setup::loss, or outputs()");
+    synchronize();
+    collective_scope const doing(comm(), evaluating);
+    compute_streams::scope const here(*context_->streams());
+    cut_batch();
+    context_->weigh(batch_);
     data_.begin();
     data_.add(batch_);
     tensors const& losses = run(with_loss_).losses;
-    std::vector<double> mine(1, 0.0);
+    auto const count = static_cast<std::size_t>(batch_.count());
+    std::vector<double> mine(2 * count, 0.0);  // by microbatch: its loss, what it counts; of the last stage's rank
     for (int m = 0; m < batch_.count(); ++m) {
       at::Tensor const& loss = losses[static_cast<std::size_t>(m)];
-      if (loss.defined() && !batch_.counts_nothing(m)) mine[0] += loss.item<double>() * batch_.weight(m);
+      if (!loss.defined() || batch_.counts_nothing(m)) continue;
+      mine[static_cast<std::size_t>(m)] = loss.item<double>();
+      mine[count + static_cast<std::size_t>(m)] = batch_.counts(m);
     }
     std::span<double const> const data = data_.numbers();
     mine.insert(mine.end(), data.begin(), data.end());
-    topology const& where = owner_->comm().topology();
+    topology const& where = comm().topology();
     std::vector<double> all(static_cast<std::size_t>(where.world()) * mine.size());
-    owner_->comm().all_gather(mine, all);
+    comm().all_gather(mine, all);
     auto const of_rank = [&](int global_rank) { return all.data() + static_cast<std::size_t>(global_rank) * mine.size(); };
     if (!data.empty()) {
       data_.was_compared();
-      data_.check([&](int r) { return of_rank(r) + 1; }, {where.global_rank, -1, owner_->next_step(), "evaluation"});
+      data_.check([&](int r) { return of_rank(r) + 2 * count; }, {where.global_rank, -1, step(), "evaluation"});
     }
+    return mean_of(of_rank, count);
+  }
+
+  /// The mean loss over all replicas, added up alike on all ranks.
+  /// \param of_rank gives losses and counts by microbatch, by global rank
+  template <class OfRank>
+  double mean_of(OfRank const& of_rank, std::size_t micro_batches) {
+    int const world = comm().topology().world();
+    double counts = 0;
+    for (int r = 0; r < world; ++r) counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
+    if (!(counts > 0)) refuse_empty_mean({comm().topology().global_rank, -1, step(), "evaluation"});
     double sum = 0;
-    for (int r = 0; r < where.world(); ++r) sum += of_rank(r)[0];
+    for (int r = 0; r < world; ++r) {
+      double of_replica = 0;
+      for (std::size_t m = 0; m < micro_batches; ++m) of_replica += of_rank(r)[m] * (of_rank(r)[micro_batches + m] / counts);
+      sum += of_replica;
+    }
     return sum;
   }
 
@@ -163,14 +219,14 @@ class evaluator {
     return lower(prove(forward_part(training, micro_batches > 0 ? micro_batches : most)));
   }
 
-  static proved_program const& suited(proved_program const& given, trainer& owner) {
+  static proved_program const& suited(proved_program const& given, program_view training) {
     program_view const p = given.view();
     if (!p.plan.forward_only) throw usage_error("evaluation needs a program that only runs forward");
-    if (p.plan.size.ranks != owner.program().plan.size.ranks || p.plan.stages != owner.program().plan.stages) {
+    if (p.plan.size.ranks != training.plan.size.ranks || p.plan.stages != training.plan.stages) {
       throw usage_error("evaluation needs as many ranks and stages as training has");
     }
     for (int s = 0; s < p.plan.stages; ++s) {
-      if (p.plan.rank_of_stage(s) != owner.program().plan.rank_of_stage(s)) {
+      if (p.plan.rank_of_stage(s) != training.plan.rank_of_stage(s)) {
         throw usage_error("stage " + std::to_string(s) + " is on another rank in evaluation than in training");
       }
     }
@@ -178,14 +234,15 @@ class evaluator {
   }
 
   run_result run(executor& with) {
-    evaluation_scope const modules(owner_->stages());
+    evaluation_scope const modules(stages());
     context_->open_for(with, batch_);
-    return with.run(batch_, owner_->next_step());
+    return with.run(batch_, step());
   }
 
   proved_program program_;
-  trainer* owner_;
-  rank_context* context_;  // of owner_
+  trainer* owner_;                     // null: stages of its own
+  std::shared_ptr<rank_context> own_;  // without a trainer
+  rank_context* context_;              // own_, or the trainer's
   executor with_loss_;
   executor without_loss_;
   detail::data_agreement data_;

@@ -15,6 +15,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
 #include <chevron/version.hpp>
 
 /// \file
@@ -109,6 +110,18 @@ inline named_values common_values(transport const& comm) {
 
 namespace detail {
 
+/// What a trainer compares when it is made.
+inline named_values lines_of(program_view const& p, transport const& comm, trainer_options const& options,
+                             std::vector<stage> const& stages) {
+  named_values out = common_values(comm);
+  add_program(out, p);
+  add(out, options);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (stages[s]) add_stage(out, static_cast<int>(s), stages[s], comm.topology().replicas > 1, options.broadcast_buffers);
+  }
+  return out;
+}
+
 /// May all ranks go on under `next` after `now`? Collective: first, whether all of them were given the same.
 /// \throws preflight_error naming a rank with another program; usage_error, the same on every rank
 inline void check_change(transport& comm, program_view const& now, program_view const& next, bool accumulating) {
@@ -139,12 +152,17 @@ inline void check_change(transport& comm, program_view const& now, program_view 
   }
 }
 
-/// Can this program be trained on these ranks?
-inline void check_setup(program_view const& program, transport const& comm, bool has_loss) {
+/// Is this program for as many ranks as there are?
+inline void check_ranks(program_view const& program, transport const& comm) {
   if (int const ranks = comm.topology().pipeline_ranks; program.plan.size.ranks != ranks) {
     throw usage_error("the program is for " + std::to_string(program.plan.size.ranks) + " pipeline ranks, there are " +
                       std::to_string(ranks));
   }
+}
+
+/// Can this program be trained on these ranks?
+inline void check_setup(program_view const& program, transport const& comm, bool has_loss) {
+  check_ranks(program, comm);
   if (program.plan.forward_only)
     throw usage_error("this program only runs forward: train with a plan that has backwards, evaluate with this one");
   if (!has_loss) throw usage_error("a trainer needs a loss function");

@@ -22,14 +22,15 @@
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
+#include <chevron/run/training/replica_counts.hpp>
 
 /// \file
 /// What training and evaluation share on a rank.
 
 namespace chevron {
 
-/// One rank's stages, what they compute on and with, and whose program its transport is open for. A trainer makes it; its
-/// evaluators use it between the trainer's steps.
+/// One rank's stages, and what they compute on and with. A trainer makes it, and its evaluators use it between the trainer's
+/// steps; an evaluator without a trainer makes its own.
 class rank_context {
  public:
   rank_context(transport& comm, loss_function loss, trainer_options options)
@@ -69,24 +70,43 @@ class rank_context {
     return out;
   }
 
-  /// Gives each microbatch its share of the loss.
-  /// \param global_weight what microbatches count over all replicas; 0: every replica has as much as this one
-  /// \returns what they count over all replicas; 0 where this rank was not given what tells
-  /// \throws usage_error where they count nothing, or the rank of the first or the last stage was given nothing
-  double share_loss(split_batch& cut, double global_weight) const {
+  /// Says what each microbatch counts, as far as this rank was given what tells.
+  /// \throws usage_error where the rank of the first or the last stage was given nothing
+  void weigh(split_batch& cut) const {
     if (int const m = cut.first_not_given(); (stages_.front() || stages_.back()) && m < cut.count()) {
       throw usage_error("a step needs at least one input or target tensor on the ranks of the first and of the last stage, and " +
                         ("microbatch " + std::to_string(m)) + " has none. Remedy: inputs for stage 0, targets for the loss");
     }
     if (options_.loss_weight) cut.weigh(options_.loss_weight, static_cast<bool>(stages_.back()));
-    bool const known = !std::isnan(cut.counts());
-    if (!(global_weight > 0))
-      global_weight =
-          known ? cut.counts() * (options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1) : 0;
-    if (known && !(global_weight > 0)) throw usage_error("the microbatches of this step count nothing: there is no mean loss");
-    cut.share(global_weight);
-    return global_weight;
   }
+  /// Gives each microbatch its share of the loss; where other replicas' counts are part of the total, `start_shares` and
+  /// `finish_shares` do.
+  /// \param global_weight what microbatches count over all replicas; 0: what the replicas say
+  /// \throws usage_error where they are known to count nothing
+  void share_loss(split_batch& cut, double global_weight) {
+    weigh(cut);
+    counts_.set(cut.counts(), global_weight, options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
+    if (counts_.is_known()) cut.share(counts_.total());
+  }
+  /// Starts to add up the replicas' counts, if the total is not known: when nothing can refuse the step any more.
+  void start_shares() {
+    if (!counts_.is_known()) counts_.start(*comm_);
+  }
+  /// Before a microbatch's weight is used. Waits for the other replicas.
+  void finish_shares(split_batch& cut) {
+    if (counts_.is_known()) return;
+    counts_.finish(*comm_);
+    cut.share(counts_.total() == 0 ? 1 : counts_.total());  // 0: no microbatch has a share
+  }
+  /// Makes that sum once, for a transport that connects at its first use.
+  void connect_counts() {
+    counts_.start(*comm_);
+    counts_.finish(*comm_);
+  }
+  /// What the microbatches of all replicas count, once shares are known.
+  double all_counts() const { return counts_.total(); }
+  /// The replicas' counts are a sum with this number.
+  void counts(detail::replica_counts sum) { counts_ = std::move(sum); }
 
   /// Before each run: opens the transport for this executor's program and this batch's shapes, where either changed.
   /// \param others_know_more ranks of a pipeline may have been given batches of which only some show that shapes changed: then they
@@ -96,14 +116,11 @@ class rank_context {
     comm_->check_usable();
     shapes_.clear();
     cut.append_shapes(shapes_);
-    bool const turn = open_for_ != &next;
+    bool const open = next.is_open();
     bool const changed = shapes_ != open_shapes_;
-    if (turn || (others_know_more ? on_any_rank(changed) : changed)) next.open(more_slots_);
-    open_for_ = &next;
+    if (!open || (others_know_more ? on_any_rank(changed) : changed)) next.open(more_slots_);
     std::swap(shapes_, open_shapes_);
   }
-  /// Before an executor goes: another may stand where it stood.
-  void forget_open() { open_for_ = nullptr; }
 
  private:
   /// Of this pipeline.
@@ -123,7 +140,7 @@ class rank_context {
   std::vector<stage> stages_;
   detail::data_agreement data_;
   slot_counts more_slots_{};
-  executor const* open_for_ = nullptr;
+  detail::replica_counts counts_;
   std::vector<std::int64_t> open_shapes_, shapes_;
 };
 

@@ -39,8 +39,7 @@ class step_accumulator {
                       number_text(global_weight) + ": give accumulate() and step() the same total");
   }
   /// A run begins: of a new step, the first one forgets the step before.
-  /// \param global_weight what the whole step counts over all replicas
-  void begin_pass(double global_weight) {
+  void begin_pass() {
     if (passes_ == 0) {
       std::fill(weighted_losses_.begin(), weighted_losses_.end(), 0.0);
       mine_ = {};
@@ -49,12 +48,13 @@ class step_accumulator {
       used_graphs_ = true;
       memory_ = {};
     }
-    mine_.all_counts = global_weight;
   }
 
   /// What a run computed. Waits for an accelerator, once.
+  /// \param global_weight what the whole step counts over all replicas
   /// \param trace with the accelerator's times
-  void add(split_batch const& batch, tensors const& losses, rank_trace const& trace) {
+  void add(split_batch const& batch, double global_weight, tensors const& losses, rank_trace const& trace) {
+    mine_.all_counts = global_weight;
     mine_.counts += batch.counts();
     mine_.samples += batch.samples();
     mine_.shapes += batch.shapes_mark();

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,13 +68,14 @@ class trainer {
     transport& comm = context_.comm();
     trainer_options const& options = context_.options();
     collective_scope const doing(comm, "making the trainer");
+    comm.finish_earlier();
     program_view const p = places_.view();
     compute_streams::scope const here(*context_.streams());
     detail::check_setup(p, comm, static_cast<bool>(context_.loss()));
     detail::check(options);
     std::vector<stage>& stages = context_.stages();
     stages = detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers);
-    check_consistency(comm, lines(p));
+    check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
     gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes);
@@ -83,6 +85,7 @@ class trainer {
     tied_ = tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
+    context_.counts({context_.streams()->where(), gradients_->buckets() + 1});
     update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
@@ -96,7 +99,7 @@ class trainer {
   /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
   /// \param global_weight denominator of the mean loss: the sum of loss weights (samples, if the options have no `loss_weight`)
   /// over all microbatches, accumulated ones included, and all replicas; with `gradient_reduction::sum` of this replica only. 0:
-  /// this replica's sum times the replicas
+  /// replicas add it up, where no batches are accumulated
   /// \returns its report; with `post_validation` it may not be `settled` yet
   step_report step(batch const& whole = {}, double global_weight = 0) {
     return step_of([&] { cut(whole); }, global_weight);
@@ -125,6 +128,9 @@ class trainer {
   void accumulate(tensors const& inputs, tensors const& targets, double global_weight) {
     accumulate(batch{inputs, targets}, global_weight);
   }
+  void accumulate(at::Tensor const& input, at::Tensor const& target, double global_weight) {
+    accumulate(batch{{input}, {target}}, global_weight);
+  }
 
   /// With `post_validation`: waits until the last step stands. To be called before parameters or the optimizer are looked at, and
   /// at the end; evaluation and checkpoints do so themselves. Collective.
@@ -149,7 +155,6 @@ class trainer {
     synchronize();
     std::swap(program_, next);
     executor_.reset();
-    context_.forget_open();
     make_executor();
     return next;
   }
@@ -207,9 +212,10 @@ class trainer {
 
   void make_executor() {
     trainer_options const& options = context_.options();
-    executor_settings const settings{
-        options.seed,           options.autocast,         context_.streams(), options.graphs, options.deferred_weights,
-        options.check_messages, update_->lowest_trained()};
+    executor_settings settings{options.seed,           options.autocast,         context_.streams(),
+                               options.graphs,         options.deferred_weights, options.check_messages,
+                               update_->lowest_trained()};
+    settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ =
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
   }
@@ -220,19 +226,8 @@ class trainer {
     gradients_->wait_all_reduce();
     buffers_of_all_.start(context_.comm());
     buffers_of_all_.finish(context_.comm());
+    context_.connect_counts();
     update_->gather_once();
-  }
-
-  named_values lines(program_view const& p) const {
-    topology const& where = context_.comm().topology();
-    named_values out = common_values(context_.comm());
-    add_program(out, p);
-    detail::add(out, context_.options());
-    for (std::size_t s = 0; s < context_.stages().size(); ++s) {
-      stage const& one = context_.stages()[s];
-      if (one) add_stage(out, static_cast<int>(s), one, where.replicas > 1, context_.options().broadcast_buffers);
-    }
-    return out;
   }
 
   template <class Cut>
@@ -264,20 +259,22 @@ class trainer {
           "accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
     prepare(global_weight);
     run_result const run = run_program(false);
-    accumulated_.add(batch_, run.losses, executor_->synchronize_trace());
+    accumulated_.add(batch_, context_.all_counts(), run.losses, executor_->synchronize_trace());
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
   }
 
   /// Before each run of the program.
   void prepare(double global_weight) {
     accumulated_.check_weight(global_weight);
-    accumulated_.begin_pass(context_.share_loss(batch_, global_weight));
+    context_.share_loss(batch_, global_weight);
     bool const first = accumulated_.passes() == 0;
     batch_.number_from(accumulated_.passes() * batch_.count());
     context_.open_for(*executor_, batch_, update_->shapes_may_differ());
     if (first) gradients_->check_frozen();
+    accumulated_.begin_pass();
     if (first) data_.begin();
     data_.add(batch_);
+    context_.start_shares();
   }
 
   /// Computes gradients, of the last step's parameters once they stand.
@@ -303,10 +300,11 @@ class trainer {
     transport& comm = context_.comm();
     buffers_of_all_.start(comm);
     update_->complete_gradients(step_, executor_->slots());
-    accumulated_.add(batch_, run.losses, executor_->synchronize_trace());
+    accumulated_.add(batch_, context_.all_counts(), run.losses, executor_->synchronize_trace());
     detail::step_contribution mine = accumulated_.contribution(data_.numbers());
     mine.stop_cause = detail::stop_cause_now();
     update_->run(mine, report);
+    if (update_->pending()) comm.finish_before_others(settles_);
     data_.was_compared();
     buffers_of_all_.finish(comm);
   }
@@ -340,6 +338,8 @@ class trainer {
   detail::data_agreement data_;
   buffer_snapshot buffers_before_;
   replica_buffers buffers_of_all_;
+  std::shared_ptr<std::function<void()> const> settles_ =
+      std::make_shared<std::function<void()> const>([this] { synchronize(); });
   std::shared_ptr<checkpoint_session> checkpoints_;
   std::vector<measured_bytes> measured_;  // by stage, of the run that was counted
   step_report report_;                    // of the last step

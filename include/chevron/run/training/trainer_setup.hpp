@@ -10,7 +10,7 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// What a trainer is made of.
+/// What trainers and evaluators are made of.
 
 namespace chevron {
 
@@ -26,6 +26,16 @@ struct trainer_setup {
   loss_function loss;             ///< outputs of the last stage, then targets, to the mean loss of a microbatch
   optimizer_factory optimizer;    ///< of this rank's parameters: `chevron::optimizer<torch::optim::AdamW>(3e-4)`
   trainer_options options = {};
+};
+
+/// What an evaluator without a trainer is made of: a model that is not trained here, such as a teacher or a reference. Members
+/// without a default have to be given.
+struct evaluator_setup {
+  proved_program program;         ///< one that only runs forward, or one that trains: then its forwards
+  chevron::transport& transport;  ///< has to outlive the evaluator
+  stage_builder stages;           ///< called for each stage of this rank; parameters may need gradients, and get none
+  loss_function loss = {};        ///< as a trainer has it; empty: there are outputs only
+  trainer_options options = {};   ///< of these it uses `device`, `autocast`, `loss_weight`, `check_data` and `check_messages`
 };
 
 }  // namespace chevron

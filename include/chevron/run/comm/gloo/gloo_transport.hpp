@@ -98,14 +98,6 @@ class gloo_transport final : public transport {
     closed_ = true;
   }
 
-  void open(slot_counts const& slots) override {
-    // It waits for what was sent first to be taken, at least once by each.
-    waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots, step()); });
-    done_.open();
-    sent_.assign(static_cast<std::size_t>(slots.send), {});
-    posted_.assign(static_cast<std::size_t>(slots.receive), {});
-  }
-
   void begin_step(long step) override {
     transport::begin_step(step);
     messages_.finish_first_sends();
@@ -147,6 +139,14 @@ class gloo_transport final : public transport {
 
   void publish(error const& found) override {
     watch_->report(detail::failure_by(topology().global_rank, found.what(), found.code(), found.context()));
+  }
+
+  void open_slots(slot_counts const& slots) override {
+    // It waits for what was sent first to be taken, at least once by each.
+    waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots, step()); });
+    done_.open();
+    sent_.assign(static_cast<std::size_t>(slots.send), {});
+    posted_.assign(static_cast<std::size_t>(slots.receive), {});
   }
 
   /// Waits for what all ranks do together, or in sums all replicas of this rank's stages.

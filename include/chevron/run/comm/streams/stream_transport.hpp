@@ -120,7 +120,6 @@ class stream_transport : public transport {
       messages_.connect(topology().global_of(sends ? e.to : e.from), sends, deadline(), details({}));
     }
   }
-  void open(slot_counts const& slots) override { messages_.open(slots); }
   void begin_step(long step) override {
     transport::begin_step(step);
     watch_.deadline(deadline());
@@ -141,6 +140,7 @@ class stream_transport : public transport {
   void publish(error const& found) override {
     failures_->report(detail::failure_by(topology().global_rank, found.what(), found.code(), found.context()));
   }
+  void open_slots(slot_counts const& slots) override { messages_.open(slots); }
 
   void start_sum(int bucket, at::Tensor values) override {
     awaited const mine = everybody(sum_of_gradients);

@@ -47,14 +47,6 @@ class threads_transport final : public transport {
 
   bool is_zero_copy() const override { return true; }
 
-  void open(slot_counts const& slots) override {
-    agreed_.clear();
-    std::lock_guard const hold(hub_->mutex);
-    ++mine().turn;
-    mine().sends.resize(static_cast<std::size_t>(slots.send));
-    mine().receives.resize(static_cast<std::size_t>(slots.receive));
-  }
-
   void post_send(int peer, action what, std::uint16_t slot, std::span<at::Tensor const> values) override {
     awaited const about = message(peer, what);
     hub::message sent{tensors(values.begin(), values.end()), {}, about, 0, slot};
@@ -137,6 +129,14 @@ class threads_transport final : public transport {
 
   void publish(error const& found) override {
     hub_->fail(detail::failure_by(rank(), found.what(), found.code(), found.context()), rank());
+  }
+
+  void open_slots(slot_counts const& slots) override {
+    agreed_.clear();
+    std::lock_guard const hold(hub_->mutex);
+    ++mine().turn;
+    mine().sends.resize(static_cast<std::size_t>(slots.send));
+    mine().receives.resize(static_cast<std::size_t>(slots.receive));
   }
 
   void start_sum(int bucket, at::Tensor values) override {
