@@ -27,7 +27,7 @@ namespace chevron::detail {
 struct step_contribution {
   std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
   double counts = 0;         ///< what this replica's microbatches count; not a number on a rank that was not given what tells
-  double all_counts = 0;     ///< the same over all replicas, as used for the weights; likewise
+  double all_counts = 0;     ///< the same over all replicas, as used for the weights; not a number on such a rank
   std::int64_t samples = 0;  ///< of this replica; 0 where nothing tells
   double shapes = 0;         ///< a mark of its batches' shapes
   double busy_seconds = 0;
@@ -156,7 +156,6 @@ class step_statistics {
     bool const together = reduction == gradient_reduction::mean;
     if (!together) sum = mine;
     if (sum == 0) refuse_empty_mean(here);
-    if (std::isnan(all_counts)) all_counts = sum;  // of a rank that was not given what tells
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
       throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + number_text(sum)) +
                             " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +

@@ -70,7 +70,7 @@ class rank_context {
     return out;
   }
 
-  /// Says what each microbatch counts.
+  /// Says what each microbatch counts, as far as this rank was given what tells.
   /// \throws usage_error where the rank of the first or the last stage was given nothing
   void weigh(split_batch& cut) const {
     if (int const m = cut.first_not_given(); (stages_.front() || stages_.back()) && m < cut.count()) {

@@ -22,7 +22,7 @@ class replica_counts {
   replica_counts(at::Device device, int bucket) : device_(device), bucket_(bucket) {}
 
   /// A run is to begin.
-  /// \param mine what this replica's microbatches count; not a number where this rank was not given what tells
+  /// \param mine what this replica's microbatches count; not a number where this rank was not given what tells: nor is the total
   /// \param given the total, where the caller knows it; 0: `replicas` have it
   /// \param replicas whose counts are part of the total; 1: this one's alone
   /// \throws usage_error where they count nothing, if that is known already

@@ -85,8 +85,8 @@ class trainer {
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
     tied_ = tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
-    context_.counts({context_.streams()->where(), gradients_->buckets() + 1});
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
+    context_.counts({context_.streams()->where(), gradients_->buckets() + 1});
     update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
