@@ -236,7 +236,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
       return;
     }
   }
-  trained.synchronize();
+  trained.check_copies();
   double const spent = seconds_since(begin);
   teller.close();
   double const after = what.validation != nullptr ? validation_loss(what, trained) : 0;

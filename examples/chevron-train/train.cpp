@@ -319,7 +319,7 @@ void train_on_rank(task const& what, rank_place const& where) {
     if (std::string const other = words_for_layers(o, *news); !other.empty()) print_facts({{"layers", other}});
     std::fflush(stdout);
   }
-  train.synchronize();
+  train.check_copies();
   double const spent = static_cast<double>(now_ns() - begin) * 1e-9;
   teller.close();
 
