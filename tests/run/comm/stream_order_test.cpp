@@ -134,7 +134,7 @@ TEST_CASE("what is asked of the streams in a step is the list that is proved, fo
           for (int step = 0; step < 3; ++step) {
             // The first step agrees on shapes, the second waits for its sends.
             if (step == 2) now_logged = &logs[static_cast<std::size_t>(where.global_rank)];
-            train.step({x}, {x});
+            train.step({x}, {x}, micro_batches * replicas);  // a total that is given: no sum of counts beside the program's
           }
           now_logged = nullptr;
         });

@@ -11,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -68,7 +69,8 @@ inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std
   at::Tensor total = at::zeros({2}, words.options());
   for (std::int64_t from = 0; from < words.numel(); from += piece) {
     at::Tensor const some = words.narrow(0, from, std::min(piece, words.numel() - from));
-    at::Tensor both = at::arange(from + 1, from + some.numel() + 1, words.options());
+    at::Tensor both = at::empty_like(some);  // of the final size: a device's memory need not grow
+    at::arange_out(both, from + 1, from + some.numel() + 1, 1);
     both.mul_(static_cast<std::int64_t>(word_sums::by_place)).add_(some);
     total.add_(at::stack({some.sum(), both.mul_(both).sum()}));
   }
