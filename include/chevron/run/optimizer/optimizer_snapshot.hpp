@@ -109,17 +109,18 @@ class optimizer_snapshot {
   static void each_version(torch::optim::Optimizer& optimizer, See const& see) {
     for (auto& group : optimizer.param_groups()) {
       for (at::Tensor const& p : group.params()) {
-        std::uint64_t version = 0;
+        std::uint64_t mark = 0;
         auto const add = [&](at::Tensor const& t) {
           if (!t.defined() || t.is_inference()) return;
-          version = (version ^ reinterpret_cast<std::uintptr_t>(t.const_data_ptr())) * 0x9e3779b97f4a7c15u + t._version();
+          mark = (mark ^ reinterpret_cast<std::uintptr_t>(t.const_data_ptr())) * 0x9e3779b97f4a7c15u +
+                 static_cast<std::uint64_t>(t._version());
         };
         add(p);
         auto const found = optimizer.state().find(p.unsafeGetTensorImpl());
         if (found != optimizer.state().end()) {
           for (at::Tensor const& t : tensors_of(*found->second)) add(t);
         }
-        see(p, version);
+        see(p, mark);
       }
     }
   }
