@@ -128,12 +128,16 @@ def fragment_complaints(command, fragments, known):
                         f'#line 1 "context of {place}"\n{after}\n}}\n')
     # As one text, errors of one fragment do not hide those of the next: a misspelt name leaves all braces in place.
     done = compile_text([*command, "-fmax-errors=0"], "".join(unit))
-    in_mutants, others = set(), []
+    in_mutants, others, asked_by = set(), [], None
     for line in done.stderr.splitlines():
-        if not re.search(r": (?:fatal )?error: ", line):
-            continue
-        of_mutant = re.match(r"mutant (\d+):", line)
-        in_mutants.add(int(of_mutant[1])) if of_mutant else others.append(line[:300])
+        # An error in a header belongs to the fragment that instantiated it; g++ names that line before the error.
+        if re.search(r": In (?:instantiation|substitution|member function|function|constructor)", line):
+            asked_by = None
+        elif line.endswith("required from here"):
+            asked_by = re.match(r"mutant (\d+):", line)
+        if re.search(r": (?:fatal )?error: ", line):
+            of_mutant = re.match(r"mutant (\d+):", line) or (asked_by if not re.match(r"\S+\.md:", line) else None)
+            in_mutants.add(int(of_mutant[1])) if of_mutant else others.append(line[:300])
     if others:
         wrong.append("fragments must compile; the compiler says:\n" + "\n".join(others[:30]))
     for number, each in enumerate(fragments):

@@ -9,11 +9,13 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/rnn.h>
 
+#include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_graph.hpp>
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include <doctest/doctest.h>
 
@@ -139,7 +141,7 @@ struct sum_node final : torch::autograd::Node {
       at::NoGradGuard const off;
       out = x * 3 + w;
     }
-    auto const node = std::make_shared<sum_node>();
+    auto const node = chevron::detail::make_node<sum_node>();
     node->set_next_edges(torch::autograd::collect_next_edges(x, w));
     torch::autograd::create_gradient_edge(out, node);
     return out;
@@ -460,11 +462,12 @@ TEST_CASE("a custom function is asked once for all its gradients") {
 
 TEST_CASE("W goes on with the gradients of a custom function, not with what it saved") {
   auto w = leaf("w", at::randn({6, 6}));
-  std::weak_ptr<torch::autograd::Node> product;
+  using node = torch::autograd::Node;
+  std::optional<std::conditional_t<chevron::detail::shares_nodes, std::weak_ptr<node>, c10::weak_intrusive_ptr<node>>> product;
   stage s(
       [&](at::Tensor x) {
         at::Tensor const y = asked_product::apply(x, w.value, true);
-        product = y.grad_fn();
+        product.emplace(y.grad_fn());
         return y.sin();
       },
       {w});
@@ -479,7 +482,7 @@ TEST_CASE("W goes on with the gradients of a custom function, not with what it s
   outputs.clear();
   seen.clear();
   graph.backward_input(grads, of_inputs);
-  CHECK(product.expired());
+  CHECK(product->expired());
   graph.each_kept_gradient([&](at::Tensor const& g) { kept.push_back(g); });
   REQUIRE(kept.size() == 1);
   CHECK(w.value.grad().abs().sum().item<double>() == 0);

@@ -28,9 +28,6 @@ inline constexpr bool shares_nodes =
     std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>;
 template <class Node = torch::autograd::Node>
 using node_ptr = std::conditional_t<shares_nodes, std::shared_ptr<Node>, c10::intrusive_ptr<Node>>;
-/// Sees whether the node still is.
-using weak_node_ptr =
-    std::conditional_t<shares_nodes, std::weak_ptr<torch::autograd::Node>, c10::weak_intrusive_ptr<torch::autograd::Node>>;
 
 template <class Node, class... Args>
 node_ptr<Node> make_node(Args&&... args) {

@@ -139,7 +139,7 @@ class copy_agreement {
   };
   struct tied_copy {
     std::string word;
-    int rank;
+    int rank = 0;
     std::size_t copy;
     bool here;
   };
@@ -147,7 +147,7 @@ class copy_agreement {
     std::uint64_t value = 0, state = 0;
   };
   struct said {
-    int rank;
+    int rank = 0;
     std::string stage, name, word, fields[3];  // options, value, state
   };
 
@@ -223,7 +223,8 @@ class copy_agreement {
   }
   static void read(std::string const& text, int rank, std::vector<said>& to) {
     for (std::size_t at = 0; at < text.size();) {
-      said one{.rank = rank};
+      said one;
+      one.rank = rank;
       for (std::string* field : {&one.stage, &one.name, &one.word, &one.fields[0], &one.fields[1], &one.fields[2]}) {
         std::size_t const tab = text.find('\t', at);
         *field = text.substr(at, tab - at);
