@@ -125,7 +125,9 @@ std::vector<std::pair<char const*, chevron::optimizer_factory>> const optimizers
     {"Adam", chevron::optimizer<torch::optim::Adam>(torch::optim::AdamOptions(1e-2).amsgrad(true))},
     {"AdamW", chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2))},
     {"RMSprop", chevron::optimizer<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1e-3).momentum(0.5).centered(true))},
-    {"Adagrad", chevron::optimizer<torch::optim::Adagrad>(torch::optim::AdagradOptions(1e-2))}};
+    {"Adagrad", chevron::optimizer<torch::optim::Adagrad>(torch::optim::AdagradOptions(1e-2))},
+    {"fused AdamW", chevron::optimizer<chevron::fused_adamw>(torch::optim::AdamWOptions(1e-2))},
+    {"fused SGD", chevron::optimizer<chevron::fused_sgd>(torch::optim::SGDOptions(0.1).momentum(0.9))}};
 
 std::string failure_of(std::function<void()> const& what) {
   try {

@@ -160,6 +160,8 @@ std::vector<named_optimizer> const optimizers{
     {"AdamW", chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2))},
     {"RMSprop", chevron::optimizer<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1e-3).momentum(0.5).centered(true))},
     {"Adagrad", chevron::optimizer<torch::optim::Adagrad>(torch::optim::AdagradOptions(1e-2))},
+    {"fused AdamW", chevron::optimizer<chevron::fused_adamw>(torch::optim::AdamWOptions(1e-2))},
+    {"fused SGD", chevron::optimizer<chevron::fused_sgd>(torch::optim::SGDOptions(0.05).momentum(0.9))},
 };
 
 std::vector<std::vector<batch>> plain_data(int steps, int replicas, std::int64_t samples) {
@@ -528,7 +530,7 @@ TEST_CASE(
   struct {
     char const* name;
     std::size_t which;  // of the optimizers
-  } const cases[] = {{"ZB-H2", 1}, {"ZBVZeroBubble", 3}, {"1F1B", 5}, {"ZB-H2", 6}};
+  } const cases[] = {{"ZB-H2", 1}, {"ZBVZeroBubble", 3}, {"1F1B", 5}, {"ZB-H2", 6}, {"1F1B", 7}};
   for (auto const [name, number] : cases) {
     std::size_t const which = number;
     CAPTURE(which);

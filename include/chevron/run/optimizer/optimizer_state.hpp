@@ -15,6 +15,7 @@
 #include <torch/optim/sgd.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/optimizer/fused_optimizers.hpp>
 
 /// \file
 /// What torch::optim's optimizers keep for each parameter, and the options that they step it with. LibTorch gives neither a common
@@ -97,17 +98,26 @@ inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState& sta
   return all;
 }
 
-/// An optimizer's kind, as torch spells it; empty for one that is not known here, also for one derived from a known one: what it
-/// keeps besides nobody can say.
+/// The kind of an optimizer's state, as torch spells it; empty for an optimizer that is not known here, also for a user's class
+/// derived from a known one, which may keep more.
 inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
   namespace optim = torch::optim;
   std::type_info const& type = typeid(optimizer);
-  if (type == typeid(optim::SGD)) return "SGD";
-  if (type == typeid(optim::AdamW)) return "AdamW";
+  if (type == typeid(optim::SGD) || type == typeid(fused_sgd)) return "SGD";
+  if (type == typeid(optim::AdamW) || type == typeid(fused_adamw)) return "AdamW";
   if (type == typeid(optim::Adam)) return "Adam";
   if (type == typeid(optim::RMSprop)) return "RMSprop";
   if (type == typeid(optim::Adagrad)) return "Adagrad";
   return "";
+}
+
+/// An optimizer's class, for messages. Two classes of one kind round differently, so copies of a parameter take the same class.
+inline std::string name_of(torch::optim::Optimizer const& optimizer) {
+  std::type_info const& type = typeid(optimizer);
+  if (type == typeid(fused_sgd)) return "fused_sgd";
+  if (type == typeid(fused_adamw)) return "fused_adamw";
+  std::string const kind = kind_of(optimizer);
+  return kind.empty() ? type.name() : kind;
 }
 
 /// An empty state of that kind, to be filled in.

@@ -1,0 +1,195 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+
+/// \file
+/// AdamW and SGD that step all parameters of a group in one call of LibTorch's fused kernels, as PyTorch's `fused=True` does: one
+/// pass over memory on a CPU, one kernel in place of nine a parameter on a GPU. What they keep for a parameter is what
+/// torch::optim's classes keep, so checkpoints of one are those of the other.
+
+namespace chevron {
+
+namespace detail {
+
+/// The tensors of one call: one device, one dtype, in the order of the group.
+struct fused_lists {
+  tensors values, gradients;
+};
+
+/// `t` with the strides of `like`: a fused kernel walks through the memory of all its tensors side by side.
+inline at::Tensor laid_out_as(at::Tensor const& like, at::Tensor const& t) {
+  return t.strides() == like.strides() ? t : at::empty_like(like, like.options()).copy_(t);
+}
+
+/// The parameters of a group that have gradients, by device and dtype.
+/// \throws usage_error for a parameter or gradient that the kernels cannot walk through
+inline std::vector<fused_lists> fused_lists_of(torch::optim::OptimizerParamGroup const& group, std::string const& optimizer) {
+  std::vector<fused_lists> all;
+  for (at::Tensor const& p : group.params()) {
+    at::Tensor const& g = p.grad();
+    if (!g.defined()) continue;
+    bool const sparse = g.layout() != at::kStrided;
+    if (sparse || p.is_complex() || g.scalar_type() != p.scalar_type() || !p.is_non_overlapping_and_dense()) {
+      throw usage_error(
+          optimizer + " steps real parameters that fill their memory, with gradients of the same dtype: of a parameter " +
+          c10::str(p.sizes()) + " of " + c10::toString(p.scalar_type()) +
+          (sparse ? " the gradient is sparse"
+                  : " with strides " + c10::str(p.strides()) + " the gradient is of " + c10::toString(g.scalar_type())) +
+          ". Remedy: the torch::optim class of that name, or another parameter");
+    }
+    auto const fits = [&](fused_lists const& l) {
+      return l.values.front().device() == p.device() && l.values.front().scalar_type() == p.scalar_type();
+    };
+    auto found = std::find_if(all.begin(), all.end(), fits);
+    if (found == all.end()) found = all.insert(all.end(), fused_lists());
+    found->values.push_back(p);
+    found->gradients.push_back(laid_out_as(p, g));
+  }
+  return all;
+}
+
+/// The loss of a closure, asked for with gradients on; undefined without one.
+inline at::Tensor loss_of(torch::optim::Optimizer::LossClosure const& closure) {
+  if (!closure) return {};
+  at::AutoGradMode const on(true);
+  return closure();
+}
+
+}  // namespace detail
+
+/// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on `at::_fused_adamw_`. Numbers are those of PyTorch's `AdamW(fused=True)`, to
+/// the last bit on a CPU; those of torch::optim::AdamW differ in the last bits, since it rounds in between.
+class fused_adamw final : public torch::optim::AdamW {
+ public:
+  using torch::optim::AdamW::AdamW;
+
+  /// \throws usage_error for sparse gradients, complex parameters, parameters that do not fill their memory, and gradients of
+  /// another dtype than their parameter's
+  at::Tensor step(LossClosure closure = nullptr) override {
+    at::NoGradGuard const off;
+    at::Tensor loss = detail::loss_of(closure);
+    for (auto const& group : param_groups()) {
+      auto const& options = static_cast<torch::optim::AdamWOptions const&>(group.options());
+      for (detail::fused_lists const& lists : detail::fused_lists_of(group, "fused_adamw")) step(lists, options);
+    }
+    return loss;
+  }
+
+ private:
+  void step(detail::fused_lists const& lists, torch::optim::AdamWOptions const& options) {
+    tensors averages, squares, largest;
+    std::vector<float> steps;
+    for (at::Tensor const& p : lists.values) {
+      auto& state = state_of(p);
+      state.step(state.step() + 1);
+      steps.push_back(static_cast<float>(state.step()));
+      averages.push_back(kept(p, state.exp_avg()));
+      squares.push_back(kept(p, state.exp_avg_sq()));
+      if (options.amsgrad()) largest.push_back(kept(p, state.max_exp_avg_sq()));
+    }
+    at::_fused_adamw_(lists.values, lists.gradients, averages, squares, largest, on_device(steps, lists.values.front().device()),
+                      options.lr(), std::get<0>(options.betas()), std::get<1>(options.betas()), options.weight_decay(),
+                      options.eps(), options.amsgrad(), /*maximize=*/false);
+  }
+
+  torch::optim::AdamWParamState& state_of(at::Tensor const& p) {
+    auto& found = state()[p.unsafeGetTensorImpl()];
+    if (!found) found = std::make_unique<torch::optim::AdamWParamState>();
+    return static_cast<torch::optim::AdamWParamState&>(*found);
+  }
+
+  /// A tensor of the state, made at its first use, in the layout of its parameter.
+  static at::Tensor kept(at::Tensor const& p, at::Tensor& in_state) {
+    in_state = in_state.defined() ? detail::laid_out_as(p, in_state) : at::zeros_like(p);
+    return in_state;
+  }
+
+  /// The kernels read the number of the step from the device, one for each parameter.
+  tensors on_device(std::vector<float> const& steps, at::Device device) {
+    auto const count = static_cast<std::int64_t>(steps.size());
+    if (!steps_.defined() || steps_.device() != device || steps_.numel() != count) {
+      steps_ = at::empty({count}, at::TensorOptions(device).dtype(at::kFloat));
+      each_step_ = steps_.unbind();
+    }
+    if (std::equal(steps.begin() + 1, steps.end(), steps.begin())) {
+      steps_.fill_(steps.front());
+    } else {
+      at::Tensor const here = at::empty({count}, at::TensorOptions().dtype(at::kFloat));
+      std::copy(steps.begin(), steps.end(), here.mutable_data_ptr<float>());
+      steps_.copy_(here);
+    }
+    return each_step_;
+  }
+
+  at::Tensor steps_;
+  tensors each_step_;  // views of its elements
+};
+
+/// SGD with momentum on `at::_fused_sgd_`: numbers of PyTorch's `SGD(fused=True)`.
+class fused_sgd final : public torch::optim::SGD {
+ public:
+  using torch::optim::SGD::SGD;
+
+  /// \throws usage_error as fused_adamw::step
+  at::Tensor step(LossClosure closure = nullptr) override {
+    at::NoGradGuard const off;
+    at::Tensor loss = detail::loss_of(closure);
+    for (auto const& group : param_groups()) {
+      auto const& options = static_cast<torch::optim::SGDOptions const&>(group.options());
+      for (detail::fused_lists const& lists : detail::fused_lists_of(group, "fused_sgd")) {
+        if (options.momentum() == 0) {
+          step(lists, {}, options, /*first=*/false);
+          continue;
+        }
+        detail::fused_lists old, fresh;
+        tensors old_buffers, fresh_buffers;
+        for (std::size_t i = 0; i < lists.values.size(); ++i) {
+          at::Tensor const& p = lists.values[i];
+          auto& found = state()[p.unsafeGetTensorImpl()];
+          if (!found) found = std::make_unique<torch::optim::SGDParamState>();
+          at::Tensor& buffer = static_cast<torch::optim::SGDParamState&>(*found).momentum_buffer();
+          bool const is_fresh = !buffer.defined();
+          buffer = is_fresh ? at::empty_like(p) : detail::laid_out_as(p, buffer);
+          detail::fused_lists& to = is_fresh ? fresh : old;
+          to.values.push_back(p);
+          to.gradients.push_back(lists.gradients[i]);
+          (is_fresh ? fresh_buffers : old_buffers).push_back(buffer);
+        }
+        step(old, old_buffers, options, false);
+        step(fresh, fresh_buffers, options, true);
+      }
+    }
+    return loss;
+  }
+
+ private:
+  static void step(detail::fused_lists const& lists, tensors const& buffers, torch::optim::SGDOptions const& options,
+                   bool first) {
+    if (lists.values.empty()) return;
+    at::_fused_sgd_(lists.values, lists.gradients, buffers, options.weight_decay(), options.momentum(), options.lr(),
+                    options.dampening(), options.nesterov(), /*maximize=*/false, first);
+  }
+};
+
+}  // namespace chevron
