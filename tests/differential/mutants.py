@@ -57,7 +57,7 @@ MUTANTS = [
     ("copies that nobody compares", RUN + "optimizer/copy_agreement.hpp",
      r"return where_\.replicas == 1 && tied_\.empty\(\) \? 0 : 2 \+ 2 \* tied_\.size\(\);", "return 0;", "groups=part"),
     ("tied copies in groups of their own are refused", RUN + "optimizer/copy_agreement.hpp",
-     r"options = \(kind_of", "options = copies_[i].of.name + std::to_string(copies_[i].stage) + (kind_of", "groups=tied"),
+     r"options = name_of", "options = copies_[i].of.name + std::to_string(copies_[i].stage) + name_of", "groups=tied"),
     ("calls that one rank refuses", RUN + "optimizer/step_statistics.hpp",
      r"if \(of_rank\(r\)\[5\] == of_rank\(0\)\[5\]\) continue;", "continue;", "slip=one"),
     ("autocast keeps casts", RUN + "model/autocast.hpp",
