@@ -98,7 +98,7 @@ MUTANTS = [
 def commands(build):
     """How each source of the harness is compiled, and how it is linked."""
     listed = json.loads((build / "compile_commands.json").read_text())
-    each = {pathlib.Path(c["file"]).name: c for c in listed if "/tests/differential/" in c["file"]}
+    each = {pathlib.Path(c["file"]).name: c for c in listed if "/chevron-differential.dir/" in c["command"]}
     if not each:
         sys.exit(f"{build} does not build chevron-differential")
     return each
@@ -166,7 +166,8 @@ def build_against(place, how, file):
             continue
         made = out / (source + ".o")
         command = c["command"].replace(str(ROOT / "include"), str(place / "include"))
-        command = re.sub(r" -include \S+cmake_pch\S*", "", command)
+        # Without what is precompiled: that has the headers as they are.
+        command = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", command)
         command = re.sub(r" -o \S+", f" -o {made}", command)
         if subprocess.run(command, shell=True, cwd=c["directory"], capture_output=True).returncode != 0:
             return None

@@ -34,7 +34,7 @@ MUTANTS = [
     ("the manifest is not compared with its own", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"return end == std::string\(before_fingerprint\) \+ right \+ std::string\(after_fingerprint\) \? right : std::string\(\);", "return right;"),
     ("a step keeps memory", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", "    accumulated_.end_step(next);\n    static thread_local std::vector<std::string> kept;\n    kept.emplace_back(20000, 'x');"),
     ("a step leaves a file open", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", '    accumulated_.end_step(next);\n    if (step_ % 100 == 0 && std::fopen("/dev/null", "r") == nullptr) std::abort();'),
-    ("a step draws from the clock", SOAK, "training/trainer.hpp", r"    report_ = next;\n    if", "    next.loss += static_cast<double>(now_ns() % 1000) * 1e-9;\n    report_ = next;\n    if"),
+    ("a step draws from the clock", SOAK, "training/trainer.hpp", r"    reports_\.add\(next\);", "    next.loss += static_cast<double>(now_ns() % 1000) * 1e-9;\n    reports_.add(next);"),
 ]
 
 
