@@ -136,10 +136,11 @@ std::string not_promised(program const& p) {
 }
 
 std::string must_refuse(program const& p) {
-  // Tied copies in groups of different options; a call that one rank refuses, and the others take.
+  // Tied copies in groups of different options, before the first step; sparse gradients, in the first F; a call that one rank
+  // refuses and others take, at the step's end.
   if (p.get("groups") == "part" && tied_stages(p).size() > 1) return "would not stay equal";
-  if (p.get("slip") == "one" && p.ranks() * p.replicas() > 1) return "has called step() and accumulate()";
   if (any_block(p, [](auto const&, block const& b) { return b.has("sparse") && !b.has("frozen"); })) return "sparse";
+  if (p.get("slip") == "one" && p.ranks() * p.replicas() > 1) return "has called step() and accumulate()";
   return "";
 }
 
