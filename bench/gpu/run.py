@@ -265,7 +265,12 @@ def bench(to):
 def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--budget", type=float, default=float(os.environ.get("BUDGET", 3600)), help="seconds for all of it")
+    parts = ("build", "tests", "train", "bench", "sanitize")
+    words.add_argument("--only", default=",".join(parts), help=f"some of {','.join(parts)}; without build, what build/gpu holds")
     options = words.parse_args()
+    only = options.only.split(",")
+    if unknown := [word for word in only if word not in parts]:
+        words.error(f"--only: no part is called {unknown[0]}. Remedy: some of {','.join(parts)}")
     missing = missing_tools()
     if missing:
         print(f"missing: {', '.join(missing)}. Remedy: install them, or ./dev build, which does", file=sys.stderr)
@@ -274,18 +279,18 @@ def main():
     failed = True
     try:
         gpus = describe_machine(to)
-        if not build_all(to):
+        if "build" in only and not build_all(to):
             to.say("\nthe build failed: see log.txt")
             return 1
-        failed, no_gpu = run_tests(to)
+        failed, no_gpu = run_tests(to) if "tests" in only else (False, None if gpus else "nvidia-smi lists none")
         if no_gpu and not gpus:
             to.say(f"\nno GPU: {no_gpu.split('. Remedy')[0]}; tests skipped, training and benchmarks not run, the build is "
                    "complete")
             to.figures["not_run"] = no_gpu
         else:
-            failed |= train(to, len(gpus))
-            failed |= bench(to)
-            failed |= sanitize(to)
+            for name, do in (("train", lambda: train(to, len(gpus))), ("bench", lambda: bench(to)), ("sanitize", lambda: sanitize(to))):
+                if name in only:
+                    failed |= do()
             to.say("\n" + ("something failed: see log.txt" if failed else "all of it ran"))
         return 1 if failed else 0
     finally:

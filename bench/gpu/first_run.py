@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""The first minutes on a machine with a GPU that is only lent, with programs that were built elsewhere: `./dev gpu carried` starts it.
+
+    python3 bench/gpu/first_run.py first     does it run at all: streams, trainer, graphs, training over NCCL; a build starts behind it
+    python3 bench/gpu/first_run.py second    lost ranks, benchmarks, the sanitizer, several processes at once: from that build
+    python3 bench/gpu/first_run.py third     the official figures, bench/gpu/run.py, from that build
+
+Each command ends within BUDGET seconds (590). Parts run in order of worth; a part begins where its time is left, else the summary says
+so. Two files grow in OUT (build/gpu/carried) as parts end: summary.txt, a line each, and log.txt, the end of each part's output. The
+build lives in WORK (/tmp/chevron-gpu), a copy of the sources: it outlives the command, and what replaces the sources between commands.
+"""
+import argparse
+import dataclasses
+import datetime
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT_BYTES = 20_000  # of the output of a part
+SHORTEST = 20  # seconds: a part is not begun with less
+
+
+@dataclasses.dataclass
+class part:
+    name: str
+    seconds: int  # it is stopped after so long
+    command: list
+    ends: tuple = (0,)  # the exit codes that are right
+    environment: dict = dataclasses.field(default_factory=dict)
+    needs: Path = None  # a file without which it is not begun
+    vital: bool = False  # nothing after it is worth its time where it fails
+
+
+class machine:
+    """What runs commands, and the clock. A rehearsal has others."""
+
+    now = staticmethod(time.monotonic)
+
+    def run(self, command, seconds, environment):
+        """\\returns (exit code, output); 124 for a command that was stopped"""
+        started = subprocess.Popen([str(word) for word in command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True)
+        try:
+            output, _ = started.communicate(timeout=seconds)
+            return started.returncode, output.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, 9)  # its children, too, which may hold the output open
+            output, _ = started.communicate()
+            return 124, output.decode(errors="replace")
+
+    def start(self, command, log):
+        """Starts a command that outlives this one."""
+        with open(log, "w") as to:
+            subprocess.Popen([str(word) for word in command], cwd=log.parent, stdin=subprocess.DEVNULL, stdout=to, stderr=to,
+                             start_new_session=True)
+
+
+class first_run:
+    def __init__(self, out, work, budget, on):
+        self.out, self.work, self.budget, self.on, self.began = out, work, budget, on, on.now()
+        self.failed, self.late = [], []
+        out.mkdir(parents=True, exist_ok=True)
+
+    def left(self):
+        return self.budget - (self.on.now() - self.began)
+
+    def say(self, line):
+        print(line, flush=True)
+        with open(self.out / "summary.txt", "a") as to:
+            to.write(line + "\n")
+
+    def keep(self, title, output):
+        cut = "" if len(output) <= KEPT_BYTES else f"[... {len(output) - KEPT_BYTES} characters before]\n"
+        with open(self.out / "log.txt", "a") as to:
+            to.write(f"\n== {title}\n{cut}{output[-KEPT_BYTES:]}")
+
+    def run(self, one):
+        """\\returns whether the part ended as it should"""
+        if one.needs is not None and not one.needs.exists():
+            self.say(f"{one.name}: not run, there is no {one.needs}")
+            return False
+        seconds = min(one.seconds, self.left() - 2)
+        if seconds < SHORTEST:
+            self.say(f"{one.name}: not run, {self.left():.0f} s are left")
+            self.late.append(one.name)
+            return False
+        began = self.on.now()
+        code, output = self.on.run(one.command, seconds, one.environment)
+        took = self.on.now() - began
+        self.keep(f"{one.name}: {' '.join(str(word) for word in one.command)}", output)
+        lines = output.strip().splitlines()
+        good = code in one.ends
+        how = "well" if good and code == 0 else f"with {code}, as it must" if good else "skipped" if code == 77 else \
+            f"not: it was still running after {took:.0f} s" if code == 124 else f"with {code}"
+        self.say(f"{one.name}: {took:.0f} s, ended {how}" + (f": {lines[-1][:200]}" if lines else ""))
+        if not good and code != 77:
+            self.failed.append(one)
+        return good
+
+    def run_all(self, parts):
+        for one in parts:
+            if not self.run(one) and one.vital:
+                self.say(f"stopped here: nothing else is worth its time while {one.name} fails")
+                return
+        # A kernel that is loaded while others wait for each other waits for them: where eager loading helps, that was it.
+        for one in [each for each in self.failed if each.environment.get("CUDA_MODULE_LOADING") != "EAGER"]:
+            eager = {**one.environment, "CUDA_MODULE_LOADING": "EAGER"}
+            if self.left() > SHORTEST:
+                self.run(dataclasses.replace(one, name=one.name + ", loading eagerly", environment=eager))
+
+    def end(self):
+        failed = ", ".join(one.name for one in self.failed)
+        late = f"; not begun: {', '.join(self.late)}" if self.late else ""
+        self.say(f"all that ran ended as it should{late}" if not failed else f"failed: {failed}{late}")
+        return 1 if failed else 0
+
+
+def site_packages():
+    """Where torch lies, as users of LibTorch know it, so are CUDA's and NCCL's libraries."""
+    found = importlib.util.find_spec("torch")
+    if found is None:
+        sys.exit(f"no torch for {sys.executable}. Remedy: PYTHON=<one that can import torch>")
+    return Path(found.submodule_search_locations[0]).parent
+
+
+def training(binaries, name, seconds, *flags):
+    command = [binaries / "chevron-train", "--backend", "nccl", "--replicas", 1, "--steps", 20, "--timeout", 60, "--timeline", "none",
+               "--trace", "none", "--data", "include", *flags]
+    return part(f"train {name}", seconds, command)
+
+
+def tests_of(binaries, name, seconds, **more):
+    return part(f"tests of {name}", seconds, [binaries / "chevron-gpu-tests", "--no-colors", f"--source-file=*/{name}_test.cpp"], **more)
+
+
+def first(site, carried):
+    libraries = " ".join(str(site / below) for below in ("torch/lib/*.so", "nvidia/*/lib/*.so*"))
+    return [
+        part("machine", 30, ["sh", "-c", "nvidia-smi && nproc && free -g"], vital=True),
+        # The first program would read some gigabytes from a cold disk, against its own time.
+        part("libraries into memory", 150, ["sh", "-c", f"ls {libraries} 2>/dev/null | xargs -P 8 -n 2 cat >/dev/null"]),
+        part("libraries found", 30, ["sh", "-c", f"! ldd {carried}/* | grep 'not found'"], vital=True),
+        tests_of(carried, "devices", 180, vital=True),
+        tests_of(carried, "streams", 60),
+        tests_of(carried, "trainer", 90),
+        tests_of(carried, "graphs", 110),
+        training(carried, "alone", 90, "--ranks", 1),
+        training(carried, "1F1B", 90, "--share-gpus", "--ranks", 2),
+        training(carried, "ZBVZeroBubble", 60, "--share-gpus", "--ranks", 2, "--schedule", "ZBVZeroBubble"),
+        training(carried, "with graphs", 60, "--share-gpus", "--ranks", 2, "--cuda-graph"),
+        tests_of(carried, "memory", 60),
+        part("streams of 32 queues", 40, [sys.executable, "bench/gpu/streams.py"], environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
+    ]
+
+
+def second(site, carried, work):
+    built = work / "build/gpu/bin"
+    lost = [part(f"lost rank, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal]) for signal in ("KILL", "STOP")]
+    several = "nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT; "
+    beside = training(carried, "DualPipeV", 60, "--share-gpus", "--ranks", 2, "--schedule", "DualPipeV")
+    return [
+        part("the build", 30, ["sh", "-c", f"tail -n 3 {work}/build.log"]),
+        part("a step on a GPU", 90, [carried / "bench-gpu_step"]),
+        part("a step beside PyTorch", 150, [sys.executable, "bench/run/gpu_step_beside_torch.py", work / "build/gpu"],
+             needs=built / "bench-gpu_step"),
+        *lost,
+        beside,
+        # With eight queues for more than eight streams some pairs must wait for each other: so says the rule that sets 32.
+        part("streams of 8 queues", 40, [sys.executable, "bench/gpu/streams.py"], ends=(1,), environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+        part("memory errors", 120, ["compute-sanitizer", "--error-exitcode", 86, carried / "chevron-gpu-tests", "--no-colors",
+                                    "--source-file=*/streams_test.cpp"], needs=Path(shutil.which("compute-sanitizer") or "compute-sanitizer")),
+        part("several processes at once", 90, ["sh", "-c", several + " ".join(str(word) for word in beside.command)],
+             needs=Path(shutil.which("nvidia-cuda-mps-control") or "nvidia-cuda-mps-control")),
+    ]
+
+
+def third(run):
+    script = run.work / "bench/gpu/run.py"
+    budget = {"OUT": str(run.out / "figures"), "BUDGET": str(int(max(run.left() - 15, 0)))}
+    return [part("official figures", 600, [sys.executable, script, "--only", "tests,train,bench"], environment=budget, needs=script)]
+
+
+def copy_and_build(run):
+    """Starts a build in WORK that goes on after this command."""
+    if (run.work / "build.log").exists():
+        return
+    names = [p.name for p in ROOT.iterdir() if p.name not in ("build", ".git", ".venv")]
+    for name in names:
+        source = ROOT / name
+        shutil.copytree(source, run.work / name, symlinks=True) if source.is_dir() else shutil.copy2(source, run.work / name)
+    run.on.start(["nice", "-n", "15", sys.executable, run.work / "bench/gpu/run.py", "--only", "build"], run.work / "build.log")
+    run.say(f"a build has started in {run.work}")
+
+
+def main():
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("command", choices=("first", "second", "third"), nargs="?", default="first")
+    asked = words.parse_args()
+    work = Path(os.environ.get("WORK", "/tmp/chevron-gpu"))
+    work.mkdir(parents=True, exist_ok=True)
+    run = first_run(Path(os.environ.get("OUT") or ROOT / "build/gpu/carried").resolve(), work, float(os.environ.get("BUDGET") or 590), machine())
+    site, carried = site_packages(), ROOT / ".gpu/bin"
+    paths = [site / "torch/lib", site / "nvidia/cu13/lib", site / "nvidia/nccl/lib", os.environ.get("LD_LIBRARY_PATH", "")]
+    os.environ.update(LD_LIBRARY_PATH=":".join(str(p) for p in paths if str(p)), OMP_NUM_THREADS="1", NCCL_DEBUG="WARN")
+    run.say(f"{asked.command}, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, {run.budget:.0f} s")
+    if asked.command == "first":
+        copy_and_build(run)
+        run.run_all(first(site, carried))
+    elif asked.command == "second":
+        run.run_all(second(site, carried, work))
+    else:
+        run.run_all(third(run))
+    return run.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""bench/gpu/first_run.py, rehearsed without a GPU: its order and its time, with clocks that pretend that every part is slow, and its end where
+there is no driver."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+SOURCE = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
+sys.path.append(str(SOURCE / "bench/gpu"))
+import first_run
+
+
+class pretended:
+    """A machine on which every part takes a share of its time and ends with a code of the test's."""
+
+    def __init__(self, share, codes=None):
+        self.share, self.codes, self.time, self.ran, self.started = share, codes or {}, 0.0, [], []
+
+    def now(self):
+        return self.time
+
+    def run(self, command, seconds, environment):
+        text = " ".join(str(word) for word in command)
+        eager = environment.get("CUDA_MODULE_LOADING") == "EAGER"
+        self.ran.append(("eager " if eager else "") + text)
+        self.time += min(seconds, seconds * self.share)
+        stopped = self.share >= 1
+        code = next((code for word, code in self.codes.items() if word in text and not eager), 0)
+        return (124 if stopped else code), "x" * 50_000 + "\nthe last line"
+
+    def start(self, command, log):
+        self.started.append(command)
+
+
+wrong = []
+
+
+def expect(holds, what):
+    if not holds:
+        wrong.append(what)
+        print("FAILED: " + what, flush=True)
+
+
+def rehearse(which, share, codes=None, built=True):
+    with tempfile.TemporaryDirectory() as folder:
+        out, work, carried = (pathlib.Path(folder) / name for name in ("out", "work", "carried"))
+        if built:
+            for file in ("build/gpu/bin/bench-gpu_step", "bench/gpu/run.py"):
+                (work / file).parent.mkdir(parents=True, exist_ok=True)
+                (work / file).touch()
+        on = pretended(share, codes)
+        run = first_run.first_run(out, work, 590, on)
+        site = pathlib.Path("/site")
+        parts = {"first": lambda: first_run.first(site, carried), "second": lambda: first_run.second(site, carried, work),
+                 "third": lambda: first_run.third(run)}[which]()
+        run.run_all(parts)
+        code = run.end()
+        expect(on.time <= 590, f"{which} at {share} took {on.time:.0f} s")
+        files = sorted(file.name for file in out.iterdir())
+        expect(files == ["log.txt", "summary.txt"], f"{which} wrote {files}")
+        expect((out / "log.txt").stat().st_size < 25_000 * len(on.ran), "log.txt holds the end of each output")
+        return code, on, (out / "summary.txt").read_text(), [one.name for one in parts]
+
+
+code, on, summary, names = rehearse("first", 0.3)
+expect(code == 0 and len(on.ran) == len(names), f"of {len(names)} parts {len(on.ran)} ran")
+expect(all(f"{name}: " in summary for name in names), "each part has its line")
+
+code, on, summary, names = rehearse("first", 0.9)
+expect(code == 0 and "not begun" in summary, "what there was no time for is named")
+expect(names.index("tests of graphs") < names.index("tests of memory"), "graphs are worth more than memory")
+expect("tests of devices" in summary.split("not run")[0], "devices come first")
+
+code, on, summary, _ = rehearse("first", 1.0)
+expect(code == 1 and len(on.ran) == 1 and "stopped here" in summary, "a machine that hangs at its first part is left")
+
+code, on, summary, _ = rehearse("first", 0.1, {"streams_test": 1})
+expect(code == 1 and "failed: tests of streams" in summary, "a failed part is named at the end")
+expect(sum("eager " in text and "streams_test" in text for text in on.ran) == 1, "it is run again, loading eagerly")
+expect("tests of streams, loading eagerly" in summary, "and says so")
+
+code, on, summary, _ = rehearse("first", 0.1, {"devices_test": 1})
+expect(code == 1 and "stopped here" in summary and not any("trainer" in text for text in on.ran), "without devices nothing else is tried")
+
+code, on, summary, _ = rehearse("second", 0.4, {"streams.py": 1})
+expect(code == 0 and "streams of 8 queues: 16 s, ended with 1, as it must" in summary, f"an expected failure is right:\n{summary}")
+code, on, summary, _ = rehearse("second", 0.4)
+expect(code == 1 and "failed: streams of 8 queues" in summary, "and its absence is wrong")
+expect("memory errors: not run, there is no compute-sanitizer" in summary or "memory errors: 48 s" in summary, "what is missing is named")
+code, on, summary, _ = rehearse("second", 0.4, {"streams.py": 1}, built=False)
+expect("a step beside PyTorch: not run, there is no " in summary, "without the build its part is not begun")
+
+code, on, summary, _ = rehearse("third", 0.5)
+expect(code == 0 and any("--only tests,train,bench" in text for text in on.ran), "the figures come from run.py")
+
+# In a bare folder, without a driver.
+with tempfile.TemporaryDirectory() as folder:
+    place = pathlib.Path(folder)
+    environment = {**os.environ, "OUT": str(place / "out"), "WORK": str(place / "work"), "PATH": "/usr/bin:/bin", "BUDGET": "60"}
+    (place / "work").mkdir()
+    (place / "work/build.log").touch()  # no build here
+    done = subprocess.run([sys.executable, SOURCE / "bench/gpu/first_run.py", "first"], env=environment, capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=100)
+    if "no torch for" in done.stderr:
+        print("this Python has no torch: the end without a driver is not looked at")
+    elif "machine: 0 s, ended well" in done.stdout:
+        print("there is a GPU here")
+    else:
+        expect(done.returncode == 1 and "stopped here" in done.stdout, f"ended with {done.returncode}: {done.stdout}{done.stderr}")
+        expect(sorted(p.name for p in (place / "out").iterdir()) == ["log.txt", "summary.txt"], "two files")
+        print(done.stdout, end="")
+
+sys.exit(1 if wrong else 0)
