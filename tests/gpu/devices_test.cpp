@@ -1,5 +1,6 @@
 // What is said where there is no GPU. Needs none.
 #include <chevron/run/cuda/cuda_devices.hpp>
+#include <chevron/run/cuda/nccl_transport.hpp>
 
 #include <cstdlib>
 #include <optional>
@@ -8,20 +9,23 @@ namespace {
 
 using namespace chevron;
 
-/// Sets or unsets CUDA_VISIBLE_DEVICES for a while.
-class visible_devices {
+/// Sets or unsets a variable of the environment for a while.
+class variable {
  public:
-  explicit visible_devices(char const* value) {
+  variable(char const* name, char const* value) : name_(name) {
     if (char const* const now = std::getenv(name)) before_ = now;
     value == nullptr ? ::unsetenv(name) : ::setenv(name, value, 1);
   }
-  ~visible_devices() { before_ ? ::setenv(name, before_->c_str(), 1) : ::unsetenv(name); }
-  visible_devices(visible_devices const&) = delete;
-  visible_devices& operator=(visible_devices const&) = delete;
+  ~variable() { before_ ? ::setenv(name_, before_->c_str(), 1) : ::unsetenv(name_); }
+  variable(variable const&) = delete;
+  variable& operator=(variable const&) = delete;
 
  private:
-  static constexpr char const* name = "CUDA_VISIBLE_DEVICES";
+  char const* name_;
   std::optional<std::string> before_;
+};
+struct visible_devices : variable {
+  explicit visible_devices(char const* value) : variable("CUDA_VISIBLE_DEVICES", value) {}
 };
 
 bool says(std::string const& sentence, std::string const& words) { return sentence.find(words) != std::string::npos; }
@@ -78,4 +82,35 @@ TEST_CASE("a child that looks for GPUs finds what this process finds") {
   CHECK(asked.count == seen.count);
   CHECK(asked.status == seen.status);
   CHECK(asked.driver == seen.driver);
+}
+
+TEST_CASE("settings under which ranks would hang are refused on every way to a GPU, with reason and remedy") {
+  struct {
+    char const *name, *value, *says;
+  } const refused[] = {
+      {"CUDA_DEVICE_MAX_CONNECTIONS", "8", "CUDA_DEVICE_MAX_CONNECTIONS=8 lets streams wait for each other, and so ranks"},
+      {"CUDA_LAUNCH_BLOCKING", "1", "CUDA_LAUNCH_BLOCKING=1 has the host wait"},
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1", "NCCL_LAUNCH_ORDER_IMPLICIT=1 has the host wait"},
+      {"NCCL_COMM_ID", "10.0.0.1:4000", "NCCL_COMM_ID=10.0.0.1:4000 gives all of a rank's communicators one address"},
+      {"PYTORCH_NO_CUDA_MEMORY_CACHING", "1", "PYTORCH_NO_CUDA_MEMORY_CACHING=1 has the allocator give memory back"},
+      {"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8", "Remedy: leave that setting out"},
+      {"PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8", "Remedy: leave that setting out"},
+  };
+  for (auto const& [name, value, words] : refused) {
+    CAPTURE(name);
+    variable const set(name, value);
+    for (auto const& way : {+[] { (void)look_for_cuda_devices(); }, +[] { (void)look_for_cuda_devices_before_fork(); },
+                            +[] { (void)gpu_of(0, {.device = 0}); }}) {
+      std::string said;
+      try {
+        way();
+      } catch (usage_error const& e) {
+        said = e.what();
+      }
+      CHECK_MESSAGE(says(said, words), said);
+    }
+  }
+  variable const allowed("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+  variable const off("CUDA_LAUNCH_BLOCKING", "0");
+  CHECK_NOTHROW((void)look_for_cuda_devices());
 }

@@ -27,31 +27,48 @@ struct cuda_devices {
 
 namespace detail {
 
+/// Refuses settings of the environment under which ranks would wait for each other for ever, and sets the number of queues.
+///
 /// A GPU takes the work of its streams through a few queues, eight unless CUDA is told otherwise before it begins; 32 are the
 /// most. Two streams in one queue wait for each other: a rank's receive for its send, say, and the other rank's the other way
-/// round. The same comes of settings that have the host wait for each kernel, a receive among them, or that order communicators
-/// by the host's calls, which ranks do not make in one order.
-/// \throws usage_error for a setting under which ranks would wait for ever
+/// round. The host waits in the same way where each kernel, a receive among them, blocks it, and where freeing memory waits for
+/// all that a GPU has to do, a receive that was posted early among it.
+/// \throws usage_error with the setting, the reason and the remedy
 inline void refuse_settings_that_hang() {
   constexpr char const* queues = "CUDA_DEVICE_MAX_CONNECTIONS";
   ::setenv(queues, "32", 0);
-  if (char const* const value = std::getenv(queues); std::atoi(value) < 32) {
-    throw usage_error(std::string(queues) + "=" + value +
-                      " lets streams wait for each other, and ranks for ever. Remedy: unset it, or give 32");
-  }
-  for (char const* const name : {"CUDA_LAUNCH_BLOCKING", "NCCL_LAUNCH_ORDER_IMPLICIT"}) {
-    char const* const value = std::getenv(name);
-    if (value == nullptr || std::atoi(value) == 0) continue;
-    throw usage_error(
-        std::string(name) + "=" + value +
-        " has the host wait for messages in the order of its calls, and so ranks for each other for ever. Remedy: unset it");
+  struct setting {
+    char const* name;
+    char const* part;  // of its value; empty: any value but 0
+    char const* why;
+  };
+  constexpr char const* in_order = "has the host wait for messages in the order of its calls";
+  constexpr char const* frees = "has the allocator give memory back in the middle of a step, which waits for receives";
+  constexpr setting refused[] = {
+      {"CUDA_LAUNCH_BLOCKING", "", in_order},
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", "", in_order},
+      {"NCCL_COMM_ID", "", "gives all of a rank's communicators one address"},
+      {"PYTORCH_NO_CUDA_MEMORY_CACHING", "", frees},
+      {"PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold", frees},
+      {"PYTORCH_ALLOC_CONF", "garbage_collection_threshold", frees},
+  };
+  auto const refuse = [](char const* name, char const* value, char const* why, char const* remedy) {
+    throw usage_error(std::string(name) + "=" + value + " " + why + ", and so ranks for each other for ever. Remedy: " + remedy);
+  };
+  if (char const* const value = std::getenv(queues); std::atoi(value) < 32)
+    refuse(queues, value, "lets streams wait for each other", "unset it, or give 32");
+  for (setting const& s : refused) {
+    char const* const value = std::getenv(s.name);
+    if (value == nullptr || (*s.part == 0 ? std::strcmp(value, "0") == 0 || *value == 0 : std::strstr(value, s.part) == nullptr))
+      continue;
+    refuse(s.name, value, s.why, *s.part == 0 ? "unset it" : "leave that setting out");
   }
 }
 
 }  // namespace detail
 
 /// Asks CUDA in this process, which must not fork afterwards: CUDA does not work in children of a process that has used it.
-/// \throws usage_error where CUDA_DEVICE_MAX_CONNECTIONS lets streams wait for each other
+/// \throws usage_error as `refuse_settings_that_hang`
 inline cuda_devices look_for_cuda_devices() {
   detail::refuse_settings_that_hang();  // CUDA reads it when it is first used
   cuda_devices out;

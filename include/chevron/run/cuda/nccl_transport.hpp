@@ -21,8 +21,9 @@ struct nccl_options {
 
 /// The GPU that a rank computes on, made this thread's current one.
 /// \param local_rank `job::local_rank`
-/// \throws usage_error without a usable GPU of that number
+/// \throws usage_error without a usable GPU of that number, and for settings under which ranks would hang
 inline at::Device gpu_of(int local_rank, nccl_options const& options = {}) {
+  detail::refuse_settings_that_hang();
   int const index =
       options.device >= 0 ? options.device : cuda_device_of(local_rank, look_for_cuda_devices(), {.own_view = true});
   at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
