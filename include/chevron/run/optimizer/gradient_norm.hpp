@@ -1,15 +1,19 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/square.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/view_as_real.h>
 
+#include <chevron/run/core/tensors.hpp>
+
 /// \file
-/// The squared norm of a gradient.
+/// The squared norms of gradients.
 
 namespace chevron {
 
@@ -30,27 +34,26 @@ double sum_of_squares(Scalar const* values, std::int64_t count) {
 
 }  // namespace detail
 
-/// The squared norm of a gradient, in double, where the gradient is. On an accelerator a large one is squared in pieces: its copy
-/// in double and the squares would take sixteen bytes an element. \param piece elements of a piece
-inline at::Tensor squared_norm(at::Tensor const& gradient, std::int64_t piece = std::int64_t{16} << 20) {
-  at::Tensor const numbers = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
-  auto const of = [](at::Tensor const& part) { return at::sum(at::square(part.to(at::kDouble))); };
-  if (numbers.is_cpu() || numbers.numel() <= piece) return of(numbers);
-  at::Tensor const row =
-      numbers.is_non_overlapping_and_dense() ? numbers.as_strided({numbers.numel()}, {1}) : numbers.reshape(-1);
-  at::Tensor total = of(row.narrow(0, 0, piece));
-  for (std::int64_t at = piece; at < row.numel(); at += piece)
-    total.add_(of(row.narrow(0, at, std::min(piece, row.numel() - at))));
-  return total;
+/// The squared norms of gradients on an accelerator, in double: two kernels for all of them and one copy, for which the host
+/// waits.
+inline std::vector<double> squared_norms(tensors const& gradients) {
+  if (gradients.empty()) return {};
+  tensors numbers;
+  for (at::Tensor const& g : gradients) numbers.push_back(g.is_complex() ? at::view_as_real(g) : g);
+  at::Tensor const norms = at::stack(at::_foreach_norm(numbers, 2, at::kDouble)).cpu();
+  std::vector<double> out(norms.const_data_ptr<double>(), norms.const_data_ptr<double>() + norms.numel());
+  for (double& norm : out) norm *= norm;
+  return out;
 }
 
-/// The same as a number.
+/// The squared norm of a gradient in main memory.
 inline double sum_of_squares(at::Tensor const& gradient) {
-  if (gradient.is_cpu() && gradient.is_non_overlapping_and_dense()) {
+  if (gradient.is_non_overlapping_and_dense()) {
     if (gradient.scalar_type() == at::kFloat) return detail::sum_of_squares(gradient.const_data_ptr<float>(), gradient.numel());
     if (gradient.scalar_type() == at::kDouble) return detail::sum_of_squares(gradient.const_data_ptr<double>(), gradient.numel());
   }
-  return squared_norm(gradient).item<double>();
+  at::Tensor const numbers = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+  return at::sum(at::square(numbers.to(at::kDouble))).item<double>();
 }
 
 }  // namespace chevron

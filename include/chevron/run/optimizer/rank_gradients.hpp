@@ -11,10 +11,10 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/stack.h>
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
 #include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
@@ -139,7 +139,7 @@ class rank_gradients final : public gradient_store {
   /// \param clip the norm to which gradients are scaled; 0: they are not
   void squared_norms(std::span<double> out, double clip) const {
     std::size_t at = 0;
-    std::vector<at::Tensor> on_device;
+    tensors on_device;
     std::vector<std::size_t> places;
     each([&](gradient_buckets const& g) {
       for (std::size_t i = 0; i < g.views().size(); ++i, ++at) {
@@ -148,15 +148,13 @@ class rank_gradients final : public gradient_store {
         if (gradient.is_cpu()) {
           out[at] = sum_of_squares(gradient);
         } else {
-          on_device.push_back(squared_norm(gradient));
+          on_device.push_back(gradient);
           places.push_back(at);
         }
       }
     });
-    if (!on_device.empty()) {
-      at::Tensor const here = at::stack(on_device).cpu();
-      for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = here.const_data_ptr<double>()[k];
-    }
+    std::vector<double> const there = chevron::squared_norms(on_device);
+    for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = there[k];
     note_roundings(out, clip);
   }
 
