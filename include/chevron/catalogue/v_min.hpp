@@ -15,10 +15,11 @@ inline constexpr auto gap = (2 * ranks + 1) % 3 * 2;
 /// a hop throughout, so that a microbatch leaves as soon as it can: at most 2⌊(P+4)/3⌋ half-sized chunks in flight on any rank, a
 /// third of what 1F1B's first rank holds.
 ///
-/// At equal costs and M ≥ P the bubble is max(P-1, 4P-5-gap) chunk units: 4P-7, 4P-5, 4P-9 where P ≥ 3 and P mod 3 is 0, 1, 2.
-/// For any M no order of these chunks is shorter in this memory (tests hold it against the lower bound for P ≤ 16, M ≤ 48). A hop
-/// lasts as long as the slower of F and I: at other costs, and P ≥ 3, the bubble grows with each microbatch by max(0, 6·max(T_F,
-/// T_I) - 2(T_F + T_I + T_W)). V-Half takes unequal costs better, and for P ≤ 3 in the same memory. Any P, any M.
+/// At equal costs and M ≥ P the bubble is max(P-1, 4P-5-gap) chunk units: 4P-7, 4P-5, 4P-9 where P ≥ 3 and P mod 3 is 0, 1, 2. At
+/// equal costs, for any M, no order of these chunks is shorter in this memory: tests hold it against the lower bound, P ≤ 16 and
+/// M ≤ 48. A hop lasts as long as the slower of F and I: at other costs, and P ≥ 3, the bubble grows with each microbatch by
+/// max(0, 6·max(T_F, T_I) - 2(T_F + T_I + T_W)). V-Half takes unequal costs better, and for P ≤ 3 in the same memory.
+/// Any P, any M.
 ///
 /// The authors' code has no gap where P mod 3 is 2, and a bubble of 4P-5 in the same memory; elsewhere the order once the
 /// pipeline is full is theirs. Filling and draining takes as long as there or, for small M, less.
