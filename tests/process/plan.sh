@@ -186,16 +186,18 @@ printf '%s\n' schedule,chunks,makespan InterleavedZeroBubble,2,25.5 ZBVZeroBubbl
 diff wanted columns || failed=1
 grep -q 'GPipe,.*"peak 8 is above the limit of 4"' table.csv || { cat table.csv; failed=1; }
 # Where a step has few microbatches, the command that is printed finds a shorter schedule in the same memory.
-for name in V-Min ZB-H2 DualPipeV; do
+for name in ZBVZeroBubble ZB-H2 DualPipeV; do
   expect 0 "^search finds [0-9.]* within this memory: chevron-plan search --ranks 8" show $name --ranks 8 --microbatches 4
   again=$(sed -n 's/^search finds .* within this memory: chevron-plan //p' output)
   length=$(sed -n 's/^search finds \([0-9.]*\) within.*/\1/p' output)
   expect 0 "^[a-z]*  *$length " $again
 done
-expect 0 "^search finds, within a schedule's memory, .* in that of V-Min" compare --ranks 8 --microbatches 4
+expect 0 "^search finds, within a schedule's memory, .* in that of ZBVZeroBubble" compare --ranks 8 --microbatches 4
 again=$(sed -n "s/^search finds, .* in that of [^ ]*: chevron-plan //p" output)
 length=$(sed -n "s/^search finds, within a schedule's memory, \([0-9.]*\) .*/\1/p" output)
 expect 0 "^[a-z]*  *$length " $again
-"$plan" show ZB-H1 --ranks 4 --microbatches 4 > shown
-! grep -q "^search finds" shown || { echo "ZB-H1 is as short as can be"; failed=1; }
+for shown in "ZB-H1 --ranks 4" "V-Min --ranks 8"; do
+  "$plan" show $shown --microbatches 4 > shown
+  ! grep -q "^search finds" shown || { echo "${shown%% *} is as short as can be"; failed=1; }
+done
 exit $failed

@@ -205,7 +205,7 @@ TEST_SUITE("block") {
   TEST_CASE("V-Half and V-Min keep every law, their peak and their bubble up to 16 ranks and 40 microbatches") {
     for (int p = 1; p <= 16; ++p) {
       double const half = p == 1 ? 0 : p == 2 ? 1 : p % 2 == 0 ? 3 * p - 7 : 3 * p - 4;
-      double const min = p == 1 ? 0 : p % 3 == 0 ? 4 * p - 7 : 4 * p - 5;
+      double const min = std::max(p - 1, 4 * p - (p % 3 == 0 ? 7 : p % 3 == 1 ? 5 : 9));
       for (int m = 1; m <= 40; ++m) {
         CAPTURE(p);
         CAPTURE(m);

@@ -95,7 +95,7 @@ struct repeated_block {
 /// inline constexpr auto v_min = chevron::building_block(chevron::placement::vee, chevron::every(6),
 ///     F(0).at(rank), F(1).at(2 * ranks - 1 - rank), I(1).at(2 * ranks + rank), I(0).at(4 * ranks - 1 - rank), W(1), W(0));
 /// ```
-/// (V-Min, for any number of ranks that 3 does not divide.)
+/// (The paper's V-Min, for any number of ranks that 3 does not divide.)
 ///
 /// Rules. Every stage has F, and B or I and W, each in a slot after the end of what it needs. A W without a slot runs where its
 /// rank would idle; of several that wait, the one named first. A chunk may be left out where a rank has one stage only. The
