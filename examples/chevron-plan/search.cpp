@@ -1,5 +1,6 @@
 // computes: whole searches
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <limits>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <chevron/show/text.hpp>
 
 #include "../common/placements.hpp"
+#include "links.hpp"
 #include "memory.hpp"
 #include "request.hpp"
 #include "search_time.hpp"
@@ -37,6 +39,7 @@ struct entry {
   owned_costs planned;  ///< where a link is slow depends on what goes along it
   std::optional<chevron::search::robust_found> robust;  ///< where times vary
   std::optional<chevron::search::found_layers> cut;  ///< with --partition; its schedule is `found`
+  std::int64_t most_layers = 0;                      ///< with --partition: that a rank may hold; 0: any number
   std::vector<int> order{};  ///< with --order: which of the microbatches, as they were given, goes in k-th
   double as_given = 0;       ///< with --order: what a search finds without it
 
@@ -231,12 +234,7 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
     throw usage("--partition: " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
                 " stages, of which all but the first and the last need one: ask for fewer --ranks or --chunks");
   }
-  for (auto const& [flag, given] : {std::pair{"--communication-occupies", asked.communication_occupies != "nobody"},
-                                    std::pair{"--latency", asked.latency != "0"},
-                                    std::pair{"--bandwidth", !asked.bandwidth.empty()},
-                                    std::pair{"--link", !asked.links.empty()},
-                                    std::pair{"--lengths", !asked.lengths.empty()},
-                                    std::pair{"--jitter", what.jitter.spread > 0},
+  for (auto const& [flag, given] : {std::pair{"--lengths", !asked.lengths.empty()}, std::pair{"--jitter", what.jitter.spread > 0},
                                     std::pair{"--slow-rank", !asked.jitter.slow_ranks.empty()}})
     if (given) throw usage(std::string("--partition does not go with ") + flag + ": leave one of them out");
   if (asked.communication_given) out.communication = cost_number(asked.communication, "--communication");
@@ -244,11 +242,45 @@ chevron::search::layer_costs layers_of(request const& asked, job const& what, in
   return out;
 }
 
+/// How many layers a rank may hold at a time: of the limit's microbatches, what the fullest rank has of even layers.
+template <class Placement>
+std::int64_t layer_limit(Placement const& where, job const& asked, int layers) {
+  int const stages = asked.size.ranks * asked.size.chunks;
+  std::vector<std::int64_t> of_rank(static_cast<std::size_t>(asked.size.ranks));
+  std::vector<int> const even = chevron::search::even_layers(layers, stages);
+  for (int s = 0; s < stages; ++s)
+    of_rank[static_cast<std::size_t>(where.rank_of(s, asked.size))] += even[static_cast<std::size_t>(s)];
+  return static_cast<std::int64_t>(asked.memory.most) * *std::max_element(of_rank.begin(), of_rank.end()) / asked.size.chunks;
+}
+
+/// A search in which each chunk counts as the layers that it holds.
+template <class Placement>
+chevron::search::found find_in_layers(Placement const& where, job const& asked, chevron::cost_view const& costs,
+                                      std::vector<int> const& layers, std::int64_t most, chevron::search::effort const& trying) {
+  constexpr double one = 1'000'000;  // a layer before its I, as if in bytes; after it a share of that
+  std::vector<std::int64_t> whole, kept;
+  for (int const count : layers) {
+    whole.push_back(std::llround(one * count));
+    kept.push_back(std::llround(one * asked.memory.kept_for_weight * count));
+  }
+  std::vector<std::int64_t> const none(layers.size(), 0);
+  return find_within(where, asked.size, costs, {none.data(), whole.data(), kept.data(), none.data(), nullptr},
+                     most * std::llround(one), asked.goal, trying, asked.work);
+}
+
 /// Layers and order together, on one placement.
-entry part_on(std::string const& placement, job const& asked, chevron::search::layer_costs const& layers, search_time& time,
-              time_share share) {
+entry part_on(request const& typed, std::string const& placement, job const& asked, chevron::search::layer_costs layers,
+              search_time& time, time_share share) {
+  auto const boundaries = static_cast<std::size_t>(asked.size.ranks * asked.size.chunks - 1);
+  owned_costs links{.communication = std::vector<double>(boundaries, layers.communication)};
+  apply_links(typed, homes(placement, asked.size), links);
+  layers.transfers = std::move(links.communication);
+  layers.latency = std::move(links.latency);
+  layers.communication_occupies = occupies_of(typed);
   return placements::on(placement, [&](auto const& where) {
-    auto const find = [&](chevron::cost_view const& costs, chevron::search::effort const& trying) {
+    std::int64_t const most = asked.memory.most > 0 ? layer_limit(where, asked, static_cast<int>(layers.layers.size())) : 0;
+    auto const find = [&](chevron::cost_view const& costs, std::vector<int> const& cut, chevron::search::effort const& trying) {
+      if (most > 0) return find_in_layers(where, asked, costs, cut, most, trying);
       return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
     };
     time.begin(placement, share.to);
@@ -258,7 +290,7 @@ entry part_on(std::string const& placement, job const& asked, chevron::search::l
       how_hard.brief.seed = trying.seed;
       how_hard.brief.watch = trying.watch;
       if (in_rounds(asked, time)) how_hard.brief.trials = std::max(trying.trials / 50, 1);
-      return chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find, asked.memory, asked.goal, how_hard);
+      return chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find, {}, asked.goal, how_hard);
     };
     chevron::search::found_layers cut =
         in_rounds(asked, time) ? chevron::search::in_rounds(find_cut, first_round(asked)) : find_cut(asked.effort);
@@ -267,10 +299,13 @@ entry part_on(std::string const& placement, job const& asked, chevron::search::l
                         .backward_input = costs.backward_input,
                         .backward_weight = costs.backward_weight,
                         .communication = costs.communication,
-                        .hidden = costs.hidden};
+                        .latency = costs.latency,
+                        .hidden = costs.hidden,
+                        .communication_occupies = costs.communication_occupies};
     entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, std::move(cut.schedule), {}, {}, {}};
     out.planned = std::move(planned);
     out.cut = std::move(cut);
+    out.most_layers = most;
     return out;
   });
 }
@@ -278,15 +313,18 @@ entry part_on(std::string const& placement, job const& asked, chevron::search::l
 /// The same for the layers: what they gain, and the flag that trains with them.
 std::string report_of_layers(request const& asked, std::vector<entry> const& entries) {
   std::string out = "\n";
-  std::vector<table_row> rows{{"placement", "layers of the stages", "with even layers", "gain", "layers in flight", ""}};
+  std::vector<table_row> rows{
+      {"placement", "layers of the stages", "with even layers", "gain", "layers in flight", "at most", ""}};
   for (entry const& one : entries) {
     auto const& cut = *one.cut;
-    rows.push_back({one.placement, chevron::search::layers_text(cut.layers), number(cut.even), percent(1 - one.found.length / cut.even),
+    rows.push_back({one.placement, chevron::search::layers_text(cut.layers), number(cut.even),
+                    percent(1 - one.found.length / cut.even),
                     std::to_string(cut.held) + " (" + std::to_string(cut.even_held) + ")",
+                    one.most_layers > 0 ? std::to_string(one.most_layers) : "-",
                     cut.nothing_better ? "no other layers can be shorter" : std::to_string(cut.searched) + " cuts searched"});
   }
-  out += table_text(rows, {align::left, align::left, align::right, align::right, align::right, align::left});
-  return out + "\nIn flight: the most on any rank, in brackets that of even layers.\nTrain with them: chevron-train --schedule " +
+  out += table_text(rows, {align::left, align::left, align::right, align::right, align::right, align::right, align::left});
+  return out + "\nIn flight: the most on any rank, whole until W, in brackets that of even layers.\nTrain with them: chevron-train --schedule " +
          (asked.output.ends_with(".csv") ? asked.output : "FILE.csv") + " --layers " + chevron::search::layers_text(entries.front().cut->layers) + "\n";
 }
 
@@ -302,11 +340,18 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
   std::string out = std::to_string(asked.size.ranks) + (asked.size.ranks == 1 ? " rank, " : " ranks, ") +
                     std::to_string(asked.size.chunks) + (asked.size.chunks == 1 ? " chunk" : " chunks") + " on each, " +
                     std::to_string(asked.size.micro_batches) + (asked.size.micro_batches == 1 ? " microbatch" : " microbatches");
-  if (asked.memory.most > 0) out += ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
+  bool const in_layers = entries.front().cut.has_value();
+  if (asked.memory.most > 0) {
+    out += in_layers
+               ? ", at most " + number(asked.memory.most / asked.size.chunks) + " microbatches of even layers in flight on a rank"
+               : ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
+  }
   if (asked.bytes) {
     out += ", at most " + chevron::show::bytes(asked.bytes->memory) + " on a rank" + (asked.recompute ? ", all recomputed" : "");
   }
-  if (asked.memory.kept_for_weight < 1) out += " (after its I a chunk counts " + number(asked.memory.kept_for_weight) + ")";
+  if (asked.memory.kept_for_weight < 1)
+    out += std::string(" (after its I a ") + (in_layers ? "layer" : "chunk") + " counts " + number(asked.memory.kept_for_weight) +
+           ")";
   out += ".\n" + length_words(typed) + weather_words(typed, asked.jitter) + "\n";
   if (entries.front().robust) {
     std::vector<std::pair<std::string, chevron::search::robust_found const*>> all;
@@ -371,7 +416,7 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
     if (search_time::signal() != 0 && !entries.empty()) break;
     time_share const share{static_cast<double>(i) / count, static_cast<double>(i + 1) / count};
     auto const find_one = [&] {
-      if (layers) return part_on(placements[i], what, *layers, time, share);
+      if (layers) return part_on(asked, placements[i], what, *layers, time, share);
       owned_costs costs = costs_of(asked, split, homes(placements[i], what.size));
       if (what.recompute) recompute_all(costs);
       apply_lengths(asked, what.size.micro_batches, costs);
@@ -382,6 +427,9 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
     if (!problem) {
       entries.push_back(std::move(one));
     } else if (search_time::signal() == 0) {
+      if (!one.found.stopped && what.bytes)
+        throw usage("--memory " + asked.bytes.memory + ": " + describe(problem).str() +
+                    (what.recompute || !what.bytes->recomputes() ? "" : "; add --recompute") + "; give more, or more --ranks");
       if (!one.found.stopped) throw usage(describe(problem).str());
       left_out += (left_out.empty() ? "" : ", ") + placements[i];
     }

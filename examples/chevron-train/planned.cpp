@@ -49,7 +49,7 @@ std::string words_for_layers(options const& o, schedule_news const& news) {
   if (!costs.problem.empty()) return {};
   activation_limit const memory{static_cast<double>(chunk_limit(o))};
   auto const goal = o.post_validation ? search::objective::span : search::objective::makespan;
-  auto const find = [&](cost_view const& of_stages, search::effort const& trying) {
+  auto const find = [&](cost_view const& of_stages, std::vector<int> const&, search::effort const& trying) {
     shape const size{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks};
     return placements::on(o.placement, [&](auto const& where) { return search::find(where, size, of_stages, memory, goal, trying); });
   };

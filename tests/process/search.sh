@@ -69,24 +69,42 @@ cat > profile.json <<'JSON'
 JSON
 parted="search --memory-limit 4 --trials 200 --profile profile.json --partition"
 # 12 layers of 6 ms and a head of 12: no rank can have less than 22.5 ms, so none has more than 4 layers, and the head's at most 2.
-expect 0 '^linear  *3,4,4,1  *[0-9.]*  *1[0-9.]* %  *1[0-9] (12)  *no other layers can be shorter$' $parted -o parted.csv
-expect 0 '^Train with them: chevron-train --schedule parted.csv --layers 3,4,4,1$' $parted -o parted.csv
-expect 0 '^ok: parted.csv, 4 ranks' check parted.csv --memory-limit 4
-expect 0 '"placement": "linear", "layers": \[3,4,4,1\], "even": ' $parted --format json
+expect 0 '^linear  *[0-4],[1-4],[1-4],[0-2]  *[0-9.]*  *[0-9.]* %  *1[0-2] (12)  *12  *' $parted -o parted.csv
+layers=$(sed -n 's/^Train with them: chevron-train --schedule parted.csv --layers //p' output)
+expect 0 '^ok: parted.csv, 4 ranks' check parted.csv
+python3 - "$layers" <<'PYTHON' || failed=1
+import sys
+layers = [int(n) for n in sys.argv[1].split(",")]
+assert sum(layers) == 12, layers
+for line in open("parted.csv"):
+    held = 0
+    for cell in line.strip().split(","):
+        kind = next(c for c in cell if c.isalpha())
+        held += {"F": 1, "I": 0, "W": -1, "B": -1}[kind] * layers[int(cell.split(kind)[0])]
+        assert held <= 12, (line, held)
+PYTHON
+expect 0 "\"placement\": \"linear\", \"layers\": \[$layers\], \"even\": " $parted --format json
 python3 -m json.tool output > indented || { echo "not JSON"; failed=1; }
 # Other stages than the profile's.
 expect 0 '^vee  *[0-4],[1-4],[1-4],[1-4],[1-4],[1-4],[1-4],[0-4] ' $parted --chunks 2 --placement vee
 expect 2 "--partition needs to know what layers cost: give --profile FILE.json" search --partition
 expect 2 "12 layers cannot be cut into 16 stages" $parted --chunks 4
-expect 2 "--partition does not go with --communication-occupies" $parted --communication-occupies both
 sed 's/, "layers".*/}/' profile.json > unsaid.json
 expect 2 "it does not say how many layers each stage had" search --profile unsaid.json --partition
+# The limit counts layers, so no cut takes more memory than even layers may; links count as without --partition.
+expect 0 '^4 ranks, 1 chunk on each, 8 microbatches, at most 4 microbatches of even layers in flight on a rank\.$' $parted
+expect 0 '^linear  *[0-9,]*  *[0-9.]* .* \([0-9]\|1[0-2]\) ([0-9]*)  ' $parted
+plain=$(awk '$1 == "linear" { print $2; exit }' output)
+expect 0 '^linear  *[0-9,]*  *[0-9.]* .* \([0-9]\|1[0-2]\) ([0-9]*)  ' $parted --latency 2 --link 1-2=5
+slow=$(awk '$1 == "linear" { print $2; exit }' output)
+awk -v slow="$slow" -v plain="$plain" 'BEGIN { exit !(slow > plain + 4) }' || { echo "slow links cost nothing: $slow, $plain"; failed=1; }
+expect 2 "--partition does not go with --lengths" $parted --lengths 3
 # Within bytes, those of a rank's whole share: what keeps them, in one unit with `fit`.
 inside='--microbatches 12 --static-bytes 10GiB --activation-bytes 4GiB --kept-bytes 3GiB --trials 500'
 expect 0 ', at most 26 GiB on a rank\.$' search $inside --memory 26GiB
 expect 0 '^linear  *[0-9.]*  *optimal  .* ZB-H1$' search $inside --memory 26GiB
 expect 0 ', at most 14.5 GiB on a rank, all recomputed\.$' search $inside --input-bytes 64MiB --memory 14.5GiB --recompute
-expect 2 'no order was found that fits into a rank.s memory\|memory limit' search $inside --memory 13GiB
+expect 2 "--memory 13GiB: no order was found that fits into a rank's memory; stages: 4; give more, or more --ranks" search $inside --memory 13GiB
 expect 2 "--static-bytes says nothing without --memory: say what a rank has" search --static-bytes 1GiB
 expect 2 "--memory does not go with --memory-limit: leave one of them out" search $inside --memory 26GiB --memory-limit 4
 expect 2 "--recompute: what a recomputed stage keeps is not known: add --input-bytes" search $inside --memory 26GiB --recompute

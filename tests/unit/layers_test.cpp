@@ -96,7 +96,7 @@ TEST_CASE("the layers found are as good as the best of all ways to share them ou
     shape const size{.ranks = ranks, .micro_batches = 3 + static_cast<int>(random() % 3)};
     activation_limit const memory{static_cast<double>(random() % 2 == 0 ? 0 : stages)};
     layer_costs const costs = some_layers(layers, random);
-    auto const find = [&](cost_view const& stage_costs, search::effort const& = {}) {
+    auto const find = [&](cost_view const& stage_costs, std::vector<int> const& = {}, search::effort const& = {}) {
       search::effort const little{.trials = 100};
       return vee ? search::find(placement::vee, size, stage_costs, memory, search::objective::makespan, little)
                  : search::find(placement::linear, size, stage_costs, memory, search::objective::makespan, little);
@@ -129,7 +129,7 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
     long left;
     long asked = 0;
   };
-  auto const find = [&](cost_view const& stage_costs, search::effort const& trying) {
+  auto const find = [&](cost_view const& stage_costs, std::vector<int> const&, search::effort const& trying) {
     return search::find(placement::linear, {.ranks = 4, .micro_batches = 24}, stage_costs, {4}, search::objective::makespan, trying);
   };
   auto const after = [&](count& how_many, bool rounds) {
@@ -167,12 +167,34 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
   }
 }
 
+TEST_CASE("a cut that the search refuses is not taken, and takes no thorough search from those that it does not refuse") {
+  layer_costs costs;
+  costs.layers.assign(8, {1, 1, 1});
+  costs.head = {1, 1, 1};
+  std::vector<std::vector<int>> thorough;
+  auto const find = [&](cost_view const& stage_costs, std::vector<int> const& cut, search::effort const& trying) {
+    if (trying.trials == 300) thorough.push_back(cut);
+    search::found out = search::find(placement::linear, {.ranks = 4, .micro_batches = 6}, stage_costs, {4},
+                                     search::objective::makespan, trying);
+    if (cut[0] > 2) out.best = detail::refused({}, "searched", {.broken = law::in_flight});
+    if (out.best.problem) out.length = 0;
+    return out;
+  };
+  auto const found = search::find_layers(costs, 4, find, {}, search::objective::makespan,
+                                         {.brief = {.trials = 50}, .thorough = {.trials = 300}});
+  DOCTEST_CHECK(found.layers[0] <= 2);
+  DOCTEST_CHECK(!found.schedule.best.problem);
+  DOCTEST_CHECK(found.schedule.length <= found.even);
+  DOCTEST_CHECK(thorough.size() > 1);
+  DOCTEST_CHECK(std::is_partitioned(thorough.begin(), thorough.end(), [](auto const& cut) { return cut[0] <= 2; }));
+}
+
 TEST_CASE("where there are too many ways, a head moves layers off its stage nevertheless") {
   layer_costs costs;
   costs.layers.assign(48, {1, 1, 1});
   costs.head = {5, 5, 5};
   int thorough = 0, brief = 0;
-  auto const find = [&](cost_view const& stage_costs, search::effort const& trying) {
+  auto const find = [&](cost_view const& stage_costs, std::vector<int> const&, search::effort const& trying) {
     ++(trying.trials == 100 ? thorough : brief);
     return search::find(placement::linear, {.ranks = 8, .micro_batches = 16}, stage_costs, {8}, search::objective::makespan, trying);
   };

@@ -148,6 +148,11 @@ constexpr text describe(finding const& f) {
       out.append(" comes before ");
       append(out, f.other);
       out.append(", which it needs");
+      // Text names stages itself.
+      if (f.number > 1 && f.line == 0) {
+        out.append("; rank ").append(f.rank).append(" holds ").append(f.number);
+        out.append(" chunks, and a plain letter draws the next one: F(0), F(1) and so on name a chunk");
+      }
       break;
     case law::fused_pair:
       append(out, f.what);

@@ -73,6 +73,20 @@ constexpr finding misplaced(plan_view const& plan, finding f) {
   return f;
 }
 
+/// Of how many chunks of its rank an I or B that comes too early may have been drawn, where another chunk's F of this microbatch
+/// was there for it; else 0.
+constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind what, std::uint8_t const* seen) {
+  if (what == kind::backward_weight) return 0;
+  int chunks = 0;
+  bool ready = false;
+  for (int s = 0; s < plan.stages; ++s) {
+    if (plan.rank_of[s] != plan.rank_of[stage]) continue;
+    ++chunks;
+    ready = ready || (seen[s * plan.size.micro_batches + micro_batch] & seen_forward) != 0;
+  }
+  return ready ? chunks : 0;
+}
+
 /// Everything that one rank's list can break by itself.
 constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   int const micro_batches = plan.size.micro_batches;
@@ -133,6 +147,7 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       if ((cell & needs) != needs && !late) {
         f.broken = law::order;
         f.other = make_action(a.kind == kind::backward_weight ? kind::backward_input : kind::forward, stage, micro_batch);
+        f.number = drawn_from(plan, stage, micro_batch, a.kind, seen);
         late = f;
       }
       cell = static_cast<std::uint8_t>(cell | bit);

@@ -101,9 +101,23 @@ constexpr finding nothing_found(plan_view const& placed, bool stopped) {
   return f;
 }
 
+/// What a search asks beside the limit of chunks: nothing. One that counts otherwise, in bytes by rank, has the same members.
+struct any_order {
+  /// The limit of chunks that no order without fault exceeds: that of the search.
+  constexpr activation_limit widest(activation_limit memory) const { return memory; }
+  /// Whether an order of the catalogue is without fault as it is.
+  constexpr bool fits(plan_view const&) const { return true; }
+  /// Whether an order is without fault; it may be changed to be so, and its length then is another.
+  constexpr bool mended(plan&) const { return true; }
+  /// Whether higher limits are of no use, seen after each on the way up.
+  constexpr bool enough(int /*limit*/, double /*length*/, double /*bound*/) { return false; }
+};
+
 /// The search itself, for a plan without actions that says where the stages are.
+/// \param judge says which of the orders that keep `memory` are without fault, as `any_order`
+template <class Judge = any_order>
 constexpr found find(plan const& placed, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
-                     work_graph work) {
+                     work_graph work, Judge judge = {}) {
   bool const split = work == work_graph::split_backward;
   char const* const name = "searched";
   found result;
@@ -119,7 +133,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     lower_bounds const least = bounds(placed, counted_costs, limit);
     return goal == objective::makespan ? least.makespan : least.span;
   };
-  result.bound = bound_at(memory);
+  activation_limit const widest = judge.widest(memory);
+  result.bound = bound_at(widest);
   int const total = actions_of(placed.stages, placed.size.micro_batches, work);
   int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(total);
   bool const few = total <= few_actions;
@@ -140,7 +155,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
   bool const straight = in_line(placed);
   watched watch(how_hard.watch);
   watch.now.bound = result.bound;
-  starting_point published(placed, costs, memory, goal, split);
+  starting_point published(placed, costs, widest, goal, split);
   plan known_here[published_count];  // of the catalogue, on this placement
   int count_here = 0;
   starting_point anything(placed, costs, {0, memory.kept_for_weight}, goal, split);
@@ -152,14 +167,20 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     for (int i = 0; i < count_here; ++i) visit(known_here[i]);
     if (straight) for_each_with_slack(placed.size, costs, limit, split, visit);
   };
-  for_each_published(memory, [&](plan const& made) {
-    if (!published.consider(made, made.name)) return;
+  for_each_published(widest, [&](plan const& made) {
+    if (!judge.fits(made) || !published.consider(made, made.name)) return;
     double const length = published.length_of(made);
     if (result.published_length > 0 && published.better(result.published, result.published_length, made, length)) return;
     result.published_length = length;
     result.published = copy_of(made);
   });
+  auto const is_shorter = [&](double length) { return result.length == 0 || length < result.length * (1 - 1e-12); };
   auto const take = [&](plan made, double length) {
+    if (!judge.mended(made)) return;
+    if constexpr (!std::is_same_v<Judge, any_order>) {
+      length = published.length_of(made);
+      if (!is_shorter(length)) return;
+    }
     result.start = made.name;
     result.length = length;
     watch.now.length = published.exists() && published.shortest_length < length ? published.shortest_length : length;
@@ -175,13 +196,13 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     if (straight && split) add_zero_bubble(at_once, placed.size, costs, memory, goal);
     if (published.exists()) at_once.consider(published.shortest, published.shortest.name);
     if (at_once.exists()) {
-      refuted_here = refute_at(memory, result.bound, at_once.shortest_length, steps);
+      refuted_here = refute_at(widest, result.bound, at_once.shortest_length, steps);
       watch.now.bound = result.bound = refuted_here.bound;
       if (few && refuted_here.shorter.actions.count > 0) at_once.consider(refuted_here.shorter, by_cases);
     }
     if (at_once.exists() && at_once.shortest_length <= result.bound * (1 + 1e-12)) {
       take(copy_of(at_once.shortest), at_once.shortest_length);
-      return finished(result, memory);
+      if (result.length > 0 && result.optimal()) return finished(result, memory);
     }
   }
 
@@ -215,9 +236,7 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     };
     auto const take_over = [&](ascent& line, starting_point const& start) {
       if (!start.exists()) return;
-      if (result.length == 0 || start.shortest_length < result.length * (1 - 1e-12)) {
-        take(copy_of(start.shortest), start.shortest_length);
-      }
+      if (is_shorter(start.shortest_length)) take(copy_of(start.shortest), start.shortest_length);
       plan order = copy_of(start.apart);
       double length = start.apart_length;
       fill_gaps_by_slower_messages(order, length, costs, here, goal, bound, watch);
@@ -261,24 +280,23 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
       if (eager.actions.count > 0) follow(eager_line, eager, trials / 4);
     }
     for (ascent const* line : {&published_line, &listed_line, &periodic_line, &eager_line}) {
-      if (line->length >= 0 && line->length < result.length * (1 - 1e-12)) take(copy_of(line->best), line->length);
+      if (line->length >= 0 && is_shorter(line->length)) take(copy_of(line->best), line->length);
     }
+    if (judge.enough(limit, result.length, result.bound)) break;
   }
-  if (published.exists() && (result.length == 0 || published.shortest_length < result.length * (1 - 1e-12))) {
-    take(copy_of(published.shortest), published.shortest_length);
-  }
+  if (published.exists() && is_shorter(published.shortest_length)) take(copy_of(published.shortest), published.shortest_length);
   result.stopped = watch.stopped();
   if (result.stopped && at_once.exists()) {
     // Where the way up would have come to the limit itself, it would have found these orders there.
     while (limit < most) limit = next_limit(limit, placed.stages);
-    bool const on_the_way = limit == most && at_once.shortest_length < result.length * (1 - 1e-12);
+    bool const on_the_way = limit == most && is_shorter(at_once.shortest_length);
     if (result.length == 0 || on_the_way) take(copy_of(at_once.shortest), at_once.shortest_length);
   }
   if (result.length == 0) {
     refuse(nothing_found(placed, result.stopped));
     return result;
   }
-  if (!result.stopped) result.bound = refute_at(memory, result.bound, result.length, few ? 5 * steps : steps).bound;
+  if (!result.stopped) result.bound = refute_at(widest, result.bound, result.length, few ? 5 * steps : steps).bound;
   return finished(result, memory);
 }
 

@@ -25,6 +25,9 @@ struct layer_costs {
   piece_costs embedding, head;  ///< the first stage's backward is all W where `first_input` says so; else as in the others
   double first_input = -1;      ///< what the first stage's missing input gradient takes nevertheless; below 0: it has one
   double communication = 0;     ///< of a message, whatever the boundary
+  std::vector<double> transfers;  ///< of a message by boundary, where links differ; empty: `communication` on each
+  std::vector<double> latency;    ///< of a message by boundary; empty: none
+  occupies communication_occupies = occupies::nobody;
   double hidden = 0;            ///< of a fused pair's shorter half
   std::string problem;          ///< why layers' costs are not known; empty: they are
 
@@ -53,6 +56,9 @@ struct layer_costs {
       out.backward_weight.push_back(sum.backward_weight);
     }
     out.communication.assign(std::max<std::size_t>(cut.size(), 2) - 1, communication);
+    if (!transfers.empty()) out.communication = transfers;
+    out.latency = latency;
+    out.communication_occupies = communication_occupies;
     return out;
   }
 };

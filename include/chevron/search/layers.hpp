@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
@@ -201,13 +202,15 @@ struct layer_effort {
 };
 
 /// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order of
-/// what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was found; those
-/// that come out shortest are searched again, thoroughly. Every stage but the first and the last holds a layer at least. The memory
-/// limit counts chunks, however many layers they hold; what that means for memory `held` says. A watcher ends all of it if both
+/// what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was found;
+/// those that come out shortest are searched again, thoroughly. Every stage but the first and the last holds a layer at least.
+/// Which orders keep the memory limit `find` decides, which is told the layers of the stages. A watcher ends all of it if both
 /// efforts name it.
 ///
 /// \param costs without a problem; at least `stages - 2` layers
-/// \param find `found(cost_view, effort)`: a search on one placement, such as `search::find` with all else bound
+/// \param find `found(cost_view, std::vector<int> layers of the stages, effort)`: a search on one placement, such as `search::find`
+/// with all else bound
+/// \param memory a limit that `find` keeps for all layers, in chunks; with it fewer cuts are looked at
 /// \returns where `find` refuses, its problem in `schedule.best.problem`
 template <class Find>
 found_layers find_layers(layer_costs const& costs, int stages, Find const& find, activation_limit memory = {},
@@ -217,9 +220,10 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
   bool stopped = false;
   auto const search_on = [&](std::vector<int> const& cut, effort const& trying) {
     profiled_costs const of_stages = costs.of(cut);
-    found one = find(of_stages.view(), trying);
+    found one = find(of_stages.view(), cut, trying);
     stopped = stopped || one.stopped;
-    if (!out.layers.empty() && (one.best.problem || !(one.length < out.schedule.length * (1 - 1e-12)))) return one.length;
+    if (one.best.problem) one.length = std::numeric_limits<double>::infinity();
+    if (!out.layers.empty() && !(one.length < out.schedule.length * (1 - 1e-12))) return one.length;
     double const length = one.length;
     out.layers = cut;
     out.schedule = std::move(one);

@@ -1,8 +1,9 @@
 // What can be neither a stage nor a loss is told in one sentence each, not in LibTorch's or the standard library's.
 // expect: static assertion failed.*this module's forward takes something other than tensors, or is not known .torch::nn::Module itself has none
 // expect: static assertion failed.*a stage or a loss is a torch::nn module, or a callable that takes up to eight at::Tensor
+// expect: static assertion failed.*a stage is one module, and what is called in its place: register several modules in one
 // expect: static assertion failed.*a stage or a loss gives a tensor, or tuples, optionals or vectors of tensors: a plain number has no graph
-// errors: 6
+// errors: 9
 // timeout: 300
 #include <functional>
 #include <memory>
@@ -25,6 +26,9 @@ loss_function const by_call = [](auto out, auto target) { return (out - target).
 stage const any = torch::nn::AnyModule(torch::nn::MSELoss());
 stage const call = [](at::Tensor x) { return x; };
 stage const several = [](std::span<at::Tensor const> x) { return std::make_pair(x[0], std::optional<at::Tensor>()); };
+stage const in_its_place(torch::nn::AnyModule(torch::nn::MSELoss()), [](at::Tensor x) { return x; });
+stage const number(torch::nn::AnyModule(torch::nn::MSELoss()), [](at::Tensor x) { return x; });
+stage const two(torch::nn::AnyModule(torch::nn::MSELoss()), [](at::Tensor x) { return x; });
 #else
 loss_function const by_holder = std::shared_ptr<torch::nn::Module>();
 loss_function const by_pointer = 5;
@@ -33,4 +37,7 @@ loss_function const by_call = std::function<double(at::Tensor, at::Tensor)>();
 stage const any = std::shared_ptr<torch::nn::Module>();
 stage const call = [](at::Tensor x) { return x.item<double>(); };
 stage const several = [](int x) { return x; };
+stage const in_its_place(torch::nn::AnyModule(torch::nn::MSELoss()), [](std::string x) { return x; });
+stage const number(torch::nn::AnyModule(torch::nn::MSELoss()), [](at::Tensor x) { return x.item<double>(); });
+stage const two{torch::nn::AnyModule(torch::nn::MSELoss()), torch::nn::AnyModule(torch::nn::MSELoss())};
 #endif

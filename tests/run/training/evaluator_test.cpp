@@ -57,6 +57,35 @@ TEST_CASE("an evaluator makes its program itself, from a constant or a value, in
   for (auto const& w : wrong.all) FAIL_CHECK(w);
 }
 
+TEST_CASE("outputs of microbatches that the caller has cut are those of each, one after the other") {
+  auto const data = make_batch(7, 5);
+  reference whole(constant_plan.view().stages);
+  std::vector<chevron::batch> cut;
+  tensors expected;
+  for (auto const& part : data.input.split_with_sizes({1, 2, 4})) {
+    cut.push_back({{part}, {}});
+    expected.push_back(whole.forward(part)[0]);
+  }
+  complaints wrong;
+  std::atomic<int> with_outputs = 0;
+  on_both([&](transport& comm) {
+    chevron::evaluator evaluate({.program = constant_program, .transport = comm, .stages = build_stage});
+    auto const outputs = evaluate.outputs(cut);
+    if (outputs.empty()) return;
+    wrong.require(at::equal(outputs[0], at::cat(expected)), "outputs");
+    ++with_outputs;
+  });
+  CHECK(with_outputs == 2);
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+  CHECK_THROWS_WITH_AS(
+      chevron::run_threads({.pipeline_ranks = size.ranks},
+                           [&](transport& comm) {
+                             chevron::evaluator({.program = constant_program, .transport = comm, .stages = build_stage})
+                                 .outputs(std::vector(2, cut[0]));
+                           }),
+      doctest::Contains("the program runs 3 microbatches a step, 2 were given"), chevron::usage_error);
+}
+
 TEST_CASE("more microbatches than the trainer's program has need a program of their own") {
   for (int const micro_batches : {-1, 4}) {
     CHECK_THROWS_WITH_AS(

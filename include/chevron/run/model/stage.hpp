@@ -56,10 +56,6 @@ struct stage_part {
 
 }  // namespace detail
 
-/// What can be a stage's forward: it takes tensors, up to eight, or all of them as one `std::span<at::Tensor const>`.
-template <class Callable>
-concept stage_forward = !module_handle<Callable> && (detail::takes_any_count<Callable>() || detail::takes_a_span<Callable>());
-
 /// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
 ///
 /// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them: as a holder, a shared
@@ -95,10 +91,15 @@ class stage {
   /// \param forward called in the module's place; it holds the module itself
   ///
   ///     chevron::stage(block, [block](at::Tensor x, at::Tensor mask) mutable { return block->forward(mask, x); })
-  template <module_handle Module, stage_forward Callable>
+  template <module_handle Module, class Callable>
   stage(Module module, Callable forward) {
-    declare(detail::module_of(module));
-    call(std::move(forward));
+    static_assert(!module_handle<Callable>,
+                  "a stage is one module, and what is called in its place: register several modules in one, or give each to a "
+                  "stage of its own, in_sequence");
+    if constexpr (!module_handle<Callable> && detail::can_be_called<Callable>()) {
+      declare(detail::module_of(module));
+      call(std::move(forward));
+    }
   }
 
   /// \param parameters all that `forward` uses and that are to be trained, each with a name of its own

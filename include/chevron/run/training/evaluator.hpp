@@ -79,22 +79,13 @@ class evaluator {
   /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put
   /// together along dimension 0; of an output that is one number, there is one for each microbatch. An output that is undefined
   /// stays so.
-  tensors outputs(batch const& whole_batch) {
-    synchronize();
-    collective_scope const doing(comm(), evaluating);
-    compute_streams::scope const here(*context_->streams());
-    batch_.split(context_->on_device(whole_batch), program_.view().plan.size.micro_batches);
-    std::vector<tensors>& parts = run(without_loss_).outputs;
-    tensors whole;
-    for (std::size_t i = 0; i < parts.front().size(); ++i) {
-      tensors of_one;
-      for (tensors& part : parts) of_one.push_back(std::move(part[i]));
-      whole.push_back(together(of_one, i));
-    }
-    for (tensors& part : parts) part.clear();
-    return whole;
+  tensors outputs(batch const& whole) {
+    return outputs_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.micro_batches); });
   }
-
+  /// The same of microbatches that the caller has cut.
+  tensors outputs(std::vector<batch> const& micro_batches) {
+    return outputs_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.micro_batches); });
+  }
   /// The same without side inputs.
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
   tensors outputs(at::Tensor const& input) { return outputs(batch{{input}, {}}); }
@@ -140,6 +131,23 @@ class evaluator {
     if (owner_ != nullptr) owner_->synchronize();
   }
   long step() const { return owner_ != nullptr ? owner_->next_step() : 0; }
+
+  template <class Cut>
+  tensors outputs_of(Cut const& cut_batch) {
+    synchronize();
+    collective_scope const doing(comm(), evaluating);
+    compute_streams::scope const here(*context_->streams());
+    cut_batch();
+    std::vector<tensors>& parts = run(without_loss_).outputs;
+    tensors whole;
+    for (std::size_t i = 0; i < parts.front().size(); ++i) {
+      tensors of_one;
+      for (tensors& part : parts) of_one.push_back(std::move(part[i]));
+      whole.push_back(together(of_one, i));
+    }
+    for (tensors& part : parts) part.clear();
+    return whole;
+  }
 
   template <class Cut>
   double loss_of(Cut const& cut_batch) {
