@@ -100,6 +100,16 @@ bool draws_in_backward(block const& b) { return b.name == "noise" || b.name == "
 
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
 
+/// Does a stage below all trained ones make a graph of its own? The loop's backward goes through it.
+bool makes_a_graph_below_all_trained(program const& p) {
+  for (auto const& s : p.stages) {
+    bool const trains = std::any_of(s.blocks.begin(), s.blocks.end(), [](block const& b) { return learns(b) && !b.has("frozen"); });
+    if (trains) return false;
+    if (std::any_of(s.blocks.begin(), s.blocks.end(), [](block const& b) { return b.name == "pen"; })) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string not_promised(program const& p) {
@@ -117,6 +127,10 @@ std::string not_promised(program const& p) {
   // The stages before the last get gradients of zeros for a microbatch that counts nothing.
   if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
     return "what a backward does besides computing gradients, in a microbatch that counts nothing";
+  // What its backward does, and by which number nodes behind it draw.
+  if (makes_a_graph_below_all_trained(p) &&
+      any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
+    return "a stage below all trained ones that asks for gradients in its own forward";
   if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
   // Nobody tells a callable alone what is evaluation, nor knows its buffers: what LibTorch itself keeps in them is refused.
   if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))

@@ -81,13 +81,13 @@ inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std
 
 /// A number for the values of each tensor; 0 for one that is undefined or without memory of its own kind (sparse, meta). The host
 /// waits once for an accelerator.
-inline std::vector<std::uint64_t> fingerprints(std::span<at::Tensor const> tensors) {
+inline std::vector<std::uint64_t> fingerprints(std::span<at::Tensor const> values) {
   at::NoGradGuard const off;
-  std::vector<std::uint64_t> out(tensors.size());
+  std::vector<std::uint64_t> out(values.size());
   std::vector<at::Tensor> on_device;
   std::vector<std::size_t> places;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    at::Tensor const& t = tensors[i];
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    at::Tensor const& t = values[i];
     if (!t.defined() || t.layout() != at::kStrided || t.is_meta()) continue;
     at::Tensor const row = detail::in_a_row(t);
     detail::word_sums sums;
@@ -104,7 +104,7 @@ inline std::vector<std::uint64_t> fingerprints(std::span<at::Tensor const> tenso
   for (std::size_t k = 0; k < places.size(); ++k) {
     auto const* const both = here.const_data_ptr<std::int64_t>() + 2 * k;
     detail::word_sums const sums{static_cast<std::uint64_t>(both[0]), static_cast<std::uint64_t>(both[1])};
-    out[places[k]] = sums.fingerprint(tensors[places[k]].nbytes());
+    out[places[k]] = sums.fingerprint(values[places[k]].nbytes());
   }
   return out;
 }

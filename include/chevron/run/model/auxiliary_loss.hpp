@@ -21,10 +21,10 @@ namespace detail {
 
 /// What this thread's forward knows of its microbatch.
 struct microbatch_scope {
-  /// \param weight what the backward of the microbatch's loss begins with, read when that runs; null: 1
-  /// \param changes set to true where the forward uses it, so that no graph of the device repeats one step's number; may be null
-  microbatch_scope(double const* weight, bool* changes)
-      : weight(weight), changes(changes), outer_(std::exchange(current(), this)) {}
+  /// \param loss_weight what the backward of the microbatch's loss begins with, read when that runs; null: 1
+  /// \param may_change set to true where the forward uses it, so that no graph of the device repeats one step's number; may be null
+  microbatch_scope(double const* loss_weight, bool* may_change)
+      : weight(loss_weight), changes(may_change), outer_(std::exchange(current(), this)) {}
   ~microbatch_scope() { current() = outer_; }
   microbatch_scope(microbatch_scope const&) = delete;
   microbatch_scope& operator=(microbatch_scope const&) = delete;
