@@ -91,7 +91,8 @@ other, with the same number of processes and one thread in each, so a slow minut
 Figures are medians over rounds, and in brackets the lowest and the highest; in pictures a point on a line. PyTorch's
 processes stay from one measurement to the next and start warm; ours are started for each. PyTorch is the one of `.venv`
 that Chevron is built with, and the newest that pip finds, which goes to `build/bench-venv` (about 5 GB; delete it to have
-a newer one, `--without-newest` does without).
+a newer one, `--without-newest` does without). For Chevron on the newest's own LibTorch:
+`CHEVRON_TORCH_DIR=$(echo "$PWD"/build/bench-venv/lib/python3.*/site-packages/torch) ./dev bench`, in a checkout of its own.
 """
 
 BESIDE = """## Another commit beside this one
