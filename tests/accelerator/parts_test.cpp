@@ -70,6 +70,35 @@ TEST_CASE("what an F retains is not less because its input came in main memory")
   CHECK(accelerator::start_over() == 0);
 }
 
+TEST_CASE("workspaces that libraries take in the first step are no activations from the second step on") {
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("GPipe", {.ranks = 2, .micro_batches = 1})));
+  auto const on_device = at::TensorOptions().device(device(1));
+  {
+    chevron::memory_meter meter(program.view(), 1, device(1));
+    chevron::program_view const view = program.view();
+    int first = 0;
+    while (view.at(1, first).op.kind != chevron::kind::forward) ++first;
+    at::Tensor workspace, kept;  // the first lasts, the second until its backward
+    std::vector<std::int64_t> planned;
+    for (int step = 0; step < 3; ++step) {
+      meter.begin_step();
+      chevron::activation slot;
+      std::int64_t const before = meter.stats().in_use();
+      meter.measure(view.at(1, first), {}, slot, [&] {
+        if (!workspace.defined()) workspace = at::ones({100000}, on_device);
+        kept = at::ones({1000}, on_device);
+      });
+      planned.push_back(meter.peak(0).planned - before);
+      kept.reset();
+    }
+    std::int64_t const of_microbatch = planned[1];
+    CHECK(of_microbatch == 4096);
+    CHECK(planned[0] >= 400000 + of_microbatch);
+    CHECK(planned[2] == of_microbatch);
+  }
+  CHECK(accelerator::start_over() == 0);
+}
+
 TEST_CASE("the norms of all gradients on a device are those of main memory") {
   at::Tensor const values = at::arange(100000, at::kFloat).sin().view({100, 1000}).t();
   chevron::tensors const here{values,

@@ -128,6 +128,10 @@ struct scaled_in_place : torch::autograd::Function<scaled_in_place> {
   }
 };
 
+/// Sees whether a node still is.
+using weak_node = std::conditional_t<chevron::detail::shares_nodes, std::weak_ptr<torch::autograd::Node>,
+                                     c10::weak_intrusive_ptr<torch::autograd::Node>>;
+
 /// A node as a library beside LibTorch writes one: it adds up, of a tensor of samples and of a row.
 struct sum_node final : torch::autograd::Node {
   static inline int calls = 0;
@@ -462,8 +466,7 @@ TEST_CASE("a custom function is asked once for all its gradients") {
 
 TEST_CASE("W goes on with the gradients of a custom function, not with what it saved") {
   auto w = leaf("w", at::randn({6, 6}));
-  using node = torch::autograd::Node;
-  std::optional<std::conditional_t<chevron::detail::shares_nodes, std::weak_ptr<node>, c10::weak_intrusive_ptr<node>>> product;
+  std::optional<weak_node> product;
   stage s(
       [&](at::Tensor x) {
         at::Tensor const y = asked_product::apply(x, w.value, true);
@@ -591,7 +594,7 @@ TEST_CASE("hooks on tensors run once and count") {
 
 TEST_CASE("I frees what W does not need") {
   auto w = leaf("w", at::randn({6, 6}));
-  std::vector<chevron::detail::weak_node_ptr> nodes;  // of the product and of the sine, which is as attention: of no parameter
+  std::vector<weak_node> nodes;  // of the product and of the sine, which is as attention: of no parameter
   stage s(
       [&](at::Tensor x) {
         auto h = x.matmul(w.value);
