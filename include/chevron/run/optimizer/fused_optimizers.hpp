@@ -146,18 +146,20 @@ class fused_adamw final : public torch::optim::AdamW {
   tensors each_step_;  // views of its elements
 };
 
-/// SGD with momentum on `at::_fused_sgd_`: numbers of PyTorch's `SGD(fused=True)`.
+/// SGD with momentum on `at::_fused_sgd_`: numbers of PyTorch's `SGD(fused=True)`. On the CPU LibTorch's kernel is wrong for half
+/// precision (up to 2.15 it reads the momentum as float and does not write the parameter), so that is refused.
 class fused_sgd final : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
 
-  /// \throws usage_error as fused_adamw::step
+  /// \throws usage_error as fused_adamw::step, and for half precision on the CPU
   at::Tensor step(LossClosure closure = nullptr) override {
     at::NoGradGuard const off;
     at::Tensor loss = detail::loss_of(closure);
     for (auto const& group : param_groups()) {
       auto const& options = static_cast<torch::optim::SGDOptions const&>(group.options());
       for (detail::fused_lists const& lists : detail::fused_lists_of(group, "fused_sgd")) {
+        check_dtype(lists.values.front());
         if (options.momentum() == 0) {
           step(lists, {}, options, /*first=*/false);
           continue;
@@ -184,6 +186,12 @@ class fused_sgd final : public torch::optim::SGD {
   }
 
  private:
+  static void check_dtype(at::Tensor const& p) {
+    if (!p.is_cpu() || (p.scalar_type() != at::kHalf && p.scalar_type() != at::kBFloat16)) return;
+    throw usage_error(std::string("LibTorch's fused SGD leaves parameters of ") + c10::toString(p.scalar_type()) +
+                      " on the CPU as they are. Remedy: torch::optim::SGD, fused_adamw, or parameters in single precision");
+  }
+
   static void step(detail::fused_lists const& lists, tensors const& buffers, torch::optim::SGDOptions const& options,
                    bool first) {
     if (lists.values.empty()) return;
