@@ -57,7 +57,7 @@ MUTANTS = [
     ("copies that nobody compares", RUN + "optimizer/copy_agreement.hpp",
      r"return where_\.replicas == 1 && tied_\.empty\(\) \? 0 : 2 \+ 2 \* tied_\.size\(\);", "return 0;", "groups=part"),
     ("tied copies in groups of their own are refused", RUN + "optimizer/copy_agreement.hpp",
-     r"options = name_of", "options = copies_[i].of.name + std::to_string(copies_[i].stage) + name_of", "groups=tied"),
+     r"options = class_name_of", "options = copies_[i].of.name + std::to_string(copies_[i].stage) + class_name_of", "groups=tied"),
     ("calls that one rank refuses", RUN + "optimizer/step_statistics.hpp",
      r"if \(of_rank\(r\)\[6\] == of_rank\(0\)\[6\]\) continue;", "continue;", "slip=one"),
     ("autocast keeps casts", RUN + "model/autocast.hpp",

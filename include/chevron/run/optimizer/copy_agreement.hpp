@@ -211,7 +211,7 @@ class copy_agreement {
     for (std::size_t i = 0; i < copies_.size(); ++i) {
       std::string options;
       if (auto const* found = options_of(optimizer, copies_[i].of.value)) {
-        options = name_of(*optimizer) + ";";
+        options = class_name_of(*optimizer) + ";";
         each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
       }
       for (std::string const& field : {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as, options,

@@ -112,7 +112,7 @@ inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
 }
 
 /// An optimizer's class, for messages. Two classes of one kind round differently, so copies of a parameter take the same class.
-inline std::string name_of(torch::optim::Optimizer const& optimizer) {
+inline std::string class_name_of(torch::optim::Optimizer const& optimizer) {
   std::type_info const& type = typeid(optimizer);
   if (type == typeid(fused_sgd)) return "fused_sgd";
   if (type == typeid(fused_adamw)) return "fused_adamw";
