@@ -30,32 +30,40 @@ void sleep_for(double milliseconds) {
   clock_nanosleep(CLOCK_MONOTONIC, 0, &wanted, nullptr);
 }
 
-/// y = x, in a stage's own time.
-struct sleeping : torch::autograd::Function<sleeping> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor weight, std::int64_t stage) {
+/// y = x in the time of F, and its gradient in that of I.
+struct sleeping_input : torch::autograd::Function<sleeping_input> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, std::int64_t stage) {
     context->saved_data["stage"] = stage;
-    context->save_for_backward({weight});
     sleep_for(time_of(static_cast<int>(stage)).forward);
     return x.clone();
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    stage_time const time = time_of(static_cast<int>(context->saved_data["stage"].toInt()));
-    if (context->needs_input_grad(0)) sleep_for(time.input);
-    at::Tensor of_weight;
-    if (context->needs_input_grad(1)) {
-      sleep_for(time.weight);
-      of_weight = at::zeros_like(context->get_saved_variables()[0]);
-    }
-    return {gradients[0], of_weight, {}};
+    sleep_for(time_of(static_cast<int>(context->saved_data["stage"].toInt())).input);
+    return {gradients[0], {}};
+  }
+};
+/// The weight itself, and its gradient in the time of W. It is a function of its own: one of input and weight is asked once, in
+/// I.
+struct sleeping_weight : torch::autograd::Function<sleeping_weight> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor weight, std::int64_t stage) {
+    context->saved_data["stage"] = stage;
+    return weight.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    sleep_for(time_of(static_cast<int>(context->saved_data["stage"].toInt())).weight);
+    return {gradients[0], {}};
   }
 };
 
 chevron::stage build(int number) {
   at::Tensor weight = at::ones({1});
   weight.requires_grad_(true);
-  return chevron::stage([weight, number](at::Tensor x) { return sleeping::apply(x, weight, static_cast<std::int64_t>(number)); },
-                        {{"weight", weight}});
+  auto const place = static_cast<std::int64_t>(number);
+  return chevron::stage(
+      [weight, place](at::Tensor x) { return sleeping_input::apply(x, place) * sleeping_weight::apply(weight, place); },
+      {{"weight", weight}});
 }
 
 /// Trains four steps, the first of which is not looked at.
