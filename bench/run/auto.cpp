@@ -81,7 +81,7 @@ int run(options o) {
           bench::times::means{costs.forward[s] * 1e-3, costs.backward_input[s] * 1e-3, costs.backward_weight[s] * 1e-3}, 0., number);
       at::Tensor weight = at::ones({1});
       weight.requires_grad_(true);
-      return chevron::stage([weight, stage](at::Tensor x) { return bench::sleeping::apply(x, weight, stage.get()); },
+      return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); },
                             {{"weight", weight}});
     };
     chevron::trainer train({.program = program,

@@ -69,7 +69,7 @@ outcome run(options const& wanted, bool ordered, bool planned, chevron::transpor
                                 weight.requires_grad_(true);
                                 auto const stage = std::make_shared<bench::times>(
                                     bench::times::by_length({{seconds, seconds, seconds}}, 1000, wanted.attention));
-                                return chevron::stage([weight, stage](at::Tensor x) { return bench::sleeping::apply(x, weight, stage.get()); },
+                                return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); },
                                                       {{"weight", weight}});
                               },
                           .loss = [](at::Tensor y, at::Tensor) { return y.mean(); },

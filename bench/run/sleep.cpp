@@ -91,7 +91,7 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
     at::Tensor weight = at::ones({wanted.parameters});
     weight.requires_grad_(true);
     auto const stage = std::make_shared<bench::times>(bench::times::means{seconds, seconds, seconds}, wanted.jitter / 100, number);
-    return chevron::stage([weight, stage](at::Tensor x) { return bench::sleeping::apply(x, weight, stage.get()); }, {{"weight", weight}});
+    return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); }, {{"weight", weight}});
   };
   chevron::trainer train({.program = program,
                           .transport = comm,

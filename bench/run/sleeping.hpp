@@ -8,6 +8,7 @@
 #include <thread>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <chevron/plan/lengths.hpp>
@@ -53,10 +54,10 @@ class times {
   }
 
   /// \param of 0: F, 1: I, 2: W; each has draws of its own, so their order among each other does not matter
-  /// \param x what is computed with
-  double next(int of, at::Tensor const& x) {
+  /// \param length of what is computed with: its last dimension
+  double next(int of, std::int64_t length) {
     double mean = mean_.of[of];
-    if (unit_ > 0) mean *= chevron::computation_factor(static_cast<double>(x.size(-1)) / unit_, attention_);
+    if (unit_ > 0) mean *= chevron::computation_factor(static_cast<double>(length) / unit_, attention_);
     if (sigma_ <= 0) return mean;
     return mean * std::exp(sigma_ * std::normal_distribution<double>()(random_[of]) - sigma_ * sigma_ / 2);
   }
@@ -68,12 +69,27 @@ class times {
   std::mt19937 random_[3];
 };
 
-/// y = x; it, its input gradient and its weight gradient take what `times` says, the copy included: on a core that slept, one of
-/// four numbers takes up to 0.1 ms. The weight gradient is nothing, not zeros: adding them up would keep the cores busy that are
-/// to be free.
-struct sleeping : torch::autograd::Function<sleeping> {
+namespace detail {
+
+/// One number of the weight; what comes back for it takes the time of W. The gradient is nothing, not zeros: adding them up would
+/// keep the cores busy that are to be free.
+struct sleeping_weight : torch::autograd::Function<sleeping_weight> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor weight, std::int64_t length, times* stage) {
+    context->saved_data["stage"] = reinterpret_cast<std::int64_t>(stage);
+    context->saved_data["length"] = length;
+    return weight.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list) {
+    auto* const stage = reinterpret_cast<times*>(context->saved_data["stage"].toInt());
+    sleep_until(after(stage->next(2, context->saved_data["length"].toInt())));
+    return {{}, {}, {}};
+  }
+};
+
+/// y = x in the time of F, the input's gradient in that of I. It is asked once, in I; what it gives the weight waits for W.
+struct sleeping_input : torch::autograd::Function<sleeping_input> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor, times* stage) {
-    std::int64_t const end = after(stage->next(0, x));
+    std::int64_t const end = after(stage->next(0, x.size(-1)));
     context->saved_data["stage"] = reinterpret_cast<std::int64_t>(stage);
     at::Tensor y = x.clone();
     sleep_until(end);
@@ -82,10 +98,17 @@ struct sleeping : torch::autograd::Function<sleeping> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     auto* const stage = reinterpret_cast<times*>(context->saved_data["stage"].toInt());
-    if (context->needs_input_grad(0)) sleep_until(after(stage->next(1, gradients[0])));
-    if (context->needs_input_grad(1)) sleep_until(after(stage->next(2, gradients[0])));
-    return {gradients[0], {}, {}};
+    if (context->needs_input_grad(0)) sleep_until(after(stage->next(1, gradients[0].size(-1))));
+    return {gradients[0], at::zeros({1}), {}};
   }
 };
+
+}  // namespace detail
+
+/// y = x; it, its input gradient and its weight gradient take what `times` says, the copy included: on a core that slept, one of
+/// four numbers takes up to 0.1 ms.
+inline at::Tensor sleep_in(at::Tensor const& x, at::Tensor const& weight, times* stage) {
+  return detail::sleeping_input::apply(x, detail::sleeping_weight::apply(weight.narrow(0, 0, 1), x.size(-1), stage), stage);
+}
 
 }  // namespace bench
