@@ -7,7 +7,7 @@
 
 Each command ends within BUDGET seconds (590). Parts run in order of worth; a part begins where its time is left, else the summary says
 so. Two files grow in OUT (build/gpu/carried) as parts end: summary.txt, a line each, and log.txt, the end of each part's output. The
-build lives in WORK (/tmp/chevron-gpu), a copy of the sources: it outlives the command, and what replaces the sources between commands.
+build lives in WORK (/tmp/chevron-gpu), a copy of the sources: it outlives the command, and a new copy of the sources between commands.
 """
 import argparse
 import dataclasses
@@ -37,7 +37,7 @@ class part:
 
 
 class machine:
-    """What runs commands, and the clock. A rehearsal has others."""
+    """Runs commands and tells the time. A rehearsal takes another one."""
 
     now = staticmethod(time.monotonic)
 
@@ -107,7 +107,7 @@ class first_run:
             if not self.run(one) and one.vital:
                 self.say(f"stopped here: nothing else is worth its time while {one.name} fails")
                 return
-        # A kernel that is loaded while others wait for each other waits for them: where eager loading helps, that was it.
+        # A kernel that is loaded late waits for kernels that wait for each other: where eager loading helps, that was the cause.
         for one in [each for each in self.failed if each.environment.get("CUDA_MODULE_LOADING") != "EAGER"]:
             eager = {**one.environment, "CUDA_MODULE_LOADING": "EAGER"}
             if self.left() > SHORTEST:
