@@ -93,6 +93,7 @@ TEST_CASE("settings under which ranks would hang are refused on every way to a G
       {"NCCL_LAUNCH_ORDER_IMPLICIT", "1", "NCCL_LAUNCH_ORDER_IMPLICIT=1 has the host wait"},
       {"NCCL_COMM_ID", "10.0.0.1:4000", "NCCL_COMM_ID=10.0.0.1:4000 gives all of a rank's communicators one address"},
       {"PYTORCH_NO_CUDA_MEMORY_CACHING", "1", "PYTORCH_NO_CUDA_MEMORY_CACHING=1 has the allocator give memory back"},
+      {"PYTORCH_NO_CUDA_MEMORY_CACHING", "0", "PYTORCH_NO_CUDA_MEMORY_CACHING=0 has the allocator give memory back"},
       {"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8", "Remedy: leave that setting out"},
       {"PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8", "Remedy: leave that setting out"},
   };

@@ -39,18 +39,22 @@ inline void refuse_settings_that_hang() {
   ::setenv(queues, "32", 0);
   struct setting {
     char const* name;
-    char const* part;  // of its value; empty: any value but 0
+    bool (*hangs)(char const* value);
     char const* why;
+    char const* remedy;
   };
+  constexpr auto is_on = [](char const* value) { return std::atoi(value) != 0; };
+  constexpr auto is_set = [](char const*) { return true; };  // NCCL and LibTorch ask whether the variable exists
+  constexpr auto collects = [](char const* value) { return std::strstr(value, "garbage_collection_threshold") != nullptr; };
   constexpr char const* in_order = "has the host wait for messages in the order of its calls";
   constexpr char const* frees = "has the allocator give memory back in the middle of a step, which waits for receives";
   constexpr setting refused[] = {
-      {"CUDA_LAUNCH_BLOCKING", "", in_order},
-      {"NCCL_LAUNCH_ORDER_IMPLICIT", "", in_order},
-      {"NCCL_COMM_ID", "", "gives all of a rank's communicators one address"},
-      {"PYTORCH_NO_CUDA_MEMORY_CACHING", "", frees},
-      {"PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold", frees},
-      {"PYTORCH_ALLOC_CONF", "garbage_collection_threshold", frees},
+      {"CUDA_LAUNCH_BLOCKING", is_on, in_order, "unset it"},
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", is_on, in_order, "unset it"},
+      {"NCCL_COMM_ID", is_set, "gives all of a rank's communicators one address", "unset it"},
+      {"PYTORCH_NO_CUDA_MEMORY_CACHING", is_set, frees, "unset it"},
+      {"PYTORCH_CUDA_ALLOC_CONF", collects, frees, "leave that setting out"},
+      {"PYTORCH_ALLOC_CONF", collects, frees, "leave that setting out"},
   };
   auto const refuse = [](char const* name, char const* value, char const* why, char const* remedy) {
     throw usage_error(std::string(name) + "=" + value + " " + why + ", and so ranks for each other for ever. Remedy: " + remedy);
@@ -59,9 +63,7 @@ inline void refuse_settings_that_hang() {
     refuse(queues, value, "lets streams wait for each other", "unset it, or give 32");
   for (setting const& s : refused) {
     char const* const value = std::getenv(s.name);
-    if (value == nullptr || (*s.part == 0 ? std::strcmp(value, "0") == 0 || *value == 0 : std::strstr(value, s.part) == nullptr))
-      continue;
-    refuse(s.name, value, s.why, *s.part == 0 ? "unset it" : "leave that setting out");
+    if (value != nullptr && s.hangs(value)) refuse(s.name, value, s.why, s.remedy);
   }
 }
 
