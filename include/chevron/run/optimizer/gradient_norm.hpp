@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -34,14 +36,29 @@ double sum_of_squares(Scalar const* values, std::int64_t count) {
 
 }  // namespace detail
 
-/// The squared norms of gradients on an accelerator, in double: two kernels for all of them and one copy, for which the host
-/// waits.
+/// The squared norms of gradients on an accelerator, in double. One call of LibTorch serves all gradients of a dtype: its kernels
+/// for lists take one dtype, and copy no gradient. The host waits once.
 inline std::vector<double> squared_norms(tensors const& gradients) {
   if (gradients.empty()) return {};
-  tensors numbers;
-  for (at::Tensor const& g : gradients) numbers.push_back(g.is_complex() ? at::view_as_real(g) : g);
-  at::Tensor const norms = at::stack(at::_foreach_norm(numbers, 2, at::kDouble)).cpu();
-  std::vector<double> out(norms.const_data_ptr<double>(), norms.const_data_ptr<double>() + norms.numel());
+  struct list {
+    tensors values;
+    std::vector<std::size_t> places;
+  };
+  std::map<at::ScalarType, list> by_dtype;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    at::Tensor const& g = gradients[i];
+    at::Tensor const numbers = g.is_complex() ? at::view_as_real(g) : g;
+    list& of = by_dtype[numbers.scalar_type()];
+    of.values.push_back(numbers);
+    of.places.push_back(i);
+  }
+  tensors norms(gradients.size());
+  for (auto const& [dtype, of] : by_dtype) {
+    tensors const made = at::_foreach_norm(of.values, 2, at::kDouble);
+    for (std::size_t k = 0; k < made.size(); ++k) norms[of.places[k]] = made[k];
+  }
+  at::Tensor const here = at::stack(norms).cpu();
+  std::vector<double> out(here.const_data_ptr<double>(), here.const_data_ptr<double>() + here.numel());
   for (double& norm : out) norm *= norm;
   return out;
 }
