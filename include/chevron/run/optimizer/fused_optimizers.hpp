@@ -16,6 +16,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/ScalarType.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
@@ -69,17 +70,29 @@ inline std::vector<fused_lists> fused_lists_of(torch::optim::OptimizerParamGroup
   return all;
 }
 
-/// The loss of a closure, asked for with gradients on; undefined without one.
-inline at::Tensor loss_of(torch::optim::Optimizer::LossClosure const& closure) {
-  if (!closure) return {};
-  at::AutoGradMode const on(true);
-  return closure();
+/// A step of an optimizer: calls `step(lists, options)` for the tensors of each group, by device and dtype.
+/// \param name of the optimizer, for errors
+/// \returns the loss of the closure, computed with gradients on; undefined without a closure
+template <class Options, class Step>
+at::Tensor step_lists(torch::optim::Optimizer& of, std::string const& name, torch::optim::Optimizer::LossClosure const& closure,
+                      Step const& step) {
+  at::Tensor loss;
+  if (closure) {
+    at::AutoGradMode const on(true);
+    loss = closure();
+  }
+  at::NoGradGuard const off;
+  for (auto const& group : of.param_groups()) {
+    auto const& options = static_cast<Options const&>(group.options());
+    for (fused_lists const& lists : fused_lists_of(group, name)) step(lists, options);
+  }
+  return loss;
 }
 
 }  // namespace detail
 
 /// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on `at::_fused_adamw_`. Numbers are those of PyTorch's `AdamW(fused=True)`, to
-/// the last bit on a CPU; those of torch::optim::AdamW differ in the last bits, since it rounds in between.
+/// the last bit on a CPU; torch::optim::AdamW rounds between its operations, so its numbers differ in the last bits.
 class fused_adamw final : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
@@ -87,13 +100,8 @@ class fused_adamw final : public torch::optim::AdamW {
   /// \throws usage_error for sparse gradients, complex parameters, parameters that do not fill their memory, and gradients of
   /// another dtype than their parameter's
   at::Tensor step(LossClosure closure = nullptr) override {
-    at::NoGradGuard const off;
-    at::Tensor loss = detail::loss_of(closure);
-    for (auto const& group : param_groups()) {
-      auto const& options = static_cast<torch::optim::AdamWOptions const&>(group.options());
-      for (detail::fused_lists const& lists : detail::fused_lists_of(group, "fused_adamw")) step(lists, options);
-    }
-    return loss;
+    return detail::step_lists<torch::optim::AdamWOptions>(
+        *this, "fused_adamw", closure, [this](auto const& lists, auto const& options) { step(lists, options); });
   }
 
  private:
@@ -154,45 +162,39 @@ class fused_sgd final : public torch::optim::SGD {
 
   /// \throws usage_error as fused_adamw::step, and for half precision on the CPU
   at::Tensor step(LossClosure closure = nullptr) override {
-    at::NoGradGuard const off;
-    at::Tensor loss = detail::loss_of(closure);
-    for (auto const& group : param_groups()) {
-      auto const& options = static_cast<torch::optim::SGDOptions const&>(group.options());
-      for (detail::fused_lists const& lists : detail::fused_lists_of(group, "fused_sgd")) {
-        check_dtype(lists.values.front());
-        if (options.momentum() == 0) {
-          step(lists, {}, options, /*first=*/false);
-          continue;
-        }
-        detail::fused_lists old, fresh;
-        tensors old_buffers, fresh_buffers;
-        for (std::size_t i = 0; i < lists.values.size(); ++i) {
-          at::Tensor const& p = lists.values[i];
-          auto& found = state()[p.unsafeGetTensorImpl()];
-          if (!found) found = std::make_unique<torch::optim::SGDParamState>();
-          at::Tensor& buffer = static_cast<torch::optim::SGDParamState&>(*found).momentum_buffer();
-          bool const is_fresh = !buffer.defined();
-          buffer = is_fresh ? at::empty_like(p) : detail::laid_out_as(p, buffer);
-          detail::fused_lists& to = is_fresh ? fresh : old;
-          to.values.push_back(p);
-          to.gradients.push_back(lists.gradients[i]);
-          (is_fresh ? fresh_buffers : old_buffers).push_back(buffer);
-        }
-        step(old, old_buffers, options, false);
-        step(fresh, fresh_buffers, options, true);
-      }
-    }
-    return loss;
+    return detail::step_lists<torch::optim::SGDOptions>(*this, "fused_sgd", closure,
+                                                        [this](auto const& lists, auto const& options) { step(lists, options); });
   }
 
  private:
   static void check_dtype(at::Tensor const& p) {
-    if (!p.is_cpu() || (p.scalar_type() != at::kHalf && p.scalar_type() != at::kBFloat16)) return;
+    if (!p.is_cpu() || !c10::isReducedFloatingType(p.scalar_type())) return;
     throw usage_error(std::string("LibTorch's fused SGD leaves parameters of ") + c10::toString(p.scalar_type()) +
                       " on the CPU as they are. Remedy: torch::optim::SGD, fused_adamw, or parameters in single precision");
   }
 
-  static void step(detail::fused_lists const& lists, tensors const& buffers, torch::optim::SGDOptions const& options,
+  void step(detail::fused_lists const& lists, torch::optim::SGDOptions const& options) {
+    check_dtype(lists.values.front());
+    if (options.momentum() == 0) return call(lists, {}, options, /*first=*/false);
+    detail::fused_lists old, fresh;
+    tensors old_buffers, fresh_buffers;
+    for (std::size_t i = 0; i < lists.values.size(); ++i) {
+      at::Tensor const& p = lists.values[i];
+      auto& found = state()[p.unsafeGetTensorImpl()];
+      if (!found) found = std::make_unique<torch::optim::SGDParamState>();
+      at::Tensor& buffer = static_cast<torch::optim::SGDParamState&>(*found).momentum_buffer();
+      bool const is_fresh = !buffer.defined();
+      buffer = is_fresh ? at::empty_like(p) : detail::laid_out_as(p, buffer);
+      detail::fused_lists& to = is_fresh ? fresh : old;
+      to.values.push_back(p);
+      to.gradients.push_back(lists.gradients[i]);
+      (is_fresh ? fresh_buffers : old_buffers).push_back(buffer);
+    }
+    call(old, old_buffers, options, false);
+    call(fresh, fresh_buffers, options, true);
+  }
+
+  static void call(detail::fused_lists const& lists, tensors const& buffers, torch::optim::SGDOptions const& options,
                    bool first) {
     if (lists.values.empty()) return;
     at::_fused_sgd_(lists.values, lists.gradients, buffers, options.weight_decay(), options.momentum(), options.lr(),
