@@ -101,20 +101,22 @@ constexpr finding nothing_found(plan_view const& placed, bool stopped) {
   return f;
 }
 
-/// What a search asks beside the limit of chunks: nothing. One that counts otherwise, in bytes by rank, has the same members.
+/// Judges the orders of a search, and accepts all that keep the limit of chunks. A judge that counts otherwise, such as bytes by
+/// rank, has the same members.
 struct any_order {
-  /// The limit of chunks that no order without fault exceeds: that of the search.
+  /// \returns the limit of chunks that every accepted order keeps: the search's own
   constexpr activation_limit widest(activation_limit memory) const { return memory; }
-  /// Whether an order of the catalogue is without fault as it is.
+  /// \returns whether an order of the catalogue is accepted as it is
   constexpr bool fits(plan_view const&) const { return true; }
-  /// Whether an order is without fault; it may be changed to be so, and its length then is another.
+  /// Accepts an order, or changes it until it is accepted; its length then changes, too.
+  /// \returns false for an order that no change makes acceptable
   constexpr bool mended(plan&) const { return true; }
-  /// Whether higher limits are of no use, seen after each on the way up.
+  /// \returns whether higher limits are of no use; asked after each limit on the way up
   constexpr bool enough(int /*limit*/, double /*length*/, double /*bound*/) { return false; }
 };
 
 /// The search itself, for a plan without actions that says where the stages are.
-/// \param judge says which of the orders that keep `memory` are without fault, as `any_order`
+/// \param judge accepts orders among those that keep `memory`, as `any_order` does
 template <class Judge = any_order>
 constexpr found find(plan const& placed, cost_view const& costs, activation_limit memory, objective goal, effort how_hard,
                      work_graph work, Judge judge = {}) {
