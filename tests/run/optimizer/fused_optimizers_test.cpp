@@ -16,6 +16,7 @@
 
 #include "support/rank_ends.hpp"
 #include "support/small_model.hpp"
+#include "support/whole_training.hpp"
 
 #include <doctest/doctest.h>
 
@@ -139,7 +140,6 @@ TEST_CASE("steps of the fused optimizers are written down") {
 }
 
 TEST_CASE("every schedule learns with a fused optimizer as the model in one piece does with the same class") {
-  auto const data = make_batch(7, 5);
   chevron::optimizer_factory const factories[]{
       chevron::optimizer<chevron::fused_adamw>(optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true)),
       chevron::optimizer<chevron::fused_sgd>(optim::SGDOptions(0.1).momentum(0.9).nesterov(true))};
@@ -148,32 +148,10 @@ TEST_CASE("every schedule learns with a fused optimizer as the model in one piec
       CAPTURE(name);
       auto const plan = plan_of(name, 2, 3);
       auto const program = chevron::lower(chevron::prove(plan));
-      reference whole(plan.stages);
-      std::vector<chevron::named_parameter> named;
-      for (int s = 0; s < plan.stages; ++s) {
-        for (auto& p : whole.stages[static_cast<std::size_t>(s)].parameters()) named.push_back({s, p.name, p.value});
-      }
-      auto const optimizer = make(named);
-      std::vector<double> losses;
-      for (long step = 0; step < 3; ++step) {
-        whole.run(plan, {data}, step);
-        losses.push_back(whole.loss);
-        optimizer->step();
-      }
+      whole_training const whole(plan, make_batch(7, 5), make, 3);
       for (over const which : {over::threads, over::gloo}) {
         complaints wrong;
-        auto const done = rank_ends::run(which, 2, 1, [&](transport& comm) {
-          chevron::trainer train(
-              {.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = make});
-          for (double const loss : losses) wrong.require(train.step({data.input}, {data.target}).loss == loss, "loss");
-          for (auto const& p : named) {
-            for (auto& mine : train.stages()[static_cast<std::size_t>(p.stage)].parameters()) {
-              if (mine.name == p.name)
-                wrong.require(at::equal(mine.value, p.value), "stage " + std::to_string(p.stage) + " " + p.name);
-            }
-          }
-        });
-        check_all_well(done);
+        check_all_well(rank_ends::run(which, 2, 1, [&](transport& comm) { whole.compare(comm, program, wrong); }));
         for (auto const& w : wrong.all) FAIL_CHECK(w);
       }
     }

@@ -18,6 +18,7 @@
 
 #include "support/gloo_ranks.hpp"
 #include "support/small_model.hpp"
+#include "support/whole_training.hpp"
 
 #include <doctest/doctest.h>
 
@@ -53,36 +54,13 @@ std::unique_ptr<torch::optim::Optimizer> by_names(std::vector<chevron::named_par
 }  // namespace
 
 TEST_CASE("groups by the names of parameters: every schedule learns as the model in one piece does with the same groups") {
-  auto const data = make_batch(7, 5);
-  int const steps = 3;
   for (char const* name : {"1F1B", "ZBVZeroBubble"}) {
     CAPTURE(name);
     auto const plan = plan_of(name, 2, 3);
     auto const program = chevron::lower(chevron::prove(plan));
-    reference whole(plan.stages);
-    std::vector<chevron::named_parameter> named;
-    for (int s = 0; s < plan.stages; ++s) {
-      for (auto& p : whole.stages[static_cast<std::size_t>(s)].parameters()) named.push_back({s, p.name, p.value});
-    }
-    auto const optimizer = by_names(named);
-    std::vector<double> losses;
-    for (long step = 0; step < steps; ++step) {
-      whole.run(plan, {data}, step);
-      losses.push_back(whole.loss);
-      optimizer->step();
-    }
+    whole_training const whole(plan, make_batch(7, 5), by_names, 3);
     complaints wrong;
-    on_both(2, 1, [&](transport& comm) {
-      chevron::trainer train(
-          {.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = by_names});
-      for (double const loss : losses) wrong.require(train.step({data.input}, {data.target}).loss == loss, "loss");
-      for (auto const& p : named) {
-        for (auto& mine : train.stages()[static_cast<std::size_t>(p.stage)].parameters()) {
-          if (mine.name == p.name)
-            wrong.require(at::equal(mine.value, p.value), "stage " + std::to_string(p.stage) + " " + p.name);
-        }
-      }
-    });
+    on_both(2, 1, [&](transport& comm) { whole.compare(comm, program, wrong); });
     for (auto const& w : wrong.all) FAIL_CHECK(w);
   }
 }
