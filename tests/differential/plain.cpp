@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/optim/optimizer.h>
 
+#include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/random_scope.hpp>
@@ -196,13 +197,13 @@ class loop {
     }
     int const lowest = m.trained.front().stage;
     std::vector<std::vector<ending>> given(static_cast<std::size_t>(facts_.stages));
-    std::vector<std::shared_ptr<arrivals>> taken;
+    std::vector<chevron::detail::node_ptr<arrivals>> taken;
     at::Tensor loss;
     tensors values{part.input};
     {
       casting const cast(p_);
       for (int s = 0; s < facts_.stages; ++s) {
-        auto const here = taken.emplace_back(std::make_shared<arrivals>());
+        auto const here = taken.emplace_back(chevron::detail::make_node<arrivals>());
         for (at::Tensor& v : values) {
           if (!v.defined()) continue;
           v = v.detach();
