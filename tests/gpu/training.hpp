@@ -94,7 +94,7 @@ inline void compare(outcome const& got, outcome const& wanted, std::string const
     CHECK(got.losses[i] == doctest::Approx(wanted.losses[i]).epsilon(1e-5));
     CHECK(got.norms[i] == doctest::Approx(wanted.norms[i]).epsilon(1e-4));
   }
-  MESSAGE(what << (same ? ": equal to the last bit" : ": equal up to rounding"));
+  MESSAGE(std::string(what + (same ? ": equal to the last bit" : ": equal up to rounding")));
 }
 
 /// Runs body(line, device) on ranks that each have a GPU, over NCCL.

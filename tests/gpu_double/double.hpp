@@ -1,8 +1,8 @@
 #pragma once
 
 // GPUs and NCCL that are not there: the functions of both that Chevron and LibTorch's c10_cuda call, in place of the real ones,
-// on the CPU (cuda.cpp, nccl.cpp). What they allow and what they make wait is what CUDA's and NCCL's documentation says; a
-// program that breaks a rule ends at once with `rule_broken` and the rule.
+// on the CPU (device.cpp, streams.cpp, graphs.cpp, nccl.cpp). What they allow and what they make wait is what CUDA's and NCCL's
+// documentation says; a program that breaks a rule ends at once with `rule_broken` and the rule.
 
 #include <cstddef>
 #include <functional>
@@ -18,11 +18,30 @@ inline constexpr int rule_broken = 97;
 /// Ends the process and says which rule was broken, and where the rule stands.
 [[noreturn]] void broken(std::string const& rule, std::string const& source);
 
-/// Puts work on a stream, behind what it was given before.
+/// Puts work on a stream, behind what it was given before; into the graph where the stream is captured.
 void enqueue(cudaStream_t stream, std::function<void()> work);
-/// The host waits until a stream has done what it was given; every stream of this process.
+/// The host waits until a stream has done what it was given; every stream of a device, of this process.
 void drain(cudaStream_t stream);
+void drain_device(int device);
 void drain_all();
+
+/// Blocks of threads that a GPU holds at a time, one on each of its processors: a kernel begins when all of its blocks have a
+/// place, and keeps them until it ends (CUDA programming guide, "Hardware implementation").
+inline constexpr int places = 132;
+/// Waits for so many places on a device; false where `give_up` became true first.
+bool take_places(int device, int blocks, std::function<bool()> const& give_up = [] { return false; });
+void leave_places(int device, int blocks);
+
+/// The device of a stream.
+int device_of(cudaStream_t stream);
+/// What a launch of a kernel on a stream says: a stream belongs to the device that was current when it was made, and a launch
+/// fails where another one is current (CUDA programming guide, "Stream and event behavior").
+cudaError_t may_launch(cudaStream_t stream);
+
+/// Whether a stream is captured: what it is given is noted, and runs when the graph is launched.
+bool is_captured(cudaStream_t stream);
+/// The host would wait for a stream that is captured: the capture is invalid from now on.
+cudaError_t waits_for_captured(cudaStream_t stream);
 
 /// Registers what LibTorch needs of a CUDA build, without libtorch_cuda: operators compute on the CPU when all that was put on
 /// the current stream before is done (libtorch.cpp). Once in a process.
@@ -32,6 +51,9 @@ void install();
 bool is_pinned(void const* address);
 void pin(void const* begin, std::size_t bytes);
 void unpin(void const* begin);
+
+/// Bytes that cudaMalloc gives out at most on each device; 8 GiB if never called. Returns what it was.
+std::size_t limit_memory(std::size_t bytes);
 
 /// What NCCL does wrong from now on in this process.
 enum class fault {

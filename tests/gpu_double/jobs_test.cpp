@@ -283,7 +283,7 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
   }
   SUBCASE("while it connects") {
     run({at("kill", "connecting", 3, {killed}), at("kernel-hangs", "connecting", 4, {"did not answer within 2000 ms"}),
-         at("call-hangs", "connecting", 4, {silent}), at("remote-error", "connecting", 3, {gone}),
+         at("call-hangs", "connecting", 4, {"did not answer within 2000 ms"}), at("remote-error", "connecting", 3, {gone}),
          at("system-error", "connecting", 3, {refused})});
   }
   for (char const* const point : {"first", "later"}) {

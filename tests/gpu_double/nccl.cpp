@@ -2,18 +2,21 @@
 // shared memory that is called after its id; a kernel is work on its stream that ends when its peers' have met it.
 //
 // The rules, by where they stand in NCCL 2.28's user guide and sources:
-//   joining       "ncclCommInitRankConfig": in a communicator that does not block it comes back at once, and is done when all
-//   ranks
-//                 have come
+//   joining       "ncclCommInitRankConfig": comes back when all ranks have come; in a communicator that does not block at once
+//   blocking      group.cc, groupLaunch: a group comes back when its kernels are on their streams. One of communicators that do
+//                 not block comes back in progress, always: a thread of NCCL's connects what is not connected and puts the
+//                 kernels on the streams later (groupLaunchNonBlocking)
 //   in progress   "ncclCommGetAsyncError": while it says ncclInProgress no other call may be made on the communicator, save abort
-//   connecting    enqueue.cc, transport.cc: a way between two ranks is connected when it is first used, in the background, and
-//   the
-//                 kernel is put on the stream only then; a collective's when all ranks have come
-//   one thread    "Thread safety": two threads must not call on one communicator at a time
-//   abort         init.cc, commReclaim: memory is freed, which waits for the device: for kernels of other communicators, too. In
-//   a
-//                 group all are told to stop first (from 2.22)
+//   connecting    enqueue.cc, transport.cc: a way between two ranks is connected when it is first used, and the kernel is put on
+//                 the stream only then; a collective's when all ranks have come
+//   one thread    "Thread safety": two threads must not call on one communicator at a time; beside one in a call of a
+//                 communicator that blocks another may ask for errors, which reads flags (init.cc, ncclCommGetAsyncError)
+//   abort         init.cc, ncclCommAbort: says at once that all is to stop, in a group, too, and a call that blocks comes back.
+//                 Then commReclaim frees memory, at the group's end, which waits for the device: for kernels of other
+//                 communicators, too. No other thread may be in a call then
 //   freed         a communicator that was aborted or destroyed is gone
+//   places        a kernel takes a block of threads for each of its channels, config.maxCTAs at most
+//   device        of a communicator is the one that was current when it was made; a stream of another one is refused
 #include <fcntl.h>
 #include <nccl.h>
 #include <sys/mman.h>
@@ -29,6 +32,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -69,7 +73,8 @@ std::atomic<int> alive{0}, running{0};
 }  // namespace
 
 struct ncclComm {
-  int rank = 0, size = 0;
+  int rank = 0, size = 0, device = 0, blocks = 0;
+  bool blocks_host = false;
   meeting* at = nullptr;
   std::atomic<ncclResult_t> state{ncclInProgress};
   std::atomic<bool> told_to_stop{false}, gone{false}, finalized{false};
@@ -129,14 +134,17 @@ void in_background(ncclComm& c, std::function<bool()> work) {
   });
 }
 
-/// A kernel: put on the stream, runs until its peers' have met it.
+/// A kernel: put on the stream, takes its places, runs until its peers' have met it.
 void launch(ncclComm& c, cudaStream_t on, std::function<bool()> run) {
   ++c.kernels;
   ++running;
   bool const lost = strikes(gpu_double::fault::remote_error), hangs = lost || strikes(gpu_double::fault::kernel_hangs);
   if (lost) c.state = ncclRemoteError;
   gpu_double::enqueue(on, [&c, hangs, run = std::move(run)] {
-    hangs ? wait_in(c, [] { return false; }) : run();
+    if (gpu_double::take_places(c.device, c.blocks, [&c] { return c.told_to_stop.load(); })) {
+      hangs ? wait_in(c, [] { return false; }) : run();
+      gpu_double::leave_places(c.device, c.blocks);
+    }
     --running;
     --c.kernels;
   });
@@ -224,39 +232,35 @@ struct group {
 };
 thread_local group here;
 
+/// Connects what a call needs at its first use; false if the communicator was told to stop.
+bool connect(ncclComm& c, asked const& a) {
+  if (a.collective) {
+    if (std::exchange(c.collectives_connected, true)) return true;
+    ++c.at->connects;
+    std::uint64_t const all = ++c.connects * static_cast<std::uint64_t>(c.size);
+    return wait_in(c, [&] { return c.at->connects >= all; });
+  }
+  bool const sends = a.to >= 0;
+  auto& known = sends ? c.sends[static_cast<std::size_t>(a.to)] : c.receives[static_cast<std::size_t>(a.from)];
+  if (std::exchange(known, true)) return true;
+  auto& ends = sends ? c.at->connected[c.rank][a.to] : c.at->connected[a.from][c.rank];
+  ++ends;
+  return wait_in(c, [&] { return ends >= 2; });
+}
+
 /// What a communicator was asked in one group: connects where it must, then puts its kernel on the stream.
 ncclResult_t start(ncclComm& c, std::vector<asked> calls) {
-  auto const connected = [&c](asked const& a) {
-    return a.collective ? c.collectives_connected
-           : a.to >= 0  ? c.sends[static_cast<std::size_t>(a.to)]
-                        : c.receives[static_cast<std::size_t>(a.from)];
-  };
-  auto const put = [&c](std::vector<asked> const& these) {
-    launch(c, these.front().stream,
-           [these] { return std::all_of(these.begin(), these.end(), [](asked const& a) { return a.run(); }); });
-  };
-  if (std::all_of(calls.begin(), calls.end(), connected)) {
-    put(calls);
-    return ncclSuccess;
-  }
-  in_background(c, [&c, calls = std::move(calls), put] {
-    for (asked const& a : calls) {
-      if (a.collective) {
-        if (std::exchange(c.collectives_connected, true)) continue;
-        ++c.at->connects;
-        std::uint64_t const all = ++c.connects * static_cast<std::uint64_t>(c.size);
-        if (!wait_in(c, [&] { return c.at->connects >= all; })) return false;
-      } else {
-        bool const sends = a.to >= 0;
-        auto& known = sends ? c.sends[static_cast<std::size_t>(a.to)] : c.receives[static_cast<std::size_t>(a.from)];
-        if (std::exchange(known, true)) continue;
-        auto& ends = sends ? c.at->connected[c.rank][a.to] : c.at->connected[a.from][c.rank];
-        ++ends;
-        if (!wait_in(c, [&] { return ends >= 2; })) return false;
-      }
-    }
-    put(calls);
+  auto const work = [&c, calls = std::move(calls)] {
+    if (!std::all_of(calls.begin(), calls.end(), [&c](asked const& a) { return connect(c, a); })) return false;
+    launch(c, calls.front().stream,
+           [calls] { return std::all_of(calls.begin(), calls.end(), [](asked const& a) { return a.run(); }); });
     return true;
+  };
+  if (c.blocks_host) return work() ? ncclSuccess : ncclInternalError;
+  in_background(c, [work] {
+    thread_local std::minstd_rand chance(std::random_device{}());
+    std::this_thread::sleep_for(std::chrono::microseconds(chance() % 500));  // NCCL's thread comes when it comes
+    return work();
   });
   return ncclInProgress;
 }
@@ -264,7 +268,8 @@ ncclResult_t start(ncclComm& c, std::vector<asked> calls) {
 /// Told to stop before: what it holds is given back, which waits for the device.
 void reclaim(ncclComm& c) {
   if (c.background.joinable()) c.background.join();
-  gpu_double::drain_all();
+  if (c.inside != 0) gpu_double::broken("a communicator is freed while another thread is in a call on it", "init.cc, commReclaim");
+  gpu_double::drain_device(c.device);
   c.gone = true;
   --alive;
 }
@@ -288,30 +293,44 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   if (size < 1 || size > most_ranks || rank < 0 || rank >= size) return ncclInvalidArgument;
-  if (config == nullptr || config->blocking != 0)
-    gpu_double::broken("a communicator that blocks cannot be given up", "this double");
   if (strikes(gpu_double::fault::system_error)) return ncclSystemError;
   int const file = ::shm_open(id.internal, O_CREAT | O_RDWR, 0600);
   if (file < 0 || ::ftruncate(file, sizeof(meeting)) != 0) return ncclSystemError;
   void* const memory = ::mmap(nullptr, sizeof(meeting), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
   if (memory == MAP_FAILED) return ncclSystemError;
-  auto* const c = *out = new ncclComm;
+  auto const given = [](int value, int else_value) { return value == NCCL_CONFIG_UNDEF_INT ? else_value : value; };
+  auto* const c = new ncclComm;
   c->rank = rank;
   c->size = size;
   c->at = static_cast<meeting*>(memory);
+  cudaGetDevice(&c->device);
+  c->blocks = config == nullptr ? 32 : given(config->maxCTAs, 32);
+  c->blocks_host = config == nullptr || given(config->blocking, 1) == 1;
   ++alive;
-  in_background(*c, [c, name = std::string(id.internal)] {
+  auto const join = [c, name = std::string(id.internal)] {
     ++c->at->joined;
     bool const all = wait_in(*c, [&] { return c->at->joined >= c->size; });
     if (c->rank == 0) ::shm_unlink(name.c_str());
     return all;
-  });
-  return ncclInProgress;
+  };
+  if (!c->blocks_host) {
+    in_background(*c, join);
+    *out = c;
+    return ncclInProgress;
+  }
+  c->state = ncclSuccess;
+  call_on const one(*c, "ncclCommInitRankConfig");
+  std::atomic_ref(*out).store(c);  // before it is done: so another thread can abort it
+  return join() ? ncclSuccess : ncclInternalError;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* out) {
   check_alive(*c, "ncclCommGetAsyncError");
+  if (c->blocks_host) {
+    *out = c->state;
+    return ncclSuccess;
+  }
   call_on const one(*c, "ncclCommGetAsyncError");
   nap();  // so that two threads that may meet here do
   *out = c->state;
@@ -322,7 +341,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) {
   check_idle(*c, "ncclCommFinalize");
   call_on const one(*c, "ncclCommFinalize");
   c->finalized = true;
-  in_background(*c, [c] { return wait_in(*c, [&] { return c->kernels == 0; }); });
+  auto const ended = [c] { return wait_in(*c, [&] { return c->kernels == 0; }); };
+  if (c->blocks_host) return ended() ? ncclSuccess : ncclInternalError;
+  in_background(*c, ended);
   return ncclInProgress;
 }
 
@@ -337,11 +358,11 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 
 ncclResult_t ncclCommAbort(ncclComm_t c) {
   check_alive(*c, "ncclCommAbort");
+  c->told_to_stop = true;
   if (here.depth > 0) {
     here.aborts.push_back(c);
     return ncclSuccess;
   }
-  c->told_to_stop = true;
   reclaim(*c);
   return ncclSuccess;
 }
@@ -355,7 +376,6 @@ ncclResult_t ncclGroupEnd() {
   if (--here.depth > 0) return ncclSuccess;
   auto const aborts = std::exchange(here.aborts, {});
   auto calls = std::exchange(here.calls, {});
-  for (ncclComm* const c : aborts) c->told_to_stop = true;
   for (ncclComm* const c : aborts) reclaim(*c);
   if (calls.empty()) return ncclSuccess;
   if (strikes(gpu_double::fault::call_hangs)) {
@@ -367,6 +387,8 @@ ncclResult_t ncclGroupEnd() {
     if (a.on != &c || a.stream != calls.front().stream)
       gpu_double::broken("a group of several communicators or streams", "not in this double");
   }
+  if (gpu_double::device_of(calls.front().stream) != c.device) return ncclUnhandledCudaError;
+  if (gpu_double::is_captured(calls.front().stream)) gpu_double::broken("a kernel of NCCL within a capture", "not in this double");
   call_on const one(c, "ncclGroupEnd");
   return start(c, std::move(calls));
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -25,9 +26,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-ncclComm_t begin_joining(ncclUniqueId const& id, int rank, int size = 2) {
+ncclComm_t begin_joining(ncclUniqueId const& id, int rank, int size = 2, int channels = 4) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  config.maxCTAs = channels;
   ncclComm_t out = nullptr;
   ncclCommInitRankConfig(&out, size, id, rank, &config);
   return out;
@@ -36,16 +38,16 @@ void settle(ncclComm_t comm) {
   ncclResult_t state = ncclInProgress;
   while (ncclCommGetAsyncError(comm, &state), state == ncclInProgress) std::this_thread::sleep_for(1ms);
 }
-/// Both ends of a communicator, on one thread.
+/// Both ends of a communicator that does not block, on one thread.
 struct pair_of_ranks {
   std::array<ncclComm_t, 2> ends{};
   std::array<cudaStream_t, 2> streams{};
   std::array<float, 2> values{1, 2};
-  pair_of_ranks() {
+  explicit pair_of_ranks(int channels = 4) {
     ncclUniqueId id;
     ncclGetUniqueId(&id);
     for (int r : {0, 1}) {
-      ends[static_cast<std::size_t>(r)] = begin_joining(id, r);
+      ends[static_cast<std::size_t>(r)] = begin_joining(id, r, 2, channels);
       cudaStreamCreateWithPriority(&streams[static_cast<std::size_t>(r)], cudaStreamNonBlocking, 0);
     }
     for (ncclComm_t const end : ends) settle(end);
@@ -63,10 +65,45 @@ struct pair_of_ranks {
   void connect() {
     send();
     receive();
-    for (ncclComm_t const end : ends) settle(end);
+    settle_both();
     for (cudaStream_t const stream : streams) cudaStreamSynchronize(stream);
   }
+  void settle_both() {
+    for (ncclComm_t const end : ends) settle(end);
+  }
 };
+
+/// A rank of a communicator that blocks, which another thread joins.
+struct joining {
+  ncclComm_t comm = nullptr;
+  ncclResult_t result = ncclInProgress;
+  std::thread thread;
+  joining(ncclUniqueId const& id, int rank, int size)
+      : thread([this, id, rank, size] {
+          ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+          result = ncclCommInitRankConfig(&comm, size, id, rank, &config);
+        }) {}
+  ncclComm_t wait_for_handle() {
+    while (std::atomic_ref(comm).load() == nullptr) std::this_thread::sleep_for(1ms);
+    return comm;
+  }
+};
+ncclUniqueId new_id() {
+  ncclUniqueId out;
+  ncclGetUniqueId(&out);
+  return out;
+}
+
+cudaStream_t new_stream() {
+  cudaStream_t out = nullptr;
+  cudaStreamCreateWithPriority(&out, cudaStreamNonBlocking, 0);
+  return out;
+}
+cudaEvent_t new_event() {
+  cudaEvent_t out = nullptr;
+  cudaEventCreateWithFlags(&out, cudaEventDisableTiming);
+  return out;
+}
 
 /// Each breaks a rule, or waits for ever.
 std::map<std::string, std::function<void()>> const programs = {
@@ -98,12 +135,25 @@ std::map<std::string, std::function<void()>> const programs = {
        pair_of_ranks one, other;
        other.connect();
        other.receive();
+       settle(other.ends[1]);
        std::thread([] {
          std::this_thread::sleep_for(1s);
          std::fprintf(stderr, "still waiting\n");
          ::_exit(5);
        }).detach();
        ncclCommAbort(one.ends[0]);
+     }},
+    {"a communicator is freed while another thread joins it",
+     [] {
+       joining one(new_id(), 0, 2);
+       ncclCommAbort(one.wait_for_handle());
+       one.thread.join();
+     }},
+    {"NCCL within a capture",
+     [] {
+       pair_of_ranks two;
+       cudaStreamBeginCapture(two.streams[0], cudaStreamCaptureModeThreadLocal);
+       two.send();
      }},
 };
 
@@ -129,6 +179,8 @@ TEST_CASE("who breaks a rule is told") {
   says("finalize before all have joined", broken, "rule broken: ncclCommFinalize while the communicator is in progress");
   says("destroy without finalize", broken, "rule broken: ncclCommDestroy without ncclCommFinalize");
   says("abort beside a kernel of another communicator", 5, "still waiting");
+  says("a communicator is freed while another thread joins it", broken, "rule broken: a communicator is freed while another thread");
+  says("NCCL within a capture", broken, "rule broken: a kernel of NCCL within a capture");
 }
 
 TEST_CASE("messages arrive, sums and gathers are of all ranks") {
@@ -144,12 +196,13 @@ TEST_CASE("messages arrive, sums and gathers are of all ranks") {
     ncclAllReduce(&two.values[r], &two.values[r], 1, ncclFloat32, ncclSum, two.ends[r], two.streams[r]);
     ncclGroupEnd();
   }
-  for (ncclComm_t const end : two.ends) settle(end);
+  two.settle_both();
   for (std::size_t r : {0, 1}) {
     ncclGroupStart();
     ncclAllGather(&two.values[r], gathered[r].data(), 1, ncclFloat32, two.ends[r], two.streams[r]);
     ncclGroupEnd();
   }
+  two.settle_both();
   for (cudaStream_t const stream : two.streams) cudaStreamSynchronize(stream);
   CHECK(two.values == std::array<float, 2>{3, 3});
   CHECK(gathered[0] == std::array<float, 2>{3, 3});
@@ -160,6 +213,7 @@ TEST_CASE("communicators that are aborted in one group all end, whatever kernels
   pair_of_ranks one, other;
   other.connect();
   other.receive();
+  settle(other.ends[1]);
   CHECK(gpu_double::kernels() == 1);
   ncclGroupStart();
   for (pair_of_ranks* const each : {&one, &other}) {
@@ -177,4 +231,186 @@ TEST_CASE("CUDA does not work in a child of a process that has used it") {
   int status = 0;
   ::waitpid(child, &status, 0);
   CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("a group of a communicator that does not block comes back before its kernel is on the stream") {
+  pair_of_ranks two;
+  two.connect();
+  int late = 0;
+  for (int i = 0; i < 20; ++i) {
+    two.send();
+    // What is recorded now comes before the kernel of NCCL's thread: the mistake of not waiting for that thread.
+    cudaEvent_t const sent = new_event();
+    cudaEventRecord(sent, two.streams[0]);
+    if (cudaEventQuery(sent) == cudaErrorNotReady) std::this_thread::sleep_for(100us);
+    late += cudaEventQuery(sent) == cudaSuccess;
+    two.receive();
+    two.settle_both();
+    for (cudaStream_t const stream : two.streams) cudaStreamSynchronize(stream);
+    cudaEventDestroy(sent);
+  }
+  CHECK(late > 0);
+}
+
+TEST_CASE("a group of a communicator that blocks comes back when its kernel is on the stream, and another thread ends a call that waits") {
+  ncclUniqueId const id = new_id();
+  std::array<joining, 2> ends{joining(id, 0, 2), joining(id, 1, 2)};
+  for (joining& each : ends) each.thread.join();
+  CHECK(ends[0].result == ncclSuccess);
+  float value = 7;
+  cudaStream_t const stream = new_stream();
+  ncclResult_t sent = ncclInProgress;
+  std::thread sender([&] {  // its way is not connected: it waits for the other end
+    ncclGroupStart();
+    ncclSend(&value, 1, ncclFloat32, 1, ends[0].comm, stream);
+    sent = ncclGroupEnd();
+  });
+  std::this_thread::sleep_for(20ms);
+  joining absent(new_id(), 0, 2);  // the other one never comes
+  absent.wait_for_handle();
+  ncclGroupStart();
+  for (ncclComm_t const each : {ends[0].comm, ends[1].comm, absent.comm}) ncclCommAbort(each);
+  sender.join();
+  absent.thread.join();
+  ncclGroupEnd();
+  CHECK(sent == ncclInternalError);
+  CHECK(absent.result == ncclInternalError);
+}
+
+TEST_CASE("streams and events belong to a device, and a launch elsewhere fails") {
+  cudaStream_t const here = new_stream();
+  cudaEvent_t const event = new_event();
+  cudaSetDevice(1);
+  cudaStream_t const there = new_stream();
+  CHECK(cudaEventRecord(event, there) == cudaErrorInvalidResourceHandle);
+  CHECK(gpu_double::may_launch(here) == cudaErrorInvalidResourceHandle);
+  CHECK(gpu_double::may_launch(there) == cudaSuccess);
+  CHECK(cudaStreamWaitEvent(there, event, 0) == cudaSuccess);
+  cudaSetDevice(0);
+  CHECK(cudaEventRecord(event, here) == cudaSuccess);
+  pair_of_ranks two;
+  ncclGroupStart();
+  ncclSend(&two.values[0], 1, ncclFloat32, 1, two.ends[0], there);
+  CHECK(ncclGroupEnd() == ncclUnhandledCudaError);
+  cudaGetLastError();
+}
+
+TEST_CASE("a device has so many places for kernels, and so much memory") {
+  std::array<pair_of_ranks, 2> many{pair_of_ranks(gpu_double::places / 2), pair_of_ranks(gpu_double::places / 2)};
+  for (pair_of_ranks& each : many) each.connect();
+  for (pair_of_ranks& each : many) {
+    each.receive();
+    settle(each.ends[1]);
+  }
+  std::this_thread::sleep_for(20ms);
+  auto const until = std::chrono::steady_clock::now() + 20ms;
+  CHECK_FALSE(gpu_double::take_places(0, 1, [&] { return std::chrono::steady_clock::now() > until; }));
+  CHECK(gpu_double::take_places(1, 1));
+  gpu_double::leave_places(1, 1);
+  ncclGroupStart();
+  for (pair_of_ranks const& each : many) {
+    for (ncclComm_t const end : each.ends) ncclCommAbort(end);
+  }
+  ncclGroupEnd();
+  CHECK(gpu_double::take_places(0, 1));
+  gpu_double::leave_places(0, 1);
+
+  std::size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  std::size_t const before = gpu_double::limit_memory(total - free + 1024);
+  void *first = nullptr, *second = nullptr;
+  CHECK(cudaMalloc(&first, 1024) == cudaSuccess);
+  CHECK(cudaMalloc(&second, 1) == cudaErrorMemoryAllocation);
+  CHECK(cudaFree(first) == cudaSuccess);
+  CHECK(cudaMalloc(&second, 1) == cudaSuccess);
+  CHECK(cudaFree(second) == cudaSuccess);
+  gpu_double::limit_memory(before);
+  cudaGetLastError();
+}
+
+namespace {
+
+/// A capture on a stream, in which `work` is noted.
+cudaError_t captured(cudaStream_t on, cudaGraph_t& out, std::function<void()> const& work) {
+  REQUIRE(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  work();
+  cudaError_t const end = cudaStreamEndCapture(on, &out);
+  cudaGetLastError();
+  CHECK((end == cudaSuccess) == (out != nullptr));
+  return end;
+}
+
+}  // namespace
+
+TEST_CASE("a capture: what is noted runs at a launch, and in no order but that of its events") {
+  cudaStream_t const origin = new_stream(), other = new_stream();
+  cudaEvent_t const fork = new_event(), join = new_event();
+  std::string ran;
+  cudaGraph_t noted = nullptr;
+  auto const noting = [&](bool joins) {
+    return captured(origin, noted, [&] {
+      gpu_double::enqueue(origin, [&] { ran += 'a'; });
+      cudaEventRecord(fork, origin);
+      CHECK(cudaStreamWaitEvent(other, fork, 0) == cudaSuccess);
+      gpu_double::enqueue(other, [&] { ran += 'b'; });
+      gpu_double::enqueue(origin, [&] { ran += 'c'; });
+      cudaEventRecord(join, other);
+      if (joins) CHECK(cudaStreamWaitEvent(origin, join, 0) == cudaSuccess);
+      gpu_double::enqueue(origin, [&] { ran += 'd'; });
+    });
+  };
+  CHECK(noting(false) == cudaErrorStreamCaptureUnjoined);
+  REQUIRE(noting(true) == cudaSuccess);
+  CHECK(ran.empty());
+  cudaGraphExec_t ready = nullptr;
+  REQUIRE(cudaGraphInstantiate(&ready, noted, 0) == cudaSuccess);
+  std::map<std::string, int> orders;
+  for (int i = 0; i < 40; ++i) {
+    ran.clear();
+    REQUIRE(cudaGraphLaunch(ready, other) == cudaSuccess);
+    cudaStreamSynchronize(other);
+    ++orders[ran];
+  }
+  CHECK(orders.size() == 2);
+  CHECK(orders["abcd"] > 0);
+  CHECK(orders["acbd"] > 0);
+  cudaGraphExecDestroy(ready);
+  cudaGraphDestroy(noted);
+}
+
+TEST_CASE("a capture: calls that end it, by whom they are made") {
+  cudaStream_t const on = new_stream(), other = new_stream();
+  cudaEvent_t const event = new_event(), outside = new_event();
+  cudaEventRecord(outside, other);
+  cudaGraph_t noted = nullptr;
+  void* memory = nullptr;
+  auto const fails = [&](cudaError_t wanted, std::function<cudaError_t()> const& call) {
+    cudaError_t said = cudaSuccess;
+    CHECK(captured(on, noted, [&] { said = call(); }) == cudaErrorStreamCaptureInvalidated);
+    CHECK(said == wanted);
+  };
+  fails(cudaErrorStreamCaptureUnsupported, [&] { return cudaMalloc(&memory, 512); });
+  fails(cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamSynchronize(on); });
+  fails(cudaErrorStreamCaptureUnsupported, [&] { return cudaEventQuery(outside); });
+  fails(cudaErrorStreamCaptureIsolation, [&] { return cudaStreamWaitEvent(on, outside, 0); });
+  // Another thread may, and this one where it says that it knows what it does.
+  CHECK(captured(on, noted, [&] {
+          std::thread([&] {
+            CHECK(cudaMalloc(&memory, 512) == cudaSuccess);
+            CHECK(cudaFree(memory) == cudaSuccess);
+            CHECK(cudaEventQuery(outside) != cudaErrorStreamCaptureUnsupported);
+          }).join();
+          cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+          cudaThreadExchangeStreamCaptureMode(&mode);
+          CHECK(cudaMalloc(&memory, 512) == cudaSuccess);
+          cudaThreadExchangeStreamCaptureMode(&mode);
+          cudaEventRecord(event, on);
+          std::thread([&] { CHECK(cudaEventQuery(event) == cudaErrorCapturedEvent); }).join();
+        }) == cudaSuccess);
+  cudaGraphDestroy(noted);
+  cudaFree(memory);
+  REQUIRE(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  std::thread([&] { CHECK(cudaStreamEndCapture(on, &noted) == cudaErrorStreamCaptureWrongThread); }).join();
+  CHECK(cudaStreamEndCapture(on, &noted) == cudaSuccess);
+  cudaGraphDestroy(noted);
 }

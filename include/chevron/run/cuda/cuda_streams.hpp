@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,7 +13,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -41,8 +41,10 @@ struct nccl_channel_limits {
 /// What `stream_transport` asks for, as host_streams.hpp documents it, on one GPU. What the rank computes is what it puts on its
 /// thread's current stream.
 ///
-/// Communicators are made not to block: joining the other ranks ends when `stop` says so, and any call ends when `abort` was
-/// called. What NCCL finds wrong, in a call or behind its back, is told by `fault`.
+/// Communicators block: a call comes back when its kernel is on its stream. One that does not block has NCCL start a thread for
+/// each group of calls (NCCL 2.28, group.cc), and the host wait for that thread, at every message. A call that joins the other
+/// ranks of a channel, or connects a way at its first use, waits for them; `abort`, from another thread, ends it. What NCCL finds
+/// wrong, in a call or behind its back, is told by `fault`.
 class cuda_streams {
  public:
   class stream {
@@ -86,8 +88,8 @@ class cuda_streams {
   explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : device_(on), limits_(limits) {}
   ~cuda_streams() {
     // A communicator that is not joined, or broken, can only be aborted: any other call may wait for ranks that never come.
-    if (!stopped_ && !(all_settled() && finalize_all())) abort();
-    for (ncclComm_t const comm : comms_) ncclCommDestroy(comm);
+    if (!stopped_ && !(fault().empty() && finalize_all())) abort();
+    for (member const& m : members_) ncclCommDestroy(m.comm);
   }
   cuda_streams(cuda_streams const&) = delete;
   cuda_streams& operator=(cuda_streams const&) = delete;
@@ -130,10 +132,10 @@ class cuda_streams {
     ncclResult_t const result = ncclGetUniqueId(&id);
     return result == ncclSuccess ? std::string(id.internal, sizeof id.internal) : std::string();
   }
-  /// Joins the other ranks of a channel. Others may be connected only at their first use. If `stop()` becomes true first, or it
-  /// cannot be done, `fault` says so.
+  /// Joins the other ranks of a channel, which NCCL connects at its first use. `fault` says what went wrong; where they do not
+  /// come, only `abort` ends the wait.
   template <class Stop>
-  channel connect(std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
+  channel connect(std::string const& id, channel_use use, int rank, int size, Stop const&) {
     channel out;
     ncclUniqueId unique{};
     if (id.size() != sizeof unique.internal) {
@@ -142,20 +144,21 @@ class cuda_streams {
     }
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    config.blocking = 1;
     int const most = use == channel_use::edge ? limits_.edge : use == channel_use::sum ? limits_.sum : limits_.gather;
     if (most > 0) config.maxCTAs = most;
-    c10::cuda::CUDAGuard const here(device_);
-    ncclResult_t const result = ncclCommInitRankConfig(&out.comm, size, unique, rank, &config);
-    if (result != ncclSuccess && result != ncclInProgress) {
-      note(result, nullptr);
-      return out;
-    }
+    member* made = nullptr;
     {
       std::lock_guard const hold(mutex_);
-      comms_.push_back(out.comm);
+      if (stopped_) return out;
+      made = &members_.emplace_back();
+      ++inside_;
     }
-    settle(out.comm, stop);
+    c10::cuda::CUDAGuard const here(device_);
+    left(ncclCommInitRankConfig(&made->comm, size, unique, rank, &config), nullptr);
+    std::lock_guard const hold(mutex_);
+    made->joined = fault_.empty() && !stopped_;
+    out.comm = made->comm;
     return out;
   }
 
@@ -203,21 +206,40 @@ class cuda_streams {
   std::string fault() {
     std::lock_guard const hold(mutex_);
     if (!fault_.empty() || stopped_) return fault_;
-    for (ncclComm_t const comm : comms_) {
+    for (member const& m : members_) {
       ncclResult_t state = ncclSuccess;
-      if (ncclCommGetAsyncError(comm, &state) == ncclSuccess && bad(state)) fault_ = words_of(state, comm);
+      if (m.joined && ncclCommGetAsyncError(m.comm, &state) == ncclSuccess && bad(state)) fault_ = words_of(state, m.comm);
     }
     return fault_;
   }
+  /// Ends all that is under way, for good: kernels, and calls that other threads are in.
+  ///
+  /// Within a group NCCL tells a communicator at once that it is to stop, and frees it at the group's end (2.22 and later, init.cc,
+  /// `ncclCommAbort`). So all are told first, then calls that wait come back, then all are freed: freeing one waits for the whole
+  /// device, where kernels of others may spin (pytorch/pytorch#119797).
   void abort() {
-    stopped_ = true;
-    // Whoever is within a call sees it and leaves.
-    std::lock_guard const hold(mutex_);
-    // In a group NCCL sets the flags of all communicators before it clears any away (from 2.22 on). Alone, one's clearing waits
-    // for the whole device, where kernels of the others spin for ever (pytorch/pytorch#119797).
+    std::lock_guard const one_at_a_time(aborting_);
+    {
+      std::lock_guard const hold(mutex_);
+      stopped_ = true;
+    }
     ncclGroupStart();
-    for (ncclComm_t const comm : std::exchange(comms_, {})) ncclCommAbort(comm);
+    while (true) {
+      bool idle = false;
+      {
+        std::lock_guard const hold(mutex_);
+        idle = inside_ == 0;
+        for (member& m : members_) {
+          // NCCL tells the communicator that it makes before it waits for the other ranks.
+          ncclComm_t const made = std::atomic_ref(m.comm).load();
+          if (made != nullptr && !std::exchange(m.told, true)) ncclCommAbort(made);
+        }
+      }
+      if (idle) break;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
     ncclGroupEnd();
+    members_.clear();
   }
   /// A thread besides the rank's own begins to ask for events: else CUDA would take GPU 0 for it, and memory there.
   void enter_thread() { c10::cuda::set_device(device_.index()); }
@@ -227,8 +249,9 @@ class cuda_streams {
 
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 
-  static bool bad(ncclResult_t r) { return r != ncclSuccess && r != ncclInProgress; }
+  static bool bad(ncclResult_t r) { return r != ncclSuccess; }
   static std::string words_of(ncclResult_t r, ncclComm_t comm) {
+    if (r == ncclInProgress) return "NCCL: communicators do not block. Remedy: unset NCCL_COMM_BLOCKING";
     std::string out = std::string("NCCL: ") + ncclGetErrorString(r);
     char const* const more = comm != nullptr ? ncclGetLastError(comm) : nullptr;
     return more != nullptr && *more != '\0' ? out + ", " + more : out;
@@ -250,71 +273,70 @@ class cuda_streams {
     }
   }
 
-  /// One group of NCCL calls. What goes wrong is noted, and the watch tells everybody.
+  /// One group of NCCL calls.
   template <class Calls>
   void call(channel& c, Calls const& calls) {
-    ncclResult_t result = ncclSuccess;
     {
       std::lock_guard const hold(mutex_);
       if (stopped_ || !fault_.empty()) return;
-      c10::cuda::CUDAGuard const here(device_);
-      ncclGroupStart();
-      result = calls();
-      ncclResult_t const end = ncclGroupEnd();
-      if (!bad(result)) result = end;
-      if (bad(result)) fault_ = words_of(result, c.comm);
+      ++inside_;
     }
-    // Where the call connects it takes long, and the watch must be able to look, and to abort, meanwhile.
-    if (result == ncclInProgress)
-      settle(
-          c.comm, [] { return false; }, std::chrono::microseconds(0));
+    // Without the mutex: where the call connects it takes long, and the watch must be able to look, and to abort, meanwhile.
+    c10::cuda::CUDAGuard const here(device_);
+    ncclGroupStart();
+    ncclResult_t const asked = calls();
+    ncclResult_t const end = ncclGroupEnd();
+    left(bad(asked) ? asked : end, c.comm);
   }
-
-  bool all_settled() {
+  /// A call came back. The watch tells everybody if it went wrong, unless `abort` is why.
+  void left(ncclResult_t result, ncclComm_t comm) {
     std::lock_guard const hold(mutex_);
-    return std::all_of(comms_.begin(), comms_.end(), [](ncclComm_t comm) {
-      ncclResult_t state = ncclInProgress;
-      return ncclCommGetAsyncError(comm, &state) == ncclSuccess && state == ncclSuccess;
-    });
+    --inside_;
+    if (bad(result) && !stopped_ && fault_.empty()) fault_ = words_of(result, comm);
   }
 
+  /// Tells the other ranks that this one uses the channels no more; false where that takes too long or fails.
   bool finalize_all() {
-    for (ncclComm_t const comm : comms_) ncclCommFinalize(comm);
-    auto const until = clock::now() + std::chrono::seconds(5);
-    return std::all_of(comms_.begin(), comms_.end(),
-                       [&](ncclComm_t comm) { return settle(comm, [&] { return clock::now() > until; }); });
-  }
-
-  /// Waits until what a communicator was asked to do in the background is done; false if not.
-  /// \param nap between two looks; 0: the thread only gives way
-  template <class Stop>
-  bool settle(ncclComm_t comm, Stop const& stop, std::chrono::microseconds nap = std::chrono::microseconds(100)) {
-    while (true) {
-      ncclResult_t state = ncclInProgress;
-      {
-        // One thread at a time: the one that finds a background job ended joins its thread and frees it. And none after `abort`.
-        std::lock_guard const hold(mutex_);
-        if (stopped_) return false;
-        if (ncclResult_t const asked = ncclCommGetAsyncError(comm, &state); asked != ncclSuccess) state = asked;
-        if (bad(state) && fault_.empty()) fault_ = words_of(state, comm);
-      }
-      if (state != ncclInProgress) return state == ncclSuccess;
-      if (stop()) return false;
-      nap.count() > 0 ? std::this_thread::sleep_for(nap) : std::this_thread::yield();
+    std::atomic<int> ended{0};  // 1: well, -1: not
+    {
+      std::lock_guard const hold(mutex_);
+      ++inside_;
     }
+    std::thread ending([&] {
+      enter_thread();
+      bool const well =
+          std::all_of(members_.begin(), members_.end(), [](member const& m) { return ncclCommFinalize(m.comm) == ncclSuccess; });
+      {
+        std::lock_guard const hold(mutex_);
+        --inside_;
+      }
+      ended = well ? 1 : -1;
+    });
+    auto const until = clock::now() + std::chrono::seconds(5);
+    while (ended == 0 && clock::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (ended == 0) abort();
+    ending.join();
+    return ended == 1;
   }
 
   void note(std::string what) {
     std::lock_guard const hold(mutex_);
     if (fault_.empty()) fault_ = std::move(what);
   }
-  void note(ncclResult_t r, ncclComm_t comm) { note(words_of(r, comm)); }
+
+  struct member {
+    ncclComm_t comm = nullptr;
+    bool joined = false;
+    bool told = false;  // to stop
+  };
 
   at::Device device_;
   nccl_channel_limits limits_;
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;  // of what the watch's thread looks at, too
-  std::vector<ncclComm_t> comms_;
+  std::mutex aborting_;
+  std::deque<member> members_;  // places stay: NCCL writes a communicator to its own while it joins
+  int inside_ = 0;              // calls of NCCL that threads are in
   std::string fault_;
   std::map<void const*, std::pair<at::Tensor, at::Tensor>> staging_;  // by the host's memory: that of a gather on the device
 };

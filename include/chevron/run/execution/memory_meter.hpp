@@ -44,16 +44,15 @@ class memory_meter {
   /// \param slot   where F leaves its outputs
   template <class Forward>
   void measure(instruction const& i, tensors const& inputs, activation const& slot, Forward const& forward) {
+    // A tensor in main memory is none of the allocator's.
+    auto const bytes_of = [](at::Tensor const& t) { return t.is_cpu() ? 0 : static_cast<std::int64_t>(t.storage().nbytes()); };
     std::int64_t before = stats_.in_use();
     bool const received = i.op.stage > 0 && i.local == no_slot;
-    for (at::Tensor const& t : inputs) {
-      bool const counts = received && t.defined() && !t.is_cpu();  // what came in main memory is none of the allocator's
-      before -= counts ? static_cast<std::int64_t>(t.storage().nbytes()) : 0;
-    }
+    for (at::Tensor const& t : inputs) before -= received && t.defined() ? bytes_of(t) : 0;
     forward();
     std::int64_t retained = stats_.in_use() - before;
     for (at::Tensor const& t : slot.outputs) {
-      if (t.defined() && t.storage().use_count() == 1) retained -= static_cast<std::int64_t>(t.storage().nbytes());
+      if (t.defined() && t.storage().use_count() == 1) retained -= bytes_of(t);
     }
     retained_[i.op.stage] = std::max(retained_[i.op.stage], retained);
   }

@@ -1,0 +1,228 @@
+// CUDA's devices, their memory and their places, as far as Chevron and c10_cuda use them. Memory is main memory.
+#include "gpu_double/double.hpp"
+#include "gpu_double/stream.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <utility>
+
+namespace {
+
+constexpr int most_devices = 16;
+constexpr std::size_t card = std::size_t{8} << 30;
+
+struct block {
+  int device;
+  std::size_t bytes;
+};
+
+/// Of the process. Never destroyed: streams may run until the very end.
+struct state {
+  std::mutex mutex;
+  std::condition_variable left;  // places
+  std::map<char const*, std::size_t> pinned;
+  std::map<void*, block> memory;
+  std::array<std::size_t, most_devices> taken{};
+  std::array<int, most_devices> blocks{};
+  std::size_t limit = card;
+  std::atomic<pid_t> user{0};
+};
+state& all() {
+  static auto* const one = new state;
+  return *one;
+}
+
+thread_local int device_of_thread = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+}  // namespace
+
+namespace gpu_double {
+
+void broken(std::string const& rule, std::string const& source) {
+  std::fprintf(stderr, "rule broken: %s (%s)\n", rule.c_str(), source.c_str());
+  std::fflush(stderr);
+  ::_exit(rule_broken);
+}
+
+int device_count() {
+  char const* const told = std::getenv("GPU_DOUBLE_COUNT");
+  return told == nullptr ? 8 : std::atoi(told);
+}
+int current_device() { return device_of_thread; }
+
+cudaError_t fails(cudaError_t how) {
+  last_error = how;
+  return how;
+}
+
+/// CUDA programming guide, "Multi-process": a context does not survive a fork.
+cudaError_t used() {
+  pid_t nobody = 0;
+  pid_t const me = ::getpid();
+  if (all().user.compare_exchange_strong(nobody, me) || nobody == me) return cudaSuccess;
+  return fails(cudaErrorInitializationError);
+}
+
+bool take_places(int device, int blocks, std::function<bool()> const& give_up) {
+  std::unique_lock hold(all().mutex);
+  int& held = all().blocks[static_cast<std::size_t>(device)];
+  while (held + blocks > places) {
+    if (give_up()) return false;
+    all().left.wait_for(hold, std::chrono::milliseconds(1));
+  }
+  held += blocks;
+  return true;
+}
+void leave_places(int device, int blocks) {
+  std::lock_guard const hold(all().mutex);
+  all().blocks[static_cast<std::size_t>(device)] -= blocks;
+  all().left.notify_all();
+}
+
+std::size_t limit_memory(std::size_t bytes) {
+  std::lock_guard const hold(all().mutex);
+  return std::exchange(all().limit, bytes);
+}
+
+bool is_pinned(void const* address) {
+  std::lock_guard const hold(all().mutex);
+  auto const* const at = static_cast<char const*>(address);
+  auto after = all().pinned.upper_bound(at);
+  if (after == all().pinned.begin()) return false;
+  --after;
+  return at < after->first + after->second;
+}
+void pin(void const* begin, std::size_t bytes) {
+  std::lock_guard const hold(all().mutex);
+  all().pinned[static_cast<char const*>(begin)] = bytes;
+}
+void unpin(void const* begin) {
+  std::lock_guard const hold(all().mutex);
+  all().pinned.erase(static_cast<char const*>(begin));
+}
+
+}  // namespace gpu_double
+
+using gpu_double::fails, gpu_double::unsafe, gpu_double::used;
+
+extern "C" {
+
+// ---- Devices ----------------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = gpu_double::device_count();
+  return *count == 0 ? fails(cudaErrorNoDevice) : used();
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = device_of_thread;
+  return used();
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= gpu_double::device_count()) return fails(cudaErrorInvalidDevice);
+  device_of_thread = device;
+  return used();
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
+  *out = {};
+  std::snprintf(out->name, sizeof out->name, "a GPU that is not there");
+  out->major = 9;
+  out->multiProcessorCount = gpu_double::places;
+  out->totalGlobalMem = card;
+  return used();
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return used();
+}
+cudaError_t cudaDeviceSynchronize() {
+  if (cudaError_t const wrong = unsafe(); wrong != cudaSuccess) return wrong;
+  gpu_double::drain_device(device_of_thread);
+  return used();
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 0;
+  return cudaSuccess;
+}
+
+// ---- Errors -----------------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+char const* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInvalidResourceHandle:
+      return "invalid resource handle";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureUnjoined:
+      return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureIsolation:
+      return "dependency created on uncaptured work in another stream";
+    case cudaErrorCapturedEvent:
+      return "operation not permitted on an event last recorded in a capturing stream";
+    default:
+      return "an error of the double";
+  }
+}
+char const* cudaGetErrorName(cudaError_t) { return "cudaErrorOfTheDouble"; }
+
+// ---- Memory -----------------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaMalloc(void** out, std::size_t bytes) {
+  if (cudaError_t const wrong = unsafe(); wrong != cudaSuccess) return wrong;
+  std::size_t const whole = (bytes + 511) / 512 * 512;
+  std::lock_guard const hold(all().mutex);
+  std::size_t& taken = all().taken[static_cast<std::size_t>(device_of_thread)];
+  if (taken + whole > all().limit) return fails(cudaErrorMemoryAllocation);
+  *out = std::aligned_alloc(512, whole);
+  taken += whole;
+  all().memory[*out] = {device_of_thread, whole};
+  return used();
+}
+// "cudaFree … may synchronize": it does, and so waits for kernels that wait for other ranks (CUDA C++ programming guide,
+// "Implicit synchronization").
+cudaError_t cudaFree(void* memory) {
+  if (cudaError_t const wrong = unsafe(); wrong != cudaSuccess) return wrong;
+  if (memory == nullptr) return used();
+  block of{};
+  {
+    std::lock_guard const hold(all().mutex);
+    auto const found = all().memory.find(memory);
+    if (found == all().memory.end()) return fails(cudaErrorInvalidValue);
+    of = found->second;
+    all().memory.erase(found);
+  }
+  gpu_double::drain_device(of.device);
+  std::free(memory);
+  std::lock_guard const hold(all().mutex);
+  all().taken[static_cast<std::size_t>(of.device)] -= of.bytes;
+  return used();
+}
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  std::lock_guard const hold(all().mutex);
+  std::size_t const taken = all().taken[static_cast<std::size_t>(device_of_thread)];
+  *total = all().limit;
+  *free = all().limit - std::min(all().limit, taken);
+  return used();
+}
+}
