@@ -306,6 +306,14 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
   }
 }
 
+TEST_CASE("communicators that the environment forbids to block are refused, with the remedy") {
+  auto const end = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + order{}.text(), "OMP_NUM_THREADS=1", "NCCL_COMM_BLOCKING=0"}).wait(30s);
+  INFO(end.output);
+  CHECK(end.code == 3);
+  CHECK(says(end.output, {"communicators do not block. Remedy: unset NCCL_COMM_BLOCKING"}));
+  clean_up();
+}
+
 TEST_CASE("eight ranks: one breaks, all end") {
   auto const at = [](std::string fault, std::string point, int code, std::vector<std::string> words, int culprit) {
     return ending{{.ranks = 8, .fault = std::move(fault), .point = std::move(point), .culprit = culprit}, code, std::move(words)};

@@ -28,6 +28,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -306,7 +307,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   c->at = static_cast<meeting*>(memory);
   cudaGetDevice(&c->device);
   c->blocks = config == nullptr ? 32 : given(config->maxCTAs, 32);
-  c->blocks_host = config == nullptr || given(config->blocking, 1) == 1;
+  char const* const told = std::getenv("NCCL_COMM_BLOCKING");  // comes before the program's wish (init.cc, envConfigOverride)
+  c->blocks_host = told != nullptr ? std::atoi(told) != 0 : config == nullptr || given(config->blocking, 1) == 1;
   ++alive;
   auto const join = [c, name = std::string(id.internal)] {
     ++c->at->joined;
