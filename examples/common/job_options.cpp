@@ -220,7 +220,8 @@ void job_flags::training() {
       ->group("Training");
   app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
-  app_.add_option("--deferred-weights", o_.deferred_weights, "weight gradients that a rank holds back until it would wait; not with nccl")
+  app_.add_option("--deferred-weights", o_.deferred_weights,
+                  "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
       ->check(whole(0, 1'000'000))
       ->type_name("N")
       ->group("Training");
@@ -295,8 +296,6 @@ void job_flags::read(int argc, char** argv) {
   if (backend_name_ == "nccl") o_.backend = train::backend::nccl;
   if (o_.share_gpus && o_.backend != train::backend::nccl)
     throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
-  if (o_.deferred_weights > 0 && o_.backend == train::backend::nccl)
-    throw usage_error("--deferred-weights is about ranks that wait themselves, not their GPUs. Remedy: another backend, or leave it away");
   if (o_.check_messages && o_.backend == train::backend::nccl)
     throw usage_error("--check-messages is about messages that ranks see themselves, not their GPUs. Remedy: another backend, or leave it away");
   if (o_.cuda_graph && o_.backend != train::backend::nccl)

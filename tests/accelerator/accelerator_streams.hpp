@@ -70,11 +70,10 @@ class accelerator_streams : public chevron::host_streams {
     late().run_to(e.place);
     return late().on() || base::wait(e, stop);
   }
-  /// The watch only looks; where the rank itself looks, it waits.
+  /// The watch only looks; where the rank itself looks, what can be done is done first, without a wait.
   bool passed(event const& e) {
     if (!late().on()) return base::passed(e);
-    if (!only_looks_) late().run_to(e.place);
-    return late().is_done(e.place);
+    return only_looks_ ? late().is_done(e.place) : late().run_towards(e.place);
   }
   void enter_thread() { only_looks_ = true; }
 

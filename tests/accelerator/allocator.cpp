@@ -35,6 +35,13 @@ c10::DataPtr device_allocator::allocate(std::size_t bytes) {
   std::lock_guard const hold(mutex_);
   block* b = take(freed_[{stream, size}], stream);
   if (b == nullptr) {
+    use& u = uses_[device];
+    auto const more = static_cast<std::int64_t>(size);
+    if (u.reserved + more > limit_) {
+      ++u.retries;
+      give_back(device);
+      TORCH_CHECK(u.reserved + more <= limit_, "out of memory");
+    }
     auto made = std::make_unique<block>();
     b = made.get();
     b->memory = static_cast<char*>(std::aligned_alloc(64, size));
@@ -45,7 +52,7 @@ c10::DataPtr device_allocator::allocate(std::size_t bytes) {
     b->device = device;
     b->stream = stream;
     blocks_[b->memory] = std::move(made);
-    uses_[device].reserved += static_cast<std::int64_t>(size);
+    u.reserved += more;
   }
   b->given_out = true;
   ++b->history.owner;
@@ -96,6 +103,30 @@ void device_allocator::free(block& b) {
   }
 }
 
+void device_allocator::give_back(int device) {
+  for (auto& [place, of] : freed_) {
+    for (block* const b : of.free) {
+      if (b->device == device) uses_[device].reserved -= static_cast<std::int64_t>(b->size);
+    }
+    std::erase_if(of.free, [&](block* b) { return b->device == device; });
+  }
+}
+
+void device_allocator::emptyCache(c10::MempoolId_t) {
+  std::lock_guard const hold(mutex_);
+  for (auto const& [device, of] : uses_) give_back(device);
+}
+
+void device_allocator::limit(std::int64_t bytes) {
+  std::lock_guard const hold(mutex_);
+  limit_ = bytes;
+}
+
+std::pair<std::size_t, std::size_t> device_allocator::getMemoryInfo(c10::DeviceIndex device) {
+  std::lock_guard const hold(mutex_);
+  return {static_cast<std::size_t>(limit_ - uses_[device].reserved), static_cast<std::size_t>(limit_)};
+}
+
 void device_allocator::release(void* context) {
   if (context != nullptr) instance().free(*static_cast<block*>(context));
 }
@@ -119,6 +150,7 @@ c10::CachingDeviceAllocator::DeviceStats device_allocator::getDeviceStats(c10::D
   c10::CachingDeviceAllocator::DeviceStats out;
   out.allocated_bytes[all].current = out.active_bytes[all].current = u.now;
   out.allocated_bytes[all].peak = out.active_bytes[all].peak = u.peak;
+  out.num_alloc_retries = u.retries;
   out.reserved_bytes[all].current = out.reserved_bytes[all].peak = u.reserved;
   return out;
 }

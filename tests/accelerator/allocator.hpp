@@ -42,12 +42,16 @@ class device_allocator final : public c10::DeviceAllocator {
   void copy_data(void* to, void const* from, std::size_t bytes) const override;
 
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t = {0, 0}) override {}
+  void emptyCache(c10::MempoolId_t = {0, 0}) override;
   void recordStream(c10::DataPtr const& of, c10::Stream stream) override;
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex device) override;
-  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex) override { return {memory_bytes, memory_bytes}; }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override;
+
+  /// How much memory a device has. Where it is full the allocator gives back what it keeps and tries again, as CUDA's does.
+  void limit(std::int64_t bytes);
+  static constexpr std::int64_t usual_limit = std::int64_t{1} << 30;
 
   /// The block that holds this address of a device; null for an address that is none.
   block* find(void const* address);
@@ -57,9 +61,8 @@ class device_allocator final : public c10::DeviceAllocator {
   void reset();
 
  private:
-  static constexpr std::size_t memory_bytes = std::size_t{1} << 30;
   struct use {
-    std::int64_t now = 0, peak = 0, reserved = 0;
+    std::int64_t now = 0, peak = 0, reserved = 0, retries = 0;
   };
   struct freed {
     std::vector<block*> free, recorded;  // to be given out; still waiting for the streams they were recorded for
@@ -67,6 +70,8 @@ class device_allocator final : public c10::DeviceAllocator {
 
   void free(block& b);
   block* take(freed& from, int stream);
+  /// Its memory, which nobody gets again, stays where it is until `reset`: the device may have work under way there.
+  void give_back(int device);
   static void spoil(block& b);
   static void release(void* context);
 
@@ -74,6 +79,7 @@ class device_allocator final : public c10::DeviceAllocator {
   std::map<char const*, std::unique_ptr<block>> blocks_;  // by address
   std::map<std::pair<int, std::size_t>, freed> freed_;    // by stream and size
   std::map<int, use> uses_;                               // by device
+  std::int64_t limit_ = usual_limit;
 };
 
 }  // namespace accelerator

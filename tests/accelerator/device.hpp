@@ -30,6 +30,9 @@ int start_over(bool late = false);
 /// From now on whatever waits for an event throws, or no longer.
 void lose_device(bool is_lost);
 
+/// How many events have been made since the process began.
+long events_made();
+
 /// Of this thread.
 int current_device();
 int current_stream(int device);

@@ -77,6 +77,11 @@ class late_streams {
     std::lock_guard const hold(mutex_);
     return p.stream < 0 || queues_[p.stream].done >= p.number;
   }
+  /// The host looks: does what can be done up to there, and says whether that is all.
+  bool run_towards(late_point p) {
+    std::lock_guard const hold(mutex_);
+    return p.stream < 0 || try_to(p);
+  }
   /// The host waits. What it waits for may need ranks that have not asked for their part yet.
   void run_to(late_point p) {
     if (p.stream < 0) return;

@@ -10,6 +10,7 @@
 
 using accelerator::compare;
 using accelerator::job;
+using accelerator::joined;
 
 namespace {
 
@@ -50,6 +51,14 @@ TEST_CASE("dropout, and parts that are computed again") {
     compare({.schedule = name, .ranks = 2, .micro_batches = 4, .build = dropping, .options = {.seed = 3}}, "dropout");
     compare({.schedule = name, .ranks = 2, .micro_batches = 4, .build = recomputed_first, .options = {.seed = 3}}, "first part");
     compare({.schedule = name, .ranks = 2, .micro_batches = 4, .build = recomputed, .options = {.seed = 3}}, "recompute");
+  }
+}
+
+TEST_CASE("W's that are held back until a message would be waited for") {
+  for (char const* const name : {"ZB-H2", "ZBVZeroBubble", "DualPipeV"}) {
+    for (auto const by : {joined::streams, joined::threads})
+      compare({.schedule = name, .ranks = 2, .micro_batches = 6, .by = by, .build = dropping, .options = {.deferred_weights = 2}},
+              "held back");
   }
 }
 

@@ -84,6 +84,21 @@ TEST_CASE("a child that looks for GPUs finds what this process finds") {
   CHECK(asked.driver == seen.driver);
 }
 
+TEST_CASE("a process that used a GPU before the number of its queues could be set is refused on every way to a GPU") {
+  constexpr char const* queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+  constexpr auto used = +[] { return true; };
+  variable const unset(queues, nullptr);
+  for (int i = 0; i < 2; ++i) {
+    CHECK_THROWS_WITH_AS(detail::refuse_settings_that_hang(used),
+                         doctest::Contains("this process has used a GPU before CUDA_DEVICE_MAX_CONNECTIONS could be set"),
+                         usage_error);
+    CHECK(std::getenv(queues) == nullptr);
+  }
+  detail::refuse_settings_that_hang(+[] { return false; });
+  CHECK(std::string(std::getenv(queues)) == "32");
+  CHECK_NOTHROW(detail::refuse_settings_that_hang(used));
+}
+
 TEST_CASE("settings under which ranks would hang are refused on every way to a GPU, with reason and remedy") {
   struct {
     char const *name, *value, *says;

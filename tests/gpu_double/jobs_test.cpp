@@ -53,15 +53,17 @@ struct order {
   std::string point = "never";  // where: start, joining, connecting, first, later, end
   int culprit = 0;              // on which rank
   std::string schedule = "1F1B";
+  int deferred = 0;  // W's that a rank may hold back
 
   std::string text() const {
     std::ostringstream out;
-    out << ranks << ' ' << replicas << ' ' << fault << ' ' << point << ' ' << culprit << ' ' << schedule;
+    out << ranks << ' ' << replicas << ' ' << fault << ' ' << point << ' ' << culprit << ' ' << schedule << ' ' << deferred;
     return out.str();
   }
   static order read(char const* text) {
     order out;
-    std::istringstream(text) >> out.ranks >> out.replicas >> out.fault >> out.point >> out.culprit >> out.schedule;
+    std::istringstream(text) >> out.ranks >> out.replicas >> out.fault >> out.point >> out.culprit >> out.schedule >>
+        out.deferred;
     return out;
   }
 };
@@ -130,7 +132,7 @@ std::string train(order const& o, chevron::transport& comm, at::Device device) {
                                 [](std::vector<at::Tensor> const& parameters) {
                                   return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
                                 },
-                            .options = {.device = device}});
+                            .options = {.device = device, .deferred_weights = o.deferred}});
   std::string losses;
   for (; step < 3; ++step) {
     int const seed = static_cast<int>(10 * step + where.replica());
@@ -253,8 +255,9 @@ TEST_CASE("a job over NCCL" * doctest::skip()) {
 
 TEST_CASE("a job over NCCL ends well, with the losses of ranks that are threads") {
   std::vector<ending> all;
-  for (order const& o : {order{.ranks = 2}, order{.ranks = 2, .replicas = 2}, order{.ranks = 4, .schedule = "ZBVZeroBubble"},
-                         order{.ranks = 8, .schedule = "Interleaved1F1B"}}) {
+  for (order const& o :
+       {order{.ranks = 2}, order{.ranks = 2, .replicas = 2}, order{.ranks = 4, .schedule = "ZBVZeroBubble"},
+        order{.ranks = 3, .schedule = "ZB-H1", .deferred = 2}, order{.ranks = 8, .schedule = "Interleaved1F1B"}}) {
     std::string losses;
     chevron::run_threads({.pipeline_ranks = o.ranks, .replicas = o.replicas}, [&](chevron::transport& comm) {
       std::string const mine = train(o, comm, at::kCPU);

@@ -168,6 +168,7 @@ inline std::vector<subject> const& subjects() {
     }));
     out.back().keeps_every_stride = false;
     out.back().sees_sizes = false;
+    out.back().tells_arrival = true;
     out.back().tells_waits = false;  // only of gathers and texts
     return out;
   }();

@@ -273,7 +273,16 @@ TEST_CASE("a message has arrived, and is sent, at the latest when nobody would w
           meet(comm);  // rank 1 has looked
           send(comm, 1, send_f(0, 0), 0, {number(static_cast<double>(step))});
           if (!over.sends_wait && step > 0 && over.tells_arrival) CHECK(comm.is_sent(0));
+          if (step > 0 && over.tells_arrival) {
+            sleep_until([&] { return comm.is_sent(0); });
+            CHECK(comm.is_sent(0));
+          }
           comm.wait_send(0);
+          // Too much to be copied to somewhere meanwhile.
+          send(comm, 1, send_f(0, 1), 1, {number(static_cast<double>(step), 1 << 19)});
+          if (over.sends_wait && step > 0) CHECK(!comm.is_sent(1));
+          meet(comm);  // rank 1 has posted nothing for it yet
+          comm.wait_send(1);
         } else {
           comm.post_receive(0, recv_f(1, 0), 0);
           CHECK(!comm.has_arrived(0));
@@ -283,6 +292,9 @@ TEST_CASE("a message has arrived, and is sent, at the latest when nobody would w
             CHECK(comm.has_arrived(0));
           }
           CHECK(at::equal(comm.receive(0)[0], number(static_cast<double>(step))));
+          meet(comm);
+          comm.post_receive(0, recv_f(1, 1), 1);
+          CHECK(at::equal(comm.receive(1)[0], number(static_cast<double>(step), 1 << 19)));
         }
         meet(comm);
       }

@@ -38,13 +38,17 @@ node_ptr<Node> make_node(Args&&... args) {
   }
 }
 
-/// Bytes that a device has in all; 0 in 2.9, whose allocators do not say (`getMemoryInfo` is of 2.10).
+/// Bytes of a device: free, and in all. Zeros in 2.9, whose allocators do not say (`getMemoryInfo` is of 2.10).
+struct device_memory {
+  std::int64_t free = 0, total = 0;
+};
 template <class Allocator>
-std::int64_t device_bytes(Allocator& from, c10::DeviceIndex index) {
+device_memory memory_of(Allocator& from, c10::DeviceIndex index) {
   if constexpr (requires { from.getMemoryInfo(index); }) {
-    return static_cast<std::int64_t>(from.getMemoryInfo(index).second);
+    auto const [free, total] = from.getMemoryInfo(index);
+    return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
   } else {
-    return 0;
+    return {};
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,15 +28,49 @@ struct cuda_devices {
 
 namespace detail {
 
+/// Whether this process has a context on a GPU, as its first kernel or allocation makes one. The driver is asked, which is not
+/// loaded for that.
+inline bool has_cuda_context() {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return false;
+  auto const function = [&]<class... A>(int (*&to)(A...), char const* name) {
+    to = reinterpret_cast<int (*)(A...)>(::dlsym(driver, name));
+    return to != nullptr;
+  };
+  // Devices are numbers here, and 0 is success.
+  int (*count_of)(int*) = nullptr;
+  int (*get)(int*, int) = nullptr;
+  int (*state_of)(int, unsigned*, int*) = nullptr;
+  bool found = false;
+  if (function(count_of, "cuDeviceGetCount") && function(get, "cuDeviceGet") &&
+      function(state_of, "cuDevicePrimaryCtxGetState")) {
+    int count = 0;
+    if (count_of(&count) != 0) count = 0;  // CUDA has not begun
+    for (int i = 0; i < count && !found; ++i) {
+      int device = 0, active = 0;
+      unsigned flags = 0;
+      found = get(&device, i) == 0 && state_of(device, &flags, &active) == 0 && active != 0;
+    }
+  }
+  ::dlclose(driver);
+  return found;
+}
+
 /// Refuses settings of the environment under which ranks would wait for each other for ever, and sets the number of queues.
 ///
 /// A GPU takes the work of its streams through a few queues, eight unless CUDA is told otherwise before it begins; 32 are the
 /// most. Two streams in one queue wait for each other: a rank's receive for its send, say, and the other rank's the other way
 /// round. The host waits in the same way where each kernel, a receive among them, blocks it, and where freeing memory waits for
 /// all that a GPU has to do, a receive that was posted early among it.
+/// \param has_context whether CUDA has begun, and with another number of queues than is set now
 /// \throws usage_error with the setting, the reason and the remedy
-inline void refuse_settings_that_hang() {
+inline void refuse_settings_that_hang(bool (*has_context)() = has_cuda_context) {
   constexpr char const* queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+  if (std::getenv(queues) == nullptr && has_context()) {
+    throw usage_error(std::string("this process has used a GPU before ") + queues +
+                      " could be set, so that streams wait for each other, and ranks for each other for ever. Remedy: " + queues +
+                      "=32 in the environment, or look_for_cuda_devices() before anything else is done on a GPU");
+  }
   ::setenv(queues, "32", 0);
   struct setting {
     char const* name;

@@ -17,6 +17,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chevron/run/device/device_threads.hpp>
 #include <chevron/run/device/worker_thread.hpp>
 
 /// \file
@@ -37,6 +38,8 @@ class compute_streams {
       c10::impl::VirtualGuardImpl const device(where.type());
       if (!where_.has_index()) where_ = device.getDevice();
       for (auto& s : streams_) s = device.getStreamFromGlobalPool(where_);
+      here_.emplace(where_.type());
+      thread_.emplace(where_);
       if (two) do_not_warn_of_lanes(at::globalContext());
     } else if (two) {
       side_ = std::make_unique<worker_thread>();
@@ -111,9 +114,8 @@ class compute_streams {
   }
 
   void after(c10::Stream const& later, c10::Stream const& earlier) {
-    c10::Event here(where_.type());
-    here.record(earlier);
-    here.block(later);
+    here_->record(earlier);
+    here_->block(later);
   }
 
   template <class Work>
@@ -168,6 +170,8 @@ class compute_streams {
   bool two_;
   bool entered_ = false;
   std::optional<c10::Stream> streams_[2];
+  std::optional<c10::Event> here_;  // recorded anew for each order: who waits for an earlier one is not disturbed
+  std::optional<device_thread> thread_;
   std::unique_ptr<worker_thread> side_;
 };
 

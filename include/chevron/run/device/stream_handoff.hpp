@@ -1,7 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +19,8 @@ namespace chevron {
 
 /// What a thread has asked its stream to compute, another may use when its own stream has waited for it. In main memory
 /// nothing is to be done. From device to device tensors are copied, directly where the devices reach each other.
+///
+/// Events of messages that were taken are recorded anew for later ones.
 class stream_handoff {
  public:
   /// By the thread that computed them, on its current stream.
@@ -23,7 +28,7 @@ class stream_handoff {
     ready_.reset();
     for (at::Tensor const& value : values) {
       if (!value.defined() || value.is_cpu()) continue;
-      ready_ = std::make_shared<c10::Event>(value.device().type());
+      ready_ = spare_event(value.device());
       ready_->record(c10::impl::VirtualGuardImpl(value.device().type()).getStream(value.device()));
       return;
     }
@@ -62,6 +67,37 @@ class stream_handoff {
   }
 
  private:
+  using device_event = std::pair<at::Device, std::unique_ptr<c10::Event>>;
+  struct event_pool {
+    std::mutex mutex;
+    std::vector<device_event> spare;
+  };
+
+  /// Of this process, and never ended: events cannot be given back once the driver has gone.
+  static event_pool& pool() {
+    static event_pool& one = *new event_pool;
+    return one;
+  }
+  /// An event of this device that nobody waits for; it comes back when all handoffs have let go of it.
+  static std::shared_ptr<c10::Event> spare_event(at::Device where) {
+    std::unique_ptr<c10::Event> taken;
+    {
+      std::lock_guard const hold(pool().mutex);
+      auto const found =
+          std::find_if(pool().spare.rbegin(), pool().spare.rend(), [&](auto const& e) { return e.first == where; });
+      if (found != pool().spare.rend()) {
+        std::swap(*found, pool().spare.back());
+        taken = std::move(pool().spare.back().second);
+        pool().spare.pop_back();
+      }
+    }
+    if (!taken) taken = std::make_unique<c10::Event>(where.type());
+    return {taken.release(), [where](c10::Event* e) {
+              std::lock_guard const hold(pool().mutex);
+              pool().spare.emplace_back(where, std::unique_ptr<c10::Event>(e));
+            }};
+  }
+
   std::shared_ptr<c10::Event> ready_;
 };
 

@@ -190,6 +190,7 @@ class executor {
     });
     trace_.ends(entry);
     note_memory();
+    memory_.end_step(trace_.step());
     broken_ = false;
   }
 

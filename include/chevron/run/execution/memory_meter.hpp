@@ -11,7 +11,9 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/device/device_threads.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
+#include <chevron/run/failure/failure.hpp>
 #include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
@@ -26,8 +28,13 @@ class memory_meter {
   memory_meter(program_view const& program, int rank, at::Device where)
       : plan_(program.plan),
         rank_(rank),
+        where_(where),
         stats_(plan_.forward_only ? at::Device(at::kCPU) : where),
         retained_(static_cast<std::size_t>(plan_.stages)) {}
+
+  ~memory_meter() { detail::own_shortage.clear(); }
+  memory_meter(memory_meter const&) = delete;
+  memory_meter& operator=(memory_meter const&) = delete;
 
   allocator_stats& stats() { return stats_; }
   bool watches() const { return stats_.watches(); }
@@ -65,9 +72,20 @@ class memory_meter {
     return use;
   }
 
+  /// After a training step and its `peak`. Memory that is given back in the middle of a step waits for all that the device has to
+  /// do, messages under way among it, whose senders may wait for what this rank has not yet asked for. Between steps all that the
+  /// device has to do needs no further call of this rank's: so where the next step would run full, its memory goes back here.
+  /// Not where other threads compute on such devices, which may be in the middle of a step.
+  void end_step(long step) {
+    if (!watches()) return;
+    if (stats_.is_short() && !device_thread::share(where_.type())) stats_.empty_cache();
+    detail::own_shortage = stats_.shortage(step);
+  }
+
  private:
   plan_view plan_;
   int rank_;
+  at::Device where_;
   allocator_stats stats_;
   std::vector<std::int64_t> retained_;  // by a microbatch, by stage
   int steps_ = 0;                       // begun, up to two of them

@@ -139,6 +139,9 @@ struct failed_wait {
 };
 inline thread_local failed_wait last_failed_wait;
 
+/// Why a rank of this thread may be late itself: goes with its timeouts. Empty where nothing is known.
+inline thread_local std::string own_shortage;
+
 }  // namespace detail
 
 /// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing. The code is
@@ -155,6 +158,7 @@ inline thread_local failed_wait last_failed_wait;
   if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);
   switch (code) {
     case exit_code::timeout:
+      if (!detail::own_shortage.empty()) sentence += "; " + detail::own_shortage;
       throw timeout_error(sentence, where);
     case exit_code::preflight:
       throw preflight_error(sentence, where);

@@ -99,7 +99,8 @@ class backward_scope {
   backward_scope& operator=(backward_scope const&) = delete;
 
   /// Whether anything was drawn.
-  bool drew() const { return !stream_.generators.empty() || devices_.drew(); }
+  /// \throws usage_error as `random_scope::drew`
+  bool drew() const { return devices_.drew() || !stream_.generators.empty(); }
 
  private:
   detail::stream_by_node stream_;

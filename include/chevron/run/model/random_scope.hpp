@@ -18,7 +18,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/device/device_threads.hpp>
 
 /// \file
 /// Random numbers (dropout …) that do not depend on who draws them, when, and in which thread.
@@ -185,8 +187,20 @@ class seeded_devices {
   seeded_devices(seeded_devices const&) = delete;
   seeded_devices& operator=(seeded_devices const&) = delete;
 
+  /// \throws usage_error where ranks that are threads share a generator that was drawn from
   bool drew() const {
-    return std::any_of(before_.begin(), before_.end(), [](auto const& g) { return g.first.get_offset() != 0; });
+    bool any = false;
+    for (auto const& [of_device, before] : before_) {
+      if (of_device.get_offset() == 0) continue;
+      any = true;
+      if (device_thread::share(of_device.device())) {
+        throw usage_error(
+            "random numbers were drawn on " + of_device.device().str() +
+            ", whose generator several ranks of this process share, so that none draws its own. Remedy: a device or a "
+            "process for each rank, or no draws");
+      }
+    }
+    return any;
   }
 
  private:
@@ -234,7 +248,8 @@ class node_places {
 /// does the same draws the same numbers.
 ///
 /// On an accelerator operators draw from the device's default generator, fused ones without saying so: there that generator
-/// itself is set, for the devices of `near`, and put back at the end. Ranks as threads need a device each for that.
+/// itself is set, for the devices of `near`, and put back at the end. Ranks as threads need a device each for that, and are
+/// refused where they draw on one that they share.
 class random_scope {
  public:
   /// \param at the stream to draw from
@@ -252,7 +267,8 @@ class random_scope {
   random_scope& operator=(random_scope const&) = delete;
 
   /// Whether anything was drawn.
-  bool drew() const { return stream_.generator.defined() || devices_.drew(); }
+  /// \throws usage_error where it was drawn on a device that other ranks of this process compute on, too
+  bool drew() const { return devices_.drew() || stream_.generator.defined(); }
 
  private:
   node_places* places_;

@@ -285,6 +285,7 @@ class global_step {
     if (options_->before_optimizer_step)
       options_->before_optimizer_step({step_, report.loss, report.grad_norm, report.learning_rate, parameters_});
     if (optimizer_) optimizer_->step();
+    static_cast<void>(draws.drew());  // refuses a generator that ranks share
   }
 
   /// Everything about the optimizer's step but the step.

@@ -83,10 +83,11 @@ struct trainer_options {
   /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp
   /// on a GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
   std::shared_ptr<graph_maker> graphs = {};
-  /// How many weight gradients (W) a rank may hold back until it would wait for a message, so that they fill waits that the plan did
-  /// not foresee, of stages whose times vary. Every bit of every gradient stays what it is, and limits that the plan declares are kept;
-  /// without one, so many microbatches more may be kept for W at a time. Of schedules without W, and with 0, all is as
-  /// planned. On the CPU only: an accelerator's host does not wait for messages.
+  /// How many weight gradients (W) a rank may hold back until it would wait for a message, so that they fill waits that the plan
+  /// did not foresee, of stages whose times vary. Every bit of every gradient stays what it is, and limits that the plan declares
+  /// are kept; without one, so many microbatches more may be kept for W at a time. Of schedules without W, and with 0, all is as
+  /// planned. On an accelerator a W goes behind a message that is there when the host asks for its computation. Not with
+  /// `graphs`, whose order is that of their capture.
   int deferred_weights = 0;
   /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
   int stable_steps = 10;
@@ -123,9 +124,9 @@ inline void check(trainer_options const& options) {
     throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + ": give a number of W's from 0");
   if (options.check_copies < 0)
     throw usage_error("check_copies is " + std::to_string(options.check_copies) + ": give a number of steps from 0");
-  if (options.deferred_weights > 0 && (options.device != at::kCPU || options.graphs)) {
-    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + " on " + options.device.str() +
-                      ", where the host does not wait for messages and so cannot tell when a W fills a wait. Remedy: 0");
+  if (options.deferred_weights > 0 && options.graphs) {
+    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) +
+                      " with graphs, which are launched in the order of their capture. Remedy: 0, or no graphs");
   }
   if (options.check_messages && (options.device != at::kCPU || options.graphs)) {
     throw usage_error("check_messages does not go with " + (options.graphs ? std::string("graphs") : options.device.str()) +

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
 #include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
+#include <chevron/show/format.hpp>
 
 /// \file
 /// How much of an accelerator's memory a step takes.
@@ -42,9 +45,37 @@ class allocator_stats {
     out.active = stats.active_bytes[all].peak;
     out.reserved = stats.reserved_bytes[all].peak;
     out.planned = begin_ + kept;
-    if (total_ == 0) total_ = detail::device_bytes(*from_, index_);
-    out.total = total_;
+    if (device_.total == 0) device_ = detail::memory_of(*from_, index_);
+    out.total = device_.total;
+    reserved_ = stats.reserved_bytes[all].current;
+    retries_ = stats.num_alloc_retries;
     return out;
+  }
+
+  /// After the `peak` of a step: whether a step that takes as much more from the device as this one did finds too little there,
+  /// so that the allocator gives memory back in the middle of it. In the first step all is growth, and tells nothing.
+  bool is_short() {
+    if (!watches()) return false;
+    std::int64_t const growth = reserved_ - std::exchange(reserved_before_, reserved_);
+    if (growth <= 0 || growth == reserved_) return false;
+    device_ = detail::memory_of(*from_, index_);
+    bool const now = device_.total > 0 && growth > device_.free;
+    was_short_ = was_short_ || now;
+    return now;
+  }
+  /// Gives memory that no tensor has back to the device, which waits for all that it has to do. Of all devices of this kind.
+  void empty_cache() { from_->emptyCache(); }
+
+  /// For the message of a rank that has waited too long: its memory after this step. Empty where it was never short.
+  std::string shortage(long step) const {
+    if (!was_short_ && retries_ == 0) return {};
+    std::string const of = device_.total == 0 ? ""
+                                              : " of the device's " + show::bytes(device_.total) + ", with " +
+                                                    show::bytes(device_.free) + " free when it last grew";
+    return "after step " + std::to_string(step) + " this rank's allocator had " + show::bytes(reserved_) + of +
+           ", and num_alloc_retries was " + std::to_string(retries_) +
+           ": so often it gave memory back in the middle of a step, which waits for messages under way. Remedy: smaller "
+           "microbatches, recompute(), or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
   }
 
  private:
@@ -52,7 +83,11 @@ class allocator_stats {
 
   c10::DeviceAllocator* from_;
   c10::DeviceIndex index_;
-  std::int64_t begin_ = 0, total_ = 0;
+  std::int64_t begin_ = 0;
+  detail::device_memory device_;                     // when it was last asked for
+  std::int64_t reserved_ = 0, reserved_before_ = 0;  // after a step, and after the one before it
+  std::int64_t retries_ = 0;                         // since the process began
+  bool was_short_ = false;
 };
 
 }  // namespace chevron

@@ -141,6 +141,16 @@ class stream_messages {
     slot.values.clear();
   }
 
+  /// False until the receive is posted, which a late one is when the rank needs it.
+  bool has_arrived(std::uint16_t receive_slot) {
+    incoming const& slot = receives_.at(receive_slot);
+    return !slot.late && streams_.passed(slot.arrived->at());
+  }
+  bool is_sent(std::uint16_t send_slot) {
+    outgoing const& slot = sends_.at(send_slot);
+    return slot.values.empty() || streams_.passed(slot.done->at());
+  }
+
  private:
   using point = typename stream_watch<Streams>::point;
   using line = typename stream_lines<Streams>::line;

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+/// \file
+/// Which threads of this process compute on which accelerator.
+
+namespace chevron {
+
+/// While it lives, the thread that made it counts as one that computes on this device. LibTorch has one allocator and one default
+/// generator of a device for the whole process: ranks that are threads ask here whether others use the same.
+class device_thread {
+ public:
+  explicit device_thread(at::Device where) : mine_{where, std::this_thread::get_id()} {
+    auto& [mutex, all] = of_process();
+    std::lock_guard const hold(mutex);
+    all.push_back(mine_);
+  }
+  ~device_thread() {
+    auto& [mutex, all] = of_process();
+    std::lock_guard const hold(mutex);
+    all.erase(std::find(all.begin(), all.end(), mine_));
+  }
+  device_thread(device_thread const&) = delete;
+  device_thread& operator=(device_thread const&) = delete;
+
+  /// Whether several threads compute on this device.
+  static bool share(at::Device where) {
+    return differ([&](use const& one) { return one.first == where; });
+  }
+  /// Whether several threads compute on accelerators of this kind.
+  static bool share(at::DeviceType kind) {
+    return differ([&](use const& one) { return one.first.type() == kind; });
+  }
+
+ private:
+  using use = std::pair<at::Device, std::thread::id>;
+  struct uses {
+    std::mutex mutex;
+    std::vector<use> all;
+  };
+
+  static uses& of_process() {
+    static uses one;
+    return one;
+  }
+  template <class Counts>
+  static bool differ(Counts const& counts) {
+    auto& [mutex, all] = of_process();
+    std::lock_guard const hold(mutex);
+    auto const first = std::find_if(all.begin(), all.end(), counts);
+    return std::any_of(first, all.end(), [&](use const& one) { return counts(one) && one.second != first->second; });
+  }
+
+  use mine_;
+};
+
+}  // namespace chevron
