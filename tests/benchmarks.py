@@ -100,6 +100,19 @@ for name in quoted:
     noisy = {**result, "others": [0.0, 0.5]}
     want(page.quoting(readme, {name: noisy}) == readme, f"README.md would take what {name} says of a machine that is not quiet")
 
+# Where PyTorch was measured with fused=True, too, its columns, ratios and the best of each say so.
+result = page.load(ROOT / "bench" / "results")["gpt"]
+chapter = next(c for c in CHAPTERS if c.name == "gpt")
+values = {row: {**of, "torch fused": [2 * v for v in of["torch"]]} for row, of in result["values"].items() if "torch" in of}
+label, fused = result["sides"]["torch"]["label"], {**result, "values": values}
+want(f"| {label} fused |" in chapter.table(fused) and f"| Chevron / {label} fused |" in chapter.table(fused), "no fused column")
+want("fused" not in chapter.table(result) + chapter.short(result), "a fused column that was not measured")
+best = dict(re.findall(r"(PyTorch [^:]*): same .*?best of each ([0-9.]+) times", chapter.short(fused)))
+want(
+    abs(float(best.get(label, 0)) - 2 * float(best.get(label + " fused", 0))) < 0.02,
+    f"twice the tokens a second, yet the best are {best}",
+)
+
 # What the page tells people to type.
 commands = commands_of(text)
 want(

@@ -167,15 +167,20 @@ def loss_of(logits, targets):
     return nn.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def gpt(schedule, micro_batches, samples, steps, **model):
+def gpt(schedule, micro_batches, samples, steps, fused, **model):
     """Tokens a second, AdamW and the clipping of the gradient's norm included. `alone`: this process does all of it, and the
-    others wait; `all alone`: each process does all of it at once, and their tokens are added up."""
+    others wait; `all alone`: each process does all of it at once, and their tokens are added up. `fused`: AdamW with
+    `fused=True`, else with what PyTorch takes by itself."""
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, fused=fused or None)
+
     batch = [torch.randint(256, (micro_batches * samples, model["context"])) for _ in range(2)]
     if schedule == "alone" and dist.get_rank() != 0:
         return None
     if schedule.endswith("alone"):
         whole = Stage(0, 1, **model)
-        optimizer = torch.optim.AdamW(whole.parameters())
+        optimizer = adamw(whole.parameters())
 
         def one():
             for x, y in zip(*(part.chunk(micro_batches) for part in batch)):
@@ -185,7 +190,7 @@ def gpt(schedule, micro_batches, samples, steps, **model):
             optimizer.zero_grad()
     else:
         pipeline = TorchPipeline(schedule, micro_batches, lambda number, count: Stage(number, count, **model), loss_of)
-        optimizer = torch.optim.AdamW(pipeline.parameters())
+        optimizer = adamw(pipeline.parameters())
 
         def one():
             pipeline.step(*batch)

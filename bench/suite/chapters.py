@@ -5,7 +5,7 @@ import statistics
 import typing
 
 from . import chart
-from .tables import figure, median, present, ratio, span, spread, table, times, torch_columns, wrapped
+from .tables import FUSED, figure, median, present, ratio, span, spread, table, times, torch_columns, wrapped
 
 GPT_NAMES = {
     "alone": "one process, no pipeline",
@@ -374,7 +374,10 @@ def gpt_table(result):
         ("ours / beside" if "beside" in words else f"Chevron / {words.removesuffix(' / Chevron')}", ours, other)
         for words, other, ours in ratios(result, "ours")
     ]
-    return beside_table(result, columns, against)
+    text = beside_table(result, columns, against)
+    if any(column.endswith(FUSED) for column, _ in columns):
+        text += "\n" + wrapped("*Fused*: PyTorch's AdamW with `fused=True`; `chevron-train` steps with `fused_adamw`.")
+    return text
 
 
 def gpt_short(result):
@@ -384,7 +387,8 @@ def gpt_short(result):
     for side in older(result):
         theirs = max(median(result, row, side) or 0 for row in pipelined)
         same = span([ratio(result, row, "ours", side) for row in pipelined], "{:.2f}")
-        parts.append(f"{result['sides'][side]['label']}: same schedule {same} times, best of each {ours / theirs:.2f} times")
+        label = dict(torch_columns(result))[side]
+        parts.append(f"{label}: same schedule {same} times, best of each {ours / theirs:.2f} times")
         alone = median(result, "alone", side)
         if alone and side == "torch":
             parts[-1] += f", {ours / (2 * alone):.2f} of twice one un-pipelined process"

@@ -6,7 +6,7 @@ import re
 
 from . import machine
 from .chapters import CHAPTERS
-from .tables import wrapped
+from .tables import torch_columns, wrapped
 
 QUOTED = 2  # so many rounds on a quiet machine, and README.md quotes a section
 
@@ -45,7 +45,7 @@ def failures(result):
     lines = [f"- {of['label']}: not there, {of['missing']}." for of in result["sides"].values() if "missing" in of]
     for row, columns in result["failed"].items():
         for column, why in columns.items():
-            label = result["sides"].get(column, {}).get("label", column)
+            label = dict(torch_columns(result)).get(column, column)
             lines.append(f"- {row}, {label}: {why}")
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """What is measured: a function a section. Each alternates its sides row by row, in rounds, and notes numbers by row and column.
 
-A column is a side: `torch` and `newest` are PyTorch's, the others ours; with ` beside` behind it, ours of the other build.
+A column is a side: `torch` and `newest` are PyTorch's, with ` fused` behind it under an optimizer with `fused=True`, the others ours;
+with ` beside` behind it, ours of the other build.
 """
 
 import importlib.util
@@ -13,6 +14,7 @@ import sys
 import tempfile
 
 from .run import ProgramFailed
+from .tables import FUSED
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 IN_TORCH = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
@@ -233,9 +235,10 @@ def gpt(run):
         while run.another_round():
             for row in rows:
                 for side, peer in peers.items() if row in IN_TORCH or row.endswith("alone") else ():
-                    got = run.ask(peer, row, side, "gpt", schedule=row, **asked)
-                    if got is not None:
-                        run.note(row, side, got)
+                    for column, fused in ((side, False), (side + FUSED, True)):
+                        got = run.ask(peer, row, column, "gpt", schedule=row, fused=fused, **asked)
+                        if got is not None:
+                            run.note(row, column, got)
                 for build in run.builds if row != "all alone" else ():
                     got = rate(build, row, schedule_of.get(row, row), text)
                     if got is not None:

@@ -4,6 +4,10 @@ import statistics
 import textwrap
 
 
+# Behind a side's name: the column of its steps with `fused=True`.
+FUSED = " fused"
+
+
 def wrapped(text):
     """A paragraph in lines of at most 120 columns."""
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False) + "\n"
@@ -62,7 +66,13 @@ def present(result, columns):
 
 
 def torch_columns(result):
-    return [(side, result["sides"][side]["label"]) for side in ("torch", "newest") if side in result["sides"]]
+    """[(column, words)] of PyTorch's sides, each with its optimizer that is fused behind it."""
+    found = []
+    for side in ("torch", "newest"):
+        if side in result["sides"]:
+            label = result["sides"][side]["label"]
+            found += [(side, label), (side + FUSED, label + " fused")]
+    return found
 
 
 def table(head, rows):

@@ -23,6 +23,7 @@
 #include <chevron/run/checkpoint/save_weights.hpp>
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/sampler.hpp>
+#include <chevron/run/optimizer/fused_optimizers.hpp>
 #include <chevron/run/optimizer/learning_rate.hpp>
 #include <chevron/run/training/evaluator.hpp>
 #include <chevron/run/training/preflight.hpp>
@@ -177,8 +178,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
        .transport = comm,
        .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
        .loss = next_token_loss,
-       .optimizer = optimizer<torch::optim::AdamW>(
-           torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
+       .optimizer =
+           optimizer<fused_adamw>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
        .options = {.clip_grad_norm = o.clip_grad_norm,
                    .learning_rate = [rate](long step) { return rate(step - 1); },
                    .autocast = o.precision == train::precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,

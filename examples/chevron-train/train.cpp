@@ -19,6 +19,7 @@
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/run/optimizer/fused_optimizers.hpp>
 #include <chevron/run/optimizer/learning_rate.hpp>
 #include <chevron/run/training/auto_schedule.hpp>
 #include <chevron/run/training/evaluator.hpp>
@@ -248,12 +249,12 @@ void train_on_rank(task const& what, rank_place const& where) {
   warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
   int const mine = o.micro_batches * o.micro_batch_size;
   step_teller teller(o, here, o.model.flops_per_token());
+  auto const adamw = torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1);
   trainer train({.program = what.programs->training,
                  .transport = comm,
                  .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
                  .loss = next_byte_loss,
-                 .optimizer = optimizer<torch::optim::AdamW>(
-                     torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1)),
+                 .optimizer = optimizer<fused_adamw>(adamw),
                  .options = {.clip_grad_norm = o.clip_grad_norm,
                              .learning_rate = [rate](long step) { return rate(step - 1); },
                              .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,

@@ -32,6 +32,12 @@ class clock {
   bool covers(int stream, std::uint32_t number) const {
     return static_cast<std::size_t>(stream) < of_.size() && of_[static_cast<std::size_t>(stream)] >= number;
   }
+  bool covers(clock const& other) const {
+    for (std::size_t s = 0; s < other.of_.size(); ++s) {
+      if (at(static_cast<int>(s)) < other.of_[s]) return false;
+    }
+    return true;
+  }
   std::uint32_t advance(int stream) {
     if (of_.size() <= static_cast<std::size_t>(stream)) of_.resize(static_cast<std::size_t>(stream) + 1);
     return ++of_[static_cast<std::size_t>(stream)];
@@ -88,6 +94,7 @@ class detector {
     std::lock_guard const hold(mutex_);
     streams_.clear();
     hosts_.assign(static_cast<std::size_t>(devices), {});
+    waits_.assign(static_cast<std::size_t>(devices), 0);
     for (int d = 0; d < devices; ++d) streams_.push_back({d, "the default stream of device " + std::to_string(d), {}});
     faults_.clear();
     known_.clear();
@@ -119,7 +126,14 @@ class detector {
   /// The host has waited for that: whatever it asks of the device from now on comes after it.
   void host_waited(int device, clock const& after) {
     std::lock_guard const hold(mutex_);
-    hosts_[static_cast<std::size_t>(device)].join(after);
+    clock& known = hosts_[static_cast<std::size_t>(device)];
+    if (!known.covers(after)) ++waits_[static_cast<std::size_t>(device)];
+    known.join(after);
+  }
+  /// How often the host has waited for operators of the device that it did not know to be over.
+  long host_waits(int device) const {
+    std::lock_guard const hold(mutex_);
+    return waits_[static_cast<std::size_t>(device)];
   }
   /// An operator is asked of a stream.
   void run(int stream, std::string_view name, std::span<touched const> parts) {
@@ -203,9 +217,10 @@ class detector {
     if (faults_.size() < 100 && known_.insert(key).second) faults_.push_back(std::move(found));
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<stream_state> streams_;
   std::vector<clock> hosts_;  // by device: what those that drive it have waited for
+  std::vector<long> waits_;   // by device
   std::set<std::string, std::less<>> names_;
   std::vector<fault> faults_;
   std::set<std::string> known_;  // faults

@@ -3,6 +3,8 @@
 #include "accelerator/training.hpp"
 
 #include <filesystem>
+#include <map>
+#include <mutex>
 
 #include <unistd.h>
 
@@ -84,6 +86,40 @@ TEST_CASE("tied weights, with messages outside of all programs") {
   compare({.schedule = "1F1B", .ranks = 4, .micro_batches = 5, .build = tied, .steps = 4}, "tied");
   compare({.schedule = "ZBVZeroBubble", .ranks = 2, .micro_batches = 5, .build = tied, .steps = 4}, "tied on one rank");
   compare({.schedule = "1F1B", .ranks = 4, .replicas = 2, .micro_batches = 5, .build = tied}, "tied, replicas");
+}
+
+TEST_CASE("at a step's end the host waits for its device once, and once for the gather") {
+  // Of a step on inputs that are on the device, by rank.
+  std::mutex mutex;
+  std::map<int, long> waits;
+  auto const count = [&](chevron::trainer& train, long step) {
+    if (step == 0) return;
+    auto const batch = small_model::make_batch(8, 7);
+    int const rank = train.comm().topology().global_rank;
+    at::Tensor const input = batch.input.to(train.context().streams()->where()), target = batch.target.to(input.device());
+    bool const away = !input.is_cpu();
+    long const before = away ? accelerator::detector::instance().host_waits(rank) : 0;
+    train.step({{input}, {target}}, 8. * train.comm().topology().replicas);
+    std::lock_guard const hold(mutex);
+    if (away) waits[rank] = accelerator::detector::instance().host_waits(rank) - before;
+  };
+  for (char const* const name : some) {
+    for (bool const is_ahead : {false, true}) {
+      waits.clear();
+      compare({.schedule = name,
+               .ranks = 2,
+               .replicas = 2,
+               .micro_batches = 4,
+               .options = {.clip_grad_norm = 1, .post_validation = is_ahead, .stable_steps = 1},
+               .steps = 3,
+               .between = count},
+              "waits");
+      for (auto const& [rank, of_step] : waits) {
+        CAPTURE(rank);
+        CHECK(of_step == 2);
+      }
+    }
+  }
 }
 
 TEST_CASE("steps that are taken back") {

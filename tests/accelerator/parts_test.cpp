@@ -5,12 +5,15 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <stdexcept>
+#include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/execution/memory_meter.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/optimizer/gradient_norm.hpp>
@@ -110,15 +113,40 @@ TEST_CASE("the norms of all gradients on a device are those of main memory") {
   {
     chevron::tensors there;
     for (at::Tensor const& t : here) there.push_back(t.to(device(0)));
-    std::vector<double> const norms = chevron::squared_norms(there);
+    std::vector<double> norms;
+    chevron::scalar_reader numbers;
+    numbers.ask(chevron::norms_of(there), [&](std::span<double const> all) { norms.assign(all.begin(), all.end()); });
+    CHECK(norms.empty());
+    numbers.read();
     REQUIRE(norms.size() == here.size());
+    for (double& norm : norms) norm *= norm;
     for (std::size_t i = 0; i < here.size(); ++i) {
       CAPTURE(i);
       double const expected = chevron::sum_of_squares(here[i]);
       CHECK((std::isinf(expected) ? norms[i] == expected : norms[i] == doctest::Approx(expected).epsilon(1e-13)));
     }
   }
-  CHECK(chevron::squared_norms({}).empty());
+  CHECK(chevron::norms_of({}).empty());
+  CHECK(accelerator::start_over() == 0);
+}
+
+TEST_CASE("lists of scalars, of a device and of main memory, reach the host in their order and in one wait") {
+  auto const on_device = at::TensorOptions().device(device(0));
+  std::vector<std::vector<double>> read;
+  auto const keep = [&](std::span<double const> values) { read.emplace_back(values.begin(), values.end()); };
+  {
+    chevron::scalar_reader numbers;
+    numbers.ask({at::full({}, 1.5, on_device), at::full({}, 2, on_device.dtype(at::kLong))}, keep);
+    numbers.ask({}, keep);
+    numbers.ask({at::full({}, 0.1f)}, keep);
+    numbers.ask({at::full({}, 0.25, on_device.dtype(at::kBFloat16))}, keep);
+    long const before = accelerator::detector::instance().host_waits(0);
+    numbers.read();
+    CHECK(accelerator::detector::instance().host_waits(0) == before + 1);
+    CHECK(read == std::vector<std::vector<double>>{{1.5, 2}, {}, {static_cast<double>(0.1f)}, {0.25}});
+    numbers.read();
+    CHECK(read.size() == 4);
+  }
   CHECK(accelerator::start_over() == 0);
 }
 

@@ -15,6 +15,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/optimizer/copy_agreement.hpp>
 #include <chevron/run/optimizer/group_rates.hpp>
@@ -67,9 +68,10 @@ class global_step {
   }
 
   /// The first half of a step's end: waits for the replicas' sums, adds up those of tied parameters, and computes the norms.
-  /// Collective. The host has then waited for all that an accelerator had to do before.
+  /// Collective.
   /// \param program slots that the program uses
-  void complete_gradients(long step, slot_counts program) {
+  /// \returns the norms on an accelerator: the host reads them before `run`
+  scalar_reader complete_gradients(long step, slot_counts program) {
     step_ = step;
     rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
     numbers_.clear();
@@ -77,7 +79,9 @@ class global_step {
     gradients_->wait_all_reduce();
     tied_->sum(*comm_, program);
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
-    gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm);
+    scalar_reader norms;
+    gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm, norms);
+    return norms;
   }
 
   /// The second half: decides with all ranks and steps. Collective. With post-validation the report may stay unsettled: then the

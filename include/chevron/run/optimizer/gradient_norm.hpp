@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/square.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/view_as_real.h>
 
@@ -36,10 +35,9 @@ double sum_of_squares(Scalar const* values, std::int64_t count) {
 
 }  // namespace detail
 
-/// The squared norms of gradients on an accelerator, in double. One call of LibTorch serves all gradients of a dtype: its kernels
-/// for lists take one dtype, and copy no gradient. The host waits once.
-inline std::vector<double> squared_norms(tensors const& gradients) {
-  if (gradients.empty()) return {};
+/// The norms of gradients on an accelerator, one double each, there. One call of LibTorch serves all gradients of a dtype: its
+/// kernels for lists take one dtype, and copy no gradient. The host does not wait.
+inline tensors norms_of(tensors const& gradients) {
   struct list {
     tensors values;
     std::vector<std::size_t> places;
@@ -57,10 +55,7 @@ inline std::vector<double> squared_norms(tensors const& gradients) {
     tensors const made = at::_foreach_norm(of.values, 2, at::kDouble);
     for (std::size_t k = 0; k < made.size(); ++k) norms[of.places[k]] = made[k];
   }
-  at::Tensor const here = at::stack(norms).cpu();
-  std::vector<double> out(here.const_data_ptr<double>(), here.const_data_ptr<double>() + here.numel());
-  for (double& norm : out) norm *= norm;
-  return out;
+  return norms;
 }
 
 /// The squared norm of a gradient in main memory.

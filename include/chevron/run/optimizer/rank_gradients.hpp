@@ -15,6 +15,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
@@ -134,10 +135,10 @@ class rank_gradients final : public gradient_store {
     }
   }
 
-  /// The squared norm of each gradient, by stage and parameter; 0 for a tied parameter that counts elsewhere. The host waits once
-  /// for an accelerator.
+  /// The squared norm of each gradient, by stage and parameter; 0 for a tied parameter that counts elsewhere.
+  /// \param out complete once `numbers` are read; must last until then, as this must
   /// \param clip the norm to which gradients are scaled; 0: they are not
-  void squared_norms(std::span<double> out, double clip) const {
+  void squared_norms(std::span<double> out, double clip, scalar_reader& numbers) const {
     std::size_t at = 0;
     tensors on_device;
     std::vector<std::size_t> places;
@@ -153,9 +154,10 @@ class rank_gradients final : public gradient_store {
         }
       }
     });
-    std::vector<double> const there = chevron::squared_norms(on_device);
-    for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = there[k];
-    note_roundings(out, clip);
+    numbers.ask(norms_of(on_device), [this, out, clip, places](std::span<double const> norms) {
+      for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = norms[k] * norms[k];
+      note_roundings(out, clip);
+    });
   }
 
  private:

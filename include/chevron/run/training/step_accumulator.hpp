@@ -7,12 +7,13 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/stack.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/device/scalar_reader.hpp>
+#include <chevron/run/execution/executor.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/step_statistics.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
@@ -53,10 +54,11 @@ class step_accumulator {
     }
   }
 
-  /// What a run computed. Waits for an accelerator, once.
+  /// What a run computed. The host waits for an accelerator, once.
   /// \param global_weight what the whole step counts over all replicas
-  /// \param trace with the accelerator's times
-  void add(split_batch const& batch, double global_weight, tensors const& losses, rank_trace const& trace) {
+  /// \param ran the run's executor, which has the accelerator's times
+  /// \param numbers asked for already: they are read with the losses
+  void add(split_batch const& batch, double global_weight, tensors const& losses, executor& ran, scalar_reader numbers = {}) {
     mine_.all_counts = global_weight;
     mine_.counts += batch.counts();
     mine_.samples += batch.samples();
@@ -65,13 +67,14 @@ class step_accumulator {
     for (at::Tensor const& loss : losses) {
       if (loss.defined()) scalars.push_back(loss.reshape({}));  // one number, or an error
     }
-    if (!scalars.empty()) {
-      at::Tensor const here = at::stack(scalars).to(at::TensorOptions(at::kCPU).dtype(at::kDouble));
-      for (std::size_t m = 0; m < scalars.size(); ++m) {
+    numbers.ask(scalars, [&](std::span<double const> values) {
+      for (std::size_t m = 0; m < values.size(); ++m) {
         if (batch.counts_nothing(static_cast<int>(m))) continue;
-        weighted_losses_[m] += here.const_data_ptr<double>()[m] * batch.weight(static_cast<int>(m));
+        weighted_losses_[m] += values[m] * batch.weight(static_cast<int>(m));
       }
-    }
+    });
+    numbers.read();
+    rank_trace const& trace = ran.synchronize_trace();  // all that it waits for is over
     mine_.busy_seconds += trace.busy_seconds();
     mine_.span_seconds += trace.span_seconds();
   }

@@ -269,7 +269,7 @@ class trainer {
           "accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
     prepare(global_weight);
     run_result const run = run_program(false);
-    accumulated_.add(batch_, context_.all_counts(), run.losses, executor_->synchronize_trace());
+    accumulated_.add(batch_, context_.all_counts(), run.losses, *executor_);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
   }
 
@@ -310,8 +310,8 @@ class trainer {
   void end_step(run_result const& run, step_report& report) {
     transport& comm = context_.comm();
     buffers_of_all_.start(comm);
-    update_->complete_gradients(step_, executor_->slots());
-    accumulated_.add(batch_, context_.all_counts(), run.losses, executor_->synchronize_trace());
+    auto norms = update_->complete_gradients(step_, executor_->slots());
+    accumulated_.add(batch_, context_.all_counts(), run.losses, *executor_, std::move(norms));
     detail::step_contribution mine = accumulated_.contribution(data_.numbers());
     mine.stop_cause = detail::stop_cause_now();
     update_->run(mine, report);

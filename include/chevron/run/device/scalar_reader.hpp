@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include <chevron/run/core/tensors.hpp>
+
+/// \file
+/// Numbers that an accelerator computes and the host decides by.
+
+namespace chevron {
+
+/// Copies lists of scalars to the host together: the host waits for the accelerator once, however many lists are asked for.
+class scalar_reader {
+ public:
+  /// Takes the values of a list in double, in the order of its scalars.
+  using taker = std::function<void(std::span<double const>)>;
+
+  /// Asks for a list. The host does not wait.
+  /// \param scalars one element each, on one device; `take` is called for an empty list, too
+  void ask(tensors const& scalars, taker take) {
+    at::Tensor const together = scalars.empty() ? at::Tensor() : at::stack(scalars).to(at::kDouble);
+    lists_.push_back({together, std::move(take)});
+  }
+
+  /// Waits, and gives each list to its taker, in the order in which they were asked for.
+  void read() {
+    tensors away;
+    for (list const& l : lists_) {
+      if (l.values.defined() && !l.values.is_cpu()) away.push_back(l.values);
+    }
+    at::Tensor const here = away.empty() ? at::Tensor() : at::cat(away).cpu();
+    std::int64_t next = 0;
+    for (list const& l : std::exchange(lists_, {})) {
+      if (!l.values.defined()) {
+        l.take({});
+        continue;
+      }
+      std::int64_t const count = l.values.numel();
+      at::Tensor const values = l.values.is_cpu() ? l.values : here.narrow(0, std::exchange(next, next + count), count);
+      l.take({values.const_data_ptr<double>(), static_cast<std::size_t>(count)});
+    }
+  }
+
+ private:
+  struct list {
+    at::Tensor values;
+    taker take;
+  };
+  std::vector<list> lists_;
+};
+
+}  // namespace chevron
