@@ -245,10 +245,10 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   if (!speaks) return;
   long const taken = o.steps + 1 - first_step;
   std::vector<std::pair<std::string, std::string>> facts = {
-      {"trained", taken == 0 ? "nothing: the checkpoint is at the end of step " + std::to_string(o.steps) + ", which is --steps"
-                             : some(taken, "step") + " in " + train::duration(spent) + ": loss " +
-                                   show::fixed(teller.first_loss(), 4) + " → " + show::fixed(teller.last_loss(), 4) +
-                                   " nats a token"}};
+      {"trained", taken == 0
+                      ? "nothing: the checkpoint is at the end of step " + std::to_string(o.steps) + ", which is --steps"
+                      : some(taken, "step") + " in " + train::duration(spent) + ": loss " + show::fixed(teller.first_loss(), 4) +
+                            " → " + show::fixed(teller.last_loss(), 4) + " nats a token"}};
   if (what.validation != nullptr)
     facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
   facts.emplace_back("written", o.out + ", " + name_of_out(o, what.model));

@@ -89,7 +89,8 @@ void print_header(task const& what, rank_place const& where) {
                     std::to_string(o.model.context)},
       {"data", what.text.source},
       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
-      {"schedule", (o.automatic ? "auto, beginning with " : "") + std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
+      {"schedule",
+       (o.automatic ? "auto, beginning with " : "") + std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
       {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
                    some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
                    " bytes in all"},

@@ -145,9 +145,10 @@ job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
 }
 
 void job_flags::pipeline(bool automatic) {
-  app_.add_option("--schedule", o_.schedule,
-                  (automatic ? "auto: planned from what the first steps cost; a FILE.csv; or one of " : "a FILE.csv, or one of ") +
-                      schedule_names())
+  app_.add_option(
+          "--schedule", o_.schedule,
+          (automatic ? "auto: planned from what the first steps cost; a FILE.csv; or one of " : "a FILE.csv, or one of ") +
+              schedule_names())
       ->type_name("NAME")
       ->group("Pipeline");
   ranks_ = app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
@@ -170,11 +171,12 @@ void job_flags::pipeline(bool automatic) {
                    ->type_name("linear|loop|vee|wave")
                    ->default_str("")
                    ->group("Pipeline");
-  memory_limit_ = app_.add_option("--memory-limit", o_.memory_limit,
-                                  "with auto: most activations held on a rank, in microbatches of its whole share; 0: as 1F1B holds, P")
-                      ->check(positive(true))
-                      ->type_name("COUNT")
-                      ->group("Pipeline");
+  memory_limit_ =
+      app_.add_option("--memory-limit", o_.memory_limit,
+                      "with auto: most activations held on a rank, in microbatches of its whole share; 0: as 1F1B holds, P")
+          ->check(positive(true))
+          ->type_name("COUNT")
+          ->group("Pipeline");
 }
 
 void job_flags::ranks() {
@@ -225,7 +227,8 @@ void job_flags::training() {
       ->check(whole(0, 1'000'000))
       ->type_name("N")
       ->group("Training");
-  app_.add_flag("--check-messages", o_.check_messages, "find out whether what stages send each other comes as it was sent; not with nccl")
+  app_.add_flag("--check-messages", o_.check_messages,
+                "find out whether what stages send each other comes as it was sent; not with nccl")
       ->group("Training");
   app_.add_option("--seed", o_.seed, "of what is drawn at random: batches and, where they are made here, weights")
       ->check(whole(0, 9'000'000'000'000'000))
@@ -274,8 +277,9 @@ void job_flags::read_automatic() {
                       ". Remedy: linear with 1, vee with 2, wave with an even number, loop with any");
   }
   if (o_.memory_limit > 0 && o_.memory_limit < 1) {
-    throw usage_error("--memory-limit " + show::number(o_.memory_limit) +
-                      " is below the smallest possible: a microbatch on its way holds a chunk with each stage of a rank. Remedy: 1 or more");
+    throw usage_error(
+        "--memory-limit " + show::number(o_.memory_limit) +
+        " is below the smallest possible: a microbatch on its way holds a chunk with each stage of a rank. Remedy: 1 or more");
   }
 }
 
@@ -285,8 +289,7 @@ void job_flags::read(int argc, char** argv) {
   } catch (CLI::Success const& asked) {
     std::exit(app_.exit(asked));
   } catch (CLI::ExtrasError const&) {
-    throw usage_error(unknown::not_expected(app_, app_.remaining()) + " Remedy: " + app_.get_name() +
-                      " --help lists every flag");
+    throw usage_error(unknown::not_expected(app_, app_.remaining()) + " Remedy: " + app_.get_name() + " --help lists every flag");
   } catch (CLI::ParseError const& wrong) {
     throw usage_error(std::string(wrong.what()) + ". Remedy: " + app_.get_name() + " --help lists every flag");
   }
@@ -297,7 +300,9 @@ void job_flags::read(int argc, char** argv) {
   if (o_.share_gpus && o_.backend != train::backend::nccl)
     throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (o_.check_messages && o_.backend == train::backend::nccl)
-    throw usage_error("--check-messages is about messages that ranks see themselves, not their GPUs. Remedy: another backend, or leave it away");
+    throw usage_error(
+        "--check-messages is about messages that ranks see themselves, not their GPUs. Remedy: another backend, or leave it "
+        "away");
   if (o_.cuda_graph && o_.backend != train::backend::nccl)
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
@@ -305,7 +310,8 @@ void job_flags::read(int argc, char** argv) {
   bool const makes = placement_ != nullptr && o_.schedule == "auto";
   for (CLI::Option const* const flag : {placement_, memory_limit_}) {
     if (flag != nullptr && flag->count() > 0 && !makes)
-      throw usage_error(flag->get_name() + " is about a schedule that is made while training. Remedy: --schedule auto, or leave it away");
+      throw usage_error(flag->get_name() +
+                        " is about a schedule that is made while training. Remedy: --schedule auto, or leave it away");
   }
   if (makes) {
     read_automatic();
@@ -317,9 +323,8 @@ void job_flags::read(int argc, char** argv) {
       throw usage_error("--chunks cannot be chosen: --schedule " + o_.schedule +
                         " places its stages itself. Remedy: leave the flag out");
   } else if (!catalogue::contains(o_.schedule)) {
-    throw usage_error("--schedule " + o_.schedule +
-                      " is not in the catalogue. Remedy: a file's name that ends in .csv, " + (placement_ != nullptr ? "auto, " : "") +
-                      "or one of " + schedule_names());
+    throw usage_error("--schedule " + o_.schedule + " is not in the catalogue. Remedy: a file's name that ends in .csv, " +
+                      (placement_ != nullptr ? "auto, " : "") + "or one of " + schedule_names());
   } else if (!catalogue::trains(o_.schedule)) {
     throw usage_error("--schedule " + o_.schedule + " runs forwards alone: it evaluates and cannot train. Remedy: one of " +
                       schedule_names());

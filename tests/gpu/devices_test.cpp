@@ -86,17 +86,17 @@ TEST_CASE("a child that looks for GPUs finds what this process finds") {
 
 TEST_CASE("a process that used a GPU before the number of its queues could be set is refused on every way to a GPU") {
   constexpr char const* queues = "CUDA_DEVICE_MAX_CONNECTIONS";
-  constexpr auto used = +[] { return true; };
+  constexpr auto used_before = +[] { return true; };
   variable const unset(queues, nullptr);
   for (int i = 0; i < 2; ++i) {
-    CHECK_THROWS_WITH_AS(detail::refuse_settings_that_hang(used),
+    CHECK_THROWS_WITH_AS(chevron::detail::refuse_settings_that_hang(used_before),
                          doctest::Contains("this process has used a GPU before CUDA_DEVICE_MAX_CONNECTIONS could be set"),
                          usage_error);
     CHECK(std::getenv(queues) == nullptr);
   }
-  detail::refuse_settings_that_hang(+[] { return false; });
+  chevron::detail::refuse_settings_that_hang(+[] { return false; });
   CHECK(std::string(std::getenv(queues)) == "32");
-  CHECK_NOTHROW(detail::refuse_settings_that_hang(used));
+  CHECK_NOTHROW(chevron::detail::refuse_settings_that_hang(used_before));
 }
 
 TEST_CASE("settings under which ranks would hang are refused on every way to a GPU, with reason and remedy") {

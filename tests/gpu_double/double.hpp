@@ -29,7 +29,8 @@ void drain_all();
 /// place, and keeps them until it ends (CUDA programming guide, "Hardware implementation").
 inline constexpr int places = 132;
 /// Waits for so many places on a device; false where `give_up` became true first.
-bool take_places(int device, int blocks, std::function<bool()> const& give_up = [] { return false; });
+bool take_places(
+    int device, int blocks, std::function<bool()> const& give_up = [] { return false; });
 void leave_places(int device, int blocks);
 
 /// The device of a stream.

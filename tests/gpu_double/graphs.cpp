@@ -168,7 +168,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t from, unsigned long long) {
-  *out = new CUgraphExec_st{gpu_double::current_device(), std::make_shared<graph const>(from->nodes), std::make_shared<std::mutex>()};
+  *out = new CUgraphExec_st{gpu_double::current_device(), std::make_shared<graph const>(from->nodes),
+                            std::make_shared<std::mutex>()};
   return used();
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t one) {

@@ -310,7 +310,9 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
 }
 
 TEST_CASE("communicators that the environment forbids to block are refused, with the remedy") {
-  auto const end = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + order{}.text(), "OMP_NUM_THREADS=1", "NCCL_COMM_BLOCKING=0"}).wait(30s);
+  auto const end =
+      subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + order{}.text(), "OMP_NUM_THREADS=1", "NCCL_COMM_BLOCKING=0"})
+          .wait(30s);
   INFO(end.output);
   CHECK(end.code == 3);
   CHECK(says(end.output, {"communicators do not block. Remedy: unset NCCL_COMM_BLOCKING"}));

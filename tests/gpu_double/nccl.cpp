@@ -269,7 +269,8 @@ ncclResult_t start(ncclComm& c, std::vector<asked> calls) {
 /// Told to stop before: what it holds is given back, which waits for the device.
 void reclaim(ncclComm& c) {
   if (c.background.joinable()) c.background.join();
-  if (c.inside != 0) gpu_double::broken("a communicator is freed while another thread is in a call on it", "init.cc, commReclaim");
+  if (c.inside != 0)
+    gpu_double::broken("a communicator is freed while another thread is in a call on it", "init.cc, commReclaim");
   gpu_double::drain_device(c.device);
   c.gone = true;
   --alive;
@@ -390,7 +391,8 @@ ncclResult_t ncclGroupEnd() {
       gpu_double::broken("a group of several communicators or streams", "not in this double");
   }
   if (gpu_double::device_of(calls.front().stream) != c.device) return ncclUnhandledCudaError;
-  if (gpu_double::is_captured(calls.front().stream)) gpu_double::broken("a kernel of NCCL within a capture", "not in this double");
+  if (gpu_double::is_captured(calls.front().stream))
+    gpu_double::broken("a kernel of NCCL within a capture", "not in this double");
   call_on const one(c, "ncclGroupEnd");
   return start(c, std::move(calls));
 }

@@ -87,8 +87,8 @@ class blas_handle {
   int number_ = 0;
 };
 
-/// cuBLAS keeps memory for each handle and stream that matrices are multiplied on (32 MiB on sm_90), from LibTorch's allocator, to
-/// the end of the process (LibTorch, CublasHandlePool.cpp).
+/// cuBLAS keeps memory for each handle and stream that matrices are multiplied on (32 MiB on sm_90), from LibTorch's allocator,
+/// to the end of the process (LibTorch, CublasHandlePool.cpp).
 void take_workspace(std::string const& op) {
   static constexpr std::string_view products[] = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv"};
   if (std::find(std::begin(products), std::end(products), op) == std::end(products)) return;
@@ -201,10 +201,11 @@ void note(c10::OperatorHandle const& op, stack& values, std::size_t first, at::D
   auto const& schema = op.schema();
   cudaStream_t const on = current_stream();
   static constexpr std::string_view sized_by_values[] = {"aten::nonzero", "aten::masked_select", "aten::_unique2"};
-  bool const host_waits = std::find(std::begin(sized_by_values), std::end(sized_by_values), schema.name()) != std::end(sized_by_values) ||
-                          std::any_of(schema.returns().begin(), schema.returns().end(), [](c10::Argument const& each) {
-                            return !each.type()->isSubtypeOf(*c10::TensorType::get()) && each.type()->kind() != c10::TypeKind::ListType;
-                          });
+  bool const host_waits =
+      std::find(std::begin(sized_by_values), std::end(sized_by_values), schema.name()) != std::end(sized_by_values) ||
+      std::any_of(schema.returns().begin(), schema.returns().end(), [](c10::Argument const& each) {
+        return !each.type()->isSubtypeOf(*c10::TensorType::get()) && each.type()->kind() != c10::TypeKind::ListType;
+      });
   if (host_waits) C10_CUDA_CHECK(gpu_double::waits_for_captured(on));
   TORCH_CHECK(!op.hasTag(at::Tag::nondeterministic_seeded), schema.name(), ": the generator does not know of the capture");
 

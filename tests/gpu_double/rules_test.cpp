@@ -179,7 +179,8 @@ TEST_CASE("who breaks a rule is told") {
   says("finalize before all have joined", broken, "rule broken: ncclCommFinalize while the communicator is in progress");
   says("destroy without finalize", broken, "rule broken: ncclCommDestroy without ncclCommFinalize");
   says("abort beside a kernel of another communicator", 5, "still waiting");
-  says("a communicator is freed while another thread joins it", broken, "rule broken: a communicator is freed while another thread");
+  says("a communicator is freed while another thread joins it", broken,
+       "rule broken: a communicator is freed while another thread");
   says("NCCL within a capture", broken, "rule broken: a kernel of NCCL within a capture");
 }
 
@@ -252,7 +253,9 @@ TEST_CASE("a group of a communicator that does not block comes back before its k
   CHECK(late > 0);
 }
 
-TEST_CASE("a group of a communicator that blocks comes back when its kernel is on the stream, and another thread ends a call that waits") {
+TEST_CASE(
+    "a group of a communicator that blocks comes back when its kernel is on the stream, and another thread ends a call that "
+    "waits") {
   ncclUniqueId const id = new_id();
   std::array<joining, 2> ends{joining(id, 0, 2), joining(id, 1, 2)};
   for (joining& each : ends) each.thread.join();

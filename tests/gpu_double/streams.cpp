@@ -122,8 +122,8 @@ void drain_all() {
 
 }  // namespace gpu_double
 
-using gpu_double::captures, gpu_double::capture_of, gpu_double::enqueue, gpu_double::fails, gpu_double::stream_of, gpu_double::unsafe,
-    gpu_double::used;
+using gpu_double::captures, gpu_double::capture_of, gpu_double::enqueue, gpu_double::fails, gpu_double::stream_of,
+    gpu_double::unsafe, gpu_double::used;
 
 extern "C" {
 

@@ -129,8 +129,8 @@ subject joined(std::string const& name, Make make) {
   using namespace std::chrono_literals;
   return {.name = name, .run = [make, name](int pipeline_ranks, int replicas, body const& work) {
             std::vector<outcome> out;
-            auto const thrown =
-                thread_ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+            auto const thrown = thread_ranks::run(
+                pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
                   with_info("over " + name + ", rank " + std::to_string(where.global_rank), [&] {
                     auto const comm = make(where, store, watch);
                     comm->deadline(100s);

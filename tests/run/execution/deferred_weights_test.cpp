@@ -28,8 +28,8 @@ namespace {
 
 struct outcome {
   std::vector<double> losses;
-  std::vector<std::vector<at::Tensor>> parameters;   // by stage
-  std::vector<std::vector<std::string>> orders;      // by step, then rank: as CSV
+  std::vector<std::vector<at::Tensor>> parameters;  // by stage
+  std::vector<std::vector<std::string>> orders;     // by step, then rank: as CSV
 };
 
 /// What of a step's trace is in a plan, as a row of CSV.
@@ -121,7 +121,7 @@ chevron::plan plan_that_ran(chevron::plan const& planned, std::vector<std::strin
 }  // namespace
 
 TEST_CASE("held back or not, gradients and parameters are the same to the last bit, and every order that ran is a lawful plan") {
-  for (char const* const name : {"ZB-H1", "ZB-H2", "ZBVZeroBubble", "V-Half", "V-Min", "1F1B"}) {
+  for (char const* const name : {"ZB-H1", "ZB-H2", "ZBVZeroBubble", "V-Half", "V-Min", "1F1B", "DualPipeV"}) {
     auto const plan = plan_of(name, 3, 5);
     auto const wanted = train(plan, 0, over::threads);
     for (int const most : {1, 2, 100}) {

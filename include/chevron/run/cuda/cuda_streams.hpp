@@ -214,9 +214,9 @@ class cuda_streams {
   }
   /// Ends all that is under way, for good: kernels, and calls that other threads are in.
   ///
-  /// Within a group NCCL tells a communicator at once that it is to stop, and frees it at the group's end (2.22 and later, init.cc,
-  /// `ncclCommAbort`). So all are told first, then calls that wait come back, then all are freed: freeing one waits for the whole
-  /// device, where kernels of others may spin (pytorch/pytorch#119797).
+  /// Within a group NCCL tells a communicator at once that it is to stop, and frees it at the group's end (2.22 and later,
+  /// init.cc, `ncclCommAbort`). So all are told first, then calls that wait come back, then all are freed: freeing one waits for
+  /// the whole device, where kernels of others may spin (pytorch/pytorch#119797).
   void abort() {
     std::lock_guard const one_at_a_time(aborting_);
     {

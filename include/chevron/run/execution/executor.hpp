@@ -50,9 +50,9 @@ struct executor_settings {
   std::optional<at::ScalarType> autocast = {};    ///< stages and loss run under autocast to this
   std::shared_ptr<compute_streams> streams = {};  ///< what to compute on; empty: the CPU, one thing after the other
   std::shared_ptr<graph_maker> graphs = {};       ///< captures steady runs; empty: none are captured
-  int deferred_weights = 0;                       ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
-  bool check_messages = false;                    ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
-  int lowest_trained = 0;  ///< no stage before it has a parameter that needs a gradient; the same on all ranks
+  int deferred_weights = 0;     ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
+  bool check_messages = false;  ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
+  int lowest_trained = 0;       ///< no stage before it has a parameter that needs a gradient; the same on all ranks
   /// Called in each run, before the rank's first B or I, which needs the microbatches' weights; F's need none. Empty: not called.
   std::function<void()> before_backward = {};
 };
@@ -306,6 +306,9 @@ class executor {
       case kind::forward:
         return deferred_.exceeds_limit(i.op) || (i.source != no_slot && !comm_->has_arrived(i.source));
       case kind::backward:
+        // It adds to the gradients, too: after the W's that come before it, for the same bits.
+        if (deferred_.holds_stage(i.op)) return true;
+        [[fallthrough]];
       case kind::backward_input:
         return i.source != no_slot && !comm_->has_arrived(i.source);
       case kind::wait_send_forward:
@@ -354,9 +357,7 @@ class executor {
 
   int global_rank() const { return comm_->topology().global_rank; }
 
-  error_context at_action(instruction const& i, long step) const {
-    return {global_rank(), -1, step, to_text(i.op).str()};
-  }
+  error_context at_action(instruction const& i, long step) const { return {global_rank(), -1, step, to_text(i.op).str()}; }
 
   static std::string thrower(instruction const& i) {
     return is_compute(i.op.kind) ? "stage " + std::to_string(i.op.stage) + " threw: " : std::string();

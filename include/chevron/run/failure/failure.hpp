@@ -145,8 +145,8 @@ inline thread_local std::string own_shortage;
 }  // namespace detail
 
 /// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing. The code is
-/// the cause's; where it belongs to an error that only its own rank can have, the type is `peer_lost_error`. No rank blames itself for
-/// being lost or late: it says who did.
+/// the cause's; where it belongs to an error that only its own rank can have, the type is `peer_lost_error`. No rank blames
+/// itself for being lost or late: it says who did.
 [[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
   detail::last_failed_wait = {rank, cause, mine, now_ns()};
   auto const code = static_cast<exit_code>(cause.code);

@@ -335,10 +335,10 @@ class global_step {
   double rate_ = 0;  // of this step
   double all_counts_ = 0;
   bool shapes_may_differ_ = true;
-  bool pending_ = false;       // the gather is under way
-  bool stepped_ = false;       // the optimizer stepped without waiting for it
+  bool pending_ = false;               // the gather is under way
+  bool stepped_ = false;               // the optimizer stepped without waiting for it
   std::int64_t gradient_changes_ = 0;  // when it returned
-  std::vector<double> rates_;  // by group, of this step
+  std::vector<double> rates_;          // by group, of this step
   std::string stop_reason_;
   optimizer_snapshot before_;
 };

@@ -47,8 +47,8 @@ enum class gradient_reduction {
   sum    ///< each replica has the mean over its own samples, and these are added
 };
 
-/// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights` and the two functions that are
-/// called with what happened.
+/// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights` and the two
+/// functions that are called with what happened.
 struct trainer_options {
   double clip_grad_norm = 0;  ///< largest global gradient norm; 0: no clipping
   not_finite when_not_finite = not_finite::stop;
@@ -94,13 +94,13 @@ struct trainer_options {
   /// When the ranks of a pipeline compare fingerprints of their batches: where each shuffles for itself, inputs (of the first
   /// stage's rank) and targets (of the last one's) do not belong together. In other steps it costs nothing.
   data_check check_data = data_check::first_step;
-  /// Whether what stages send each other goes with a checksum, so that a bit that changes on the way, in memory or a network, is a
-  /// `corrupt_message_error` and no wrong number. All that is sent is read twice more. On the CPU only: an accelerator's host does not
-  /// see messages.
+  /// Whether what stages send each other goes with a checksum, so that a bit that changes on the way, in memory or a network, is
+  /// a `corrupt_message_error` and no wrong number. All that is sent is read twice more. On the CPU only: an accelerator's host
+  /// does not see messages.
   bool check_messages = false;
-  /// Steps from one comparison of copies that must stay equal to the next: of parameters and what optimizers keep for them, on all
-  /// replicas of a stage and wherever they are tied. Also before a checkpoint or weights are saved. 0: never. The options that
-  /// copies are stepped with are compared in every step. All bytes of the copies are read once.
+  /// Steps from one comparison of copies that must stay equal to the next: of parameters and what optimizers keep for them, on
+  /// all replicas of a stage and wherever they are tied. Also before a checkpoint or weights are saved. 0: never. The options
+  /// that copies are stepped with are compared in every step. All bytes of the copies are read once.
   int check_copies = 100;
 };
 

@@ -169,9 +169,9 @@ class trainer {
     return next;
   }
 
-  /// Whether training should stop now, since a rank was asked to: by a signal (`stop_signals`), by the clock (`request_stop_after`) or by
-  /// `request_stop`. The same on all ranks after the same step: after the one in which the wish came, with `post_validation` after
-  /// the one that follows.
+  /// Whether training should stop now, since a rank was asked to: by a signal (`stop_signals`), by the clock
+  /// (`request_stop_after`) or by `request_stop`. The same on all ranks after the same step: after the one in which the wish
+  /// came, with `post_validation` after the one that follows.
   bool should_stop() const { return !update_->stop_reason().empty(); }
   /// Why, in words that name the rank; empty where training may go on.
   std::string const& stop_reason() const { return update_->stop_reason(); }
