@@ -334,7 +334,7 @@ TEST_CASE("ranks that are threads of one process, each with a GPU") {
     std::vector<std::string> losses(static_cast<std::size_t>(o.ranks));
     auto const thrown = thread_ranks::run(o.ranks, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
       at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(where.global_rank));
-      c10::cuda::set_device(device.index());
+      // Whichever device is current: a program need not set it.
       chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, deadline_of(o), device);
       comm.deadline(deadline_of(o));
       losses[static_cast<std::size_t>(where.global_rank)] = train(o, comm, device);
