@@ -132,8 +132,8 @@ class cuda_streams {
     ncclResult_t const result = ncclGetUniqueId(&id);
     return result == ncclSuccess ? std::string(id.internal, sizeof id.internal) : std::string();
   }
-  /// Joins the other ranks of a channel, which NCCL connects at its first use. `fault` says what went wrong; where they do not
-  /// come, only `abort` ends the wait.
+  /// Joins the other ranks of a channel; NCCL connects a channel at its first use. `fault` names an error. Only `abort` ends the
+  /// wait for a rank that never joins.
   template <class Stop>
   channel connect(std::string const& id, channel_use use, int rank, int size, Stop const&) {
     channel out;
@@ -155,8 +155,9 @@ class cuda_streams {
       ++inside_;
     }
     c10::cuda::CUDAGuard const here(device_);
-    left(ncclCommInitRankConfig(&made->comm, size, unique, rank, &config), nullptr);
-    std::lock_guard const hold(mutex_);
+    ncclResult_t const result = ncclCommInitRankConfig(&made->comm, size, unique, rank, &config);
+    std::lock_guard const hold(mutex_);  // in one piece: `abort` ends members when no call is under way
+    note_return(result, nullptr);
     made->joined = fault_.empty() && !stopped_;
     out.comm = made->comm;
     return out;
@@ -286,11 +287,11 @@ class cuda_streams {
     ncclGroupStart();
     ncclResult_t const asked = calls();
     ncclResult_t const end = ncclGroupEnd();
-    left(bad(asked) ? asked : end, c.comm);
-  }
-  /// A call came back. The watch tells everybody if it went wrong, unless `abort` is why.
-  void left(ncclResult_t result, ncclComm_t comm) {
     std::lock_guard const hold(mutex_);
+    note_return(bad(asked) ? asked : end, c.comm);
+  }
+  /// Counts a call of NCCL as over, and notes its error for the watch, unless `abort` caused it. The caller holds the mutex.
+  void note_return(ncclResult_t result, ncclComm_t comm) {
     --inside_;
     if (bad(result) && !stopped_ && fault_.empty()) fault_ = words_of(result, comm);
   }
