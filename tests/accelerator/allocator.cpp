@@ -19,6 +19,13 @@ std::size_t size_class(std::size_t bytes) {
   return size;
 }
 
+/// As cudaFree does: what streams were asked for so far, messages among it.
+void wait_for_all_of(int device) {
+  auto& late = late_streams::instance();
+  if (!late.on()) return;
+  for (int const stream : detector::instance().streams_of(device)) late.run_to(late.now(stream));
+}
+
 }  // namespace
 
 device_allocator& device_allocator::instance() {
@@ -32,13 +39,16 @@ c10::DataPtr device_allocator::allocate(std::size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &release, where};
   int const stream = current_stream(device);
   std::size_t const size = size_class(bytes);
-  std::lock_guard const hold(mutex_);
+  std::unique_lock hold(mutex_);
   block* b = take(freed_[{stream, size}], stream);
   if (b == nullptr) {
     use& u = uses_[device];
     auto const more = static_cast<std::int64_t>(size);
     if (u.reserved + more > limit_) {
       ++u.retries;
+      hold.unlock();
+      wait_for_all_of(device);
+      hold.lock();
       give_back(device);
       TORCH_CHECK(u.reserved + more <= limit_, "out of memory");
     }

@@ -49,7 +49,8 @@ class device_allocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override;
 
-  /// How much memory a device has. Where it is full the allocator gives back what it keeps and tries again, as CUDA's does.
+  /// How much memory a device has. Where it is full the allocator waits for the device where that runs late (late.hpp), gives
+  /// back what it keeps and tries again, as CUDA's does.
   void limit(std::int64_t bytes);
   static constexpr std::int64_t usual_limit = std::int64_t{1} << 30;
 

@@ -113,6 +113,16 @@ class detector {
     s.name = what + " (stream " + std::to_string(stream) + " of device " + std::to_string(s.device) + ")";
   }
 
+  /// The streams of a device.
+  std::vector<int> streams_of(int device) {
+    std::lock_guard const hold(mutex_);
+    std::vector<int> out;
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      if (streams_[s].device == device) out.push_back(static_cast<int>(s));
+    }
+    return out;
+  }
+
   /// All that the stream was asked for so far.
   clock now(int stream) {
     std::lock_guard const hold(mutex_);

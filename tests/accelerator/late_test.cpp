@@ -2,11 +2,24 @@
 // Operators that run as late as they may, on freed memory that is spoilt: numbers are right only where the order is.
 #include "accelerator/training.hpp"
 
+#include "accelerator/allocator.hpp"
+
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace {
+
+/// Takes memory that no earlier step has left, in each forward.
+chevron::stage taking_more(int number) {
+  torch::nn::Functional const takes([](at::Tensor const& x) {
+    if (x.is_cpu()) return x;
+    c10::StreamGuard const once(c10::impl::VirtualGuardImpl(x.device().type()).getStreamFromGlobalPool(x.device()));
+    at::empty({1 << 16}, x.options());
+    return x;
+  });
+  return chevron::in_sequence({torch::nn::Sequential(takes), small_model::build_stage(number)});
+}
 
 chevron::stage dropping(int number) { return small_model::build_dropping_stage(number, 1); }
 
@@ -100,6 +113,30 @@ TEST_CASE("steps that are taken back, and accumulation, late") {
                           .options = {.bucket_bytes = 100},
                           .passes = 2},
                          "late, accumulation");
+  }
+}
+
+TEST_CASE("memory that is given back in the middle of a step waits for the device, and no receive keeps it waiting") {
+  auto& memory = accelerator::device_allocator::instance();
+  for (char const* const name : {"1F1B", "GPipe", "ZB-H1", "ZB-V", "DualPipeV"}) {
+    CAPTURE(name);
+    // With one microbatch a backward's message, whose receive stands before the forward, waits for that forward.
+    accelerator::job what{.schedule = name, .ranks = 2, .micro_batches = 1, .late = true, .build = taking_more, .steps = 8};
+    std::vector<std::int64_t> taken;  // of device 0, by step
+    long retries = 0;
+    what.between = [&](chevron::trainer& train, long) {
+      if (train.context().comm().topology().global_rank != 0) return;
+      auto const stats = memory.getDeviceStats(0);
+      taken.push_back(stats.reserved_bytes[0].current);
+      retries = stats.num_alloc_retries;
+    };
+    accelerator::compare(what, "enough memory");
+    REQUIRE(taken.size() == 8);
+    // Less than what is freed in between makes each step ask for more than there is.
+    memory.limit(taken[4]);
+    accelerator::compare(what, "too little memory");
+    memory.limit(accelerator::device_allocator::usual_limit);
+    CHECK(retries > 0);
   }
 }
 

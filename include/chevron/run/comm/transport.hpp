@@ -20,6 +20,7 @@
 #include <chevron/run/comm/gather.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
+#include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
@@ -122,6 +123,16 @@ class transport {
   virtual bool has_arrived(std::uint16_t) { return false; }
   /// Whether `wait_send` of this slot would not wait; false where that cannot be told. Never blocks.
   virtual bool is_sent(std::uint16_t) { return false; }
+
+  /// Whether receives are asked of the device only when their messages are needed, in the place of the stream where
+  /// `post_receive` stood. A device that gives memory back makes the host wait for all that it was asked for: a receive whose
+  /// sender needs a later call of this rank would never end. Each rank decides for itself. Without effect where no device
+  /// receives.
+  virtual void receive_late(bool) {}
+
+  /// A stream to compute on, of this rank alone; the next of LibTorch's pool where a transport makes none. The pool goes round
+  /// after 32, so that two ranks of a process, or a rank and its user, may get one stream.
+  virtual compute_lane make_lane(at::Device where) { return pooled_lane(where); }
 
   /// Starts summing `values` in place over the replicas; nothing with one replica.
   /// \param bucket numbers the sums under way, from 0

@@ -13,6 +13,7 @@
 #include <cuda_runtime_api.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/launch/device_queues.hpp>
 
 /// \file
 /// Which GPUs this process may use, which of them is a rank's, and in plain words why there is none.
@@ -65,13 +66,13 @@ inline bool has_cuda_context() {
 /// \param has_context whether CUDA has begun, and with another number of queues than is set now
 /// \throws usage_error with the setting, the reason and the remedy
 inline void refuse_settings_that_hang(bool (*has_context)() = has_cuda_context) {
-  constexpr char const* queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+  constexpr char const* queues = device_queues;
   if (std::getenv(queues) == nullptr && has_context()) {
     throw usage_error(std::string("this process has used a GPU before ") + queues +
                       " could be set, so that streams wait for each other, and ranks for each other for ever. Remedy: " + queues +
                       "=32 in the environment, or look_for_cuda_devices() before anything else is done on a GPU");
   }
-  ::setenv(queues, "32", 0);
+  if (std::getenv(queues) == nullptr) ask_for_device_queues();
   struct setting {
     char const* name;
     bool (*hangs)(char const* value);

@@ -50,7 +50,7 @@ class cuda_graph_maker final : public graph_maker {
     c10::cuda::CUDAStream const lane(on.stream(0));
     recording now(pool_, lane);
     work();
-    join(lane, c10::cuda::CUDAStream(on.stream(1)));
+    if (on.two()) join(lane, c10::cuda::CUDAStream(on.stream(1)));
     return std::make_unique<graph>(pool_, lane, now.end());
   }
 

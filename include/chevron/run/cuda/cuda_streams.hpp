@@ -24,6 +24,8 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <chevron/run/comm/streams/channel_use.hpp>
+#include <chevron/run/cuda/cuda_devices.hpp>
+#include <chevron/run/cuda/cuda_lanes.hpp>
 
 /// \file
 /// Streams and events of a GPU, and NCCL's communicators as channels.
@@ -85,7 +87,10 @@ class cuda_streams {
     ncclComm_t comm = nullptr;
   };
 
-  explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : device_(on), limits_(limits) {}
+  /// \throws usage_error for settings under which ranks would hang
+  explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : device_(on), limits_(limits) {
+    detail::refuse_settings_that_hang();
+  }
   ~cuda_streams() {
     // A communicator that is not joined, or broken, can only be aborted: any other call may wait for ranks that never come.
     if (!stopped_ && !(fault().empty() && finalize_all())) abort();
@@ -98,6 +103,7 @@ class cuda_streams {
 
   stream make_stream() { return stream(device_); }
   event make_event() { return event(device_); }
+  static compute_lane make_lane(at::Device where) { return detail::make_cuda_lane(where); }
 
   void record(event& e) { C10_CUDA_CHECK(cudaEventRecord(e.get(), current())); }
   void record(event& e, stream& on) { C10_CUDA_CHECK(cudaEventRecord(e.get(), on.get())); }

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -25,6 +28,16 @@
 
 namespace chevron {
 
+/// A stream of an accelerator to compute on, and what keeps other ranks off it.
+struct compute_lane {
+  c10::Stream stream;
+  std::shared_ptr<void> owner = {};  ///< null: a stream of LibTorch's pool, which others may get, too
+};
+/// The next stream of LibTorch's pool.
+inline compute_lane pooled_lane(at::Device where) {
+  return {c10::impl::VirtualGuardImpl(where.type()).getStreamFromGlobalPool(where)};
+}
+
 /// The main stream (lane 0), on which a rank computes one thing after the other, and the side stream (lane 1) beside it for the
 /// other half of a fused pair. On an accelerator lanes are streams of the rank's own, none of them the default one; on the CPU
 /// the main stream is the calling thread and the side stream a worker thread.
@@ -32,12 +45,14 @@ namespace chevron {
 /// For one thread, as is everything of a rank.
 class compute_streams {
  public:
-  /// \param two whether fused pairs are to use both; without it their halves run one after the other
-  compute_streams(at::Device where, bool two) : where_(where), two_(two) {
+  /// \param two  whether fused pairs are to use both; without it their halves run one after the other
+  /// \param make a lane of an accelerator
+  compute_streams(at::Device where, bool two, std::function<compute_lane(at::Device)> const& make = pooled_lane)
+      : where_(where), two_(two) {
     if (on_accelerator()) {
       c10::impl::VirtualGuardImpl const device(where.type());
       if (!where_.has_index()) where_ = device.getDevice();
-      for (auto& s : streams_) s = device.getStreamFromGlobalPool(where_);
+      for (int lane = 0; lane < (two ? 2 : 1); ++lane) lanes_.push_back(make(where_));
       here_.emplace(where_.type());
       thread_.emplace(where_);
       if (two) do_not_warn_of_lanes(at::globalContext());
@@ -50,7 +65,7 @@ class compute_streams {
   bool two() const { return two_; }
   bool on_accelerator() const { return !where_.is_cpu(); }
   /// On an accelerator: the stream of a lane.
-  c10::Stream stream(int lane) const { return *streams_[lane]; }
+  c10::Stream stream(int lane) const { return lanes_.at(static_cast<std::size_t>(lane)).stream; }
 
   /// While it lives, this thread computes on the main stream, after what it had computed before; and what it computes afterwards
   /// comes after that. One within another does nothing.
@@ -61,8 +76,8 @@ class compute_streams {
       of_ = &of;
       device_.emplace(of.where_);
       outside_ = c10::impl::VirtualGuardImpl(of.where_.type()).getStream(of.where_);
-      of.after(*of.streams_[0], *outside_);
-      stream_.emplace(*of.streams_[0]);
+      of.after(of.stream(0), *outside_);
+      stream_.emplace(of.stream(0));
       of.entered_ = true;
     }
     ~scope() {
@@ -70,7 +85,7 @@ class compute_streams {
       of_->entered_ = false;
       stream_.reset();
       try {
-        of_->after(*outside_, *of_->streams_[0]);
+        of_->after(*outside_, of_->stream(0));
       } catch (std::exception const&) {
         // The device is lost: whoever asks it next will hear.
       }
@@ -91,12 +106,12 @@ class compute_streams {
   template <class Beside, class Here>
   void both(int lane_of_beside, Beside const& beside, Here const& here) {
     if (!on_accelerator()) return with_worker(beside, here);
-    after(*streams_[1], *streams_[0]);
+    after(stream(1), stream(0));
     std::exception_ptr first, second;
     on_lane(lane_of_beside, beside, first);
     on_lane(1 - lane_of_beside, here, second);
     try {
-      after(*streams_[0], *streams_[1]);
+      after(stream(0), stream(1));
     } catch (...) {
       if (!first && !second) throw;  // else it is only what became of that
     }
@@ -120,7 +135,7 @@ class compute_streams {
 
   template <class Work>
   void on_lane(int lane, Work const& work, std::exception_ptr& problem) {
-    c10::StreamGuard const on(*streams_[lane]);
+    c10::StreamGuard const on(stream(lane));
     try {
       work();
     } catch (...) {
@@ -169,8 +184,8 @@ class compute_streams {
   at::Device where_;
   bool two_;
   bool entered_ = false;
-  std::optional<c10::Stream> streams_[2];
-  std::optional<c10::Event> here_;  // recorded anew for each order: who waits for an earlier one is not disturbed
+  std::vector<compute_lane> lanes_;  // of an accelerator
+  std::optional<c10::Event> here_;   // recorded anew for each order: who waits for an earlier one is not disturbed
   std::optional<device_thread> thread_;
   std::unique_ptr<worker_thread> side_;
 };

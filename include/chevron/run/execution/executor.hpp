@@ -426,7 +426,9 @@ class executor {
     trace_.ends(entry);
   }
   void note_memory() {
-    if (memory_.watches()) trace_.took(memory_.peak(launching_ ? captured_->bytes() : 0));
+    if (!memory_.watches()) return;
+    trace_.took(memory_.peak(launching_ ? captured_->bytes() : 0));
+    comm_->receive_late(memory_.is_tight());
   }
 
   /// What a computation that is done means for others.

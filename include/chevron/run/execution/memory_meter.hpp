@@ -72,6 +72,9 @@ class memory_meter {
     return use;
   }
 
+  /// Of the last `peak`: whether the allocator may give memory back in the middle of a step.
+  bool is_tight() const { return stats_.is_tight(); }
+
   /// After a training step and its `peak`. Memory that is given back in the middle of a step waits for all that the device has to
   /// do, messages under way among it, whose senders may wait for what this rank has not yet asked for. Between steps all that the
   /// device has to do needs no further call of this rank's: so where the next step would run full, its memory goes back here.

@@ -15,6 +15,7 @@
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_watch.hpp>
 #include <chevron/run/failure/last_actions.hpp>
+#include <chevron/run/launch/device_queues.hpp>
 #include <chevron/run/launch/launch.hpp>
 #include <chevron/run/launch/malloc_tuning.hpp>
 
@@ -60,9 +61,10 @@ inline std::string message_of_current(std::string const& message) {
 }  // namespace detail
 
 /// Runs `body(argc, argv)`, which returns an exit code, and ends the process with these exit codes (docs/training.md): 0 ok, 2
-/// usage, 3 peer lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 anything else. Whoever ends because another rank
-/// failed ends with that one's code. A rank that computes while another fails is ended after 1.5 s. Memory that steps free is
-/// kept for the next (malloc_tuning.hpp). Where `body` throws, the process ends here, and static objects are not destroyed.
+/// usage, 3 peer lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 anything else. Whoever ends
+/// because another rank failed ends with that one's code. A rank that computes while another fails is ended after 1.5 s. Memory
+/// that steps free is kept for the next (malloc_tuning.hpp), and a GPU mixes up no streams (device_queues.hpp). Where `body`
+/// throws, the process ends here, and static objects are not destroyed.
 /// \param body takes `(int, char**)` and returns an exit code; what it throws is printed on stderr as one line
 /// \returns what `body` returned; a rank of `launch` that returns another code than 0 ends here, and tells the others
 ///
@@ -73,6 +75,7 @@ int run_main(int argc, char** argv, Body&& body) {
   ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of its writer's, not the end of the process
   detail::keep_watch = true;
   keep_freed_memory();
+  detail::ask_for_device_queues();
   int code = 0;
   try {
     code = body(argc, argv);

@@ -45,12 +45,18 @@ class allocator_stats {
     out.active = stats.active_bytes[all].peak;
     out.reserved = stats.reserved_bytes[all].peak;
     out.planned = begin_ + kept;
-    if (device_.total == 0) device_ = detail::memory_of(*from_, index_);
-    out.total = device_.total;
     reserved_ = stats.reserved_bytes[all].current;
+    if (device_.total == 0 || reserved_ != asked_at_) device_ = detail::memory_of(*from_, index_);
+    asked_at_ = reserved_;
+    out.total = device_.total;
+    is_tight_ = is_tight_ || retries_ < stats.num_alloc_retries || device_.free < device_.total / 16;
     retries_ = stats.num_alloc_retries;
     return out;
   }
+
+  /// Whether, at a `peak`, the allocator had given memory back in the middle of a step, or the device had less than a sixteenth
+  /// of its memory free, so that the next step may have it do so. Once so, always.
+  bool is_tight() const { return is_tight_; }
 
   /// After the `peak` of a step: whether a step that takes as much more from the device as this one did finds too little there,
   /// so that the allocator gives memory back in the middle of it. In the first step all is growth, and tells nothing.
@@ -86,7 +92,9 @@ class allocator_stats {
   std::int64_t begin_ = 0;
   detail::device_memory device_;                     // when it was last asked for
   std::int64_t reserved_ = 0, reserved_before_ = 0;  // after a step, and after the one before it
+  std::int64_t asked_at_ = 0;                        // reserved when device_ was asked for
   std::int64_t retries_ = 0;                         // since the process began
+  bool is_tight_ = false;
   bool was_short_ = false;
 };
 

@@ -37,7 +37,8 @@ class rank_context {
       : comm_(&comm),
         loss_(std::move(loss)),
         options_(std::move(options)),
-        streams_(std::make_shared<compute_streams>(options_.device, options_.overlap_pairs || !options_.device.is_cpu())) {}
+        streams_(std::make_shared<compute_streams>(options_.device, options_.overlap_pairs || !options_.device.is_cpu(),
+                                                   [&](at::Device where) { return comm.make_lane(where); })) {}
 
   transport& comm() const { return *comm_; }
   loss_function const& loss() const { return loss_; }

@@ -70,7 +70,11 @@ class stream_messages {
     sends_.clear();
     receives_.clear();
     for (int i = 0; i < slots.send; ++i) sends_.emplace_back().done = std::make_unique<point>(watch_);
-    for (int i = 0; i < slots.receive; ++i) receives_.emplace_back().arrived = std::make_unique<point>(watch_);
+    for (int i = 0; i < slots.receive; ++i) {
+      incoming& slot = receives_.emplace_back();
+      slot.computed = streams_.make_event();
+      slot.arrived = std::make_unique<point>(watch_);
+    }
   }
   /// What the rank computes next comes after these transfers, and so may be given their memory.
   void finish_first_sends() {
@@ -108,9 +112,12 @@ class stream_messages {
     slot.tag = agreement_.tag(mine.what);
     auto& queue = late_[mine.peer];
     terms const* const known = agreement_.known(slot.tag);
-    slot.late = known == nullptr || !queue.empty();
-    slot.late ? queue.push_back(receive_slot) : post(slot, known->shapes);
+    if (known != nullptr) take_memory(slot, known->shapes);
+    slot.late = late_receives_ || known == nullptr || !queue.empty();
+    slot.late ? queue.push_back(receive_slot) : post(slot);
   }
+  /// As `transport` has it. Until the receive is asked for, the memory of its slot and its place behind computation are taken.
+  void receive_late(bool late) { late_receives_ = late; }
 
   /// \param patience how long it may take until the sender has told the shapes
   std::span<at::Tensor> receive(std::uint16_t receive_slot, milliseconds patience) {
@@ -119,14 +126,11 @@ class stream_messages {
     while (slot.late) {
       auto& queue = late_.at(slot.about.peer);
       incoming& next = receives_.at(queue.front());
-      terms const* known = agreement_.known(next.tag);
-      if (known == nullptr) {
+      if (agreement_.known(next.tag) == nullptr) {
         auto const told = meeting_.wait_for(key_of(next.about.peer, rank_, next.tag), next.about, patience);
-        known = &agreement_.agree(next.tag, terms::of_text(told));
+        take_memory(next, agreement_.agree(next.tag, terms::of_text(told)).shapes);
       }
-      queue.pop_front();
-      next.late = false;
-      post(next, known->shapes);
+      post_next(queue);
     }
     lines_.wait(*slot.arrived);
     slot.given = slot.values;
@@ -141,9 +145,14 @@ class stream_messages {
     slot.values.clear();
   }
 
-  /// False until the receive is posted, which a late one is when the rank needs it.
+  /// False as long as the shapes of the message, or of one before it, are not known.
   bool has_arrived(std::uint16_t receive_slot) {
     incoming const& slot = receives_.at(receive_slot);
+    while (slot.late) {
+      auto& queue = late_.at(slot.about.peer);
+      if (agreement_.known(receives_.at(queue.front()).tag) == nullptr) break;
+      post_next(queue);
+    }
     return !slot.late && streams_.passed(slot.arrived->at());
   }
   bool is_sent(std::uint16_t send_slot) {
@@ -162,8 +171,9 @@ class stream_messages {
   struct incoming {
     awaited about{};
     std::uint32_t tag = 0;
-    bool late = false;  ///< its shapes are not known yet, or those of one before it
+    bool late = false;  ///< not asked for yet: its shapes or those of one before it are not known, or receives are late
     std::vector<at::Tensor> values, given;
+    typename Streams::event computed;  ///< up to where the rank had computed when the slot took its memory
     std::unique_ptr<point> arrived;
   };
   /// What a rank computes next must not wait for the host, so strides are those of the first time: later tensors are given them.
@@ -187,11 +197,21 @@ class stream_messages {
     }
   };
 
-  void post(incoming& slot, message_shapes const& shapes) {
+  void take_memory(incoming& slot, message_shapes const& shapes) {
     slot.given.clear();
     make_room(slot.values, shapes, streams_.device());
+    streams_.record(slot.computed);
+  }
+  /// The first of a peer's late receives: its memory is taken.
+  void post_next(std::deque<std::uint16_t>& queue) {
+    incoming& next = receives_.at(queue.front());
+    queue.pop_front();
+    next.late = false;
+    post(next);
+  }
+  void post(incoming& slot) {
     line const& from = incoming_.at(slot.about.peer);
-    lines_.behind_computation(*from);
+    streams_.wait(from->on, slot.computed);
     streams_.receive(from->way, from->on, sent_of(slot.values));
     slot.arrived->record(from->on, slot.about);
   }
@@ -217,7 +237,8 @@ class stream_messages {
   int rank_;
   message_agreement<terms, outgoing> agreement_;
   std::map<int, line> outgoing_, incoming_;        // by peer
-  std::map<int, std::deque<std::uint16_t>> late_;  // by peer: receives that are to be posted, in order
+  std::map<int, std::deque<std::uint16_t>> late_;  // by peer: receives that are to be asked for, in order
+  bool late_receives_ = false;
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;
   std::vector<at::Tensor> scratch_;
