@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -319,6 +320,32 @@ TEST_CASE("communicators that the environment forbids to block are refused, with
   clean_up();
 }
 
+TEST_CASE("a stream to compute on is of one rank at a time, on its GPU") {
+  at::Device const gpus[] = {{at::kCUDA, 0}, {at::kCUDA, 1}};
+  std::set<c10::StreamId> seen;
+  for (int round = 0; round < 2; ++round) {
+    std::vector<chevron::compute_lane> held;
+    std::set<c10::StreamId> now;
+    for (int i = 0; i < 40; ++i) {
+      at::Device const gpu = gpus[i % 2];
+      held.push_back(chevron::cuda_streams::make_lane(gpu));
+      CHECK(held.back().stream.device() == gpu);
+      CHECK(gpu_double::device_of(c10::cuda::CUDAStream(held.back().stream).stream()) == gpu.index());
+      now.insert(held.back().stream.id());
+    }
+    CHECK(now.size() == 40);
+    if (round == 0) seen = now;
+    CHECK(now == seen);  // those that were given back, and no more
+  }
+}
+
+TEST_CASE("streams that a program makes by hand refuse settings under which ranks hang") {
+  ::setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+  CHECK_THROWS_WITH_AS(chevron::cuda_streams(at::Device(at::kCUDA, 0)),
+                       doctest::Contains("CUDA_LAUNCH_BLOCKING=1 has the host wait"), chevron::usage_error);
+  ::unsetenv("CUDA_LAUNCH_BLOCKING");
+}
+
 TEST_CASE("eight ranks: one breaks, all end") {
   auto const at = [](std::string fault, std::string point, int code, std::vector<std::string> words, int culprit) {
     return ending{{.ranks = 8, .fault = std::move(fault), .point = std::move(point), .culprit = culprit}, code, std::move(words)};
@@ -337,6 +364,7 @@ TEST_CASE("ranks that are threads of one process, each with a GPU") {
       // Whichever device is current: a program need not set it.
       chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, deadline_of(o), device);
       comm.deadline(deadline_of(o));
+      CHECK(comm.make_lane(device).owner != nullptr);  // of no pool
       losses[static_cast<std::size_t>(where.global_rank)] = train(o, comm, device);
       comm.close();
     });

@@ -153,6 +153,7 @@ cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpy
 
 // ---- Streams ----------------------------------------------------------------------------------------------------------------
 
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) { return cudaStreamCreateWithPriority(out, flags, 0); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int) {
   *out = new CUstream_st(gpu_double::current_device());
   return used();

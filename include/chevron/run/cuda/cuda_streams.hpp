@@ -330,7 +330,6 @@ class cuda_streams {
     std::lock_guard const hold(mutex_);
     if (fault_.empty()) fault_ = std::move(what);
   }
-
   struct member {
     ncclComm_t comm = nullptr;
     bool joined = false;

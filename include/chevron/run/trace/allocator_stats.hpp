@@ -46,7 +46,7 @@ class allocator_stats {
     out.reserved = stats.reserved_bytes[all].peak;
     out.planned = begin_ + kept;
     reserved_ = stats.reserved_bytes[all].current;
-    if (device_.total == 0 || reserved_ != asked_at_) device_ = detail::memory_of(*from_, index_);
+    if (device_.total == 0 || reserved_ > asked_at_) device_ = detail::memory_of(*from_, index_);
     asked_at_ = reserved_;
     out.total = device_.total;
     is_tight_ = is_tight_ || retries_ < stats.num_alloc_retries || device_.free < device_.total / 16;
