@@ -32,10 +32,10 @@ LINE = ["comm/streams/stream_line.hpp"]
 # name; files below include/chevron/run, of which one has the text; text (a regular expression, whose only group is the statement that
 # is left out); "" or why nothing is lost without it
 MUTANTS = [
-    ("scope: begins behind the caller's stream", COMPUTE, r"(of\.after\(\*of\.streams_\[0\], \*outside_\);)", ""),
-    ("scope: the caller's stream goes on behind it", COMPUTE, r"(of_->after\(\*outside_, \*of_->streams_\[0\]\);)", ""),
-    ("pair: lane 1 forks from lane 0", COMPUTE, r"(after\(\*streams_\[1\], \*streams_\[0\]\);)", ""),
-    ("pair: lane 0 joins lane 1", COMPUTE, r"(after\(\*streams_\[0\], \*streams_\[1\]\);)", ""),
+    ("scope: begins behind the caller's stream", COMPUTE, r"(of\.after\(of\.stream\(0\), \*outside_\);)", ""),
+    ("scope: the caller's stream goes on behind it", COMPUTE, r"(of_->after\(\*outside_, of_->stream\(0\)\);)", ""),
+    ("pair: lane 1 forks from lane 0", COMPUTE, r"(after\(stream\(1\), stream\(0\)\);)", ""),
+    ("pair: lane 0 joins lane 1", COMPUTE, r"(after\(stream\(0\), stream\(1\)\);)", ""),
     ("lanes: record of every order", COMPUTE, r"(here_->record\(earlier\);)", ""),
     ("lanes: wait of every order", COMPUTE, r"(here_->block\(later\);)", ""),
     ("pair: F's inputs are held until its end", ["execution/stage_runner.hpp"], r"(tensors const held = inputs;)", ""),
@@ -52,7 +52,9 @@ MUTANTS = [
     ("transfer behind computation: record", LINE, r"(streams_\.record\(to\.computed\);)", ""),
     ("transfer behind computation: wait", LINE, r"(streams_\.wait\(to\.on, to\.computed\);)", ""),
     ("send behind computation", MESSAGES, r"(lines_\.behind_computation\(\*to\);)", ""),
-    ("receive behind computation", MESSAGES, r"(lines_\.behind_computation\(\*from\);)", ""),
+    ("receive behind computation: record", MESSAGES, r"(streams_\.record\(slot\.computed\);)", ""),
+    ("receive behind computation: wait", MESSAGES, r"(streams_\.wait\(from->on, slot\.computed\);)", ""),
+    ("receive: asked for late where memory is short", STREAMS, r"(messages_\.receive_late\(late\);)", ""),
     ("sum behind computation", STREAMS, r"(lines_\.behind_computation\(\*sums_\);)", ""),
     ("send: record of its end", MESSAGES, r"(slot\.done->record\([^;]*;)", ""),
     ("send: wait before its memory is free", MESSAGES, r"(lines_\.wait\(\*slot\.done\);)", ""),

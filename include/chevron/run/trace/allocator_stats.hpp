@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -49,13 +50,14 @@ class allocator_stats {
     if (device_.total == 0 || reserved_ > asked_at_) device_ = detail::memory_of(*from_, index_);
     asked_at_ = reserved_;
     out.total = device_.total;
-    is_tight_ = is_tight_ || retries_ < stats.num_alloc_retries || device_.free < device_.total / 16;
+    std::int64_t const growth = reserved_before_ > 0 ? reserved_ - reserved_before_ : 0;  // since the last step ended
+    is_tight_ = is_tight_ || retries_ < stats.num_alloc_retries || device_.free < std::max(device_.total / 16, 2 * growth);
     retries_ = stats.num_alloc_retries;
     return out;
   }
 
-  /// Whether, at a `peak`, the allocator had given memory back in the middle of a step, or the device had less than a sixteenth
-  /// of its memory free, so that the next step may have it do so. Once so, always.
+  /// Whether, at a `peak`, the allocator had given memory back in the middle of a step, or the device had less free than a
+  /// sixteenth of its memory or than twice the step's growth, so that the next step may have it do so. Once so, always.
   bool is_tight() const { return is_tight_; }
 
   /// After the `peak` of a step: whether a step that takes as much more from the device as this one did finds too little there,
