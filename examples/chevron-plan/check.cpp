@@ -8,8 +8,8 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/picture.hpp>
 #include <chevron/show/program_text.hpp>
-#include <chevron/show/promela.hpp>
 
+#include "promela.hpp"
 #include "request.hpp"
 
 namespace plan_program {

@@ -107,8 +107,15 @@ def compiled(work):
     return module.read_bytes()
 
 
+def viewer(name):
+    """A file of the viewer of reports, a raw string of C++ there."""
+    lines = (ROOT / f"include/chevron/show/viewer/{name}.inc").read_text().splitlines()
+    assert lines[0] == 'R"js(' and lines[-1] == ')js"', name
+    return "\n".join(lines[1:-1])
+
+
 def page(module):
-    text = lambda *names: "\n".join((HERE / name).read_text() for name in names)
+    text = lambda *names: "\n".join((HERE / name).read_text() if (HERE / name).exists() else viewer(name) for name in names)
     parts = {
         "style": text("viewer.css", "playground.css"),
         "script": text("viewer.js", "engine.js", "playground.js"),

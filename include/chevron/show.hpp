@@ -10,6 +10,5 @@
 #include <chevron/show/html.hpp>
 #include <chevron/show/json.hpp>
 #include <chevron/show/program_text.hpp>
-#include <chevron/show/promela.hpp>
 #include <chevron/show/svg.hpp>
 #include <chevron/show/text.hpp>

@@ -16,8 +16,8 @@
 
 #include <chevron/lower/check_program.hpp>
 #include <chevron/prove/in_flight.hpp>
-#include <chevron/show/promela.hpp>
 
+#include "chevron-plan/promela.hpp"
 #include "unit/mutants.hpp"
 
 using namespace chevron;

@@ -1,7 +1,7 @@
 // Schedules as constants in a program that is compiled with -fsanitize=undefined: tests/CMakeLists.txt has each compiler read this
 // file so, too. GCC then takes no address beside nullptr for a constant, so nothing on this way may ask for one.
 #include <chevron/csv.hpp>
-#include <chevron/lower/check_streams.hpp>
+#include "accelerator/check_streams.hpp"
 #include <chevron/schedule.hpp>
 #include <chevron/search.hpp>
 

@@ -1,4 +1,4 @@
-#include <chevron/lower/check_streams.hpp>
+#include "accelerator/check_streams.hpp"
 
 #include "support/plan_claims.hpp"
 

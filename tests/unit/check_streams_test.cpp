@@ -1,5 +1,5 @@
 // computes: every change of many small programs, run by a machine
-#include <chevron/lower/check_streams.hpp>
+#include "accelerator/check_streams.hpp"
 
 #include <algorithm>
 #include <cstddef>

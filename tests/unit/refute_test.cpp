@@ -12,7 +12,7 @@
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/prove/refute/refute.hpp>
+#include <chevron/search/refute/refute.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/start.hpp>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <chevron/lower/program.hpp>
-#include <chevron/lower/stream_order.hpp>
+#include "accelerator/stream_order.hpp"
 
 /// \file
 /// What streams do, told a second time and as plainly as possible: the judge of check_streams.hpp, without anything of it. A

@@ -1,4 +1,4 @@
-#include <chevron/lower/stream_order.hpp>
+#include "accelerator/stream_order.hpp"
 
 #include <map>
 #include <string>

@@ -8,7 +8,7 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/prove/refute/refute.hpp>
+#include <chevron/search/refute/refute.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/backfill.hpp>
 #include <chevron/search/eager.hpp>

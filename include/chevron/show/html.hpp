@@ -8,7 +8,6 @@
 #include <chevron/show/figures.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/html_model.hpp>
-#include <chevron/show/html_viewer.hpp>
 #include <chevron/show/picture.hpp>
 
 /// \file
@@ -18,6 +17,21 @@
 namespace chevron::show {
 
 namespace detail {
+
+// The viewer's files, each a raw string. The playground has them, too.
+
+/// How a report looks.
+inline constexpr char const* viewer_style =
+#include <chevron/show/viewer/viewer.css.inc>
+    ;
+/// `chevron` in a page: reads models, draws them, shows the action under the pointer.
+inline constexpr char const* viewer_script =
+#include <chevron/show/viewer/viewer.js.inc>
+    ;
+/// Ties a report's buttons to the viewer.
+inline constexpr char const* report_script =
+#include <chevron/show/viewer/report.js.inc>
+    ;
 
 /// A text inside a script element, which `<` could end.
 inline std::string script_text(std::string const& json) {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <tuple>
 
-#include <chevron/lower/check_streams.hpp>
-#include <chevron/lower/stream_order.hpp>
+#include "accelerator/check_streams.hpp"
+#include "accelerator/stream_order.hpp"
 #include <chevron/run/comm/streams/host_streams.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
 

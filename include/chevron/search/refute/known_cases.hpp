@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include <chevron/prove/refute/whole_times.hpp>
+#include <chevron/search/refute/whole_times.hpp>
 
 /// \file
 /// Cases that are refuted already.

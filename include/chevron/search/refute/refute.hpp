@@ -7,8 +7,8 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bound.hpp>
-#include <chevron/prove/refute/cases.hpp>
-#include <chevron/prove/refute/whole_times.hpp>
+#include <chevron/search/refute/cases.hpp>
+#include <chevron/search/refute/whole_times.hpp>
 
 /// \file
 /// A lower bound by refuting: the longest time that is shown to be too short for every plan.
@@ -149,8 +149,8 @@ struct refutation {
 };
 
 /// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For each
-/// such time all orders are gone through, case by case (`prove/refute/cases.hpp`), within windows that heads and tails leave
-/// (`prove/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing: in any
+/// such time all orders are gone through, case by case (`search/refute/cases.hpp`), within windows that heads and tails leave
+/// (`search/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing: in any
 /// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight gradients of
 /// a stage, those within B too.
 ///

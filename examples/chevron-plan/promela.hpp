@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <chevron/lower/program.hpp>
-#include <chevron/show/promela_machine.hpp>
+#include "promela_machine.hpp"
 
 /// \file
 /// A lowered program as a model for SPIN: tables of its instructions, and a machine that carries them out. SPIN then looks at all

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <chevron/lower/stream_order.hpp>
+#include "accelerator/stream_order.hpp"
 #include <chevron/plan/finding.hpp>
 
 /// \file

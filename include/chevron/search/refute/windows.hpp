@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <chevron/prove/refute/whole_times.hpp>
+#include <chevron/search/refute/whole_times.hpp>
 
 /// \file
 /// Between when and when each action must run if a step is to take no longer than a given time.

@@ -4,9 +4,9 @@
 #include <span>
 
 #include <chevron/lower/check_program.hpp>
-#include <chevron/lower/stream_clocks.hpp>
-#include <chevron/lower/stream_finding.hpp>
-#include <chevron/lower/stream_order.hpp>
+#include "accelerator/stream_clocks.hpp"
+#include "accelerator/stream_finding.hpp"
+#include "accelerator/stream_order.hpp"
 
 /// \file
 /// The laws on what ranks ask of their streams: nothing hangs, nothing is used before it is ready, nothing is written over while

@@ -3,8 +3,8 @@
 #include <span>
 
 #include <chevron/lower/check_program.hpp>
-#include <chevron/lower/stream_finding.hpp>
-#include <chevron/lower/stream_order.hpp>
+#include "accelerator/stream_finding.hpp"
+#include "accelerator/stream_order.hpp"
 
 /// \file
 /// What surely happens before what, among all that ranks ask of their streams; and whether all of it happens.

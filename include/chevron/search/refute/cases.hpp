@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include <chevron/prove/refute/known_cases.hpp>
-#include <chevron/prove/refute/one_rank.hpp>
-#include <chevron/prove/refute/whole_times.hpp>
-#include <chevron/prove/refute/windows.hpp>
+#include <chevron/search/refute/known_cases.hpp>
+#include <chevron/search/refute/one_rank.hpp>
+#include <chevron/search/refute/whole_times.hpp>
+#include <chevron/search/refute/windows.hpp>
 
 /// \file
 /// All orders of a step that could be as short as a deadline, case by case.
