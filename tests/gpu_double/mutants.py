@@ -46,7 +46,7 @@ MUTANTS = [
     ("transfers do not wait for computation", STREAMS, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(on\.get\(\), e\.get\(\), 0\)\);", "static_cast<void>(on), static_cast<void>(e);", GRAPHS),
     ("graph: its memory is everybody's", GRAPH, r"return \*mine != 0 && capturing\(asks, id\) && id == \*mine;", "static_cast<void>(asks), static_cast<void>(id); return false;", GRAPHS),
     ("graph: takes the memory of all streams", GRAPH, r"return \*mine != 0 && capturing\(asks, id\) && id == \*mine;", "static_cast<void>(asks), static_cast<void>(id); return true;", GRAPHS),
-    ("graph: the other lane is not joined", GRAPH, r"    join\(lane, c10::cuda::CUDAStream\(on\.stream\(1\)\)\);\n", "", GRAPHS,
+    ("graph: the other lane is not joined", GRAPH, r"    if \(on\.two\(\)\) join\(lane, c10::cuda::CUDAStream\(on\.stream\(1\)\)\);\n", "", GRAPHS,
      "autograd's engine and the end of a pair have joined it already"),
     ("graph: a capture forbids all threads", GRAPH, r"cudaStreamCaptureModeThreadLocal\)\);", "cudaStreamCaptureModeGlobal));", GRAPHS),
     ("graph: the pool stays open", GRAPH, r"if \(allocating_\) (c10::cuda::CUDACachingAllocator::endAllocateToPool)", r"if (false) \1", GRAPHS),
