@@ -55,8 +55,8 @@ bool is_of_device(void const* address);
 void pin(void const* begin, std::size_t bytes);
 void unpin(void const* begin);
 
-/// How many pieces of memory are cudaMalloc's and not freed; how many pinned.
-int blocks();
+/// How many pieces of cudaMalloc's memory have a handle for other processes and are not freed; how many pieces are pinned.
+int lent_blocks();
 int pinned_blocks();
 
 /// Bytes that cudaMalloc gives out at most on each device; 8 GiB if never called. Returns what it was.

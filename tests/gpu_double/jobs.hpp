@@ -94,6 +94,7 @@ inline void strike(std::string const& fault) {
   if (fault == "kill") ::raise(SIGKILL);
   if (fault == "stop") ::raise(SIGSTOP);
   if (fault == "sleep") std::this_thread::sleep_for(60s);
+  if (fault == "nap") std::this_thread::sleep_for(4s);
   if (fault == "throw") throw std::runtime_error("no such file");
 }
 

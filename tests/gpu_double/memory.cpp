@@ -26,6 +26,7 @@ struct block {
   std::size_t bytes;   // as given out
   std::size_t mapped;  // with a page behind it, in which other processes count themselves
   int file;
+  bool lent = false;  // a handle of it was given out
 };
 std::atomic<int>& openers(void* memory, std::size_t mapped) {
   return *reinterpret_cast<std::atomic<int>*>(static_cast<char*>(memory) + mapped - page);
@@ -92,9 +93,10 @@ void unpin(void const* begin) {
   std::lock_guard const hold(all().mutex);
   all().pinned.erase(static_cast<char const*>(begin));
 }
-int blocks() {
+int lent_blocks() {
   std::lock_guard const hold(all().mutex);
-  return static_cast<int>(all().memory.size());
+  return static_cast<int>(
+      std::count_if(all().memory.begin(), all().memory.end(), [](auto const& each) { return each.second.lent; }));
 }
 int pinned_blocks() {
   std::lock_guard const hold(all().mutex);
@@ -188,7 +190,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* memory) {
   std::lock_guard const hold(all().mutex);
   auto const found = block_of(memory);
   if (found == all().memory.end()) return fails(cudaErrorInvalidValue);
-  block const& of = found->second;
+  block& of = found->second;
+  of.lent = true;
   handle_words const words{::getpid(), of.file, of.device, of.mapped};
   std::memset(out, 0, sizeof *out);
   std::memcpy(out, &words, sizeof words);

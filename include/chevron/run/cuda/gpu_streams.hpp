@@ -66,11 +66,15 @@ class gpu_streams {
   stream make_stream() { return stream(device_); }
   event make_event() { return event(device_); }
 
-  void record(event& e) { C10_CUDA_CHECK(cudaEventRecord(e.get(), current())); }
+  void record(event& e) {
+    c10::cuda::CUDAGuard const here(device_);  // the default stream has no handle: it is that of the GPU that is current
+    C10_CUDA_CHECK(cudaEventRecord(e.get(), current()));
+  }
   void record(event& e, stream& on) { C10_CUDA_CHECK(cudaEventRecord(e.get(), on.get())); }
   void wait(stream& on, event const& e) { C10_CUDA_CHECK(cudaStreamWaitEvent(on.get(), e.get(), 0)); }
   template <class Stop>
   bool wait(event const& e, Stop const&) {
+    c10::cuda::CUDAGuard const here(device_);
     C10_CUDA_CHECK(cudaStreamWaitEvent(current(), e.get(), 0));
     return true;
   }
