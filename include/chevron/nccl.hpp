@@ -1,9 +1,10 @@
 #pragma once
 
 /// \file
-/// <chevron/multiprocess.hpp>, and ranks on GPUs: `run_gpus`, `nccl_transport`, CUDA graphs. Link chevron::nccl.
+/// <chevron/multiprocess.hpp>, and ranks on GPUs: `run_gpus`, `nccl_transport`, `copy_transport`, CUDA graphs. Link chevron::nccl.
 
 #include <chevron/multiprocess.hpp>
+#include <chevron/run/cuda/copy_transport.hpp>
 #include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/cuda_graph.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>

@@ -1,4 +1,4 @@
-// CUDA's devices, their memory and their places, as far as Chevron and c10_cuda use them. Memory is main memory.
+// CUDA's devices and their places, as far as Chevron and c10_cuda use them.
 #include "gpu_double/double.hpp"
 #include "gpu_double/stream.hpp"
 
@@ -8,29 +8,17 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <map>
 #include <utility>
 
 namespace {
 
 constexpr int most_devices = 16;
-constexpr std::size_t card = std::size_t{8} << 30;
-
-struct block {
-  int device;
-  std::size_t bytes;
-};
 
 /// Of the process. Never destroyed: streams may run until the very end.
 struct state {
   std::mutex mutex;
   std::condition_variable left;  // places
-  std::map<char const*, std::size_t> pinned;
-  std::map<void*, block> memory;
-  std::array<std::size_t, most_devices> taken{};
   std::array<int, most_devices> blocks{};
-  std::size_t limit = card;
   std::atomic<pid_t> user{0};
 };
 state& all() {
@@ -86,28 +74,6 @@ void leave_places(int device, int blocks) {
   all().left.notify_all();
 }
 
-std::size_t limit_memory(std::size_t bytes) {
-  std::lock_guard const hold(all().mutex);
-  return std::exchange(all().limit, bytes);
-}
-
-bool is_pinned(void const* address) {
-  std::lock_guard const hold(all().mutex);
-  auto const* const at = static_cast<char const*>(address);
-  auto after = all().pinned.upper_bound(at);
-  if (after == all().pinned.begin()) return false;
-  --after;
-  return at < after->first + after->second;
-}
-void pin(void const* begin, std::size_t bytes) {
-  std::lock_guard const hold(all().mutex);
-  all().pinned[static_cast<char const*>(begin)] = bytes;
-}
-void unpin(void const* begin) {
-  std::lock_guard const hold(all().mutex);
-  all().pinned.erase(static_cast<char const*>(begin));
-}
-
 }  // namespace gpu_double
 
 using gpu_double::fails, gpu_double::unsafe, gpu_double::used;
@@ -138,7 +104,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
   std::snprintf(out->name, sizeof out->name, "a GPU that is not there");
   out->major = 9;
   out->multiProcessorCount = gpu_double::places;
-  out->totalGlobalMem = card;
+  out->totalGlobalMem = gpu_double::card;
   return used();
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -150,10 +116,6 @@ cudaError_t cudaDeviceSynchronize() {
   if (cudaError_t const wrong = unsafe(); wrong != cudaSuccess) return wrong;
   gpu_double::drain_device(device_of_thread);
   return used();
-}
-cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 0;
-  return cudaSuccess;
 }
 
 // ---- Errors -----------------------------------------------------------------------------------------------------------------
@@ -185,44 +147,4 @@ char const* cudaGetErrorString(cudaError_t error) {
   }
 }
 char const* cudaGetErrorName(cudaError_t) { return "cudaErrorOfTheDouble"; }
-
-// ---- Memory -----------------------------------------------------------------------------------------------------------------
-
-cudaError_t cudaMalloc(void** out, std::size_t bytes) {
-  if (cudaError_t const wrong = unsafe(); wrong != cudaSuccess) return wrong;
-  std::size_t const whole = (bytes + 511) / 512 * 512;
-  std::lock_guard const hold(all().mutex);
-  std::size_t& taken = all().taken[static_cast<std::size_t>(device_of_thread)];
-  if (taken + whole > all().limit) return fails(cudaErrorMemoryAllocation);
-  *out = std::aligned_alloc(512, whole);
-  taken += whole;
-  all().memory[*out] = {device_of_thread, whole};
-  return used();
-}
-// "cudaFree … may synchronize": it does, and so waits for kernels that wait for other ranks (CUDA C++ programming guide,
-// "Implicit synchronization").
-cudaError_t cudaFree(void* memory) {
-  if (cudaError_t const wrong = unsafe(); wrong != cudaSuccess) return wrong;
-  if (memory == nullptr) return used();
-  block of{};
-  {
-    std::lock_guard const hold(all().mutex);
-    auto const found = all().memory.find(memory);
-    if (found == all().memory.end()) return fails(cudaErrorInvalidValue);
-    of = found->second;
-    all().memory.erase(found);
-  }
-  gpu_double::drain_device(of.device);
-  std::free(memory);
-  std::lock_guard const hold(all().mutex);
-  all().taken[static_cast<std::size_t>(of.device)] -= of.bytes;
-  return used();
-}
-cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-  std::lock_guard const hold(all().mutex);
-  std::size_t const taken = all().taken[static_cast<std::size_t>(device_of_thread)];
-  *total = all().limit;
-  *free = all().limit - std::min(all().limit, taken);
-  return used();
-}
 }

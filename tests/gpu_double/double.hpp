@@ -1,8 +1,8 @@
 #pragma once
 
 // GPUs and NCCL that are not there: the functions of both that Chevron and LibTorch's c10_cuda call, in place of the real ones,
-// on the CPU (device.cpp, streams.cpp, graphs.cpp, nccl.cpp). What they allow and what they make wait is what CUDA's and NCCL's
-// documentation says; a program that breaks a rule ends at once with `rule_broken` and the rule.
+// on the CPU (device.cpp, memory.cpp, streams.cpp, stream_memory.cpp, graphs.cpp, nccl.cpp). What they allow and what they make
+// wait is what CUDA's and NCCL's documentation says; a program that breaks a rule ends at once with `rule_broken` and the rule.
 
 #include <cstddef>
 #include <functional>
@@ -50,8 +50,14 @@ void install();
 
 /// Memory that CUDA would copy from without a stop on the way.
 bool is_pinned(void const* address);
+/// Memory that cudaMalloc gave to this process.
+bool is_of_device(void const* address);
 void pin(void const* begin, std::size_t bytes);
 void unpin(void const* begin);
+
+/// How many pieces of cudaMalloc's memory have a handle for other processes and are not freed; how many pieces are pinned.
+int lent_blocks();
+int pinned_blocks();
 
 /// Bytes that cudaMalloc gives out at most on each device; 8 GiB if never called. Returns what it was.
 std::size_t limit_memory(std::size_t bytes);

@@ -1,270 +1,28 @@
 // timeout: 180
 // waits: deadlines run out
 // Jobs over NCCL that end well, and jobs that break at each point of their way: which exit code, which cause, how soon.
-#include "support/subprocess.hpp"
-#include "support/thread_ranks.hpp"
+#include "gpu_double/jobs.hpp"
 
-#include <dirent.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <set>
-#include <sstream>
-#include <stdexcept>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
-#include <torch/nn/modules/container/functional.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/optim/sgd.h>
-
-#include <chevron/catalogue/catalogue.hpp>
-#include <chevron/lower/lower.hpp>
-#include <chevron/prove/check.hpp>
-#include <chevron/run.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/cuda/cuda_streams.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
-#include <chevron/run/launch/process_options.hpp>
-#include <chevron/run/launch/run_main.hpp>
 
-#include <doctest/doctest.h>
+using namespace jobs;
 
-#include "gpu_double/double.hpp"
-
-namespace {
-
-using namespace std::chrono_literals;
-
-constexpr int width = 4;
-
-/// What a job is told through the environment.
-struct order {
-  int ranks = 2, replicas = 1;
-  std::string fault = "none";   // what happens
-  std::string point = "never";  // where: start, joining, connecting, first, later, end
-  int culprit = 0;              // on which rank
-  std::string schedule = "1F1B";
-  int deferred = 0;  // W's that a rank may hold back
-
-  std::string text() const {
-    std::ostringstream out;
-    out << ranks << ' ' << replicas << ' ' << fault << ' ' << point << ' ' << culprit << ' ' << schedule << ' ' << deferred;
-    return out.str();
-  }
-  static order read(char const* text) {
-    order out;
-    std::istringstream(text) >> out.ranks >> out.replicas >> out.fault >> out.point >> out.culprit >> out.schedule >>
-        out.deferred;
-    return out;
-  }
-};
-
-/// How long a rank waits for another. Nobody is to be given up in a job that ends well, and a busy machine can keep one of
-/// eight processes waiting for seconds.
-std::chrono::milliseconds deadline_of(order const& o) { return o.fault == "none" ? 60s : o.ranks > 4 ? 6s : 2s; }
-
-using steady = std::chrono::steady_clock;
-long long now_ms() { return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now().time_since_epoch()).count(); }
-
-/// What goes wrong here and now.
-void strike(std::string const& fault) {
-  std::fprintf(stderr, "struck at %lld\n", now_ms());
-  std::map<std::string, gpu_double::fault> const of_nccl = {{"kernel-hangs", gpu_double::fault::kernel_hangs},
-                                                            {"call-hangs", gpu_double::fault::call_hangs},
-                                                            {"remote-error", gpu_double::fault::remote_error},
-                                                            {"system-error", gpu_double::fault::system_error}};
-  if (auto const found = of_nccl.find(fault); found != of_nccl.end()) return gpu_double::arm(found->second);
-  if (fault == "kill") ::raise(SIGKILL);
-  if (fault == "stop") ::raise(SIGSTOP);
-  if (fault == "sleep") std::this_thread::sleep_for(60s);
-  if (fault == "throw") throw std::runtime_error("no such file");
-}
-
-chevron::plan plan_of(order const& o) {
-  return chevron::catalogue::make_plan(o.schedule, {.ranks = o.ranks, .micro_batches = 2 * o.ranks});
-}
-chevron::stage build_stage(int number, at::Device device) {
-  at::manual_seed(7 + number);
-  torch::nn::Sequential out(torch::nn::Linear(width, width), torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
-  out->to(device);
-  return out;
-}
-at::Tensor samples(order const& o, int seed) {
-  auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
-  return at::randn({4L * o.ranks, width}, generator);
-}
-
-/// Three steps on this rank. \returns the losses, in hexadecimal: of equal bits
-std::string train(order const& o, chevron::transport& comm, at::Device device) {
-  chevron::topology const where = comm.topology();
-  bool const culprit = where.global_rank == o.culprit;
-  long step = 0;
-  auto const strikes_in = [&](long at) {
-    return culprit && ((at == 0 && o.point == "first") || (at == 2 && o.point == "later"));
-  };
-  auto const build = [&](int s) -> chevron::stage {
-    chevron::stage inner = build_stage(s, device);
-    auto const hurt = torch::nn::Sequential(torch::nn::Functional([&, calls = 0L](at::Tensor const& x) mutable {
-      // The second microbatch of a step: messages are under way.
-      if (calls++ % (2L * o.ranks) == 1 && strikes_in(step)) {
-        strike(o.fault);
-        if (o.fault == "shape") return x.slice(0, 0, 1).clone();
-      }
-      return x;
-    }));
-    return s < o.ranks ? chevron::in_sequence({hurt, inner}) : inner;
-  };
-  if (culprit && o.point == "connecting") strike(o.fault);
-  chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan_of(o))),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = [](at::Tensor out, at::Tensor target) { return at::mse_loss(out, target); },
-                            .optimizer =
-                                [](std::vector<at::Tensor> const& parameters) {
-                                  return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
-                                },
-                            .options = {.device = device, .deferred_weights = o.deferred}});
-  std::string losses;
-  for (; step < 3; ++step) {
-    int const seed = static_cast<int>(10 * step + where.replica());
-    auto const report = trainer.step({samples(o, seed)}, {samples(o, 1000 + seed)});
-    char text[40];
-    std::snprintf(text, sizeof text, " %a", report.loss);
-    losses += text;
-  }
-  return losses;
-}
-
-/// A rank, as a user's program is one.
-int run_rank(order const& o) {
-  chevron::process_options options{.replicas = o.replicas, .deadline = deadline_of(o)};
-  options.launch.join = deadline_of(o);
-  auto const proved = chevron::prove(plan_of(o));
-  auto const program = chevron::lower(proved);
-  chevron::job const rank = chevron::launch_ranks(program, options);
-  bool const culprit = rank.rank == o.culprit;
-  if (culprit && o.point == "start") strike(o.fault);
-  if (culprit && o.point == "joining") {
-    // In the middle of it: the others are there already, or wait.
-    if (o.fault == "kill" || o.fault == "stop" || o.fault == "sleep") {
-      std::thread([&] {
-        while (gpu_double::communicators() == 0) std::this_thread::sleep_for(1ms);
-        o.fault == "sleep" ? strike("call-hangs") : strike(o.fault);
-      }).detach();
-    } else {
-      strike(o.fault);
-    }
-  }
-  chevron::nccl_transport comm(rank.topology(o.ranks, o.replicas), rank);
-  comm.deadline(deadline_of(o));
-  std::string const losses = train(o, comm, comm.device());
-  if (culprit && o.point == "end") strike(o.fault);
-  comm.close();
-  if (rank.rank == 0) std::fprintf(stderr, "losses%s\n", losses.c_str());
-  return 0;
-}
-
-void clean_up() {
-  if (DIR* const folder = ::opendir("/dev/shm")) {
-    while (dirent const* const entry = ::readdir(folder)) {
-      std::string const name = entry->d_name;
-      int pid = 0;
-      if (std::sscanf(name.c_str(), "nccl-double-%d-", &pid) == 1 && ::kill(pid, 0) != 0) ::shm_unlink(("/" + name).c_str());
-    }
-    ::closedir(folder);
-  }
-}
-
-/// A job and how it is to end.
-struct ending {
-  order job;
-  int code = 0;
-  std::vector<std::string> words;  // all of them in one line of what its ranks say
-};
-
-bool says(std::string const& output, std::vector<std::string> const& words) {
-  std::istringstream in(output);
-  for (std::string line; std::getline(in, line);) {
-    if (std::all_of(words.begin(), words.end(), [&](auto const& each) { return line.find(each) != std::string::npos; }))
-      return true;
-  }
-  return false;
-}
-
-/// Runs these beside each other, since they mostly wait. One that ends too late may do so once: the machine may have been busy.
-void run(std::vector<ending> const& all, bool again = false) {
-  struct running {
-    subprocess::started job;
-    subprocess::program_end end{};
-    long long ended = 0;
-  };
-  std::vector<running> jobs;
-  for (auto const& each : all)
-    jobs.push_back({.job = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + each.job.text(), "OMP_NUM_THREADS=1"})});
-  auto const patience = steady::now() + 90s;
-  std::size_t left = jobs.size();
-  while (left > 0 && steady::now() < patience) {
-    for (running& each : jobs) {
-      if (each.ended != 0) continue;
-      each.end = each.job.wait(20ms);
-      if (each.end.code < 0) continue;
-      each.ended = now_ms();
-      --left;
-    }
-  }
-  std::vector<ending> too_late;
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    auto const& [job, code, words] = all[i];
-    auto const& [started, end, ended] = jobs[i];
-    long long struck = 0;
-    if (auto const at = end.output.find("struck at "); at != std::string::npos) struck = std::atoll(end.output.c_str() + at + 10);
-    INFO(job.text() << ": " << end.output << end.took.count() << " ms, " << ended - struck << " ms after the fault");
-    CHECK(end.code == code);
-    CHECK(says(end.output, words));
-    CHECK(end.lines_with("rule broken") == 0);
-    CHECK((struck != 0) == (job.fault != "none"));
-    bool const late = struck != 0 && ended - struck >= (deadline_of(job) + 3s).count();
-    if (late && !again) too_late.push_back(all[i]);
-    CHECK_FALSE((late && again));
-    if (std::getenv("GPU_DOUBLE_SHOW") != nullptr)
-      std::printf("== %s: %d after %lld ms\n%s", job.text().c_str(), end.code, ended - struck, end.output.c_str());
-  }
-  clean_up();
-  for (ending const& each : too_late) run({each}, true);
-}
-
-}  // namespace
-
-TEST_CASE("a job over NCCL" * doctest::skip()) {
-  char const* const text = std::getenv("GPU_DOUBLE_JOB");
-  if (text == nullptr) return;
-  order const o = order::read(text);
-  int const code = chevron::run_main(0, nullptr, [&](int, char**) { return run_rank(o); });
-  std::fflush(nullptr);
-  ::_exit(code);
-}
+TEST_CASE("a job over NCCL" * doctest::skip()) { become_job(); }
 
 TEST_CASE("a job over NCCL ends well, with the losses of ranks that are threads") {
   std::vector<ending> all;
   for (order const& o :
        {order{.ranks = 2}, order{.ranks = 2, .replicas = 2}, order{.ranks = 4, .schedule = "ZBVZeroBubble"},
         order{.ranks = 3, .schedule = "ZB-H1", .deferred = 2}, order{.ranks = 8, .schedule = "Interleaved1F1B"}}) {
-    std::string losses;
-    chevron::run_threads({.pipeline_ranks = o.ranks, .replicas = o.replicas}, [&](chevron::transport& comm) {
-      std::string const mine = train(o, comm, at::kCPU);
-      if (comm.topology().global_rank == 0) losses = mine;
-    });
-    all.push_back({o, 0, {"losses" + losses}});
+    all.push_back({o, 0, {"losses" + losses_on_cpu(o)}});
   }
   run(all);
 }
@@ -373,11 +131,7 @@ TEST_CASE("ranks that are threads of one process, each with a GPU") {
   for (int const ranks : {2, 8}) {
     CAPTURE(ranks);
     order const o{.ranks = ranks};
-    std::string expected;
-    chevron::run_threads({.pipeline_ranks = ranks}, [&](chevron::transport& comm) {
-      std::string const mine = train(o, comm, at::kCPU);
-      if (comm.topology().global_rank == 0) expected = mine;
-    });
+    std::string const expected = losses_on_cpu(o);
     auto const [losses, said] = over_nccl(o);
     CHECK(said == std::vector<std::string>(losses.size()));
     CHECK(losses[0] == expected);

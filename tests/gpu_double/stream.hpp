@@ -54,6 +54,8 @@ cudaError_t fails(cudaError_t how);
 cudaError_t used();
 int device_count();
 int current_device();
+/// Bytes of a device.
+inline constexpr std::size_t card = std::size_t{8} << 30;
 
 }  // namespace gpu_double
 

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -24,11 +23,10 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <chevron/run/comm/streams/channel_use.hpp>
-#include <chevron/run/cuda/cuda_devices.hpp>
-#include <chevron/run/cuda/cuda_lanes.hpp>
+#include <chevron/run/cuda/gpu_streams.hpp>
 
 /// \file
-/// Streams and events of a GPU, and NCCL's communicators as channels.
+/// NCCL's communicators as channels between the streams of GPUs.
 
 namespace chevron {
 
@@ -40,97 +38,24 @@ struct nccl_channel_limits {
   int gather = 1;
 };
 
-/// What `stream_transport` asks for, as host_streams.hpp documents it, on one GPU. What the rank computes is what it puts on its
-/// thread's current stream.
+/// What `stream_transport` asks for, as host_streams.hpp documents it, on one GPU: NCCL's communicators.
 ///
 /// Communicators block: a call comes back when its kernel is on its stream. One that does not block has NCCL start a thread for
 /// each group of calls (NCCL 2.28, group.cc), and the host wait for that thread, at every message. A call that joins the other
 /// ranks of a channel, or connects a way at its first use, waits for them; `abort`, from another thread, ends it. What NCCL finds
 /// wrong, in a call or behind its back, is told by `fault`.
-class cuda_streams {
+class cuda_streams final : public gpu_streams {
  public:
-  class stream {
-   public:
-    stream() = default;
-    explicit stream(at::Device on) {
-      c10::cuda::CUDAGuard const here(on);
-      int least = 0, greatest = 0;
-      C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-      cudaStream_t made = nullptr;
-      // Above computation: a transfer is short, and another rank waits for it.
-      C10_CUDA_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest));
-      handle_ = {made, [](cudaStream_t s) { C10_CUDA_CHECK_WARN(cudaStreamDestroy(s)); }};
-    }
-    cudaStream_t get() const { return handle_.get(); }
-
-   private:
-    std::shared_ptr<CUstream_st> handle_;
-  };
-
-  class event {
-   public:
-    event() = default;
-    explicit event(at::Device on) {
-      c10::cuda::CUDAGuard const here(on);
-      cudaEvent_t made = nullptr;
-      C10_CUDA_CHECK(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
-      handle_ = {made, [](cudaEvent_t e) { C10_CUDA_CHECK_WARN(cudaEventDestroy(e)); }};
-    }
-    cudaEvent_t get() const { return handle_.get(); }
-
-   private:
-    std::shared_ptr<CUevent_st> handle_;
-  };
-
   class channel {
     friend cuda_streams;
     ncclComm_t comm = nullptr;
   };
 
-  /// \throws usage_error for settings under which ranks would hang
-  explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : device_(on), limits_(limits) {
-    detail::refuse_settings_that_hang();
-  }
+  explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : gpu_streams(on), limits_(limits) {}
   ~cuda_streams() {
     // A communicator that is not joined, or broken, can only be aborted: any other call may wait for ranks that never come.
     if (!stopped_ && !(fault().empty() && finalize_all())) abort();
     for (member const& m : members_) ncclCommDestroy(m.comm);
-  }
-  cuda_streams(cuda_streams const&) = delete;
-  cuda_streams& operator=(cuda_streams const&) = delete;
-
-  at::Device device() const { return device_; }
-
-  stream make_stream() { return stream(device_); }
-  event make_event() { return event(device_); }
-  static compute_lane make_lane(at::Device where) { return detail::make_cuda_lane(where); }
-
-  void record(event& e) { C10_CUDA_CHECK(cudaEventRecord(e.get(), current())); }
-  void record(event& e, stream& on) { C10_CUDA_CHECK(cudaEventRecord(e.get(), on.get())); }
-  void wait(stream& on, event const& e) { C10_CUDA_CHECK(cudaStreamWaitEvent(on.get(), e.get(), 0)); }
-  template <class Stop>
-  bool wait(event const& e, Stop const&) {
-    C10_CUDA_CHECK(cudaStreamWaitEvent(current(), e.get(), 0));
-    return true;
-  }
-  template <class Stop>
-  bool wait_on_host(event const& e, Stop const& stop) {
-    auto const begun = clock::now();
-    while (!passed(e)) {
-      if (stopped_ || stop()) return false;
-      // The end is mostly near; a rank that waits long leaves the core to others.
-      clock::now() - begun < std::chrono::microseconds(200) ? std::this_thread::yield()
-                                                            : std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    return true;
-  }
-  bool passed(event const& e) {
-    cudaError_t const state = cudaEventQuery(e.get());
-    if (state == cudaSuccess) return true;
-    static_cast<void>(cudaGetLastError());
-    // The device is lost. Whoever waits here is ended by the watch, to which `fault` tells it.
-    if (state != cudaErrorNotReady) note(std::string("CUDA: ") + cudaGetErrorString(state));
-    return false;
   }
 
   static std::string make_id() {
@@ -208,7 +133,6 @@ class cuda_streams {
     C10_CUDA_CHECK(
         cudaMemcpyAsync(all.mutable_data_ptr(), everybody.const_data_ptr(), all.nbytes(), cudaMemcpyDeviceToHost, on.get()));
   }
-  at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).pinned_memory(true)); }
 
   std::string fault() {
     std::lock_guard const hold(mutex_);
@@ -248,14 +172,8 @@ class cuda_streams {
     ncclGroupEnd();
     members_.clear();
   }
-  /// A thread besides the rank's own begins to ask for events: else CUDA would take GPU 0 for it, and memory there.
-  void enter_thread() { c10::cuda::set_device(device_.index()); }
 
  private:
-  using clock = std::chrono::steady_clock;
-
-  cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
-
   static bool bad(ncclResult_t r) { return r != ncclSuccess; }
   static std::string words_of(ncclResult_t r, ncclComm_t comm) {
     if (r == ncclInProgress) return "NCCL: communicators do not block. Remedy: unset NCCL_COMM_BLOCKING";
@@ -326,24 +244,15 @@ class cuda_streams {
     return ended == 1;
   }
 
-  void note(std::string what) {
-    std::lock_guard const hold(mutex_);
-    if (fault_.empty()) fault_ = std::move(what);
-  }
   struct member {
     ncclComm_t comm = nullptr;
     bool joined = false;
     bool told = false;  // to stop
   };
 
-  at::Device device_;
   nccl_channel_limits limits_;
-  std::atomic<bool> stopped_{false};
-  std::mutex mutex_;  // of what the watch's thread looks at, too
   std::mutex aborting_;
   std::deque<member> members_;  // places stay: NCCL writes a communicator to its own while it joins
-  int inside_ = 0;              // calls of NCCL that threads are in
-  std::string fault_;
   std::map<void const*, std::pair<at::Tensor, at::Tensor>> staging_;  // by the host's memory: that of a gather on the device
 };
 

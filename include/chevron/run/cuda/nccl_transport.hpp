@@ -4,8 +4,8 @@
 #include <c10/core/Device.h>
 
 #include <chevron/run/comm/streams/stream_transport.hpp>
-#include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/cuda_streams.hpp>
+#include <chevron/run/cuda/rank_gpu.hpp>
 #include <chevron/run/launch/launch.hpp>
 
 /// \file
@@ -23,12 +23,7 @@ struct nccl_options {
 /// \param local_rank `job::local_rank`
 /// \throws usage_error without a usable GPU of that number, and for settings under which ranks would hang
 inline at::Device gpu_of(int local_rank, nccl_options const& options = {}) {
-  detail::refuse_settings_that_hang();
-  int const index =
-      options.device >= 0 ? options.device : cuda_device_of(local_rank, look_for_cuda_devices(), {.own_view = true});
-  at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
-  c10::cuda::set_device(device.index());
-  return device;
+  return detail::rank_gpu(local_rank, options.device, {.own_view = true});
 }
 
 /// Ranks on GPUs: one process a rank, one GPU a process.

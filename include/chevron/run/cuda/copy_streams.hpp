@@ -1,0 +1,215 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <chevron/run/comm/streams/channel_use.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/cuda/copy_channel.hpp>
+#include <chevron/run/cuda/copy_page.hpp>
+#include <chevron/run/cuda/gpu_streams.hpp>
+#include <chevron/run/cuda/stream_memory.hpp>
+
+/// \file
+/// Channels between the streams of GPUs in one machine, made of copies and of flags in memory.
+
+namespace chevron {
+
+/// What `stream_transport` asks for, as host_streams.hpp documents it, between GPUs of one machine, or on one, without NCCL:
+/// ranks are processes or threads. Messages take no multiprocessor; sums take them to add.
+///
+/// A message goes in pieces through room in the receiver's GPU. The sender's stream waits until the piece's room is free, copies,
+/// and writes a flag; the receiver's waits for the flag, copies, and writes one back. Sums go in pieces, too: each rank lays out
+/// its piece, adds its share of all pieces in the order of ranks, and copies the other shares. Numbers of a gather go through
+/// main memory.
+class copy_streams final : public gpu_streams {
+ public:
+  class channel {
+    friend copy_streams;
+    std::shared_ptr<detail::copy_channel> at;
+  };
+
+  /// \throws usage_error where the GPU or its driver has no stream memory operations
+  explicit copy_streams(at::Device on, copy_limits limits = {}) : gpu_streams(on), limits_(limits), queues_(on) {
+    detail::stream_memory::of_driver().refuse_without(on.index());
+  }
+  ~copy_streams() {
+    if (!stopped_ && !is_idle()) abort();
+    c10::cuda::CUDAGuard const here(device_);
+    channels_.clear();
+  }
+
+  /// \throws usage_error where this process has more streams on the GPU than it has queues
+  stream make_stream() {
+    queues_.take(1);
+    stream out = gpu_streams::make_stream();
+    std::lock_guard const hold(mutex_);
+    all_.push_back(out);
+    return out;
+  }
+
+  static std::string make_id() { return detail::copy_page::make(); }
+  /// Waits for the other ranks of a channel, until `stop()` or `abort`.
+  /// \throws usage_error where ranks cannot reach each other, or have other limits
+  template <class Stop>
+  channel connect(std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
+    channel out;
+    call const inside(*this);
+    if (!inside) return out;
+    c10::cuda::CUDAGuard const here(device_);
+    auto const made = std::make_shared<detail::copy_channel>(id, use, rank, size, device_, limits_);
+    {
+      std::lock_guard const hold(mutex_);
+      channels_.push_back(made);
+    }
+    while (!made->all_ready()) {
+      if (stopped_ || stop()) return out;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    if (made->reach()) out.at = made;
+    return out;
+  }
+
+  /// Rank 0 of a channel of two sends.
+  void send(channel& c, stream& on, std::span<at::Tensor const> values) {
+    ask(c, [&](detail::copy_channel& way) { way.send(on.get(), values); });
+  }
+  void receive(channel& c, stream& on, std::span<at::Tensor const> into) {
+    ask(c, [&](detail::copy_channel& way) { way.receive(on.get(), into); });
+  }
+  /// In place, over all ranks of a channel, added in the order of ranks.
+  void sum(channel& c, stream& on, at::Tensor const& values) {
+    ask(c, [&](detail::copy_channel& way) { way.sum(on.get(), values); });
+  }
+  /// Everybody's `mine` into everybody's `all`, both made by `bytes`.
+  void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
+    ask(c, [&](detail::copy_channel& way) { way.gather(on.get(), mine, all); });
+  }
+
+  std::string fault() {
+    std::lock_guard const hold(mutex_);
+    return fault_;
+  }
+  /// Ends all that is under way, for good: what streams wait for is told to have come. The other ranks are told first that what
+  /// these streams write from then on means nothing.
+  ///
+  /// A stream of another rank that is not ended yet may write over a flag with less than was told here: so flags are written
+  /// until all streams are done.
+  void abort() {
+    std::lock_guard const one_at_a_time(aborting_);
+    {
+      std::lock_guard const hold(mutex_);
+      stopped_ = true;
+    }
+    for (bool idle = false; !idle;) {
+      {
+        std::lock_guard const hold(mutex_);
+        for (auto const& each : channels_) each->tell_end();
+        for (auto const& each : channels_) each->end_waits();
+        idle = inside_ == 0;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      idle = idle && is_idle();
+    }
+  }
+
+ private:
+  /// Counts a thread as inside a call; false where the streams are ended.
+  class call {
+   public:
+    explicit call(copy_streams& of) : of_(of) {
+      std::lock_guard const hold(of_.mutex_);
+      good_ = !of_.stopped_ && of_.fault_.empty();
+      ++of_.inside_;
+    }
+    ~call() {
+      std::lock_guard const hold(of_.mutex_);
+      --of_.inside_;
+    }
+    call(call const&) = delete;
+    call& operator=(call const&) = delete;
+    explicit operator bool() const { return good_; }
+
+   private:
+    copy_streams& of_;
+    bool good_ = false;
+  };
+
+  /// Streams beyond the queues of a GPU stand behind others in one queue, and so behind what those wait for.
+  class queues {
+   public:
+    explicit queues(at::Device of) : of_(of) { take(2); }  // those that the rank computes on
+    ~queues() { in_use(of_) -= taken_; }
+    queues(queues const&) = delete;
+    queues& operator=(queues const&) = delete;
+
+    void take(int count) {
+      int const now = in_use(of_) += count;
+      if (now <= most) {
+        taken_ += count;
+        return;
+      }
+      in_use(of_) -= count;
+      throw usage_error("ranks that are threads of this process need " + std::to_string(now) + " streams on GPU " +
+                        std::to_string(of_.index()) + ", which has " + std::to_string(most) +
+                        " queues for a process: streams that share one may wait for each other for ever. Remedy: fewer ranks on "
+                        "that GPU, or a process for each");
+    }
+
+   private:
+    static constexpr int most = 32;
+    static std::atomic<int>& in_use(at::Device device) {
+      static std::array<std::atomic<int>, 64> all{};
+      return all.at(static_cast<std::size_t>(device.index()));
+    }
+    at::Device of_;
+    int taken_ = 0;
+  };
+
+  template <class Work>
+  void ask(channel& c, Work const& work) {
+    call const inside(*this);
+    if (!inside || c.at == nullptr) return;
+    c10::cuda::CUDAGuard const here(device_);
+    work(*c.at);
+    if (!c.at->fault().empty()) note(c.at->fault());
+  }
+
+  /// A rank that has ended its streams writes flags for pieces that it has not copied.
+  bool is_sound() override {
+    std::lock_guard const hold(mutex_);
+    return std::all_of(channels_.begin(), channels_.end(), [](auto const& each) { return each->is_sound(); });
+  }
+  bool is_idle() {
+    std::lock_guard const hold(mutex_);
+    c10::cuda::CUDAGuard const here(device_);
+    return std::all_of(all_.begin(), all_.end(), [](stream const& each) {
+      bool const busy = cudaStreamQuery(each.get()) == cudaErrorNotReady;
+      if (busy) static_cast<void>(cudaGetLastError());
+      return !busy;
+    });
+  }
+
+  copy_limits limits_;
+  queues queues_;
+  std::mutex aborting_;
+  std::vector<stream> all_;
+  std::vector<std::shared_ptr<detail::copy_channel>> channels_;
+};
+
+}  // namespace chevron
