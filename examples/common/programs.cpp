@@ -26,8 +26,8 @@ proved_plan prove_option(plan made, shape size, std::string const& name) {
   }
 }
 
-/// What `--schedule auto` begins with, before anything was measured: the catalogue's best on the placement within the memory if
-/// all costs were the same, or what a short search finds. Backwards are split, so that what I and W take can be measured.
+/// What `--schedule auto` begins with, before anything was measured: the catalogue's best on the placement within the memory if all
+/// costs were the same, or what a short search finds. Backwards are split, so that what I and W take can be measured.
 plan first_plan(job_options const& o, shape size) {
   costs const alike{};
   search::found made = placements::on(o.placement, [&](auto const& where) {
