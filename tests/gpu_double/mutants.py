@@ -26,7 +26,7 @@ GRAPH = "cuda/cuda_graph.hpp"
 METER = "execution/memory_meter.hpp"
 WATCH = "comm/streams/stream_watch.hpp"
 
-JOBS, GRAPHS, MEMORY, BY_COPIES = "jobs", "graphs", "memory", "copies"  # the test that is to notice it
+JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES = "jobs", "graphs", "memory", "channels", "copies"  # the test that is to notice it
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
 MUTANTS = [
@@ -63,31 +63,31 @@ MUTANTS = [
     ("meter: outputs in main memory are taken for the device's", METER, r"t\.is_cpu\(\) \? 0 : ", "", MEMORY),
     ("meter: workspaces of the first step stay", METER, r"if \(steps_ < 2 && \+\+steps_ == 2\)", "if (false)", MEMORY),
     ("copies: a flag comes before its piece", CHANNEL, r"\[&\]\(std::uint64_t piece\) \{ wait\(on, flag::taken, receiver, piece - pieces\(\)\); \},",
-     "[&](std::uint64_t piece) { wait(on, flag::taken, receiver, piece - pieces()); write(on, flag::here, receiver, piece); },", BY_COPIES),
-    ("copies: the receiver takes what has not come", CHANNEL, r"wait\(on, flag::here, sender, piece\);", "static_cast<void>(piece);", BY_COPIES),
-    ("copies: room is used again before it is free", CHANNEL, r"wait\(on, flag::taken, receiver, piece - pieces\(\)\);", "static_cast<void>(piece);", BY_COPIES),
-    ("copies: room for one piece less than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() + 1)", BY_COPIES),
-    ("copies: room for one piece more than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() - 1)", BY_COPIES),
-    ("copies: room is told free before it is", CHANNEL, r"(wait\(on, flag::here, sender, piece\);)", r"\1 write(on, flag::taken, sender, piece);", BY_COPIES),
-    ("copies: waits for equal numbers", DRIVER, r"CU_STREAM_WAIT_VALUE_GEQ\);", "CU_STREAM_WAIT_VALUE_EQ);", BY_COPIES),
+     "[&](std::uint64_t piece) { wait(on, flag::taken, receiver, piece - pieces()); write(on, flag::here, receiver, piece); },", CHANNELS),
+    ("copies: the receiver takes what has not come", CHANNEL, r"wait\(on, flag::here, sender, piece\);", "static_cast<void>(piece);", CHANNELS),
+    ("copies: room is used again before it is free", CHANNEL, r"wait\(on, flag::taken, receiver, piece - pieces\(\)\);", "static_cast<void>(piece);", CHANNELS),
+    ("copies: room for one piece less than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() + 1)", CHANNELS),
+    ("copies: room for one piece more than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() - 1)", CHANNELS),
+    ("copies: room is told free before it is", CHANNEL, r"(wait\(on, flag::here, sender, piece\);)", r"\1 write(on, flag::taken, sender, piece);", CHANNELS),
+    ("copies: waits for equal numbers", DRIVER, r"CU_STREAM_WAIT_VALUE_GEQ\);", "CU_STREAM_WAIT_VALUE_EQ);", CHANNELS),
     ("copies: numbers do not go round", CHANNEL, r"(std::uint32_t number\(std::uint64_t count\) const \{ return) page_->mine\(\)\.first \+ static_cast<std::uint32_t>\(count\);",
-     r"\1 static_cast<std::uint32_t>(std::min<std::uint64_t>(page_->mine().first + count, 0xffffffff));", BY_COPIES),
-    ("copies: a tensor that begins within a piece begins at its front", CHANNEL, r"filled \+= \(bytes \+ 15\) / 16 \* 16;", "filled += bytes == piece ? piece : 0;", BY_COPIES),
-    ("copies: abort forgets a kind of flag", CHANNEL, r"(beyond = .*?for \(flag const which : \{flag::here, flag::reduced), flag::taken\}", r"\1}", BY_COPIES),
-    ("copies: abort forgets the flags of the last rank", CHANNEL, r"(beyond = .*?r < size\(\))(; \+\+r\) page_->host_flag\(which, r, rank)", r"\1 - 1\2", BY_COPIES),
+     r"\1 static_cast<std::uint32_t>(std::min<std::uint64_t>(page_->mine().first + count, 0xffffffff));", CHANNELS),
+    ("copies: a tensor that begins within a piece begins at its front", CHANNEL, r"filled \+= \(bytes \+ 15\) / 16 \* 16;", "filled += bytes == piece ? piece : 0;", CHANNELS),
+    ("copies: abort forgets a kind of flag", CHANNEL, r"(beyond = .*?for \(flag const which : \{flag::here, flag::reduced), flag::taken\}", r"\1}", CHANNELS),
+    ("copies: abort forgets the flags of the last rank", CHANNEL, r"(beyond = .*?r < size\(\))(; \+\+r\) page_->host_flag\(which, r, rank)", r"\1 - 1\2", CHANNELS),
     ("copies: abort ends everybody's waits", CHANNEL, r"page_->host_flag\(which, r, rank\(\)\)\.store\(beyond\);",
-     "{ for (int w = 0; w < size(); ++w) page_->host_flag(which, r, w).store(beyond); }", BY_COPIES),
-    ("copies: abort writes flags once", COPIES, r"for \(auto const& each : channels_\) each->end_waits\(\);", "if (static bool once = true; std::exchange(once, false)) for (auto const& each : channels_) each->end_waits();", BY_COPIES),
-    ("copies: abort does not look for calls under way", COPIES, r"idle = inside_ == 0;", "idle = true;", BY_COPIES,
+     "{ for (int w = 0; w < size(); ++w) page_->host_flag(which, r, w).store(beyond); }", CHANNELS),
+    ("copies: abort writes flags once", COPIES, r"for \(auto const& each : channels_\) each->end_waits\(\);", "if (static bool once = true; std::exchange(once, false)) for (auto const& each : channels_) each->end_waits();", CHANNELS),
+    ("copies: abort does not look for calls under way", COPIES, r"idle = inside_ == 0;", "idle = true;", CHANNELS,
      "calls that put work on ended streams find their flags beyond; this is for memory that is freed meanwhile"),
-    ("copies: an ended rank's numbers count", COPIES, r"\[\]\(auto const& each\) \{ return each->is_sound\(\); \}", "[](auto const& each) { return each->is_sound() || true; }", BY_COPIES),
-    ("copies: work is put on ended streams", COPIES, r"good_ = !of_\.stopped_ && of_\.fault_\.empty\(\);", "good_ = true;", BY_COPIES),
+    ("copies: an ended rank's numbers count", COPIES, r"\[\]\(auto const& each\) \{ return each->is_sound\(\); \}", "[](auto const& each) { return each->is_sound() || true; }", CHANNELS),
+    ("copies: work is put on ended streams", COPIES, r"good_ = !of_\.stopped_ && of_\.fault_\.empty\(\);", "good_ = true;", CHANNELS),
     ("copies: sums in an order of each rank's own", CHANNEL, r"copy\(in_values\(me\), in_memory\(0, me\), bytes, on_gpu, on\);\n      for \(int r = 1; r < size\(\); \+\+r\) \{",
-     "for (int i = 1; i < size(); ++i) { int const r = (me + i) % size();", BY_COPIES),
-    ("copies: a share is taken before it is added", CHANNEL, r"wait\(on, flag::reduced, r, number\);", "", BY_COPIES),
-    ("copies: a part of a sum is laid over what others still take", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(  // what this rank laid out before)", r"\1", BY_COPIES),
-    ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", BY_COPIES),
-    ("copies: room of a gather is used again before all have it", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(\n    copy\(scratch, from)", r"\1", BY_COPIES),
+     "for (int i = 1; i < size(); ++i) { int const r = (me + i) % size();", CHANNELS),
+    ("copies: a share is taken before it is added", CHANNEL, r"wait\(on, flag::reduced, r, number\);", "", CHANNELS),
+    ("copies: a part of a sum is laid over what others still take", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(  // what this rank laid out before)", r"\1", CHANNELS),
+    ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", CHANNELS),
+    ("copies: room of a gather is used again before all have it", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(\n    copy\(scratch, from)", r"\1", CHANNELS),
     ("copies: memory is freed while others may write to it", LENT, r"if \(each\.page->of\(r\)\.ready != 0 && each\.page->of\(r\)\.left == 0\) return false;", "static_cast<void>(r);", BY_COPIES),
     ("copies: memory is never freed", LENT, r"    free_what_nobody_reaches\(\);\n", "", BY_COPIES),
     ("copies: main memory stays registered", PAGE, r"if \(seen_ != nullptr\) C10_CUDA_CHECK_WARN\(cudaHostUnregister\(file_->memory\(\)\)\);", "", BY_COPIES),
@@ -96,7 +96,7 @@ MUTANTS = [
     ("copies: peers are not asked", LENT, r"if \(can == 0\)", "if (false)", BY_COPIES,
      "processes reach each other by handles, which the driver refuses by itself"),
 ]
-SOURCES = {JOBS: "gpu_double/jobs_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/graphs_test.cpp", MEMORY: "rehearsed/graphs_test.cpp"}
+SOURCES = {JOBS: "gpu_double/jobs_test.cpp", CHANNELS: "gpu_double/channels_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/graphs_test.cpp", MEMORY: "rehearsed/graphs_test.cpp"}
 
 
 def broken_rule(output):
