@@ -96,7 +96,7 @@ MUTANTS = [
     ("copies: peers are not asked", LENT, r"if \(can == 0\)", "if (false)", BY_COPIES,
      "processes reach each other by handles, which the driver refuses by itself"),
 ]
-SOURCES = {JOBS: "gpu_double/jobs_test.cpp", CHANNELS: "gpu_double/channels_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/graphs_test.cpp", MEMORY: "rehearsed/graphs_test.cpp"}
+SOURCES = {JOBS: "gpu_double/jobs_test.cpp", CHANNELS: "gpu_double/channels_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/copy_transport_test.cpp", MEMORY: "rehearsed/copy_transport_test.cpp"}
 
 
 def broken_rule(output):
