@@ -64,6 +64,12 @@ void body(chevron::nccl_transport& comm) {
   // FENCE
 }
 
+// context: job
+// A rank of a job that has no transport yet.
+void body(chevron::job const& job, int pipeline_ranks, int replicas) {
+  // FENCE
+}
+
 // context: rank
 // The body of a rank that has a trainer, and the batch of a step.
 void body(chevron::transport& comm, chevron::trainer& trainer, nn::Sequential block, at::Tensor inputs, at::Tensor targets,

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/cuda/copy_transport.hpp>
 #include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/cuda_graph.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>
@@ -16,27 +17,31 @@
 namespace chevron::train {
 
 /// The GPU of a rank on this machine. With the flag in the error.
-inline int gpu_for(int local_rank, cuda_devices const& found, cuda_sharing const& how) {
+inline int gpu_for(job_options const& o, int local_rank, cuda_devices const& found, cuda_sharing const& how) {
   try {
     return cuda_device_of(local_rank, found, how);
   } catch (usage_error const& none) {
-    throw usage_error(std::string("--backend nccl: ") + none.what());
+    throw usage_error(std::string(o.backend == backend::copies ? "--backend copies: " : "--backend nccl: ") + none.what());
   }
 }
 
 inline void look_before_fork(job_options const& o) {
-  (void)gpu_for(o.world() - 1, look_for_cuda_devices_before_fork(), {.share = o.share_gpus});
+  (void)gpu_for(o, o.world() - 1, look_for_cuda_devices_before_fork(), {.share = o.share_gpus});
 }
 
-inline void run_over_nccl(job_options const& o, job const& rank, std::string const& launcher, rank_body const& body) {
-  int const gpu = gpu_for(rank.local_rank, look_for_cuda_devices(), {.own_view = true, .share = o.share_gpus});
+inline void run_on_gpus(job_options const& o, job const& rank, std::string const& launcher, rank_body const& body) {
+  int const gpu = gpu_for(o, rank.local_rank, look_for_cuda_devices(), {.own_view = true, .share = o.share_gpus});
+  auto const run = [&](auto&& comm) {
+    comm.deadline(std::chrono::milliseconds(static_cast<long>(o.timeout * 1000)));
+    body({.comm = comm, .launcher = launcher, .device = comm.device(), .graphs = o.cuda_graph ? cuda_graphs() : nullptr});
+    comm.close();
+  };
+  chevron::topology const where = rank.topology(o.ranks, o.replicas);
+  if (o.backend == backend::copies) return run(copy_transport(where, rank, {.device = gpu}));
   if (o.share_gpus) share_cuda_device(rank.local_rank);
-  nccl_transport comm(rank.topology(o.ranks, o.replicas), rank, {.device = gpu});
-  comm.deadline(std::chrono::milliseconds(static_cast<long>(o.timeout * 1000)));
-  body({.comm = comm, .launcher = launcher, .device = comm.device(), .graphs = o.cuda_graph ? cuda_graphs() : nullptr});
-  comm.close();
+  run(nccl_transport(where, rank, {.device = gpu}));
 }
 
-inline constexpr gpu_side over_nccl{.before_fork = look_before_fork, .run = run_over_nccl};
+inline constexpr gpu_side over_nccl{.before_fork = look_before_fork, .run = run_on_gpus};
 
 }  // namespace chevron::train

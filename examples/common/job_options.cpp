@@ -180,19 +180,22 @@ void job_flags::pipeline(bool automatic) {
 }
 
 void job_flags::ranks() {
-  backend_ = app_.add_option("--backend", backend_name_,
-                             "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each")
-                 ->check(one_of({"threads", "gloo", "nccl"}))
-                 ->type_name("threads|gloo|nccl")
+  backend_ = app_.add_option(
+                     "--backend", backend_name_,
+                     "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each; copies: the same "
+                     "in one machine, without NCCL")
+                 ->check(one_of({"threads", "gloo", "nccl", "copies"}))
+                 ->type_name("threads|gloo|nccl|copies")
                  ->group("Ranks");
-  app_.add_option("--nproc", o_.nproc, "with gloo and nccl: processes to start here; 0: P x R, or a launcher has started them")
+  app_.add_option("--nproc", o_.nproc, "with processes: so many to start here; 0: P x R, or a launcher has started them")
       ->check(whole(0, 1024))
       ->type_name("N")
       ->group("Ranks");
-  app_.add_flag("--share-gpus", o_.share_gpus, "with nccl: more ranks than GPUs, which is slow, to try things out")
+  app_.add_flag("--share-gpus", o_.share_gpus,
+                "with nccl and copies: more ranks than GPUs, to try things out; over NCCL that is slow")
       ->group("Ranks");
   app_.add_flag("--cuda-graph", o_.cuda_graph,
-                "with nccl: once steps repeat themselves, launch each computation as one CUDA graph")
+                "with nccl and copies: once steps repeat themselves, launch each computation as one CUDA graph")
       ->group("Ranks");
   app_.add_option("--timeout", o_.timeout, "longest wait for another rank")
       ->check(positive(false))
@@ -228,7 +231,7 @@ void job_flags::training() {
       ->type_name("N")
       ->group("Training");
   app_.add_flag("--check-messages", o_.check_messages,
-                "find out whether what stages send each other comes as it was sent; not with nccl")
+                "find out whether what stages send each other comes as it was sent; not with nccl and copies")
       ->group("Training");
   app_.add_option("--seed", o_.seed, "of what is drawn at random: batches and, where they are made here, weights")
       ->check(whole(0, 9'000'000'000'000'000))
@@ -297,13 +300,14 @@ void job_flags::read(int argc, char** argv) {
   o_.backend_given = backend_->count() > 0;
   if (backend_name_ == "gloo") o_.backend = train::backend::gloo;
   if (backend_name_ == "nccl") o_.backend = train::backend::nccl;
-  if (o_.share_gpus && o_.backend != train::backend::nccl)
+  if (backend_name_ == "copies") o_.backend = train::backend::copies;
+  if (o_.share_gpus && !train::is_on_gpus(o_.backend))
     throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
-  if (o_.check_messages && o_.backend == train::backend::nccl)
+  if (o_.check_messages && train::is_on_gpus(o_.backend))
     throw usage_error(
         "--check-messages is about messages that ranks see themselves, not their GPUs. Remedy: another backend, or leave it "
         "away");
-  if (o_.cuda_graph && o_.backend != train::backend::nccl)
+  if (o_.cuda_graph && !train::is_on_gpus(o_.backend))
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
   if (precision_name_ == "autocast") o_.precision = precision::autocast;

@@ -14,7 +14,10 @@
 
 namespace chevron::train {
 
-enum class backend { threads, gloo, nccl };
+enum class backend { threads, gloo, nccl, copies };
+
+/// Each rank computes on a GPU.
+inline bool is_on_gpus(backend b) { return b == backend::nccl || b == backend::copies; }
 enum class precision { float32, bfloat16, autocast };
 
 /// As the command line calls it.

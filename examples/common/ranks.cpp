@@ -44,7 +44,7 @@ void run_over_gloo(job_options const& o, job const& rank, std::string const& lau
 }
 
 void run_as_processes(job_options const& o, bool launched_already, gpu_side const* gpus, rank_body const& body) {
-  bool const on_gpus = o.backend == backend::nccl;
+  bool const on_gpus = is_on_gpus(o.backend);
   if (on_gpus && !launched_already) gpus->before_fork(o);
   // From here on there are several processes.
   // Ranks end together, but for what rank 0 has to write; those that are asked to stop have a step to finish, and to save.
@@ -53,25 +53,27 @@ void run_as_processes(job_options const& o, bool launched_already, gpu_side cons
                            .join = milliseconds(o.timeout),
                            .children = {.stop_grace = longest, .last = longest}});
   std::string const launcher = std::string("a process each, ") +
-                               (!on_gpus       ? "Gloo, "
-                                : o.share_gpus ? "NCCL, sharing GPUs, "
-                                               : "NCCL, ") +
+                               (!on_gpus                       ? "Gloo, "
+                                : o.backend == backend::copies ? "copies, "
+                                                               : "NCCL, ") +
+                               (o.share_gpus ? "sharing GPUs, " : "") +
                                (launched_already ? "started by " + rank.launcher : "forked here");
   rank.watch->end_process_after(std::chrono::milliseconds(1500));
   on_gpus ? gpus->run(o, rank, launcher, body) : run_over_gloo(o, rank, launcher, body);
 }
 
 /// Ends in the program for GPUs, with the same command line, or in a `usage_error`.
-[[noreturn]] void become_nccl_program(char** argv) {
+[[noreturn]] void become_nccl_program(job_options const& o, char** argv) {
+  std::string const flag = std::string("--backend ") + (o.backend == backend::copies ? "copies" : "nccl");
   std::error_code fault;
   auto const here = std::filesystem::read_symlink("/proc/self/exe", fault);
   std::string const name = here.filename().string() + "-nccl";
   auto const there = here.parent_path() / name;
   ::execv(there.c_str(), argv);
 #ifdef CHEVRON_NO_NCCL
-  throw usage_error("--backend nccl: this build has no GPU support, since " CHEVRON_NO_NCCL ", and configure again");
+  throw usage_error(flag + ": this build has no GPU support, since " CHEVRON_NO_NCCL ", and configure again");
 #else
-  throw usage_error("--backend nccl needs " + there.string() + ", which cannot be started: " + std::strerror(errno) +
+  throw usage_error(flag + " needs " + there.string() + ", which cannot be started: " + std::strerror(errno) +
                     ". Remedy: cmake --build <build folder> --target " + name);
 #endif
 }
@@ -79,7 +81,7 @@ void run_as_processes(job_options const& o, bool launched_already, gpu_side cons
 }  // namespace
 
 launch_environment look_for_launcher(job_options& o, char** argv, gpu_side const* gpus) {
-  if (o.backend == backend::nccl && gpus == nullptr) become_nccl_program(argv);
+  if (is_on_gpus(o.backend) && gpus == nullptr) become_nccl_program(o, argv);
   launch_environment const told = read_environment();
   bool const launched_already = told.world > 1;
   check_unlaunched(o.nproc);

@@ -37,8 +37,8 @@ struct gpu_side {
   void (*run)(job_options const&, job const& rank, std::string const& launcher, rank_body const& body);
 };
 
-/// Looks who has started this process, and settles the backend. `argv` must be that of `main`: with `--backend nccl` and without
-/// `gpus` the process becomes the program of that name with `-nccl` behind it, or this throws a `usage_error`.
+/// Looks who has started this process, and settles the backend. `argv` must be that of `main`: with `--backend nccl` or `copies`
+/// and without `gpus` the process becomes the program of that name with `-nccl` behind it, or this throws a `usage_error`.
 /// \throws usage_error where ranks and processes are not as many
 /// \returns the launcher's environment
 launch_environment look_for_launcher(job_options& o, char** argv, gpu_side const* gpus);

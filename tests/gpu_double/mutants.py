@@ -16,11 +16,17 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from header_mutants import Mutant, options, run
 
 STREAMS = "cuda/cuda_streams.hpp"
+GPU = "cuda/gpu_streams.hpp"
+COPIES = "cuda/copy_streams.hpp"
+CHANNEL = "cuda/copy_channel.hpp"
+PAGE = "cuda/copy_page.hpp"
+LENT = "cuda/copy_memory.hpp"
+DRIVER = "cuda/stream_memory.hpp"
 GRAPH = "cuda/cuda_graph.hpp"
 METER = "execution/memory_meter.hpp"
 WATCH = "comm/streams/stream_watch.hpp"
 
-JOBS, GRAPHS, MEMORY = "jobs", "graphs", "memory"  # the test that is to notice it
+JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES = "jobs", "graphs", "memory", "channels", "copies"  # the test that is to notice it
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
 MUTANTS = [
@@ -36,14 +42,14 @@ MUTANTS = [
     ("call: keeps the watch out while it connects", STREAMS, r"(    c10::cuda::CUDAGuard const here\(device_\);\n    ncclGroupStart\(\);.*?= ncclGroupEnd\(\);\n)",
      r"    std::unique_lock hold(mutex_);\n\1    hold.unlock();\n", JOBS),
     ("fault: asynchronous errors are not asked for", STREAMS, r"ncclCommGetAsyncError\(m\.comm, &state\) == ncclSuccess && bad\(state\)", "false", JOBS),
-    ("streams are made on the current device", STREAMS, r"explicit stream\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit stream(at::Device) {", JOBS),
-    ("events are made on the current device", STREAMS, r"explicit event\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit event(at::Device) {", JOBS),
+    ("streams are made on the current device", GPU, r"explicit stream\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit stream(at::Device) {", JOBS),
+    ("events are made on the current device", GPU, r"explicit event\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit event(at::Device) {", JOBS),
     ("channels take half of the GPU", STREAMS, r"if \(most > 0\) config\.maxCTAs = most;", "static_cast<void>(most), config.minCTAs = config.maxCTAs = 64;", JOBS),
-    ("computation does not wait for what comes", STREAMS, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(current\(\), e\.get\(\), 0\)\);", "static_cast<void>(e);", JOBS),
+    ("computation does not wait for what comes", GPU, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(current\(\), e\.get\(\), 0\)\);", "static_cast<void>(e);", JOBS),
     ("watch: no deadline for operations", WATCH, r"bool const late = waits_for != 0 &&", "bool const late = false &&", JOBS),
     ("watch: host calls are not watched", WATCH, r"owner_\.call_order_ = \+\+owner_\.asked_;", "", JOBS),
     ("watch: nothing is ended", WATCH, r"streams_->abort\(\);\n      \}\n      hold\.lock", "}\n      hold.lock", JOBS),
-    ("transfers do not wait for computation", STREAMS, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(on\.get\(\), e\.get\(\), 0\)\);", "static_cast<void>(on), static_cast<void>(e);", GRAPHS),
+    ("transfers do not wait for computation", GPU, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(on\.get\(\), e\.get\(\), 0\)\);", "static_cast<void>(on), static_cast<void>(e);", GRAPHS),
     ("graph: its memory is everybody's", GRAPH, r"return \*mine != 0 && capturing\(asks, id\) && id == \*mine;", "static_cast<void>(asks), static_cast<void>(id); return false;", GRAPHS),
     ("graph: takes the memory of all streams", GRAPH, r"return \*mine != 0 && capturing\(asks, id\) && id == \*mine;", "static_cast<void>(asks), static_cast<void>(id); return true;", GRAPHS),
     ("graph: the other lane is not joined", GRAPH, r"    if \(on\.two\(\)\) join\(lane, c10::cuda::CUDAStream\(on\.stream\(1\)\)\);\n", "", GRAPHS,
@@ -56,8 +62,41 @@ MUTANTS = [
     ("graph: launched once only", GRAPH, r"void launch\(\) override \{ C10", "bool once_ = true;\n    void launch() override { if (std::exchange(once_, false)) C10", GRAPHS),
     ("meter: outputs in main memory are taken for the device's", METER, r"t\.is_cpu\(\) \? 0 : ", "", MEMORY),
     ("meter: workspaces of the first step stay", METER, r"if \(steps_ < 2 && \+\+steps_ == 2\)", "if (false)", MEMORY),
+    ("copies: a flag comes before its piece", CHANNEL, r"\[&\]\(std::uint64_t piece\) \{ wait\(on, flag::taken, receiver, piece - pieces\(\)\); \},",
+     "[&](std::uint64_t piece) { wait(on, flag::taken, receiver, piece - pieces()); write(on, flag::here, receiver, piece); },", CHANNELS),
+    ("copies: the receiver takes what has not come", CHANNEL, r"wait\(on, flag::here, sender, piece\);", "static_cast<void>(piece);", CHANNELS),
+    ("copies: room is used again before it is free", CHANNEL, r"wait\(on, flag::taken, receiver, piece - pieces\(\)\);", "static_cast<void>(piece);", CHANNELS),
+    ("copies: room for one piece less than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() + 1)", CHANNELS),
+    ("copies: room for one piece more than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() - 1)", CHANNELS),
+    ("copies: room is told free before it is", CHANNEL, r"(wait\(on, flag::here, sender, piece\);)", r"\1 write(on, flag::taken, sender, piece);", CHANNELS),
+    ("copies: waits for equal numbers", DRIVER, r"CU_STREAM_WAIT_VALUE_GEQ\);", "CU_STREAM_WAIT_VALUE_EQ);", CHANNELS),
+    ("copies: numbers do not go round", CHANNEL, r"(std::uint32_t number\(std::uint64_t count\) const \{ return) page_->mine\(\)\.first \+ static_cast<std::uint32_t>\(count\);",
+     r"\1 static_cast<std::uint32_t>(std::min<std::uint64_t>(page_->mine().first + count, 0xffffffff));", CHANNELS),
+    ("copies: a tensor that begins within a piece begins at its front", CHANNEL, r"filled \+= \(bytes \+ 15\) / 16 \* 16;", "filled += bytes == piece ? piece : 0;", CHANNELS),
+    ("copies: abort forgets a kind of flag", CHANNEL, r"(beyond = .*?for \(flag const which : \{flag::here, flag::reduced), flag::taken\}", r"\1}", CHANNELS),
+    ("copies: abort forgets the flags of the last rank", CHANNEL, r"(beyond = .*?r < size\(\))(; \+\+r\) page_->host_flag\(which, r, rank)", r"\1 - 1\2", CHANNELS),
+    ("copies: abort ends everybody's waits", CHANNEL, r"page_->host_flag\(which, r, rank\(\)\)\.store\(beyond\);",
+     "{ for (int w = 0; w < size(); ++w) page_->host_flag(which, r, w).store(beyond); }", CHANNELS),
+    ("copies: abort writes flags once", COPIES, r"for \(auto const& each : channels_\) each->end_waits\(\);", "if (static bool once = true; std::exchange(once, false)) for (auto const& each : channels_) each->end_waits();", CHANNELS),
+    ("copies: abort does not look for calls under way", COPIES, r"idle = inside_ == 0;", "idle = true;", CHANNELS,
+     "calls that put work on ended streams find their flags beyond; this is for memory that is freed meanwhile"),
+    ("copies: an ended rank's numbers count", COPIES, r"\[\]\(auto const& each\) \{ return each->is_sound\(\); \}", "[](auto const& each) { return each->is_sound() || true; }", CHANNELS),
+    ("copies: work is put on ended streams", COPIES, r"good_ = !of_\.stopped_ && of_\.fault_\.empty\(\);", "good_ = true;", CHANNELS),
+    ("copies: sums in an order of each rank's own", CHANNEL, r"copy\(in_values\(me\), in_memory\(0, me\), bytes, on_gpu, on\);\n      for \(int r = 1; r < size\(\); \+\+r\) \{",
+     "for (int i = 1; i < size(); ++i) { int const r = (me + i) % size();", CHANNELS),
+    ("copies: a share is taken before it is added", CHANNEL, r"wait\(on, flag::reduced, r, number\);", "", CHANNELS),
+    ("copies: a part of a sum is laid over what others still take", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(  // what this rank laid out before)", r"\1", CHANNELS),
+    ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", CHANNELS),
+    ("copies: room of a gather is used again before all have it", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(\n    copy\(scratch, from)", r"\1", CHANNELS),
+    ("copies: memory is freed while others may write to it", LENT, r"if \(each\.page->of\(r\)\.ready != 0 && each\.page->of\(r\)\.left == 0\) return false;", "static_cast<void>(r);", BY_COPIES),
+    ("copies: memory is never freed", LENT, r"    free_what_nobody_reaches\(\);\n", "", BY_COPIES),
+    ("copies: main memory stays registered", PAGE, r"if \(seen_ != nullptr\) C10_CUDA_CHECK_WARN\(cudaHostUnregister\(file_->memory\(\)\)\);", "", BY_COPIES),
+    ("copies: handles stay open", LENT, r"for \(void\* const opened : opened_\) C10_CUDA_CHECK_WARN\(cudaIpcCloseMemHandle\(opened\)\);", "", BY_COPIES,
+     "a process that ends closes them; one that goes on and frees what another one left open is not tried"),
+    ("copies: peers are not asked", LENT, r"if \(can == 0\)", "if (false)", BY_COPIES,
+     "processes reach each other by handles, which the driver refuses by itself"),
 ]
-SOURCES = {JOBS: "gpu_double/jobs_test.cpp", GRAPHS: "rehearsed/graphs_test.cpp", MEMORY: "rehearsed/graphs_test.cpp"}
+SOURCES = {JOBS: "gpu_double/jobs_test.cpp", CHANNELS: "gpu_double/channels_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/copy_transport_test.cpp", MEMORY: "rehearsed/copy_transport_test.cpp"}
 
 
 def broken_rule(output):

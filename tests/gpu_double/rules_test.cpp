@@ -8,13 +8,16 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <string>
 #include <thread>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -149,6 +152,28 @@ std::map<std::string, std::function<void()>> const programs = {
        ncclCommAbort(one.wait_for_handle());
        one.thread.join();
      }},
+    {"memory is freed that another process has open",
+     [] {
+       std::array<int, 2> down{}, up{};
+       if (::pipe(down.data()) != 0 || ::pipe(up.data()) != 0) return;
+       pid_t const owner = ::fork();
+       void* memory = nullptr;
+       cudaIpcMemHandle_t handle{};
+       char opened = 0;
+       if (owner == 0) {
+         cudaMalloc(&memory, 100);
+         cudaIpcGetMemHandle(&handle, static_cast<char*>(memory) + 10);
+         bool const told = ::write(up[1], &handle, sizeof handle) == sizeof handle && ::read(down[0], &opened, 1) == 1;
+         cudaFree(memory);
+         ::_exit(told ? 0 : 1);
+       }
+       bool const told = ::read(up[0], &handle, sizeof handle) == sizeof handle &&
+                         cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess &&
+                         ::write(down[1], &opened, 1) == 1;
+       int status = 0;
+       ::waitpid(owner, &status, 0);
+       ::_exit(told && WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+     }},
     {"NCCL within a capture",
      [] {
        pair_of_ranks two;
@@ -181,6 +206,7 @@ TEST_CASE("who breaks a rule is told") {
   says("abort beside a kernel of another communicator", 5, "still waiting");
   says("a communicator is freed while another thread joins it", broken,
        "rule broken: a communicator is freed while another thread");
+  says("memory is freed that another process has open", broken, "rule broken: memory is freed that another process has open");
   says("NCCL within a capture", broken, "rule broken: a kernel of NCCL within a capture");
 }
 
@@ -344,6 +370,74 @@ cudaError_t captured(cudaStream_t on, cudaGraph_t& out, std::function<void()> co
 }
 
 }  // namespace
+
+TEST_CASE("a stream waits until another one, or the host, has written a number or one beyond it, modulo 2^32") {
+  using operation = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+  auto const function = [](char const* name, unsigned version) {
+    void* out = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    cudaError_t const result = cudaGetDriverEntryPointByVersion(name, &out, version, cudaEnableDefault, &found);
+    CHECK((result == cudaSuccess) == (found == cudaDriverEntryPointSuccess));
+    cudaGetLastError();
+    return reinterpret_cast<operation>(out);
+  };
+  operation const write = function("cuStreamWriteValue32", 12000), wait = function("cuStreamWaitValue32", 12000);
+  REQUIRE((write != nullptr && wait != nullptr));
+  static_cast<void>(function("cuStreamWaitValue32", 11000));
+  CHECK((function("cuStreamBatchMemOp", 12000) == nullptr));
+
+  alignas(4096) static std::array<std::uint32_t, 1024> page{};
+  auto const word = reinterpret_cast<CUdeviceptr>(page.data());
+  cudaStream_t const waiting = new_stream(), writing = new_stream();
+  CHECK(wait(waiting, word, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_ERROR_INVALID_VALUE);  // not registered
+  REQUIRE(cudaHostRegister(page.data(), sizeof page, cudaHostRegisterMapped) == cudaSuccess);
+  auto const is_done = [&] {
+    cudaError_t const now = cudaStreamQuery(waiting);
+    cudaGetLastError();
+    return now == cudaSuccess;
+  };
+  auto const done_soon = [&] {
+    for (int i = 0; i < 2000 && !is_done(); ++i) std::this_thread::sleep_for(1ms);
+    return is_done();
+  };
+  page[0] = 0xfffffff0;
+  REQUIRE(wait(waiting, word, 0xfffffff0, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+  CHECK(done_soon());
+  REQUIRE(wait(waiting, word, 3, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+  std::this_thread::sleep_for(50ms);
+  CHECK_FALSE(is_done());
+  REQUIRE(write(writing, word, 2, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS);
+  std::this_thread::sleep_for(50ms);
+  CHECK_FALSE(is_done());
+  REQUIRE(write(writing, word, 5, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS);
+  CHECK(done_soon());
+  REQUIRE(wait(waiting, word, 7, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+  std::atomic_ref(page[0]).store(7);
+  CHECK(done_soon());
+
+  // Neither can be part of a capture here.
+  cudaStreamBeginCapture(waiting, cudaStreamCaptureModeThreadLocal);
+  CHECK(wait(waiting, word, 7, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  cudaGraph_t noted = nullptr;
+  CHECK(cudaStreamEndCapture(waiting, &noted) == cudaErrorStreamCaptureInvalidated);
+  cudaGetLastError();
+  REQUIRE(cudaHostUnregister(page.data()) == cudaSuccess);
+}
+
+TEST_CASE("a process cannot open a handle of its own, and a handle is of a whole allocation") {
+  void *memory = nullptr, *other = nullptr;
+  REQUIRE(cudaMalloc(&memory, 1000) == cudaSuccess);
+  int const before = gpu_double::lent_blocks();
+  cudaIpcMemHandle_t whole{}, part{};
+  REQUIRE(cudaIpcGetMemHandle(&whole, memory) == cudaSuccess);
+  REQUIRE(cudaIpcGetMemHandle(&part, static_cast<char*>(memory) + 500) == cudaSuccess);
+  CHECK(std::memcmp(&whole, &part, sizeof whole) == 0);
+  CHECK(gpu_double::lent_blocks() == before + 1);
+  CHECK(cudaIpcOpenMemHandle(&other, whole, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess);
+  cudaGetLastError();
+  CHECK(cudaFree(memory) == cudaSuccess);
+  CHECK(gpu_double::lent_blocks() == before);
+}
 
 TEST_CASE("a capture: what is noted runs at a launch, and in no order but that of its events") {
   cudaStream_t const origin = new_stream(), other = new_stream();

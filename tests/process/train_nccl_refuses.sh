@@ -32,6 +32,7 @@ nccl="$bin/chevron-train --backend nccl --steps 1 --timeline none --trace none"
 if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
   refuses "no GPU for local rank 3: there is no NVIDIA driver on this machine" $nccl
   refuses "no GPU for local rank 0: there is no NVIDIA driver" $nccl --ranks 1 --replicas 1
+  refuses "backend copies: no GPU for local rank 0: there is no NVIDIA driver" $nccl --backend copies --ranks 1 --replicas 1
 
   # Started by a launcher: every rank ends with the cause, none waits for another. A rank that comes when rank 0 has gone already, after
   # the second that rank 0 stays to be asked, learns of nothing: that is tried again.

@@ -44,8 +44,13 @@ class copy_streams final : public gpu_streams {
     std::shared_ptr<detail::copy_channel> at;
   };
 
-  /// \throws usage_error where the GPU or its driver has no stream memory operations
+  /// \throws usage_error where the GPU or its driver has no stream memory operations, and for limits that are none
   explicit copy_streams(at::Device on, copy_limits limits = {}) : gpu_streams(on), limits_(limits), queues_(on) {
+    for (std::size_t const piece : {limits.edge_piece, limits.sum_piece}) {
+      if (piece > 0 && piece % 16 == 0 && limits.edge_pieces > 0) continue;
+      throw usage_error("copy_limits have pieces of " + std::to_string(piece) + " bytes, " + std::to_string(limits.edge_pieces) +
+                        " of them on an edge. Remedy: multiples of 16 bytes, at least one piece");
+    }
     detail::stream_memory::of_driver().refuse_without(on.index());
   }
   ~copy_streams() {

@@ -18,6 +18,7 @@
 
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/device/device_graph.hpp>
+#include <chevron/run/device/device_threads.hpp>
 
 /// \file
 /// CUDA graphs of what a rank computes.
@@ -41,8 +42,9 @@ class cuda_graph_maker final : public graph_maker {
   void begin(compute_streams const& on) override {
     std::lock_guard const hold(one_at_a_time());
     pool_ = std::make_shared<pool>(on.where().index());
-    // Memory that the allocator keeps for kernels that run one by one is of no use to graphs.
-    c10::cuda::CUDACachingAllocator::emptyCache();
+    // Memory that the allocator keeps for kernels that run one by one is of no use to graphs. Giving it back waits for all GPUs
+    // of the process: for messages, too, that ranks which are other threads wait for, and that this rank has not yet sent.
+    if (!device_thread::share(at::kCUDA)) c10::cuda::CUDACachingAllocator::emptyCache();
   }
 
   std::unique_ptr<device_graph> capture(compute_streams const& on, std::function<void()> const& work) override {
