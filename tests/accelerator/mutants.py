@@ -124,6 +124,8 @@ def build(place, how):
     for number, c in enumerate(commands):
         made = place / f"{number}.o"
         command = c["command"].replace(str(ROOT / "include"), str(place / "include"))
+        # Without the precompiled header, which holds the headers as they are.
+        command = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", command)
         command = re.sub(r" -o \S+", f" -O0 -include {place}/switch.hpp -o {made}", command)
         running.append(subprocess.Popen(command, shell=True, cwd=c["directory"]))
         objects.append(str(made))
@@ -132,7 +134,7 @@ def build(place, how):
     if any(r.wait() != 0 for r in running):
         sys.exit("the mutants do not compile")
     words = subprocess.run(["ninja", "-t", "commands", "-s", "bin/chevron-accelerator-tests"], cwd=how.build, capture_output=True, text=True).stdout
-    words = re.sub(r"\S*chevron-accelerator-tests\.dir/\S+\.o\b", "", words)
+    words = re.sub(r"\S*chevron-accelerator-tests\.dir/\S+\.o\b|\S*chevron-precompiled\.o\b", "", words)
     program = place / "tests"
     words = re.sub(r" -o \S+", f" {' '.join(objects)} -o {program}", words)
     if subprocess.run(words, shell=True, cwd=how.build).returncode != 0:
