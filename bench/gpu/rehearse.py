@@ -76,7 +76,7 @@ def end(program):
 
 def waiting(program):
     rounds, blocks = 3, [0, 1, 2, 4, 8]
-    figures = ran(program, "--size", 64, "--products", 3, "--rounds", rounds, "--megabytes", 1)
+    figures = ran(program, "--size", 64, "--products", 3, "--rounds", rounds, "--kilobytes", 1)
     expect("blocks", [f["blocks"] for f in figures], blocks)
     for f in figures:
         expect(f"{f['blocks']} blocks: the receive waited, and had its message", (f["waited"], f["right"], f["rounds"]), (True, True, rounds - 1))

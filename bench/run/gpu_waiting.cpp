@@ -32,10 +32,10 @@
 namespace {
 
 struct options {
-  int size = 4096;     // of the matrices
-  int products = 20;   // in one round
-  int rounds = 7;      // the first is not counted
-  int megabytes = 16;  // of the message
+  int size = 4096;        // of the matrices
+  int products = 20;      // in one round
+  int rounds = 7;         // the first is not counted
+  int kilobytes = 16384;  // of the message
   std::vector<int> blocks{0, 1, 2, 4, 8};
   std::string json;
 };
@@ -162,7 +162,7 @@ int main(int argc, char** argv) {
     app.add_option("--size", wanted.size, "of the matrices")->check(CLI::Range(1, 100000))->capture_default_str();
     app.add_option("--products", wanted.products, "in a round")->check(CLI::Range(1, 100000))->capture_default_str();
     app.add_option("--rounds", wanted.rounds, "the first is not counted")->check(CLI::Range(2, 10000))->capture_default_str();
-    app.add_option("--megabytes", wanted.megabytes, "of the message")->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--kilobytes", wanted.kilobytes, "of the message")->check(CLI::Range(1, 1000000))->capture_default_str();
     app.add_option("--blocks", wanted.blocks, "that a receive may take; 0: there is none")->delimiter(',')->capture_default_str();
     app.add_option("--json", wanted.json, "write the figures to this file, too");
     int code = 0;
@@ -172,7 +172,7 @@ int main(int argc, char** argv) {
     std::map<int, std::unique_ptr<way>> ways;
     for (int const blocks : wanted.blocks) {
       if (blocks == 0) continue;
-      ways[blocks] = std::make_unique<way>(mine, blocks, std::int64_t{wanted.megabytes} << 20);
+      ways[blocks] = std::make_unique<way>(mine, blocks, std::int64_t{wanted.kilobytes} << 10);
       ways[blocks]->start();  // connects
       ways[blocks]->wait();
     }
