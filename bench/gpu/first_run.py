@@ -159,16 +159,22 @@ def first(site, carried):
 
 
 def second(site, carried, work):
-    built = work / "build/gpu/bin"
     lost = [part(f"lost rank, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal]) for signal in ("KILL", "STOP")]
     several = "nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT; "
     beside = training(carried, "DualPipeV", 60, "--share-gpus", "--ranks", 2, "--schedule", "DualPipeV")
+    # The scripts take what is in bin of the folder that they are given.
+    with_torch = {what: [sys.executable, f"bench/run/gpu_{what}_beside_torch.py", carried.parent] for what in ("step", "end")}
+    small = [carried / "bench-gpu_step", "--small", "--ranks", 2]
     return [
         part("the build", 30, ["sh", "-c", f"tail -n 3 {work}/build.log"]),
         part("a step on a GPU", 90, [carried / "bench-gpu_step"]),
-        part("a step beside PyTorch", 150, [sys.executable, "bench/run/gpu_step_beside_torch.py", work / "build/gpu"],
-             needs=built / "bench-gpu_step"),
+        part("the end of a step beside PyTorch", 120, with_torch["end"]),
+        part("a step beside PyTorch", 150, with_torch["step"]),
+        part("a receive that waits", 60, [carried / "bench-gpu_waiting"]),
         *lost,
+        part("a step of two ranks over NCCL", 90, [*small, "--backend", "nccl"]),
+        part("a step of two ranks as threads", 60, small),
+        part("memory by part", 60, [carried / "bench-gpu_memory"]),
         beside,
         # With eight queues for more than eight streams some pairs must wait for each other: so says the rule that sets 32.
         part("streams of 8 queues", 40, [sys.executable, "bench/gpu/streams.py"], ends=(1,), environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),

@@ -247,9 +247,10 @@ def bench(to):
     failed = False
     programs = sorted((build / "bin").glob("bench-gpu_*"))
     scripts = sorted((root / "bench" / "run").glob("gpu_*.py"))
-    for command in [[p] for p in programs] + [[sys.executable, s, build] for s in scripts]:
-        name = Path(command[1] if len(command) > 1 else command[0]).stem
-        figures = build / f"{name}.json"
+    two_ranks = [[build / "bin" / "bench-gpu_step", "--ranks", 2, *more] for more in ([], ["--small", "--backend", "nccl"])]
+    for command in [[p] for p in programs] + [[sys.executable, s, build] for s in scripts] + [c for c in two_ranks if c[0] in programs]:
+        name = Path(command[1]).stem if command[0] == sys.executable else " ".join([Path(command[0]).name, *map(str, command[1:])])
+        figures = build / f"{name.replace(' ', '')}.json"
         figures.unlink(missing_ok=True)
         status, output = to.run(name, [*command, "--json", figures], 240)
         failed |= status != 0

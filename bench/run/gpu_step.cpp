@@ -1,100 +1,207 @@
-// What a step costs beside its computations, on a GPU: how long the host takes to ask for one action, and how long the GPU has
-// nothing to do between two of them. One rank, so that it waits for nobody; all stages of the schedule are on it.
+// What a step costs beside its computations, on a GPU: how long the host takes to ask for an action and for a message, and how
+// long the GPU computes nothing: between two actions, and over a whole step, from its first computation to that of the next step.
 //
-//   bench-gpu_step [--json FILE]                       blocks of about one millisecond, and layers next to nothing; graphs, too
-//   .venv/bin/python bench/run/gpu_step_beside_torch.py   the latter beside torch.distributed.pipelining
+//   bench-gpu_step [--json FILE]                       one rank, which waits for nobody: blocks of about one millisecond, and
+//                                                      layers next to nothing; kernel by kernel and as CUDA graphs
+//   bench-gpu_step --ranks 2 [--backend nccl]          two ranks: threads that share the GPU, or processes over NCCL
+//   .venv/bin/python bench/run/gpu_step_beside_torch.py   one rank beside torch.distributed.pipelining
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
-#include <c10/cuda/CUDAFunctions.h>
-#include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/sgd.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/cuda/cuda_graph.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
 #include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
 
+#include "gpu_job.hpp"
 #include "job.hpp"
 
 namespace {
 
 struct options {
+  int ranks = 1;
+  std::string backend = "threads";
+  std::vector<std::string> schedules{"1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipeV"};
   int micro_batches = 8;
   int steps = 20;
+  bool small = false;
   std::string json;
 };
 
-struct figures {
-  std::size_t actions = 0;  ///< computations of a step
-  double host_us = 0;       ///< for the host to ask for an action
-  double action_ms = 0;     ///< that the GPU takes for one
-  double idle = 0;          ///< share of the time between a step's first action and its last in which the GPU had none of them
+constexpr int warm_up = 5;  // graphs are captured before the fourth step
+
+struct stage_size {
+  char const* name;
+  int layers, width, samples;
 };
 
-chevron::stage layers(int count, int width, at::Device device) {
+/// Of a step of one rank.
+struct figures {
+  std::size_t actions = 0, messages = 0;  ///< computations; sends and receives
+  double host_us = 0;                     ///< of the host until all computations are asked for, by action
+  double action_us = 0, message_us = 0;   ///< of the host for an action, and for a message at one end
+  double end_us = 0;                      ///< of the host for the end of the step: norms, verdict, optimizer
+  double action_ms = 0;                   ///< that the GPU takes for an action
+  double step_ms = 0;                     ///< from one step's first computation to the next step's
+  double boundary_ms = 0;                 ///< of these, from the last computation on
+  double idle = 0;                        ///< share of the time from a step's first action to its last with no computation
+  double idle_of_step = 0;                ///< the same of `step_ms`
+};
+
+chevron::stage layers(stage_size const& size, at::Device device) {
   torch::nn::Sequential out;
-  for (int i = 0; i < count; ++i) {
-    out->push_back(torch::nn::Linear(width, width));
+  for (int i = 0; i < size.layers; ++i) {
+    out->push_back(torch::nn::Linear(size.width, size.width));
     out->push_back(torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
   }
   out->to(device);
   return out;
 }
 
-figures measure(options const& wanted, std::string const& schedule, int layers_of_stage, int width, int samples, bool graphs) {
-  auto const program = bench::program_of(schedule, 1, wanted.micro_batches);
-  at::Device const device = chevron::gpu_of(0);
-  std::vector<double> host, action, idle;
-  std::size_t actions = 0;
-  chevron::run_threads({.pipeline_ranks = 1}, [&](chevron::transport& comm) {
-    c10::cuda::set_device(device.index());
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = [&](int) { return layers(layers_of_stage, width, device); },
-                            .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
-                            .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3)),
-                            .options = {.device = device, .graphs = graphs ? chevron::cuda_graphs() : nullptr}});
-    at::Tensor const batch = at::randn({wanted.micro_batches * samples, width}, at::TensorOptions().device(device));
-    for (int step = 0; step < wanted.steps; ++step) {
-      bool const launched = train.step({batch}, {batch}).used_graphs;
-      if (step < 5) continue;
-      if (launched != graphs) throw chevron::usage_error("no CUDA graphs: " + train.graph_fallback_reason());
-      auto const& record = train.last_trace();
-      std::vector<std::pair<std::int64_t, std::int64_t>> busy;
-      std::int64_t asked = record.begin();
-      for (chevron::trace_event const& r : record.entries()) {
-        if (chevron::is_compute(r.op.kind)) busy.emplace_back(r.start, r.end);
-        if (r.op.kind == chevron::kind::optimizer_step) asked = r.reached;
-      }
-      host.push_back(static_cast<double>(asked - record.begin()) * 1e-3 / static_cast<double>(busy.size()));
-      actions = busy.size();
-      std::sort(busy.begin(), busy.end());
-      std::int64_t nothing = 0, until = busy.front().first, sum = 0;
-      for (auto const& [start, end] : busy) {
-        nothing += std::max<std::int64_t>(0, start - until);
-        until = std::max(until, end);
-        sum += end - start;
-      }
-      idle.push_back(static_cast<double>(nothing) / static_cast<double>(until - busy.front().first));
-      action.push_back(static_cast<double>(sum) * 1e-6 / static_cast<double>(busy.size()));
+bool is_message(chevron::kind k) {
+  using enum chevron::kind;
+  return k == send_forward || k == send_backward || k == receive_forward || k == receive_backward;
+}
+
+/// What the record of a step tells of the host, in microseconds, and of the GPU, in nanoseconds.
+struct step_of_rank {
+  std::size_t actions = 0, messages = 0;
+  double host = 0, asking = 0, sending = 0, end = 0;
+  std::int64_t span = 0, computing = 0, sum = 0;
+};
+
+step_of_rank look_at(chevron::rank_trace const& record) {
+  step_of_rank out;
+  std::vector<std::pair<std::int64_t, std::int64_t>> busy;
+  auto const entries = record.entries();
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    chevron::trace_event const& r = entries[i];
+    // The host goes on with the next instruction when it has asked for this one.
+    auto const took = static_cast<double>((i + 1 < entries.size() ? entries[i + 1].reached : r.end) - r.reached) * 1e-3;
+    if (chevron::is_compute(r.op.kind)) {
+      busy.emplace_back(r.start, r.end);
+      out.asking += took;
+    } else if (r.op.kind == chevron::kind::optimizer_step) {
+      out.host = static_cast<double>(r.reached - record.begin()) * 1e-3;
+      out.end = took;
+    } else if (r.op.kind != chevron::kind::reduce_gradients) {
+      out.sending += took;
+      if (is_message(r.op.kind)) ++out.messages;
     }
-  });
-  return {actions, chevron::median(host), chevron::median(action), chevron::median(idle)};
+  }
+  out.actions = busy.size();
+  std::sort(busy.begin(), busy.end());
+  std::int64_t until = busy.front().first;
+  for (auto const& [from, to] : busy) {
+    out.computing += std::max<std::int64_t>(0, to - std::max(from, until));
+    until = std::max(until, to);
+    out.sum += to - from;
+  }
+  out.span = until - busy.front().first;
+  return out;
+}
+
+/// One trainer's steps. Events of two steps have no clock in common but the host's, so a step's time is that of all steps,
+/// divided, and what the GPU did in it the mean of all. The host's times are those of the step that is the median.
+figures measure(options const& wanted, chevron::proved_program const& program, stage_size const& size, bool graphs,
+                chevron::transport& comm, at::Device device) {
+  chevron::trainer train({.program = program,
+                          .transport = comm,
+                          .stages = [&](int) { return layers(size, device); },
+                          .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
+                          .optimizer = chevron::optimizer<chevron::fused_adamw>(torch::optim::AdamWOptions(1e-3)),
+                          .options = {.device = device, .graphs = graphs ? chevron::cuda_graphs() : nullptr}});
+  auto const generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{1});  // the same on all ranks
+  at::Tensor const batch = at::randn({wanted.micro_batches * size.samples, size.width}, generator).to(device);
+  std::vector<step_of_rank> seen;
+  double began = 0;
+  for (int step = 0; step < wanted.steps; ++step) {
+    if (step == warm_up) began = bench::ms_when_done(device);
+    bool const launched = train.step({batch}, {batch}).used_graphs;
+    if (step < warm_up) continue;
+    if (launched != graphs) throw chevron::usage_error("no CUDA graphs: " + train.graph_fallback_reason());
+    seen.push_back(look_at(train.last_trace()));
+  }
+  auto const steps = static_cast<double>(seen.size());
+  double const step_ms = (bench::ms_when_done(device) - began) / steps;
+  double span = 0, computing = 0, sum = 0;
+  for (step_of_rank const& each : seen) {
+    span += static_cast<double>(each.span) * 1e-6 / steps;
+    computing += static_cast<double>(each.computing) * 1e-6 / steps;
+    sum += static_cast<double>(each.sum) * 1e-6 / steps;
+  }
+  std::nth_element(seen.begin(), seen.begin() + static_cast<std::ptrdiff_t>(seen.size() / 2), seen.end(),
+                   [](step_of_rank const& a, step_of_rank const& b) { return a.host < b.host; });
+  step_of_rank const& middle = seen[seen.size() / 2];
+  auto const actions = static_cast<double>(middle.actions);
+  return {.actions = middle.actions,
+          .messages = middle.messages,
+          .host_us = middle.host / actions,
+          .action_us = middle.asking / actions,
+          .message_us = middle.messages == 0 ? 0 : middle.sending / static_cast<double>(middle.messages),
+          .end_us = middle.end,
+          .action_ms = sum / actions,
+          .step_ms = step_ms,
+          .boundary_ms = step_ms - span,
+          .idle = 1 - computing / span,
+          .idle_of_step = 1 - computing / step_ms};
+}
+
+void run(options const& wanted, chevron::transport& comm, at::Device device) {
+  bool const tells = comm.topology().global_rank == 0;
+  nlohmann::json out = nlohmann::json::array();
+  if (tells) {
+    std::printf("%d rank%s, %s: rank 0's host and GPU\n", wanted.ranks, wanted.ranks == 1 ? "" : "s", wanted.backend.c_str());
+    std::printf("%-16s %-17s %-8s %9s %9s %9s %9s %10s %9s %9s %8s %8s\n", "schedule", "stage", "launched", "us/action",
+                "action us", "message us", "end us", "ms/action", "step ms", "boundary", "idle", "of step");
+  }
+  std::vector<stage_size> sizes{{"1 layer of 64", 1, 64, 4}};
+  if (!wanted.small) sizes.push_back({"8 layers of 4096", 8, 4096, 512});
+  for (std::string const& schedule : wanted.schedules) {
+    auto const program = bench::program_of(schedule, wanted.ranks, wanted.micro_batches);
+    for (stage_size const& size : sizes) {
+      for (bool const graphs : {false, true}) {
+        figures const f = measure(wanted, program, size, graphs, comm, device);
+        if (!tells) continue;
+        std::printf("%-16s %-17s %-8s %9.1f %9.1f %10.1f %9.0f %9.3f %9.3f %9.3f %7.2f%% %7.2f%%\n", schedule.c_str(), size.name,
+                    graphs ? "graphs" : "kernels", f.host_us, f.action_us, f.message_us, f.end_us, f.action_ms, f.step_ms,
+                    f.boundary_ms, f.idle * 100, f.idle_of_step * 100);
+        std::fflush(stdout);
+        out.push_back({{"schedule", schedule},
+                       {"stage", size.name},
+                       {"graphs", graphs},
+                       {"ranks", wanted.ranks},
+                       {"backend", wanted.backend},
+                       {"actions", f.actions},
+                       {"messages", f.messages},
+                       {"host_us", f.host_us},
+                       {"action_us", f.action_us},
+                       {"message_us", f.message_us},
+                       {"end_us", f.end_us},
+                       {"action_ms", f.action_ms},
+                       {"step_ms", f.step_ms},
+                       {"boundary_ms", f.boundary_ms},
+                       {"idle", f.idle},
+                       {"idle_of_step", f.idle_of_step}});
+      }
+    }
+  }
+  if (tells) bench::write_json(wanted.json, out);
 }
 
 }  // namespace
@@ -103,37 +210,21 @@ int main(int argc, char** argv) {
   return chevron::run_main(argc, argv, [](int count, char** values) {
     CLI::App app{"what a step costs beside its computations, on a GPU", "bench-gpu_step"};
     options wanted;
+    app.add_option("--ranks", wanted.ranks)->check(CLI::Range(1, 8))->capture_default_str();
+    app.add_option("--backend", wanted.backend, "ranks are threads on one GPU, or processes")
+        ->check(CLI::IsMember({"threads", "nccl"}))
+        ->capture_default_str();
+    app.add_option("--schedules", wanted.schedules, "of the catalogue")->delimiter(',')->capture_default_str();
     app.add_option("--microbatches", wanted.micro_batches)->check(CLI::Range(1, 1000))->capture_default_str();
     app.add_option("--steps", wanted.steps, "the first five are not counted")
-        ->check(CLI::Range(6, 100000))
+        ->check(CLI::Range(warm_up + 1, 100000))
         ->capture_default_str();
+    app.add_flag("--small", wanted.small, "only stages of next to nothing");
     app.add_option("--json", wanted.json, "write the figures to this file, too");
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;
-    nlohmann::json out = nlohmann::json::array();
-    std::printf("%-22s %-20s %-8s %14s %14s %10s\n", "schedule", "stage", "launched", "host us/action", "GPU ms/action",
-                "GPU idle");
-    for (char const* const schedule : {"1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipeV"}) {
-      struct size {
-        char const* name;
-        int layers, width, samples;
-      };
-      for (size const& s : {size{"1 layer of 64", 1, 64, 4}, size{"8 layers of 4096", 8, 4096, 512}}) {
-        for (bool const graphs : {false, true}) {
-          figures const f = measure(wanted, schedule, s.layers, s.width, s.samples, graphs);
-          std::printf("%-22s %-20s %-8s %14.1f %14.3f %9.2f%%\n", schedule, s.name, graphs ? "graphs" : "kernels", f.host_us,
-                      f.action_ms, f.idle * 100);
-          out.push_back({{"schedule", schedule},
-                         {"stage", s.name},
-                         {"graphs", graphs},
-                         {"actions", f.actions},
-                         {"host_us", f.host_us},
-                         {"action_ms", f.action_ms},
-                         {"idle", f.idle}});
-        }
-      }
-    }
-    if (!wanted.json.empty()) std::ofstream(wanted.json) << out.dump(1) << "\n";
+    bench::on_gpu_ranks(wanted.backend, wanted.ranks,
+                        [&](chevron::transport& comm, at::Device device) { run(wanted, comm, device); });
     return 0;
   });
 }

@@ -3,9 +3,15 @@
 #include "training.hpp"
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/optim/adamw.h>
 
@@ -165,4 +171,29 @@ TEST_CASE("graphs between messages over NCCL") {
     compare(with, without, name);
     check_launched(with, name);
   }
+}
+
+TEST_CASE("memory that another thread takes within a capture is not the graph's, and goes back to the GPU") {
+  if (!gpus::at_least(1)) return;
+  c10::cuda::CUDAGuard const here(gpu(0));
+  auto const reserved = [] { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).reserved_bytes[0].current; };
+  auto const of_bytes = at::TensorOptions(at::kByte).device(gpu(0));
+  chevron::compute_streams streams(gpu(0), false);
+  chevron::compute_streams::scope const on_lane(streams);
+  at::Tensor const written = at::zeros({64}, of_bytes);
+  auto const maker = chevron::cuda_graphs();
+  maker->begin(streams);
+  std::int64_t const before = reserved();
+  auto const graph = maker->capture(streams, [&] {
+    written.fill_(1);
+    std::thread([&] {
+      c10::cuda::CUDAGuard const there(gpu(0));
+      at::empty({32 << 20}, of_bytes);
+    }).join();
+  });
+  CHECK(reserved() >= before + (32 << 20));
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  CHECK(reserved() == before);
+  graph->launch();
+  CHECK(written.eq(1).all().item<bool>());
 }

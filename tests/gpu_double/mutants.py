@@ -40,7 +40,7 @@ MUTANTS = [
     ("call: goes on after abort", STREAMS, r"if \(stopped_ \|\| !fault_\.empty\(\)\) return;", "", JOBS,
      "the transport looks for failures before each call; this is for an abort in the microseconds between"),
     ("call: keeps the watch out while it connects", STREAMS, r"(    c10::cuda::CUDAGuard const here\(device_\);\n    ncclGroupStart\(\);.*?= ncclGroupEnd\(\);\n)",
-     r"    std::unique_lock hold(mutex_);\n\1    hold.unlock();\n", JOBS),
+     r"    std::unique_lock outside(mutex_);\n\1    outside.unlock();\n", JOBS),
     ("fault: asynchronous errors are not asked for", STREAMS, r"ncclCommGetAsyncError\(m\.comm, &state\) == ncclSuccess && bad\(state\)", "false", JOBS),
     ("streams are made on the current device", GPU, r"explicit stream\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit stream(at::Device) {", JOBS),
     ("events are made on the current device", GPU, r"explicit event\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit event(at::Device) {", JOBS),

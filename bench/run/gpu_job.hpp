@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAStream.h>
+#include <nlohmann/json.hpp>
+
+#include <chevron/run.hpp>
+#include <chevron/run/cuda/cuda_devices.hpp>
+#include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/run/launch/launch.hpp>
+
+#include "job.hpp"
+
+/// \file
+/// What benchmarks on GPUs share.
+
+namespace bench {
+
+/// A rank that is a process of its own, and its GPU.
+struct gpu_rank {
+  chevron::job job;
+  at::Device device;
+  chevron::nccl_options options;
+};
+
+/// Forks so many ranks, each with a GPU, or with one that it shares where there are fewer. Call it before anything of CUDA.
+inline gpu_rank fork_gpu_ranks(int ranks) {
+  chevron::job job = chevron::launch({.nproc = ranks});
+  auto const found = chevron::look_for_cuda_devices();
+  chevron::nccl_options const options{.device = chevron::cuda_device_of(job.local_rank, found, {.share = true})};
+  if (found.count < ranks) chevron::share_cuda_device(job.local_rank);
+  at::Device const device = chevron::gpu_of(job.local_rank, options);
+  return {std::move(job), device, options};
+}
+
+/// Runs `body(transport&, device)` on every rank: threads that share GPU 0, or processes over NCCL, of which this one is the
+/// first.
+template <class Body>
+void on_gpu_ranks(std::string const& backend, int ranks, Body const& body) {
+  if (backend == "threads") {
+    at::Device const device = chevron::gpu_of(0);
+    chevron::run_threads({.pipeline_ranks = ranks}, [&](chevron::transport& comm) {
+      c10::cuda::set_device(device.index());
+      body(comm, device);
+    });
+    return;
+  }
+  gpu_rank const mine = fork_gpu_ranks(ranks);
+  chevron::nccl_transport comm(mine.job.topology(ranks), mine.job, mine.options);
+  body(static_cast<chevron::transport&>(comm), mine.device);
+  comm.close();
+}
+
+/// Milliseconds since some point in time, when the GPU has done what is on the current stream.
+inline double ms_when_done(at::Device device) {
+  c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// `--json FILE`.
+inline void write_json(std::string const& file, nlohmann::json const& figures) {
+  if (!file.empty()) std::ofstream(file) << figures.dump(1) << "\n";
+}
+
+}  // namespace bench
