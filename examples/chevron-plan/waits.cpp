@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <chevron/lower/messages.hpp>
+#include <chevron/plan/step_graph.hpp>
 
 namespace plan_program {
 namespace {
@@ -226,7 +227,7 @@ std::vector<std::vector<progress>> how_far(rings const& all, story const& what, 
         action const a = plan.actions.data[plan.begin.data[q] + i];
         if (q == p || (so_far != progress::done && so_far != progress::under_way) || a.kind == chevron::kind::backward_weight)
           continue;
-        if (chevron::detail::input_stage(plan, a) < 0) continue;
+        if (chevron::step_graph(plan.view()).from(a) < 0) continue;
         last = std::max(last, index.position_of(*needed_for(chevron::detail::receive_for(a), &index), p));
       }
     }

@@ -4,6 +4,7 @@
 #include <span>
 
 #include <chevron/lower/check_program.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include "accelerator/stream_clocks.hpp"
 #include "accelerator/stream_finding.hpp"
 #include "accelerator/stream_order.hpp"
@@ -118,7 +119,7 @@ struct stream_laws {
   /// What a computation begins with: the results of the stage before (or behind), from this rank or another.
   constexpr stream_finding take_input(int i) const {
     action const a = at(i).op;
-    int const from = a.kind == kind::backward_weight ? -1 : input_stage(plan, a);
+    int const from = step_graph(plan).from(a);
     if (from < 0) return {};
     bool const goes_forward = a.kind == kind::forward;
     int const m = static_cast<int>(a.micro_batch);

@@ -3,6 +3,7 @@
 #include <span>
 
 #include <chevron/lower/check_program.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include "accelerator/stream_finding.hpp"
 #include "accelerator/stream_order.hpp"
 
@@ -89,10 +90,10 @@ struct stream_clocks {
     if (a.kind == kind::reduce_gradients) return true;
     if (static_cast<int>(a.micro_batch) >= micro_batches) return false;
     if (is_compute(a.kind)) {
-      int const from = input_stage(plan, a);
+      int const from = step_graph(plan).from(a);
       return from < 0 || plan.rank_of[from] == rank || o.slot != no_slot;
     }
-    int const there = other_end(plan, a);
+    int const there = is_receive(a.kind) ? step_graph(plan).from(a) : step_graph(plan).to(a);
     return there >= 0 && is_peer(o.peer, rank) && plan.rank_of[there] == o.peer && o.slot != no_slot;
   }
 

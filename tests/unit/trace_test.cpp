@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/show/chrome_trace.hpp>
 
@@ -22,11 +23,11 @@ show::picture recorded(plan_view const& plan, costs const& each, double send) {
   for (show::box const& b : out.boxes) {
     int const stage = static_cast<int>(b.op.stage), micro_batch = static_cast<int>(b.op.micro_batch);
     bool const forward = b.op.kind == kind::forward;
-    if (boundary_sent(plan, b.op) >= 0) {
+    if (step_graph(plan).crosses(b.op) >= 0) {
       messages.push_back(
           {b.rank, b.end, b.end + send, make_action(forward ? kind::send_forward : kind::send_backward, stage, micro_batch)});
     }
-    if (boundary_received(plan, b.op) >= 0) {
+    if (step_graph(plan).comes_over(b.op) >= 0) {
       messages.push_back({b.rank, b.start - 10, b.start,
                           make_action(forward ? kind::receive_forward : kind::receive_backward, stage, micro_batch)});
     }

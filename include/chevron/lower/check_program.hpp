@@ -7,6 +7,7 @@
 #include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/finding.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/check.hpp>
 
 /// \file
@@ -39,7 +40,7 @@ constexpr finding check_instructions(program_view const& program) {
         return misplaced(plan, f);
       if (a.kind == kind::reduce_gradients) continue;
       if (is_compute(a.kind)) {
-        int const from = input_stage(plan, a);
+        int const from = step_graph(plan).from(a);
         bool const local = from >= 0 && plan.rank_of[from] == r;
         bool const remote = from >= 0 && !local;
         if (one.slot >= counts.activation)
@@ -56,7 +57,7 @@ constexpr finding check_instructions(program_view const& program) {
           continue;
         return f;
       }
-      int const peer_stage = other_end(plan, a);
+      int const peer_stage = is_receive(a.kind) ? step_graph(plan).from(a) : step_graph(plan).to(a);
       if (peer_stage < 0)
         f.words = " has nobody at its other end; stages: ", f.limit = plan.stages;
       else if (plan.rank_of[peer_stage] == r)

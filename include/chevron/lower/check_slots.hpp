@@ -5,6 +5,7 @@
 #include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/finding.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/check.hpp>
 
 /// \file
@@ -68,7 +69,7 @@ constexpr finding check_slots(program_view const& program) {
         send_live[one.source] = 0;
       } else if (is_compute(a.kind)) {
         bool const forward = a.kind == kind::forward;
-        int const from = input_stage(plan, a);
+        int const from = step_graph(plan).from(a);
         if (!forward && !has(one.slot, holds_graph, stage, a))
           return program_finding(law::slots, r, at, a, " needs a slot that no longer holds ",
                                  make_action(kind::forward, stage, static_cast<int>(a.micro_batch)));

@@ -46,20 +46,4 @@ constexpr bool is_send(kind what) { return what == kind::send_forward || what ==
 constexpr bool is_receive(kind what) { return what == kind::receive_forward || what == kind::receive_backward; }
 constexpr bool is_wait(kind what) { return what == kind::wait_send_forward || what == kind::wait_send_backward; }
 
-/// The stage that an action's input comes from, by way of another rank or not; -1: from none.
-constexpr int input_stage(plan_view const& plan, action a) {
-  int const stage = static_cast<int>(a.stage);
-  if (a.kind == kind::forward) return stage - 1;
-  if (a.kind == kind::backward || a.kind == kind::backward_input) return stage + 1 < plan.stages ? stage + 1 : -1;
-  return -1;
-}
-
-/// The stage at the other end of a message; -1: there is none.
-constexpr int other_end(plan_view const& plan, action message) {
-  bool const up =
-      message.kind == kind::send_forward || message.kind == kind::wait_send_forward || message.kind == kind::receive_backward;
-  int const stage = static_cast<int>(message.stage) + (up ? 1 : -1);
-  return stage < plan.stages ? stage : -1;
-}
-
 }  // namespace chevron::detail

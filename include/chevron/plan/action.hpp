@@ -2,42 +2,13 @@
 
 #include <cstdint>
 
+#include <chevron/plan/kinds.hpp>
 #include <chevron/plan/text.hpp>
 
 /// \file
 /// What a rank can do: one action, in four bytes.
 
 namespace chevron {
-
-/// What an action does. The first four compute and are all a *plan* holds; the others appear only in a lowered *program*.
-/// Letters follow PyTorch: `F` forward, `B` full backward, `I` input gradient, `W` weight gradient. (The zero-bubble papers
-/// write B for our I; DeepSeek writes B for our B.)
-enum class kind : std::uint8_t {
-  forward,             ///< F: run a stage on a microbatch
-  backward,            ///< B: input and weight gradients at once
-  backward_input,      ///< I: the gradient of the stage's input only
-  backward_weight,     ///< W: the gradients of the stage's parameters, after its I
-  send_forward,        ///< SEND_F: hand the output of a stage to the next stage's rank
-  receive_forward,     ///< RECV_F: post the receive of a stage's input
-  send_backward,       ///< SEND_B: hand the input gradient of a stage to the previous stage's rank
-  receive_backward,    ///< RECV_B: post the receive of a stage's output gradient
-  wait_send_forward,   ///< WAIT_SEND_F: the output may be reused from here on
-  wait_send_backward,  ///< WAIT_SEND_B: the input gradient may be reused from here on
-  reduce_gradients,    ///< REDUCE_GRAD: start the sum of a stage's gradients over its replicas
-  optimizer_step       ///< OPTIMIZER_STEP: wait for the sums, check, clip, step
-};
-
-inline constexpr int compute_kinds = 4;
-inline constexpr int program_kinds = 12;
-
-constexpr bool is_compute(kind k) { return static_cast<int>(k) < compute_kinds; }
-
-/// The kind as PyTorch spells it.
-constexpr char const* letters_of(kind k) {
-  constexpr char const* spelled[program_kinds] = {
-      "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B", "REDUCE_GRAD", "OPTIMIZER_STEP"};
-  return static_cast<int>(k) < program_kinds ? spelled[static_cast<int>(k)] : "?";
-}
 
 inline constexpr int max_stages = 2048;
 inline constexpr int max_micro_batches = 65535;

@@ -6,6 +6,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/limits.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/walk.hpp>
@@ -18,16 +19,11 @@ namespace chevron {
 
 namespace detail {
 
-// What is known of one (stage, microbatch) while a rank's list is read.
-inline constexpr std::uint8_t seen_forward = 1;
-inline constexpr std::uint8_t seen_backward = 2;
-inline constexpr std::uint8_t seen_input = 4;
-inline constexpr std::uint8_t seen_weight = 8;
-// What has been made when the plan is played.
-inline constexpr std::uint8_t made_forward = 16;
-inline constexpr std::uint8_t made_gradient = 32;
-
-constexpr std::uint8_t seen_bit(kind what) { return static_cast<std::uint8_t>(1 << static_cast<int>(what)); }
+// What is known of a cell while a rank's list is read: bits of the kinds that were there.
+inline constexpr std::uint8_t seen_forward = kind_bit(kind::forward);
+inline constexpr std::uint8_t seen_backward = kind_bit(kind::backward);
+inline constexpr std::uint8_t seen_input = kind_bit(kind::backward_input);
+inline constexpr std::uint8_t seen_weight = kind_bit(kind::backward_weight);
 
 constexpr int position_of(plan_view const& plan, int rank, action wanted) {
   for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
@@ -110,7 +106,7 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
         return f;
       }
       std::uint8_t& cell = seen[stage * micro_batches + micro_batch];
-      std::uint8_t const bit = seen_bit(a.kind);
+      std::uint8_t const bit = kind_bit(a.kind);
       if ((cell & bit) != 0) {
         f.broken = law::no_duplicate;
         f.words = " was already done at step ";
@@ -124,7 +120,7 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       }
       if (a.fused != 0) {
         action const other = i + 1 < stop ? actions[i + 1] : a;
-        bool const pair = a.kind == kind::forward && (other.kind == kind::backward || other.kind == kind::backward_input);
+        bool const pair = makes_output(a.kind) && makes_input_gradient(other.kind);
         if (!pair || (other.stage == a.stage && other.micro_batch == a.micro_batch)) {
           f.broken = law::fused_pair;
           f.words = i + 1 == stop ? " is marked as half of a fused pair, but is the last action of its rank"
@@ -135,15 +131,13 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
           return f;
         }
       }
-      bool const mixes = (a.kind == kind::backward && (cell & (seen_input | seen_weight)) != 0) ||
-                         ((a.kind == kind::backward_input || a.kind == kind::backward_weight) && (cell & seen_backward) != 0);
-      if (mixes) {
+      if ((cell & row_of(a.kind).excludes) != 0) {
         f.broken = law::no_duplicate;
         f.words = a.kind == kind::backward ? " would add these gradients twice: this microbatch already has an I or a W"
                                            : " would add these gradients twice: this microbatch already has a B";
         return f;
       }
-      std::uint8_t const needs = a.kind == kind::forward ? 0 : a.kind == kind::backward_weight ? seen_input : seen_forward;
+      std::uint8_t const needs = row_of(a.kind).after;
       if ((cell & needs) != needs && !late) {
         f.broken = law::order;
         f.other = make_action(a.kind == kind::backward_weight ? kind::backward_input : kind::forward, stage, micro_batch);
@@ -181,50 +175,44 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   return late;
 }
 
-/// What one action, or a fused pair, still waits for on another stage.
+/// The action of another stage that an action, or a fused pair, still waits for.
 struct need {
   bool open = false;
   action what{};
 };
-constexpr need need_of(plan_view const& plan, action a, std::uint8_t const* seen) {
-  int const micro_batches = plan.size.micro_batches;
-  int const stage = static_cast<int>(a.stage);
+/// \param made by result: whether it is there
+/// \param seen by cell: the kinds that its rank's list holds
+constexpr need need_of(step_graph const& graph, action a, std::uint8_t const* made, std::uint8_t const* seen) {
+  int const result = graph.needs(a);
+  if (result < 0 || made[result] != 0) return {};
+  int const stage = graph.from(a);
   int const micro_batch = static_cast<int>(a.micro_batch);
-  if (a.kind == kind::forward && stage > 0) {
-    bool const made = (seen[(stage - 1) * micro_batches + micro_batch] & made_forward) != 0;
-    return {!made, make_action(kind::forward, stage - 1, micro_batch)};
-  }
-  if ((a.kind == kind::backward || a.kind == kind::backward_input) && stage + 1 < plan.stages) {
-    std::uint8_t const after = seen[(stage + 1) * micro_batches + micro_batch];
-    kind const made_by = (after & seen_input) != 0 ? kind::backward_input : kind::backward;
-    return {(after & made_gradient) == 0, make_action(made_by, stage + 1, micro_batch)};
-  }
-  return {};
-}
-constexpr need need_at(plan_view const& plan, int position, std::uint8_t const* seen) {
-  action const a = plan.actions[position];
-  need const own = need_of(plan, a, seen);
-  return own.open || a.fused == 0 ? own : need_of(plan, plan.actions[position + 1], seen);
+  kind const backward = (seen[graph.cell_of(stage, micro_batch)] & seen_input) != 0 ? kind::backward_input : kind::backward;
+  return {true, make_action(makes_output(a.kind) ? kind::forward : backward, stage, micro_batch)};
 }
 
-/// For a plan whose lists are in order but which does not run to its end: who waits for whom. Each stuck rank waits for a
-/// computation queued on some rank behind that rank's own next action. Following that chain ends in a cycle; the rank with
-/// the lowest number on it speaks for all.
-constexpr finding find_deadlock(plan_view const& plan, std::uint8_t* seen) {
+/// For a plan whose lists are in order but which does not run to its end: the ranks that wait for each other. Each stuck rank
+/// waits for a computation queued on some rank behind that rank's own next action. Following that chain ends in a cycle; the rank
+/// with the lowest number on it speaks for all.
+constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen) {
   int const ranks = plan.size.ranks;
+  step_graph const graph(plan);
+  buffer<std::uint8_t> made(graph.results(), zeroed);
   buffer<int> next_memory(ranks);
   int* const next = next_memory.data;
+  auto const need_at = [&](int position) {
+    action const a = plan.actions[position];
+    need const own = need_of(graph, a, made.data, seen);
+    return own.open || a.fused == 0 ? own : need_of(graph, plan.actions[position + 1], made.data, seen);
+  };
   for (int r = 0; r < ranks; ++r) next[r] = plan.begin[r];
   for (bool moved = true; moved;) {
     moved = false;
     for (int r = 0; r < ranks; ++r) {
-      while (next[r] < plan.begin[r + 1] && !need_at(plan, next[r], seen).open) {
+      while (next[r] < plan.begin[r + 1] && !need_at(next[r]).open) {
         int const halves = plan.actions[next[r]].fused != 0 ? 2 : 1;
         for (int half = 0; half < halves; ++half) {
-          action const a = plan.actions[next[r]++];
-          std::uint8_t& cell = seen[static_cast<int>(a.stage) * plan.size.micro_batches + static_cast<int>(a.micro_batch)];
-          if (a.kind == kind::forward) cell = static_cast<std::uint8_t>(cell | made_forward);
-          if (a.kind == kind::backward || a.kind == kind::backward_input) cell = static_cast<std::uint8_t>(cell | made_gradient);
+          if (int const result = graph.makes(plan.actions[next[r]++]); result >= 0) made.data[result] = 1;
         }
         moved = true;
       }
@@ -233,7 +221,7 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t* seen) {
   int walker = -1;
   for (int r = 0; r < ranks && walker < 0; ++r) walker = next[r] < plan.begin[r + 1] ? r : -1;
   if (walker < 0) return {};
-  auto const awaited_by = [&](int rank) { return need_at(plan, next[rank], seen).what; };
+  auto const awaited_by = [&](int rank) { return need_at(next[rank]).what; };
   auto const after = [&](int rank) { return static_cast<int>(plan.rank_of[awaited_by(rank).stage]); };
   for (int hop = 0; hop < ranks; ++hop) walker = after(walker);
   int lowest = walker;

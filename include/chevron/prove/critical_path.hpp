@@ -2,6 +2,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/prove/wires.hpp>
 
@@ -37,21 +38,16 @@ struct critical_path {
 /// moment, the path stays on the rank; where both messages of a pair arrive at the same moment, it is the forward's.
 constexpr critical_path critical_path_of(plan_view const& plan, cost_view const& costs, timeline const& when) {
   critical_path result;
-  int const micro_batches = plan.size.micro_batches;
   int const total = plan.total();
   if (!when.complete || total == 0) return result;
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();
 
-  // Who made a cell, as in the simulation: outputs from 0, input gradients from `cells`.
-  int const cells = plan.stages * micro_batches;
-  buffer<int> maker_memory(2 * cells, zeroed);
+  step_graph const graph(plan);
+  buffer<int> maker_memory(graph.results(), zeroed);  // by result: the action that made it
   int* const maker = maker_memory.data;
   for (int i = 0; i < total; ++i) {
-    action const a = plan.actions[i];
-    if (a.kind == kind::backward_weight) continue;
-    int const cell = static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch);
-    maker[a.kind == kind::forward ? cell : cells + cell] = i;
+    if (int const made = graph.makes(plan.actions[i]); made >= 0) maker[made] = i;
   }
   auto const first_of_pair = [&](int i) {
     return i > plan.begin[plan.rank_of[plan.actions[i].stage]] && plan.actions[i - 1].fused != 0 ? i - 1 : i;
@@ -64,7 +60,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   buffer<int> queue_of(links.count);
   for (int i = 0; i < total && links.count > 0; ++i) {
     action const a = plan.actions[i];
-    int const boundary = boundary_sent(plan, a);
+    int const boundary = graph.crosses(a);
     if (boundary < 0) continue;
     int const wire = links.carrying(boundary, a.kind == kind::forward);
     double& free = free_from.data[wire];
@@ -77,7 +73,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   auto const sent_at = [&](int i) {
     double time = when.end.data[i];
     for (int half = first_of_pair(i); half <= i; ++half) {
-      int const boundary = boundary_sent(plan, plan.actions[half]);
+      int const boundary = graph.crosses(plan.actions[half]);
       if (boundary >= 0) time += costs.of_message(boundary, static_cast<int>(plan.actions[half].micro_batch));
     }
     return time;
@@ -103,11 +99,9 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
     int const last = last_of_pair(plan.actions, at, plan.begin[rank + 1]);
     for (int half = at; half <= last; ++half) {
       action const a = plan.actions[half];
-      int const boundary = boundary_received(plan, a);
+      int const boundary = graph.comes_over(a);
       if (boundary < 0) continue;
-      int const from = a.kind == kind::forward ? boundary : boundary + 1;
-      int const cell = from * micro_batches + static_cast<int>(a.micro_batch);
-      int const producer = maker[a.kind == kind::forward ? cell : cells + cell];
+      int const producer = maker[graph.needs(a)];
       double const takes = costs.of_message(boundary, static_cast<int>(a.micro_batch));
       double arrives = links.count > 0 ? left.data[producer] : sender ? sent_at(producer) : when.end.data[producer] + takes;
       if (receiver) arrives -= takes;

@@ -2,6 +2,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file
@@ -26,9 +27,10 @@ namespace detail {
 
 /// How long the transfers of [first, last] keep their own rank from computing: those it sends, or those it receives.
 constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int first, int last, bool sent) {
+  step_graph const graph(plan);
   double sum = 0;
   for (int i = first; i <= last; ++i) {
-    int const boundary = sent ? boundary_sent(plan, plan.actions[i]) : boundary_received(plan, plan.actions[i]);
+    int const boundary = sent ? graph.crosses(plan.actions[i]) : graph.comes_over(plan.actions[i]);
     if (boundary >= 0) sum += costs.of_message(boundary, static_cast<int>(plan.actions[i].micro_batch));
   }
   return sum;

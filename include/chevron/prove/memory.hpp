@@ -9,12 +9,6 @@
 
 namespace chevron {
 
-/// By how much an action changes the number of chunks in flight once it has run.
-constexpr int in_flight_change(kind what, bool forward_only) {
-  if (what == kind::forward) return forward_only ? 0 : 1;
-  return what == kind::backward || what == kind::backward_weight ? -1 : 0;
-}
-
 /// The most chunks in flight on a rank at any time; each holds one stage's activations for one microbatch.
 constexpr int peak_in_flight(plan_view const& plan, int rank) {
   int now = 0;

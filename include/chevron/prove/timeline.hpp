@@ -5,6 +5,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/wires.hpp>
 
 /// \file
@@ -22,24 +23,6 @@ struct timeline {
 
 /// The last action of what begins at `i`, in a list that ends before `stop`: of a fused pair its B or I, else the action itself.
 constexpr int last_of_pair(action const* actions, int i, int stop) { return actions[i].fused != 0 && i + 1 < stop ? i + 1 : i; }
-
-/// The boundary that an action's result crosses to another rank: s between the stages s and s + 1; -1: none.
-constexpr int boundary_sent(plan_view const& plan, action a) {
-  if (a.kind == kind::backward_weight) return -1;
-  int const stage = static_cast<int>(a.stage);
-  int const to = a.kind == kind::forward ? stage + 1 : stage - 1;
-  if (to < 0 || to >= plan.stages || plan.rank_of[to] == plan.rank_of[stage]) return -1;
-  return to < stage ? to : stage;
-}
-
-/// The boundary over which an action's input comes from another rank; -1: none.
-constexpr int boundary_received(plan_view const& plan, action a) {
-  if (a.kind == kind::backward_weight) return -1;
-  int const stage = static_cast<int>(a.stage);
-  int const from = a.kind == kind::forward ? stage - 1 : stage + 1;
-  if (from < 0 || from >= plan.stages || plan.rank_of[from] == plan.rank_of[stage]) return -1;
-  return from < stage ? from : stage;
-}
 
 namespace detail {
 
@@ -114,7 +97,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
           }
           if (there > earliest) earliest = there;
           if (receiver) {
-            int const boundary = boundary_received(plan, a);
+            int const boundary = step_graph(plan).comes_over(a);
             if (boundary >= 0) earliest += costs.of_message(boundary, static_cast<int>(a.micro_batch));
           }
         }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/idle.hpp>
 #include <chevron/prove/memory.hpp>
@@ -108,6 +109,7 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
   timeline const when = simulate(plan, costs);
   picture out = picture_of(plan, when, std::move(title));
   if (!when.complete) return out;
+  step_graph const graph(plan);
   for (path_step const& step : critical_path_of(plan, costs, when)) out.critical_path.push_back(step.action);
   for (int r = 0; r < plan.size.ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1];) {
@@ -115,7 +117,7 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
       double sent = when.end.data[i];
       for (int h = i; h <= last; ++h) {
         action const a = plan.actions[h];
-        int const boundary = boundary_sent(plan, a);
+        int const boundary = graph.crosses(a);
         if (!costs.occupies_sender() || boundary < 0) continue;
         kind const what = a.kind == kind::forward ? kind::send_forward : kind::send_backward;
         double const from = sent;
@@ -126,7 +128,7 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
       double received = when.start.data[i];
       for (int h = last; h >= i; --h) {
         action const a = plan.actions[h];
-        int const boundary = boundary_received(plan, a);
+        int const boundary = graph.comes_over(a);
         if (!costs.occupies_receiver() || boundary < 0) continue;
         kind const what = a.kind == kind::forward ? kind::receive_forward : kind::receive_backward;
         double const to = received;

@@ -17,6 +17,7 @@
 #include <chevron/lower/edges.hpp>
 #include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/run/comm/message_checksum.hpp>
 #include <chevron/run/comm/stage_failure.hpp>
 #include <chevron/run/comm/transport.hpp>
@@ -506,7 +507,7 @@ class executor {
 
   /// \param i the F, B or I that needs these tensors
   void check_message(tensors& arrived, instruction const& i) {
-    int const sender = comm_->topology().global_of(program_.plan.rank_of[detail::input_stage(program_.plan, i.op)]);
+    int const sender = comm_->topology().global_of(program_.plan.rank_of[step_graph(program_.plan).from(i.op)]);
     try {
       detail::take_checksum(arrived, {global_rank(), sender, trace_.step(), to_text(detail::receive_for(i.op)).str()});
     } catch (corrupt_message_error const& e) {

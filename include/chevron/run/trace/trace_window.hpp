@@ -12,6 +12,7 @@
 
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/profile.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
@@ -182,7 +183,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
       }
       for (std::size_t r = g; r < g + ranks; ++r) {
         for (trace_event const& one : all[r][k].entries) {
-          int const boundary = is_compute(one.op.kind) ? boundary_received(plan, one.op) : -1;
+          int const boundary = is_compute(one.op.kind) ? step_graph(plan).comes_over(one.op) : step_graph::none;
           if (boundary < 0) continue;
           bool const forward = one.op.kind == kind::forward;
           std::int64_t const there = made[cell(one.op, forward ? one.op.stage - 1 : one.op.stage + 1)];

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/plan.hpp>
+
+/// \file
+/// Which result of which stage an action needs, and which rank boundary that crosses. The proof's sweep (prove/walk.hpp) and the
+/// timeline (prove/timeline.hpp) say the same by hand, for the compiler's sake; tests/static/step_graph_static.cpp holds them to
+/// this.
+
+namespace chevron {
+
+/// The actions of a step as a graph, without their order. A *cell* numbers a (stage, microbatch). A *result* numbers a tensor
+/// that one stage makes for its neighbour: that of cell c is c if it is the output, `cells() + c` if it is the input gradient.
+class step_graph {
+ public:
+  static constexpr int none = -1;
+
+  constexpr explicit step_graph(plan_view const& plan)
+      : rank_of_(plan.rank_of), stages_(plan.stages), micro_batches_(plan.size.micro_batches) {}
+
+  constexpr int cells() const { return stages_ * micro_batches_; }
+  constexpr int results() const { return 2 * cells(); }
+  constexpr int cell_of(int stage, int micro_batch) const { return stage * micro_batches_ + micro_batch; }
+  constexpr int cell_of(action a) const { return cell_of(static_cast<int>(a.stage), static_cast<int>(a.micro_batch)); }
+
+  /// The stage whose result an action takes, or `none`. Of a receive, the stage that sends.
+  constexpr int from(action a) const { return beside(a, row_of(a.kind).from); }
+  /// The stage that takes an action's result, or `none`. Of a send and its wait, the stage that receives.
+  constexpr int to(action a) const { return beside(a, row_of(a.kind).to); }
+
+  /// The result that an action makes, or `none`, whether or not a stage takes it.
+  constexpr int makes(action a) const {
+    int const to = row_of(a.kind).to;
+    return to == 0 ? none : to > 0 ? cell_of(a) : cells() + cell_of(a);
+  }
+  /// The result that an action needs of another stage, or `none`.
+  constexpr int needs(action a) const {
+    int const stage = from(a);
+    if (stage == none) return none;
+    int const cell = cell_of(stage, static_cast<int>(a.micro_batch));
+    return row_of(a.kind).from < 0 ? cell : cells() + cell;
+  }
+  constexpr int stage_of_result(int result) const { return result % cells() / micro_batches_; }
+  constexpr int micro_batch_of_result(int result) const { return result % micro_batches_; }
+
+  /// The boundary that an action's result crosses to another rank: s between the stages s and s + 1; or `none`.
+  constexpr int crosses(action a) const { return boundary(a, to(a)); }
+  /// The boundary over which an action's input comes from another rank, or `none`.
+  constexpr int comes_over(action a) const { return boundary(a, from(a)); }
+
+ private:
+  constexpr int beside(action a, int way) const {
+    int const stage = static_cast<int>(a.stage) + way;
+    return way == 0 || stage < 0 || stage >= stages_ ? none : stage;
+  }
+  constexpr int boundary(action a, int other) const {
+    int const stage = static_cast<int>(a.stage);
+    if (other == none || rank_of_[other] == rank_of_[stage]) return none;
+    return other < stage ? other : stage;
+  }
+
+  std::int16_t const* rank_of_;
+  int stages_, micro_batches_;
+};
+
+}  // namespace chevron
