@@ -4,6 +4,7 @@
 
 #include <chevron/lower/check_program.hpp>
 #include <chevron/plan/step_graph.hpp>
+#include <chevron/prove/wait_cycle.hpp>
 #include "accelerator/stream_finding.hpp"
 #include "accelerator/stream_order.hpp"
 
@@ -226,17 +227,11 @@ struct stream_clocks {
   /// Each stream that is stuck waits for what another has behind its own next operation; the chain ends in a cycle.
   constexpr stream_finding deadlock(int stuck) const {
     auto const waits_for = [&](int s) { return stream.data[partner.data[head.data[s]]]; };
-    int walker = stuck;
-    for (int hop = 0; hop < streams; ++hop) walker = waits_for(walker);
-    int first = walker, links = 0, at = walker;
-    do {
-      at = waits_for(at);
-      first = head.data[at] < head.data[first] ? at : first;
-      ++links;
-    } while (at != walker);
+    wait_cycle const cycle = cycle_of_waits(stuck, streams, waits_for, [&](int s) { return head.data[s]; });
+    int const first = cycle.first;
     stream_finding f = found(law::deadlock, head.data[first], " waits for ", partner.data[head.data[first]]);
-    f.links = links;
-    at = first;
+    f.links = cycle.links;
+    int at = first;
     for (stream_link* link : {&f.next, &f.after_next}) {
       at = waits_for(at);
       *link = {place_of(head.data[at]), place_of(partner.data[head.data[at]])};

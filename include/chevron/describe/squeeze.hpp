@@ -47,8 +47,7 @@ class squeeze {
       if (a.what == kind::forward) needs = a.stage > 0 ? made_ + a.stage - 1 : always;
       if (a.what == kind::backward_weight) needs = made_ + block.stages + a.stage;
       // A gradient's own forward has run if the next stage has its gradient.
-      if (a.what == kind::backward || a.what == kind::backward_input)
-        needs = made_ + (a.stage + 1 < block.stages ? block.stages + a.stage + 1 : a.stage);
+      if (makes_input_gradient(a.what)) needs = made_ + (a.stage + 1 < block.stages ? block.stages + a.stage + 1 : a.stage);
       pieces_[i] = {a.what, a.stage, a.stage < 0 || a.when_idle ? never : a.slot, 0, needs};
       if (pieces_[i].slot < cool_from_) cool_from_ = a.slot;
     }

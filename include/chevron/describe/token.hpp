@@ -73,7 +73,7 @@ inline constexpr bool is_token<token<What>> = true;
 /// Two letters as one action in time: `overlap(F(0), B(1))`. Where the stream of one half is spent, the other half stands alone.
 template <kind ForwardHalf, kind BackwardHalf>
 struct fused {
-  static_assert(ForwardHalf == kind::forward && (BackwardHalf == kind::backward || BackwardHalf == kind::backward_input),
+  static_assert(makes_output(ForwardHalf) && makes_input_gradient(BackwardHalf),
                 "a fused pair is a forward and a backward, in this order: overlap(F, B) or overlap(F, I)");
   token<ForwardHalf> forward_half;
   token<BackwardHalf> backward_half;

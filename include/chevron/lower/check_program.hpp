@@ -106,7 +106,7 @@ constexpr finding check_computations(program_view const& program) {
           f.links = 1;
           return f;
         }
-        if (a.kind == kind::backward || a.kind == kind::backward_weight) --left.data[static_cast<int>(a.stage)];
+        if (ends_cell(a.kind)) --left.data[static_cast<int>(a.stage)];
       } else if (a.kind == kind::reduce_gradients || a.kind == kind::optimizer_step) {
         if (plan.forward_only) return program_finding(law::no_duplicate, r, at, a, " has no place in a forward-only program");
         bool const again = a.kind == kind::optimizer_step ? stepped : left.data[static_cast<int>(a.stage)] < 0;
@@ -122,7 +122,7 @@ constexpr finding check_computations(program_view const& program) {
           int& gradients = left.data[static_cast<int>(a.stage)];
           for (int j = next; j < plan.begin[r + 1] && gradients > 0; ++j) {
             action const later = plan.actions[j];
-            bool const completes = later.kind == kind::backward || later.kind == kind::backward_weight;
+            bool const completes = ends_cell(later.kind);
             if (completes && later.stage == a.stage) return early(later, "the plan has it, the program does not");
           }
           gradients = -1;

@@ -7,6 +7,7 @@
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/check.hpp>
+#include <chevron/prove/wait_cycle.hpp>
 
 /// \file
 /// The law of progress: with rendezvous sends on one in-order channel for each directed edge no rank waits for ever.
@@ -54,23 +55,15 @@ constexpr finding check_program_progress(program_view const& program) {
   // As in a plan: each stuck rank waits for what another has behind its own next instruction; the chain ends in a cycle.
   auto const needed = [&](int r) { return needed_of_peer(program.instructions[next[r]].op); };
   auto const waits_for = [&](int r) { return static_cast<int>(plan.rank_of[static_cast<int>(needed(r).stage)]); };
-  int walker = stuck;
-  for (int hop = 0; hop < ranks; ++hop) walker = waits_for(walker);
-  int lowest = walker, links = 0, at = walker;
-  do {
-    at = waits_for(at);
-    lowest = at < lowest ? at : lowest;
-    ++links;
-  } while (at != walker);
+  wait_cycle const cycle = cycle_of_waits(stuck, ranks, waits_for);
+  int const lowest = cycle.first;
   finding f = program_finding(law::deadlock, lowest, next[lowest] - program.begin[lowest], program.instructions[next[lowest]].op,
                               "", needed(lowest));
-  f.links = links;
+  f.links = cycle.links;
   f.other_rank = waits_for(lowest);
   f.behind = program.instructions[next[f.other_rank]].op;
   f.then = needed(f.other_rank);
-  int previous = lowest;
-  for (int hop = 0; hop + 1 < links; ++hop) previous = waits_for(previous);
-  f.last_behind = needed(previous);
+  f.last_behind = needed(cycle.last);
   return f;
 }
 

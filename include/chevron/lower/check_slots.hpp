@@ -94,7 +94,7 @@ constexpr finding check_slots(program_view const& program) {
         } else if (a.kind != kind::backward_weight && stage > 0) {
           holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] | holds_gradients);
         }
-        if (plan.forward_only || a.kind == kind::backward || a.kind == kind::backward_weight) {
+        if (plan.forward_only || ends_cell(a.kind)) {
           holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] & ~holds_graph);
           // What the graph was made from goes with it.
           if (int const slot = arrived[cell]; slot != 0) receive_live[slot - 1] = 0;

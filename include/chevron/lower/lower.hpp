@@ -103,7 +103,7 @@ constexpr program lower_lawful(plan source) {
       int const cell = static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch);
       int const position = i - plan.begin[r];
       if (a.kind == kind::forward) forward_at[cell] = position;
-      if (a.kind == kind::backward || a.kind == kind::backward_input) gradient_at[cell] = position;
+      if (makes_input_gradient(a.kind)) gradient_at[cell] = position;
     }
   }
 
@@ -284,7 +284,7 @@ constexpr program lower_lawful(plan source) {
         }
       }
 
-      bool const lets_go = plan.forward_only || a.kind == kind::backward || a.kind == kind::backward_weight;
+      bool const lets_go = plan.forward_only || ends_cell(a.kind);
       if (lets_go) {
         if (stage > 0 && plan.rank_of[stage - 1] != r) {
           int const slot = receive_slot[cell - micro_batches];
@@ -306,7 +306,7 @@ constexpr program lower_lawful(plan source) {
         if (previous_here) activation_pool.give(activation[cell - micro_batches]);
         continue;
       }
-      if (next_here && (a.kind == kind::backward || a.kind == kind::backward_input)) {
+      if (next_here && makes_input_gradient(a.kind)) {
         if (done_once[cell + micro_batches]) activation_pool.give(activation[cell + micro_batches]);
         done_once[cell + micro_batches] = true;
       }

@@ -71,6 +71,9 @@ constexpr bool makes_output(kind k) { return is_compute(k) && row_of(k).to > 0; 
 /// B and I.
 constexpr bool makes_input_gradient(kind k) { return is_compute(k) && row_of(k).to < 0; }
 
+/// B and W: the last of their cell.
+constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }
+
 /// The kind as PyTorch spells it.
 constexpr char const* letters_of(kind k) { return static_cast<int>(k) < program_kinds ? row_of(k).letters : "?"; }
 

@@ -9,6 +9,7 @@
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/limits.hpp>
 #include <chevron/prove/memory.hpp>
+#include <chevron/prove/wait_cycle.hpp>
 #include <chevron/prove/walk.hpp>
 
 /// \file
@@ -218,31 +219,24 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen)
       }
     }
   }
-  int walker = -1;
-  for (int r = 0; r < ranks && walker < 0; ++r) walker = next[r] < plan.begin[r + 1] ? r : -1;
-  if (walker < 0) return {};
+  int stuck = -1;
+  for (int r = 0; r < ranks && stuck < 0; ++r) stuck = next[r] < plan.begin[r + 1] ? r : -1;
+  if (stuck < 0) return {};
   auto const awaited_by = [&](int rank) { return need_at(next[rank]).what; };
-  auto const after = [&](int rank) { return static_cast<int>(plan.rank_of[awaited_by(rank).stage]); };
-  for (int hop = 0; hop < ranks; ++hop) walker = after(walker);
-  int lowest = walker;
-  int links = 1;
-  for (int at = after(walker); at != walker; at = after(at)) {
-    lowest = at < lowest ? at : lowest;
-    ++links;
-  }
+  auto const waits_for = [&](int rank) { return static_cast<int>(plan.rank_of[awaited_by(rank).stage]); };
+  wait_cycle const cycle = cycle_of_waits(stuck, ranks, waits_for);
+  int const lowest = cycle.first;
   finding f;
   f.broken = law::deadlock;
   f.rank = lowest;
   f.position = next[lowest] - plan.begin[lowest];
   f.what = plan.actions[next[lowest]];
-  f.links = links;
+  f.links = cycle.links;
   f.other = awaited_by(lowest);
   f.other_rank = plan.rank_of[f.other.stage];
   f.behind = plan.actions[next[f.other_rank]];
   f.then = awaited_by(f.other_rank);
-  int previous = lowest;
-  for (int hop = 0; hop + 1 < links; ++hop) previous = after(previous);
-  f.last_behind = awaited_by(previous);
+  f.last_behind = awaited_by(cycle.last);
   return f;
 }
 

@@ -17,8 +17,8 @@ constexpr std::int64_t static_bytes(plan_view const& plan, footprint_view const&
   return sum;
 }
 
-/// Bytes that a rank holds while its actions run one after the other. A recomputed stage holds its input from F on, all activations
-/// while its B or I runs, and what W needs from then on.
+/// Bytes that a rank holds while its actions run one after the other. A recomputed stage holds its input from F on, all
+/// activations while its B or I runs, and what W needs from then on.
 class running_memory {
  public:
   /// \param from bytes that the rank holds before its first action
@@ -28,7 +28,7 @@ class running_memory {
   constexpr void run(action a) {
     kind const what = a.kind;
     int const s = static_cast<int>(a.stage);
-    bool const gives_back = what == kind::backward || what == kind::backward_input;
+    bool const gives_back = makes_input_gradient(what);
     if (what == kind::forward) now_ += of_.after_forward(s);
     if (gives_back) now_ += of_.activation[s] - of_.after_forward(s);
     most_ = now_ > most_ ? now_ : most_;
@@ -45,8 +45,8 @@ class running_memory {
   bool forward_only_;
 };
 
-/// The most bytes that a rank holds at any time. Where nothing is recomputed and W needs all that F left, it is `static_bytes` and
-/// `peak_bytes`.
+/// The most bytes that a rank holds at any time. Where nothing is recomputed and W needs all that F left, it is `static_bytes`
+/// and `peak_bytes`.
 constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank) {
   running_memory held(of, static_bytes(plan, of, rank), plan.forward_only);
   for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) held.run(plan.actions[i]);

@@ -56,10 +56,9 @@ std::vector<message> messages_of(picture const& p) {
   for (std::size_t i = 0; i < p.boxes.size(); ++i) {
     box const& from = p.boxes[i];
     int const stage = static_cast<int>(from.op.stage);
-    bool const forward = from.op.kind == kind::forward;
-    bool const backward = from.op.kind == kind::backward || from.op.kind == kind::backward_input;
+    bool const forward = makes_output(from.op.kind), backward = makes_input_gradient(from.op.kind);
     if (!forward && !backward) continue;
-    int const next = forward ? stage + 1 : stage - 1;
+    int const next = stage + row_of(from.op.kind).to;
     int to = find(from, from.op.kind, next);
     if (to < 0 && backward) to = find(from, from.op.kind == kind::backward ? kind::backward_input : kind::backward, next);
     if (to < 0 || p.boxes[static_cast<std::size_t>(to)].rank == from.rank) continue;
@@ -91,7 +90,8 @@ std::vector<in_flight_point> in_flight_over_time(picture const& p) {
   }
   std::sort(order.begin(), order.end());
   std::vector<in_flight_point> out;
-  for (auto const& [time, i] : order) out.push_back({time, p.boxes[i].rank, in_flight_change(p.boxes[i].op.kind, p.forward_only)});
+  for (auto const& [time, i] : order)
+    out.push_back({time, p.boxes[i].rank, in_flight_change(p.boxes[i].op.kind, p.forward_only)});
   std::vector<int> now(static_cast<std::size_t>(std::max(p.rows, 0)));
   for (in_flight_point& c : out) c.chunks = now[static_cast<std::size_t>(c.rank)] += c.chunks;
   return out;

@@ -197,7 +197,7 @@ class csv_scanner {
     if (problem_) return;
     if (!first.is_instruction() || first.what != kind::forward)
       return fail(first.column, one, ": the first half of a fused pair must be an F, as in (0F7;7B3)OVERLAP_F_B");
-    if (!second.is_instruction() || (second.what != kind::backward && second.what != kind::backward_input)) {
+    if (!second.is_instruction() || !makes_input_gradient(second.what)) {
       return fail(second.column, other, ": the second half of a fused pair must be a B or an I, as in (0F7;7B3)OVERLAP_F_B");
     }
     cell = first;

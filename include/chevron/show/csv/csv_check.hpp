@@ -50,8 +50,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
       if (plan.forward_only) return program_finding(law::no_duplicate, rank, position, a, " has no place in a forward-only plan");
       for (int j = i + 1; j < program.begin[rank + 1] && done[stage] < micro_batches; ++j) {
         action const later = program.instructions[j].op;
-        bool const completes = later.kind == kind::backward || later.kind == kind::backward_weight;
-        if (completes && later.stage == a.stage) return program_finding(law::order, rank, position, a, "", later);
+        if (ends_cell(later.kind) && later.stage == a.stage) return program_finding(law::order, rank, position, a, "", later);
       }
       done[stage] = -1;
       continue;
@@ -69,7 +68,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
                                  wanted);
         }
       }
-      if (a.kind == kind::backward || a.kind == kind::backward_weight) ++done[stage];
+      if (ends_cell(a.kind)) ++done[stage];
       if (a.kind != kind::backward_weight) cell = static_cast<std::uint16_t>(cell | (forward ? row_forward : row_gradient));
       continue;
     }
