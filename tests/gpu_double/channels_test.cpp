@@ -212,6 +212,8 @@ TEST_CASE("a rank that ends its streams ends its own waits alone, and nobody tak
     CHECK_FALSE(ends[1]->ends_within(500ms));
     within(20s, "abort", [&] { ends[0]->streams.abort(); });
     CHECK_FALSE(ends[1]->ends_within(300ms));
+    CHECK(cudaStreamQuery(ends[1]->on.get()) == cudaErrorNotReady);  // for what nobody sends
+    static_cast<void>(cudaGetLastError());
     within(20s, "abort", [&] { ends[1]->streams.abort(); });
   }
   // Nothing more is asked of ended streams.
