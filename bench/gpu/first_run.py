@@ -128,8 +128,8 @@ def site_packages():
     return Path(found.submodule_search_locations[0]).parent
 
 
-def training(binaries, name, seconds, *flags):
-    command = [binaries / "chevron-train", "--backend", "nccl", "--replicas", 1, "--steps", 20, "--timeout", 60, "--timeline", "none",
+def training(binaries, name, seconds, *flags, backend="nccl"):
+    command = [binaries / "chevron-train", "--backend", backend, "--replicas", 1, "--steps", 20, "--timeout", 60, "--timeline", "none",
                "--trace", "none", "--data", "include", *flags]
     return part(f"train {name}", seconds, command)
 
@@ -153,6 +153,9 @@ def first(site, carried):
         training(carried, "1F1B", 90, "--share-gpus", "--ranks", 2),
         training(carried, "ZBVZeroBubble", 60, "--share-gpus", "--ranks", 2, "--schedule", "ZBVZeroBubble"),
         training(carried, "with graphs", 60, "--share-gpus", "--ranks", 2, "--cuda-graph"),
+        # Two ranks at once on one GPU, without NCCL.
+        tests_of(carried, "copy_transport", 90),
+        training(carried, "by copies", 60, "--share-gpus", "--ranks", 2, backend="copies"),
         tests_of(carried, "memory", 60),
         part("streams of 32 queues", 40, [sys.executable, "bench/gpu/streams.py"], environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
     ]
