@@ -94,7 +94,7 @@ struct stream_clocks {
       int const from = step_graph(plan).from(a);
       return from < 0 || plan.rank_of[from] == rank || o.slot != no_slot;
     }
-    int const there = is_receive(a.kind) ? step_graph(plan).from(a) : step_graph(plan).to(a);
+    int const there = step_graph(plan).other_end(a);
     return there >= 0 && is_peer(o.peer, rank) && plan.rank_of[there] == o.peer && o.slot != no_slot;
   }
 

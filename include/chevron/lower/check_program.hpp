@@ -57,7 +57,7 @@ constexpr finding check_instructions(program_view const& program) {
           continue;
         return f;
       }
-      int const peer_stage = is_receive(a.kind) ? step_graph(plan).from(a) : step_graph(plan).to(a);
+      int const peer_stage = step_graph(plan).other_end(a);
       if (peer_stage < 0)
         f.words = " has nobody at its other end; stages: ", f.limit = plan.stages;
       else if (plan.rank_of[peer_stage] == r)
@@ -122,8 +122,7 @@ constexpr finding check_computations(program_view const& program) {
           int& gradients = left.data[static_cast<int>(a.stage)];
           for (int j = next; j < plan.begin[r + 1] && gradients > 0; ++j) {
             action const later = plan.actions[j];
-            bool const completes = ends_cell(later.kind);
-            if (completes && later.stage == a.stage) return early(later, "the plan has it, the program does not");
+            if (ends_cell(later.kind) && later.stage == a.stage) return early(later, "the plan has it, the program does not");
           }
           gradients = -1;
         } else {

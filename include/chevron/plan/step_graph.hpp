@@ -5,8 +5,8 @@
 
 /// \file
 /// Which result of which stage an action needs, and which rank boundary that crosses. The proof's sweep (prove/walk.hpp) and the
-/// timeline (prove/timeline.hpp) say the same by hand, for the compiler's sake; tests/static/step_graph_static.cpp holds them to
-/// this.
+/// timeline (prove/timeline.hpp) say the same by hand, for the compiler's sake; tests/unit/step_graph_test.cpp holds them to the
+/// graph.
 
 namespace chevron {
 
@@ -28,6 +28,8 @@ class step_graph {
   constexpr int from(action a) const { return beside(a, row_of(a.kind).from); }
   /// The stage that takes an action's result, or `none`. Of a send and its wait, the stage that receives.
   constexpr int to(action a) const { return beside(a, row_of(a.kind).to); }
+  /// The stage at the other end of a send, a receive or a wait, or `none`: a message goes one way.
+  constexpr int other_end(action message) const { return beside(message, row_of(message.kind).from + row_of(message.kind).to); }
 
   /// The result that an action makes, or `none`, whether or not a stage takes it.
   constexpr int makes(action a) const {
