@@ -8,6 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 #include <nlohmann/json.hpp>
 
 #include <chevron/run.hpp>
@@ -55,6 +58,17 @@ void on_gpu_ranks(std::string const& backend, int ranks, Body const& body) {
   chevron::nccl_transport comm(mine.job.topology(ranks), mine.job, mine.options);
   body(static_cast<chevron::transport&>(comm), mine.device);
   comm.close();
+}
+
+/// Linear layers of one width, each with a tanh behind it.
+inline torch::nn::Sequential linear_layers(int layers, int width, at::Device device) {
+  torch::nn::Sequential out;
+  for (int i = 0; i < layers; ++i) {
+    out->push_back(torch::nn::Linear(width, width));
+    out->push_back(torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
+  }
+  out->to(device);
+  return out;
 }
 
 /// Milliseconds since some point in time, when the GPU has done what is on the current stream.

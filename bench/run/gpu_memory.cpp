@@ -18,9 +18,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
-#include <torch/nn/modules/container/functional.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -58,13 +55,7 @@ void meet(chevron::job const& job, std::string const& where) {
 }
 
 chevron::stage build_stage(options const& wanted, at::Device device) {
-  torch::nn::Sequential out;
-  for (int i = 0; i < wanted.layers; ++i) {
-    out->push_back(torch::nn::Linear(wanted.width, wanted.width));
-    out->push_back(torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
-  }
-  out->to(device);
-  return out;
+  return bench::linear_layers(wanted.layers, wanted.width, device);
 }
 
 /// Bytes by part of this rank, in the order in which they come to be.

@@ -16,9 +16,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
-#include <torch/nn/modules/container/functional.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -63,15 +60,7 @@ struct figures {
   double idle_of_step = 0;                ///< the same of `step_ms`
 };
 
-chevron::stage layers(stage_size const& size, at::Device device) {
-  torch::nn::Sequential out;
-  for (int i = 0; i < size.layers; ++i) {
-    out->push_back(torch::nn::Linear(size.width, size.width));
-    out->push_back(torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }));
-  }
-  out->to(device);
-  return out;
-}
+chevron::stage layers(stage_size const& size, at::Device device) { return bench::linear_layers(size.layers, size.width, device); }
 
 bool is_message(chevron::kind k) {
   using enum chevron::kind;

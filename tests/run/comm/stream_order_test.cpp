@@ -1,5 +1,5 @@
 // timeout: 120
-// What the executor and the transport really ask of their streams is what lower/stream_order.hpp says, whose order
+// What the executor and the transport really ask of their streams is what accelerator/stream_order.hpp says, whose order
 // check_streams.hpp proves: operation by operation, for every schedule.
 #include "support/transport_contract.hpp"
 

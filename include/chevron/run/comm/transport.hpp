@@ -125,7 +125,7 @@ class transport {
   virtual bool is_sent(std::uint16_t) { return false; }
 
   /// Whether receives are asked of the device only when their messages are needed, in the place of the stream where
-  /// `post_receive` stood. A device that gives memory back makes the host wait for all that it was asked for: a receive whose
+  /// `post_receive` stood. A device that gives memory back makes the host wait for all work in its streams: a receive whose
   /// sender needs a later call of this rank would never end. Each rank decides for itself. Without effect where no device
   /// receives.
   virtual void receive_late(bool) {}

@@ -28,7 +28,7 @@
 
 namespace chevron {
 
-/// A stream of an accelerator to compute on, and what keeps other ranks off it.
+/// A stream of an accelerator to compute on, and its owner, during whose life no other rank gets the stream.
 struct compute_lane {
   c10::Stream stream;
   std::shared_ptr<void> owner = {};  ///< null: a stream of LibTorch's pool, which others may get, too
