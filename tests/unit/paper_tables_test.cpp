@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <random>
 #include <string>
 
 #include <chevron/catalogue/catalogue.hpp>
@@ -129,6 +130,54 @@ TEST_CASE("what each stage costs and holds may differ") {
     CHECK(makespan(sooner, uneven) <= makespan(made, uneven));
     CHECK(span(made, uneven) <= span(sooner, uneven));
   }
+}
+
+// A rank's warm-up once ran all its forwards before a rank ahead of it, with less memory, had made their inputs.
+TEST_CASE("each of the eight orders is lawful, whatever stages cost and hold") {
+  constexpr int most_ranks = 5;
+  std::mt19937 random(3);
+  auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  int orders = 0;
+  for (int round = 0; round < 4000; ++round) {
+    shape const size{.ranks = 1 + below(most_ranks), .micro_batches = 1 + below(6)};
+    stage_costs<most_ranks> times;
+    search::stage_memory<most_ranks> memory;
+    for (int s = 0; s < size.ranks; ++s) {
+      times.forward[s] = .1 + below(100) / 50.;
+      times.backward_input[s] = .1 + below(100) / 50.;
+      times.backward_weight[s] = below(100) / 50.;
+      memory.forward[s] = 1;
+      memory.backward_weight[s] = -1;
+      memory.limit[s] = below(4) == 0 ? 0 : 1 + below(size.ranks + 3);
+    }
+    plan made = catalogue::make_plan("ZB-H1", size);
+    made.in_flight_limit = size.micro_batches;
+    int const cells = size.ranks * size.micro_batches;
+    buffer<double> forward_end(cells), input_end(cells), clock(size.ranks), held(size.ranks), idle(size.ranks);
+    buffer<int> done(3 * size.ranks), demand(size.ranks);
+    for (int answers = 0; answers < 8; ++answers) {
+      for (int i = 0; i < 3 * cells; ++i) made.actions.data[i] = make_action(kind::forward, 0, 0);
+      search::detail::zero_bubble_weaver weaver{times,
+                                                memory,
+                                                size.ranks,
+                                                size.micro_batches,
+                                                {(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0},
+                                                made.actions.data,
+                                                forward_end.data,
+                                                input_end.data,
+                                                done.data,
+                                                clock.data,
+                                                held.data,
+                                                idle.data,
+                                                demand.data};
+      if (!weaver.weave()) continue;
+      ++orders;
+      CAPTURE(round);
+      CAPTURE(answers);
+      REQUIRE_FALSE(check(made));
+    }
+  }
+  CHECK(orders > 4000);
 }
 
 TEST_CASE("memory models that are none, and limits that nothing fits into") {

@@ -171,8 +171,9 @@ struct zero_bubble_weaver {
       }
       gradient = now + cost(r, inputs);
     }
-    for (int r = 1; r < ranks; ++r) {
-      while (demand[r] > 0 && demand[r] >= demand[r - 1] && 1 + demand[r] < micro_batches) --demand[r];
+    for (int r = 1; r < ranks; ++r) {  // ranks that both run all their forwards may be equal
+      bool const all = 1 + demand[r - 1] == micro_batches;
+      while (demand[r] > 0 && demand[r] >= demand[r - 1] + (all ? 1 : 0)) --demand[r];
     }
     for (int r = 0; r < ranks; ++r) {
       for (; demand[r] > 0; --demand[r]) take(r, forwards);
@@ -184,7 +185,8 @@ struct zero_bubble_weaver {
   /// gradient that the next rank can send soonest, and this rank's waiting is not what the step is long of.
   constexpr bool holds_back(int rank) {
     if (!choice.hold_back || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
-    double const back = clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_delay(rank, count(rank + 1, inputs));
+    double const back =
+        clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_delay(rank, count(rank + 1, inputs));
     if (clock[rank] >= back) return true;
     double amount = held[rank] + change(rank, forwards);
     double end = clock[rank] + cost(rank, forwards);
