@@ -16,6 +16,7 @@
 #include <chevron/run/comm/threads/threads_hub.hpp>
 #include <chevron/run/comm/threads/threads_transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/vector_math.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/last_actions.hpp>
@@ -75,6 +76,7 @@ void run_threads(thread_options const& options, Body const& body) {
     throw usage_error("cannot run " + std::to_string(options.pipeline_ranks) + " pipeline ranks × " +
                       std::to_string(options.replicas) + " replicas: both must be at least 1");
   }
+  detail::prepare_vector_math();
   auto const hub = std::make_shared<detail::threads_hub>(options);
   int const world = options.pipeline_ranks * options.replicas;
   int const threads_before = at::get_num_threads();
