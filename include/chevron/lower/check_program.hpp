@@ -51,7 +51,7 @@ constexpr finding check_instructions(program_view const& program) {
         else if (remote && one.source >= counts.receive)
           f.words = " takes its input from another rank, but not from one of this rank's receive slots; there are ",
           f.limit = counts.receive;
-        else if (a.kind != kind::backward_weight && ((!local && one.local != no_slot) || (!remote && one.source != no_slot)))
+        else if (row_of(a.kind).from != 0 && ((!local && one.local != no_slot) || (!remote && one.source != no_slot)))
           f.words = " names a slot for an input that does not come from there; stages: ", f.limit = plan.stages;
         else
           continue;

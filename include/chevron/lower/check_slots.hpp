@@ -91,7 +91,7 @@ constexpr finding check_slots(program_view const& program) {
           // The last stage's outputs go to the loss or to the caller at once.
           holds[one.slot] =
               static_cast<std::uint8_t>((plan.forward_only ? 0 : holds_graph) | (stage + 1 < plan.stages ? holds_outputs : 0));
-        } else if (a.kind != kind::backward_weight && stage > 0) {
+        } else if (makes_input_gradient(a.kind) && stage > 0) {
           holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] | holds_gradients);
         }
         if (plan.forward_only || ends_cell(a.kind)) {

@@ -30,7 +30,8 @@ struct receivers {
   int of_gradient;
 
   constexpr int of(kind what) const {
-    return what == kind::forward ? of_activation : what == kind::backward_weight ? -1 : of_gradient;
+    int const to = row_of(what).to;
+    return to == 0 ? -1 : to > 0 ? of_activation : of_gradient;
   }
 };
 constexpr receivers receivers_of(plan_view const& plan, int stage) {
@@ -234,7 +235,7 @@ constexpr program lower_lawful(plan source) {
             heard = forward_at[cell - micro_batches];
           }
         }
-      } else if (a.kind != kind::backward_weight && stage < last_stage) {
+      } else if (makes_input_gradient(a.kind) && stage < last_stage) {
         int const from = plan.rank_of[stage + 1];
         if (from == r) {
           local_slot = activation[cell + micro_batches];

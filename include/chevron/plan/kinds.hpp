@@ -32,9 +32,10 @@ inline constexpr int program_kinds = 12;
 /// One kind. A *cell* is a (stage, microbatch); results that cross stages are outputs, which go to the stage behind, and input
 /// gradients, which go to the stage before.
 struct kind_row {
-  char const* letters;  ///< as PyTorch spells the kind
-  int from = 0;         ///< relative to its stage, the stage whose result it takes: -1 an output, +1 an input gradient; 0: none
-  int to = 0;           ///< relative to its stage, the stage that takes its result: +1, -1; 0: none
+  char const* letters;     ///< as PyTorch spells the kind
+  char const* words = "";  ///< of a compute kind, for legends
+  int from = 0;  ///< relative to its stage, the stage whose result it takes: -1 an output, +1 an input gradient; 0: none
+  int to = 0;    ///< relative to its stage, the stage that takes its result: +1, -1; 0: none
   std::uint8_t after = 0;     ///< bits of kinds: these run before it in its cell
   std::uint8_t excludes = 0;  ///< bits of kinds: none of these runs in its cell
   int in_flight = 0;          ///< by how much the chunks in flight change once it has run
@@ -44,15 +45,25 @@ constexpr std::uint8_t kind_bit(kind k) { return static_cast<std::uint8_t>(1 << 
 
 /// By kind.
 inline constexpr kind_row kind_rows[program_kinds] = {
-    {.letters = "F", .from = -1, .to = 1, .in_flight = 1},
+    {.letters = "F", .words = "forward", .from = -1, .to = 1, .in_flight = 1},
     {.letters = "B",
+     .words = "backward",
      .from = 1,
      .to = -1,
      .after = kind_bit(kind::forward),
      .excludes = kind_bit(kind::backward_input) | kind_bit(kind::backward_weight),
      .in_flight = -1},
-    {.letters = "I", .from = 1, .to = -1, .after = kind_bit(kind::forward), .excludes = kind_bit(kind::backward)},
-    {.letters = "W", .after = kind_bit(kind::backward_input), .excludes = kind_bit(kind::backward), .in_flight = -1},
+    {.letters = "I",
+     .words = "input gradient",
+     .from = 1,
+     .to = -1,
+     .after = kind_bit(kind::forward),
+     .excludes = kind_bit(kind::backward)},
+    {.letters = "W",
+     .words = "weight gradient",
+     .after = kind_bit(kind::backward_input),
+     .excludes = kind_bit(kind::backward),
+     .in_flight = -1},
     {.letters = "SEND_F", .to = 1},
     {.letters = "RECV_F", .from = -1},
     {.letters = "SEND_B", .to = -1},

@@ -43,6 +43,12 @@ class step_graph {
     int const cell = cell_of(stage, static_cast<int>(a.micro_batch));
     return row_of(a.kind).from < 0 ? cell : cells() + cell;
   }
+  /// The result of its own cell that an action comes after, or `none`: an F's for B and I, an I's for W.
+  constexpr int needs_of_cell(action a) const {
+    int const after = row_of(a.kind).after;
+    if (after == 0) return none;
+    return (after & kind_bit(kind::forward)) != 0 ? cell_of(a) : cells() + cell_of(a);
+  }
   constexpr int stage_of_result(int result) const { return result % cells() / micro_batches_; }
   constexpr int micro_batch_of_result(int result) const { return result % micro_batches_; }
 

@@ -31,21 +31,13 @@ inline std::string program_text(program_view const& program) {
                          std::string(widest - name.size(), ' ');
       auto const say = [&](std::string const& words) { line += "  " + words; };
       auto const slot = [](std::uint16_t n) { return std::to_string(n); };
+      if (is_compute(one.op.kind)) {
+        char const* const input = makes_output(one.op.kind) ? "input" : "gradient";
+        say("slot " + slot(one.slot));
+        if (one.source != no_slot) say(std::string(input) + " from receive " + slot(one.source));
+        if (one.local != no_slot) say(std::string(input) + " from slot " + slot(one.local) + " on this rank");
+      }
       switch (one.op.kind) {
-        case kind::forward:
-        case kind::backward:
-        case kind::backward_input: {
-          bool const forward = one.op.kind == kind::forward;
-          say("slot " + slot(one.slot));
-          if (one.source != no_slot)
-            say((forward ? "input from receive " : "gradient from receive ") + slot(one.source));
-          else if (one.local != no_slot)
-            say((forward ? "input from slot " : "gradient from slot ") + slot(one.local) + " on this rank");
-          break;
-        }
-        case kind::backward_weight:
-          say("slot " + slot(one.slot));
-          break;
         case kind::send_forward:
         case kind::send_backward:
           say("to rank " + std::to_string(one.peer));

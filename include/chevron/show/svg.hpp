@@ -246,14 +246,13 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
     d.text(x + 4, y, words, "fill=\"#5b6472\"");
     x += width - 14.0 * static_cast<double>(fills.size());
   };
-  static constexpr char const* meaning[compute_kinds] = {"forward", "backward", "input gradient", "weight gradient"};
   for (int k = 0; k < compute_kinds; ++k) {
     if (!present[k]) continue;
     std::vector<char const*> fills;
     for (int c = 0; c < std::min(chunks, 4); ++c) {
       fills.push_back(detail::ink_of(static_cast<kind>(k), c * (chunks - 1) / std::max(1, std::min(chunks, 4) - 1), chunks).fill);
     }
-    entry(fills, 12, std::string(letters_of(static_cast<kind>(k))) + " " + meaning[k]);
+    entry(fills, 12, std::string(letters_of(static_cast<kind>(k))) + " " + row_of(static_cast<kind>(k)).words);
   }
   auto const has = [&](kind a, kind b) { return present[static_cast<int>(a)] || present[static_cast<int>(b)]; };
   if (has(kind::send_forward, kind::send_backward)) entry({detail::grey_of(kind::send_forward)}, 5, "send");

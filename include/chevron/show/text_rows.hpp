@@ -123,7 +123,6 @@ std::string rows_text(picture const& p, text_style const& style = {}) {
   }
 
   std::vector<std::string> legend;
-  static constexpr char const* meaning[compute_kinds] = {"forward", "backward", "input gradient", "weight gradient"};
   for (int k = 0; k < compute_kinds; ++k) {
     if (!present[k]) continue;
     std::string const letter = letters_of(static_cast<kind>(k));
@@ -132,7 +131,7 @@ std::string rows_text(picture const& p, text_style const& style = {}) {
       int const background = detail::background_of(static_cast<kind>(k), 0, p.size.chunks);
       sample = detail::paint(background, detail::foreground_on(background)) + letter + "\x1b[0m";
     }
-    legend.push_back(sample + " " + meaning[k]);
+    legend.push_back(sample + " " + row_of(static_cast<kind>(k)).words);
   }
   if (scale.overview) {
     legend.push_back("overview: a column is " + number(1 / scale.columns_per_unit, 3) + (p.unit.empty() ? "" : " " + p.unit));

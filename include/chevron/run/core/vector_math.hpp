@@ -12,8 +12,8 @@ namespace chevron::detail {
 /// Calls, once in this process, each function that LibTorch hands to MKL's vector library (ATen/cpu/vml.h).
 ///
 /// Ranks that are threads must call it before they start. Where several threads make a process's first `sqrt` at once, MKL now
-/// and then computes one of them with 12 bits: after AdamW's first step replicas then differ by 1e-4 of the update (1 of 300 runs
-/// on two busy cores; 0 of 6,000 after this call).
+/// and then computes one of them with 12 bits: after AdamW's first step replicas then differ by 1e-4 of the update (7 of
+/// 6,000 runs on two busy cores; 0 of 6,000 after a first call by one thread).
 inline void prepare_vector_math() {
   static bool const done = [] {
     at::NoGradGuard const no_graph;

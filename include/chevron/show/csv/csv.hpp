@@ -5,6 +5,7 @@
 
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 
 /// \file
 /// Schedules as CSV in PyTorch's notation: a row a rank, no header, cells such as `3F0`, a fused pair `(0F7;7B3)OVERLAP_F_B`;
@@ -35,18 +36,10 @@ inline std::string cell_at(plan_view const& plan, int rank, int position) {
 /// What has been made so far while a plan is played, step by step.
 class made_so_far {
  public:
-  explicit made_so_far(plan_view const& plan)
-      : plan_(plan),
-        forward_(static_cast<std::size_t>(plan.stages) * static_cast<std::size_t>(plan.size.micro_batches)),
-        gradient_(forward_.size()) {}
+  explicit made_so_far(plan_view const& plan) : plan_(plan), graph_(plan), made_(static_cast<std::size_t>(graph_.results())) {}
 
   /// Whether an action has what it needs.
-  bool ready(action a) const {
-    int const stage = static_cast<int>(a.stage);
-    if (a.kind == kind::forward) return stage == 0 || forward_[at(stage - 1, a)];
-    if (a.kind == kind::backward_weight) return gradient_[at(stage, a)];
-    return forward_[at(stage, a)] && (stage + 1 == plan_.stages || gradient_[at(stage + 1, a)]);
-  }
+  bool ready(action a) const { return is_made(graph_.needs(a)) && is_made(graph_.needs_of_cell(a)); }
   /// Whether all that starts at this position has.
   bool ready(int rank, int position) const {
     bool all = true;
@@ -54,19 +47,15 @@ class made_so_far {
     return all;
   }
   void make(action a) {
-    if (a.kind == kind::forward)
-      forward_[at(static_cast<int>(a.stage), a)] = true;
-    else if (a.kind != kind::backward_weight)
-      gradient_[at(static_cast<int>(a.stage), a)] = true;
+    if (int const result = graph_.makes(a); result >= 0) made_[static_cast<std::size_t>(result)] = true;
   }
 
  private:
-  std::size_t at(int stage, action a) const {
-    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(plan_.size.micro_batches) + a.micro_batch;
-  }
+  bool is_made(int result) const { return result < 0 || made_[static_cast<std::size_t>(result)]; }
 
   plan_view plan_;
-  std::vector<bool> forward_, gradient_;
+  step_graph graph_;
+  std::vector<bool> made_;  // by result
 };
 
 }  // namespace detail

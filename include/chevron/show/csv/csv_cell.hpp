@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -228,7 +230,7 @@ class csv_scanner {
                          "gradient W"
                        : " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
     }
-    spelling const& found = spellings[known];
+    spelling const& found = spellings[static_cast<std::size_t>(known)];
     cell.what = found.what;
     cell.extra = found.extra;
     if (found.has_micro_batch) {
@@ -247,21 +249,23 @@ class csv_scanner {
     cell.empty = false;
   }
 
-  static constexpr spelling spellings[] = {
-      {"F", 1, kind::forward, csv_extra::none, true},
-      {"B", 1, kind::backward, csv_extra::none, true},
-      {"I", 1, kind::backward_input, csv_extra::none, true},
-      {"W", 1, kind::backward_weight, csv_extra::none, true},
-      {"SEND_F", 6, kind::send_forward, csv_extra::none, true},
-      {"RECV_F", 6, kind::receive_forward, csv_extra::none, true},
-      {"SEND_B", 6, kind::send_backward, csv_extra::none, true},
-      {"RECV_B", 6, kind::receive_backward, csv_extra::none, true},
-      {"WAIT_SEND_F", 11, kind::wait_send_forward, csv_extra::none, true},
-      {"WAIT_SEND_B", 11, kind::wait_send_backward, csv_extra::none, true},
-      {"REDUCE_GRAD", 11, kind::reduce_gradients, csv_extra::none, false},
-      {"WAIT_REDUCE_GRAD", 16, kind::optimizer_step, csv_extra::wait_reduce_gradients, false},
-      {"UNSHARD", 7, kind::optimizer_step, csv_extra::unshard, false},
-      {"RESHARD", 7, kind::optimizer_step, csv_extra::reshard, false}};
+  /// The kinds by their letters, and what the dialects know besides.
+  static constexpr auto spellings = [] {
+    std::array<spelling, program_kinds - 1 + 3> all{};
+    int count = 0;
+    auto const add = [&](char const* letters, kind what, csv_extra extra, bool has_micro_batch) {
+      all[static_cast<std::size_t>(count++)] = {letters, static_cast<int>(std::string_view(letters).size()), what, extra,
+                                                has_micro_batch};
+    };
+    for (int k = 0; k < program_kinds; ++k) {
+      kind const what = static_cast<kind>(k);
+      if (what != kind::optimizer_step) add(letters_of(what), what, csv_extra::none, what != kind::reduce_gradients);
+    }
+    add("WAIT_REDUCE_GRAD", kind::optimizer_step, csv_extra::wait_reduce_gradients, false);
+    add("UNSHARD", kind::optimizer_step, csv_extra::unshard, false);
+    add("RESHARD", kind::optimizer_step, csv_extra::reshard, false);
+    return all;
+  }();
 
   /// Its index in `spellings`, -1 if it is none. Not its address: with UBSan g++ 12 compares that with null at run time only.
   static constexpr int spelled(char const* word, int length) {

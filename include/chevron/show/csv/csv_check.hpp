@@ -36,6 +36,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
   plan_view const& plan = program.plan;
   int const micro_batches = plan.size.micro_batches;
   int const last_stage = plan.stages - 1;
+  step_graph const graph(plan);
   for (int i = program.begin[rank]; i < program.begin[rank + 1]; ++i) {
     instruction const& one = program.instructions[i];
     action const a = one.op;
@@ -58,10 +59,9 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     std::uint16_t& cell = seen[stage * micro_batches + m];
     if (is_compute(a.kind)) {
       bool const forward = a.kind == kind::forward;
-      if (a.kind != kind::backward_weight && (forward ? stage > 0 : stage < last_stage)) {
+      if (graph.comes_over(a) >= 0) {
         kind const receive = forward ? kind::receive_forward : kind::receive_backward;
-        bool const remote = plan.rank_of[forward ? stage - 1 : stage + 1] != rank;
-        if (remote && (cell & row_bit(receive)) == 0) {
+        if ((cell & row_bit(receive)) == 0) {
           action const wanted = make_action(receive, stage, m);
           if (follows(program, rank, position, wanted)) return program_finding(law::order, rank, position, a, "", wanted);
           return program_finding(law::matched, rank, position, a, " reads a message that this rank never receives: there is no ",
@@ -69,7 +69,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
         }
       }
       if (ends_cell(a.kind)) ++done[stage];
-      if (a.kind != kind::backward_weight) cell = static_cast<std::uint16_t>(cell | (forward ? row_forward : row_gradient));
+      if (graph.makes(a) >= 0) cell = static_cast<std::uint16_t>(cell | (forward ? row_forward : row_gradient));
       continue;
     }
     bool const up = a.kind == kind::send_forward || a.kind == kind::wait_send_forward || a.kind == kind::receive_backward;
@@ -189,7 +189,7 @@ constexpr finding check_one_rank_a_stage(plan_view const& plan) {
 
 /// Whether a plan has a W for each B and no I: then B is an input gradient, as PyTorch once spelled it.
 constexpr bool spells_as_before(plan_view const& plan) {
-  int by_kind[5] = {};
+  int by_kind[compute_kinds] = {};
   for (int i = 0; i < plan.total(); ++i) {
     if (is_compute(plan.actions[i].kind)) ++by_kind[static_cast<int>(plan.actions[i].kind)];
   }
