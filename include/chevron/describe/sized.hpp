@@ -145,7 +145,8 @@ constexpr std::int16_t* room_for_stages(plan& p, int stages) {
   return p.rank_of.data;
 }
 template <int Ranks, int Stages, int Actions>
-constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, int) {
+constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, int stages) {
+  p.stages = stages;
   return p.rank_of;
 }
 

@@ -24,21 +24,25 @@ struct plan_name {
   constexpr operator char const*() const { return characters; }
 };
 
+/// All of a plan but its lists.
+struct plan_facts {
+  shape size{};                    ///< ranks and microbatches; `chunks` is the largest number of stages on a rank
+  int stages = 0;                  ///< S, pieces the model is cut into
+  bool forward_only = false;       ///< evaluation: only F, no gradients
+  int in_flight_limit = 0;         ///< declared limit of chunks in flight on any rank; 0: none
+  finding problem{};               ///< what kept the description from being worked out, if anything
+  std::int64_t message_limit = 0;  ///< declared limit of messages a step sends; 0: none
+  std::int64_t byte_limit = 0;     ///< declared limit of bytes in flight on any rank; 0: none
+};
+
 /// A plan seen from outside: pointers into a `plan` or a `static_plan` that outlives it. Every law, cost and picture takes
 /// this, so the same code serves the compiler and the running program.
-struct plan_view {
-  shape size{};                               ///< ranks and microbatches; `chunks` is the largest number of stages on a rank
-  int stages = 0;                             ///< S, pieces the model is cut into
-  bool forward_only = false;                  ///< evaluation: only F, no gradients
-  int in_flight_limit = 0;                    ///< declared limit of chunks in flight on any rank; 0: none
+struct plan_view : plan_facts {
   action const* actions = nullptr;            ///< all ranks' actions, rank after rank
   int const* begin = nullptr;                 ///< rank r owns actions [begin[r], begin[r + 1])
   std::int16_t const* rank_of = nullptr;      ///< stage -> rank
-  char const* name = "";                      ///< as the catalogue spells it; empty for a user's own
-  finding problem{};                          ///< what kept the description from being worked out, if anything
-  std::int64_t message_limit = 0;             ///< declared limit of messages a step sends; 0: none
-  std::int64_t byte_limit = 0;                ///< declared limit of bytes in flight on any rank; 0: none
   std::int64_t const* stage_bytes = nullptr;  ///< with a byte limit: what each stage keeps of a microbatch in flight
+  char const* name = "";                      ///< as the catalogue spells it; empty for a user's own
 
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
@@ -52,74 +56,65 @@ struct plan_view {
   }
 };
 
-/// A plan that owns its memory: what every generator returns.
-struct plan {
-  shape size{};
-  int stages = 0;
-  bool forward_only = false;
-  int in_flight_limit = 0;
+namespace detail {
+
+template <class Element>
+constexpr Element const* data_of(buffer<Element> const& list) {
+  return list.data;
+}
+template <class Element>
+constexpr Element const* data_of(Element const* list) {
+  return list;
+}
+
+/// The lists of a plan whose size is known when it is made.
+struct plan_lists {
   buffer<action> actions;
   buffer<int> begin;
   buffer<std::int16_t> rank_of;
-  plan_name name;
-  finding problem{};
-  std::int64_t message_limit = 0;
-  std::int64_t byte_limit = 0;
   buffer<std::int64_t> stage_bytes;
-
-  constexpr plan_view view() const& {
-    return {size,         stages,          forward_only, in_flight_limit, actions.data, begin.data,
-            rank_of.data, name.characters, problem,      message_limit,   byte_limit,   stage_bytes.data};
-  }
-  constexpr plan_view view() const&& = delete;  // it would point to what is gone: keep the plan
-  constexpr operator plan_view() const { return view(); }
 };
 
-/// A plan whose size is part of its type, so that it can be an `inline constexpr` object: what `checked<>` gives.
+/// The same as arrays.
 template <int Ranks, int Stages, int Actions>
-struct static_plan {
-  shape size{};
-  int stages = Stages;
-  bool forward_only = false;
-  int in_flight_limit = 0;
+struct fixed_plan_lists {
   action actions[array_size(Actions)];
   int begin[array_size(Ranks + 1)];
   std::int16_t rank_of[array_size(Stages)];
-  plan_name name;
-  finding problem{};
-  std::int64_t message_limit = 0;
-  std::int64_t byte_limit = 0;
   std::int64_t stage_bytes[array_size(Stages)]{};
+};
+
+}  // namespace detail
+
+/// A plan that owns its lists.
+template <class Lists>
+struct basic_plan : plan_facts, Lists {
+  plan_name name;
 
   constexpr plan_view view() const& {
-    return {size,    stages,          forward_only, in_flight_limit, actions,    begin,
-            rank_of, name.characters, problem,      message_limit,   byte_limit, stage_bytes};
+    return {*this,
+            detail::data_of(this->actions),
+            detail::data_of(this->begin),
+            detail::data_of(this->rank_of),
+            detail::data_of(this->stage_bytes),
+            name.characters};
   }
   constexpr plan_view view() const&& = delete;  // it would point to what is gone: keep the plan
   constexpr operator plan_view() const { return view(); }
 };
 
-namespace detail {
+/// What every generator returns.
+using plan = basic_plan<detail::plan_lists>;
 
-/// All of a plan but its arrays and the number of its stages, which is a constant of some.
-template <class Plan>
-constexpr void copy_facts(plan_view const& from, Plan& to) {
-  to.size = from.size;
-  to.forward_only = from.forward_only;
-  to.in_flight_limit = from.in_flight_limit;
-  to.name = from.name;
-  to.problem = from.problem;
-  to.message_limit = from.message_limit;
-  to.byte_limit = from.byte_limit;
-}
-
-}  // namespace detail
+/// A plan whose size is part of its type, so that it can be an `inline constexpr` object: what `checked<>` gives.
+template <int Ranks, int Stages, int Actions>
+using static_plan = basic_plan<detail::fixed_plan_lists<Ranks, Stages, Actions>>;
 
 /// A plan of its own memory, like this one.
 constexpr plan copy_of(plan_view const& from) {
   plan to;
-  detail::copy_facts(from, to);
-  to.stages = from.stages;
+  static_cast<plan_facts&>(to) = from;
+  to.name = from.name;
   to.actions = buffer<action>(from.total());
   to.begin = buffer<int>(from.size.ranks + 1);
   to.rank_of = buffer<std::int16_t>(from.stages);
@@ -135,7 +130,8 @@ constexpr plan copy_of(plan_view const& from) {
 template <int Ranks, int Stages, int Actions>
 constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
   static_plan<Ranks, Stages, Actions> to;
-  detail::copy_facts(from, to);
+  static_cast<plan_facts&>(to) = from;
+  to.name = from.name;
   for (int s = 0; s < Stages && from.byte_limit > 0; ++s) to.stage_bytes[s] = from.stage_bytes[s];
   action const* source = from.actions;
   int const total = from.begin[Ranks];

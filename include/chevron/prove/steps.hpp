@@ -15,14 +15,10 @@ namespace chevron {
 constexpr plan back_to_back(plan_view const& one, int steps) {
   plan made;
   int const micro_batches = one.size.micro_batches;
-  made.size = {one.size.ranks, micro_batches * steps, one.size.chunks};
-  made.stages = one.stages;
-  made.forward_only = one.forward_only;
-  made.in_flight_limit = one.in_flight_limit;
+  static_cast<plan_facts&>(made) = one;
+  made.size.micro_batches = micro_batches * steps;
   made.message_limit = one.message_limit * steps;
-  made.byte_limit = one.byte_limit;
   made.name = one.name;
-  made.problem = one.problem;
   if (steps < 1 || steps > max_micro_batches / micro_batches) {
     made.problem.broken = law::shape;
     made.problem.words = "steps in a row must be at least 1 and number no more microbatches than a plan can; give at most ";

@@ -62,8 +62,8 @@ class refuter {
   /// The order that was met, as a plan.
   plan written(std::vector<int> const& order) const {
     plan made;
-    copy_facts(placed_, made);
-    made.stages = of_.stages;
+    static_cast<plan_facts&>(made) = placed_;
+    made.name = placed_.name;
     made.rank_of = buffer<std::int16_t>(of_.stages);
     made.begin = buffer<int>(of_.ranks + 1);
     made.actions = buffer<action>(of_.count);
