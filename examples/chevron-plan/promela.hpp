@@ -24,6 +24,8 @@ struct promela_tables {
   std::int64_t in_flight_limit = 0, byte_limit = 0, message_limit = 0;
   std::vector<int> home;                          ///< by stage: its rank
   std::vector<std::int64_t> weight;               ///< by stage: bytes of a microbatch in flight
+  std::vector<std::int64_t> input_weight;         ///< by stage: of these, from F to R
+  std::vector<int> runs_again;                    ///< by (stage, microbatch): the plan has its R
   std::vector<int> activations, receives, sends;  ///< by rank: how many slots
   std::vector<int> start, plan_start;             ///< by rank: its first instruction, its first action of the plan
   std::vector<int> code;                          ///< by instruction: kind, stage, microbatch, peer, slot, source, local, fused
@@ -44,22 +46,24 @@ constexpr int promela_kind(kind what) {
       return 2;
     case kind::backward_weight:
       return 3;
-    case kind::send_forward:
+    case kind::recompute:
       return 4;
-    case kind::receive_forward:
+    case kind::send_forward:
       return 5;
-    case kind::send_backward:
+    case kind::receive_forward:
       return 6;
-    case kind::receive_backward:
+    case kind::send_backward:
       return 7;
-    case kind::wait_send_forward:
+    case kind::receive_backward:
       return 8;
-    case kind::wait_send_backward:
+    case kind::wait_send_forward:
       return 9;
-    case kind::reduce_gradients:
+    case kind::wait_send_backward:
       return 10;
-    case kind::optimizer_step:
+    case kind::reduce_gradients:
       return 11;
+    case kind::optimizer_step:
+      return 12;
   }
   return promela_tables::none;
 }
@@ -89,15 +93,26 @@ inline promela_tables promela_tables_of(program_view const& program) {
   out.message_limit = plan.message_limit;
   // Bytes in their largest common unit: Promela counts to 2 147 483 647.
   std::int64_t unit = 0;
-  for (int s = 0; s < plan.stages && plan.byte_limit > 0; ++s) unit = std::gcd(unit, plan.stage_bytes[s]);
+  for (int s = 0; s < plan.stages && plan.byte_limit > 0; ++s)
+    unit = std::gcd(unit, std::gcd(plan.stage_bytes[s], plan.input_bytes[s]));
   for (int s = 0; s < plan.stages; ++s) {
     out.home.push_back(plan.rank_of[s]);
-    out.weight.push_back(unit == 0 ? 0 : plan.stage_bytes[s] / unit);
+    std::int64_t const all = unit == 0 ? 0 : plan.stage_bytes[s] / unit, input = unit == 0 ? 0 : plan.input_bytes[s] / unit;
+    out.weight.push_back(all);
+    out.input_weight.push_back(input == 0 ? all : input);
+  }
+  out.runs_again.assign(static_cast<std::size_t>(plan.stages * plan.size.micro_batches), 0);
+  for (int i = 0; i < plan.total(); ++i) {
+    action const a = plan.actions[i];
+    if (a.kind == kind::recompute && static_cast<int>(a.stage) < plan.stages)
+      out.runs_again[static_cast<std::size_t>(static_cast<int>(a.stage) * plan.size.micro_batches) + a.micro_batch] = 1;
   }
   out.byte_limit = unit == 0 ? 0 : plan.byte_limit / unit;
   // Less than one unit is a limit that the smallest chunk breaks, and not none.
   if (unit != 0 && out.byte_limit == 0) {
-    for (std::int64_t& each : out.weight) each *= 2;
+    for (auto* const list : {&out.weight, &out.input_weight}) {
+      for (std::int64_t& each : *list) each *= 2;
+    }
     out.byte_limit = 1;
   }
   out.edge.assign(static_cast<std::size_t>(out.ranks * out.ranks), promela_tables::none);
@@ -141,7 +156,7 @@ inline std::string promela(program_view const& program) {
   bool const small = most_tensor < 255;
   // What a state takes: SPIN wants to be told where it is more than 1024 bytes.
   int const tensor = small ? 1 : 4;
-  int const memory = all.ranks * (activations * (3 * tensor + 1) + receives * 2 * tensor + sends * (tensor + 3) + 24);
+  int const memory = all.ranks * (activations * (3 * tensor + 2) + receives * 2 * tensor + sends * (tensor + 3) + 24);
   int const queues = all.edges * ((sends + receives) * (tensor + 2) + 16);
   int const state = ((memory + queues + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
   auto const define = [](char const* name, std::string const& value) {
@@ -167,6 +182,7 @@ inline std::string promela(program_view const& program) {
          number("MOST_RECEIVES", receives) + number("MOST_SENDS", sends) + define("prepare", "skip");
   out += "#ifdef BUFFERED\n#define buffered 1\n#else\n#define buffered 0\n#endif\n";
   out += detail::promela_array("home", all.home) + detail::promela_array("weight", all.weight) +
+         detail::promela_array("input_weight", all.input_weight) + detail::promela_array("runs_again", all.runs_again) +
          detail::promela_array("activations", all.activations) + detail::promela_array("receives", all.receives) +
          detail::promela_array("sends", all.sends) + detail::promela_array("start", all.start) +
          detail::promela_array("plan_start", all.plan_start) + detail::promela_array("edge", all.edge);

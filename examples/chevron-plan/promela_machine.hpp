@@ -21,19 +21,21 @@ constexpr std::string_view promela_machine = R"(
 #define BACKWARD       1
 #define INPUT_GRADIENT 2
 #define WEIGHT         3
-#define SEND_F         4
-#define RECV_F         5
-#define SEND_B         6
-#define RECV_B         7
-#define WAIT_SEND_F    8
-#define WAIT_SEND_B    9
-#define REDUCE_GRAD    10
-#define OPTIMIZER_STEP 11
+#define RECOMPUTE      4
+#define SEND_F         5
+#define RECV_F         6
+#define SEND_B         7
+#define RECV_B         8
+#define WAIT_SEND_F    9
+#define WAIT_SEND_B    10
+#define REDUCE_GRAD    11
+#define OPTIMIZER_STEP 12
 
 /* A rank's memory. Cells and tensors are numbered from 1; 0 is nothing. */
 typedef memory {
   tensor graph[MOST_ACTIVATIONS];     /* by activation slot: the cell whose graph it keeps */
   bit    half_done[MOST_ACTIVATIONS]; /* I was done, W was not */
+  bit    again[MOST_ACTIVATIONS];     /* R was done, B or I was not */
   tensor output[MOST_ACTIVATIONS];
   tensor gradient[MOST_ACTIVATIONS];  /* of the input */
   tensor received[MOST_RECEIVES];     /* by receive slot: what came, or `pending` */
@@ -82,7 +84,7 @@ hidden byte more, goes_forward;
                         at[me].sending[source(i)] != 0 && !at[me].complete[source(i)])
 #define lacks_half(i)  (fused(i) && (i) + 1 < length && lacks_input((i) + 1))
 #define waits(i)       (lacks_input(i) || lacks_end(i) || lacks_half(i))
-#define is_silent(i)   (op(i) <= WEIGHT || op(i) >= REDUCE_GRAD)
+#define is_silent(i)   (op(i) <= RECOMPUTE || op(i) >= REDUCE_GRAD)
 
 inline compute(i) {
   assert(slot(i) < activations[me]);
@@ -96,11 +98,13 @@ inline compute(i) {
   :: goes_forward
   :: else ->
     assert(at[me].graph[slot(i)] == cell); /* F came before, and its slot was left alone */
-    assert(at[me].half_done[slot(i)] == (op(i) == WEIGHT))
+    assert(at[me].half_done[slot(i)] == (op(i) == WEIGHT));
+    assert(op(i) != RECOMPUTE || !at[me].again[slot(i)]);
+    at[me].again[slot(i)] = (op(i) == RECOMPUTE)
   fi;
   if
-  :: op(i) == WEIGHT || (goes_forward && stage(i) == 0) || (!goes_forward && stage(i) + 1 == stages) ->
-    assert(op(i) == WEIGHT || (local(i) == none && source(i) == none))
+  :: op(i) >= WEIGHT || (goes_forward && stage(i) == 0) || (!goes_forward && stage(i) + 1 == stages) ->
+    assert(op(i) >= WEIGHT || (local(i) == none && source(i) == none))
   :: else ->
     from = stage(i) + (goes_forward -> -1 : 1);
     wanted = tensor_of(from, batch(i), (goes_forward -> 0 : 1));
@@ -137,10 +141,13 @@ inline compute(i) {
     :: else ->
       at[me].graph[slot(i)] = cell;
       at[me].held++;
-      at[me].held_bytes = at[me].held_bytes + weight[stage(i)];
+      at[me].held_bytes = at[me].held_bytes + (runs_again[cell - 1] -> input_weight[stage(i)] : weight[stage(i)]);
       assert(in_flight_limit == 0 || at[me].held <= in_flight_limit);
       assert(byte_limit == 0 || at[me].held_bytes <= byte_limit)
     fi
+  :: op(i) == RECOMPUTE -> /* from here on the chunk holds more than its inputs */
+    at[me].held_bytes = at[me].held_bytes + weight[stage(i)] - input_weight[stage(i)];
+    assert(byte_limit == 0 || at[me].held_bytes <= byte_limit)
   :: op(i) == BACKWARD || op(i) == INPUT_GRADIENT ->
     at[me].half_done[slot(i)] = 1;
     if
@@ -167,7 +174,7 @@ inline compute(i) {
 }
 
 inline perform(i) {
-  assert(op(i) <= OPTIMIZER_STEP && (op(i) <= WEIGHT || !fused(i)));
+  assert(op(i) <= OPTIMIZER_STEP && (op(i) <= RECOMPUTE || !fused(i)));
   assert(op(i) == OPTIMIZER_STEP || (stage(i) < stages && home[stage(i)] == me));
   assert(op(i) >= REDUCE_GRAD || batch(i) < micro_batches);
   if
@@ -175,7 +182,7 @@ inline perform(i) {
   :: else
   fi;
   if
-  :: op(i) <= WEIGHT -> compute(i)
+  :: op(i) <= RECOMPUTE -> compute(i)
   :: op(i) == SEND_F || op(i) == SEND_B ->
     wanted = tensor_of(stage(i), batch(i), (op(i) == SEND_F -> 0 : 1));
     assert(slot(i) < activations[me] && source(i) < sends[me]);

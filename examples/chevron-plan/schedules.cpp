@@ -38,6 +38,7 @@ constexpr source sources[] = {
     SOURCE(v_half, "Controllable Memory, arXiv 2405.15362"),
     SOURCE(v_min, "Controllable Memory, arXiv 2405.15362"),
     SOURCE(dual_pipe_v, "DeepSeek's DualPipe; PyTorch's ScheduleDualPipeV"),
+    SOURCE(one_f_one_b_recompute, "Mario, PPoPP 2025; for stages that recompute"),
     SOURCE(forward_only, "PyTorch's _ScheduleForwardOnly; evaluation alone"),
 };
 #undef SOURCE
@@ -48,6 +49,7 @@ constexpr bool complete() {
   bool same = true;
   auto const next = [&](auto const& one) { same = same && at < std::size(sources) && sources[at++].name == one.name; };
   chevron::catalogue::for_each(next);
+  boost::hana::for_each(chevron::catalogue::recomputing, [&](auto const* one) { next(*one); });
   boost::hana::for_each(chevron::catalogue::evaluation, [&](auto const* one) { next(*one); });
   return same && at == std::size(sources);
 }
@@ -75,6 +77,7 @@ std::vector<std::string> schedule_names() {
 
 std::vector<std::string> all_names() {
   std::vector<std::string> names = schedule_names();
+  boost::hana::for_each(chevron::catalogue::recomputing, [&](auto const* one) { names.emplace_back(one->name); });
   boost::hana::for_each(chevron::catalogue::evaluation, [&](auto const* one) { names.emplace_back(one->name); });
   return names;
 }

@@ -171,11 +171,8 @@ void write_faults() {
     write("fault", name, p, expected);
   };
   limited("more in flight than declared", "in_flight_limit", [](plan& p) { p.in_flight_limit = 2; });
-  limited("more bytes than declared", "byte_limit", [](plan& p) {
-    p.stage_bytes = buffer<std::int64_t>(p.stages);
-    for (int s = 0; s < p.stages; ++s) p.stage_bytes.data[s] = std::int64_t{3} << 30;
-    p.byte_limit = (std::int64_t{9} << 30) - 1;
-  });
+  limited("more bytes than declared", "byte_limit",
+          [](plan& p) { declare_bytes(p, (std::int64_t{9} << 30) - 1, sizes{.activation = std::int64_t{3} << 30}); });
   limited("more messages than declared", "message_limit", [](plan& p) { p.message_limit = 11; });
 }
 
@@ -218,11 +215,13 @@ program with_limits(dice& d, program of) {
   } else if (d.one_in(2)) {
     p.in_flight_limit = std::max(1, peak_in_flight(p) - 1 + d.below(2));
   } else {
-    p.byte_limit = 0;
-    p.stage_bytes = buffer<std::int64_t>(p.stages);
-    for (int s = 0; s < p.stages; ++s) p.stage_bytes.data[s] = (1 + d.below(4)) * std::int64_t{1} << 20;
-    std::int64_t const peak = peak_bytes(p, size_view{p.stage_bytes.data, nullptr, 1});
-    p.byte_limit = std::max<std::int64_t>(1, peak - d.below(2));
+    std::vector<std::int64_t> held, inputs;
+    for (int s = 0; s < p.stages; ++s) {
+      held.push_back((1 + d.below(4)) * std::int64_t{1} << 20);
+      inputs.push_back((1 + d.below(static_cast<int>(held.back() >> 20))) * std::int64_t{1} << 20);
+    }
+    size_view const bytes{held.data(), nullptr, 1, inputs.data(), 1};
+    declare_bytes(p, std::max<std::int64_t>(1, peak_bytes(p, bytes) - d.below(2)), bytes);
   }
   return of;
 }

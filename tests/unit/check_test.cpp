@@ -41,7 +41,7 @@ TEST_SUITE("check") {
     DOCTEST_CHECK(says({3, 1, make_action(kind::backward_input, 3, 0)}) ==
                   "rank 3: 3W0 is missing: every I is followed by its W");
     DOCTEST_CHECK(says({3, 1, make_action(kind::send_forward, 3, 0)}) ==
-                  "rank 3, step 1: 3SEND_F0 is no computation: a plan holds only F, B, I and W; stages: 4");
+                  "rank 3, step 1: 3SEND_F0 is no computation: a plan holds only F, B, I, W and R; stages: 4");
 
     plan swapped = one_f_one_b_plan();
     std::swap(swapped.actions.data[swapped.begin.data[3]], swapped.actions.data[swapped.begin.data[3] + 1]);
@@ -121,7 +121,8 @@ TEST_SUITE("check") {
   }
 
   TEST_CASE("an unknown name or an impossible shape is a finding, not a crash") {
-    constexpr int named = decltype(hana::size(catalogue::all))::value + decltype(hana::size(catalogue::evaluation))::value;
+    constexpr int named = decltype(hana::size(catalogue::all))::value + decltype(hana::size(catalogue::recomputing))::value +
+                          decltype(hana::size(catalogue::evaluation))::value;
     DOCTEST_CHECK(describe(check(catalogue::make_plan("2F2B", {4, 8}))).str() ==
                   "no schedule of the catalogue has that name; it holds " + std::to_string(named));
     DOCTEST_CHECK(describe(check(catalogue::make_plan("1F1B", {0, 8}))).view() == "ranks must be at least 1, not 0");

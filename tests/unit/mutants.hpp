@@ -84,7 +84,8 @@ inline plan random_order(dice& d) {
     out.size.chunks = std::max(out.size.chunks, static_cast<int>(std::count(rank_of.begin(), rank_of.end(), r)));
 
   // What is ready, and how often each kind is drawn: a plan's temper.
-  int const temper[compute_kinds] = {1 + d.below(8), 1 + d.below(8), 1 + d.below(8), 1 + d.below(8)};
+  int const temper[compute_kinds] = {1 + d.below(8), 1 + d.below(8), 1 + d.below(8), 1 + d.below(8), 1 + d.below(8)};
+  int const recomputes = d.below(3);  // 0: nothing, 1: everything, 2: some chunks
   bool const pairs = d.one_in(2);
   int const splits = d.below(3);  // 0: none, 1: all, 2: some
   std::vector<action> ready;
@@ -95,16 +96,28 @@ inline plan random_order(dice& d) {
   };
   for (int m = 0; m < micro_batches; ++m) becomes_ready(make_action(kind::forward, 0, m));
   lists<action> order(static_cast<std::size_t>(ranks));
+  // A backward is ready once its chunk has what it computes with, and the gradient has come.
+  std::vector<bool> chunk_is(static_cast<std::size_t>(stages * micro_batches)), gradient_came(chunk_is.size());
+  auto const half_ready = [&](std::vector<bool>& this_half, std::vector<bool> const& other_half, int s, int m) {
+    auto const cell = static_cast<std::size_t>(s * micro_batches + m);
+    this_half[cell] = true;
+    if (other_half[cell]) becomes_ready(backward_of(s, m));
+  };
   auto const done = [&](action a) {
     int const s = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
     if (a.kind == kind::forward) {
-      if (s + 1 < stages)
-        becomes_ready(make_action(kind::forward, s + 1, m));
-      else if (!out.forward_only)
-        becomes_ready(backward_of(s, m));
+      if (s + 1 < stages) becomes_ready(make_action(kind::forward, s + 1, m));
+      if (out.forward_only) return;
+      if (s + 1 == stages) half_ready(gradient_came, chunk_is, s, m);
+      if (recomputes == 1 || (recomputes == 2 && d.one_in(2)))
+        becomes_ready(make_action(kind::recompute, s, m));
+      else
+        half_ready(chunk_is, gradient_came, s, m);
+    } else if (a.kind == kind::recompute) {
+      half_ready(chunk_is, gradient_came, s, m);
     } else if (a.kind != kind::backward_weight) {
       if (a.kind == kind::backward_input) becomes_ready(make_action(kind::backward_weight, s, m));
-      if (s > 0) becomes_ready(backward_of(s - 1, m));
+      if (s > 0) half_ready(gradient_came, chunk_is, s - 1, m);
     }
   };
   while (!ready.empty()) {
@@ -192,10 +205,13 @@ inline plan lawful_plan(dice& d) {
   if (!out.forward_only && d.one_in(12)) out = forward_part(out);
   if (!out.forward_only && d.one_in(4)) out.in_flight_limit = peak_in_flight(out) + d.below(2);
   if (!out.forward_only && d.one_in(4)) {
-    out.byte_limit = 0;
-    out.stage_bytes = buffer<std::int64_t>(out.stages);
-    for (int stage = 0; stage < out.stages; ++stage) out.stage_bytes.data[stage] = d.below(5);
-    out.byte_limit = std::max<std::int64_t>(1, peak_bytes(out, size_view{out.stage_bytes.data, nullptr, 1})) + d.below(2);
+    std::vector<std::int64_t> held, inputs;
+    for (int stage = 0; stage < out.stages; ++stage) {
+      held.push_back(d.below(5));
+      inputs.push_back(d.below(static_cast<int>(held.back()) + 1));
+    }
+    size_view const sizes{held.data(), nullptr, 1, inputs.data(), 1};
+    declare_bytes(out, std::max<std::int64_t>(1, peak_bytes(out, sizes)) + d.below(2), sizes);
   }
   if (d.one_in(4)) out.message_limit = std::max(1, messages(out) + d.below(2));
   return out;

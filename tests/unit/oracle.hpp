@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <chevron/lower/program.hpp>
@@ -39,7 +40,7 @@ inline unsigned broken_laws(plan_view const& plan) {
       action const a = plan.at(r, i);
       int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
       bool const computes = a.kind == kind::forward || a.kind == kind::backward || a.kind == kind::backward_input ||
-                            a.kind == kind::backward_weight;
+                            a.kind == kind::backward_weight || a.kind == kind::recompute;
       if (!computes || stage >= stages || m >= micro_batches || plan.rank_of_stage(stage) != r)
         broken |= bit(law::ids_in_range);
       else
@@ -60,27 +61,43 @@ inline unsigned broken_laws(plan_view const& plan) {
   for (int s = 0; s < stages; ++s) {
     for (int m = 0; m < micro_batches; ++m) {
       int const f = count(kind::forward, s, m), b = count(kind::backward, s, m), i = count(kind::backward_input, s, m),
-                w = count(kind::backward_weight, s, m);
+                w = count(kind::backward_weight, s, m), again = count(kind::recompute, s, m);
       bool const gradients_twice = b > 0 && i + w > 0;
-      if (f > 1 || b > 1 || i > 1 || w > 1 || gradients_twice || (plan.forward_only && b + i + w > 0))
+      if (f > 1 || b > 1 || i > 1 || w > 1 || again > 1 || gradients_twice || (plan.forward_only && b + i + w + again > 0))
         broken |= bit(law::no_duplicate);
       if (f == 0 || (!plan.forward_only && b == 0 && (i == 0 || w == 0))) broken |= bit(law::complete);
       before(kind::forward, kind::backward, s, m);
       before(kind::forward, kind::backward_input, s, m);
       before(kind::backward_input, kind::backward_weight, s, m);
+      before(kind::forward, kind::recompute, s, m);
+      before(kind::recompute, kind::backward, s, m);
+      before(kind::recompute, kind::backward_input, s, m);
       if (w > 0 && i == 0 && b == 0) broken |= bit(law::complete);
     }
   }
   for (int r = 0; r < ranks && !plan.forward_only; ++r) {
     std::multiset<std::pair<int, int>> in_flight;
+    std::set<std::pair<int, int>> inputs_only;
     for (int i = 0; i < plan.length(r); ++i) {
       action const a = plan.at(r, i);
       std::pair<int, int> const chunk{static_cast<int>(a.stage), static_cast<int>(a.micro_batch)};
-      if (a.kind == kind::forward) in_flight.insert(chunk);
+      if (a.kind == kind::forward) {
+        in_flight.insert(chunk);
+        for (int j = i + 1; j < plan.length(r); ++j) {
+          action const later = plan.at(r, j);
+          if (later.kind == kind::recompute && later.stage == a.stage && later.micro_batch == a.micro_batch)
+            inputs_only.insert(chunk);
+        }
+      }
+      if (a.kind == kind::recompute) inputs_only.erase(chunk);
       if (a.kind == kind::backward || a.kind == kind::backward_weight) in_flight.erase(chunk);
       if (plan.in_flight_limit > 0 && static_cast<int>(in_flight.size()) > plan.in_flight_limit) broken |= bit(law::in_flight);
       std::int64_t bytes = 0;
-      for (auto const& [stage, m] : in_flight) bytes += plan.byte_limit > 0 && stage < stages ? plan.stage_bytes[stage] : 0;
+      for (auto const& [stage, m] : in_flight) {
+        if (plan.byte_limit <= 0 || stage >= stages) continue;
+        bool const inputs = inputs_only.count({stage, m}) > 0;
+        bytes += inputs && plan.input_bytes[stage] > 0 ? plan.input_bytes[stage] : plan.stage_bytes[stage];
+      }
       if (bytes > plan.byte_limit) broken |= bit(law::bytes);
     }
   }
@@ -199,7 +216,7 @@ class machine {
   };
   struct activation {
     std::optional<cell> graph;
-    bool input_gradient_done = false;
+    bool input_gradient_done = false, recomputed = false;
     std::optional<value> outputs, input_gradients;
   };
   struct buffer {
@@ -253,6 +270,7 @@ class machine {
       case kind::backward:
       case kind::backward_input:
       case kind::backward_weight:
+      case kind::recompute:
         return compute(r, mine, one);
       case kind::send_forward:
         return send(r, mine, one, {false, stage, m});
@@ -316,6 +334,11 @@ class machine {
       if (slot.input_gradient_done != (a.kind == kind::backward_weight))
         return wrong("its input gradient comes once, before its W");
     }
+    if (a.kind == kind::recompute) {
+      if (std::exchange(mine.activations[one.slot].recomputed, true)) return wrong("recomputed twice");
+      mine.computed.push_back(a);
+      return {};
+    }
 
     // Its input: where from, and is it the right one?
     if (a.kind != kind::backward_weight) {
@@ -345,7 +368,7 @@ class machine {
     if (forward) {
       if (slot.graph || slot.outputs || slot.input_gradients) return wrong("overwrites what is still needed");
       if (!plan_.forward_only) slot.graph = here;
-      slot.input_gradient_done = false;
+      slot.input_gradient_done = slot.recomputed = false;
       if (stage + 1 < plan_.stages) slot.outputs = value{false, stage, m};
     } else if (a.kind != kind::backward_weight) {
       slot.input_gradient_done = true;

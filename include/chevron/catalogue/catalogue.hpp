@@ -32,10 +32,13 @@ inline constexpr auto all =
     hana::make_basic_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo, &interleaved_zero_bubble,
                            &zb_h1, &zb_h2, &zb_v, &v_half, &v_min, &dual_pipe_v);
 
+/// Schedules that train stages which recompute.
+inline constexpr auto recomputing = hana::make_basic_tuple(&one_f_one_b_recompute);
+
 /// Schedules that evaluate: forwards alone. They go by name like the others, but nobody can train with them.
 inline constexpr auto evaluation = hana::make_basic_tuple(&forward_only);
 
-/// Calls `visit(description)` for each schedule that trains; `description.name` is its name.
+/// Calls `visit(description)` for each schedule that trains any stages; `description.name` is its name.
 template <class Visit>
 constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
@@ -57,7 +60,8 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
 struct other_name {
   std::string_view own, other;
 };
-inline constexpr other_name other_names[] = {{zb_v.name, "ZB-V"}, {one_f_one_b.name, "one_f_one_b"}};
+inline constexpr other_name other_names[] = {
+    {zb_v.name, "ZB-V"}, {one_f_one_b.name, "one_f_one_b"}, {one_f_one_b_recompute.name, "one_f_one_b_recompute"}};
 
 /// Whether the schedule that is called `own` here goes by this name.
 constexpr bool goes_by(std::string_view own, std::string_view name) {
@@ -82,6 +86,7 @@ constexpr bool trains(std::string_view name) {
     return found && parts.good;
   }
   for_each([&](auto const& one) { found = found || goes_by(one.name, name); });
+  hana::for_each(recomputing, [&](auto const* one) { found = found || goes_by(one->name, name); });
   return found;
 }
 
@@ -102,12 +107,14 @@ constexpr plan make_plan(std::string_view name, shape size) {
   finding unknown;
   unknown.broken = law::description;
   unknown.words = "no schedule of the catalogue has that name; it holds ";
-  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(evaluation))::value);
+  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value +
+                                    decltype(hana::size(evaluation))::value);
   plan made = chevron::detail::refused(size, "", unknown);
   auto const work_out = [&](auto const* one) {
     if (goes_by(one->name, name)) made = expand(*one, size);
   };
   hana::for_each(all, work_out);
+  hana::for_each(recomputing, work_out);
   hana::for_each(evaluation, work_out);
   name_parts const parts = parts_of(name);
   if (parts.slacks.count == 0 || !parts.good) return made;

@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <iterator>
 
 #include <chevron/describe/expression.hpp>
 #include <chevron/plan/finding.hpp>
@@ -27,14 +28,12 @@ inline constexpr int stages_sized = any_stages;
 template <int Stages>
 inline constexpr int stages_sized<stage_sizes<Stages>> = Stages;
 
-constexpr std::int64_t* room_for_bytes(plan& p) {
+constexpr void make_room_for_bytes(plan& p) {
   p.stage_bytes = buffer<std::int64_t>(p.stages);
-  return p.stage_bytes.data;
+  p.input_bytes = buffer<std::int64_t>(p.stages);
 }
 template <int Ranks, int Stages, int Actions>
-constexpr std::int64_t* room_for_bytes(static_plan<Ranks, Stages, Actions>& p) {
-  return p.stage_bytes;
-}
+constexpr void make_room_for_bytes(static_plan<Ranks, Stages, Actions>&) {}
 
 template <class Number>
 constexpr finding limit_below_one(char const* words, Number value) {
@@ -54,8 +53,11 @@ template <class Plan>
 constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
   if (most < 1) return detail::limit_below_one("a limit of bytes in flight must be at least 1, not ", most);
   p.byte_limit = most;
-  std::int64_t* const bytes = detail::room_for_bytes(p);
-  for (int s = 0; s < p.stages; ++s) bytes[s] = of.activation_of(s);
+  detail::make_room_for_bytes(p);
+  for (int s = 0; s < p.stages; ++s) {
+    std::begin(p.stage_bytes)[s] = of.activation_of(s);
+    std::begin(p.input_bytes)[s] = of.input_of(s);
+  }
   return {};
 }
 

@@ -128,25 +128,31 @@ constexpr score<Phases> score_of(Phases const& how, situation const& s) {
   return result;
 }
 
-/// The largest number of actions a description can unroll to per stage and microbatch: 2 (F, B) or 3 (F, I, W).
-template <class Phases>
-inline constexpr int kinds_in = 3;
-template <class Item>
-inline constexpr bool splits_backward = false;
-template <>
-inline constexpr bool splits_backward<token<kind::backward_weight>> = true;
-template <class... Tokens>
-inline constexpr bool splits_backward<sequence<Tokens...>> = (false || ... || splits_backward<Tokens>);
-template <class Count, class... Tokens>
-inline constexpr bool splits_backward<repeated<Count, Tokens...>> = (false || ... || splits_backward<Tokens>);
-template <stage_of_step Role, class... Items>
-inline constexpr bool splits_backward<phase<Role, Items...>> = (false || ... || splits_backward<Items>);
-template <stage_of_step Last, class... Phases>
-inline constexpr int kinds_in<phases<Last, Phases...>> = (false || ... || splits_backward<Phases>) ? 3 : 2;
+/// Whether a description holds tokens of this kind.
+template <kind What, class Item>
+inline constexpr bool holds_kind = false;
+template <kind What>
+inline constexpr bool holds_kind<What, token<What>> = true;
+template <kind What, class... Tokens>
+inline constexpr bool holds_kind<What, sequence<Tokens...>> = (false || ... || holds_kind<What, Tokens>);
+template <kind What, class Count, class... Tokens>
+inline constexpr bool holds_kind<What, repeated<Count, Tokens...>> = (false || ... || holds_kind<What, Tokens>);
+template <kind What, stage_of_step Role, class... Items>
+inline constexpr bool holds_kind<What, phase<Role, Items...>> = (false || ... || holds_kind<What, Items>);
+template <kind What, stage_of_step Last, class... Phases>
+inline constexpr bool holds_kind<What, phases<Last, Phases...>> = (false || ... || holds_kind<What, Phases>);
 
-/// Families of kinds that draw from one stream: forwards; B and I; W.
-inline constexpr int families = 3;
-constexpr int family_of(kind what) { return what == kind::forward ? 0 : what == kind::backward_weight ? 2 : 1; }
+/// The largest number of actions a description can unroll to per stage and microbatch: F and B, or F, I and W, and an R.
+template <class Phases>
+inline constexpr int kinds_in = 2 + (holds_kind<kind::backward_weight, Phases> ? 1 : 0) +
+                                (holds_kind<kind::recompute, Phases> ? 1 : 0);
+
+/// Families of kinds that draw from one stream: forwards; B and I; W; R, in the order of the backwards.
+inline constexpr int families = 4;
+constexpr int family_of(kind what) {
+  constexpr int by_kind[compute_kinds] = {0, 1, 1, 2, 3};
+  return by_kind[static_cast<int>(what)];
+}
 
 /// Binds a rank's tokens to its streams and stages. What cannot be bound is a finding.
 template <class Score>
@@ -154,8 +160,8 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
   finding f;
   f.broken = law::description;
   f.rank = rank;
-  bool with_chunk[families] = {false, false, false};
-  bool plain[families] = {false, false, false};
+  bool with_chunk[families] = {};
+  bool plain[families] = {};
   bool whole = false;
   for (int p = 0; p < Score::phases_count; ++p) {
     auto& phase = score.phase[p];

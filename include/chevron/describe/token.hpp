@@ -170,6 +170,7 @@ inline constexpr token<kind::forward> F{};
 inline constexpr token<kind::backward> B{};
 inline constexpr token<kind::backward_input> I{};
 inline constexpr token<kind::backward_weight> W{};
+inline constexpr token<kind::recompute> R{};
 }  // namespace letters
 
 /// The same, spelled out.
@@ -179,6 +180,7 @@ inline constexpr token<kind::forward> forward{};
 inline constexpr token<kind::backward> backward{};
 inline constexpr token<kind::backward_input> backward_input{};
 inline constexpr token<kind::backward_weight> backward_weight{};
+inline constexpr token<kind::recompute> recompute{};
 }  // namespace words
 
 }  // namespace chevron

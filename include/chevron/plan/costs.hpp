@@ -22,11 +22,11 @@ constexpr char const* name_of(occupies which) {
 
 inline constexpr double no_time = 0;
 
-/// What microbatches of unequal length multiply costs by. Computations and transfers have factors of their own: attention takes time
-/// with the square of a length, while what is sent grows with the length. Steps back to back repeat them: microbatch m has entry
-/// m % count.
+/// What microbatches of unequal length multiply costs by. Computations and transfers have factors of their own: attention takes
+/// time with the square of a length, while what is sent grows with the length. Steps back to back repeat them: microbatch m has
+/// entry m % count.
 struct length_view {
-  double const* computation = nullptr;  ///< above 0: what F, B, I and W of each microbatch are multiplied by
+  double const* computation = nullptr;  ///< above 0: what F, B, I, W and R of each microbatch are multiplied by
   double const* transfer = nullptr;     ///< 0 or above: the same of transfers; latencies stay
   int count = 0;                        ///< entries of both; 0: all microbatches are alike, each factor is 1
 
@@ -45,10 +45,12 @@ struct cost_view {
   int communication_stride = 0;            ///< 0: one entry for all boundaries
   double hidden = 0;  ///< of a fused pair's shorter half, the share that the longer half hides: 0 none, 1 all
   occupies communication_occupies = occupies::nobody;
-  bool first_input_gradient = true;  ///< false: stage 0 has no input gradient. Its I is free, its W is the whole backward
-  double const* latency = &no_time;  ///< from a transfer's end until it has arrived, as `communication`; it occupies nothing
-  int latency_stride = 0;            ///< 0: one entry for all boundaries
-  length_view lengths{};             ///< by microbatch; none: all are alike
+  bool first_input_gradient = true;    ///< false: stage 0 has no input gradient. Its I is free, its W is the whole backward
+  double const* latency = &no_time;    ///< from a transfer's end until it has arrived, as `communication`; it occupies nothing
+  int latency_stride = 0;              ///< 0: one entry for all boundaries
+  length_view lengths{};               ///< by microbatch; none: all are alike
+  double const* recompute = &no_time;  ///< of an R, with which a B or I costs no recomputation; 0: as much as an F
+  int recompute_stride = 0;            ///< 0: one entry for all stages
 
   /// Cost of one compute action of a microbatch with factor 1. A full backward costs input plus weight gradient.
   constexpr double of(kind what, int stage) const {
@@ -62,6 +64,8 @@ struct cost_view {
         return stage > 0 || first_input_gradient ? backward_input[i] : 0;
       case kind::backward_weight:
         return stage > 0 || first_input_gradient ? backward_weight[i] : backward_input[i] + backward_weight[i];
+      case kind::recompute:
+        return recompute[stage * recompute_stride] > 0 ? recompute[stage * recompute_stride] : forward[i];
       default:
         return 0;
     }
@@ -88,7 +92,8 @@ struct cost_view {
     return lengths.count == 0 ? of_message(boundary) : of_message(boundary) * lengths.of_transfer(micro_batch);
   }
   constexpr double of_latency(int boundary) const { return latency[boundary * latency_stride]; }
-  /// From the end of what is sent to the earliest start of what needs it: transfer and latency, with factor 1. No message takes less.
+  /// From the end of what is sent to the earliest start of what needs it: transfer and latency, with factor 1. No message takes
+  /// less.
   constexpr double of_delay(int boundary) const { return of_message(boundary) + of_latency(boundary); }
   /// The same of one microbatch.
   constexpr double of_delay(int boundary, int micro_batch) const {
@@ -115,10 +120,18 @@ struct costs {
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;  ///< false: stage 0 has no input gradient, as in a real model
   double latency = 0;                ///< from a transfer's end until it has arrived; any number are on their way at once
+  double recompute = 0;              ///< of an R, with which a B or I costs no recomputation; 0: as much as an F
 
   constexpr cost_view view() const {
-    return {&forward, &backward_input,        &backward_weight,     0,        &communication, 0,
-            hidden,   communication_occupies, first_input_gradient, &latency, 0};
+    return {.forward = &forward,
+            .backward_input = &backward_input,
+            .backward_weight = &backward_weight,
+            .communication = &communication,
+            .hidden = hidden,
+            .communication_occupies = communication_occupies,
+            .first_input_gradient = first_input_gradient,
+            .latency = &latency,
+            .recompute = &recompute};
   }
   constexpr operator cost_view() const { return view(); }
 };
@@ -134,10 +147,22 @@ struct stage_costs {
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;
   double latency[array_size(Stages - 1)]{};  ///< as `communication`
+  double recompute[array_size(Stages)]{};    ///< of an R; 0: as much as an F
 
   constexpr cost_view view() const {
-    return {forward, backward_input,         backward_weight,      1,       communication, 1,
-            hidden,  communication_occupies, first_input_gradient, latency, 1};
+    return {.forward = forward,
+            .backward_input = backward_input,
+            .backward_weight = backward_weight,
+            .stride = 1,
+            .communication = communication,
+            .communication_stride = 1,
+            .hidden = hidden,
+            .communication_occupies = communication_occupies,
+            .first_input_gradient = first_input_gradient,
+            .latency = latency,
+            .latency_stride = 1,
+            .recompute = recompute,
+            .recompute_stride = 1};
   }
   constexpr operator cost_view() const { return view(); }
 };

@@ -8,7 +8,7 @@
 
 namespace chevron {
 
-/// What an action does. The first four compute and are all a *plan* holds; the others appear only in a lowered *program*.
+/// What an action does. The first five compute and are all a *plan* holds; the others appear only in a lowered *program*.
 /// Letters follow PyTorch: `F` forward, `B` full backward, `I` input gradient, `W` weight gradient. (The zero-bubble papers
 /// write B for our I; DeepSeek writes B for our B.)
 enum class kind : std::uint8_t {
@@ -16,6 +16,7 @@ enum class kind : std::uint8_t {
   backward,            ///< B: input and weight gradients at once
   backward_input,      ///< I: the gradient of the stage's input only
   backward_weight,     ///< W: the gradients of the stage's parameters, after its I
+  recompute,           ///< R: run the stage forward again, from its inputs, before its B or I
   send_forward,        ///< SEND_F: hand the output of a stage to the next stage's rank
   receive_forward,     ///< RECV_F: post the receive of a stage's input
   send_backward,       ///< SEND_B: hand the input gradient of a stage to the previous stage's rank
@@ -26,8 +27,8 @@ enum class kind : std::uint8_t {
   optimizer_step       ///< OPTIMIZER_STEP: wait for the sums, check, clip, step
 };
 
-inline constexpr int compute_kinds = 4;
-inline constexpr int program_kinds = 12;
+inline constexpr int compute_kinds = 5;
+inline constexpr int program_kinds = 13;
 
 /// One kind. A *cell* is a (stage, microbatch); results that cross stages are outputs, which go to the stage behind, and input
 /// gradients, which go to the stage before.
@@ -37,7 +38,7 @@ struct kind_row {
   int from = 0;  ///< relative to its stage, the stage whose result it takes: -1 an output, +1 an input gradient; 0: none
   int to = 0;    ///< relative to its stage, the stage that takes its result: +1, -1; 0: none
   std::uint8_t after = 0;     ///< bits of kinds: these run before it in its cell
-  std::uint8_t excludes = 0;  ///< bits of kinds: none of these runs in its cell
+  std::uint8_t excludes = 0;  ///< bits of kinds: none of these runs before it in its cell
   int in_flight = 0;          ///< by how much the chunks in flight change once it has run
 };
 
@@ -64,6 +65,10 @@ inline constexpr kind_row kind_rows[program_kinds] = {
      .after = kind_bit(kind::backward_input),
      .excludes = kind_bit(kind::backward),
      .in_flight = -1},
+    {.letters = "R",
+     .words = "recomputation",
+     .after = kind_bit(kind::forward),
+     .excludes = kind_bit(kind::backward) | kind_bit(kind::backward_input)},
     {.letters = "SEND_F", .to = 1},
     {.letters = "RECV_F", .from = -1},
     {.letters = "SEND_B", .to = -1},

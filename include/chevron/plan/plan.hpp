@@ -42,11 +42,19 @@ struct plan_view : plan_facts {
   int const* begin = nullptr;                 ///< rank r owns actions [begin[r], begin[r + 1])
   std::int16_t const* rank_of = nullptr;      ///< stage -> rank
   std::int64_t const* stage_bytes = nullptr;  ///< with a byte limit: what each stage keeps of a microbatch in flight
+  std::int64_t const* input_bytes = nullptr;  ///< of `stage_bytes`, from F to R where the plan has one
   char const* name = "";                      ///< as the catalogue spells it; empty for a user's own
 
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
   constexpr action at(int rank, int position) const { return actions[begin[rank] + position]; }
+  /// Whether an action of this kind is there.
+  constexpr bool holds(kind what) const {
+    for (int i = 0; i < total(); ++i) {
+      if (actions[i].kind == what) return true;
+    }
+    return false;
+  }
   constexpr int rank_of_stage(int stage) const { return rank_of[stage]; }
   /// Which of its rank's stages this is, counted from the input side.
   constexpr int chunk_of(int stage) const {
@@ -72,7 +80,7 @@ struct plan_lists {
   buffer<action> actions;
   buffer<int> begin;
   buffer<std::int16_t> rank_of;
-  buffer<std::int64_t> stage_bytes;
+  buffer<std::int64_t> stage_bytes, input_bytes;
 };
 
 /// The same as arrays.
@@ -81,7 +89,7 @@ struct fixed_plan_lists {
   action actions[array_size(Actions)];
   int begin[array_size(Ranks + 1)];
   std::int16_t rank_of[array_size(Stages)];
-  std::int64_t stage_bytes[array_size(Stages)]{};
+  std::int64_t stage_bytes[array_size(Stages)]{}, input_bytes[array_size(Stages)]{};
 };
 
 }  // namespace detail
@@ -97,6 +105,7 @@ struct basic_plan : plan_facts, Lists {
             detail::data_of(this->begin),
             detail::data_of(this->rank_of),
             detail::data_of(this->stage_bytes),
+            detail::data_of(this->input_bytes),
             name.characters};
   }
   constexpr plan_view view() const&& = delete;  // it would point to what is gone: keep the plan
@@ -110,6 +119,20 @@ using plan = basic_plan<detail::plan_lists>;
 template <int Ranks, int Stages, int Actions>
 using static_plan = basic_plan<detail::fixed_plan_lists<Ranks, Stages, Actions>>;
 
+namespace detail {
+
+constexpr void copy_bytes(plan_view const& from, plan& to) {
+  if (from.byte_limit <= 0) return;
+  to.stage_bytes = buffer<std::int64_t>(from.stages);
+  to.input_bytes = buffer<std::int64_t>(from.stages);
+  for (int s = 0; s < from.stages; ++s) {
+    to.stage_bytes.data[s] = from.stage_bytes[s];
+    to.input_bytes.data[s] = from.input_bytes[s];
+  }
+}
+
+}  // namespace detail
+
 /// A plan of its own memory, like this one.
 constexpr plan copy_of(plan_view const& from) {
   plan to;
@@ -121,8 +144,7 @@ constexpr plan copy_of(plan_view const& from) {
   for (int i = 0; i < from.total(); ++i) to.actions.data[i] = from.actions[i];
   for (int r = 0; r <= from.size.ranks; ++r) to.begin.data[r] = from.begin[r];
   for (int s = 0; s < from.stages; ++s) to.rank_of.data[s] = from.rank_of[s];
-  if (from.byte_limit > 0) to.stage_bytes = buffer<std::int64_t>(from.stages);
-  for (int s = 0; s < to.stage_bytes.count; ++s) to.stage_bytes.data[s] = from.stage_bytes[s];
+  detail::copy_bytes(from, to);
   return to;
 }
 
@@ -132,7 +154,10 @@ constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
   static_plan<Ranks, Stages, Actions> to;
   static_cast<plan_facts&>(to) = from;
   to.name = from.name;
-  for (int s = 0; s < Stages && from.byte_limit > 0; ++s) to.stage_bytes[s] = from.stage_bytes[s];
+  for (int s = 0; s < Stages && from.byte_limit > 0; ++s) {
+    to.stage_bytes[s] = from.stage_bytes[s];
+    to.input_bytes[s] = from.input_bytes[s];
+  }
   action const* source = from.actions;
   int const total = from.begin[Ranks];
   action* const target = to.actions;

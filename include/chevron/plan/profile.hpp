@@ -36,6 +36,7 @@ struct profile {
   double step = 0;      ///< all of a step, with gradient sums and optimizer, on a replica's slowest rank; median
   /// One entry a stage, medians. Stage 0's missing input gradient needs no flag: its I is measured to be next to nothing.
   std::vector<double> forward, backward, backward_input, backward_weight;
+  std::vector<double> recompute;      ///< of R's, one entry a stage; empty: none ran
   std::vector<double> communication;  ///< one entry a boundary between stages, either direction
   double hidden = not_measured;       ///< of a fused pair's shorter half, the share that the longer half hides: 0 to 1
   std::vector<int> layers;            ///< one entry a stage: how many of the layers that can be moved it holds; empty: not known
@@ -46,6 +47,7 @@ struct profile {
 /// Costs made of a profile, for one number of stages. They own their memory.
 struct profiled_costs {
   std::vector<double> forward, backward_input, backward_weight;
+  std::vector<double> recompute;      ///< 0, or empty: as much as an F
   std::vector<double> communication;  ///< 0 throughout where the profile knows of no boundary
   std::vector<double> latency;        ///< one entry a boundary; empty: none
   occupies communication_occupies = occupies::nobody;
@@ -54,9 +56,19 @@ struct profiled_costs {
   std::string problem;  ///< why the profile does not serve; empty: it does
 
   cost_view view() const {
-    bool const late = !latency.empty();
-    return {forward.data(), backward_input.data(), backward_weight.data(), 1, communication.data(), 1, hidden,
-            communication_occupies, true, late ? latency.data() : &no_time, late ? 1 : 0};
+    bool const late = !latency.empty(), again = !recompute.empty();
+    return {.forward = forward.data(),
+            .backward_input = backward_input.data(),
+            .backward_weight = backward_weight.data(),
+            .stride = 1,
+            .communication = communication.data(),
+            .communication_stride = 1,
+            .hidden = hidden,
+            .communication_occupies = communication_occupies,
+            .latency = late ? latency.data() : &no_time,
+            .latency_stride = late ? 1 : 0,
+            .recompute = again ? recompute.data() : &no_time,
+            .recompute_stride = again ? 1 : 0};
   }
 };
 
@@ -129,7 +141,7 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
     if (out.problem.empty()) out.problem = std::string("'") + key + "' of stage " + std::to_string(stage) + " is null" + because;
   };
   for (int s = 0; s < stages; ++s) {
-    double forward = 0, input = 0, weight = 0;
+    double forward = 0, input = 0, weight = 0, again = 0;
     for (int k = s * each; k < (s + 1) * each; ++k) {
       auto const i = static_cast<std::size_t>(k);
       bool const halves = measured.backward_input[i] >= 0 && measured.backward_weight[i] >= 0;
@@ -142,6 +154,7 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
         lacks("backward", k, ": take a profile of a schedule that trains");
       }
       forward += measured.forward[i];
+      again += i < measured.recompute.size() && measured.recompute[i] > 0 ? measured.recompute[i] : measured.forward[i];
       // Where the backward stays whole, only the sum of its halves counts.
       bool const whole = !split[static_cast<std::size_t>(s)] && measured.backward[i] >= 0;
       input += whole ? measured.backward[i] : measured.backward_input[i];
@@ -151,6 +164,7 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
     out.forward.push_back(forward);
     out.backward_input.push_back(input);
     out.backward_weight.push_back(weight);
+    out.recompute.push_back(again);
   }
   std::vector<double> known;
   for (double const time : measured.communication) {

@@ -25,6 +25,7 @@ inline constexpr std::uint8_t seen_forward = kind_bit(kind::forward);
 inline constexpr std::uint8_t seen_backward = kind_bit(kind::backward);
 inline constexpr std::uint8_t seen_input = kind_bit(kind::backward_input);
 inline constexpr std::uint8_t seen_weight = kind_bit(kind::backward_weight);
+inline constexpr std::uint8_t seen_recompute = kind_bit(kind::recompute);
 
 constexpr int position_of(plan_view const& plan, int rank, action wanted) {
   for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
@@ -103,7 +104,7 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r || !is_compute(a.kind)) {
         f.broken = law::ids_in_range;
         if (is_compute(a.kind)) return misplaced(plan, f);
-        f.words = " is no computation: a plan holds only F, B, I and W; stages: ", f.limit = plan.stages;
+        f.words = " is no computation: a plan holds only F, B, I, W and R; stages: ", f.limit = plan.stages;
         return f;
       }
       std::uint8_t& cell = seen[stage * micro_batches + micro_batch];
@@ -133,6 +134,13 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
         }
       }
       if ((cell & row_of(a.kind).excludes) != 0) {
+        if (a.kind == kind::recompute) {
+          f.broken = law::order;
+          f.what = make_action((cell & seen_backward) != 0 ? kind::backward : kind::backward_input, stage, micro_batch);
+          f.other = a;
+          f.position = position_of(plan, r, f.what);
+          return f;
+        }
         f.broken = law::no_duplicate;
         f.words = a.kind == kind::backward ? " would add these gradients twice: this microbatch already has an I or a W"
                                            : " would add these gradients twice: this microbatch already has a B";
@@ -151,7 +159,7 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   // Every cell of the grid must hold F, and B or I and W.
   for (int stage = 0; stage < plan.stages; ++stage) {
     for (int m = 0; m < micro_batches; ++m) {
-      std::uint8_t const cell = seen[stage * micro_batches + m];
+      int const cell = seen[stage * micro_batches + m] & ~seen_recompute;
       if (cell == (seen_forward | seen_backward) || cell == (seen_forward | seen_input | seen_weight)) continue;
       if (plan.forward_only && cell == seen_forward) continue;
       finding f;

@@ -4,6 +4,7 @@
 
 #include <chevron/plan/footprint.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/memory.hpp>
 
 /// \file
 /// What a plan takes of its ranks' memory, in bytes: what is always there, and what is in flight at the worst moment.
@@ -18,19 +19,21 @@ constexpr std::int64_t static_bytes(plan_view const& plan, footprint_view const&
 }
 
 /// Bytes that a rank holds while its actions run one after the other. A recomputed stage holds its input from F on, all
-/// activations while its B or I runs, and what W needs from then on.
+/// activations while its B or I runs, or from its R on, and what W needs from then on.
 class running_memory {
  public:
   /// \param from bytes that the rank holds before its first action
   constexpr running_memory(footprint_view const& of, std::int64_t from, bool forward_only)
       : of_(of), now_(from), most_(from), forward_only_(forward_only) {}
 
-  constexpr void run(action a) {
+  /// \param by_action an R runs the action's chunk forward again
+  constexpr void run(action a, bool by_action = false) {
     kind const what = a.kind;
     int const s = static_cast<int>(a.stage);
     bool const gives_back = makes_input_gradient(what);
-    if (what == kind::forward) now_ += of_.after_forward(s);
-    if (gives_back) now_ += of_.activation[s] - of_.after_forward(s);
+    std::int64_t const left = by_action ? of_.input[s] : of_.after_forward(s);
+    if (what == kind::forward) now_ += left;
+    if (what == kind::recompute || (gives_back && !by_action)) now_ += of_.activation[s] - left;
     most_ = now_ > most_ ? now_ : most_;
     if (forward_only_) now_ -= of_.after_forward(s);
     if (gives_back) now_ -= of_.activation[s] - (what == kind::backward ? 0 : of_.kept[s]);
@@ -48,8 +51,9 @@ class running_memory {
 /// The most bytes that a rank holds at any time. Where nothing is recomputed and W needs all that F left, it is `static_bytes`
 /// and `peak_bytes`.
 constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank) {
+  recomputed_chunks const again(plan, rank);
   running_memory held(of, static_bytes(plan, of, rank), plan.forward_only);
-  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) held.run(plan.actions[i]);
+  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) held.run(plan.actions[i], again.hold(plan.actions[i]));
   return held.most();
 }
 

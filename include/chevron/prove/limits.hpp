@@ -25,11 +25,13 @@ constexpr finding check_bytes(plan_view const& plan) {
     f.number = s;
     return f;
   }
+  size_view const sizes{plan.stage_bytes, nullptr, 1, plan.input_bytes, 1};
   for (int r = 0; r < plan.size.ranks; ++r) {
+    recomputed_chunks const again(plan, r);
     std::int64_t now = 0;
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
       action const a = plan.actions[i];
-      now += in_flight_change(a.kind, plan.forward_only) * plan.stage_bytes[a.stage];
+      now += bytes_change(plan, sizes, again, a);
       if (now <= plan.byte_limit) continue;
       finding f;
       f.broken = law::bytes;

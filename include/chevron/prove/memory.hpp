@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/sizes.hpp>
 
@@ -32,14 +33,41 @@ constexpr int peak_in_flight(plan_view const& plan) {
   return most;
 }
 
+/// The chunks of a rank that an R runs forward again: from F to R such a chunk holds its inputs alone.
+class recomputed_chunks {
+ public:
+  constexpr recomputed_chunks(plan_view const& plan, int rank) : micro_batches_(plan.size.micro_batches) {
+    for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
+      if (plan.actions[i].kind != kind::recompute) continue;
+      if (is_.count == 0) is_ = buffer<bool>(plan.stages * micro_batches_, zeroed);
+      is_.data[cell_of(plan.actions[i])] = true;
+    }
+  }
+  constexpr bool hold(action a) const { return is_.count > 0 && is_.data[cell_of(a)]; }
+
+ private:
+  constexpr int cell_of(action a) const { return static_cast<int>(a.stage) * micro_batches_ + static_cast<int>(a.micro_batch); }
+
+  int micro_batches_;
+  buffer<bool> is_;  // by (stage, microbatch); empty: none
+};
+
+/// By how many bytes an action changes the activations that its rank holds.
+constexpr std::int64_t bytes_change(plan_view const& plan, size_view const& sizes, recomputed_chunks const& again, action a) {
+  int const stage = static_cast<int>(a.stage);
+  if (a.kind == kind::recompute) return sizes.activation_of(stage) - sizes.input_of(stage);
+  if (a.kind == kind::forward && again.hold(a)) return sizes.input_of(stage);
+  return in_flight_change(a.kind, plan.forward_only) * sizes.activation_of(stage);
+}
+
 /// The most bytes of activations that a rank holds at any time.
 constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes, int rank) {
+  recomputed_chunks const again(plan, rank);
   std::int64_t now = 0;
   std::int64_t most = 0;
   int const stop = plan.begin[rank + 1];
   for (int i = plan.begin[rank]; i < stop; ++i) {
-    action const a = plan.actions[i];
-    now += in_flight_change(a.kind, plan.forward_only) * sizes.activation_of(static_cast<int>(a.stage));
+    now += bytes_change(plan, sizes, again, plan.actions[i]);
     most = now > most ? now : most;
   }
   return most;

@@ -31,9 +31,7 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
   made.actions = buffer<action>(one.total() * steps);
   made.begin = buffer<int>(one.size.ranks + 1);
   made.rank_of = buffer<std::int16_t>(one.stages);
-  // Not asked of the pointer: under -fsanitize=undefined GCC takes no address beside nullptr for a constant.
-  bool const sized = one.byte_limit > 0;
-  if (sized) made.stage_bytes = buffer<std::int64_t>(one.stages);
+  detail::copy_bytes(one, made);
   int filled = 0;
   for (int r = 0; r < one.size.ranks; ++r) {
     made.begin.data[r] = filled;
@@ -46,10 +44,7 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
     }
   }
   made.begin.data[one.size.ranks] = filled;
-  for (int s = 0; s < one.stages; ++s) {
-    made.rank_of.data[s] = one.rank_of[s];
-    if (sized) made.stage_bytes.data[s] = one.stage_bytes[s];
-  }
+  for (int s = 0; s < one.stages; ++s) made.rank_of.data[s] = one.rank_of[s];
   return made;
 }
 

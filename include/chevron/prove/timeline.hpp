@@ -85,7 +85,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
           if (made[cells + cell] < 0) needed = cells + cell;
         } else if (made[cell] < 0) {
           needed = cell;
-        } else if (stage < last_stage) {
+        } else if (stage < last_stage && a.kind < kind::backward_weight) {
           needed = cells + cell + micro_batches;
         }
         if (needed >= 0) {
@@ -116,7 +116,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
       }
       start[i] = earliest;
       end[i] = finish;
-      if (a.kind != kind::backward_weight) {
+      if (a.kind < kind::backward_weight) {  // F, B or I
         int const result = a.kind == kind::forward ? cell : cells + cell;
         int const to = a.kind == kind::forward ? stage + 1 : stage - 1;
         made[result] = finish;

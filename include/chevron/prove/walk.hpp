@@ -17,8 +17,9 @@ enum progress : std::uint8_t {
   forward_awaited = 1,
   gradient_awaited = 2,
   forward_done = 4,
-  input_done = 8,     // by I; its W is to come
-  gradient_done = 12  // by B, or by I and W: nothing is to come
+  recomputed = 8,     // by R; its B or I is to come
+  input_done = 12,    // by I; its W is to come
+  gradient_done = 16  // by B, or by I and W: nothing is to come
 };
 
 /// Whether every rank runs to the end of its list, each action where it belongs, after what it needs, exactly once. Sends may
@@ -42,8 +43,8 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   int micro_batches = plan.size.micro_batches;
   bool forward_only = plan.forward_only;
   if (ranks < 1) return stages * micro_batches == 0;
-  // What a complete plan holds: F and B of each (stage, microbatch), and one more for each I, its W. No action runs twice, so
-  // one that holds as many holds them all.
+  // What a complete plan holds: F and B of each (stage, microbatch), and one more for each I, its W, and for each R. No action
+  // runs twice, so one that holds as many holds them all.
   int missing = (forward_only ? 1 : 2) * stages * micro_batches - (plan.begin[ranks] - plan.begin[0]);
   for (int r = 0; r < ranks; ++r) {
     next[r] = plan.begin[r];
@@ -98,9 +99,15 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
         ++stage;  // whose rank waits
       } else {
         if (a.fused != 0 || forward_only) return false;
-        if (a.kind == kind::backward_weight) {
-          if (state[cell] != input_done) return false;
-          state[cell] = gradient_done;
+        if (a.kind >= kind::backward_weight) {
+          if (a.kind == kind::backward_weight) {
+            if (state[cell] != input_done) return false;
+            state[cell] = gradient_done;
+            continue;
+          }
+          if (a.kind != kind::recompute || (state[cell] & ~gradient_awaited) != forward_done) return false;
+          state[cell] = static_cast<std::uint8_t>(state[cell] + (recomputed - forward_done));
+          ++missing;
           continue;
         }
         if (stage < last_stage && state[cell + 1] < input_done) {
@@ -116,8 +123,8 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
           ++missing;
         }
         stays = InTurns;
-        if (now == forward_done) continue;
-        if (now != forward_done + gradient_awaited) return false;
+        if (now == forward_done || now == recomputed) continue;
+        if (now != forward_done + gradient_awaited && now != recomputed + gradient_awaited) return false;
         --stage;  // whose rank waits
       }
       // Who waited has its turn next.

@@ -39,7 +39,8 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// - `peak_in_flight` in chunks, `in_flight_over_time` as lists of `[time, chunks from then on]`, `peak_bytes`; `messages` and
 ///   `message_bytes` in a step; bytes are null where stages declare no sizes;
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
-/// - `costs` with one entry a stage and `communication` with one a boundary, of a microbatch with factor 1; where microbatches are of
+/// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a microbatch
+/// with factor 1; where microbatches are of
 ///   unequal length, also `computation_factors` and `transfer_factors` with one entry a microbatch;
 /// - `actions` as strings such as `"3F0"`, a fused pair being one, `"(0F7;7B3)OVERLAP_F_B"`.
 inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
@@ -90,6 +91,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   entry("critical_path", detail::json_list(critical_path_of(plan, costs, when), path_entry, ","));
   entry("costs", "{\"forward\": " + cost_list(kind::forward) + ", \"backward_input\": " + cost_list(kind::backward_input) +
                      ", \"backward_weight\": " + cost_list(kind::backward_weight) +
+                     (plan.holds(kind::recompute) ? ", \"recompute\": " + cost_list(kind::recompute) : "") +
                      ", \"communication\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_message(s)); }) +
                      ", \"latency\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_latency(s)); }) +
                      ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
@@ -119,8 +121,9 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 
 /// A profile as JSON. The keys are a promise: `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages
 /// micro_batches replicas steps`, `pipeline step` (measured), `forward backward backward_input backward_weight` with one entry a
-/// stage, `communication` with one a boundary, `hidden` (a share); null is what was not measured. Where it is known, `layers` says
-/// how many layers each stage held, and `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, what it needs.
+/// stage, `recompute` too where an R ran, `communication` with one a boundary, `hidden` (a share); null is what was not measured.
+/// Where it is known, `layers` says how many layers each stage held, and `static_bytes activation_bytes kept_bytes input_bytes`,
+/// whole numbers, what it needs.
 inline std::string json(profile const& p) {
   auto const list = [](std::vector<double> const& times) {
     std::string out;
@@ -142,6 +145,7 @@ inline std::string json(profile const& p) {
   entry("backward", list(p.backward));
   entry("backward_input", list(p.backward_input));
   entry("backward_weight", list(p.backward_weight));
+  if (!p.recompute.empty()) entry("recompute", list(p.recompute));
   entry("communication", list(p.communication));
   entry("hidden", p.hidden < 0 ? "null" : fixed(p.hidden, 4));
   if (!p.layers.empty()) entry("layers", detail::json_list(p.layers, [](int count) { return std::to_string(count); }));

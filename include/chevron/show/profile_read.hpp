@@ -138,6 +138,7 @@ inline read_profile_result read_profile(std::string_view text) {
   p.backward = list("backward", p.stages, "stages");
   p.backward_input = list("backward_input", p.stages, "stages");
   p.backward_weight = list("backward_weight", p.stages, "stages");
+  if (all.contains("recompute")) p.recompute = list("recompute", p.stages, "stages");
   p.communication = list("communication", p.stages - 1, "boundaries between stages");
   if (json const* const hidden = take_known("hidden"); hidden != nullptr) {
     bool const fits = is_time(*hidden) && hidden->get<double>() <= 1;

@@ -25,7 +25,8 @@ inline ink ink_of(kind what, int chunk, int chunks) {
       {{"#9cc0f2", "#10233f"}, {"#6b9be0", "#10233f"}, {"#3f74c8", "#ffffff"}, {"#2858a6", "#ffffff"}},   // F blue
       {{"#f8c182", "#40250a"}, {"#eb9f4d", "#40250a"}, {"#cf7a22", "#ffffff"}, {"#b06012", "#ffffff"}},   // B orange
       {{"#83d3cd", "#0b3331"}, {"#4db5ae", "#0b3331"}, {"#26918a", "#ffffff"}, {"#16716b", "#ffffff"}},   // I teal
-      {{"#b4d996", "#1d3310"}, {"#8dbf68", "#1d3310"}, {"#629a3c", "#ffffff"}, {"#467a26", "#ffffff"}}};  // W green
+      {{"#b4d996", "#1d3310"}, {"#8dbf68", "#1d3310"}, {"#629a3c", "#ffffff"}, {"#467a26", "#ffffff"}},   // W green
+      {{"#d3c0ee", "#2a1145"}, {"#b597df", "#2a1145"}, {"#8d63c8", "#ffffff"}, {"#6c43a6", "#ffffff"}}};  // R violet
   int const level = chunks > 1 ? std::min(3, chunk * 3 / (chunks - 1)) : 0;
   return shades[static_cast<int>(what)][level];
 }

@@ -33,7 +33,7 @@ namespace chevron {
 /// So that others do not hold what is asked about, a stage gets its inputs under storages of their own over the same memory,
 /// and hands on copies of outputs that its graph has saved, too. Values and layouts are the same, and so is every bit.
 ///
-/// Where a stage recomputes, what its graphs hold is counted in B, I or W, when they have been built. So the numbers mean the
+/// Where a stage recomputes, what its graphs hold is counted in R, B, I or W, when they have been built. So the numbers mean the
 /// same with recomputation and without it: `activation` what F leaves without, `input` with, and `kept` what W needs.
 class activation_meter {
  public:
@@ -44,7 +44,7 @@ class activation_meter {
     for (std::size_t s = 0; s < found_.size(); ++s) found_[s].stage = static_cast<int>(s);
   }
 
-  /// Runs F, B, I or W of one microbatch.
+  /// Runs F, B, I, W or R of one microbatch.
   /// \param given what it works on
   /// \param outputs where F leaves what it gives
   template <class Run>
@@ -71,6 +71,7 @@ class activation_meter {
     task.built = &built;
     run();
     here.all.merge(built);
+    if (what.kind == kind::recompute) return;
     if (what.kind == kind::backward_input) {
       here.split = true;
       here.kept = here.all;

@@ -378,6 +378,7 @@ class executor {
         compute(i, gradients_of_outputs_, entry);
         return retire(i);
       case kind::backward_weight:
+      case kind::recompute:
         attach(i);
         compute(i, gradients_of_outputs_, entry);
         return retire(i);
@@ -438,7 +439,7 @@ class executor {
     activation& slot = work_.of(i);
     if (std::exchange(slot.drew, false) && captured_) captured_->mark_stochastic(i);
     if (i.op.kind != kind::forward) {
-      if (i.op.kind == kind::backward_input) return;
+      if (!ends_cell(i.op.kind)) return;
       trace_.chunk_ends();
       deferred_.chunk_ends(i.op);
       return;

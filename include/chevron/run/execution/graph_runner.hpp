@@ -236,7 +236,7 @@ class graph_runner {
       for (at::Tensor const& made : into) c.arriving.push_back(detail::place_of(made));
       return into;
     };
-    if (i.op.kind == kind::backward_weight) return {};
+    if (row_of(i.op.kind).from == 0) return {};
     if (i.op.kind == kind::forward) {
       if (i.op.stage == 0) return from_outside(batch.inputs(static_cast<int>(i.op.micro_batch)));
       return i.local != no_slot ? std::exchange(work_->neighbour_of(i).outputs, {}) : from_outside(c.seen);
@@ -257,7 +257,7 @@ class graph_runner {
       if (elsewhere(s + 1)) {
         for (at::Tensor const& t : slot.outputs) c.departing.push_back(detail::place_of(t));
       }
-    } else if (i.op.kind != kind::backward_weight && elsewhere(s - 1)) {
+    } else if (makes_input_gradient(i.op.kind) && elsewhere(s - 1)) {
       for (at::Tensor const& t : slot.input_gradients) c.departing.push_back(detail::place_of(t));
     }
   }

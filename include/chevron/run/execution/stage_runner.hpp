@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/core/error.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/activation_meter.hpp>
@@ -35,7 +37,7 @@ struct activation {
   tensors input_gradients;
 };
 
-/// One rank's activations, and F, B, I and W on them.
+/// One rank's activations, and F, B, I, W and R on them.
 ///
 /// What is computed, is computed on the main stream of the rank's compute streams (compute_streams.hpp); of a fused pair the
 /// halves run beside each other where there are two, F on the lane that the other half's microbatch did not have in its F:
@@ -58,7 +60,12 @@ class stage_runner {
         with_(with),
         streams_(std::move(streams)),
         slots_(static_cast<std::size_t>(steps.slots[rank].activation)),
-        losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)) {}
+        losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)) {
+    for (int i = steps.begin[rank]; i < steps.begin[rank + 1]; ++i) {
+      action const a = steps.instructions[i].op;
+      if (a.kind == kind::recompute) check_recomputes((*stages_)[a.stage], a);
+    }
+  }
 
   compute_streams& streams() const { return *streams_; }
   std::vector<stage> const& stages() const { return *stages_; }
@@ -72,9 +79,9 @@ class stage_runner {
   tensors& losses() { return losses_; }
   tensors const& losses() const { return losses_; }
 
-  /// F, B, I or W.
+  /// F, B, I, W or R.
   /// \param step  from which random numbers come, or none: then nothing is to draw from numbers of the step
-  /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W: nothing. Empty afterwards
+  /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W and R: nothing. Empty afterwards
   void compute(instruction const& i, split_batch const& batch, std::optional<long> step, tensors& given) {
     activation& slot = of(i);
     stage_task task = task_of(i, batch, step);
@@ -88,6 +95,9 @@ class stage_runner {
           break;
         case kind::backward_input:
           slot.work.backward_input(task, given, slot.input_gradients);
+          break;
+        case kind::recompute:
+          slot.work.recompute(task);
           break;
         default:
           slot.work.backward_weight(task);
@@ -125,6 +135,15 @@ class stage_runner {
   }
 
  private:
+  /// \throws usage_error for a stage that an R would not run again: its activations would stay from F on, not from R on
+  static void check_recomputes(stage const& owner, action r) {
+    for (std::size_t part = 0; part < owner.parts(); ++part) {
+      if (owner.recomputes(part)) return;
+    }
+    throw usage_error("the schedule has " + to_text(r).str() + ", but stage " + std::to_string(r.stage) +
+                      " recomputes nothing. Remedy: call recompute() on the stage that is built, or take a schedule without R");
+  }
+
   stage_task task_of(instruction const& i, split_batch const& batch, std::optional<long> step) {
     int const m = static_cast<int>(i.op.micro_batch);
     auto const stage_number = static_cast<int>(i.op.stage);

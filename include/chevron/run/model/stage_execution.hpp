@@ -49,8 +49,8 @@ struct stage_task {
 /// recomputes, and each run of parts that do not. Between sections gradients are handed on as they are between stages.
 ///
 /// What it keeps from F on: the graphs of sections that do not recompute; the inputs of those that do. A section that recomputes
-/// gets its graph in B or I and is from then on like any other, so I and W together run the forward again once. Where
-/// nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
+/// gets its graph in R, or without one in B or I, and is from then on like any other, so I and W together run the forward again
+/// once. Where nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
 ///
 /// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops: it gives no gradients of inputs.
 ///
@@ -138,6 +138,11 @@ class stage_execution {
     }
   }
 
+  /// R: runs each section that recomputes forward again, so that its graph is there before the gradients arrive.
+  void recompute(stage_task const& task) {
+    for (section& s : sections_) compute_again(task, s);
+  }
+
   /// The gradients that W goes on with, between I and W.
   template <class See>
   void each_kept_gradient(See const& see) const {
@@ -151,6 +156,7 @@ class stage_execution {
   struct section {
     std::size_t first = 0, last = 0;  // parts
     bool recomputes = false;
+    bool computed_again = false;
     bool differentiable = false;
     stage_graph graph;
     node_places places;                  // of the graph
@@ -185,6 +191,7 @@ class stage_execution {
       s.first = p;
       s.last = p + 1;
       s.recomputes = recomputes;
+      s.computed_again = false;
       s.differentiable = task.training && (p > lowest || task.differentiable);
     }
     sections_.resize(count);
@@ -264,9 +271,10 @@ class stage_execution {
     }
   }
 
-  /// Builds the graph that F did not. Loss and outputs are known; buffers have had their change.
+  /// Runs the forward of a section that recomputes, once more and once in all, to build its graph. Buffers keep the values that F
+  /// left in them; outputs and loss are F's.
   void compute_again(stage_task const& task, section& s) {
-    if (!s.recomputes) return;
+    if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     check_inputs(s, "a later part or stage, to which it was passed on,");
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (parameter const& b : task.owner->buffers()) {

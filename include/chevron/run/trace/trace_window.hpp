@@ -177,7 +177,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
                 if (half == nullptr) continue;
                 (together ? beside : alone)[number_of(half->op)].push_back(1e3 * seconds_between(half->start, half->end));
                 // A fused pair hands both results on at its end.
-                if (half->op.kind != kind::backward_weight) made[cell(half->op, half->op.stage)] = end;
+                if (row_of(half->op.kind).to != 0) made[cell(half->op, half->op.stage)] = end;
               }
             });
       }
@@ -205,6 +205,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
     out.backward.push_back(cost(kind::backward));
     out.backward_input.push_back(cost(kind::backward_input));
     out.backward_weight.push_back(cost(kind::backward_weight));
+    out.recompute.push_back(cost(kind::recompute));
     if (s + 1 == stages) break;
     double sum = 0;
     int directions = 0;
@@ -215,6 +216,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
     }
     out.communication.push_back(clocks_agree && directions > 0 ? sum / directions : profile::not_measured);
   }
+  if (std::all_of(out.recompute.begin(), out.recompute.end(), [](double time) { return time < 0; })) out.recompute.clear();
   std::vector<double> hidden;
   for (pair_time const& pair : pairs) {
     if (alone[pair.first].empty() || alone[pair.second].empty()) continue;
