@@ -48,22 +48,26 @@ constexpr int promela_kind(kind what) {
       return 3;
     case kind::recompute:
       return 4;
+    case kind::own_x:
+    case kind::own_y:
+    case kind::own_z:
+      return 5 + own_number(what);
     case kind::send_forward:
-      return 5;
-    case kind::receive_forward:
-      return 6;
-    case kind::send_backward:
-      return 7;
-    case kind::receive_backward:
       return 8;
-    case kind::wait_send_forward:
+    case kind::receive_forward:
       return 9;
-    case kind::wait_send_backward:
+    case kind::send_backward:
       return 10;
-    case kind::reduce_gradients:
+    case kind::receive_backward:
       return 11;
-    case kind::optimizer_step:
+    case kind::wait_send_forward:
       return 12;
+    case kind::wait_send_backward:
+      return 13;
+    case kind::reduce_gradients:
+      return 14;
+    case kind::optimizer_step:
+      return 15;
   }
   return promela_tables::none;
 }

@@ -22,14 +22,16 @@ constexpr std::string_view promela_machine = R"(
 #define INPUT_GRADIENT 2
 #define WEIGHT         3
 #define RECOMPUTE      4
-#define SEND_F         5
-#define RECV_F         6
-#define SEND_B         7
-#define RECV_B         8
-#define WAIT_SEND_F    9
-#define WAIT_SEND_B    10
-#define REDUCE_GRAD    11
-#define OPTIMIZER_STEP 12
+#define OWN_X          5
+#define OWN_Z          7
+#define SEND_F         8
+#define RECV_F         9
+#define SEND_B         10
+#define RECV_B         11
+#define WAIT_SEND_F    12
+#define WAIT_SEND_B    13
+#define REDUCE_GRAD    14
+#define OPTIMIZER_STEP 15
 
 /* A rank's memory. Cells and tensors are numbered from 1; 0 is nothing. */
 typedef memory {
@@ -84,7 +86,7 @@ hidden byte more, goes_forward;
                         at[me].sending[source(i)] != 0 && !at[me].complete[source(i)])
 #define lacks_half(i)  (fused(i) && (i) + 1 < length && lacks_input((i) + 1))
 #define waits(i)       (lacks_input(i) || lacks_end(i) || lacks_half(i))
-#define is_silent(i)   (op(i) <= RECOMPUTE || op(i) >= REDUCE_GRAD)
+#define is_silent(i)   (op(i) <= OWN_Z || op(i) >= REDUCE_GRAD)
 
 inline compute(i) {
   assert(slot(i) < activations[me]);
@@ -174,7 +176,7 @@ inline compute(i) {
 }
 
 inline perform(i) {
-  assert(op(i) <= OPTIMIZER_STEP && (op(i) <= RECOMPUTE || !fused(i)));
+  assert(op(i) <= OPTIMIZER_STEP && (op(i) <= OWN_Z || !fused(i)));
   assert(op(i) == OPTIMIZER_STEP || (stage(i) < stages && home[stage(i)] == me));
   assert(op(i) >= REDUCE_GRAD || batch(i) < micro_batches);
   if
@@ -183,6 +185,10 @@ inline perform(i) {
   fi;
   if
   :: op(i) <= RECOMPUTE -> compute(i)
+  :: op(i) >= OWN_X && op(i) <= OWN_Z -> /* nobody waits for it, and it takes nothing */
+    assert(at[me].computed < plan_length);
+    assert(op(i) == planned(0) && stage(i) == planned(1) && batch(i) == planned(2) && !fused(i));
+    at[me].computed++
   :: op(i) == SEND_F || op(i) == SEND_B ->
     wanted = tensor_of(stage(i), batch(i), (op(i) == SEND_F -> 0 : 1));
     assert(slot(i) < activations[me] && source(i) < sends[me]);

@@ -1,5 +1,5 @@
 // A plan holds computations; communication is put in when it is lowered.
-// expect: invalid_schedule<chevron::law::ids_in_range, 3, 1, .*"rank 3, step 1: 3SEND_B0 is no computation: a plan holds only F, B, I, W and R; stages: 4"
+// expect: invalid_schedule<chevron::law::ids_in_range, 3, 1, .*"rank 3, step 1: 3SEND_B0 is no computation: a plan holds only F, B, I, W, R and own actions; stages: 4"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>
 

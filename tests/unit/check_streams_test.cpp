@@ -165,7 +165,7 @@ TEST_SUITE("check_streams") {
     int pairs = 0;
     for (unsigned seed = 0; seed < 900; ++seed) {
       dice d{std::mt19937(seed)};
-      plan const p = lawful_plan(d);
+      plan const p = lawful_plan_of_fbiw(d);
       program const made = lower(prove(p)).copy();
       stream_finding const f = check_streams(made);
       if (f) DOCTEST_FAIL_CHECK("seed ", seed, ": ", describe(f).str(), "\n", tests::written(made.view()));
@@ -271,8 +271,8 @@ TEST_SUITE("check_streams") {
       dice d{std::mt19937(seed)};
       program p = programs[static_cast<std::size_t>(d.below(static_cast<int>(programs.size())))];
       if (!d.one_in(4)) {
-        plan of = lawful_plan(d);
-        while (of.view().total() > 32) of = lawful_plan(d);
+        plan of = lawful_plan_of_fbiw(d);
+        while (of.view().total() > 32) of = lawful_plan_of_fbiw(d);
         p = lower(prove(of)).copy();
       }
       stream_lists const original = stream_lists_of(p);

@@ -41,7 +41,7 @@ TEST_SUITE("check") {
     DOCTEST_CHECK(says({3, 1, make_action(kind::backward_input, 3, 0)}) ==
                   "rank 3: 3W0 is missing: every I is followed by its W");
     DOCTEST_CHECK(says({3, 1, make_action(kind::send_forward, 3, 0)}) ==
-                  "rank 3, step 1: 3SEND_F0 is no computation: a plan holds only F, B, I, W and R; stages: 4");
+                  "rank 3, step 1: 3SEND_F0 is no computation: a plan holds only F, B, I, W, R and own actions; stages: 4");
 
     plan swapped = one_f_one_b_plan();
     std::swap(swapped.actions.data[swapped.begin.data[3]], swapped.actions.data[swapped.begin.data[3] + 1]);

@@ -68,10 +68,10 @@ bool moved(plan_view const& a, plan_view const& b) {
   return false;
 }
 
-/// A lawful plan that has W's.
+/// A lawful plan that has W's. (With R's or own actions a rank holds none back.)
 plan with_weights(dice& d) {
   for (;;) {
-    plan out = lawful_plan(d);
+    plan out = lawful_plan_of_fbiw(d);
     for (int i = 0; i < out.begin.data[out.size.ranks]; ++i) {
       if (out.actions.data[i].kind == kind::backward_weight) return out;
     }

@@ -67,6 +67,43 @@ inline std::vector<int> known_placement(dice& d, int ranks) {
   return rank_of;
 }
 
+/// Puts own actions between the others of each list, where their rows, drawn at random, allow them.
+inline void with_own_actions(dice& d, plan& p, lists<action>& order) {
+  for (int k = 0; k < own_kinds; ++k) {
+    if (d.one_in(3)) continue;
+    kind const own = static_cast<kind>(static_cast<int>(kind::own_x) + k);
+    auto const among = [&](int most) { return static_cast<std::uint8_t>(d.below(1 << most) & 31); };
+    own_kind& row = p.own[k];
+    row = {.after = among(5), .before = among(5), .every = false, .declared = true};
+    row.before = static_cast<std::uint8_t>(row.before & ~row.after);
+    bool const every = d.one_in(3);
+    bool all = true;
+    for (int s = 0; s < p.stages; ++s) {
+      for (int m = 0; m < p.size.micro_batches; ++m) {
+        auto& list = order[static_cast<std::size_t>(p.rank_of.data[s])];
+        std::size_t first = 0, last = list.size();
+        for (std::size_t i = 0; i < list.size(); ++i) {
+          if (static_cast<int>(list[i].stage) != s || static_cast<int>(list[i].micro_batch) != m) continue;
+          if ((row.after & kind_bit(list[i].kind)) != 0) first = i + 1;
+          if ((row.before & kind_bit(list[i].kind)) != 0) last = std::min(last, i);
+        }
+        if (first > last || (!every && d.one_in(2))) {
+          all = false;
+          continue;
+        }
+        std::size_t at = first + static_cast<std::size_t>(d.below(static_cast<int>(last - first) + 1));
+        if (at > 0 && list[at - 1].fused != 0) --at;  // nothing comes between the halves of a pair
+        if (at < first) {
+          all = false;
+          continue;
+        }
+        list.insert(list.begin() + static_cast<std::ptrdiff_t>(at), make_action(own, s, m));
+      }
+    }
+    row.every = all && d.one_in(2);
+  }
+}
+
 /// A lawful plan: a random placement, each chunk's backward whole or split at random, and a random order of all the work in
 /// which everything comes after what it needs, cut into the ranks' lists. In half of them neighbours that were ready
 /// together are fused here and there.
@@ -145,6 +182,7 @@ inline plan random_order(dice& d) {
     order[static_cast<std::size_t>(rank)].push_back(first);
     done(first);
   }
+  if (!out.forward_only && d.one_in(4)) with_own_actions(d, out, order);
   fill(order, out.actions, out.begin);
   return out;
 }
@@ -217,6 +255,14 @@ inline plan lawful_plan(dice& d) {
   return out;
 }
 
+/// The same without R and own actions.
+inline plan lawful_plan_of_fbiw(dice& d) {
+  for (;;) {
+    plan out = lawful_plan(d);
+    if (!out.view().has_own_kinds() && !out.view().holds(kind::recompute)) return out;
+  }
+}
+
 /// One random change to the lists of ranks: delete, duplicate, swap, move on a rank or to another; `change` alters one entry.
 template <class Entry, class Change>
 void mutate(dice& d, lists<Entry>& of, Change change) {
@@ -285,7 +331,8 @@ inline plan mutant(dice& d, plan const& of) {
   }
   if (out.in_flight_limit > 1 && d.one_in(4)) --out.in_flight_limit;
   if (out.byte_limit > 1 && d.one_in(4)) --out.byte_limit;
-  if (out.message_limit > 1 && d.one_in(4)) --out.message_limit;
+  if (out.message_limit > 1 && d.one_in(3)) --out.message_limit;
+  if (d.one_in(20)) out.own[d.below(own_kinds)] = {.after = 1, .before = 0, .every = d.one_in(2), .declared = d.one_in(2)};
   if (d.one_in(20)) out.rank_of.data[d.below(out.stages)] = static_cast<std::int16_t>(d.below(out.size.ranks));
   fill(order, out.actions, out.begin);
   return out;

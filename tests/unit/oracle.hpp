@@ -40,8 +40,12 @@ inline unsigned broken_laws(plan_view const& plan) {
       action const a = plan.at(r, i);
       int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
       bool const computes = a.kind == kind::forward || a.kind == kind::backward || a.kind == kind::backward_input ||
-                            a.kind == kind::backward_weight || a.kind == kind::recompute;
-      if (!computes || stage >= stages || m >= micro_batches || plan.rank_of_stage(stage) != r)
+                            a.kind == kind::backward_weight || a.kind == kind::recompute || a.kind == kind::own_x ||
+                            a.kind == kind::own_y || a.kind == kind::own_z;
+      bool const own = a.kind == kind::own_x || a.kind == kind::own_y || a.kind == kind::own_z;
+      if (own && computes && !plan.own[static_cast<int>(a.kind) - static_cast<int>(kind::own_x)].declared)
+        broken |= bit(law::ids_in_range);
+      else if (!computes || stage >= stages || m >= micro_batches || plan.rank_of_stage(stage) != r)
         broken |= bit(law::ids_in_range);
       else
         stands[{a.kind, stage, m}].push_back(i);
@@ -72,6 +76,16 @@ inline unsigned broken_laws(plan_view const& plan) {
       before(kind::forward, kind::recompute, s, m);
       before(kind::recompute, kind::backward, s, m);
       before(kind::recompute, kind::backward_input, s, m);
+      for (kind const own : {kind::own_x, kind::own_y, kind::own_z}) {
+        own_kind const& row = plan.own[own == kind::own_x ? 0 : own == kind::own_y ? 1 : 2];
+        int const there = count(own, s, m);
+        if (there > 1 || (plan.forward_only && there > 0)) broken |= bit(law::no_duplicate);
+        if (there == 0 && row.every && row.declared && !plan.forward_only) broken |= bit(law::complete);
+        for (int k = 0; k < 8; ++k) {
+          if ((row.after >> k & 1) != 0) before(static_cast<kind>(k), own, s, m);
+          if ((row.before >> k & 1) != 0) before(own, static_cast<kind>(k), s, m);
+        }
+      }
       if (w > 0 && i == 0 && b == 0) broken |= bit(law::complete);
     }
   }
@@ -271,6 +285,9 @@ class machine {
       case kind::backward_input:
       case kind::backward_weight:
       case kind::recompute:
+      case kind::own_x:
+      case kind::own_y:
+      case kind::own_z:
         return compute(r, mine, one);
       case kind::send_forward:
         return send(r, mine, one, {false, stage, m});
@@ -326,6 +343,10 @@ class machine {
     if (!lives_here(a, r)) return wrong("not this rank's work");
     int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
     cell const here{stage, m};
+    if (a.kind == kind::own_x || a.kind == kind::own_y || a.kind == kind::own_z) {
+      mine.computed.push_back(a);
+      return {};
+    }
     if (one.slot >= mine.activations.size()) return wrong("no such activation slot");
     bool const forward = a.kind == kind::forward;
     if (!forward) {

@@ -31,7 +31,9 @@ TEST_CASE("of plans, right and wrong, the sweep of the proof says what the graph
     if (detail::check_placement(p)) continue;
     bool const by_sweep = sweep_passes(p);
     INFO("seed " << seed);
-    CHECK(by_sweep == !detail::diagnose(p));
+    // Own actions are no part of the sweep, but of the lists.
+    bool const by_graph = !detail::diagnose(p);
+    CHECK((p.view().has_own_kinds() ? by_sweep || !by_graph : by_sweep == by_graph));
     ++(by_sweep ? passed : refused);
   }
   CHECK(passed > 1500);

@@ -111,7 +111,7 @@ TEST_SUITE("stream_order") {
     int seen = 0, alone_on_side = 0;
     for (unsigned seed = 0; seed < 500; ++seed) {
       dice d{std::mt19937(seed)};
-      plan const of = lawful_plan(d);
+      plan const of = lawful_plan_of_fbiw(d);
       program const p = lower(prove(of)).copy();
       std::map<std::pair<unsigned, unsigned>, stream_name> ran;  // F, by stage and microbatch
       for (int r = 0; r < of.size.ranks; ++r) {

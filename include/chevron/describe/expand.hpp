@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <chevron/describe/misuse.hpp>
 #include <chevron/describe/schedule.hpp>
@@ -30,7 +31,8 @@ namespace detail {
 
 /// Works a description out into arrays that are long enough; `size.chunks` is filled in and the stages are placed.
 template <class Description, class Actions, class Begin, class RankOf>
-constexpr finding expand_into(Description const& what, shape size, Actions& actions, Begin& begin, RankOf const& rank_of) {
+constexpr finding expand_into(Description const& what, shape size, Actions& actions, Begin& begin, RankOf const& rank_of,
+                              own_kind* own) {
   int const ranks = size.ranks;
   int const stages = stages_of(what, size);
   stages_by_rank const placed(ranks, stages, rank_of);
@@ -46,7 +48,10 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   if (by_zero) return division_by_zero(0);
   int const played = wanted > size.micro_batches ? wanted : size.micro_batches;
   int const most_cells = most_held * played;
-  buffer<int> length_of(families * (most_held + 1)), next_of(families * (most_held + 1));
+  using phases_type = std::remove_cvref_t<decltype(what.how)>;
+  constexpr int drawn_from = families_in<phases_type>;
+  if constexpr (holds_own_kinds<phases_type>) note_own_kinds_of(what.how, own);
+  buffer<int> length_of(drawn_from * (most_held + 1)), next_of(drawn_from * (most_held + 1));
   buffer<drawn> forward_order(most_cells), backward_order(most_cells), queue(most_cells);
   buffer<std::uint8_t> whole(most_cells);
   int ordered_for = -1;
@@ -67,14 +72,14 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
         in_sequence[1] = in_sequence[1] && backward_order.data[m].micro_batch == m;
       }
     }
-    for (int stream = 0; stream < families * (held_here + 1); ++stream) {
+    for (int stream = 0; stream < drawn_from * (held_here + 1); ++stream) {
       length_of.data[stream] = stream % (held_here + 1) == held_here ? cells : played;
       next_of.data[stream] = 0;
     }
     auto score = score_of(what.how, here);
     if (by_zero) return division_by_zero(r);
     int const* const stages_here = placed.stage.data + placed.first.data[r];
-    if (finding const f = ready(score, r, held_here, played, stages_here, in_sequence)) return f;
+    if (finding const f = ready(score, r, held_here, played, stages_here, in_sequence, own)) return f;
     filled = unroll(score,
                     streams{size.micro_batches, played, held_here, length_of.data, next_of.data, forward_order.data,
                             backward_order.data, queue.data, whole.data, stages_here},
@@ -96,7 +101,8 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   result.actions = buffer<action>(actions_at_most(what, size));
   action* const actions = result.actions.data;
   int* const begin = result.begin.data;
-  if (finding const f = detail::expand_into(what, size, actions, begin, result.rank_of.data)) return detail::refused(size, what.name, f);
+  if (finding const f = detail::expand_into(what, size, actions, begin, result.rank_of.data, result.own))
+    return detail::refused(size, what.name, f);
   result.actions.count = begin[size.ranks];
   return result;
 }
@@ -106,7 +112,7 @@ template <class Placement, class Order, class Phases, class Limit, class AtLeast
 constexpr void expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size,
                       static_plan<Ranks, Stages, Actions>& result) {
   finding why = detail::begin_plan_of(what, size, result);
-  if (!why) why = detail::expand_into(what, size, result.actions, result.begin, result.rank_of);
+  if (!why) why = detail::expand_into(what, size, result.actions, result.begin, result.rank_of, result.own);
   if (why) {
     result = {};
     result.problem = why;

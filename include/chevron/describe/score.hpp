@@ -19,12 +19,13 @@ struct played_token {
   kind what{};
   int chunk = any_chunk;
   int times = 1;
-  int stream = 0;      // which stream it draws from
-  int cell = 0;        // chunk × microbatches, for streams of one chunk
-  int stage = -1;      // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
-  bool pairs = false;  // the first half of a fused pair with the next token
-  int ends = 0;        // how many tokens a repeated sequence has that ends here and stands beside other items,
-  int rounds = 1;      // and how often it runs
+  int stream = 0;            // which stream it draws from
+  int cell = 0;              // chunk × microbatches, for streams of one chunk
+  int stage = -1;            // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
+  bool pairs = false;        // the first half of a fused pair with the next token
+  bool by_forwards = false;  // it draws chunks and microbatches in the order of the forwards, else of the backwards
+  int ends = 0;              // how many tokens a repeated sequence has that ends here and stands beside other items,
+  int rounds = 1;            // and how often it runs
 };
 /// The count of a phase that has none: it repeats while there is work. No count that a schedule writes can be this one, so a
 /// count that comes out below zero, -1 included, is seen for what it is.
@@ -145,18 +146,47 @@ inline constexpr bool holds_kind<What, phases<Last, Phases...>> = (false || ... 
 /// The largest number of actions a description can unroll to per stage and microbatch: F and B, or F, I and W, and an R.
 template <class Phases>
 inline constexpr int kinds_in = 2 + (holds_kind<kind::backward_weight, Phases> ? 1 : 0) +
-                                (holds_kind<kind::recompute, Phases> ? 1 : 0);
+                                (holds_kind<kind::recompute, Phases> ? 1 : 0) + (holds_kind<kind::own_x, Phases> ? 1 : 0) +
+                                (holds_kind<kind::own_y, Phases> ? 1 : 0) + (holds_kind<kind::own_z, Phases> ? 1 : 0);
 
-/// Families of kinds that draw from one stream: forwards; B and I; W; R, in the order of the backwards.
-inline constexpr int families = 4;
+template <class Phases>
+inline constexpr bool holds_own_kinds =
+    holds_kind<kind::own_x, Phases> || holds_kind<kind::own_y, Phases> || holds_kind<kind::own_z, Phases>;
+
+/// Writes down what a description's own letters stand for.
+template <kind What>
+constexpr void note_own_kinds(token<What> item, own_kind* own) {
+  if constexpr (is_own(What)) own[own_number(What)] = item.stands;
+}
+template <kind ForwardHalf, kind BackwardHalf>
+constexpr void note_own_kinds(fused<ForwardHalf, BackwardHalf>, own_kind*) {}
+template <class Items>
+requires requires(Items const& of) { of.tokens; }
+constexpr void note_own_kinds(Items const& of, own_kind* own) {
+  hana::for_each(of.tokens, [&](auto const& item) { note_own_kinds(item, own); });
+}
+template <class Phases>
+constexpr void note_own_kinds_of(Phases const& how, own_kind* own) {
+  hana::for_each(how.list,
+                 [&](auto const& one) { hana::for_each(one.items, [&](auto const& item) { note_own_kinds(item, own); }); });
+}
+
+/// Families of kinds that draw from one stream: forwards; B and I; W; R; X; Y; Z.
+inline constexpr int families = 7;
 constexpr int family_of(kind what) {
-  constexpr int by_kind[compute_kinds] = {0, 1, 1, 2, 3};
+  constexpr int by_kind[compute_kinds] = {0, 1, 1, 2, 3, 4, 5, 6};
   return by_kind[static_cast<int>(what)];
 }
+/// Those that a description draws from, the first ones.
+template <class Phases>
+inline constexpr int families_in = holds_own_kinds<Phases>               ? families
+                                   : holds_kind<kind::recompute, Phases> ? 4
+                                                                         : 3;
 
 /// Binds a rank's tokens to its streams and stages. What cannot be bound is a finding.
 template <class Score>
-constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence) {
+constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence,
+                        own_kind const* own) {
   finding f;
   f.broken = law::description;
   f.rank = rank;
@@ -192,7 +222,8 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
         token.stage = stages[token.chunk];
         token.cell = token.chunk * played;
       }
-      if (token.chunk < 0 && in_sequence[family == 0 ? 0 : 1]) token.stage = stages[0];
+      token.by_forwards = token.what == kind::forward || (is_own(token.what) && own[own_number(token.what)].draws_forwards());
+      if (token.chunk < 0 && in_sequence[token.by_forwards ? 0 : 1]) token.stage = stages[0];
     }
     phase.deciding = phase.has_forward ? phase.tokens : 1;
     phase.regular = true;

@@ -65,6 +65,7 @@ constexpr plan plan_of_actions(action const* actions, int const* begin, int rank
     if (static_cast<int>(a.stage) >= made.stages) made.stages = static_cast<int>(a.stage) + 1;
     if (static_cast<int>(a.micro_batch) >= made.size.micro_batches) made.size.micro_batches = static_cast<int>(a.micro_batch) + 1;
     made.forward_only = made.forward_only && a.kind == kind::forward;
+    if (is_own(a.kind)) made.own[own_number(a.kind)].declared = true;
   }
   made.actions = buffer<action>(total);
   made.begin = buffer<int>(ranks + 1);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <type_traits>
 
 #include <boost/hana/basic_tuple.hpp>
 #include <boost/hana/unpack.hpp>
@@ -30,12 +31,16 @@ inline constexpr int any_chunk = -2147483647 - 1;
 template <kind What, class Slot>
 struct placed;
 
+/// Nothing, for the kinds that are known.
+struct known_kind {};
+
 /// One letter. Without a chunk it draws its (chunk, microbatch) from the schedule's order; `F(1)` names the chunk, counted
 /// on its rank from the input side, and draws only the microbatch.
 template <kind What>
 struct token {
   int chunk = any_chunk;
-  constexpr token operator()(int which_chunk) const { return {which_chunk}; }
+  [[no_unique_address]] std::conditional_t<is_own(What), own_kind, known_kind> stands{};
+  constexpr token operator()(int which_chunk) const { return {which_chunk, stands}; }
   template <class Other>
   requires(!std::integral<Other>) constexpr token operator()(Other const&) const {
     static_assert(std::integral<Other>,

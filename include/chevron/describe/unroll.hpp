@@ -59,7 +59,7 @@ constexpr void play_rounds(int rounds, played_phase const& phase, played_token c
       }
       continue;
     }
-    drawn const* const order = token.what == kind::forward ? s.forward_order : s.backward_order;
+    drawn const* const order = token.by_forwards ? s.forward_order : s.backward_order;
     for (int i = first; i < first + rounds; ++i) {
       action one = make_action(token.what, s.stages[order[i].chunk], order[i].micro_batch);
       if (token.pairs) one.fused = 1;
@@ -107,7 +107,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
       for (int t = 0; t < phase.tokens; ++t) {
         played_token const token = tokens[t];
         bool const queued = queues && token.what == kind::backward_weight;
-        drawn const* const order = queued ? s.queue : token.what == kind::forward ? s.forward_order : s.backward_order;
+        drawn const* const order = queued ? s.queue : token.by_forwards ? s.forward_order : s.backward_order;
         for (int time = token.times; time > 0; --time) {
           int const length = s.length_of[token.stream];
           int at = s.next_of[token.stream];

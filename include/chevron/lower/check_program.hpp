@@ -39,6 +39,7 @@ constexpr finding check_instructions(program_view const& program) {
       if (stage >= plan.stages || static_cast<int>(a.micro_batch) >= plan.size.micro_batches || plan.rank_of[stage] != r)
         return misplaced(plan, f);
       if (a.kind == kind::reduce_gradients) continue;
+      if (is_own(a.kind)) continue;
       if (is_compute(a.kind)) {
         int const from = step_graph(plan).from(a);
         bool const local = from >= 0 && plan.rank_of[from] == r;

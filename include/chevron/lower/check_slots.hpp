@@ -67,7 +67,7 @@ constexpr finding check_slots(program_view const& program) {
         if (send_live[one.source] == 0 || !(send.data[one.source] == send_of_wait(a)))
           return program_finding(law::slots, r, at, a, " waits for a send slot that does not hold ", send_of_wait(a));
         send_live[one.source] = 0;
-      } else if (is_compute(a.kind)) {
+      } else if (is_compute(a.kind) && !is_own(a.kind)) {
         bool const forward = a.kind == kind::forward;
         int const from = step_graph(plan).from(a);
         if (!forward && !has(one.slot, holds_graph, stage, a))

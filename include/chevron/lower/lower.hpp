@@ -245,7 +245,7 @@ constexpr program lower_lawful(plan source) {
           heard = gradient_at[cell + micro_batches];
         }
       }
-      compute = {a, no_peer, activation[cell], source_slot, local_slot};
+      compute = {a, no_peer, is_own(a.kind) ? no_slot : activation[cell], source_slot, local_slot};
 
       // What an action hands on and learns comes after it; of a fused pair, after both halves.
       outcome const own{a, cell, peer_heard, heard};

@@ -24,7 +24,8 @@ inline constexpr std::int16_t no_peer = -1;
 /// |------------------------|-------|---------------------|-------------------|---------------------|
 /// | F                      | –     | its activation      | of its input      | of stage - 1        |
 /// | B, I                   | –     | its activation      | of its gradient   | of stage + 1        |
-/// | W                      | –     | its activation      | –                 | –                   |
+/// | W, R                   | –     | its activation      | –                 | –                   |
+/// | X, Y, Z                | –     | –                   | –                 | –                   |
 /// | SEND_F, SEND_B         | to    | that holds the data | its send slot     | –                   |
 /// | RECV_F, RECV_B         | from  | –                   | its receive slot  | –                   |
 /// | WAIT_SEND_F, _B        | to    | –                   | its send slot     | –                   |

@@ -51,6 +51,7 @@ struct cost_view {
   length_view lengths{};               ///< by microbatch; none: all are alike
   double const* recompute = &no_time;  ///< of an R, with which a B or I costs no recomputation; 0: as much as an F
   int recompute_stride = 0;            ///< 0: one entry for all stages
+  double own[own_kinds]{};             ///< of X, Y and Z, on any stage
 
   /// Cost of one compute action of a microbatch with factor 1. A full backward costs input plus weight gradient.
   constexpr double of(kind what, int stage) const {
@@ -66,6 +67,10 @@ struct cost_view {
         return stage > 0 || first_input_gradient ? backward_weight[i] : backward_input[i] + backward_weight[i];
       case kind::recompute:
         return recompute[stage * recompute_stride] > 0 ? recompute[stage * recompute_stride] : forward[i];
+      case kind::own_x:
+      case kind::own_y:
+      case kind::own_z:
+        return own[own_number(what)];
       default:
         return 0;
     }
@@ -121,6 +126,7 @@ struct costs {
   bool first_input_gradient = true;  ///< false: stage 0 has no input gradient, as in a real model
   double latency = 0;                ///< from a transfer's end until it has arrived; any number are on their way at once
   double recompute = 0;              ///< of an R, with which a B or I costs no recomputation; 0: as much as an F
+  double own[own_kinds]{};           ///< of X, Y and Z
 
   constexpr cost_view view() const {
     return {.forward = &forward,
@@ -131,7 +137,8 @@ struct costs {
             .communication_occupies = communication_occupies,
             .first_input_gradient = first_input_gradient,
             .latency = &latency,
-            .recompute = &recompute};
+            .recompute = &recompute,
+            .own = {own[0], own[1], own[2]}};
   }
   constexpr operator cost_view() const { return view(); }
 };
@@ -148,6 +155,7 @@ struct stage_costs {
   bool first_input_gradient = true;
   double latency[array_size(Stages - 1)]{};  ///< as `communication`
   double recompute[array_size(Stages)]{};    ///< of an R; 0: as much as an F
+  double own[own_kinds]{};                   ///< of X, Y and Z
 
   constexpr cost_view view() const {
     return {.forward = forward,
@@ -162,7 +170,8 @@ struct stage_costs {
             .latency = latency,
             .latency_stride = 1,
             .recompute = recompute,
-            .recompute_stride = 1};
+            .recompute_stride = 1,
+            .own = {own[0], own[1], own[2]}};
   }
   constexpr operator cost_view() const { return view(); }
 };

@@ -8,15 +8,18 @@
 
 namespace chevron {
 
-/// What an action does. The first five compute and are all a *plan* holds; the others appear only in a lowered *program*.
+/// What an action does. The first eight compute and are all a *plan* holds; the others appear only in a lowered *program*.
 /// Letters follow PyTorch: `F` forward, `B` full backward, `I` input gradient, `W` weight gradient. (The zero-bubble papers
 /// write B for our I; DeepSeek writes B for our B.)
 enum class kind : std::uint8_t {
-  forward,             ///< F: run a stage on a microbatch
-  backward,            ///< B: input and weight gradients at once
-  backward_input,      ///< I: the gradient of the stage's input only
-  backward_weight,     ///< W: the gradients of the stage's parameters, after its I
-  recompute,           ///< R: run the stage forward again, from its inputs, before its B or I
+  forward,          ///< F: run a stage on a microbatch
+  backward,         ///< B: input and weight gradients at once
+  backward_input,   ///< I: the gradient of the stage's input only
+  backward_weight,  ///< W: the gradients of the stage's parameters, after its I
+  recompute,        ///< R: run the stage forward again, from its inputs, before its B or I
+  own_x,            ///< X, Y, Z: a user's own work on a stage and a microbatch (describe/own_action.hpp)
+  own_y,
+  own_z,
   send_forward,        ///< SEND_F: hand the output of a stage to the next stage's rank
   receive_forward,     ///< RECV_F: post the receive of a stage's input
   send_backward,       ///< SEND_B: hand the input gradient of a stage to the previous stage's rank
@@ -27,8 +30,8 @@ enum class kind : std::uint8_t {
   optimizer_step       ///< OPTIMIZER_STEP: wait for the sums, check, clip, step
 };
 
-inline constexpr int compute_kinds = 5;
-inline constexpr int program_kinds = 13;
+inline constexpr int compute_kinds = 8;
+inline constexpr int program_kinds = 16;
 
 /// One kind. A *cell* is a (stage, microbatch); results that cross stages are outputs, which go to the stage behind, and input
 /// gradients, which go to the stage before.
@@ -69,6 +72,9 @@ inline constexpr kind_row kind_rows[program_kinds] = {
      .words = "recomputation",
      .after = kind_bit(kind::forward),
      .excludes = kind_bit(kind::backward) | kind_bit(kind::backward_input)},
+    {.letters = "X", .words = "own action X"},
+    {.letters = "Y", .words = "own action Y"},
+    {.letters = "Z", .words = "own action Z"},
     {.letters = "SEND_F", .to = 1},
     {.letters = "RECV_F", .from = -1},
     {.letters = "SEND_B", .to = -1},
@@ -86,6 +92,23 @@ constexpr bool is_compute(kind k) { return static_cast<int>(k) < compute_kinds; 
 constexpr bool makes_output(kind k) { return is_compute(k) && row_of(k).to > 0; }
 /// B and I.
 constexpr bool makes_input_gradient(kind k) { return is_compute(k) && row_of(k).to < 0; }
+
+inline constexpr int own_kinds = 3;
+/// X, Y and Z.
+constexpr bool is_own(kind k) { return k >= kind::own_x && k <= kind::own_z; }
+/// Which of the user's own kinds, from 0.
+constexpr int own_number(kind k) { return static_cast<int>(k) - static_cast<int>(kind::own_x); }
+
+/// Where a user's own action stands beside the actions of its cell.
+struct own_kind {
+  std::uint8_t after = 0;   ///< bits of kinds: those of them that its cell has run before it
+  std::uint8_t before = 0;  ///< bits of kinds: none of them runs before it
+  bool every = false;       ///< each stage has one for each microbatch, except in a pass without backwards
+  bool declared = false;    ///< the plan may hold it
+
+  /// Whether a description draws it in the order of the forwards: all that come after no backward.
+  constexpr bool draws_forwards() const { return (after & ~kind_bit(kind::forward)) == 0; }
+};
 
 /// B and W: the last of their cell.
 constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }

@@ -33,6 +33,7 @@ struct plan_facts {
   finding problem{};               ///< what kept the description from being worked out, if anything
   std::int64_t message_limit = 0;  ///< declared limit of messages a step sends; 0: none
   std::int64_t byte_limit = 0;     ///< declared limit of bytes in flight on any rank; 0: none
+  own_kind own[own_kinds]{};       ///< what X, Y and Z stand for, as far as the order of actions goes
 };
 
 /// A plan seen from outside: pointers into a `plan` or a `static_plan` that outlives it. Every law, cost and picture takes
@@ -48,6 +49,8 @@ struct plan_view : plan_facts {
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
   constexpr action at(int rank, int position) const { return actions[begin[rank] + position]; }
+  /// Whether X, Y or Z may be there.
+  constexpr bool has_own_kinds() const { return own[0].declared || own[1].declared || own[2].declared; }
   /// Whether an action of this kind is there.
   constexpr bool holds(kind what) const {
     for (int i = 0; i < total(); ++i) {

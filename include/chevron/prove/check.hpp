@@ -25,7 +25,6 @@ inline constexpr std::uint8_t seen_forward = kind_bit(kind::forward);
 inline constexpr std::uint8_t seen_backward = kind_bit(kind::backward);
 inline constexpr std::uint8_t seen_input = kind_bit(kind::backward_input);
 inline constexpr std::uint8_t seen_weight = kind_bit(kind::backward_weight);
-inline constexpr std::uint8_t seen_recompute = kind_bit(kind::recompute);
 
 constexpr int position_of(plan_view const& plan, int rank, action wanted) {
   for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
@@ -85,6 +84,61 @@ constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind
   return ready ? chunks : 0;
 }
 
+/// The kind, -1 if none, that a cell has run before this one, though an own kind's row has it after.
+/// \param seen bits of the kinds that the cell has run
+constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
+  for (int k = 0; k < own_kinds && plan.has_own_kinds(); ++k) {
+    int const own = static_cast<int>(kind::own_x) + k;
+    if ((seen & (1 << own)) != 0 && (plan.own[k].after & kind_bit(what)) != 0) return own;
+    int const behind = own == static_cast<int>(what) ? seen & plan.own[k].before : 0;
+    for (int other = 0; other < compute_kinds; ++other) {
+      if ((behind & (1 << other)) != 0) return other;
+    }
+  }
+  return -1;
+}
+
+/// Every cell of the grid must hold F, and B or I and W, and what the rows of own kinds want there.
+constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen) {
+  int const micro_batches = plan.size.micro_batches;
+  for (int stage = 0; stage < plan.stages; ++stage) {
+    for (int m = 0; m < micro_batches; ++m) {
+      int const all = seen[stage * micro_batches + m];
+      for (int k = 0; k < own_kinds; ++k) {
+        kind const own = static_cast<kind>(static_cast<int>(kind::own_x) + k);
+        if (!plan.own[k].declared || !plan.own[k].every || plan.forward_only || (all & kind_bit(own)) != 0) continue;
+        finding f;
+        f.broken = law::complete;
+        f.rank = plan.rank_of[stage];
+        f.what = make_action(own, stage, m);
+        f.words = "it was declared to be there for each stage and microbatch";
+        return f;
+      }
+      int const cell = all & (seen_forward | seen_backward | seen_input | seen_weight);
+      if (cell == (seen_forward | seen_backward) || cell == (seen_forward | seen_input | seen_weight)) continue;
+      if (plan.forward_only && cell == seen_forward) continue;
+      finding f;
+      f.broken = law::complete;
+      f.rank = plan.rank_of[stage];
+      if ((cell & seen_forward) == 0) {
+        f.what = make_action(kind::forward, stage, m);
+        f.words = "every stage runs every microbatch forward";
+      } else if ((cell & (seen_input | seen_weight)) == 0) {
+        f.what = make_action(kind::backward, stage, m);
+        f.words = "every F is followed by its B, or by its I and its W";
+      } else if ((cell & seen_weight) == 0) {
+        f.what = make_action(kind::backward_weight, stage, m);
+        f.words = "every I is followed by its W";
+      } else {
+        f.what = make_action(kind::backward_input, stage, m);
+        f.words = "a W needs its I";
+      }
+      return f;
+    }
+  }
+  return {};
+}
+
 /// Everything that one rank's list can break by itself.
 constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   int const micro_batches = plan.size.micro_batches;
@@ -104,7 +158,13 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r || !is_compute(a.kind)) {
         f.broken = law::ids_in_range;
         if (is_compute(a.kind)) return misplaced(plan, f);
-        f.words = " is no computation: a plan holds only F, B, I, W and R; stages: ", f.limit = plan.stages;
+        f.words = " is no computation: a plan holds only F, B, I, W, R and own actions; stages: ", f.limit = plan.stages;
+        return f;
+      }
+      if (is_own(a.kind) && !plan.own[own_number(a.kind)].declared) {
+        f.broken = law::ids_in_range;
+        f.words = " is of a kind that the plan does not declare (own_action); own kinds: ";
+        f.limit = own_kinds;
         return f;
       }
       std::uint8_t& cell = seen[stage * micro_batches + micro_batch];
@@ -146,6 +206,13 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
                                            : " would add these gradients twice: this microbatch already has a B";
         return f;
       }
+      if (int const first = passed_over(plan, cell, a.kind); first >= 0 && !late) {
+        late = f;
+        late.broken = law::order;
+        late.what = make_action(static_cast<kind>(first), stage, micro_batch);
+        late.position = position_of(plan, r, late.what);
+        late.other = a;
+      }
       std::uint8_t const needs = row_of(a.kind).after;
       if ((cell & needs) != needs && !late) {
         f.broken = law::order;
@@ -156,31 +223,7 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       cell = static_cast<std::uint8_t>(cell | bit);
     }
   }
-  // Every cell of the grid must hold F, and B or I and W.
-  for (int stage = 0; stage < plan.stages; ++stage) {
-    for (int m = 0; m < micro_batches; ++m) {
-      int const cell = seen[stage * micro_batches + m] & ~seen_recompute;
-      if (cell == (seen_forward | seen_backward) || cell == (seen_forward | seen_input | seen_weight)) continue;
-      if (plan.forward_only && cell == seen_forward) continue;
-      finding f;
-      f.broken = law::complete;
-      f.rank = plan.rank_of[stage];
-      if ((cell & seen_forward) == 0) {
-        f.what = make_action(kind::forward, stage, m);
-        f.words = "every stage runs every microbatch forward";
-      } else if ((cell & (seen_input | seen_weight)) == 0) {
-        f.what = make_action(kind::backward, stage, m);
-        f.words = "every F is followed by its B, or by its I and its W";
-      } else if ((cell & seen_weight) == 0) {
-        f.what = make_action(kind::backward_weight, stage, m);
-        f.words = "every I is followed by its W";
-      } else {
-        f.what = make_action(kind::backward_input, stage, m);
-        f.words = "a W needs its I";
-      }
-      return f;
-    }
-  }
+  if (finding const f = check_complete(plan, seen)) return f;
   return late;
 }
 
@@ -248,36 +291,6 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen)
   return f;
 }
 
-/// A program numbers its slots in 16 bits and needs at most three for each chunk in flight.
-inline constexpr int most_in_flight = 0xffff / 3;
-
-constexpr finding check_in_flight(plan_view const& plan) {
-  bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
-  int const limit = declared ? plan.in_flight_limit : most_in_flight;
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
-    int now = 0;
-    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-      now += in_flight_change(plan.actions[i].kind, plan.forward_only);
-      if (now <= limit) continue;
-      finding f;
-      f.broken = law::in_flight;
-      f.rank = r;
-      f.position = i - plan.begin[r];
-      f.what = plan.actions[i];
-      f.number = now;
-      f.limit = limit;
-      f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
-      return f;
-    }
-  }
-  return {};
-}
-
-}  // namespace detail
-
-namespace detail {
-
 /// For a plan that does not play through: the first broken law, in words.
 constexpr finding diagnose(plan_view const& plan) {
   buffer<std::uint8_t> seen(plan.stages * plan.size.micro_batches, zeroed);
@@ -306,7 +319,9 @@ constexpr finding check(plan_view const& plan) {
   // Not const: the value of a const bool is tried as a constant first, and there the answer is always yes.
   bool through = std::is_constant_evaluated() ? detail::plays_through<true>(plan, state.data, next.data, after.data)
                                               : detail::plays_through<false>(plan, state.data, next.data, after.data);
-  if (!through) return detail::diagnose(plan);
+  if (!through || plan.has_own_kinds()) {
+    if (finding const f = detail::diagnose(plan)) return f;
+  }
   return detail::check_limits(plan);
 }
 

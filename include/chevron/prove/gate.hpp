@@ -126,7 +126,11 @@ struct gate {
     if (stages * plan.size.micro_batches > actions) return diagnose(plan);
     std::uint8_t state[array_size(actions)]{};
     int next[array_size(ranks + 1)], after[array_size(ranks + 1)];
-    return plays_through<true>(result, state, next, after) ? check_limits(plan) : diagnose(plan);
+    bool through = plays_through<true>(result, state, next, after);
+    if (!through || plan.has_own_kinds()) {
+      if (finding const f = diagnose(plan)) return f;
+    }
+    return check_limits(plan);
   }
   static constexpr finding found = prove();
   static constexpr text said = describe(found);

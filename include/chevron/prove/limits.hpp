@@ -8,9 +8,35 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The limits that a plan declares, besides that of chunks in flight, as laws.
+/// The limits that a plan declares, as laws.
 
 namespace chevron::detail {
+
+/// A program numbers its slots in 16 bits and needs at most three for each chunk in flight.
+inline constexpr int most_in_flight = 0xffff / 3;
+
+constexpr finding check_in_flight(plan_view const& plan) {
+  bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
+  int const limit = declared ? plan.in_flight_limit : most_in_flight;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
+    int now = 0;
+    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+      now += in_flight_change(plan.actions[i].kind, plan.forward_only);
+      if (now <= limit) continue;
+      finding f;
+      f.broken = law::in_flight;
+      f.rank = r;
+      f.position = i - plan.begin[r];
+      f.what = plan.actions[i];
+      f.number = now;
+      f.limit = limit;
+      f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
+      return f;
+    }
+  }
+  return {};
+}
 
 /// Never more bytes in flight on a rank than declared. A plan that declares no sizes has no such limit.
 constexpr finding check_bytes(plan_view const& plan) {

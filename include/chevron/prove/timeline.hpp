@@ -83,7 +83,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
           if (stage > 0) needed = cell - micro_batches;
         } else if (a.kind == kind::backward_weight) {
           if (made[cells + cell] < 0) needed = cells + cell;
-        } else if (made[cell] < 0) {
+        } else if (a.kind <= kind::recompute && made[cell] < 0) {
           needed = cell;
         } else if (stage < last_stage && a.kind < kind::backward_weight) {
           needed = cells + cell + micro_batches;

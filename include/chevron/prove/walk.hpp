@@ -105,6 +105,11 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
             state[cell] = gradient_done;
             continue;
           }
+          if (is_own(a.kind)) {  // in its own list alone, and so looked at there
+            if (!plan.own[own_number(a.kind)].declared) return false;
+            ++missing;
+            continue;
+          }
           if (a.kind != kind::recompute || (state[cell] & ~gradient_awaited) != forward_done) return false;
           state[cell] = static_cast<std::uint8_t>(state[cell] + (recomputed - forward_done));
           ++missing;

@@ -26,7 +26,10 @@ inline ink ink_of(kind what, int chunk, int chunks) {
       {{"#f8c182", "#40250a"}, {"#eb9f4d", "#40250a"}, {"#cf7a22", "#ffffff"}, {"#b06012", "#ffffff"}},   // B orange
       {{"#83d3cd", "#0b3331"}, {"#4db5ae", "#0b3331"}, {"#26918a", "#ffffff"}, {"#16716b", "#ffffff"}},   // I teal
       {{"#b4d996", "#1d3310"}, {"#8dbf68", "#1d3310"}, {"#629a3c", "#ffffff"}, {"#467a26", "#ffffff"}},   // W green
-      {{"#d3c0ee", "#2a1145"}, {"#b597df", "#2a1145"}, {"#8d63c8", "#ffffff"}, {"#6c43a6", "#ffffff"}}};  // R violet
+      {{"#d3c0ee", "#2a1145"}, {"#b597df", "#2a1145"}, {"#8d63c8", "#ffffff"}, {"#6c43a6", "#ffffff"}},   // R violet
+      {{"#f4b3c2", "#471020"}, {"#e58ca1", "#471020"}, {"#c95f79", "#ffffff"}, {"#a5405a", "#ffffff"}},   // X rose
+      {{"#ece08f", "#3d3705"}, {"#d9c95f", "#3d3705"}, {"#a8982a", "#ffffff"}, {"#857715", "#ffffff"}},   // Y gold
+      {{"#c3cbd6", "#1d2733"}, {"#a1acbb", "#1d2733"}, {"#6f7d90", "#ffffff"}, {"#546174", "#ffffff"}}};  // Z slate
   int const level = chunks > 1 ? std::min(3, chunk * 3 / (chunks - 1)) : 0;
   return shades[static_cast<int>(what)][level];
 }

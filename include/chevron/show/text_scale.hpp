@@ -26,13 +26,14 @@ inline std::string spaces(int n) { return std::string(static_cast<std::size_t>(s
 
 /// Background colours of a kind, from the first chunk (light) to the last (dark).
 inline int background_of(kind what, int chunk, int chunks) {
-  static constexpr int shades[compute_kinds][4] = {
-      {111, 69, 33, 26}, {215, 208, 172, 130}, {80, 44, 37, 30}, {114, 77, 34, 28}, {183, 141, 98, 61}};
+  static constexpr int shades[compute_kinds][4] = {{111, 69, 33, 26},    {215, 208, 172, 130}, {80, 44, 37, 30},
+                                                   {114, 77, 34, 28},    {183, 141, 98, 61},   {217, 175, 168, 125},
+                                                   {229, 185, 142, 100}, {252, 248, 244, 240}};
   int const level = chunks > 1 ? std::min(3, chunk * 3 / (chunks - 1)) : 0;
   return shades[static_cast<int>(what)][level];
 }
 inline int foreground_on(int background) {
-  for (int dark : {33, 26, 130, 37, 30, 34, 28, 98, 61}) {
+  for (int dark : {33, 26, 130, 37, 30, 34, 28, 98, 61, 168, 125, 100, 240}) {
     if (background == dark) return 231;
   }
   return 16;

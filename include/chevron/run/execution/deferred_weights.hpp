@@ -22,6 +22,8 @@ namespace chevron {
 /// gradient, and nobody waits longer for what this rank sends. A limit on chunks in flight or bytes that was proved of the plan is kept: an F that
 /// would exceed it comes after a W that was held back.
 ///
+/// Where a plan has R's or own actions no W is held back: their place among the W's was proved, too.
+///
 /// A W's work is taken out of its activation slot, which may be used again meanwhile.
 class deferred_weights {
  public:
@@ -32,7 +34,9 @@ class deferred_weights {
   };
 
   /// \param most how many are held back at a time; 0: none, and nothing here is used
-  deferred_weights(program_view const& program, int most) : plan_(program.plan), most_(static_cast<std::size_t>(most)) {}
+  deferred_weights(program_view const& program, int most)
+      : plan_(program.plan),
+        most_(plan_.holds(kind::recompute) || plan_.has_own_kinds() ? 0 : static_cast<std::size_t>(most)) {}
 
   bool on() const { return most_ > 0; }
   bool empty() const { return held_.empty(); }
