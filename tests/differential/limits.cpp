@@ -101,10 +101,22 @@ bool draws_in_backward(block const& b) { return b.name == "noise" || b.name == "
 
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }
 
+}  // namespace
+
+bool recomputes(stage_text const& s) {
+  for (block const& b : s.blocks) {
+    if (recomputes(s, b)) return true;
+  }
+  return s.form.has("rc");
+}
+
+namespace {
+
 /// Does a stage below all trained ones make a graph of its own? The loop's backward goes through it.
 bool makes_a_graph_below_all_trained(program const& p) {
   for (auto const& s : p.stages) {
-    bool const trains = std::any_of(s.blocks.begin(), s.blocks.end(), [](block const& b) { return learns(b) && !b.has("frozen"); });
+    bool const trains =
+        std::any_of(s.blocks.begin(), s.blocks.end(), [](block const& b) { return learns(b) && !b.has("frozen"); });
     if (trains) return false;
     if (std::any_of(s.blocks.begin(), s.blocks.end(), [](block const& b) { return b.name == "pen"; })) return true;
   }
@@ -122,7 +134,8 @@ std::string not_promised(program const& p) {
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";
   // A stage's outputs that nobody uses get zeros, which lie contiguous: added to other gradients of what they were made of, they
   // decide how the sum lies.
-  bool const lies_otherwise = p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
+  bool const lies_otherwise =
+      p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
   if (lies_otherwise && any_block(p, [](auto const&, block const& b) { return b.name == "del"; }))
     return "an output that no later stage uses, beside tensors in channels_last";
   // The stages before the last get gradients of zeros for a microbatch that counts nothing.
@@ -143,7 +156,8 @@ std::string not_promised(program const& p) {
   if (!in_threads && crosses_with_an_offset(p)) return "a view that does not begin its memory crosses to another process";
   // Over streams it arrives with memory for each element; kernels choose their ways by strides.
   if (p.get("line") == "streams" && may_send_an_expanded_tensor(p)) return "an expanded tensor over streams";
-  // Zeros, where a microbatch counts nothing, lie otherwise than gradients of other steps; over streams strides are the first step's.
+  // Zeros, where a microbatch counts nothing, lie otherwise than gradients of other steps; over streams strides are the first
+  // step's.
   if (p.get("line") == "streams" && p.has("weigh")) return "strides that change from step to step, over streams";
   // Gloo's ring adds three summands in an order of its own.
   if (p.get("line") == "far" && p.replicas() > 2) return "three replicas that are summed over by Gloo's ring";

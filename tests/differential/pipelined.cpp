@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/describe/recomputed.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/prove/check.hpp>
@@ -39,6 +40,7 @@
 #include <vector>
 
 #include "data.hpp"
+#include "limits.hpp"
 #include "model.hpp"
 
 namespace differential {
@@ -63,7 +65,10 @@ struct job {
   static chevron::plan plan_of(program const& of) {
     chevron::plan made = chevron::catalogue::make_plan(of.schedule(), {.ranks = of.ranks(), .micro_batches = of.micro_batches()});
     if (chevron::check(made)) throw meaningless("no such plan");
-    return made;
+    if (!of.has("ahead")) return made;
+    chevron::buffer<bool> again(made.stages);
+    for (int s = 0; s < made.stages; ++s) again.data[s] = recomputes(of.stages[static_cast<std::size_t>(s)]);
+    return chevron::with_recomputation(made, again.data);
   }
 };
 

@@ -206,10 +206,10 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
                                            : " would add these gradients twice: this microbatch already has a B";
         return f;
       }
-      if (int const first = passed_over(plan, cell, a.kind); first >= 0 && !late) {
+      if (int const earlier = passed_over(plan, cell, a.kind); earlier >= 0 && !late) {
         late = f;
         late.broken = law::order;
-        late.what = make_action(static_cast<kind>(first), stage, micro_batch);
+        late.what = make_action(static_cast<kind>(earlier), stage, micro_batch);
         late.position = position_of(plan, r, late.what);
         late.other = a;
       }
