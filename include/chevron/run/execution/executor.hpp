@@ -51,9 +51,10 @@ struct executor_settings {
   std::optional<at::ScalarType> autocast = {};    ///< stages and loss run under autocast to this
   std::shared_ptr<compute_streams> streams = {};  ///< what to compute on; empty: the CPU, one thing after the other
   std::shared_ptr<graph_maker> graphs = {};       ///< captures steady runs; empty: none are captured
-  int deferred_weights = 0;     ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
-  bool check_messages = false;  ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
-  int lowest_trained = 0;       ///< no stage before it has a parameter that needs a gradient; the same on all ranks
+  int deferred_weights = 0;      ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
+  bool check_messages = false;   ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
+  int lowest_trained = 0;        ///< no stage before it has a parameter that needs a gradient; the same on all ranks
+  own_handler own_actions = {};  ///< runs X, Y and Z
   /// Called in each run, before the rank's first B or I, which needs the microbatches' weights; F's need none. Empty: not called.
   std::function<void()> before_backward = {};
 };
@@ -96,7 +97,7 @@ class executor {
         number_(comm.new_program()),
         gradients_(gradients),
         work_(program_, rank_, stages, std::move(loss),
-              {settings.seed, comm.topology().replica(), settings.autocast, settings.lowest_trained},
+              {settings.seed, comm.topology().replica(), settings.autocast, settings.lowest_trained, settings.own_actions},
               settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
         clock_(work_.streams().where()),
         memory_(program_, rank_, work_.streams().where()),
@@ -361,6 +362,7 @@ class executor {
   error_context at_action(instruction const& i, long step) const { return {global_rank(), -1, step, to_text(i.op).str()}; }
 
   static std::string thrower(instruction const& i) {
+    if (is_own(i.op.kind)) return "own_actions threw: ";
     return is_compute(i.op.kind) ? "stage " + std::to_string(i.op.stage) + " threw: " : std::string();
   }
 
@@ -382,6 +384,14 @@ class executor {
         attach(i);
         compute(i, gradients_of_outputs_, entry);
         return retire(i);
+      case kind::own_x:
+      case kind::own_y:
+      case kind::own_z: {
+        profiler_range const label(i.op, work_.streams().where().is_cuda());
+        begins(entry);
+        work_.own_action(i, trace_.step());
+        return ends(entry);
+      }
       case kind::send_forward:
         return send(i, work_.of(i).outputs);
       case kind::send_backward:

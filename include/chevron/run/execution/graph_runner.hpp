@@ -174,7 +174,7 @@ class graph_runner {
       split_batch const batch = begin(live);
       for (int next = 0; next < program_.length(rank_);) {
         instruction const& i = program_.at(rank_, next);
-        if (is_compute(i.op.kind)) {
+        if (is_compute(i.op.kind) && !is_own(i.op.kind)) {
           guarded(i, [&] { next = capture(next, batch); });
           continue;
         }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/core/error.hpp>
@@ -16,6 +17,7 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/activation_meter.hpp>
 #include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/own_work.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
@@ -50,6 +52,7 @@ class stage_runner {
     int replica = 0;
     std::optional<at::ScalarType> autocast = {};
     int lowest_trained = 0;  ///< the first stage with a parameter that needs a gradient
+    own_handler own = {};    ///< runs X, Y and Z
   };
 
   stage_runner(program_view steps, int rank, std::vector<stage>& stages, loss_function loss, settings with,
@@ -64,6 +67,10 @@ class stage_runner {
     for (int i = steps.begin[rank]; i < steps.begin[rank + 1]; ++i) {
       action const a = steps.instructions[i].op;
       if (a.kind == kind::recompute) check_recomputes((*stages_)[a.stage], a);
+      if (is_own(a.kind) && !with_.own) {
+        throw usage_error("the schedule has " + to_text(a).str() +
+                          ", but nothing is said to run for it. Remedy: give trainer_options::own_actions");
+      }
     }
   }
 
@@ -105,6 +112,13 @@ class stage_runner {
       given.clear();
     };
     meter_ == nullptr ? run() : meter_->measure(i.op, task, slot.work, given, slot.outputs, run);
+  }
+
+  /// X, Y or Z.
+  void own_action(instruction const& i, long step) {
+    at::NoGradGuard const no_graph;
+    with_.own({letters_of(i.op.kind)[0], static_cast<int>(i.op.stage), static_cast<int>(i.op.micro_batch), step,
+               (*stages_)[i.op.stage]});
   }
 
   /// W, of work that was taken out of its slot.

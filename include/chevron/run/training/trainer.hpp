@@ -225,6 +225,7 @@ class trainer {
     executor_settings settings{
         options.seed,           options.autocast,         context_.streams(), options.graphs, options.deferred_weights,
         options.check_messages, update_->lowest_trained()};
+    settings.own_actions = options.own_actions;
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ =
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
