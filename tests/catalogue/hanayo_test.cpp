@@ -23,7 +23,7 @@ constexpr bool as_published(plan_view const& plan) {
   int const p = plan.size.ranks, m = plan.size.micro_batches, v = plan.size.chunks;
   if (!lawful(plan) || peak_in_flight(plan) != v * smaller_of(m, p)) return false;
   if (messages(plan) != 2 * m * v * (p - 1)) return false;
-  for (costs const c : {costs{1, 0.5, 0.5}, costs{1, 1, 1}, costs{1, 1, 2}, costs{2, 0.5, 0.5}}) {
+  for (costs const& c : {costs{1, 0.5, 0.5}, costs{1, 1, 1}, costs{1, 1, 2}, costs{2, 0.5, 0.5}}) {
     double const f = c.forward, b = c.backward_input + c.backward_weight, made = makespan(plan, c);
     if (m <= p && made != p * v * (f + b) + 2 * (m - 1) * larger_of(f, b)) return false;
     if (m % p == 0 && f == b && made != m * v * (f + b) + (p - 1) * (f + b)) return false;

@@ -57,7 +57,7 @@ TEST_SUITE("show picture") {
   TEST_CASE("a plan's picture has the numbers of the analyses") {
     show_test::for_each_plan([](plan const& p) {
       CAPTURE(p.name);
-      for (costs const cost : {costs{1, 1, 1, 0}, costs{1, 1.5, 0.5, 0.25}}) {
+      for (costs const& cost : {costs{1, 1, 1, 0}, costs{1, 1.5, 0.5, 0.25}}) {
         show::figures const drawn = figures_of(show::picture_of(p, cost));
         show::figures const proved = show::figures_of(p, cost);
         CHECK(drawn.makespan == doctest::Approx(makespan(p, cost)));

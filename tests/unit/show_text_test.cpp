@@ -60,7 +60,7 @@ TEST_SUITE("show text") {
 
   TEST_CASE("every action of every schedule is readable, in its rank's order, within 80 and within 160 columns") {
     for (int width : {80, 160}) {
-      for (costs const cost : {costs{1, 1, 1, 0}, costs{2, 2, 1, 0}, costs{1, 1.5, 0.5, 0.25}}) {
+      for (costs const& cost : {costs{1, 1, 1, 0}, costs{2, 2, 1, 0}, costs{1, 1.5, 0.5, 0.25}}) {
         catalogue::for_each([&](auto const& schedule) {
           plan const p = expand(schedule, shape{4, 8, 0});
           CAPTURE(p.name);
