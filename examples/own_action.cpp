@@ -7,7 +7,6 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <chevron/describe/own_action.hpp>
 #include <chevron/run.hpp>
 #include <chevron/schedule.hpp>
 

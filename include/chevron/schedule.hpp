@@ -8,6 +8,7 @@
 #include <chevron/describe/block.hpp>
 #include <chevron/describe/expand.hpp>
 #include <chevron/describe/list.hpp>
+#include <chevron/describe/own_action.hpp>
 #include <chevron/describe/recomputed.hpp>
 #include <chevron/describe/table.hpp>
 #include <chevron/lower/check_program.hpp>

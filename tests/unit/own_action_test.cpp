@@ -1,5 +1,3 @@
-#include <chevron/describe/own_action.hpp>
-
 #include <array>
 #include <string>
 
