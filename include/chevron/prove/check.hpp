@@ -240,36 +240,6 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen)
   return f;
 }
 
-/// A program numbers its slots in 16 bits and needs at most three for each chunk in flight.
-inline constexpr int most_in_flight = 0xffff / 3;
-
-constexpr finding check_in_flight(plan_view const& plan) {
-  bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
-  int const limit = declared ? plan.in_flight_limit : most_in_flight;
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
-    int now = 0;
-    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-      now += in_flight_change(plan.actions[i].kind, plan.forward_only);
-      if (now <= limit) continue;
-      finding f;
-      f.broken = law::in_flight;
-      f.rank = r;
-      f.position = i - plan.begin[r];
-      f.what = plan.actions[i];
-      f.number = now;
-      f.limit = limit;
-      f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
-      return f;
-    }
-  }
-  return {};
-}
-
-}  // namespace detail
-
-namespace detail {
-
 /// For a plan that does not play through: the first broken law, in words.
 constexpr finding diagnose(plan_view const& plan) {
   buffer<std::uint8_t> seen(plan.stages * plan.size.micro_batches, zeroed);

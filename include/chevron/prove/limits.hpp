@@ -8,9 +8,40 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The limits that a plan declares, besides that of chunks in flight, as laws.
+/// The limits that a plan declares, and that of a program's slots, as laws.
 
 namespace chevron::detail {
+
+/// The first action with which a rank holds more than a limit, as that law's finding.
+template <class Amount, class Changes>
+constexpr finding above(plan_view const& plan, law which, int rank, Changes const& changes, Amount limit) {
+  peak_of<Amount> const held = peak<Amount>(plan, rank, changes, {}, limit);
+  if (held.most <= limit) return {};
+  finding f;
+  f.broken = which;
+  f.rank = rank;
+  f.position = held.position;
+  f.what = plan.at(rank, held.position);
+  f.number = held.most;
+  f.limit = limit;
+  return f;
+}
+
+/// A program numbers its slots in 16 bits and needs at most three for each chunk in flight.
+inline constexpr int most_in_flight = 0xffff / 3;
+
+/// Never more chunks in flight on a rank than declared, nor than a program has slots for.
+constexpr finding check_in_flight(plan_view const& plan) {
+  bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
+  int const limit = declared ? plan.in_flight_limit : most_in_flight;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
+    finding f = above(plan, law::in_flight, r, chunk_changes{plan.forward_only}, limit);
+    f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
+    if (f) return f;
+  }
+  return {};
+}
 
 /// Never more bytes in flight on a rank than declared. A plan that declares no sizes has no such limit.
 constexpr finding check_bytes(plan_view const& plan) {
@@ -25,21 +56,9 @@ constexpr finding check_bytes(plan_view const& plan) {
     f.number = s;
     return f;
   }
+  byte_changes const changes{{plan.stage_bytes, nullptr, 1}, plan.forward_only};
   for (int r = 0; r < plan.size.ranks; ++r) {
-    std::int64_t now = 0;
-    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-      action const a = plan.actions[i];
-      now += in_flight_change(a.kind, plan.forward_only) * plan.stage_bytes[a.stage];
-      if (now <= plan.byte_limit) continue;
-      finding f;
-      f.broken = law::bytes;
-      f.rank = r;
-      f.position = i - plan.begin[r];
-      f.what = a;
-      f.number = now;
-      f.limit = plan.byte_limit;
-      return f;
-    }
+    if (finding const f = above(plan, law::bytes, r, changes, plan.byte_limit)) return f;
   }
   return {};
 }
