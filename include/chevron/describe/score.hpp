@@ -146,7 +146,6 @@ inline constexpr int kinds_in<phases<Last, Phases...>> = (false || ... || splits
 
 /// Families of kinds that draw from one stream: forwards; B and I; W.
 inline constexpr int families = 3;
-constexpr int family_of(kind what) { return what == kind::forward ? 0 : what == kind::backward_weight ? 2 : 1; }
 
 /// Binds a rank's tokens to its streams and stages. What cannot be bound is a finding.
 template <class Score>

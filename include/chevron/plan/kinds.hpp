@@ -74,6 +74,14 @@ constexpr bool makes_input_gradient(kind k) { return is_compute(k) && row_of(k).
 /// B and W: the last of their cell.
 constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }
 
+/// B, or I where backwards are split.
+constexpr kind gradient_kind(bool split) { return split ? kind::backward_input : kind::backward; }
+/// A stage's work on a microbatch in its order: F is 0, B or I 1, W 2.
+constexpr int family_of(kind k) { return k == kind::forward ? 0 : k == kind::backward_weight ? 2 : 1; }
+constexpr kind kind_of_family(int family, bool split) {
+  return family == 0 ? kind::forward : family == 1 ? gradient_kind(split) : kind::backward_weight;
+}
+
 /// The kind as PyTorch spells it.
 constexpr char const* letters_of(kind k) { return static_cast<int>(k) < program_kinds ? row_of(k).letters : "?"; }
 
