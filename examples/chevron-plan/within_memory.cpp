@@ -11,12 +11,12 @@ std::optional<plan> brought_within(plan_view const& from, footprint_view const& 
   plan out = copy_of(from);
   int filled = 0;
   for (int r = 0; r < from.size.ranks; ++r) {
-    running_memory held(takes, static_bytes(from, takes, r), from.forward_only);
+    footprint_changes const changes{takes, from.forward_only};
+    std::int64_t held = static_bytes(from, takes, r);
     std::deque<action> waiting;
     auto const runs = [&](action a) {
-      running_memory after = held;
-      after.run(a);
-      if (after.most() > memory) return false;
+      std::int64_t after = held;
+      if (changes(a, after) > memory) return false;
       held = after;
       out.actions.data[filled++] = a;
       return true;

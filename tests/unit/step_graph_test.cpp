@@ -93,3 +93,32 @@ TEST_CASE("a result goes to the stage that needs it, and a message from the stag
     if (s + 1 < p.stages) CHECK(graph.makes(send) == graph.needs(detail::receive_of(send)));
   }
 }
+
+TEST_CASE("each action has a number of its own and begins after its source, which says where it comes from") {
+  costs const each{.forward = 2, .backward_input = 3, .backward_weight = 1, .communication = 0.5};
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    dice d{std::mt19937(seed)};
+    plan const p = lawful_plan(d);
+    plan_view const plan = p;
+    step_graph const graph(plan);
+    timeline const when = simulate(plan, each);
+    std::vector<int> at(static_cast<std::size_t>(3 * graph.cells()), -1);
+    INFO("seed " << seed);
+    for (int i = 0; i < plan.total(); ++i) {
+      int& place = at[static_cast<std::size_t>(graph.number_of(plan.actions[i]))];
+      CHECK(place < 0);
+      place = i;
+    }
+    for (int i = 0; i < plan.total(); ++i) {
+      action const a = plan.actions[i];
+      int const source = graph.source_of(a);
+      CHECK((source == step_graph::none) == (a.kind == kind::forward && a.stage == 0));
+      if (source == step_graph::none) continue;
+      int const place = at[static_cast<std::size_t>(source)];
+      REQUIRE(place >= 0);
+      CHECK(when.end.data[place] <= when.start.data[i]);
+      CHECK(plan.actions[place].micro_batch == a.micro_batch);
+      CHECK(static_cast<int>(plan.actions[place].stage) == (graph.from(a) >= 0 ? graph.from(a) : static_cast<int>(a.stage)));
+    }
+  }
+}

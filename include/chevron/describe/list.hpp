@@ -148,7 +148,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   detail::turns turn(ranks);
   for (int filled = 0; filled < most;) {
     // Ranks act in the order of time, so what is ready by then is known.
-    double const now = turn.now();
+    double const now = turn.now;
     if (now == detail::never) {
       finding f;
       f.broken = law::description;
@@ -159,7 +159,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
       f.number = chunks ? result.in_flight_limit : result.byte_limit;
       return detail::refused(size, what.name, f);
     }
-    int const rank = turn.rank();
+    int const rank = turn.rank;
     detail::listed_progress const come = progress[rank];
     int const stop = first[rank + 1];
     int taken = first[rank];

@@ -5,9 +5,10 @@
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/dispatch.hpp>
 
 /// \file
-/// What list scheduling keeps while it plays: whose turn it is, what is ready on each rank, what has been done.
+/// What list scheduling keeps while it plays: what is ready on each rank, what has been done.
 
 namespace chevron {
 
@@ -15,67 +16,6 @@ namespace chevron {
 enum class work_graph { full_backward, split_backward };
 
 namespace detail {
-
-inline constexpr double never = 1e300;
-
-/// Whose turn it is. Ranks act in the order of the times of their next tries, of equal times the lower rank first. A tree of the
-/// earliest times is walked from left to right through the ranks that are due now, and brought up to date on the way: about two
-/// nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
-class turns {
- public:
-  /// All ranks are due at time 0.
-  constexpr explicit turns(int ranks) {
-    while (leaves_ < ranks) leaves_ *= 2;
-    earliest_ = buffer<double>(2 * leaves_);
-    double* const earliest = earliest_.data;
-    for (int i = 0; i < leaves_; ++i) earliest[leaves_ + i] = i < ranks ? 0 : never;
-    for (int i = leaves_ - 1; i > 0; --i) earliest[i] = earliest[2 * i];
-    descend(1);
-  }
-
-  constexpr double now() const { return now_; }  ///< `never`: nobody has anything to wait for
-  constexpr int rank() const { return at_ - leaves_; }
-
-  /// The rank whose turn it is tries again at `time`; whose turn comes next?
-  constexpr void next_turn(double time) {
-    double* const earliest = earliest_.data;
-    int at = at_;
-    earliest[at] = time;
-    if (time <= now_ && !goes_back_) return;
-    while (at > 1) {
-      if (at % 2 == 0 && earliest[at + 1] <= now_ && !goes_back_) {
-        descend(at + 1);
-        return;
-      }
-      at /= 2;
-      double const left = earliest[2 * at];
-      double const right = earliest[2 * at + 1];
-      earliest[at] = left <= right ? left : right;
-    }
-    now_ = earliest[1];
-    goes_back_ = false;
-    descend(1);
-  }
-
-  /// A rank that waits tries at `time`, unless it would try earlier anyway.
-  constexpr void wake(int rank, double time) {
-    double* const earliest = earliest_.data;
-    for (int i = leaves_ + rank; i > 0 && time < earliest[i]; i /= 2) earliest[i] = time;
-    if (time <= now_ && leaves_ + rank < at_) goes_back_ = true;
-  }
-
- private:
-  constexpr void descend(int node) {
-    while (node < leaves_) node = 2 * node + (earliest_.data[2 * node] <= now_ ? 0 : 1);
-    at_ = node;
-  }
-
-  int leaves_ = 1;
-  int at_ = 1;
-  double now_ = 0;
-  bool goes_back_ = false;   // a rank to the left became due now: a cost of 0
-  buffer<double> earliest_;  // node i: the earlier of 2i and 2i + 1; from `leaves_` on the ranks
-};
 
 /// What there is to do of one kind on one stage, microbatch after microbatch.
 struct listed_work {
@@ -106,7 +46,7 @@ struct listed_works {
         ready(families * into.stages),
         room(families * into.stages) {
     bool const split = families == 3;
-    kind const kinds[3] = {kind::forward, split ? kind::backward_input : kind::backward, kind::backward_weight};
+    kind const kinds[3] = {kind::forward, gradient_kind(split), kind::backward_weight};
     double const length[3] = {what.times.forward,
                               split ? what.times.backward_input : what.times.backward_input + what.times.backward_weight,
                               what.times.backward_weight};

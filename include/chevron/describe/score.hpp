@@ -171,15 +171,9 @@ constexpr void note_own_kinds_of(Phases const& how, own_kind* own) {
                  [&](auto const& one) { hana::for_each(one.items, [&](auto const& item) { note_own_kinds(item, own); }); });
 }
 
-/// Families of kinds that draw from one stream: forwards; B and I; W; R; X; Y; Z.
-inline constexpr int families = 7;
-constexpr int family_of(kind what) {
-  constexpr int by_kind[compute_kinds] = {0, 1, 1, 2, 3, 4, 5, 6};
-  return by_kind[static_cast<int>(what)];
-}
-/// Those that a description draws from, the first ones.
+/// How many families of kinds a description draws from, each a stream: the first ones.
 template <class Phases>
-inline constexpr int families_in = holds_own_kinds<Phases>               ? families
+inline constexpr int families_in = holds_own_kinds<Phases>               ? action_families
                                    : holds_kind<kind::recompute, Phases> ? 4
                                                                          : 3;
 
@@ -190,8 +184,8 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
   finding f;
   f.broken = law::description;
   f.rank = rank;
-  bool with_chunk[families] = {};
-  bool plain[families] = {};
+  bool with_chunk[action_families] = {};
+  bool plain[action_families] = {};
   bool whole = false;
   for (int p = 0; p < Score::phases_count; ++p) {
     auto& phase = score.phase[p];

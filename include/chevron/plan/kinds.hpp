@@ -113,6 +113,18 @@ struct own_kind {
 /// B and W: the last of their cell.
 constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }
 
+/// B, or I where backwards are split.
+constexpr kind gradient_kind(bool split) { return split ? kind::backward_input : kind::backward; }
+/// Families of compute kinds, of which a stage's microbatch has one action at most: F is 0, B or I 1, W 2, R 3, X, Y and Z 4 to 6.
+inline constexpr int action_families = 7;
+constexpr int family_of(kind k) {
+  constexpr int by_kind[compute_kinds] = {0, 1, 1, 2, 3, 4, 5, 6};
+  return by_kind[static_cast<int>(k)];
+}
+constexpr kind kind_of_family(int family, bool split) {
+  return family == 0 ? kind::forward : family == 1 ? gradient_kind(split) : kind::backward_weight;
+}
+
 /// The kind as PyTorch spells it.
 constexpr char const* letters_of(kind k) { return static_cast<int>(k) < program_kinds ? row_of(k).letters : "?"; }
 

@@ -52,6 +52,19 @@ class step_graph {
   constexpr int stage_of_result(int result) const { return result % cells() / micro_batches_; }
   constexpr int micro_batch_of_result(int result) const { return result % micro_batches_; }
 
+  /// The number of an action of a plan: its result's or, of a W, `results()` + its cell.
+  constexpr int number_of(action a) const {
+    int const result = makes(a);
+    return result == none ? results() + cell_of(a) : result;
+  }
+  /// The number of the action without which an action cannot run: the other stage's whose result it takes, which implies the
+  /// earlier ones of its own cell; of a W, and where the pipeline ends, the one before it in its cell; or `none`.
+  constexpr int source_of(action a) const {
+    int const result = needs(a);
+    if (result != none || row_of(a.kind).after == 0) return result;
+    return (row_of(a.kind).after & kind_bit(kind::forward)) != 0 ? cell_of(a) : cells() + cell_of(a);
+  }
+
   /// The boundary that an action's result crosses to another rank: s between the stages s and s + 1; or `none`.
   constexpr int crosses(action a) const { return boundary(a, to(a)); }
   /// The boundary over which an action's input comes from another rank, or `none`.

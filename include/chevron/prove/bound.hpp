@@ -6,7 +6,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/activation_limit.hpp>
-#include <chevron/prove/factors.hpp>
+#include <chevron/plan/factors.hpp>
 #include <chevron/prove/free_places.hpp>
 #include <chevron/prove/wire_bound.hpp>
 

@@ -18,43 +18,32 @@ constexpr std::int64_t static_bytes(plan_view const& plan, footprint_view const&
   return sum;
 }
 
-/// Bytes that a rank holds while its actions run one after the other. A recomputed stage holds its input from F on, all
-/// activations while its B or I runs, or from its R on, and what W needs from then on.
-class running_memory {
- public:
-  /// \param from bytes that the rank holds before its first action
-  constexpr running_memory(footprint_view const& of, std::int64_t from, bool forward_only)
-      : of_(of), now_(from), most_(from), forward_only_(forward_only) {}
+/// What actions change, in bytes of a footprint. A recomputed stage holds its input from F on, all activations while its B or I
+/// runs, or from its R on, and what W needs from then on.
+struct footprint_changes {
+  footprint_view of;
+  bool forward_only = false;
+  recomputed_chunks again{};
 
-  /// \param by_action an R runs the action's chunk forward again
-  constexpr void run(action a, bool by_action = false) {
-    kind const what = a.kind;
+  constexpr std::int64_t operator()(action a, std::int64_t& held) const {
     int const s = static_cast<int>(a.stage);
-    bool const gives_back = makes_input_gradient(what);
-    std::int64_t const left = by_action ? of_.input[s] : of_.after_forward(s);
-    if (what == kind::forward) now_ += left;
-    if (what == kind::recompute || (gives_back && !by_action)) now_ += of_.activation[s] - left;
-    most_ = now_ > most_ ? now_ : most_;
-    if (forward_only_) now_ -= of_.after_forward(s);
-    if (gives_back) now_ -= of_.activation[s] - (what == kind::backward ? 0 : of_.kept[s]);
-    if (what == kind::backward_weight) now_ -= of_.kept[s];
+    bool const gives_back = makes_input_gradient(a.kind), by_action = again.hold(a);
+    std::int64_t const left = by_action ? of.input[s] : of.after_forward(s);
+    if (makes_output(a.kind)) held += left;
+    if (a.kind == kind::recompute || (gives_back && !by_action)) held += of.activation[s] - left;
+    std::int64_t const most = held;
+    if (forward_only) held -= of.after_forward(s);
+    if (gives_back) held -= of.activation[s] - (ends_cell(a.kind) ? 0 : of.kept[s]);
+    if (!gives_back && ends_cell(a.kind)) held -= of.kept[s];
+    return most;
   }
-  /// The most bytes held so far.
-  constexpr std::int64_t most() const { return most_; }
-
- private:
-  footprint_view of_;
-  std::int64_t now_, most_;
-  bool forward_only_;
 };
 
 /// The most bytes that a rank holds at any time. Where nothing is recomputed and W needs all that F left, it is `static_bytes`
 /// and `peak_bytes`.
 constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank) {
-  recomputed_chunks const again(plan, rank);
-  running_memory held(of, static_bytes(plan, of, rank), plan.forward_only);
-  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) held.run(plan.actions[i], again.hold(plan.actions[i]));
-  return held.most();
+  footprint_changes const changes{of, plan.forward_only, recomputed_chunks(plan)};
+  return peak(plan, rank, changes, static_bytes(plan, of, rank)).most;
 }
 
 }  // namespace chevron

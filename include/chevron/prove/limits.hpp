@@ -8,32 +8,37 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The limits that a plan declares, as laws.
+/// The limits that a plan declares, and that of a program's slots, as laws.
 
 namespace chevron::detail {
+
+/// The first action with which a rank holds more than a limit, as that law's finding.
+template <class Amount, class Changes>
+constexpr finding above(plan_view const& plan, law which, int rank, Changes const& changes, Amount limit) {
+  peak_of<Amount> const held = peak<Amount>(plan, rank, changes, {}, limit);
+  if (held.most <= limit) return {};
+  finding f;
+  f.broken = which;
+  f.rank = rank;
+  f.position = held.position;
+  f.what = plan.at(rank, held.position);
+  f.number = held.most;
+  f.limit = limit;
+  return f;
+}
 
 /// A program numbers its slots in 16 bits and needs at most three for each chunk in flight.
 inline constexpr int most_in_flight = 0xffff / 3;
 
+/// Never more chunks in flight on a rank than declared, nor than a program has slots for.
 constexpr finding check_in_flight(plan_view const& plan) {
   bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
   int const limit = declared ? plan.in_flight_limit : most_in_flight;
   for (int r = 0; r < plan.size.ranks; ++r) {
     if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
-    int now = 0;
-    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-      now += in_flight_change(plan.actions[i].kind, plan.forward_only);
-      if (now <= limit) continue;
-      finding f;
-      f.broken = law::in_flight;
-      f.rank = r;
-      f.position = i - plan.begin[r];
-      f.what = plan.actions[i];
-      f.number = now;
-      f.limit = limit;
-      f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
-      return f;
-    }
+    finding f = above(plan, law::in_flight, r, chunk_changes{plan.forward_only}, limit);
+    f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
+    if (f) return f;
   }
   return {};
 }
@@ -51,23 +56,9 @@ constexpr finding check_bytes(plan_view const& plan) {
     f.number = s;
     return f;
   }
-  size_view const sizes{plan.stage_bytes, nullptr, 1, plan.input_bytes, 1};
+  byte_changes const changes{{plan.stage_bytes, nullptr, 1, plan.input_bytes, 1}, plan.forward_only, recomputed_chunks(plan)};
   for (int r = 0; r < plan.size.ranks; ++r) {
-    recomputed_chunks const again(plan, r);
-    std::int64_t now = 0;
-    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-      action const a = plan.actions[i];
-      now += bytes_change(plan, sizes, again, a);
-      if (now <= plan.byte_limit) continue;
-      finding f;
-      f.broken = law::bytes;
-      f.rank = r;
-      f.position = i - plan.begin[r];
-      f.what = a;
-      f.number = now;
-      f.limit = plan.byte_limit;
-      return f;
-    }
+    if (finding const f = above(plan, law::bytes, r, changes, plan.byte_limit)) return f;
   }
   return {};
 }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
+
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/sizes.hpp>
@@ -10,37 +13,54 @@
 
 namespace chevron {
 
-/// The most chunks in flight on a rank at any time; each holds one stage's activations for one microbatch.
-constexpr int peak_in_flight(plan_view const& plan, int rank) {
-  int now = 0;
-  int most = 0;
+/// The most that a rank holds at any time.
+template <class Amount>
+struct peak_of {
+  Amount most{};
+  int position = -1;  ///< in the rank's list: where it first holds that; -1: never more than at first
+};
+
+/// The most that a rank holds while its list runs. A limit is a peak that ends where it is above `enough`.
+/// \param changes changes(action, held): brings up to date what the rank holds, and gives the most that it holds meanwhile
+/// \param held    what the rank holds before its first action
+/// \param enough  the list is read up to the first action with which the rank holds more
+template <class Amount, class Changes>
+constexpr peak_of<Amount> peak(plan_view const& plan, int rank, Changes const& changes, Amount held = {},
+                               Amount enough = std::numeric_limits<Amount>::max()) {
+  Amount most = held;
+  int const first = plan.begin[rank];
   int const stop = plan.begin[rank + 1];
   action const* const actions = plan.actions;
-  for (int i = plan.begin[rank]; i < stop; ++i) {
-    now += in_flight_change(actions[i].kind, plan.forward_only);
-    most = now > most ? now : most;
+  int at = first - 1;
+  for (int i = first; i < stop; ++i) {
+    Amount const now = changes(actions[i], held);
+    if (now <= most) continue;
+    most = now;
+    at = i;
+    if (now > enough) break;
   }
-  return most;
+  return {most, at - first};
 }
-
 /// The most over all ranks.
-constexpr int peak_in_flight(plan_view const& plan) {
-  int most = 0;
+template <class Amount, class Changes>
+constexpr Amount peak(plan_view const& plan, Changes const& changes) {
+  Amount most{};
   for (int r = 0; r < plan.size.ranks; ++r) {
-    int const one = peak_in_flight(plan, r);
+    Amount const one = peak<Amount>(plan, r, changes).most;
     most = one > most ? one : most;
   }
   return most;
 }
 
-/// The chunks of a rank that an R runs forward again: from F to R such a chunk holds its inputs alone.
+/// The chunks that an R runs forward again: from F to R such a chunk holds its inputs alone.
 class recomputed_chunks {
  public:
-  constexpr recomputed_chunks(plan_view const& plan, int rank) : micro_batches_(plan.size.micro_batches) {
-    for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
-      if (plan.actions[i].kind != kind::recompute) continue;
-      if (is_.count == 0) is_ = buffer<bool>(plan.stages * micro_batches_, zeroed);
-      is_.data[cell_of(plan.actions[i])] = true;
+  constexpr recomputed_chunks() = default;  ///< none
+  constexpr explicit recomputed_chunks(plan_view const& plan) : micro_batches_(plan.size.micro_batches) {
+    if (!plan.holds(kind::recompute)) return;
+    is_ = buffer<bool>(plan.stages * micro_batches_, zeroed);
+    for (int i = 0; i < plan.total(); ++i) {
+      if (plan.actions[i].kind == kind::recompute) is_.data[cell_of(plan.actions[i])] = true;
     }
   }
   constexpr bool hold(action a) const { return is_.count > 0 && is_.data[cell_of(a)]; }
@@ -48,39 +68,42 @@ class recomputed_chunks {
  private:
   constexpr int cell_of(action a) const { return static_cast<int>(a.stage) * micro_batches_ + static_cast<int>(a.micro_batch); }
 
-  int micro_batches_;
+  int micro_batches_ = 0;
   buffer<bool> is_;  // by (stage, microbatch); empty: none
 };
 
-/// By how many bytes an action changes the activations that its rank holds.
-constexpr std::int64_t bytes_change(plan_view const& plan, size_view const& sizes, recomputed_chunks const& again, action a) {
-  int const stage = static_cast<int>(a.stage);
-  if (a.kind == kind::recompute) return sizes.activation_of(stage) - sizes.input_of(stage);
-  if (a.kind == kind::forward && again.hold(a)) return sizes.input_of(stage);
-  return in_flight_change(a.kind, plan.forward_only) * sizes.activation_of(stage);
+/// What actions change, in chunks in flight; each chunk holds one stage's activations for one microbatch.
+struct chunk_changes {
+  bool forward_only = false;
+  constexpr int operator()(action const& a, int& held) const { return held += in_flight_change(a.kind, forward_only); }
+};
+/// The same in bytes of activations.
+struct byte_changes {
+  size_view sizes;
+  bool forward_only = false;
+  recomputed_chunks again{};
+  constexpr std::int64_t operator()(action const& a, std::int64_t& held) const {
+    int const stage = static_cast<int>(a.stage);
+    if (a.kind == kind::recompute) return held += sizes.activation_of(stage) - sizes.input_of(stage);
+    if (makes_output(a.kind) && again.hold(a)) return held += sizes.input_of(stage);
+    return held += in_flight_change(a.kind, forward_only) * sizes.activation_of(stage);
+  }
+};
+
+/// The most chunks in flight on a rank at any time.
+constexpr int peak_in_flight(plan_view const& plan, int rank) {
+  return peak<int>(plan, rank, chunk_changes{plan.forward_only}).most;
 }
+/// The most over all ranks.
+constexpr int peak_in_flight(plan_view const& plan) { return peak<int>(plan, chunk_changes{plan.forward_only}); }
 
 /// The most bytes of activations that a rank holds at any time.
 constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes, int rank) {
-  recomputed_chunks const again(plan, rank);
-  std::int64_t now = 0;
-  std::int64_t most = 0;
-  int const stop = plan.begin[rank + 1];
-  for (int i = plan.begin[rank]; i < stop; ++i) {
-    now += bytes_change(plan, sizes, again, plan.actions[i]);
-    most = now > most ? now : most;
-  }
-  return most;
+  return peak<std::int64_t>(plan, rank, byte_changes{sizes, plan.forward_only, recomputed_chunks(plan)}).most;
 }
-
 /// The most over all ranks.
 constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes) {
-  std::int64_t most = 0;
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    std::int64_t const one = peak_bytes(plan, sizes, r);
-    most = one > most ? one : most;
-  }
-  return most;
+  return peak<std::int64_t>(plan, byte_changes{sizes, plan.forward_only, recomputed_chunks(plan)});
 }
 
 /// Messages a step sends: one for each activation and each gradient that crosses from one rank to another.

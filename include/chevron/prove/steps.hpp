@@ -2,7 +2,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/factors.hpp>
+#include <chevron/plan/factors.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file

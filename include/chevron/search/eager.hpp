@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <utility>
 
+#include <chevron/describe/sized.hpp>
 #include <chevron/plan/buffer.hpp>
+#include <chevron/prove/dispatch.hpp>
 #include <chevron/search/effort.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>
@@ -32,110 +34,82 @@ struct eager_rule {
   bool late[3];             ///< by kind: the rank's later stages first
 };
 
-/// A time that does not come.
-inline constexpr double never = 1e300;
+using chevron::detail::never;
 
 /// Plays orders by such rules. (Schedules without needless waits are "non-delay" ones: Baker, Introduction to Sequencing and
 /// Scheduling, 1974.)
 class eager_order {
  public:
+  /// \param played a split order's; gets those that are made
   constexpr eager_order(replay& played, activation_limit memory)
       : played_(played),
         memory_(memory),
-        all_(played.stages * played.micro_batches),
-        end_(3 * all_),
-        next_(3 * played.stages),
-        stages_begin_(played.ranks + 1),
-        stages_(played.stages),
-        filled_(played.ranks),
-        free_(played.ranks),
-        wakes_(played.ranks),
-        held_(played.ranks),
-        in_flight_(played.ranks),
-        work_(played.ranks),
-        left_(played.ranks),
-        begun_(played.ranks) {
-    for (int r = 0; r < played.ranks; ++r) work_.data[r] = 0;
-    for (int a = 0; a < 3 * all_; ++a) {
+        placed_(played.ranks, played.stages, played.rank_of.data),
+        work_(played.ranks, zeroed),
+        come_(played.ranks) {
+    for (int a = 0; a < played.total; ++a) {
       work_.data[played.rank_of.data[played.row_of.data[a]]] += played.lasts.data[played.time_of.data[a]];
     }
-    int filled = 0;
-    for (int r = 0; r < played.ranks; ++r) {
-      stages_begin_.data[r] = filled;
-      for (int s = 0; s < played.stages; ++s) {
-        if (played.rank_of.data[s] == r) stages_.data[filled++] = s;
-      }
-    }
-    stages_begin_.data[played.ranks] = filled;
   }
 
   /// Puts an order in place of the replay's; false if it gets stuck, or comes to a span above the longest.
   constexpr bool make(eager_rule const& rule, double longest) {
-    for (int a = 0; a < 3 * all_; ++a) end_.data[a] = never;
-    for (int row = 0; row < 3 * played_.stages; ++row) next_.data[row] = 0;
-    for (int r = 0; r < played_.ranks; ++r) {
-      filled_.data[r] = played_.begin.data[r];
-      free_.data[r] = wakes_.data[r] = held_.data[r] = in_flight_.data[r] = 0;
-      begun_.data[r] = never;
-      left_.data[r] = work_.data[r];
-    }
-    for (int left = played_.total; left > 0;) {
-      int rank = 0;
-      for (int r = 1; r < played_.ranks; ++r) rank = wakes_.data[r] < wakes_.data[rank] ? r : rank;
-      double const now = wakes_.data[rank];
-      if (now >= never) return false;
-      int const row = choose(rank, now, rule);
-      if (row < 0) continue;
-      take(rank, row, now);
-      --left;
-      if (end_.data[played_.order.data[filled_.data[rank] - 1]] - begun_.data[rank] + left_.data[rank] > longest) return false;
-    }
-    return true;
+    rule_ = &rule;
+    longest_ = longest;
+    for (int r = 0; r < played_.ranks; ++r) come_.data[r] = {played_.begin.data[r], 0, 0, never, work_.data[r]};
+    return chevron::detail::dispatch(played_, *this);
+  }
+
+  /// What `dispatch` asks.
+  constexpr int take(int rank, double now, double const* ready, int const* taken, double& until) {
+    int const row = choose(rank, now, ready, taken, until);
+    if (row == chevron::detail::sleeps) return row;
+    int const number_taken = number(row, taken[row]);
+    int const time = played_.time_of.data[number_taken];
+    progress& come = come_.data[rank];
+    come.held += played_.change_of(row, memory_);
+    come.in_flight += row < played_.stages ? 1 : row < 2 * played_.stages ? -1 : 0;
+    played_.order.data[come.filled++] = number_taken;
+    come.begun = now < come.begun ? now : come.begun;
+    come.left -= played_.lasts.data[time];
+    double const end = now + played_.lasts.data[time];
+    return end - come.begun + come.left > longest_ ? chevron::detail::gives_up : row;
+  }
+
+  constexpr int number(int row, int k) const { return row * played_.micro_batches + k; }
+  constexpr double free_again(int number, double, double end) const {
+    return end + played_.post.data[played_.time_of.data[number]];
   }
 
  private:
-  constexpr double ready(int a) const {
-    int const row = played_.row_of.data[a];
-    double there = row >= played_.stages ? end_.data[a - all_] : 0;
-    if (int const step = played_.fed_by.data[row]; step != 0 && there < never) {
-      double const sent = end_.data[a + step] + played_.lag.data[played_.time_of.data[a]];
-      there = sent > there ? sent : there;
-    }
-    return there;
-  }
-
-  /// The row of what a rank does now, or -1: then it sleeps until that may be different.
-  constexpr int choose(int rank, double now, eager_rule const& rule) {
-    int const first = stages_begin_.data[rank];
-    int const count = stages_begin_.data[rank + 1] - first;
-    double const entered = count > 0 ? next_.data[stages_.data[first]] : 0;
+  constexpr int choose(int rank, double now, double const* ready, int const* taken, double& until) const {
+    int const* const stages = placed_.stage.data + placed_.first.data[rank];
+    int const count = placed_.held(rank);
+    double const entered = count > 0 ? taken[stages[0]] : 0;
     int in = 0;
-    while (in < eager_rule::parts - 1 && entered >= rule.turns[in] * played_.micro_batches) ++in;
-    eager_phase const& phase = rule.phases[in];
+    while (in < eager_rule::parts - 1 && entered >= rule_->turns[in] * played_.micro_batches) ++in;
+    eager_phase const& phase = rule_->phases[in];
     double const part = played_.ranks > 1 ? static_cast<double>(rank) / (played_.ranks - 1) : 0;
     double const few = phase.few[0] + (phase.few[1] - phase.few[0]) * part;
     double const most = phase.most[0] + (phase.most[1] - phase.most[0]) * part;
-    double const flying = in_flight_.data[rank];
+    double const flying = come_.data[rank].in_flight;
     int left = 0;  // W
-    double sooner = never;
     int can[3] = {-1, -1, -1};
     for (int k = 0; k < 3; ++k) {
       for (int i = 0; i < count; ++i) {
-        int const stage = stages_.data[first + (rule.late[k] ? count - 1 - i : i)];
+        int const stage = stages[rule_->late[k] ? count - 1 - i : i];
         int const row = k * played_.stages + stage;
-        if (k == 2) left += next_.data[row - played_.stages] - next_.data[row];
-        int const m = next_.data[row];
-        if (m >= played_.micro_batches || can[k] >= 0) continue;
+        if (k == 2) left += taken[row - played_.stages] - taken[row];
+        if (can[k] >= 0) continue;
         if (k == 0) {
-          double const room = 2 * stage < played_.stages ? most * rule.most_early : most;
-          bool const full = memory_.most > 0 && held_.data[rank] + 1 > memory_.most + activation_limit::rounding;
+          double const room = 2 * stage < played_.stages ? most * rule_->most_early : most;
+          bool const full = memory_.most > 0 && come_.data[rank].held + 1 > memory_.most + activation_limit::rounding;
           if (full || (flying > 0 && flying >= room)) continue;  // full with nothing in flight: there is a W to run
         }
-        double const there = ready(row * played_.micro_batches + m);
-        if (there <= now) {
+        if (ready[row] <= now) {
           can[k] = row;
         } else {
-          sooner = there < sooner ? there : sooner;
+          until = ready[row] < until ? ready[row] : until;
         }
       }
     }
@@ -144,45 +118,22 @@ class eager_order {
     for (int k : {before, 1 - before, 2}) {
       if (can[k] >= 0) return can[k];
     }
-    wakes_.data[rank] = sooner;
-    return -1;
+    return chevron::detail::sleeps;
   }
 
-  constexpr void take(int rank, int row, double now) {
-    int const a = row * played_.micro_batches + next_.data[row]++;
-    int const k = row / played_.stages;
-    held_.data[rank] += played_.change_of(row, memory_);
-    in_flight_.data[rank] += k == 0 ? 1 : k == 1 ? -1 : 0;
-    played_.order.data[filled_.data[rank]++] = a;
-    int const time = played_.time_of.data[a];
-    if (now < begun_.data[rank]) begun_.data[rank] = now;
-    left_.data[rank] -= played_.lasts.data[time];
-    end_.data[a] = now + played_.lasts.data[time];
-    wakes_.data[rank] = free_.data[rank] = end_.data[a] + played_.post.data[time];
-    int const step = played_.feeds.data[row];
-    if (step == 0) return;
-    int const other = played_.rank_of.data[played_.row_of.data[a + step]];
-    if (other == rank) return;
-    double const there = end_.data[a] + played_.lag.data[played_.time_of.data[a + step]];
-    double const wakes = there > free_.data[other] ? there : free_.data[other];
-    if (wakes < wakes_.data[other]) wakes_.data[other] = wakes;
-  }
+  struct progress {
+    int filled;
+    double held, in_flight;  // the latter from F to I
+    double begun, left;      // the latter of its work
+  };
 
   replay& played_;
   activation_limit memory_;
-  int all_;
-  buffer<double> end_;
-  buffer<int> next_;  // by row: how many were taken
-  buffer<int> stages_begin_;
-  buffer<int> stages_;
-  buffer<int> filled_;
-  buffer<double> free_;
-  buffer<double> wakes_;
-  buffer<double> held_;
-  buffer<double> in_flight_;  // from F to I
-  buffer<double> work_;
-  buffer<double> left_;  // of the work
-  buffer<double> begun_;
+  chevron::detail::stages_by_rank placed_;
+  buffer<double> work_;  // by rank
+  buffer<progress> come_;
+  eager_rule const* rule_ = nullptr;
+  double longest_ = never;
 };
 
 /// W wait for an occasion, however many are left.

@@ -2,6 +2,7 @@
 
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/activation_limit.hpp>
+#include <chevron/prove/memory.hpp>
 
 /// \file
 /// What an order holds at most, and whether that is within a limit.
@@ -10,26 +11,32 @@ namespace chevron::search::detail {
 
 /// By how much an action changes what its rank holds, in chunks whose backward has not begun.
 constexpr double held_change(kind what, activation_limit const& memory) {
-  if (what == kind::forward) return 1;
-  if (what == kind::backward) return -1;
-  return what == kind::backward_input ? memory.kept_for_weight - 1 : -memory.kept_for_weight;
+  if (makes_output(what)) return 1;
+  if (makes_input_gradient(what)) return ends_cell(what) ? -1 : memory.kept_for_weight - 1;
+  return ends_cell(what) ? -memory.kept_for_weight : 0;
 }
+
+/// The same of an action, for `peak`.
+struct held_changes {
+  double by_kind[compute_kinds]{};
+  constexpr explicit held_changes(activation_limit const& memory) {
+    for (int k = 0; k < compute_kinds; ++k) by_kind[k] = held_change(static_cast<kind>(k), memory);
+  }
+  constexpr double operator()(action const& a, double& held) const { return held += by_kind[static_cast<int>(a.kind)]; }
+};
 
 /// The most that any rank holds, run from empty.
 constexpr double most_held(activation_limit const& memory, plan_view const& plan) {
-  double most = 0;
-  for (int r = 0; r < plan.size.ranks; ++r) {
-    double held = 0;
-    for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-      held += held_change(plan.actions[i].kind, memory);
-      most = held > most ? held : most;
-    }
-  }
-  return most;
+  return peak<double>(plan, held_changes(memory));
 }
 
 constexpr bool keeps(activation_limit const& memory, plan_view const& plan) {
   return !(memory.most > 0) || most_held(memory, plan) <= memory.most + activation_limit::rounding;
+}
+/// The same of one rank.
+constexpr bool keeps(activation_limit const& memory, plan_view const& plan, int rank) {
+  double const limit = memory.most + activation_limit::rounding;
+  return !(memory.most > 0) || peak<double>(plan, rank, held_changes(memory), 0, limit).most <= limit;
 }
 
 }  // namespace chevron::search::detail

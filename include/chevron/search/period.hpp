@@ -4,8 +4,8 @@
 
 #include <chevron/plan/buffer.hpp>
 #include <chevron/prove/activation_limit.hpp>
+#include <chevron/prove/dispatch.hpp>
 #include <chevron/search/held.hpp>
-#include <chevron/search/rows.hpp>
 
 /// \file
 /// A period: the order in which each rank repeats its actions, with times that keep it.
@@ -17,11 +17,11 @@ namespace chevron::search::detail {
 /// so that what a change would push back is found from the change on.
 class period_order {
  public:
-  constexpr period_order(rows const& of, activation_limit memory, int in_period)
+  constexpr period_order(chevron::detail::rows const& of, activation_limit memory, int in_period)
       : rows_(of),
         memory_(memory),
         per_(in_period),
-        kinds_(of.whole ? 2 : 3),
+        kinds_(of.kinds),
         count_(kinds_ * of.stages * in_period),
         begin_(of.ranks + 1),
         sequence_(count_),
@@ -86,7 +86,7 @@ class period_order {
   /// When what an action needs is there, in the frame of the action's own window.
   constexpr double ready(int x) const {
     int const from = source_.data[x];
-    if (from < 0) return -1e300;
+    if (from < 0) return -chevron::detail::never;
     return start_.data[from] + comes_after_.data[x] - period_ * (late_.data[x] - late_.data[from]);
   }
   /// Those that need what an action makes may have to move.
@@ -132,7 +132,7 @@ class period_order {
     }
     return fine;
   }
-  constexpr double change_of(int x) const { return rows_.change_of(x / per_, memory_); }
+  constexpr double change_of(int x) const { return held_change(rows_.kind_of(x / per_), memory_); }
   /// Whether a rank's order keeps the laws and the limit.
   constexpr bool lawful(int rank) const {
     int const stages = rows_.stages * per_;
@@ -196,7 +196,7 @@ class period_order {
     }
   }
 
-  rows const& rows_;
+  chevron::detail::rows const& rows_;
   activation_limit memory_;
   int per_;
   int kinds_;

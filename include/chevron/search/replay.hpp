@@ -6,8 +6,9 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/rows.hpp>
+#include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>
-#include <chevron/search/rows.hpp>
 
 /// \file
 /// An order that local search changes: when each action ends, and how much comes after it, so that what a move would cost is known
@@ -16,18 +17,20 @@
 namespace chevron::search::detail {
 
 /// One order without fused pairs.
-class replay : public rows {
+class replay : public chevron::detail::rows {
  public:
   constexpr replay(plan_view const& from, cost_view const& costs, objective goal)
-      : rows(from, costs),
+      : rows(from, chevron::detail::splits_backwards(from), costs),
         total(from.total()),
+        row_of(count * micro_batches),
+        time_of(count * micro_batches),
         begin(ranks + 1),
         order(total),
-        finish(3 * stages * micro_batches),
-        after(3 * stages * micro_batches),
-        at(3 * stages * micro_batches),
+        finish(count * micro_batches),
+        after(count * micro_batches),
+        at(count * micro_batches),
         sequence_(total),
-        place_(3 * stages * micro_batches),
+        place_(count * micro_batches),
         region_(total),
         stale_((total + 63) / 64, zeroed),
         needed_(total, zeroed),
@@ -36,8 +39,14 @@ class replay : public rows {
         ready_(ranks),
         span_(goal == objective::span) {
     for (int r = 0; r <= ranks; ++r) begin.data[r] = from.begin[r];
-    for (int i = 0; i < total; ++i) order.data[i] = number_of(from.actions[i]);
+    for (int a = 0; a < row_of.count; ++a) row_of.data[a] = static_cast<std::int16_t>(a / micro_batches);
+    for (int a = 0; a < row_of.count; ++a) time_of.data[a] = time_at(a);
+    step_graph const graph(from);
+    for (int i = 0; i < total; ++i) order.data[i] = graph.number_of(from.actions[i]);
   }
+
+  /// By how much an action of this row changes what its rank holds.
+  constexpr double change_of(int row, activation_limit const& memory) const { return held_change(kind_of(row), memory); }
 
   /// Writes down where the actions at [from, to] now stand.
   constexpr void note(int from, int to) {
@@ -310,11 +319,13 @@ class replay : public rows {
   }
 
   int total;
-  buffer<int> begin;      ///< by rank: where its actions begin in `order`
-  buffer<int> order;      ///< numbers, rank after rank
-  buffer<double> finish;  ///< by number
-  buffer<double> after;   ///< by number
-  buffer<int> at;         ///< by number: where in `order` it stands, once noted
+  buffer<std::int16_t> row_of;  ///< by number
+  buffer<int> time_of;          ///< by number: where its times stand
+  buffer<int> begin;            ///< by rank: where its actions begin in `order`
+  buffer<int> order;            ///< numbers, rank after rank
+  buffer<double> finish;        ///< by number
+  buffer<double> after;         ///< by number
+  buffer<int> at;               ///< by number: where in `order` it stands, once noted
 
  private:
   constexpr int mark(int a, int lowest) {

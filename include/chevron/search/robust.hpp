@@ -105,15 +105,7 @@ class drawn_descent {
     best_.actions.data[to] = moved;
     for (int i = from; i != to + step; i += step) at_[cell(best_.actions.data[i])] = i;
   }
-  bool fits(int rank) const {
-    if (!(memory_.most > 0)) return true;
-    double held = 0;
-    for (int i = best_.begin.data[rank]; i < best_.begin.data[rank + 1]; ++i) {
-      held += held_change(best_.actions.data[i].kind, memory_);
-      if (held > memory_.most + activation_limit::rounding) return false;
-    }
-    return true;
-  }
+  bool fits(int rank) const { return keeps(memory_, best_, rank); }
 
   void try_one(int from, std::size_t first) {
     int const rank = rank_of(from);

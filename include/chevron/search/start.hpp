@@ -7,7 +7,7 @@
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/prove/factors.hpp>
+#include <chevron/plan/factors.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>

@@ -10,7 +10,6 @@
 #include <chevron/search/period.hpp>
 #include <chevron/search/random.hpp>
 #include <chevron/search/replay.hpp>
-#include <chevron/search/rows.hpp>
 
 /// \file
 /// Search for a period, without unrolling it, and what orders come of it.
@@ -22,7 +21,7 @@ namespace chevron::search::detail {
 class steady_order : public period_order {
  public:
   /// \param like an order, played, whose middle the search begins with if it repeats; or nullptr
-  constexpr steady_order(rows const& of, activation_limit memory, std::uint64_t seed, int in_period,
+  constexpr steady_order(chevron::detail::rows const& of, activation_limit memory, std::uint64_t seed, int in_period,
                          replay const* like = nullptr)
       : period_order(of, memory, in_period),
         random_(seed),
@@ -78,7 +77,7 @@ class steady_order : public period_order {
       for (int i = begin_.data[r]; i < begin_.data[r + 1]; ++i, ++at) {
         if (at == played.begin.data[r + 1]) return false;
         int const a = played.order.data[at];
-        int const row = rows_.row_of.data[a];
+        int const row = a / micro_batches;
         int const apart = first - (a - row * micro_batches) + per_ * micro_batches;
         int const late = (apart + per_ - 1) / per_ - micro_batches;
         int const x = row * per_ + late * per_ - (apart - per_ * micro_batches);
@@ -87,7 +86,7 @@ class steady_order : public period_order {
         }
         sequence_.data[i] = x;
         late_.data[x] = late;
-        start_.data[x] = played.finish.data[a] - rows_.lasts.data[rows_.time_of.data[a]];
+        start_.data[x] = played.finish.data[a] - rows_.lasts.data[rows_.time_at(a)];
       }
       note(r);
       if (!lawful(r)) return false;

@@ -27,8 +27,7 @@ namespace chevron::search {
 constexpr found replan(plan_view const& known, cost_view const& costs, activation_limit memory = {},
                        objective goal = objective::makespan, effort how_hard = {}) {
   found result;
-  bool split = false;
-  for (int i = 0; i < known.total(); ++i) split = split || known.actions[i].kind == kind::backward_weight;
+  bool const split = chevron::detail::splits_backwards(known);
   detail::starting_point start(known, costs, memory, goal, split);
   if (finding f = known.problem ? known.problem : check(known); f || !start.consider(copy_of(known), known.name)) {
     if (!f) {

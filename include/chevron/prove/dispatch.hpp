@@ -1,0 +1,165 @@
+#pragma once
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/prove/rows.hpp>
+
+/// \file
+/// A step played in the order of time, without an order of its own: ranks are free or busy, inputs arrive, and a policy says
+/// which ready action a rank takes. List scheduling, eager orders and back filling are policies.
+
+namespace chevron::detail {
+
+/// A time that does not come.
+inline constexpr double never = 1e300;
+
+/// Whose turn it is. Ranks act in the order of the times of their next tries, of equal times the lower rank first. A tree of the
+/// earliest times is walked from left to right through the ranks that are due now, and brought up to date on the way: about two
+/// nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
+class turns {
+ public:
+  /// All ranks are due at time 0.
+  constexpr explicit turns(int ranks) {
+    while (leaves_ < ranks) leaves_ *= 2;
+    earliest_ = buffer<double>(2 * leaves_);
+    double* const earliest = earliest_.data;
+    for (int i = 0; i < leaves_; ++i) earliest[leaves_ + i] = i < ranks ? 0 : never;
+    for (int i = leaves_ - 1; i > 0; --i) earliest[i] = earliest[2 * i];
+    descend(1);
+  }
+
+  double now = 0;  ///< `never`: nobody has anything to wait for
+  int rank = 0;    ///< whose turn it is
+
+  /// The rank whose turn it is tries again at `time`; whose turn comes next?
+  constexpr void next_turn(double time) {
+    double* const earliest = earliest_.data;
+    bool const on = !goes_back_;
+    int at = at_;
+    earliest[at] = time;
+    if (on && time <= now) return;
+    while (at > 1) {
+      double const beside = earliest[at ^ 1];
+      if (at % 2 == 0 && beside <= now && on) {
+        descend(at + 1);
+        return;
+      }
+      if (beside < time) time = beside;
+      at /= 2;
+      earliest[at] = time;
+    }
+    now = time;
+    goes_back_ = false;
+    descend(1);
+  }
+
+  /// A rank that waits tries at `time`, unless it would try earlier anyway.
+  constexpr void wake(int rank, double time) {
+    double* const earliest = earliest_.data;
+    for (int i = leaves_ + rank; i > 0 && time < earliest[i]; i /= 2) earliest[i] = time;
+    if (time <= now && leaves_ + rank < at_) goes_back_ = true;
+  }
+
+ private:
+  constexpr void descend(int node) {
+    double* const earliest = earliest_.data;
+    int const leaves = leaves_;
+    while (node < leaves) {
+      node *= 2;
+      if (earliest[node] > now) ++node;
+    }
+    at_ = node;
+    rank = node - leaves;
+  }
+
+  int leaves_ = 1;
+  int at_ = 1;
+  bool goes_back_ = false;   // a rank to the left became due now: a cost of 0
+  buffer<double> earliest_;  // node i: the earlier of 2i and 2i + 1; from `leaves_` on the ranks
+};
+
+/// What a rank does instead of an action.
+inline constexpr int sleeps = -1, gives_up = -2;
+
+/// Plays a step: takes every action once, each on its rank, ranks in the order of time. A policy says which action a rank takes,
+/// or lets it sleep until something arrives. Messages that occupy ranks and microbatches of unequal length count; wires do not,
+/// as in `rows`. A policy has
+///
+/// - `number(row, k)`: the action of a row that is taken k-th
+/// - `take(rank, now, ready, taken, until)`: the row whose next action the rank takes now; or `sleeps`: until `until`, or until an
+///   action arrives that it may take next; or `gives_up`, which ends the step. By row, `ready` says when the next action can start
+///   (`never`: not known, or none is left), `taken` how many were taken
+/// - `free_again(number, now, end)`: when a rank that took an action is free
+///
+/// \param backwards played from the end of the step to its beginning: what needs an action comes before it
+/// \returns false where all ranks sleep, or the policy gave up
+template <class Policy>
+constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) {
+  int const micro_batches = of.micro_batches;
+  int const count = of.count;
+  int const all = of.stages * micro_batches;
+  bool const alike = of.alike;
+  double const* const lasts = of.lasts.data;
+  double const* const lag = of.lag.data;
+  int const* const rank_of = of.rank_of.data;
+  int const* const needs = (backwards ? of.feeds : of.fed_by).data;
+  int const* const feeds = (backwards ? of.fed_by : of.feeds).data;
+  buffer<int> taken_memory(count, zeroed);
+  buffer<double> ready_memory(count), start_memory(count * micro_batches), first_memory(backwards && of.kinds == 3 ? all : 0);
+  buffer<bool> asleep_memory(of.ranks, zeroed);
+  int* const taken = taken_memory.data;
+  double* const ready = ready_memory.data;
+  double* const start = start_memory.data;  // by number: when all that it needs is there
+  double* const first = first_memory.data;  // by cell: backwards an I needs its W and the I of the stage before; what came first
+  bool* const asleep = asleep_memory.data;
+  for (double& one : first_memory) one = -1;
+  // Which row of its own stage a row feeds: I its W, or backwards the other way round.
+  int const own_from = of.kinds < 3 ? 3 * count : (backwards ? 2 : 1) * of.stages;
+  int const own_way = backwards ? -of.stages : of.stages;
+  for (int row = 0; row < count; ++row) {
+    int const fed_by_own = row - own_way;
+    bool const open = needs[row] != 0 || (fed_by_own >= own_from && fed_by_own < own_from + of.stages);
+    for (int m = 0; m < micro_batches; ++m) start[row * micro_batches + m] = open ? never : 0;
+    ready[row] = open ? never : 0;
+  }
+  turns turn(of.ranks);
+  auto const arrives = [&](int row, int number, double there) {
+    if (backwards && of.kinds == 3 && row > of.stages && row < 2 * of.stages) {
+      double& other = first[number - all];
+      there = other > there ? other : there;
+      bool const both = other >= 0;
+      other = there;
+      if (!both) return;
+    }
+    start[number] = there;
+    if (policy.number(row, taken[row]) != number) return;
+    ready[row] = there;
+    // A rank that computes is not disturbed: it looks when it is free.
+    if (asleep[rank_of[row]]) turn.wake(rank_of[row], there);
+  };
+  for (int left = count * micro_batches; left > 0;) {
+    double const now = turn.now;
+    if (now == never) return false;
+    double until = never;
+    int const rank = turn.rank;
+    int const row = policy.take(rank, now, ready, taken, until);
+    if (row == gives_up) return false;
+    asleep[rank] = row == sleeps;
+    if (row == sleeps) {
+      turn.next_turn(until);
+      continue;
+    }
+    --left;
+    int const number = policy.number(row, taken[row]);
+    double const end = now + lasts[alike ? row : count + number];
+    ready[row] = ++taken[row] < micro_batches ? start[policy.number(row, taken[row])] : never;
+    if (int const step = feeds[row]; step != 0) {
+      int const to = row + step / micro_batches;
+      arrives(to, number + step, end + lag[alike ? (backwards ? row : to) : count + (backwards ? number : number + step)]);
+    }
+    if (row >= own_from && row < own_from + of.stages) arrives(row + own_way, number + own_way * micro_batches, end);
+    turn.next_turn(policy.free_again(number, now, end));
+  }
+  return true;
+}
+
+}  // namespace chevron::detail

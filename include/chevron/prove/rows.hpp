@@ -1,0 +1,96 @@
+#pragma once
+
+#include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/factors.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
+
+/// \file
+/// A step's actions as numbers, and what each kind of a stage takes and needs.
+
+namespace chevron::detail {
+
+/// Whether a plan has I and W, not B.
+constexpr bool splits_backwards(plan_view const& plan) {
+  for (int i = 0; i < plan.total(); ++i) {
+    if (plan.actions[i].kind == kind::backward_weight) return true;
+  }
+  return false;
+}
+
+/// The actions of a step in rows: a row is a kind of a stage, kind · stages + stage, the kinds being F, I (or B) and W. An
+/// action's number, row · microbatches + microbatch, is that of `step_graph`. Occupied ranks and messages become part of a row's
+/// times. Wires do not: messages count as if they found theirs free. Where microbatches are of unequal length, each action has
+/// times of its own behind those of the rows, which are then of the mean.
+struct rows {
+  /// \param from  says where stages live
+  /// \param split whether backwards are: three kinds, else two
+  constexpr rows(plan_view const& from, bool split, cost_view const& costs)
+      : ranks(from.size.ranks),
+        stages(from.stages),
+        micro_batches(from.size.micro_batches),
+        kinds(split ? 3 : 2),
+        count(kinds * stages),
+        alike(costs.lengths.alike()),
+        rank_of(count),
+        fed_by(count, zeroed),
+        feeds(count, zeroed),
+        lasts(times()),
+        before(times()),
+        post(times()),
+        lag(times()) {
+    step_graph const graph(from);
+    mean_factors const mean(costs.lengths, micro_batches);
+    for (int row = 0; row < count; ++row) {
+      action const a = action_of(row * micro_batches);
+      rank_of.data[row] = from.rank_of[a.stage];
+      set_times(row, a, graph, costs, mean.computation, mean.transfer);
+      int const source = graph.source_of(a);
+      if (source < 0 || graph.makes(a) == step_graph::none) continue;
+      fed_by.data[row] = source - row * micro_batches;
+      feeds.data[source / micro_batches] = -fed_by.data[row];
+    }
+    for (int i = count; i < lasts.count; ++i) {
+      action const a = action_of(i - count);
+      int const m = static_cast<int>(a.micro_batch);
+      set_times(i, a, graph, costs, costs.lengths.of_computation(m), costs.lengths.of_transfer(m));
+    }
+  }
+
+  constexpr int family_at(int row) const { return row < stages ? 0 : row < 2 * stages ? 1 : 2; }
+  constexpr kind kind_of(int row) const { return kind_of_family(family_at(row), kinds == 3); }
+  constexpr action action_of(int number) const {
+    int const row = number / micro_batches;
+    return make_action(kind_of(row), row % stages, number % micro_batches);
+  }
+  /// Where an action's times stand.
+  constexpr int time_at(int number) const { return alike ? number / micro_batches : count + number; }
+
+  int ranks, stages, micro_batches, kinds;
+  int count;            ///< rows
+  bool alike;           ///< whether microbatches are of equal length
+  buffer<int> rank_of;  ///< by row
+  buffer<int> fed_by;   ///< by row: from an action's number to that of what it needs; 0: nothing, or its own I
+  buffer<int> feeds;    ///< by row: to that of what needs it, its own W aside; 0: nothing
+  // By row and, where microbatches are of unequal length, behind that by number: see `time_at`.
+  buffer<double> lasts;   ///< how long, with a message that occupies the receiver before it
+  buffer<double> before;  ///< of that, the message
+  buffer<double> post;    ///< how long a message then occupies the sender
+  buffer<double> lag;     ///< from the end of what it needs until that is there
+
+ private:
+  constexpr int times() const { return alike ? count : count * (1 + micro_batches); }
+  constexpr void set_times(int at, action a, step_graph const& graph, cost_view const& costs, double computing, double moving) {
+    int const in_over = graph.comes_over(a);
+    int const out_over = graph.crosses(a);
+    double const in = in_over < 0 ? 0 : moving * costs.of_message(in_over);
+    bool const waits = costs.occupies_receiver();
+    before.data[at] = waits ? in : 0;
+    lasts.data[at] = computing * costs.of(a.kind, static_cast<int>(a.stage)) + before.data[at];
+    post.data[at] = costs.occupies_sender() && out_over >= 0 ? moving * costs.of_message(out_over) : 0;
+    lag.data[at] = (waits ? 0 : in) + (in_over < 0 ? 0 : costs.of_latency(in_over));
+  }
+};
+
+}  // namespace chevron::detail
