@@ -17,9 +17,9 @@
 
 namespace chevron::search {
 
-/// A plan with the same stages on the same ranks, made from a lawful one: its gaps are filled, then it goes through local search. It is
-/// never longer than that one under these costs, and adds gradients up in the same order. A hundredth of what `find` takes, and
-/// mostly as short within a percent where the memory is that of the plan.
+/// A plan with the same stages on the same ranks, made from a lawful one: its gaps are filled, then it goes through local search.
+/// It is never longer than that one under these costs, and adds gradients up in the same order. A hundredth of what `find` takes,
+/// and mostly as short within a percent where the memory is that of the plan.
 ///
 /// \param known what runs, or ran; it keeps the limit
 /// \param how_hard `trials` of local search, 0: 1000
@@ -29,7 +29,14 @@ constexpr found replan(plan_view const& known, cost_view const& costs, activatio
   found result;
   bool const split = chevron::detail::splits_backwards(known);
   detail::starting_point start(known, costs, memory, goal, split);
-  if (finding f = known.problem ? known.problem : check(known); f || !start.consider(copy_of(known), known.name)) {
+  finding f = known.problem ? known.problem : check(known);
+  if (known.holds(kind::recompute) || known.has_own_kinds()) {
+    f.broken = law::description;
+    f.words =
+        "a search moves F, B, I and W: begin with a plan without R and own actions (place_recomputation adds R's); stages: ";
+    f.number = known.stages;
+  }
+  if (f || !start.consider(copy_of(known), known.name)) {
     if (!f) {
       f.broken = law::description;
       f.words = "a plan to begin with must train and keep the memory limit, in whole chunks: ";
