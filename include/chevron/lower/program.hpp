@@ -101,29 +101,38 @@ template <auto const& Source, shape Size>
 struct lowering;
 }
 
-/// A program that may run. Only `lower` makes one, of a proved plan, and `lowered<>`: that of `lower` owns its program, that of
-/// `lowered<>` is a handle to a constant. Either may be held by value and copied.
+/// A program that may run, as a handle: copies share one program, which threads may do at once. Only `lower` makes one, of a
+/// proved plan, and `lowered<>`: the program of `lower` lives as long as its last handle, the program of `lowered<>` is a
+/// constant.
 class proved_program {
  public:
-  /// The program, for as long as this lives. Not of a temporary: it would point to what is gone.
-  constexpr program_view view() const& { return owned_.begin.count > 0 ? owned_.view() : constant_; }
+  constexpr proved_program(proved_program const& other) : shared_(other.shared_), seen_(other.seen_) { hold(); }
+  constexpr proved_program& operator=(proved_program const& other) {
+    other.hold();  // first: both may be handles to one program
+    let_go();
+    shared_ = other.shared_;
+    seen_ = other.seen_;
+    return *this;
+  }
+  constexpr ~proved_program() { let_go(); }
+
+  /// The program, for as long as a handle to it lives. Not of a temporary: the view would point to freed memory.
+  constexpr program_view view() const& { return seen_; }
   constexpr program_view view() const&& = delete;
-  constexpr operator program_view() const& { return view(); }
+  constexpr operator program_view() const& { return seen_; }
   constexpr operator program_view() const&& = delete;
 
   /// A copy to look into or to change; nothing runs it.
   constexpr program copy() const {
-    program_view const from = view();
+    int const ranks = seen_.plan.size.ranks;
     program to;
-    if (owned_.begin.count > 0) return owned_;
-    int const ranks = from.plan.size.ranks;
-    to.source = copy_of(from.plan);
-    to.instructions = buffer<instruction>(from.total());
+    to.source = copy_of(seen_.plan);
+    to.instructions = buffer<instruction>(seen_.total());
     to.begin = buffer<int>(ranks + 1);
     to.slots = buffer<slot_counts>(ranks);
-    for (int i = 0; i < from.total(); ++i) to.instructions.data[i] = from.instructions[i];
-    for (int r = 0; r <= ranks; ++r) to.begin.data[r] = from.begin[r];
-    for (int r = 0; r < ranks; ++r) to.slots.data[r] = from.slots[r];
+    for (int i = 0; i < seen_.total(); ++i) to.instructions.data[i] = seen_.instructions[i];
+    for (int r = 0; r <= ranks; ++r) to.begin.data[r] = seen_.begin[r];
+    for (int r = 0; r < ranks; ++r) to.slots.data[r] = seen_.slots[r];
     return to;
   }
 
@@ -132,11 +141,31 @@ class proved_program {
   template <auto const& Source, shape Size>
   friend struct detail::lowering;
 
-  constexpr explicit proved_program(program made) : owned_(static_cast<program&&>(made)) {}
-  constexpr explicit proved_program(program_view constant) : constant_(constant) {}
+  struct shared_program {
+    program made;
+    int handles = 1;
 
-  program owned_;            // empty in a handle to a constant
-  program_view constant_{};  // empty where the program is owned
+    /// Atomic in a running program: ranks that are threads share one. The builtin, since <atomic> takes every user's compiler
+    /// longer.
+    constexpr int count(int by) {
+      if (__builtin_is_constant_evaluated()) return handles += by;
+      return __atomic_add_fetch(&handles, by, __ATOMIC_ACQ_REL);
+    }
+  };
+
+  constexpr explicit proved_program(program made)
+      : shared_(new shared_program{static_cast<program&&>(made)}), seen_(shared_->made.view()) {}
+  constexpr explicit proved_program(program_view constant) : seen_(constant) {}
+
+  constexpr void hold() const {
+    if (shared_) shared_->count(1);
+  }
+  constexpr void let_go() {
+    if (shared_ && shared_->count(-1) == 0) delete shared_;
+  }
+
+  shared_program* shared_ = nullptr;  // null in a handle to a constant
+  program_view seen_{};
 };
 
 /// The forwards of a program's plan; to be proved and lowered again.

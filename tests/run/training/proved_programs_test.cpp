@@ -22,15 +22,17 @@ concept trains = requires(Program given, transport& comm) {
 template <class Program>
 concept evaluates = std::is_constructible_v<chevron::evaluator, Program, chevron::trainer&>;
 template <class Program>
-concept executes = std::is_constructible_v<chevron::executor, Program, transport&, std::vector<chevron::stage>&,
-                                           chevron::loss_function, chevron::executor_settings>;
+concept executes = std::is_constructible_v < chevron::executor,
+        Program, transport&, std::vector<chevron::stage>
+&, chevron::loss_function, chevron::executor_settings > ;
 
 static_assert(trains<chevron::proved_program> && evaluates<chevron::proved_program> && executes<chevron::proved_program>);
 static_assert(!trains<chevron::program> && !evaluates<chevron::program> && !executes<chevron::program>);
 static_assert(!trains<chevron::program_view> && !evaluates<chevron::program_view> && !executes<chevron::program_view>);
 static_assert(!trains<chevron::plan> && !evaluates<chevron::plan> && !executes<chevron::plan>);
 static_assert(!trains<chevron::proved_plan> && !evaluates<chevron::proved_plan> && !executes<chevron::proved_plan>);
-static_assert(!std::is_default_constructible_v<chevron::proved_plan> && !std::is_default_constructible_v<chevron::proved_program>);
+static_assert(!std::is_default_constructible_v<chevron::proved_plan> &&
+              !std::is_default_constructible_v<chevron::proved_program>);
 
 }  // namespace
 
@@ -66,6 +68,7 @@ TEST_CASE("a program outlives the plan that it was made of, and copies of it tra
     return chevron::lower(proof);
   }();
   auto const copy = made;
+  CHECK(copy.view().instructions == made.view().instructions);  // of the one program that both are handles to
   train(made);
   train(copy);
   train(chevron::lowered<chevron::catalogue::zb_h1, chevron::shape{.ranks = 2, .micro_batches = 4}>);
