@@ -91,7 +91,8 @@ void add_memory(CLI::App& command, request& asked) {
   command.add_option("--static-bytes", typed.fixed, "parameters, gradients and the optimizer's state of a rank")
       ->type_name("BYTES");
   command
-      .add_option("--kept-bytes", typed.kept, "what W needs after I, gradients included; as much as --activation-bytes without it")
+      .add_option("--kept-bytes", typed.kept,
+                  "what W needs after I, gradients included; as much as --activation-bytes without it")
       ->type_name("BYTES");
   command.add_option("--input-bytes", typed.input, "what a recomputed stage keeps of a microbatch: its input")
       ->type_name("BYTES");
@@ -174,13 +175,19 @@ int main(int argc, char** argv) {
         ->type_name("NAME|FILE.csv");
     add_shape(one, asked);
   };
-  char const* const limit_help = "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks where it has 2";
+  char const* const limit_help =
+      "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks where it has 2";
 
   CLI::App& show = *add("show", "Draw a schedule's timeline and give its numbers", run_show);
   add_schedule(show);
   add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)",
             " (one number, or one for each boundary between stages)");
   add_lengths(show, asked);
+  show.add_option(
+          "--recompute", asked.recompute,
+          "the backwards of all stages but the last have an R, which costs this (0: as much as F), in waits where there are "
+          "some; I and W then cost no recomputation")
+      ->type_name("COST");
   show.add_option("--steps", asked.steps, "draw so many steps back to back, without a barrier between them")
       ->type_name("K")
       ->capture_default_str();
@@ -244,11 +251,15 @@ int main(int argc, char** argv) {
   search.add_flag("--full-backward", asked.search.full_backward, "keep B whole, for stages whose backward cannot be split");
   search.add_flag("--partition", asked.search.partition,
                   "look for the number of layers of each stage, too; with a --profile that says how many each had");
-  search.add_option("--trials", asked.search.trials, "changes to try, a share of them for each start and memory limit on the way; without it, as many as take seconds at most")
+  search
+      .add_option("--trials", asked.search.trials,
+                  "changes to try, a share of them for each start and memory limit on the way; without it, as many as take "
+                  "seconds at most")
       ->type_name("COUNT");
   search
-      .add_option("--seconds", asked.search.seconds,
-                  "search for so long, in rounds with twice the trials each, and give the best; with --trials, whichever ends first")
+      .add_option(
+          "--seconds", asked.search.seconds,
+          "search for so long, in rounds with twice the trials each, and give the best; with --trials, whichever ends first")
       ->type_name("SECONDS");
   search.add_option("--seed", asked.search.seed, "another one tries other changes, and draws other times")
       ->type_name("NUMBER")
@@ -256,7 +267,9 @@ int main(int argc, char** argv) {
   add_jitter(search, asked);
   add_output(search, asked, "text, svg, html, csv, trace or json");
 
-  CLI::App& fit = *add("fit", "Say which schedules fit into a rank's memory, and which of them is the fastest; exit code 6 when none does", run_fit);
+  CLI::App& fit =
+      *add("fit", "Say which schedules fit into a rank's memory, and which of them is the fastest; exit code 6 when none does",
+           run_fit);
   fit.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to look at beside the others")
       ->type_name("FILE.csv");
   add_shape(fit, asked);
@@ -285,8 +298,9 @@ int main(int argc, char** argv) {
     if (command != nullptr && !left.empty())  // it would be as if it had not been said
       throw usage("'" + left.front() + "' stands before the command: give flags after it, as in chevron-plan show --ranks 4");
     if (command == nullptr) {
-      throw usage((left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
-                  ": choose one of show, compare, check, lower, search, fit, explain, list; chevron-plan --help-all explains them");
+      throw usage(
+          (left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
+          ": choose one of show, compare, check, lower, search, fit, explain, list; chevron-plan --help-all explains them");
     }
     return command(asked);
   } catch (CLI::ExtrasError const&) {

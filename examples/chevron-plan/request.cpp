@@ -281,6 +281,7 @@ owned_costs costs_of(request const& asked, chevron::profile const& measured, std
   out.forward = std::move(made.forward);
   out.backward_input = std::move(made.backward_input);
   out.backward_weight = std::move(made.backward_weight);
+  out.recompute = std::move(made.recompute);
   out.communication = std::move(made.communication);
   out.hidden = asked.hidden_given ? share_number(asked.hidden, "--hidden") : made.hidden;
   out.communication_occupies = occupies_of(asked);
@@ -304,6 +305,7 @@ owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::
   out.hidden = share_number(asked.hidden, "--hidden");
   out.communication_occupies = occupies_of(asked);
   out.first_input_gradient = !asked.no_first_input_gradient;
+  if (!asked.recompute.empty()) out.recompute = value_list(asked.recompute, "--recompute", stages, "stages", cost_number);
   apply_links(asked, rank_of, out);
   double sum = 0;
   for (auto const* list : {&out.forward, &out.backward_input, &out.backward_weight}) {

@@ -1,7 +1,9 @@
 #include <iostream>
 
+#include <chevron/describe/recomputed.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/steps.hpp>
+#include <chevron/search/recomputation.hpp>
 #include <chevron/show/analysis_text.hpp>
 #include <chevron/show/chrome_trace.hpp>
 #include <chevron/show/csv/csv.hpp>
@@ -17,16 +19,17 @@ namespace plan_program {
 namespace {
 
 /// Numbers, timeline, each rank's time and the critical path, one below the other.
-std::string as_text(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs, chevron::size_view const& sizes, int steps,
-                    chevron::show::text_style const& style, chevron::show::picture const& drawn,
-                    std::optional<chevron::profile> const& measured) {
+std::string as_text(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs,
+                    chevron::size_view const& sizes, int steps, chevron::show::text_style const& style,
+                    chevron::show::picture const& drawn, std::optional<chevron::profile> const& measured) {
   chevron::show::figures const numbers = chevron::show::figures_of(plan, costs, sizes);
   std::string out = header_text(drawn, numbers, style);
   if (measured) {
     std::string const words = measured_words(*measured, plan, numbers.makespan);
     if (!words.empty()) out += "profile: makespan " + words + "\n";
     if (is_file(asked.schedule))
-      out += "profile: a stage costs what it cost there; how many layers a stage of " + asked.schedule + " holds its file does not say\n";
+      out += "profile: a stage costs what it cost there; how many layers a stage of " + asked.schedule +
+             " holds its file does not say\n";
   }
   if (auto const other = shorter_than(asked, plan, costs, 1))
     out += "search finds " + chevron::show::number(other->length) + " within this memory: " + other->command + "\n";
@@ -53,6 +56,11 @@ int run_show(request const& asked) {
   chevron::plan plan = plan_of(asked);
   if (*plan.name == 0) plan.name = asked.schedule.c_str();
   owned_costs const costs = costs_of(asked, plan);
+  if (!asked.recompute.empty() && !plan.forward_only) {
+    if (plan.view().holds(chevron::kind::recompute))
+      throw usage("--recompute does not go with " + asked.schedule + ", which has R's already");
+    plan = chevron::search::place_recomputation(chevron::with_recomputation(plan), costs.view());
+  }
   auto const measured = profile_of(asked);
   owned_sizes const sizes = sizes_of(asked, plan.stages);
   int const steps = steps_of(asked, plan);

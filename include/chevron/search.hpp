@@ -12,5 +12,6 @@
 #include <chevron/search/layers.hpp>
 #include <chevron/search/lengths/input_order.hpp>
 #include <chevron/search/lengths/replan.hpp>
-#include <chevron/search/robust.hpp>
+#include <chevron/search/recomputation.hpp>
+<chevron/search/robust.hpp>
 #include <chevron/search/zero_bubble.hpp>
