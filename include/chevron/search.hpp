@@ -13,5 +13,5 @@
 #include <chevron/search/lengths/input_order.hpp>
 #include <chevron/search/lengths/replan.hpp>
 #include <chevron/search/recomputation.hpp>
-<chevron/search/robust.hpp>
+#include <chevron/search/robust.hpp>
 #include <chevron/search/zero_bubble.hpp>
