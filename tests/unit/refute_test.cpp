@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/plan/lengths.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>

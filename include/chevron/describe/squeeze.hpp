@@ -216,7 +216,7 @@ class squeeze {
         made_[block_.stages + a.stage] = {a.micro_batch, end};
         if (a.stage > 0) wake(a.stage - 1, end);
       }
-      if (a.what != kind::backward_input) --mine.in_flight;
+      if (ends_cell(a.what)) --mine.in_flight;
     }
     if (mine.now == part::in_order) {
       mine.walk.waiting += mine.due == block_walk::waiting_weight ? -1 : leaves_weight_[mine.due] ? 1 : 0;

@@ -74,6 +74,9 @@ constexpr bool makes_input_gradient(kind k) { return is_compute(k) && row_of(k).
 /// B and W: the last of their cell.
 constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }
 
+/// I: its W comes later.
+constexpr bool leaves_weight(kind k) { return makes_input_gradient(k) && !ends_cell(k); }
+
 /// B, or I where backwards are split.
 constexpr kind gradient_kind(bool split) { return split ? kind::backward_input : kind::backward; }
 /// A stage's work on a microbatch in its order: F is 0, B or I 1, W 2.

@@ -91,7 +91,7 @@ struct zero_bubble_weaver {
   double* idle;   // waited since the first forward
   int* demand;    // forwards wanted next
 
-  static constexpr kind kinds[3] = {kind::forward, kind::backward_input, kind::backward_weight};
+  static constexpr kind kinds[3] = {kind::forward, gradient_kind(true), kind::backward_weight};
   enum family { forwards, inputs, weights };
 
   constexpr int& count(int rank, family f) { return done[rank * 3 + f]; }

@@ -59,9 +59,8 @@ class whole_times {
     for (int s = 0; s < stages; ++s) {
       for (int k = 0; k < kinds; ++k) {
         for (int m = 0; m < micro_batches; ++m) {
-          kind const what = k == 0 ? kind::forward : k == 1 ? kind::backward_input : kind::backward_weight;
           rank_of.push_back(placed.rank_of[s]);
-          takes.push_back(units(costs.of_action(make_action(what, s, m))));
+          takes.push_back(units(costs.of_action(make_action(kind_of_family(k, true), s, m))));
         }
       }
     }
