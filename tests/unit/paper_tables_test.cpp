@@ -153,7 +153,7 @@ TEST_CASE("each of the eight orders is lawful, whatever stages cost and hold") {
     plan made = catalogue::make_plan("ZB-H1", size);
     made.in_flight_limit = size.micro_batches;
     int const cells = size.ranks * size.micro_batches;
-    buffer<double> forward_end(cells), input_end(cells), clock(size.ranks), held(size.ranks), idle(size.ranks);
+    buffer<double> results(2 * cells), clock(size.ranks), held(size.ranks), idle(size.ranks);
     buffer<int> done(3 * size.ranks), demand(size.ranks);
     for (int answers = 0; answers < 8; ++answers) {
       for (int i = 0; i < 3 * cells; ++i) made.actions.data[i] = make_action(kind::forward, 0, 0);
@@ -163,8 +163,8 @@ TEST_CASE("each of the eight orders is lawful, whatever stages cost and hold") {
                                                 size.micro_batches,
                                                 {(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0},
                                                 made.actions.data,
-                                                forward_end.data,
-                                                input_end.data,
+                                                step_graph(made),
+                                                results.data,
                                                 done.data,
                                                 clock.data,
                                                 held.data,

@@ -82,7 +82,7 @@ constexpr bool take(std::string_view& text, char wanted) {
 constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split, int room = max_micro_batches) {
   double stage = 0;
   for (int s = 0; s < ranks; ++s) {
-    double const one = costs.of(kind::forward, s) + costs.of(split ? kind::backward_input : kind::backward, s);
+    double const one = costs.of(kind::forward, s) + costs.of(gradient_kind(split), s);
     stage = one > stage ? one : stage;
   }
   double fastest = ranks > 1 ? costs.of_delay(0) : 0;

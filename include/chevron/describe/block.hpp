@@ -218,7 +218,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   for (int w = 0; w < items; ++w) {
     gradient_of[w] = -1;
     for (int k = 0; k < items && at.data[w].when_idle; ++k) {
-      if (at.data[k].what != kind::backward_input || at.data[k].chunk != at.data[w].chunk) continue;
+      if (!chevron::leaves_weight(at.data[k].what) || at.data[k].chunk != at.data[w].chunk) continue;
       leaves_weight[k] = true;
       gradient_of[w] = k;
     }

@@ -84,7 +84,7 @@ constexpr finding check_block(block_layout const& block) {
   for (int s = 0; s < block.stages; ++s) {
     int const* const has = item_of + s * compute_kinds;
     bool const whole = has[static_cast<int>(kind::backward)] >= 0;
-    bool const split = has[static_cast<int>(kind::backward_input)] >= 0;
+    bool const split = has[static_cast<int>(gradient_kind(true))] >= 0;
     bool const weight = has[static_cast<int>(kind::backward_weight)] >= 0;
     f.rank = block.rank_of[s];
     f.what = make_action(kind::backward, s, 0);
@@ -113,7 +113,7 @@ constexpr finding check_block(block_layout const& block) {
   for (int s = 0; s < block.stages; ++s) {
     int const* const has = item_of + s * compute_kinds;
     bool const whole = has[static_cast<int>(kind::backward)] >= 0;
-    kind const gradient = whole ? kind::backward : kind::backward_input;
+    kind const gradient = gradient_kind(!whole);
     auto const starts_after = [&](kind what, kind needed, int stage) {
       block_action const& a = block.at[item_of[s * compute_kinds + static_cast<int>(what)]];
       block_action const& n = block.at[item_of[stage * compute_kinds + static_cast<int>(needed)]];
@@ -127,9 +127,9 @@ constexpr finding check_block(block_layout const& block) {
     if (!starts_after(gradient, kind::forward, s)) return f;
     if (s + 1 < block.stages) {
       bool const next_whole = has[compute_kinds + static_cast<int>(kind::backward)] >= 0;
-      if (!starts_after(gradient, next_whole ? kind::backward : kind::backward_input, s + 1)) return f;
+      if (!starts_after(gradient, gradient_kind(!next_whole), s + 1)) return f;
     }
-    if (!whole && !starts_after(kind::backward_weight, kind::backward_input, s)) return f;
+    if (!whole && !starts_after(kind::backward_weight, gradient, s)) return f;
   }
   return {};
 }
@@ -173,10 +173,7 @@ constexpr int steady_peak(block_layout const& block, int const* table, bool cons
     int now = 0;
     for (int what = walk.next(end); what != block_walk::done; what = walk.next(end)) {
       kind const k = what == block_walk::waiting_weight ? kind::backward_weight : walk.mine[what].what;
-      if (k == kind::forward)
-        ++now;
-      else if (k != kind::backward_input)
-        --now;
+      now += in_flight_change(k, false);
       if (what == block_walk::waiting_weight)
         --walk.waiting;
       else

@@ -122,7 +122,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
           int const chunk = token.stage >= 0 ? token.cell / s.played : order[at].chunk;
           int const micro_batch = token.stage >= 0 ? at : order[at].micro_batch;
           if (skips && token.what == kind::backward) s.whole[chunk * s.played + micro_batch] = 1;
-          if (queues && token.what == kind::backward_input) s.queue[s.length_of[queue_stream]++] = {chunk, micro_batch};
+          if (queues && leaves_weight(token.what)) s.queue[s.length_of[queue_stream]++] = {chunk, micro_batch};
           if (micro_batch >= s.micro_batches) continue;
           if (open_pair >= 0 && open_pair == filled - 1) out[open_pair].fused = 1;
           open_pair = token.pairs ? filled : -1;

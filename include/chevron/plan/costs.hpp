@@ -76,6 +76,9 @@ struct cost_view {
     }
   }
 
+  /// Cost of a stage's I.
+  constexpr double of_input(int stage) const { return of(kind::backward_input, stage); }
+
   /// The same of its own microbatch.
   constexpr double of_action(action a) const {
     double const one = of(a.kind, static_cast<int>(a.stage));

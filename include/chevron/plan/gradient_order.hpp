@@ -47,7 +47,7 @@ constexpr plan in_ascending_order(plan_view const& from) {
     int const number = one.kind == kind::forward           ? forwards.data[stage]++
                        : one.kind == kind::backward_weight ? of_split.data[stage * micro_batches + weights.data[stage]++]
                                                            : backwards.data[stage]++;
-    if (one.kind == kind::backward_input) of_split.data[stage * micro_batches + split.data[stage]++] = number;
+    if (leaves_weight(one.kind)) of_split.data[stage * micro_batches + split.data[stage]++] = number;
     one.micro_batch = make_action(one.kind, stage, number).micro_batch;
   }
   return to;

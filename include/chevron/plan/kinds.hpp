@@ -113,6 +113,9 @@ struct own_kind {
 /// B and W: the last of their cell.
 constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }
 
+/// I: its W comes later.
+constexpr bool leaves_weight(kind k) { return makes_input_gradient(k) && !ends_cell(k); }
+
 /// B, or I where backwards are split.
 constexpr kind gradient_kind(bool split) { return split ? kind::backward_input : kind::backward; }
 /// Families of compute kinds, of which a stage's microbatch has one action at most: F is 0, B or I 1, W 2, R 3, X, Y and Z 4 to 6.

@@ -118,7 +118,7 @@ inline stage_bytes bytes_of(profile const& measured, int stages) {
 inline std::vector<bool> split_stages(plan_view const& plan) {
   std::vector<bool> out(static_cast<std::size_t>(plan.stages));
   for (int i = 0; i < plan.total(); ++i) {
-    if (plan.actions[i].kind == kind::backward_input) out[plan.actions[i].stage] = true;
+    if (leaves_weight(plan.actions[i].kind)) out[plan.actions[i].stage] = true;
   }
   return out;
 }

@@ -16,8 +16,9 @@ class step_graph {
  public:
   static constexpr int none = -1;
 
-  constexpr explicit step_graph(plan_view const& plan)
-      : rank_of_(plan.rank_of), stages_(plan.stages), micro_batches_(plan.size.micro_batches) {}
+  constexpr explicit step_graph(plan_view const& plan) : step_graph(plan.rank_of, plan.stages, plan.size.micro_batches) {}
+  constexpr step_graph(std::int16_t const* rank_of, int stages, int micro_batches)
+      : rank_of_(rank_of), stages_(stages), micro_batches_(micro_batches) {}
 
   constexpr int cells() const { return stages_ * micro_batches_; }
   constexpr int results() const { return 2 * cells(); }

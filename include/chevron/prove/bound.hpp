@@ -85,12 +85,12 @@ struct unhindered {
     }
     for (int s = stages - 1; s >= 0; --s) {
       backward_start.data[s] = now;
-      now += costs.of(kind::backward_input, s);
+      now += costs.of_input(s);
       if (s > 0) now += message(s - 1);
     }
     for (int s = 0; s < stages; ++s) {
       double const own = costs.of(kind::backward_weight, s);
-      double const on = s > 0 ? message(s - 1) + costs.of(kind::backward_input, s - 1) + after.data[s - 1] : 0;
+      double const on = s > 0 ? message(s - 1) + costs.of_input(s - 1) + after.data[s - 1] : 0;
       after.data[s] = own > on ? own : on;
     }
   }
@@ -121,7 +121,7 @@ struct unequal_lengths {
   /// factors.
   constexpr double trips(int stage, double at_least, cost_view const& each, int count, double computations,
                          double transfers) const {
-    double const input = each.of(kind::backward_input, stage);
+    double const input = each.of_input(stage);
     double const compute = of_computations.backward_start.data[stage] + input - of_computations.forward_start.data[stage];
     double const messages = of_transfers.backward_start.data[stage] - of_transfers.forward_start.data[stage];
     return count * at_least + (computations - count * computation.least()) * compute +
@@ -177,7 +177,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       first = first < 0 ? s : first;
       last = s;
       double const f = each.of(kind::forward, s);
-      double const i = each.of(kind::backward_input, s);
+      double const i = each.of_input(s);
       double const w = each.of(kind::backward_weight, s);
       forward.data[chunks] = f;
       weight.data[chunks] = w;
@@ -188,7 +188,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       if (lengths == nullptr) {
         held += backward_start[s] + i - forward_start[s] + memory.kept_for_weight * w;
       } else {
-        double const trip = backward_start[s] + costs.of(kind::backward_input, s) - forward_start[s];
+        double const trip = backward_start[s] + costs.of_input(s) - forward_start[s];
         held += lengths->trips(s, trip, each, micro_batches, computations, lengths->transfer.sum) +
                 memory.kept_for_weight * w * computations;
       }
@@ -207,14 +207,14 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       raise(best.makespan, enters + work + out);
       continue;
     }
-    double const input_end = backward_start[last] + costs.of(kind::backward_input, last);
+    double const input_end = backward_start[last] + costs.of_input(last);
     // From the end of the last chunk's I to the end of what it leads to on this rank.
     auto const leaves_by = [&](unhindered const& one, cost_view const& at) {
       double out = 0;
-      double const from = one.backward_start.data[last] + at.of(kind::backward_input, last);
+      double const from = one.backward_start.data[last] + at.of_input(last);
       for (int s = 0; s < stages; ++s) {
         if (plan.rank_of[s] != r) continue;
-        raise(out, one.backward_start.data[s] + at.of(kind::backward_input, s) + at.of(kind::backward_weight, s) - from);
+        raise(out, one.backward_start.data[s] + at.of_input(s) + at.of(kind::backward_weight, s) - from);
       }
       return out;
     };
@@ -260,7 +260,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       raise(span, input_end - enters + leaves);
     } else {
       cost_view const long_costs = lengths->long_one.view();
-      double const comes_back = long_way.backward_start.data[last] + long_costs.of(kind::backward_input, last);
+      double const comes_back = long_way.backward_start.data[last] + long_costs.of_input(last);
       raise(span, comes_back - long_way.forward_start.data[first] + leaves_by(long_way, long_costs));
       raise(best.makespan, comes_back + long_way.after.data[last]);
     }
@@ -274,7 +274,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       int const places = ahead / nested > 1 ? ahead / nested : 1;
       int const turns = (micro_batches + places - 1) / places;
       double const w = costs.of(kind::backward_weight, s);
-      double const trip = backward_start[s] + costs.of(kind::backward_input, s) - forward_start[s];
+      double const trip = backward_start[s] + costs.of_input(s) - forward_start[s];
       auto const shortest = [&](int count) { return lengths == nullptr ? count : lengths->computation.smallest(count); };
       double const trips = lengths == nullptr ? turns * trip
                                               : lengths->trips(s, trip, each, turns, shortest(turns), lengths->transfer.smallest(turns));
@@ -292,7 +292,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
   }
   // A rank begins before the ranks that its first stage feeds, and ends after them.
   auto const until_out = [&](int from, int to) {
-    return backward_start[to] + costs.of(kind::backward_input, to) - backward_start[from] - costs.of(kind::backward_input, from) +
+    return backward_start[to] + costs.of_input(to) - backward_start[from] - costs.of_input(from) +
            costs.of(kind::backward_weight, to);
   };
   for (int q = 0; q < ranks && !plan.forward_only; ++q) {

@@ -5,7 +5,8 @@
 
 /// \file
 /// A step played in the order of time, without an order of its own: ranks are free or busy, inputs arrive, and a policy says
-/// which ready action a rank takes. List scheduling, eager orders and back filling are policies.
+/// which ready action a rank takes. Eager orders and back filling are policies. List scheduling shares the turns alone: as a policy
+/// it took a fourth more of the compiler's evaluator operations, and a twelfth more time.
 
 namespace chevron::detail {
 
@@ -53,10 +54,10 @@ class turns {
   }
 
   /// A rank that waits tries at `time`, unless it would try earlier anyway.
-  constexpr void wake(int rank, double time) {
+  constexpr void wake(int sleeper, double time) {
     double* const earliest = earliest_.data;
-    for (int i = leaves_ + rank; i > 0 && time < earliest[i]; i /= 2) earliest[i] = time;
-    if (time <= now && leaves_ + rank < at_) goes_back_ = true;
+    for (int i = leaves_ + sleeper; i > 0 && time < earliest[i]; i /= 2) earliest[i] = time;
+    if (time <= now && leaves_ + sleeper < at_) goes_back_ = true;
   }
 
  private:

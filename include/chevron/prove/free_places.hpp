@@ -28,13 +28,10 @@ struct free_places {
     bool first = true;
     for (int s = 0; s < plan.stages; ++s) {
       if (plan.rank_of[s] != rank) continue;
-      auto const lower = [&](double& least, kind of) {
-        double const takes = costs.of(of, s);
-        least = first || takes < least ? takes : least;
-      };
-      lower(forward, kind::forward);
-      lower(input, kind::backward_input);
-      lower(weight, kind::backward_weight);
+      auto const lower = [&](double& least, double takes) { least = first || takes < least ? takes : least; };
+      lower(forward, costs.of(kind::forward, s));
+      lower(input, costs.of_input(s));
+      lower(weight, costs.of(kind::backward_weight, s));
       turns += s + 1 < plan.stages && plan.rank_of[s + 1] == rank ? 1 : 0;
       first = false;
     }

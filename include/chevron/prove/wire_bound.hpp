@@ -50,8 +50,8 @@ constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, cos
       continue;
     }
     int const up = links.carrying(s, false);
-    double const input = costs.of(kind::backward_input, s);
-    double const input_after = costs.of(kind::backward_input, s + 1);
+    double const input = costs.of_input(s);
+    double const input_after = costs.of_input(s + 1);
     double const weight = costs.of(kind::backward_weight, s);
     double const round = latency + backward_start[s + 1] + input_after - forward_start[s + 1];
     all.data[down].add(takes, forward_start[s] + forward, round + after[s + 1]);

@@ -83,7 +83,7 @@ struct drawn_costs : cost_view {
     int const m = static_cast<int>(a.micro_batch);
     double const length = lengths.of_computation(m);
     if (a.kind != kind::backward) return length * of(a.kind, s) * now->factor(a.kind, s, m);
-    return length * (of(kind::backward_input, s) * now->factor(kind::backward_input, s, m) +
+    return length * (of_input(s) * now->factor(gradient_kind(true), s, m) +
                      of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m));
   }
   double of_pair(action forward_half, action backward_half) const {

@@ -172,13 +172,13 @@ class replay : public chevron::detail::rows {
         if (needed && a == passed) possible = false;
         if (needed) region_.data[--with] = a;
       }
-      int const count = high - low + 1 - with;
+      int const others_here = high - low + 1 - with;
       if (possible) {
         int write = high;
         for (int i = high; i >= low; --i) {
           if (!needed_.data[i]) sequence[write--] = sequence[i];
         }
-        for (int i = 0; i < count; ++i) sequence[low + i] = region_.data[with + i];
+        for (int i = 0; i < others_here; ++i) sequence[low + i] = region_.data[with + i];
       }
     } else {
       for (int i = low; i <= high; ++i) {

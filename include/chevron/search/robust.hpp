@@ -86,10 +86,8 @@ class drawn_descent {
       action const a = best_.actions.data[at];
       bool const first = at == best_.begin.data[rank_of(at)];
       int cause = first ? -1 : at - 1;
-      int const step = a.kind == kind::forward ? -1 : 1;
-      int const feeder = static_cast<int>(a.stage) + step;
-      bool const fed = a.kind != kind::backward_weight && feeder >= 0 && feeder < best_.stages;
-      if (fed && (first || when_.start.data[at] > when_.end.data[at - 1])) {
+      int const feeder = step_graph(best_.rank_of.data, best_.stages, best_.size.micro_batches).from(a);
+      if (feeder >= 0 && (first || when_.start.data[at] > when_.end.data[at - 1])) {
         action from = a;
         from.stage = static_cast<std::uint32_t>(feeder) & 0x7ffu;
         cause = at_[cell(from)];

@@ -32,7 +32,7 @@ constexpr plan taken_apart(plan_view const& from, bool split) {
       bool const both = split && a.kind == kind::backward;
       int const stage = static_cast<int>(a.stage);
       int const micro_batch = static_cast<int>(a.micro_batch);
-      to.actions.data[filled++] = make_action(both ? kind::backward_input : a.kind, stage, micro_batch);
+      to.actions.data[filled++] = make_action(both ? gradient_kind(true) : a.kind, stage, micro_batch);
       if (both) to.actions.data[filled++] = make_action(kind::backward_weight, stage, micro_batch);
     }
   }
@@ -138,7 +138,7 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
   int crossings = 0;
   for (int s = 0; s < where.stages; ++s) {
     out.forward += of.of(kind::forward, s) / where.stages;
-    out.backward_input += of.of(kind::backward_input, s) / where.stages;
+    out.backward_input += of.of_input(s) / where.stages;
     out.backward_weight += of.of(kind::backward_weight, s) / where.stages;
     if (s + 1 == where.stages || where.rank_of[s] == where.rank_of[s + 1]) continue;
     out.communication += of.of_delay(s);

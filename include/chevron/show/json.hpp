@@ -89,7 +89,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
            ", \"communicating\": " + exact(step.communicating) + "}";
   };
   entry("critical_path", detail::json_list(critical_path_of(plan, costs, when), path_entry, ","));
-  entry("costs", "{\"forward\": " + cost_list(kind::forward) + ", \"backward_input\": " + cost_list(kind::backward_input) +
+  entry("costs", "{\"forward\": " + cost_list(kind::forward) + ", \"backward_input\": " + cost_list(gradient_kind(true)) +
                      ", \"backward_weight\": " + cost_list(kind::backward_weight) +
                      (plan.holds(kind::recompute) ? ", \"recompute\": " + cost_list(kind::recompute) : "") +
                      ", \"communication\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_message(s)); }) +

@@ -60,7 +60,7 @@ std::vector<message> messages_of(picture const& p) {
     if (!forward && !backward) continue;
     int const next = stage + row_of(from.op.kind).to;
     int to = find(from, from.op.kind, next);
-    if (to < 0 && backward) to = find(from, from.op.kind == kind::backward ? kind::backward_input : kind::backward, next);
+    if (to < 0 && backward) to = find(from, gradient_kind(ends_cell(from.op.kind)), next);
     if (to < 0 || p.boxes[static_cast<std::size_t>(to)].rank == from.rank) continue;
     message m{static_cast<int>(i), to};
     int const sent = find(from, forward ? kind::send_forward : kind::send_backward, stage);

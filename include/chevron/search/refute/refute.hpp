@@ -74,9 +74,7 @@ class refuter {
       for (int const i : order) {
         if (of_.rank_of[of_.at(i)] != r) continue;
         int const c = of_.chain_of(i), k = of_.kind_of_chain(c);
-        kind const backward = of_.kinds == 3 ? kind::backward_input : kind::backward;
-        kind const what = k == 0 ? kind::forward : k == 1 ? backward : kind::backward_weight;
-        made.actions.data[filled++] = make_action(what, c / of_.kinds, i % of_.micro_batches);
+        made.actions.data[filled++] = make_action(kind_of_family(k, of_.kinds == 3), c / of_.kinds, i % of_.micro_batches);
       }
     }
     made.begin.data[of_.ranks] = filled;

@@ -6,6 +6,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/activation_limit.hpp>
 
 /// \file
@@ -56,27 +57,22 @@ class whole_times {
       ++stages_on[at(placed.rank_of[s])];
     }
     for (int const one : stages_on) usable = usable && one * kinds <= most_chains;
-    for (int s = 0; s < stages; ++s) {
-      for (int k = 0; k < kinds; ++k) {
-        for (int m = 0; m < micro_batches; ++m) {
-          kind const what = k == 0 ? kind::forward : k == 1 ? kind::backward_input : kind::backward_weight;
-          rank_of.push_back(placed.rank_of[s]);
-          takes.push_back(units(costs.of_action(make_action(what, s, m))));
-        }
-      }
+    step_graph const graph(placed);
+    for (int i = 0; i < count; ++i) {
+      action const a = make_action(kind_of_family(kind_of_chain(chain_of(i)), true), chain_of(i) / kinds, i % micro_batches);
+      rank_of.push_back(placed.rank_of[a.stage]);
+      takes.push_back(units(costs.of_action(a)));
     }
     for (int s = 0; s < stages; ++s) {
       for (int m = 0; m < micro_batches; ++m) {
-        auto const delay = [&](int boundary) {
-          return placed.rank_of[boundary] != placed.rank_of[boundary + 1] ? units(costs.of_delay(boundary, m)) : 0;
-        };
-        if (s + 1 < stages) {
-          add(forward(s, m), forward(s + 1, m), delay(s));
-          add(input(s + 1, m), input(s, m), delay(s));
+        for (int k = 0; k < kinds; ++k) {
+          action const a = make_action(kind_of_family(k, true), s, m);
+          int const boundary = graph.crosses(a);
+          if (int const to = graph.to(a); to >= 0)
+            add(id(s, k, m), id(to, k, m), boundary < 0 ? 0 : units(costs.of_delay(boundary, m)));
+          if (k + 1 < kinds) add(id(s, k, m), id(s, k + 1, m));
+          if (m > 0) add(id(s, k, m - 1), id(s, k, m));
         }
-        add(forward(s, m), input(s, m));
-        if (split) add(input(s, m), weight(s, m));
-        for (int k = 0; k < kinds && m > 0; ++k) add(id(s, k, m - 1), id(s, k, m));
       }
     }
     double const all = static_cast<double>(micro_batches) * placed.size.chunks;

@@ -86,7 +86,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
       bool const forward = a.kind == kind::send_forward;
       if ((cell & (forward ? row_forward : row_gradient)) == 0) {
         action producer = make_action(forward ? kind::forward : kind::backward, stage, m);
-        if (!forward && !follows(program, rank, position, producer)) producer.kind = kind::backward_input;
+        if (!forward && !follows(program, rank, position, producer)) producer.kind = gradient_kind(true);
         return program_finding(law::order, rank, position, a, "", producer);
       }
     }
@@ -194,7 +194,7 @@ constexpr bool spells_as_before(plan_view const& plan) {
     if (is_compute(plan.actions[i].kind)) ++by_kind[static_cast<int>(plan.actions[i].kind)];
   }
   auto const count = [&](kind k) { return by_kind[static_cast<int>(k)]; };
-  return count(kind::backward_input) == 0 && count(kind::backward) == count(kind::backward_weight);
+  return count(gradient_kind(true)) == 0 && count(kind::backward) == count(kind::backward_weight);
 }
 
 /// A broken law of computations, with what a file's dialect says of it.
