@@ -171,7 +171,7 @@ TEST_CASE("what a rank kept is the same on whoever reads it") {
     half.fused = 1;
     of.add(half);
     of.computed(0, 1000 * step, 1000 * step + 7);
-    of.chunk_starts();
+    of.chunks_change(1);
     of.add(make_action(kind::backward_weight, 5, 1));
     of.took({.active = 1 << step, .reserved = 1L << 40, .planned = 17, .total = 80L << 30});
     kept.keep(of, 0.25 * static_cast<double>(step));

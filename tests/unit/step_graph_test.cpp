@@ -98,7 +98,7 @@ TEST_CASE("each action has a number of its own and begins after its source, whic
   costs const each{.forward = 2, .backward_input = 3, .backward_weight = 1, .communication = 0.5};
   for (unsigned seed = 0; seed < 300; ++seed) {
     dice d{std::mt19937(seed)};
-    plan const p = lawful_plan(d);
+    plan const p = lawful_plan_of_fbiw(d);
     plan_view const plan = p;
     step_graph const graph(plan);
     timeline const when = simulate(plan, each);

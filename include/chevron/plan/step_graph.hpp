@@ -53,7 +53,7 @@ class step_graph {
   constexpr int stage_of_result(int result) const { return result % cells() / micro_batches_; }
   constexpr int micro_batch_of_result(int result) const { return result % micro_batches_; }
 
-  /// The number of an action of a plan: its result's or, of a W, `results()` + its cell.
+  /// The number of an F, B, I or W: its result's or, of a W, `results()` + its cell. R and own actions have none.
   constexpr int number_of(action a) const {
     int const result = makes(a);
     return result == none ? results() + cell_of(a) : result;

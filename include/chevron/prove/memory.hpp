@@ -56,10 +56,9 @@ constexpr Amount peak(plan_view const& plan, Changes const& changes) {
 class recomputed_chunks {
  public:
   constexpr recomputed_chunks() = default;  ///< none
-  constexpr explicit recomputed_chunks(plan_view const& plan) : micro_batches_(plan.size.micro_batches) {
-    if (!plan.holds(kind::recompute)) return;
-    is_ = buffer<bool>(plan.stages * micro_batches_, zeroed);
-    for (int i = 0; i < plan.total(); ++i) {
+  constexpr explicit recomputed_chunks(plan_view const& plan)
+      : micro_batches_(plan.size.micro_batches), is_(plan.holds(kind::recompute) ? plan.stages * micro_batches_ : 0, zeroed) {
+    for (int i = 0; i < plan.total() && is_.count > 0; ++i) {
       if (plan.actions[i].kind == kind::recompute) is_.data[cell_of(plan.actions[i])] = true;
     }
   }

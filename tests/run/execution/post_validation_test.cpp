@@ -198,7 +198,7 @@ TEST_CASE("what may run before the verdict is closed: it needs nothing that come
         };
         for (int r = 0; r < ranks; ++r) {
           auto const& s = all[static_cast<std::size_t>(r)];
-          std::vector<std::pair<int, int>> used;
+          auto const has = [](std::vector<int> const& list, int i) { return std::find(list.begin(), list.end(), i) != list.end(); };
           for (int i = 0; i < s.end; ++i) {
             auto const a = view.at(r, i).op;
             if (chevron::is_compute(a.kind)) REQUIRE(a.kind == chevron::kind::forward);
@@ -210,7 +210,8 @@ TEST_CASE("what may run before the verdict is closed: it needs nothing that come
               bool const sent =
                   a.kind == chevron::kind::receive_forward &&
                   before(chevron::kind::send_forward, static_cast<int>(a.stage) - 1, static_cast<int>(a.micro_batch));
-              REQUIRE(s.after_verdict[static_cast<std::size_t>(i)] == !sent);
+              REQUIRE(has(s.before, i) == sent);
+              REQUIRE(has(s.postponed, i) == !sent);
             }
           }
           // Every message sent before the verdict is either used before it or listed to be taken off.

@@ -42,26 +42,25 @@ inline exit_code code_of_current() {
   std::throw_with_nested(found);
 }
 
-/// Does something of the user's. What is thrown gets a place, and the other ranks hear of it at once: a `usage_error` that has no
-/// place yet keeps its type, other errors of Chevron's pass as they are, and anything else becomes a `stage_error`.
+/// Within a `catch`: throws on what a user's code has thrown, and tells the other ranks at once. A `usage_error` that has no
+/// place yet keeps its type and gets this place, other errors of Chevron's pass as they are, and anything else becomes a
+/// `stage_error`.
 /// \param comm by which others hear; null: nobody is told, since the rank can go on without what failed
-/// \param who  words that stand before the message: who() gives `stage 1 threw: `
-/// \param where where() gives the place
-template <class Who, class Where, class Work>
-void telling_errors(transport* comm, Who const& who, Where const& where, Work const& work) {
+/// \param who  words that stand before the message, as in `stage 1 threw: `
+[[noreturn]] inline void rethrow_placed(transport* comm, std::string const& who, error_context where) {
   try {
-    work();
+    throw;
   } catch (usage_error const& e) {
     if (e.context().rank >= 0) throw;
-    usage_error const placed(who() + e.what(), where());
+    usage_error const placed(who + e.what(), std::move(where));
     if (comm != nullptr) comm->fail(placed);
     throw placed;
   } catch (error const&) {
     throw;
   } catch (std::exception const& e) {
-    throw_stage_error(comm, who() + message_of(e), where());
+    throw_stage_error(comm, who + message_of(e), std::move(where));
   } catch (...) {
-    throw_stage_error(comm, who() + "something that is no std::exception", where());
+    throw_stage_error(comm, who + "something that is no std::exception", std::move(where));
   }
 }
 

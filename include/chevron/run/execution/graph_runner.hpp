@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,12 +16,16 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/device_graph.hpp>
+#include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
 #include <chevron/run/execution/gradient_store.hpp>
+#include <chevron/run/execution/operation.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/trace/allocator_stats.hpp>
@@ -90,33 +93,34 @@ struct captured_computation {
   }
 };
 
-/// A rank's program as graphs, with targets and side inputs in memory of their own.
+/// A stage runner that launches a rank's computations as graphs, with targets and side inputs in memory of their own.
 ///
 /// Where runs repeat themselves (capture_policy.hpp), each computation is captured, in the order of the program, before one of
-/// them begins; from then on it is launched as a whole. All else goes as it does without: the executor posts messages and waits
-/// for them in between, starts sums, lets the optimizer step, and keeps a record.
-class graph_runner {
+/// them begins; from then on it is launched as a whole. All else goes as it does without: messages are posted and waited for in
+/// between, sums start, the optimizer steps, and a record is kept.
+class graph_runner final : public stage_runner {
  public:
+  /// \param memory    of the device
   /// \param gradients null where nothing is trained
-  graph_runner(std::shared_ptr<graph_maker> maker, program_view steps, int rank, stage_runner& work, allocator_stats& memory,
-               gradient_store* gradients)
-      : maker_(std::move(maker)),
+  /// \param copies    a receiver gets the sender's own memory, and may still read it when the graph is launched again
+  graph_runner(std::shared_ptr<graph_maker> maker, program_view steps, int rank, std::vector<stage>& model, loss_function loss,
+               settings with, std::shared_ptr<compute_streams> on, allocator_stats& memory, gradient_store* gradients,
+               bool copies)
+      : stage_runner(steps, rank, model, std::move(loss), with, std::move(on)),
+        maker_(std::move(maker)),
         program_(steps),
         rank_(rank),
-        work_(&work),
         memory_(&memory),
         gradients_(gradients),
-        state_(maker_->why_not(work.streams())),
+        copies_(copies),
+        state_(maker_->why_not(streams())),
         computations_(static_cast<std::size_t>(steps.length(rank))) {}
 
-  /// Decides how a run goes, and sees to what it needs for that.
-  /// \param guarded runs a function for an instruction, and says of its errors whose they are
-  /// \returns whether computations are launched
-  template <class Guarded>
-  bool prepare(split_batch const& batch, Guarded const& guarded) {
+  void begin(std::span<operation const> all, step_frame const& frame, action_record const& record) override {
+    split_batch const& batch = *frame.batch;
     run_signature now;
     batch.append_shapes(now.shapes);
-    for (stage const& s : work_->stages()) {
+    for (stage const& s : stages()) {
       for (auto const* list : {&s.parameters(), &s.buffers()}) {
         for (parameter const& p : *list) now.memory.push_back(p.value.defined() ? p.value.const_data_ptr() : nullptr);
       }
@@ -124,64 +128,63 @@ class graph_runner {
     run_mode const mode = batch.any_counts_nothing()   ? state_.not_now("a microbatch of this step counts nothing")
                           : std::isnan(batch.counts()) ? state_.not_now("this rank was not given what microbatches count")
                                                        : state_.next(std::move(now));
-    if (mode == run_mode::one_by_one || (mode == run_mode::capture && !capture_all(batch, guarded))) return false;
-    take_surroundings(batch);
-    return true;
+    launching_ = mode == run_mode::launch || (mode == run_mode::capture && capture_all(all, batch, record));
+    if (launching_) take_surroundings(batch);
   }
+  bool launches() const override { return launching_; }
+  std::string why_not() const override { return state_.why_not(); }
+  /// Of what was in use at one time when the program was captured.
+  std::int64_t captured_bytes() const override { return launching_ ? bytes_ : 0; }
 
-  /// What came from another rank for a computation that runs kernel by kernel.
-  void record_signature(instruction const& i, tensors const& came) {
-    tensors& seen = of(i).seen;
+  /// Brings what came to where the computation was captured with it; or notes what comes from another rank.
+  void bring(operation const& o, tensors& came) override {
+    if (launching_) return of(o).copy_in(came);
+    if (o.what->source == no_slot) return;
+    tensors& seen = of(o).seen;
     seen.clear();
     for (at::Tensor const& t : came) seen.push_back(detail::outline_of(t));
   }
-  void mark_stochastic(instruction const& i) { state_.drew(static_cast<int>(i.op.stage)); }
-
-  /// Brings what came to where the computation was captured with it.
-  void copy_in(instruction const& i, tensors& came) { of(i).copy_in(came); }
-  /// The same for the gradient of a microbatch's loss.
-  void copy_in(instruction const& i, double gradient) { of(i).arriving.front().fill_(gradient); }
-  /// Launches what was captured from this instruction on: a computation, or a fused pair.
-  void launch(instruction const& i) { of(i).graph->launch(); }
-  /// What a launched computation leaves, to where it would have left it.
-  /// \param copies whoever gets it may still read it when the graph is launched again
-  void copy_out(instruction const& i, bool copies) {
-    captured_computation const& c = of(i);
-    activation& slot = work_->of(i);
-    slot.loss = c.loss;
-    tensors& out = i.op.kind == kind::forward ? slot.outputs : slot.input_gradients;
-    out.clear();
-    for (at::Tensor const& t : c.departing) out.push_back(copies && t.defined() ? t.clone() : t);
+  void bring_weight(operation const& o, double weight, tensors& given) override {
+    launching_ ? static_cast<void>(of(o).arriving.front().fill_(weight)) : stage_runner::bring_weight(o, weight, given);
+  }
+  /// Launches a computation, or with its first half a fused pair, and takes its results to where they would have been left.
+  void compute(operation const& o, step_frame const& frame, tensors& given) override {
+    if (!launching_) return stage_runner::compute(o, frame, given);
+    captured_computation const& c = of(o);
+    if (c.graph) c.graph->launch();
+    o.slot->loss = c.loss;
+    if (o.gives == nullptr) return;
+    o.gives->clear();
+    for (at::Tensor const& t : c.departing) o.gives->push_back(copies_ && t.defined() ? t.clone() : t);
+  }
+  void retire(operation const& o) override {
+    stage_runner::retire(o);
+    if (std::exchange(o.slot->drew, false)) state_.drew(o.stage());
   }
 
-  /// Why the last run was not launched; empty where it was.
-  std::string const& why_not() const { return state_.why_not(); }
-  /// Bytes of the device that were in use at one time when the program was captured.
-  std::int64_t bytes() const { return bytes_; }
-
  private:
-  captured_computation& of(instruction const& i) { return computations_[static_cast<std::size_t>(&i - &program_.at(rank_, 0))]; }
+  captured_computation& of(operation const& o) {
+    return computations_[static_cast<std::size_t>(o.what - &program_.at(rank_, 0))];
+  }
 
   /// Captures every computation of the program. Nothing is computed, and other ranks notice nothing: where a message would be
   /// received there is room for it, and what would be sent is kept until it would have gone.
   /// \returns whether it could be done
-  template <class Guarded>
-  bool capture_all(split_batch const& live, Guarded const& guarded) {
+  bool capture_all(std::span<operation const> all, split_batch const& live, action_record const& record) {
     std::vector<tensors> sending(static_cast<std::size_t>(program_.slots[rank_].send));
+    std::optional<activation_meter> asked = std::exchange(meter(), {});  // captures are to be what they always are
     bool done = true;
     try {
       if (gradients_ != nullptr) gradients_->attach_all();
-      split_batch const batch = begin(live);
-      for (int next = 0; next < program_.length(rank_);) {
-        instruction const& i = program_.at(rank_, next);
-        if (is_compute(i.op.kind) && !is_own(i.op.kind)) {
-          guarded(i, [&] { next = capture(next, batch); });
-          continue;
+      split_batch const batch = begin_capture(live);
+      for (operation const& o : all) {
+        if (o.computes()) {
+          record.guard_alone(*o.what, [&] { o.other_half != nullptr ? capture_pair(o, batch) : capture(o, batch); });
+        } else if (o.takes != nullptr) {
+          sending[o.what->source] = std::move(*o.takes);
+        } else if (detail::is_wait(o.what->op.kind)) {
+          sending[o.what->source].clear();
         }
-        if (i.op.kind == kind::send_forward) sending[i.source] = std::move(work_->of(i).outputs);
-        if (i.op.kind == kind::send_backward) sending[i.source] = std::move(work_->of(i).input_gradients);
-        if (i.op.kind == kind::wait_send_forward || i.op.kind == kind::wait_send_backward) sending[i.source].clear();
-        ++next;
       }
       state_.captured();
     } catch (std::exception const& e) {
@@ -189,85 +192,68 @@ class graph_runner {
       state_.failed(detail::first_line(e.what()));
       done = false;
     }
-    work_->drop();
-    for (at::Tensor& loss : work_->losses()) loss = at::Tensor();
+    drop();
+    for (at::Tensor& loss : losses()) loss = at::Tensor();
+    meter() = std::move(asked);
     bytes_ = done ? memory_->peak(0).active : 0;
     return done;
   }
 
-  /// Captures the computation at this position, or a fused pair, and gives the position of the next.
-  int capture(int position, split_batch const& batch) {
-    instruction const& i = program_.at(rank_, position);
-    attach(i);
-    if (i.op.fused == 0 || !work_->streams().two()) {
-      capture(of(i), [&] {
-        tensors given = room_for(i, batch);
-        if (i.op.kind == kind::forward) work_->of(i).lane = 0;
-        work_->compute(i, batch, std::nullopt, given);
-      });
-      keep(i);
-      return position + 1;
-    }
-    instruction const& b = program_.at(rank_, position + 1);
-    attach(b);
-    capture(of(i), [&] {
-      tensors inputs = room_for(i, batch), gradients = room_for(b, batch);
-      work_->beside(
-          i, b, inputs, [&] { work_->compute(i, batch, std::nullopt, inputs); },
-          [&] { work_->compute(b, batch, std::nullopt, gradients); });
+  void capture(operation const& o, split_batch const& batch) {
+    if (o.what->op.kind == kind::forward) o.slot->lane = 0;
+    attach(o);
+    of(o).graph = maker_->capture(streams(), [&] {
+      tensors given = room_for(o, batch);
+      stage_runner::compute(o, {&batch}, given);
     });
-    keep(i);
+    keep(o);
+  }
+  void capture_pair(operation const& f, split_batch const& batch) {
+    operation const& b = *f.other_half;
+    attach(b);
+    of(f).graph = maker_->capture(streams(), [&] {
+      tensors inputs = room_for(f, batch), gradients = room_for(b, batch);
+      beside(
+          f, b, inputs, [&] { stage_runner::compute(f, {&batch}, inputs); },
+          [&] { stage_runner::compute(b, {&batch}, gradients); });
+    });
+    keep(f);
     keep(b);
-    return position + 2;
   }
-  void attach(instruction const& i) {
-    if (i.op.kind != kind::forward && gradients_ != nullptr) gradients_->attach(static_cast<int>(i.op.stage));
-  }
-  void capture(captured_computation& into, std::function<void()> const& work) {
-    into.graph = maker_->capture(work_->streams(), work);
+  void attach(operation const& o) {
+    if (o.what->op.kind != kind::forward && gradients_ != nullptr) gradients_->attach(o.stage());
   }
 
   /// Within a capture: memory for what will come from outside, or what the computation before left on this rank.
-  tensors room_for(instruction const& i, split_batch const& batch) {
-    captured_computation& c = of(i);
+  tensors room_for(operation const& o, split_batch const& batch) {
+    captured_computation& c = of(o);
     auto const from_outside = [&](tensors const& like) {
       tensors into;
-      for (at::Tensor const& one : like) into.push_back(detail::room_for(detail::outline_of(one), work_->streams().where()));
+      for (at::Tensor const& one : like) into.push_back(detail::room_for(detail::outline_of(one), streams().where()));
       for (at::Tensor const& made : into) c.arriving.push_back(detail::place_of(made));
       return into;
     };
-    if (row_of(i.op.kind).from == 0) return {};
-    if (i.op.kind == kind::forward) {
-      if (i.op.stage == 0) return from_outside(batch.inputs(static_cast<int>(i.op.micro_batch)));
-      return i.local != no_slot ? std::exchange(work_->neighbour_of(i).outputs, {}) : from_outside(c.seen);
-    }
-    if (work_->is_last(i)) return from_outside({work_->losses()[i.op.micro_batch]});
-    return i.local != no_slot ? std::exchange(work_->neighbour_of(i).input_gradients, {}) : from_outside(c.seen);
+    kind_row const& row = row_of(o.what->op.kind);
+    if (row.from == 0) return {};
+    if (o.takes != nullptr) return std::exchange(*o.takes, {});
+    if (o.what->source != no_slot) return from_outside(c.seen);
+    return from_outside(row.from < 0 ? batch.inputs(o.micro_batch()) : tensors{losses()[o.what->op.micro_batch]});
   }
 
   /// After a capture: what others will look for.
-  void keep(instruction const& i) {
-    captured_computation& c = of(i);
-    activation& slot = work_->of(i);
-    auto const s = static_cast<int>(i.op.stage);
-    plan_view const& plan = program_.plan;
-    auto const elsewhere = [&](int other) { return other >= 0 && other < plan.stages && plan.rank_of_stage(other) != rank_; };
-    if (i.op.kind == kind::forward) {
-      if (work_->is_last(i)) c.loss = work_->losses()[i.op.micro_batch] = std::exchange(slot.loss, {});
-      if (elsewhere(s + 1)) {
-        for (at::Tensor const& t : slot.outputs) c.departing.push_back(detail::place_of(t));
-      }
-    } else if (makes_input_gradient(i.op.kind) && elsewhere(s - 1)) {
-      for (at::Tensor const& t : slot.input_gradients) c.departing.push_back(detail::place_of(t));
-    }
+  void keep(operation const& o) {
+    captured_computation& c = of(o);
+    if (o.gives_loss) c.loss = losses()[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
+    if (step_graph(plan()).crosses(o.what->op) == step_graph::none) return;
+    for (at::Tensor const& t : *o.gives) c.departing.push_back(detail::place_of(t));
   }
 
   /// Lets go of the graphs there are, and makes room for targets and side inputs.
   /// \returns the batch to capture with
-  split_batch begin(split_batch const& live) {
+  split_batch begin_capture(split_batch const& live) {
     clear();
-    maker_->begin(work_->streams());
-    bool const with_targets = static_cast<bool>(work_->stages().back());
+    maker_->begin(streams());
+    bool const with_targets = static_cast<bool>(stages().back());
     std::vector<batch> parts(static_cast<std::size_t>(live.count()));
     for (int m = 0; m < live.count(); ++m) {
       batch& part = parts[static_cast<std::size_t>(m)];
@@ -313,9 +299,10 @@ class graph_runner {
   std::shared_ptr<graph_maker> maker_;
   program_view program_;
   int rank_;
-  stage_runner* work_;
   allocator_stats* memory_;
   gradient_store* gradients_;
+  bool copies_;
+  bool launching_ = false;
   capture_policy state_;
   std::vector<captured_computation> computations_;  // by position in the program
   std::vector<tensors> targets_, extras_;           // by microbatch

@@ -12,7 +12,7 @@
 #include <chevron/prove/memory.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/device/device_threads.hpp>
-#include <chevron/run/execution/stage_runner.hpp>
+#include <chevron/run/execution/operation.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/trace/allocator_stats.hpp>
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 
 /// \file
@@ -16,11 +17,14 @@ namespace chevron {
 /// them waits for anything after one of them. So every rank comes to the end of its own without a verdict, and if the verdict
 /// is bad, all messages of the beginnings can be taken off the channels, and the step can start over.
 struct speculation {
-  int end = 0;  ///< instructions [0, end) of this rank
+  int end = 0;  ///< it is within the instructions [0, end) of this rank, none of which is half of a fused pair
 
-  /// By instruction below `end`: a receive for what is sent only after the verdict. It has to be posted after it too, or it would
-  /// stand in the way of the messages of a second start.
-  std::vector<bool> after_verdict;
+  /// Of these instructions, those that run before the verdict, in order.
+  std::vector<int> before;
+
+  /// The others, which run after the verdict and before the instruction at `end`: receives for what is sent only then. Posted
+  /// earlier, they would stand in the way of the messages of a second start.
+  std::vector<int> postponed;
 
   /// Receives, in the order of the program, for what is sent before the verdict and not used before it: those below `end` are
   /// posted, the others are not.
@@ -59,17 +63,13 @@ inline speculation speculation_of(program_view const& program, int rank) {
 
   speculation out;
   out.end = ends[static_cast<std::size_t>(rank)];
-  out.after_verdict.resize(static_cast<std::size_t>(out.end));
   for (int i = 0; i < program.length(rank); ++i) {
     instruction const& x = program.at(rank, i);
     auto const stage = static_cast<int>(x.op.stage);
-    if (x.op.kind == kind::receive_backward && i < out.end) out.after_verdict[static_cast<std::size_t>(i)] = true;
-    if (x.op.kind == kind::receive_forward) {
-      bool const sent = done[cell(stage - 1, x.op)];
-      if (!sent && i < out.end) out.after_verdict[static_cast<std::size_t>(i)] = true;
-      if (sent && !done[cell(stage, x.op)]) out.unread.push_back(i);
-    }
+    bool const sent_before = x.op.kind == kind::receive_forward && done[cell(stage - 1, x.op)];
+    if (sent_before && !done[cell(stage, x.op)]) out.unread.push_back(i);
     if (i >= out.end) continue;
+    (detail::is_receive(x.op.kind) && !sent_before ? out.postponed : out.before).push_back(i);
     if (x.op.kind == kind::send_forward) out.sending.push_back(i);
     if (x.op.kind == kind::wait_send_forward) {
       std::erase_if(out.sending, [&](int sent) { return program.at(rank, sent).source == x.source; });

@@ -4,18 +4,22 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/activation_meter.hpp>
+#include <chevron/run/execution/operation.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/own_work.hpp>
 #include <chevron/run/model/random_scope.hpp>
@@ -23,27 +27,22 @@
 #include <chevron/run/model/stage_execution.hpp>
 
 /// \file
-/// What a rank computes, whoever asks for it: the executor, or a capture of its program.
+/// Computes F, B, I, W and R in a rank's activation slots.
 
 namespace chevron {
 
-/// What a slot holds: from F on the graph of its microbatch (or the inputs, to compute it again) and, until they are sent or
-/// taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where the graph saved them.
-/// From I on it holds the gradients that W needs; the graph between is gone.
-struct activation {
-  stage_execution work;
-  int lane = 0;       // that its F ran on
-  bool drew = false;  // random numbers, in the F, B, I or W under way
-  at::Tensor loss;    // of the last stage's F, until it is noted
-  tensors outputs;
-  tensors input_gradients;
+/// The batch and step that a computation belongs to.
+struct step_frame {
+  split_batch const* batch = nullptr;
+  std::optional<long> step = {};  ///< chooses random numbers; none in a capture, where stages must draw none
 };
 
-/// One rank's activations, and F, B, I, W and R on them.
+/// One rank's activation slots, and the bodies of computations on them, each of which asks for its kernels one by one.
+/// graph_runner.hpp derives a runner that launches them as graphs.
 ///
-/// What is computed, is computed on the main stream of the rank's compute streams (compute_streams.hpp); of a fused pair the
-/// halves run beside each other where there are two, F on the lane that the other half's microbatch did not have in its F:
-/// autograd runs a backward where its forward ran.
+/// Computations run on the main stream of the rank's compute streams (compute_streams.hpp); the halves of a fused pair run beside
+/// each other where there are two, F on the lane that the other half's microbatch did not have in its F: autograd runs a backward
+/// where its forward ran.
 class stage_runner {
  public:
   /// What stages and loss compute with, besides what goes through the pipeline.
@@ -63,84 +62,118 @@ class stage_runner {
         with_(with),
         streams_(std::move(streams)),
         slots_(static_cast<std::size_t>(steps.slots[rank].activation)),
-        losses_(static_cast<std::size_t>(steps.plan.size.micro_batches)) {
-    for (int i = steps.begin[rank]; i < steps.begin[rank + 1]; ++i) {
-      action const a = steps.instructions[i].op;
-      if (a.kind == kind::recompute) check_recomputes((*stages_)[a.stage], a);
-      if (is_own(a.kind) && !with_.own) {
-        throw usage_error("the schedule has " + to_text(a).str() +
-                          ", but nothing is said to run for it. Remedy: give trainer_options::own_actions");
-      }
-    }
-  }
+        losses_(static_cast<std::size_t>(plan_.size.micro_batches)),
+        outputs_(plan_.forward_only ? losses_.size() : 0) {}
+  virtual ~stage_runner() = default;
+  stage_runner(stage_runner const&) = delete;
+  stage_runner& operator=(stage_runner const&) = delete;
 
   compute_streams& streams() const { return *streams_; }
-  std::vector<stage> const& stages() const { return *stages_; }
-  bool has_loss() const { return static_cast<bool>(loss_); }
-  bool is_last(instruction const& i) const { return static_cast<int>(i.op.stage) == plan_.stages - 1; }
-
-  activation& of(instruction const& i) { return slots_[i.slot]; }
-  /// Of the stage that hands this one its inputs or gradients on this rank.
-  activation& neighbour_of(instruction const& i) { return slots_[i.local]; }
   /// The mean loss of each microbatch.
-  tensors& losses() { return losses_; }
   tensors const& losses() const { return losses_; }
+  /// Of a program that only runs forward, without a loss: the last stage's outputs, by microbatch.
+  std::vector<tensors>& outputs() { return outputs_; }
+
+  /// Binds an instruction to its slots, and a computation to its body.
+  void bind(operation& o) {
+    instruction const& i = *o.what;
+    check_runs(i.op);
+    switch (i.op.kind) {
+      case kind::forward:
+        o.body = &stage_runner::forward;
+        break;
+      case kind::backward:
+        o.body = &stage_runner::backward;
+        break;
+      case kind::backward_input:
+        o.body = &stage_runner::backward_input;
+        break;
+      case kind::backward_weight:
+        o.body = &stage_runner::backward_weight;
+        break;
+      case kind::recompute:
+        o.body = &stage_runner::recompute;
+        break;
+      default:
+        break;
+    }
+    if (i.slot == no_slot) return;
+    kind_row const& row = row_of(i.op.kind);
+    o.slot = &slots_[i.slot];
+    tensors* const result = row.to == 0 ? nullptr : &o.slot->result(row.to);
+    if (!o.computes()) {
+      o.takes = result;
+      return;
+    }
+    o.gives = result;
+    if (i.local != no_slot) o.takes = &slots_[i.local].result(-row.from);
+    o.gives_loss = row.to > 0 && o.stage() == plan_.stages - 1;
+  }
+
+  /// Before a run: decides how its computations go.
+  /// \param all    the rank's operations, in order
+  /// \param record says of an error whose it is
+  virtual void begin(std::span<operation const> all, step_frame const& frame, action_record const& record) {
+    static_cast<void>(all), static_cast<void>(frame), static_cast<void>(record);
+  }
+  /// Whether this run's computations are launched as graphs.
+  virtual bool launches() const { return false; }
+  /// Why they were not, in words; empty where they were.
+  virtual std::string why_not() const { return "no graphs were asked for"; }
+  /// Bytes of the device that graphs use, in a run that launches them.
+  virtual std::int64_t captured_bytes() const { return 0; }
+
+  /// What a computation is to work on has come: \p given.
+  virtual void bring(operation const&, tensors& given) { static_cast<void>(given); }
+  /// The gradient of a microbatch's loss, for the last stage's B or I.
+  /// \param weight of the loss
+  virtual void bring_weight(operation const& o, double weight, tensors& given) {
+    at::Tensor const& loss = losses_[o.what->op.micro_batch];
+    given.push_back(at::full(loss.sizes(), weight, loss.options()));
+  }
 
   /// F, B, I, W or R.
-  /// \param step  from which random numbers come, or none: then nothing is to draw from numbers of the step
   /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W and R: nothing. Empty afterwards
-  void compute(instruction const& i, split_batch const& batch, std::optional<long> step, tensors& given) {
-    activation& slot = of(i);
-    stage_task task = task_of(i, batch, step);
+  virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
+    stage_task task = task_of(o, frame);
     auto const run = [&] {
-      switch (i.op.kind) {
-        case kind::forward:
-          slot.loss = slot.work.forward(task, given, slot.outputs);
-          break;
-        case kind::backward:
-          slot.work.backward(task, given, slot.input_gradients);
-          break;
-        case kind::backward_input:
-          slot.work.backward_input(task, given, slot.input_gradients);
-          break;
-        case kind::recompute:
-          slot.work.recompute(task);
-          break;
-        default:
-          slot.work.backward_weight(task);
-      }
+      (this->*o.body)(o, task, given);
       given.clear();
     };
-    meter_ == nullptr ? run() : meter_->measure(i.op, task, slot.work, given, slot.outputs, run);
+    meter_ ? meter_->measure(o.what->op, task, o.slot->work, given, o.slot->outputs, run) : run();
   }
 
   /// X, Y or Z.
-  void own_action(instruction const& i, long step) {
+  void own_action(operation const& o, long step) {
     at::NoGradGuard const no_graph;
-    with_.own({letters_of(i.op.kind)[0], static_cast<int>(i.op.stage), static_cast<int>(i.op.micro_batch), step,
-               (*stages_)[i.op.stage]});
+    with_.own({letters_of(o.what->op.kind)[0], o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
   }
 
-  /// W, of work that was taken out of its slot.
-  void backward_weight(instruction const& w, stage_execution& work, split_batch const& batch, std::optional<long> step) {
-    stage_task task = task_of(w, batch, step);
-    tensors none;
-    auto const run = [&] { work.backward_weight(task); };
-    meter_ == nullptr ? run() : meter_->measure(w.op, task, work, none, none, run);
+  /// After a computation and, of a pair, after both.
+  virtual void retire(operation const& o) {
+    if (!o.gives_loss) return;
+    losses_[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
+    if (plan_.forward_only && !loss_) outputs_[o.what->op.micro_batch] = std::exchange(o.slot->outputs, {});
   }
-
-  /// From here on it counts what is computed; null: nothing is counted.
-  void measured_by(activation_meter* meter) { meter_ = meter; }
 
   /// The work of a fused pair's halves, on the two lanes.
   /// \param inputs of F: the other lane must not get their memory while F still reads it
   template <class Forward, class Backward>
-  void beside(instruction const& f, instruction const& b, tensors const& inputs, Forward const& forward,
-              Backward const& backward) {
-    int const lane = 1 - of(b).lane;
-    of(f).lane = lane;
+  void beside(operation const& f, operation const& b, tensors const& inputs, Forward const& forward, Backward const& backward) {
+    int const lane = 1 - b.slot->lane;
+    f.slot->lane = lane;
     tensors const held = inputs;
     streams_->both(lane, forward, backward);
+  }
+
+  /// Counts in the next run what stages hold of a microbatch (activation_meter.hpp).
+  void measure_bytes() {
+    if (!plan_.forward_only) meter_.emplace(plan_);
+  }
+  /// By stage, if the last run was measured: gives it once.
+  std::optional<std::vector<measured_bytes>> take_measured_bytes() {
+    if (!meter_) return {};
+    return std::exchange(meter_, {})->found();
   }
 
   /// Lets go of all microbatches under way.
@@ -148,29 +181,57 @@ class stage_runner {
     for (activation& slot : slots_) slot = {};
   }
 
+ protected:
+  plan_view const& plan() const { return plan_; }
+  std::vector<stage> const& stages() const { return *stages_; }
+  tensors& losses() { return losses_; }
+  std::optional<activation_meter>& meter() { return meter_; }
+
  private:
-  /// \throws usage_error for a stage that an R would not run again: its activations would stay from F on, not from R on
-  static void check_recomputes(stage const& owner, action r) {
+  /// \throws usage_error for an action that nothing would run, or an R whose stage keeps its activations from F on
+  void check_runs(action a) const {
+    if (is_own(a.kind) && !with_.own) {
+      throw usage_error("the schedule has " + to_text(a).str() +
+                        ", but nothing is said to run for it. Remedy: give trainer_options::own_actions");
+    }
+    if (a.kind != kind::recompute) return;
+    stage const& owner = (*stages_)[a.stage];
     for (std::size_t part = 0; part < owner.parts(); ++part) {
       if (owner.recomputes(part)) return;
     }
-    throw usage_error("the schedule has " + to_text(r).str() + ", but stage " + std::to_string(r.stage) +
+    throw usage_error("the schedule has " + to_text(a).str() + ", but stage " + std::to_string(a.stage) +
                       " recomputes nothing. Remedy: call recompute() on the stage that is built, or take a schedule without R");
   }
 
-  stage_task task_of(instruction const& i, split_batch const& batch, std::optional<long> step) {
-    int const m = static_cast<int>(i.op.micro_batch);
-    auto const stage_number = static_cast<int>(i.op.stage);
-    bool const with_loss = is_last(i) && loss_;
+  void forward(operation const& o, stage_task const& task, tensors& given) {
+    o.slot->loss = o.slot->work.forward(task, given, o.slot->outputs);
+  }
+  void backward(operation const& o, stage_task const& task, tensors& given) {
+    o.slot->work.backward(task, given, o.slot->input_gradients);
+  }
+  void backward_input(operation const& o, stage_task const& task, tensors& given) {
+    o.slot->work.backward_input(task, given, o.slot->input_gradients);
+  }
+  void backward_weight(operation const& o, stage_task const& task, tensors&) { o.slot->work.backward_weight(task); }
+  void recompute(operation const& o, stage_task const& task, tensors&) { o.slot->work.recompute(task); }
+
+  stage_task task_of(operation const& o, step_frame const& frame) {
+    int const m = o.micro_batch();
+    int const stage_number = o.stage();
+    split_batch const& batch = *frame.batch;
+    bool const with_loss = stage_number == plan_.stages - 1 && loss_;
     std::optional<rng_key> draws;
-    if (step) {
-      draws = {
-          .seed = with_.seed, .step = *step, .replica = with_.replica, .stage = stage_number, .micro_batch = batch.number(m)};
+    if (frame.step) {
+      draws = {.seed = with_.seed,
+               .step = *frame.step,
+               .replica = with_.replica,
+               .stage = stage_number,
+               .micro_batch = batch.number(m)};
     }
-    return {.owner = &(*stages_)[i.op.stage],
+    return {.owner = &(*stages_)[o.what->op.stage],
             .around = {.side_inputs = batch.side_inputs(m),
                        .draws = draws,
-                       .drew = &of(i).drew,
+                       .drew = &o.slot->drew,
                        .evaluation = plan_.forward_only,
                        .loss_weight = &batch.gradient_weight(m)},
             .training = !plan_.forward_only,
@@ -188,7 +249,8 @@ class stage_runner {
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;
   tensors losses_;
-  activation_meter* meter_ = nullptr;
+  std::vector<tensors> outputs_;
+  std::optional<activation_meter> meter_;
 };
 
 }  // namespace chevron

@@ -95,8 +95,11 @@ class rank_trace {
   }
 
   void took(allocator_use const& memory) { memory_ = memory; }
-  void chunk_starts() { peak_in_flight_ = ++in_flight_ > peak_in_flight_ ? in_flight_ : peak_in_flight_; }
-  void chunk_ends() { --in_flight_; }
+  /// An action has changed the number of chunks in flight.
+  void chunks_change(int by) {
+    in_flight_ += by;
+    peak_in_flight_ = std::max(peak_in_flight_, in_flight_);
+  }
 
   long step() const { return steps_[now_].step; }
   std::int64_t begin() const { return get(steps_[now_].begin); }

@@ -23,19 +23,17 @@ namespace chevron::detail {
 
 /// One stage, with errors of the user's code told to the other ranks.
 inline stage built(stage_builder const& build, int number, transport& comm) {
-  stage made;
-  auto const who = [&] { return "building stage " + std::to_string(number) + " threw: "; };
-  auto const where = [&] { return error_context{.rank = comm.topology().global_rank}; };
-  telling_errors(&comm, who, where, [&] {
-    try {
-      made = build(number);
-    } catch (usage_error const&) {
-      throw;
-    } catch (error const& e) {
-      throw_stage_error(&comm, who() + e.what(), where());
-    }
-  });
-  return made;
+  std::string const who = "building stage " + std::to_string(number) + " threw: ";
+  error_context const where{.rank = comm.topology().global_rank};
+  try {
+    return build(number);
+  } catch (usage_error const&) {
+    rethrow_placed(&comm, who, where);
+  } catch (error const& e) {
+    throw_stage_error(&comm, who + e.what(), where);
+  } catch (...) {
+    rethrow_placed(&comm, who, where);
+  }
 }
 
 /// \throws usage_error for a parameter that two stages share and do not tie

@@ -102,12 +102,10 @@ class trainer {
   /// over all microbatches, accumulated ones included, and all replicas; with `gradient_reduction::sum` of this replica only. 0:
   /// replicas add it up, where no batches are accumulated
   /// \returns its report; with `post_validation` it may not be `settled` yet
-  step_report step(batch const& whole = {}, double global_weight = 0) {
-    return step_of([&] { cut(whole); }, global_weight);
-  }
+  step_report step(batch const& whole = {}, double global_weight = 0) { return step_of(whole, global_weight); }
   /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
   step_report step(std::vector<batch> const& micro_batches, double global_weight = 0) {
-    return step_of([&] { cut(micro_batches); }, global_weight);
+    return step_of(micro_batches, global_weight);
   }
   /// The same without side inputs.
   step_report step(tensors const& inputs, tensors const& targets, double global_weight = 0) {
@@ -120,12 +118,8 @@ class trainer {
 
   /// Computes gradients and adds them to those of the next `step`, which must be given the same `global_weight`: a batch too
   /// large for one run of the program is trained on by some calls of `accumulate` and then one of `step`.
-  void accumulate(batch const& whole, double global_weight) {
-    accumulate_of([&] { cut(whole); }, global_weight);
-  }
-  void accumulate(std::vector<batch> const& micro_batches, double global_weight) {
-    accumulate_of([&] { cut(micro_batches); }, global_weight);
-  }
+  void accumulate(batch const& whole, double global_weight) { accumulate_of(whole, global_weight); }
+  void accumulate(std::vector<batch> const& micro_batches, double global_weight) { accumulate_of(micro_batches, global_weight); }
   void accumulate(tensors const& inputs, tensors const& targets, double global_weight) {
     accumulate(batch{inputs, targets}, global_weight);
   }
@@ -222,9 +216,9 @@ class trainer {
 
   void make_executor() {
     trainer_options const& options = context_.options();
-    executor_settings settings{
-        options.seed,           options.autocast,         context_.streams(), options.graphs, options.deferred_weights,
-        options.check_messages, update_->lowest_trained()};
+    executor_settings settings{options.seed, options.autocast, context_.streams(), options.graphs, options.deferred_weights};
+    settings.check_messages = options.check_messages;
+    settings.lowest_trained = update_->lowest_trained();
     settings.own_actions = options.own_actions;
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ =
@@ -241,16 +235,22 @@ class trainer {
     update_->gather_once();
   }
 
-  template <class Cut>
-  step_report step_of(Cut const& cut_batch, double global_weight) {
+  template <class Given>
+  step_report step_of(Given const& given, double global_weight) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
-    cut_batch();
+    cut(given);
     prepare(global_weight);
     run_result const run = run_program(true);
     step_report next{.step = step_};
-    executor_->optimizer_step([&] { end_step(run, next); });
+    executor::optimizer_turn turn(*executor_);
+    try {
+      end_step(run, next);
+      turn.ends();
+    } catch (...) {
+      turn.fails();
+    }
     if (auto found = executor_->take_measured_bytes()) measured_ = *std::move(found);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
     accumulated_.end_step(next);
@@ -259,12 +259,12 @@ class trainer {
     return reports_.tell();
   }
 
-  template <class Cut>
-  void accumulate_of(Cut const& cut_batch, double global_weight) {
+  template <class Given>
+  void accumulate_of(Given const& given, double global_weight) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
-    cut_batch();
+    cut(given);
     if (!(global_weight > 0))
       throw usage_error(
           "accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");

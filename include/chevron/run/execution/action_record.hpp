@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include <c10/core/Device.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/comm/stage_failure.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/fault_point.hpp>
+#include <chevron/run/failure/last_actions.hpp>
+#include <chevron/run/trace/event_timer.hpp>
+#include <chevron/run/trace/rank_trace.hpp>
+
+/// \file
+/// Notes when a rank's actions ran, and places the errors that they throw.
+
+namespace chevron {
+
+/// The record around every action of one rank: its entry in the trace, its times on an accelerator, its place in errors, and the
+/// points where tests make it fail.
+class action_record {
+ public:
+  action_record(transport& comm, program_view const& program, int rank, at::Device where)
+      : comm_(&comm), clock_(where), kept_(comm.topology(), program.plan, shared_) {
+    trace_.reserve(static_cast<std::size_t>(program.length(rank)));
+  }
+
+  rank_trace& trace() { return trace_; }
+  rank_trace const& trace() const { return trace_; }
+  long step() const { return trace_.step(); }
+
+  void begin_step(long step) {
+    trace_.begin_step(step);
+    clock_.begin_step();
+  }
+  /// The step begins again.
+  void start_over() {
+    trace_.start_over();
+    clock_.start_over();
+  }
+  /// Puts an accelerator's times into the trace, for which it waits.
+  void settle() { clock_.settle(trace_); }
+
+  /// An action is reached: gives its entry in the trace.
+  std::size_t add(instruction const& i) { return trace_.add(i.op); }
+  /// A computation begins or ends, on the current stream.
+  void starts(std::size_t entry) {
+    trace_.starts(entry);
+    clock_.starts(entry);
+  }
+  void ends(std::size_t entry) {
+    clock_.ends(entry);
+    trace_.ends(entry);
+  }
+
+  /// Where tests may make an action fail.
+  void before(instruction const& i) const { detail::fault_point(comm_->topology().global_rank, step(), "before", i.op); }
+  void after(instruction const& i) const { detail::fault_point(comm_->topology().global_rank, step(), "after", i.op); }
+
+  /// Runs a part of an action. What it throws gets the action's place, and other ranks are told (stage_failure.hpp).
+  template <class Work>
+  void guard(instruction const& i, Work const& work) const {
+    guard(i, comm_, work);
+  }
+  /// The same, without telling other ranks: the rank can go on without what failed.
+  template <class Work>
+  void guard_alone(instruction const& i, Work const& work) const {
+    guard(i, nullptr, work);
+  }
+  /// Within a `catch`: throws on what an action has thrown, as `guard` does.
+  [[noreturn]] void rethrow(instruction const& i) const { detail::rethrow_placed(comm_, thrower(i), at_action(i)); }
+
+ private:
+  template <class Work>
+  void guard(instruction const& i, transport* told_by, Work const& work) const {
+    try {
+      work();
+    } catch (...) {
+      detail::rethrow_placed(told_by, thrower(i), at_action(i));
+    }
+  }
+  error_context at_action(instruction const& i) const { return {comm_->topology().global_rank, -1, step(), to_text(i.op).str()}; }
+  static std::string thrower(instruction const& i) {
+    if (is_own(i.op.kind)) return "own_actions threw: ";
+    return is_compute(i.op.kind) ? "stage " + std::to_string(i.op.stage) + " threw: " : std::string();
+  }
+
+  transport* comm_;
+  std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this where the rank fails
+  rank_trace& trace_ = *shared_;
+  event_timer clock_;
+  detail::actions_keeper kept_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,343 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/plan/step_graph.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/execution/action_record.hpp>
+#include <chevron/run/execution/deferred_weights.hpp>
+#include <chevron/run/execution/executor_settings.hpp>
+#include <chevron/run/execution/gradient_store.hpp>
+#include <chevron/run/execution/graph_runner.hpp>
+#include <chevron/run/execution/memory_meter.hpp>
+#include <chevron/run/execution/operation.hpp>
+#include <chevron/run/execution/program_messages.hpp>
+#include <chevron/run/execution/stage_runner.hpp>
+#include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/stage.hpp>
+#include <chevron/run/trace/profiler_range.hpp>
+
+/// \file
+/// Binds a rank's instructions to what they work on, once, and carries them out.
+
+namespace chevron {
+
+/// The operations of one rank, in the order of its program. `bind` chooses the methods of each; options that a program does
+/// without (checksums, graphs, W's that are held back, meters) bind none of theirs, and cost a turn nothing.
+///
+/// Microbatches under way are the stage runner's: a received tensor is moved into their graph. A sent tensor is the transport's
+/// from `post_send` to `wait_send`. The transport is driven from here alone: what a fused pair needs is received before both
+/// halves, and sent after both.
+class bound_program {
+ public:
+  bound_program(program_view const& program, transport& comm, std::vector<stage>& stages, loss_function loss,
+                executor_settings settings, gradient_store* gradients)
+      : plan_(program.plan),
+        comm_(&comm),
+        gradients_(gradients),
+        before_backward_(std::move(settings.before_backward)),
+        streams_(settings.streams ? std::move(settings.streams) : std::make_shared<compute_streams>(at::kCPU, false)),
+        record_(comm, program, comm.topology().pipeline_rank(), streams_->where()),
+        memory_(program, comm.topology().pipeline_rank(), streams_->where()) {
+    int const rank = comm.topology().pipeline_rank();
+    stage_runner::settings const with{settings.seed, comm.topology().replica(), settings.autocast, settings.lowest_trained,
+                                      std::move(settings.own_actions)};
+    if (settings.graphs) {
+      runner_ = std::make_unique<graph_runner>(settings.graphs, program, rank, stages, std::move(loss), with, streams_,
+                                               memory_.stats(), gradients, comm.is_zero_copy());
+    } else {
+      runner_ = std::make_unique<stage_runner>(program, rank, stages, std::move(loss), with, streams_);
+    }
+    if (settings.check_messages) {
+      messages_ = std::make_unique<checked_messages>(comm, plan_);
+    } else {
+      messages_ = std::make_unique<program_messages>(comm);
+    }
+    // The place of R's and own actions among the W's was proved, too.
+    bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();
+    if (settings.deferred_weights > 0 && moves_weights) deferred_.emplace(program, comm, settings.deferred_weights);
+    bind_all(program, rank);
+  }
+  bound_program(bound_program const&) = delete;
+  bound_program& operator=(bound_program const&) = delete;
+
+  /// A fused pair is one operation where its halves run beside each other. The step of the optimizer is none: the caller does it.
+  std::size_t size() const { return operations_.size(); }
+  compute_streams& streams() const { return *streams_; }
+  stage_runner& runner() { return *runner_; }
+  stage_runner const& runner() const { return *runner_; }
+  action_record& record() { return record_; }
+  action_record const& record() const { return record_; }
+  memory_meter& memory() { return memory_; }
+
+  /// Begins a run over these microbatches.
+  /// \param reduces whether sums of gradients over the replicas start where the program says so
+  void begin(split_batch const& batch, long step, bool reduces) {
+    frame_ = {&batch, step};
+    reduces_ = reduces;
+    record_.begin_step(step);
+    memory_.begin_step();
+    if (deferred_) deferred_->begin();
+    comm_->begin_step(step);
+    runner_->begin(operations_, frame_, record_);
+  }
+  void carry_out(std::size_t number) {
+    operation const& o = operations_[number];
+    (this->*o.turn)(o);
+  }
+  /// Lets go of what a run that starts over has computed.
+  void start_over() {
+    runner_->drop();
+    record_.start_over();
+    if (deferred_) deferred_->begin();
+  }
+  /// After the last operation of a run.
+  void finish() {
+    while (deferred_ && !deferred_->empty()) run_deferred();
+    note_memory();
+  }
+
+  /// Puts into the trace what the step has taken of a device's memory so far.
+  void note_memory() {
+    if (!memory_.watches()) return;
+    record_.trace().took(memory_.peak(runner_->captured_bytes()));
+    comm_->receive_late(memory_.is_tight());
+  }
+
+ private:
+  void bind_all(program_view const& program, int rank) {
+    int const count = program.length(rank) - (plan_.forward_only ? 0 : 1);
+    operations_.reserve(static_cast<std::size_t>(count));
+    second_halves_.reserve(static_cast<std::size_t>(streams_->two() ? count / 2 : 0));
+    for (int p = 0; p < count; ++p) {
+      operation& o = operations_.emplace_back(bind(program.at(rank, p)));
+      if (o.what->op.fused == 0 || !streams_->two()) continue;
+      o.other_half = &second_halves_.emplace_back(bind(program.at(rank, ++p)));
+      o.turn = &bound_program::pair;
+    }
+    if (!deferred_) return;
+    for (operation& o : operations_) {
+      o.own_turn = std::exchange(
+          o.turn, o.what->op.kind == kind::backward_weight ? &bound_program::hold_back : &bound_program::after_deferred);
+    }
+  }
+
+  operation bind(instruction const& i) {
+    operation o{.what = &i};
+    runner_->bind(o);
+    switch (i.op.kind) {
+      case kind::forward:
+        o.turn = &bound_program::forward;
+        break;
+      case kind::own_x:
+      case kind::own_y:
+      case kind::own_z:
+        o.turn = &bound_program::simple<&bound_program::own_action>;
+        break;
+      case kind::send_forward:
+      case kind::send_backward:
+        o.turn = &bound_program::simple<&bound_program::send>;
+        break;
+      case kind::receive_forward:
+      case kind::receive_backward:
+        o.turn = &bound_program::simple<&bound_program::post_receive>;
+        break;
+      case kind::wait_send_forward:
+      case kind::wait_send_backward:
+        o.turn = &bound_program::simple<&bound_program::wait_send>;
+        break;
+      case kind::reduce_gradients:
+        o.turn = &bound_program::simple<&bound_program::start_sum>;
+        break;
+      default:
+        o.turn = &bound_program::backward;
+    }
+    if (!o.computes()) return o;
+    bool const is_measured = i.op.kind == kind::forward && memory_.watches();
+    o.compute = is_measured ? &bound_program::compute_measured : &bound_program::compute;
+    o.fetch = fetch_of(o);
+    if (row_of(i.op.kind).from > 0 && before_backward_ && fetch_first_ == nullptr)
+      fetch_first_ = std::exchange(o.fetch, &bound_program::fetch_after_weighing);
+    return o;
+  }
+  operation::tensor_method fetch_of(operation const& o) const {
+    int const from = row_of(o.what->op.kind).from;
+    if (from == 0) return &bound_program::fetch_nothing;
+    if (o.takes != nullptr) return &bound_program::fetch_from_neighbour;
+    if (o.what->source != no_slot) return &bound_program::fetch_from_peer;
+    return from < 0 ? &bound_program::fetch_from_batch : &bound_program::fetch_from_loss;
+  }
+
+  // What a turn does.
+
+  void forward(operation const& f) {
+    f.slot->lane = 0;
+    alone(
+        f, [&] { (this->*f.fetch)(f, inputs_); }, inputs_);
+  }
+  /// B, I, W or R.
+  void backward(operation const& b) {
+    alone(
+        b, [&] { prepare_backward(b); }, gradients_of_outputs_);
+  }
+  template <class Prepare>
+  void alone(operation const& o, Prepare const& prepare, tensors& given) {
+    std::size_t const entry = record_.add(*o.what);
+    record_.guard(*o.what, [&] {
+      record_.before(*o.what);
+      prepare();
+      run(o, given, entry);
+      retire(o);
+      record_.after(*o.what);
+    });
+  }
+
+  /// The two halves of a fused pair, beside each other.
+  void pair(operation const& f) {
+    operation const& b = *f.other_half;
+    std::size_t const of_f = record_.add(*f.what);
+    record_.guard(*f.what, [&] {
+      record_.before(*f.what);
+      (this->*f.fetch)(f, inputs_);
+    });
+    std::size_t const of_b = record_.add(*b.what);
+    record_.guard(*b.what, [&] {
+      record_.before(*b.what);
+      prepare_backward(b);
+    });
+    if (runner_->launches()) {
+      for (std::size_t const entry : {of_f, of_b}) record_.starts(entry);
+      record_.guard(*f.what, [&] {
+        runner_->compute(f, frame_, inputs_);
+        runner_->compute(b, frame_, gradients_of_outputs_);
+      });
+      for (std::size_t const entry : {of_f, of_b}) record_.ends(entry);
+    } else {
+      runner_->beside(
+          f, b, inputs_, [&] { record_.guard(*f.what, [&] { run(f, inputs_, of_f); }); },
+          [&] { record_.guard(*b.what, [&] { run(b, gradients_of_outputs_, of_b); }); });
+    }
+    for (operation const* const half : {&f, &b}) record_.guard(*half->what, [&] { record_.after(*half->what); });
+    for (operation const* const half : {&f, &b}) retire(*half);
+  }
+
+  /// A send, a receive that is posted, a wait, the start of a sum, or an own action.
+  template <operation::method Do>
+  void simple(operation const& o) {
+    std::size_t const entry = record_.add(*o.what);
+    record_.guard(*o.what, [&] {
+      record_.before(*o.what);
+      (this->*Do)(o);
+      record_.after(*o.what);
+    });
+    record_.trace().ends(entry);
+  }
+  void send(operation const& o) { messages_->send(*o.what, record_.step(), *o.takes); }
+  void post_receive(operation const& o) { comm_->post_receive(o.what->peer, o.what->op, o.what->source); }
+  void own_action(operation const& o) { runner_->own_action(o, record_.step()); }
+  void wait_send(operation const& o) { comm_->wait_send(o.what->source); }
+  void start_sum(operation const& o) {
+    if (reduces_ && gradients_ != nullptr) gradients_->start_all_reduce(o.stage());
+  }
+
+  /// A W's turn, where W's may be held back.
+  void hold_back(operation const& w) {
+    if (deferred_->full()) run_deferred();
+    deferred_->hold(w);
+  }
+  /// Any other turn there.
+  void after_deferred(operation const& o) {
+    for (operation const* half = &o; half != nullptr; half = half->other_half) {
+      while (!deferred_->empty() && deferred_->go_before(*half->what, reduces_)) run_deferred();
+    }
+    (this->*o.own_turn)(o);
+    for (operation const* half = &o; half != nullptr; half = half->other_half) deferred_->note(half->what->op);
+  }
+  void run_deferred() {
+    backward(deferred_->first());
+    deferred_->let_go();
+  }
+
+  // What computations do.
+
+  void fetch_nothing(operation const&, tensors&) {}
+  void fetch_from_batch(operation const& o, tensors& given) {
+    given = frame_.batch->inputs(o.micro_batch());
+    runner_->bring(o, given);
+  }
+  void fetch_from_neighbour(operation const& o, tensors& given) {
+    given = std::exchange(*o.takes, {});
+    runner_->bring(o, given);
+  }
+  void fetch_from_peer(operation const& o, tensors& given) {
+    messages_->receive(*o.what, record_.step(), given);
+    runner_->bring(o, given);
+  }
+  void fetch_from_loss(operation const& o, tensors& given) {
+    given.clear();
+    if (frame_.batch->counts_nothing(o.micro_batch())) {
+      given.emplace_back();
+    } else {
+      runner_->bring_weight(o, frame_.batch->gradient_weight(o.micro_batch()), given);
+    }
+  }
+  /// The rank's first B or I: from here on the weights of microbatches are needed.
+  void fetch_after_weighing(operation const& o, tensors& given) {
+    before_backward_();
+    (this->*fetch_first_)(o, given);
+  }
+
+  void prepare_backward(operation const& b) {
+    (this->*b.fetch)(b, gradients_of_outputs_);
+    if (gradients_ != nullptr) gradients_->attach(b.stage());
+  }
+  /// Of a pair, one of these runs in another thread.
+  void run(operation const& o, tensors& given, std::size_t entry) {
+    profiler_range const label(o.what->op, streams_->where().is_cuda());
+    record_.starts(entry);
+    (this->*o.compute)(o, given);
+    record_.ends(entry);
+  }
+  void compute(operation const& o, tensors& given) { runner_->compute(o, frame_, given); }
+  void compute_measured(operation const& f, tensors& given) {
+    if (runner_->launches()) return compute(f, given);
+    memory_.measure(*f.what, given, *f.slot, [&] { compute(f, given); });
+  }
+  void retire(operation const& o) {
+    runner_->retire(o);
+    record_.trace().chunks_change(in_flight_change(o.what->op.kind, plan_.forward_only));
+  }
+
+  plan_view plan_;
+  transport* comm_;
+  gradient_store* gradients_;
+  std::function<void()> before_backward_;
+  std::shared_ptr<compute_streams> streams_;
+  action_record record_;
+  memory_meter memory_;
+  std::unique_ptr<stage_runner> runner_;
+  std::unique_ptr<program_messages> messages_;
+  std::optional<deferred_weights> deferred_;
+  std::vector<operation> operations_;
+  std::vector<operation> second_halves_;            // of fused pairs
+  operation::tensor_method fetch_first_ = nullptr;  // of the first B or I, after its weights
+
+  // Of the run under way.
+  step_frame frame_;
+  bool reduces_ = true;
+  tensors inputs_;                // of the F under way
+  tensors gradients_of_outputs_;  // of the B or I under way
+};
+
+}  // namespace chevron
