@@ -45,7 +45,7 @@ TEST_CASE("own actions run once each, on the rank of their stage and in its plac
     std::vector<double> losses[2];
     bool in_place = true;
     for (bool const own : {false, true}) {
-      chevron::plan const plan = own ? own_plan(2, 4) : plan_of("ZB-H1", 2, 4);
+      chevron::plan const plan = own ? own_plan(4) : plan_of("ZB-H1", 2, 4);
       chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
         auto const handler = [&](chevron::own_work const& work) {
           std::lock_guard const hold(mutex);
@@ -73,7 +73,7 @@ TEST_CASE("an own action that throws is the step's error, with rank and action; 
   auto const data = make_batch(4, 5);
   auto const run = [&](chevron::own_handler const& handler) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train = trainer_with(comm, own_plan(2, 2), handler);
+      chevron::trainer train = trainer_with(comm, own_plan(2), handler);
       train.step({data.input}, {data.target});
     });
   };

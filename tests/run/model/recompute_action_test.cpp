@@ -13,7 +13,7 @@
 #include <doctest/doctest.h>
 
 using namespace small_model;
-using namespace chevron::letters;
+using chevron::letters::B, chevron::letters::F, chevron::letters::R;
 
 namespace {
 
