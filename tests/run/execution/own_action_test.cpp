@@ -20,9 +20,7 @@ inline constexpr auto with_own =
     chevron::schedule(chevron::placement::linear,
                       chevron::warmup(F*(ranks - 1 - rank), Y) | chevron::steady(F, I, W, X, Y) | chevron::cooldown(I, W, X, Y));
 
-chevron::plan own_plan(int ranks, int micro_batches) {
-  return expand(with_own, {.ranks = ranks, .micro_batches = micro_batches});
-}
+chevron::plan own_plan(int count) { return expand(with_own, {.ranks = 2, .micro_batches = count}); }
 
 /// A trainer's setup with a handler.
 chevron::trainer trainer_with(transport& comm, chevron::plan const& plan, chevron::own_handler handler,
