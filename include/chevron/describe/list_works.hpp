@@ -5,6 +5,7 @@
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/dispatch.hpp>
 
 /// \file
@@ -61,13 +62,14 @@ struct listed_works {
 
     int const* const first = placed.first.data;
     buffer<int> index_memory(families * into.stages);
-    int* const index = index_memory.data;  // by stage and family
+    int* const index = index_memory.data;  // by number in a step of one microbatch
+    step_graph const graph(into.rank_of.data, into.stages, 1);
     for (int r = 0; r < into.size.ranks; ++r) {
       int const held = placed.held(r);
       for (int i = 0; i < held; ++i) {
         for (int family = 0; family < families; ++family) {
           // Forwards from the latest stage to the earliest, gradients the other way.
-          index[placed.stage.data[first[r] + i] * families + family] =
+          index[family * into.stages + placed.stage.data[first[r] + i]] =
               first[r] * families + place_of[family] * held + (family == 0 ? held - 1 - i : i);
         }
       }
@@ -82,7 +84,7 @@ struct listed_works {
         int const stage = placed.stage.data[i];
         std::int64_t const bytes_here = bytes != nullptr ? bytes[stage] : 0;
         for (int family = 0; family < families; ++family) {
-          int const at = index[stage * families + family];
+          int const at = index[family * into.stages + stage];
           bool const forward = family == 0;
           listed_work& w = work.data[at];
           w.what = make_action(kinds[family], stage, 0);
@@ -93,9 +95,10 @@ struct listed_works {
           w.bytes_room = forward ? into.byte_limit - bytes_here - later_bytes : most_bytes;
           room.data[at] = forward && into.in_flight_limit > 0 ? into.in_flight_limit - later : most_chunks;
           ready.data[at] = never;
-          if (forward) w.feeds[w.fed++] = stage + 1 < into.stages ? index[(stage + 1) * families] : index[stage * families + 1];
-          if (family == 1 && stage > 0) w.feeds[w.fed++] = index[(stage - 1) * families + 1];
-          if (family == 1 && split) w.feeds[w.fed++] = index[stage * families + 2];
+          int const source = graph.source_of(w.what);
+          if (source < 0) continue;
+          listed_work& from = work.data[index[source]];
+          from.feeds[from.fed++] = at;
         }
         ++later;
         later_bytes += bytes_here;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chevron/describe/sized.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
@@ -29,18 +30,8 @@ class backfill {
         at_(played.total),
         held_at_(played.total),
         in_row_(played.total),
-        begin_(played.ranks + 1),
-        rows_(played.count),
-        come_(played.ranks) {
-    int filled = 0;
-    for (int r = 0; r < played.ranks; ++r) {
-      begin_.data[r] = filled;
-      for (int row = 0; row < played.count; ++row) {
-        if (played.rank_of.data[row] == r) rows_.data[filled++] = row;
-      }
-    }
-    begin_.data[played.ranks] = filled;
-  }
+        by_rank_(played.ranks, played.count, played.rank_of.data),
+        come_(played.ranks) {}
 
   /// Changes the order that was given; false, and nothing changed, if it gets stuck.
   constexpr bool pass(bool backwards) {
@@ -98,8 +89,8 @@ class backfill {
     if (waits_until <= now) return due;
     int best = chevron::detail::sleeps;
     int best_place = stop;
-    for (int i = begin_.data[rank]; i < begin_.data[rank + 1]; ++i) {
-      int const row = rows_.data[i];
+    for (int i = by_rank_.first.data[rank]; i < by_rank_.first.data[rank + 1]; ++i) {
+      int const row = by_rank_.stage.data[i];
       double const there = ready[row];
       if (there > now) {
         until = there < until ? there : until;
@@ -149,8 +140,7 @@ class backfill {
   buffer<int> at_;          // by number: where in the order it was given
   buffer<double> held_at_;  // by place in the order: what is held after it, with what was taken early
   buffer<int> in_row_;      // by row: its actions as they were given, which need not be in the order of microbatches
-  buffer<int> begin_;       // by rank: of its rows
-  buffer<int> rows_;
+  chevron::detail::stages_by_rank by_rank_;  // of rows, not stages
   buffer<progress> come_;
 };
 
