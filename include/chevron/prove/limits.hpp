@@ -15,7 +15,7 @@ namespace chevron::detail {
 /// The first action with which a rank holds more than a limit, as that law's finding.
 template <class Amount, class Changes>
 constexpr finding above(plan_view const& plan, law which, int rank, Changes const& changes, Amount limit) {
-  peak_of<Amount> const held = peak<Amount>(plan, rank, changes, {}, limit);
+  held_peak<Amount> const held = peak<Amount>(plan, rank, changes, {}, limit);
   if (held.most <= limit) return {};
   finding f;
   f.broken = which;

@@ -15,7 +15,7 @@ namespace chevron {
 
 /// The most that a rank holds at any time.
 template <class Amount>
-struct peak_of {
+struct held_peak {
   Amount most{};
   int position = -1;  ///< in the rank's list: where it first holds that; -1: never more than at first
 };
@@ -25,8 +25,8 @@ struct peak_of {
 /// \param held    what the rank holds before its first action
 /// \param enough  the list is read up to the first action with which the rank holds more
 template <class Amount, class Changes>
-constexpr peak_of<Amount> peak(plan_view const& plan, int rank, Changes const& changes, Amount held = {},
-                               Amount enough = std::numeric_limits<Amount>::max()) {
+constexpr held_peak<Amount> peak(plan_view const& plan, int rank, Changes const& changes, Amount held = {},
+                                 Amount enough = std::numeric_limits<Amount>::max()) {
   Amount most = held;
   int const first = plan.begin[rank];
   int const stop = plan.begin[rank + 1];

@@ -24,9 +24,9 @@ namespace chevron {
 /// points where tests make it fail.
 class action_record {
  public:
-  action_record(transport& comm, program_view const& program, int rank, at::Device where)
+  action_record(transport& comm, program_view const& program, at::Device where)
       : comm_(&comm), clock_(where), kept_(comm.topology(), program.plan, shared_) {
-    trace_.reserve(static_cast<std::size_t>(program.length(rank)));
+    trace_.reserve(static_cast<std::size_t>(program.length(comm.topology().pipeline_rank())));
   }
 
   rank_trace& trace() { return trace_; }

@@ -81,8 +81,8 @@ class activation_meter {
         here.kept.remove(gradient);
         here.gradients.add(gradient);
       });
-      return;
     }
+    if (!ends_cell(what.kind)) return;
     here.kept.merge(built);  // where I had nothing to compute, W has built the graph
     note(what.stage, here, *task.owner);
     here = {};

@@ -1,16 +1,15 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
-#include <chevron/plan/step_graph.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/split_batch.hpp>
@@ -29,7 +28,7 @@
 #include <chevron/run/trace/profiler_range.hpp>
 
 /// \file
-/// Binds a rank's instructions to what they work on, once, and carries them out.
+/// Binds a rank's instructions to their slots and methods, once, and carries them out.
 
 namespace chevron {
 
@@ -46,18 +45,16 @@ class bound_program {
       : plan_(program.plan),
         comm_(&comm),
         gradients_(gradients),
-        before_backward_(std::move(settings.before_backward)),
-        streams_(settings.streams ? std::move(settings.streams) : std::make_shared<compute_streams>(at::kCPU, false)),
-        record_(comm, program, comm.topology().pipeline_rank(), streams_->where()),
+        before_backward_(settings.before_backward),
+        streams_(settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
+        record_(comm, program, streams_->where()),
         memory_(program, comm.topology().pipeline_rank(), streams_->where()) {
-    int const rank = comm.topology().pipeline_rank();
-    stage_runner::settings const with{settings.seed, comm.topology().replica(), settings.autocast, settings.lowest_trained,
-                                      std::move(settings.own_actions)};
+    settings.streams = streams_;
     if (settings.graphs) {
-      runner_ = std::make_unique<graph_runner>(settings.graphs, program, rank, stages, std::move(loss), with, streams_,
-                                               memory_.stats(), gradients, comm.is_zero_copy());
+      runner_ = std::make_unique<graph_runner>(program, comm.topology(), stages, std::move(loss), settings, memory_.stats(),
+                                               gradients, comm.is_zero_copy());
     } else {
-      runner_ = std::make_unique<stage_runner>(program, rank, stages, std::move(loss), with, streams_);
+      runner_ = std::make_unique<stage_runner>(program, comm.topology(), stages, std::move(loss), settings);
     }
     if (settings.check_messages) {
       messages_ = std::make_unique<checked_messages>(comm, plan_);
@@ -67,7 +64,7 @@ class bound_program {
     // The place of R's and own actions among the W's was proved, too.
     bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();
     if (settings.deferred_weights > 0 && moves_weights) deferred_.emplace(program, comm, settings.deferred_weights);
-    bind_all(program, rank);
+    bind_all(program, comm.topology().pipeline_rank());
   }
   bound_program(bound_program const&) = delete;
   bound_program& operator=(bound_program const&) = delete;
@@ -96,7 +93,7 @@ class bound_program {
     operation const& o = operations_[number];
     (this->*o.turn)(o);
   }
-  /// Lets go of what a run that starts over has computed.
+  /// The run starts over: drops all microbatches under way.
   void start_over() {
     runner_->drop();
     record_.start_over();
@@ -108,7 +105,7 @@ class bound_program {
     note_memory();
   }
 
-  /// Puts into the trace what the step has taken of a device's memory so far.
+  /// Puts the device's memory that the step has taken so far into the trace.
   void note_memory() {
     if (!memory_.watches()) return;
     record_.trace().took(memory_.peak(runner_->captured_bytes()));
@@ -119,7 +116,6 @@ class bound_program {
   void bind_all(program_view const& program, int rank) {
     int const count = program.length(rank) - (plan_.forward_only ? 0 : 1);
     operations_.reserve(static_cast<std::size_t>(count));
-    second_halves_.reserve(static_cast<std::size_t>(streams_->two() ? count / 2 : 0));
     for (int p = 0; p < count; ++p) {
       operation& o = operations_.emplace_back(bind(program.at(rank, p)));
       if (o.what->op.fused == 0 || !streams_->two()) continue;
@@ -136,33 +132,7 @@ class bound_program {
   operation bind(instruction const& i) {
     operation o{.what = &i};
     runner_->bind(o);
-    switch (i.op.kind) {
-      case kind::forward:
-        o.turn = &bound_program::forward;
-        break;
-      case kind::own_x:
-      case kind::own_y:
-      case kind::own_z:
-        o.turn = &bound_program::simple<&bound_program::own_action>;
-        break;
-      case kind::send_forward:
-      case kind::send_backward:
-        o.turn = &bound_program::simple<&bound_program::send>;
-        break;
-      case kind::receive_forward:
-      case kind::receive_backward:
-        o.turn = &bound_program::simple<&bound_program::post_receive>;
-        break;
-      case kind::wait_send_forward:
-      case kind::wait_send_backward:
-        o.turn = &bound_program::simple<&bound_program::wait_send>;
-        break;
-      case kind::reduce_gradients:
-        o.turn = &bound_program::simple<&bound_program::start_sum>;
-        break;
-      default:
-        o.turn = &bound_program::backward;
-    }
+    o.turn = turn_of(i.op.kind);
     if (!o.computes()) return o;
     bool const is_measured = i.op.kind == kind::forward && memory_.watches();
     o.compute = is_measured ? &bound_program::compute_measured : &bound_program::compute;
@@ -170,6 +140,14 @@ class bound_program {
     if (row_of(i.op.kind).from > 0 && before_backward_ && fetch_first_ == nullptr)
       fetch_first_ = std::exchange(o.fetch, &bound_program::fetch_after_weighing);
     return o;
+  }
+  static operation::method turn_of(kind what) {
+    if (is_own(what)) return &bound_program::simple<&bound_program::own_action>;
+    if (is_compute(what)) return what == kind::forward ? &bound_program::forward : &bound_program::backward;
+    if (detail::is_send(what)) return &bound_program::simple<&bound_program::send>;
+    if (detail::is_receive(what)) return &bound_program::simple<&bound_program::post_receive>;
+    if (detail::is_wait(what)) return &bound_program::simple<&bound_program::wait_send>;
+    return &bound_program::simple<&bound_program::start_sum>;
   }
   operation::tensor_method fetch_of(operation const& o) const {
     int const from = row_of(o.what->op.kind).from;
@@ -179,7 +157,7 @@ class bound_program {
     return from < 0 ? &bound_program::fetch_from_batch : &bound_program::fetch_from_loss;
   }
 
-  // What a turn does.
+  // Turns.
 
   void forward(operation const& f) {
     f.slot->lane = 0;
@@ -256,7 +234,7 @@ class bound_program {
     if (deferred_->full()) run_deferred();
     deferred_->hold(w);
   }
-  /// Any other turn there.
+  /// The turn of every other operation, where W's may be held back.
   void after_deferred(operation const& o) {
     for (operation const* half = &o; half != nullptr; half = half->other_half) {
       while (!deferred_->empty() && deferred_->go_before(*half->what, reduces_)) run_deferred();
@@ -269,7 +247,7 @@ class bound_program {
     deferred_->let_go();
   }
 
-  // What computations do.
+  // Parts of a computation's turn.
 
   void fetch_nothing(operation const&, tensors&) {}
   void fetch_from_batch(operation const& o, tensors& given) {
@@ -330,7 +308,7 @@ class bound_program {
   std::unique_ptr<program_messages> messages_;
   std::optional<deferred_weights> deferred_;
   std::vector<operation> operations_;
-  std::vector<operation> second_halves_;            // of fused pairs
+  std::deque<operation> second_halves_;             // of fused pairs, each in its place for good
   operation::tensor_method fetch_first_ = nullptr;  // of the first B or I, after its weights
 
   // Of the run under way.

@@ -121,7 +121,7 @@ class executor {
     bound_.finish();
     broken_ = false;
     stage_runner& ran = bound_.runner();
-    return {std::as_const(ran).losses(), ran.outputs(), last_trace(), ran.launches()};
+    return {ran.losses(), ran.outputs(), last_trace(), ran.launches()};
   }
 
   /// The caller's turn: the OPTIMIZER_STEP that ends a training program. Its time is in the trace, its memory in the peak, and

@@ -103,18 +103,17 @@ class graph_runner final : public stage_runner {
   /// \param memory    of the device
   /// \param gradients null where nothing is trained
   /// \param copies    a receiver gets the sender's own memory, and may still read it when the graph is launched again
-  graph_runner(std::shared_ptr<graph_maker> maker, program_view steps, int rank, std::vector<stage>& model, loss_function loss,
-               settings with, std::shared_ptr<compute_streams> on, allocator_stats& memory, gradient_store* gradients,
-               bool copies)
-      : stage_runner(steps, rank, model, std::move(loss), with, std::move(on)),
-        maker_(std::move(maker)),
+  graph_runner(program_view const& steps, topology const& where, std::vector<stage>& model, loss_function loss,
+               executor_settings const& settings, allocator_stats& memory, gradient_store* gradients, bool copies)
+      : stage_runner(steps, where, model, std::move(loss), settings),
+        maker_(settings.graphs),
         program_(steps),
-        rank_(rank),
+        rank_(where.pipeline_rank()),
         memory_(&memory),
         gradients_(gradients),
         copies_(copies),
         state_(maker_->why_not(streams())),
-        computations_(static_cast<std::size_t>(steps.length(rank))) {}
+        computations_(static_cast<std::size_t>(steps.length(rank_))) {}
 
   void begin(std::span<operation const> all, step_frame const& frame, action_record const& record) override {
     split_batch const& batch = *frame.batch;

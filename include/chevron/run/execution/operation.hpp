@@ -7,7 +7,7 @@
 #include <chevron/run/model/stage_execution.hpp>
 
 /// \file
-/// An instruction bound to what it works on, and the activation slots that it works on.
+/// An activation slot, and an operation: an instruction bound to its slots and methods.
 
 namespace chevron {
 
@@ -29,8 +29,8 @@ struct activation {
 class bound_program;
 class stage_runner;
 
-/// One turn of a rank: an instruction, or a fused pair, bound once for all steps. Addresses are of the rank's slots, methods of
-/// its runner and of its bound program, which own operations.
+/// One turn of a rank: an instruction, or a fused pair, with the addresses of the slots that it reads and writes, and with the
+/// methods of `stage_runner` and `bound_program` that carry it out. Bound once, for all steps.
 struct operation {
   using method = void (bound_program::*)(operation const&);
   using tensor_method = void (bound_program::*)(operation const&, tensors& given);

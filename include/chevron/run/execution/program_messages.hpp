@@ -16,7 +16,7 @@
 #include <chevron/run/failure/fault_point.hpp>
 
 /// \file
-/// Sends and takes the tensors of a program's messages, with checksums where they were asked for.
+/// Sends and receives the tensors of a program's messages, with checksums where settings ask for them.
 
 namespace chevron {
 

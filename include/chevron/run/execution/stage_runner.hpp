@@ -15,10 +15,13 @@
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/activation_meter.hpp>
+#include <chevron/run/execution/executor_settings.hpp>
 #include <chevron/run/execution/operation.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/own_work.hpp>
@@ -45,23 +48,19 @@ struct step_frame {
 /// where its forward ran.
 class stage_runner {
  public:
-  /// What stages and loss compute with, besides what goes through the pipeline.
-  struct settings {
-    std::uint64_t seed = 0;  ///< of what they draw (random_scope.hpp)
-    int replica = 0;
-    std::optional<at::ScalarType> autocast = {};
-    int lowest_trained = 0;  ///< the first stage with a parameter that needs a gradient
-    own_handler own = {};    ///< runs X, Y and Z
-  };
-
-  stage_runner(program_view steps, int rank, std::vector<stage>& stages, loss_function loss, settings with,
-               std::shared_ptr<compute_streams> streams)
+  /// \param settings with `streams` that are not null
+  stage_runner(program_view const& steps, topology const& where, std::vector<stage>& stages, loss_function loss,
+               executor_settings const& settings)
       : plan_(steps.plan),
         stages_(&stages),
         loss_(std::move(loss)),
-        with_(with),
-        streams_(std::move(streams)),
-        slots_(static_cast<std::size_t>(steps.slots[rank].activation)),
+        seed_(settings.seed),
+        replica_(where.replica()),
+        autocast_(settings.autocast),
+        lowest_trained_(settings.lowest_trained),
+        own_(settings.own_actions),
+        streams_(settings.streams),
+        slots_(static_cast<std::size_t>(steps.slots[where.pipeline_rank()].activation)),
         losses_(static_cast<std::size_t>(plan_.size.micro_batches)),
         outputs_(plan_.forward_only ? losses_.size() : 0) {}
   virtual ~stage_runner() = default;
@@ -70,7 +69,7 @@ class stage_runner {
 
   compute_streams& streams() const { return *streams_; }
   /// The mean loss of each microbatch.
-  tensors const& losses() const { return losses_; }
+  tensors& losses() { return losses_; }
   /// Of a program that only runs forward, without a loss: the last stage's outputs, by microbatch.
   std::vector<tensors>& outputs() { return outputs_; }
 
@@ -110,12 +109,8 @@ class stage_runner {
     o.gives_loss = row.to > 0 && o.stage() == plan_.stages - 1;
   }
 
-  /// Before a run: decides how its computations go.
-  /// \param all    the rank's operations, in order
-  /// \param record says of an error whose it is
-  virtual void begin(std::span<operation const> all, step_frame const& frame, action_record const& record) {
-    static_cast<void>(all), static_cast<void>(frame), static_cast<void>(record);
-  }
+  /// Before a run: decides how its computations go. The rank's operations come in order; the record places errors.
+  virtual void begin(std::span<operation const>, step_frame const&, action_record const&) {}
   /// Whether this run's computations are launched as graphs.
   virtual bool launches() const { return false; }
   /// Why they were not, in words; empty where they were.
@@ -123,8 +118,8 @@ class stage_runner {
   /// Bytes of the device that graphs use, in a run that launches them.
   virtual std::int64_t captured_bytes() const { return 0; }
 
-  /// What a computation is to work on has come: \p given.
-  virtual void bring(operation const&, tensors& given) { static_cast<void>(given); }
+  /// The tensors that a computation works on have come.
+  virtual void bring(operation const&, tensors&) {}
   /// The gradient of a microbatch's loss, for the last stage's B or I.
   /// \param weight of the loss
   virtual void bring_weight(operation const& o, double weight, tensors& given) {
@@ -146,10 +141,10 @@ class stage_runner {
   /// X, Y or Z.
   void own_action(operation const& o, long step) {
     at::NoGradGuard const no_graph;
-    with_.own({letters_of(o.what->op.kind)[0], o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
+    own_({letters_of(o.what->op.kind)[0], o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
   }
 
-  /// After a computation and, of a pair, after both.
+  /// After a computation, or after both of a pair: hands the loss on, and outputs that the caller gets.
   virtual void retire(operation const& o) {
     if (!o.gives_loss) return;
     losses_[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
@@ -184,13 +179,12 @@ class stage_runner {
  protected:
   plan_view const& plan() const { return plan_; }
   std::vector<stage> const& stages() const { return *stages_; }
-  tensors& losses() { return losses_; }
   std::optional<activation_meter>& meter() { return meter_; }
 
  private:
   /// \throws usage_error for an action that nothing would run, or an R whose stage keeps its activations from F on
   void check_runs(action a) const {
-    if (is_own(a.kind) && !with_.own) {
+    if (is_own(a.kind) && !own_) {
       throw usage_error("the schedule has " + to_text(a).str() +
                         ", but nothing is said to run for it. Remedy: give trainer_options::own_actions");
     }
@@ -222,11 +216,7 @@ class stage_runner {
     bool const with_loss = stage_number == plan_.stages - 1 && loss_;
     std::optional<rng_key> draws;
     if (frame.step) {
-      draws = {.seed = with_.seed,
-               .step = *frame.step,
-               .replica = with_.replica,
-               .stage = stage_number,
-               .micro_batch = batch.number(m)};
+      draws = {.seed = seed_, .step = *frame.step, .replica = replica_, .stage = stage_number, .micro_batch = batch.number(m)};
     }
     return {.owner = &(*stages_)[o.what->op.stage],
             .around = {.side_inputs = batch.side_inputs(m),
@@ -235,17 +225,21 @@ class stage_runner {
                        .evaluation = plan_.forward_only,
                        .loss_weight = &batch.gradient_weight(m)},
             .training = !plan_.forward_only,
-            .differentiable = stage_number > with_.lowest_trained,
-            .untrained = stage_number < with_.lowest_trained,
+            .differentiable = stage_number > lowest_trained_,
+            .untrained = stage_number < lowest_trained_,
             .loss = with_loss ? &loss_ : nullptr,
-            .autocast = with_.autocast,
+            .autocast = autocast_,
             .targets = with_loss ? &batch.targets(m) : nullptr};
   }
 
   plan_view plan_;
   std::vector<stage>* stages_;
   loss_function loss_;
-  settings with_;
+  std::uint64_t seed_;  // of what they draw
+  int replica_;
+  std::optional<at::ScalarType> autocast_;
+  int lowest_trained_;
+  own_handler own_;
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;
   tensors losses_;

@@ -216,10 +216,9 @@ class trainer {
 
   void make_executor() {
     trainer_options const& options = context_.options();
-    executor_settings settings{options.seed, options.autocast, context_.streams(), options.graphs, options.deferred_weights};
-    settings.check_messages = options.check_messages;
-    settings.lowest_trained = update_->lowest_trained();
-    settings.own_actions = options.own_actions;
+    executor_settings settings{
+        options.seed,           options.autocast,          context_.streams(), options.graphs, options.deferred_weights,
+        options.check_messages, update_->lowest_trained(), options.own_actions};
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ =
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
