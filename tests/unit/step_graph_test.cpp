@@ -122,3 +122,11 @@ TEST_CASE("each action has a number of its own and begins after its source, whic
     }
   }
 }
+
+static_assert([] {
+  for (int k = 0; k < compute_kinds; ++k) {
+    kind const what = static_cast<kind>(k);
+    if (hands_on(what) != (row_of(what).to != 0)) return false;
+  }
+  return true;
+}());

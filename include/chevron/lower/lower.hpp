@@ -30,8 +30,7 @@ struct receivers {
   int of_gradient;
 
   constexpr int of(kind what) const {
-    int const to = row_of(what).to;
-    return to == 0 ? -1 : to > 0 ? of_activation : of_gradient;
+    return what == kind::forward ? of_activation : hands_on(what) ? of_gradient : -1;
   }
 };
 constexpr receivers receivers_of(plan_view const& plan, int stage) {

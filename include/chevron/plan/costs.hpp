@@ -65,15 +65,16 @@ struct cost_view {
         return stage > 0 || first_input_gradient ? backward_input[i] : 0;
       case kind::backward_weight:
         return stage > 0 || first_input_gradient ? backward_weight[i] : backward_input[i] + backward_weight[i];
-      case kind::recompute:
-        return recompute[stage * recompute_stride] > 0 ? recompute[stage * recompute_stride] : forward[i];
-      case kind::own_x:
-      case kind::own_y:
-      case kind::own_z:
-        return own[own_number(what)];
       default:
-        return 0;
+        return of_rest(what, stage);
     }
+  }
+  /// The same of R and own actions.
+  constexpr double of_rest(kind what, int stage) const {
+    if (is_own(what)) return own[own_number(what)];
+    if (what != kind::recompute) return 0;
+    double const again = recompute[stage * recompute_stride];
+    return again > 0 ? again : forward[stage * stride];
   }
 
   /// Cost of a stage's I.

@@ -88,6 +88,8 @@ inline constexpr kind_row kind_rows[program_kinds] = {
 constexpr kind_row const& row_of(kind k) { return kind_rows[static_cast<int>(k)]; }
 
 constexpr bool is_compute(kind k) { return static_cast<int>(k) < compute_kinds; }
+/// F, B and I: their results go to other stages. They stand first, so that inner loops ask with one comparison.
+constexpr bool hands_on(kind k) { return k < kind::backward_weight; }
 /// F alone.
 constexpr bool makes_output(kind k) { return is_compute(k) && row_of(k).to > 0; }
 /// B and I.

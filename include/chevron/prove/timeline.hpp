@@ -83,9 +83,11 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
           if (stage > 0) needed = cell - micro_batches;
         } else if (a.kind == kind::backward_weight) {
           if (made[cells + cell] < 0) needed = cells + cell;
-        } else if (a.kind <= kind::recompute && made[cell] < 0) {
+        } else if (a.kind > kind::backward_weight) {  // R needs its F, own actions nothing
+          if (a.kind == kind::recompute && made[cell] < 0) needed = cell;
+        } else if (made[cell] < 0) {
           needed = cell;
-        } else if (stage < last_stage && a.kind < kind::backward_weight) {
+        } else if (stage < last_stage) {
           needed = cells + cell + micro_batches;
         }
         if (needed >= 0) {
@@ -116,7 +118,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
       }
       start[i] = earliest;
       end[i] = finish;
-      if (a.kind < kind::backward_weight) {  // F, B or I
+      if (hands_on(a.kind)) {
         int const result = a.kind == kind::forward ? cell : cells + cell;
         int const to = a.kind == kind::forward ? stage + 1 : stage - 1;
         made[result] = finish;
