@@ -161,7 +161,7 @@ TEST_CASE("over streams a rank that is late holds W's back past messages that ar
     chevron::stage made = build_stage(number);
     if (number == 0) return made;
     torch::nn::Functional const slow([](at::Tensor const& x) {
-      std::this_thread::sleep_for(2ms);
+      std::this_thread::sleep_for(10ms);
       return x;
     });
     return chevron::in_sequence({torch::nn::Sequential(slow), made});
