@@ -28,7 +28,8 @@ struct own_row {
 
 /// A letter for work of a user's own: X, Y or Z. A description draws it like the other letters, in the order of the forwards, or
 /// of the backwards where it comes after one; the proof holds it to its row, and to one for each stage and microbatch at most;
-/// timelines and pictures show it (`costs::own`); a trainer runs `trainer_options::own_actions` for it, on the rank of its stage.
+/// timelines and pictures show it (`costs::own`); a trainer runs `trainer_options::own_actions` for it, on the rank of its stage
+/// (proof: prove/check.hpp; run: run/execution/stage_runner.hpp).
 ///
 /// ```cpp
 /// inline constexpr auto X = chevron::own_action<'X'>({.after = {W}});

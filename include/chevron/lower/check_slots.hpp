@@ -10,6 +10,7 @@
 
 /// \file
 /// The law of slots: none is read before it is filled, or written while its content is needed, and every tensor is let go.
+/// Which action frees a slot is decided in lower.hpp.
 
 namespace chevron::detail {
 

@@ -32,6 +32,8 @@ enum class kind : std::uint8_t {
 
 inline constexpr int compute_kinds = 8;
 inline constexpr int program_kinds = 16;
+static_assert(compute_kinds <= 8 && program_kinds <= 16,
+              "sets of compute kinds have 8 bits (kind_bit), a kind has 4 in an action");
 
 /// One kind. A *cell* is a (stage, microbatch); results that cross stages are outputs, which go to the stage behind, and input
 /// gradients, which go to the stage before.
@@ -120,7 +122,8 @@ constexpr bool leaves_weight(kind k) { return makes_input_gradient(k) && !ends_c
 
 /// B, or I where backwards are split.
 constexpr kind gradient_kind(bool split) { return split ? kind::backward_input : kind::backward; }
-/// Families of compute kinds, of which a stage's microbatch has one action at most: F is 0, B or I 1, W 2, R 3, X, Y and Z 4 to 6.
+/// Families of compute kinds, of which a stage's microbatch has one action at most: F is 0, B or I 1, W 2, R 3, X, Y and Z 4
+/// to 6.
 inline constexpr int action_families = 7;
 constexpr int family_of(kind k) {
   constexpr int by_kind[compute_kinds] = {0, 1, 1, 2, 3, 4, 5, 6};

@@ -9,7 +9,8 @@
 
 /// \file
 /// How many chunks are in flight on a rank, from a chunk's F until its B, or its W when the backward is split; how many messages
-/// a step sends; and both in bytes where stages declare sizes.
+/// a step sends; and both in bytes where stages declare sizes, of a chunk with
+/// an R the inputs alone until the R, everything from then on.
 
 namespace chevron {
 

@@ -105,7 +105,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
             state[cell] = gradient_done;
             continue;
           }
-          if (is_own(a.kind)) {  // in its own list alone, and so looked at there
+          if (is_own(a.kind)) {  // no rank waits for it: its row is `check_lists`' (check.hpp)
             if (!plan.own[own_number(a.kind)].declared) return false;
             ++missing;
             continue;

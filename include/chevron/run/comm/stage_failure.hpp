@@ -13,7 +13,8 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Errors of a user's code, named and told.
+/// An exception of a stage, the loss, an own action or the optimizer becomes an error with rank, step and action, and the
+/// transport tells the other ranks of it.
 
 namespace chevron::detail {
 

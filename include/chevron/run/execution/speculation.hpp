@@ -8,7 +8,8 @@
 #include <chevron/lower/program.hpp>
 
 /// \file
-/// How far a step may run on parameters that may yet be taken back.
+/// Post-validation: which instructions of a step may run before the verdict on the step before it, on parameters that may yet be
+/// taken back.
 
 namespace chevron {
 

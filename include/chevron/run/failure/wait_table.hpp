@@ -11,7 +11,7 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Who waits for whom, and whether that can ever end.
+/// Which ranks of a running job wait for which, and whether that can ever end. (Of a plan, before a run: prove/wait_cycle.hpp.)
 ///
 /// The rule. Each rank counts what it has done towards the others: messages sent to and receives posted from each of them since
 /// the transport was opened last, collective calls begun. A wait says which count of which ranks it needs, and up to where: the

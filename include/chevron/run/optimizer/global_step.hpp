@@ -31,7 +31,8 @@
 
 /// \file
 /// The end of a step: what all ranks must know before any of them may change a parameter, and then the change.
-/// Its model for SPIN: tests/model_checking/post_validation.pml.
+/// Its model for SPIN: tests/model_checking/post_validation.pml. An exception of the optimizer passes through to `trainer`, which
+/// hands it to `executor::optimizer_turn` (run/comm/stage_failure.hpp).
 
 namespace chevron {
 
