@@ -98,7 +98,7 @@ wrong "is no ring: 'rank' is 4, not a whole number from 0 to 3" '0,/"rank": 2/s/
 wrong "is no ring: 'rank' is \"2\", not a whole number" '0,/"rank": 2/s//"rank": "2"/'
 wrong "is no ring: 'pipeline_ranks' is 0, not a whole number" 's/"pipeline_ranks": 4/"pipeline_ranks": 0/'
 wrong "is no ring: 'peer' is 18446744073709551615, not" 's/"waiting": null/"waiting": {"peer": 18446744073709551615}/'
-wrong "is no ring: '2X1' in 'actions' is no action" 's/"2F1"/"2X1"/'
+wrong "is no ring: '2Q1' in 'actions' is no action" 's/"2F1"/"2Q1"/'
 wrong "is no ring: 'failure' is missing" 's/"failure"/"failures"/'
 wrong "is no ring: 'plan' has not a row for each pipeline rank" 's/^    "0F0.*$//'
 wrong "is no ring: 'written' is 1e+99, not a whole number" 's/"written": [0-9]*/"written": 1e99/'
