@@ -42,6 +42,8 @@ std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
   };
   add(t.home);
   add(t.weight);
+  add(t.input_weight);
+  add(t.runs_again);
   add(t.activations);
   add(t.receives);
   add(t.sends);
@@ -99,9 +101,10 @@ std::string model_of(int ranks, sizes const& s) {
     reads += std::string("  ") + one + " = next_number(from);\n";
   }
   out += "hidden int buffered;\n";
-  std::pair<char const*, int> const arrays[] = {
-      {"home", s.stages},   {"weight", s.stages},      {"activations", ranks},  {"receives", ranks}, {"sends", ranks},
-      {"start", ranks + 1}, {"plan_start", ranks + 1}, {"edge", ranks * ranks}, {"code", s.code},    {"plan", s.plan}};
+  std::pair<char const*, int> const arrays[] = {{"home", s.stages},      {"weight", s.stages},   {"input_weight", s.stages},
+                                                {"runs_again", s.cells}, {"activations", ranks}, {"receives", ranks},
+                                                {"sends", ranks},        {"start", ranks + 1},   {"plan_start", ranks + 1},
+                                                {"edge", ranks * ranks}, {"code", s.code},       {"plan", s.plan}};
   for (auto const& [name, size] : arrays) {
     out += "hidden int " + std::string(name) + "[" + std::to_string(size) + "];\n";
     reads += std::string("  for (left = next_number(from), i = 0; i < left; ++i) ") + name + "[i] = next_number(from);\n";
@@ -269,6 +272,7 @@ int main(int argc, char** argv) {
     }
   };
   catalogue::for_each(add);
+  boost::hana::for_each(catalogue::recomputing, [&](auto const* one) { add(*one); });
   boost::hana::for_each(catalogue::evaluation, [&](auto const* one) { add(*one); });
   write_faults();
   write_mutants(mutants, most);

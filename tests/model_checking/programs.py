@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "shared"))
 import spin
 
 KINDS = ["rendezvous", "buffered"]
-EXPORTED = [("1F1B", 3, 3), ("ZBVZeroBubble", 2, 3)]
+EXPORTED = [("1F1B", 3, 3), ("1F1B-R", 3, 3), ("ZBVZeroBubble", 2, 3)]
 
 
 def read_programs(file):
