@@ -116,7 +116,7 @@ struct basic_plan : plan_facts, Lists {
 };
 
 /// What every generator returns.
-using plan = basic_plan<detail::plan_lists>;
+struct plan : basic_plan<detail::plan_lists> {};
 
 /// A plan whose size is part of its type, so that it can be an `inline constexpr` object: what `checked<>` gives.
 template <int Ranks, int Stages, int Actions>
