@@ -93,6 +93,7 @@ inline compute(i) {
   assert(at[me].computed < plan_length); /* nothing is computed that the plan does not have */
   assert(op(i) == planned(0) && stage(i) == planned(1) && batch(i) == planned(2) && fused(i) == planned(3));
   assert(!fused(i) || (op(i) == FORWARD && i + 1 < length && (op(i + 1) == BACKWARD || op(i + 1) == INPUT_GRADIENT)));
+  assert(!fused(i) || stage(i + 1) != stage(i) || batch(i + 1) != batch(i)); /* its own backward needs it */
   at[me].computed++;
   cell = cell_of(stage(i), batch(i));
   goes_forward = (op(i) == FORWARD);
