@@ -72,7 +72,7 @@ int run(options o) {
   if (static_cast<int>(o.layers.size()) != stages || std::accumulate(o.layers.begin(), o.layers.end(), 0) != o.blocks)
     throw chevron::usage_error("--layers does not fit " + std::to_string(stages) + " stages and --blocks " + std::to_string(o.blocks) +
                                ". Remedy: a number for each stage, --blocks together");
-  chevron::profiled_costs const costs = slept(o).of(o.layers);
+  chevron::owned_costs const costs = slept(o).of(o.layers);
   chevron::run_threads({.pipeline_ranks = program.view().plan.size.ranks}, [&](chevron::transport& comm) {
     auto const build = [&](int number) {
       auto const s = static_cast<std::size_t>(number);

@@ -160,7 +160,7 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
 /// Prints the line of one run and says whether it is within the limit.
 bool report(options const& wanted, bool post_validation, chevron::plan_view const& plan, measured const& got) {
   // Messages take no time in either, but for those of a link that is made slow: what they take is what is looked for.
-  std::vector<double> transfer(got.costs.forward.size()), latency(transfer);
+  std::vector<double> transfer(static_cast<std::size_t>(got.costs.stages())), latency(transfer);
   for (int s = 0; s + 1 < plan.stages; ++s) {
     int const here = plan.rank_of[s], there = plan.rank_of[s + 1];
     if (std::min(here, there) != wanted.slow_link || std::max(here, there) != wanted.slow_link + 1) continue;
@@ -176,8 +176,8 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
     return 1e-3 * (post_validation ? chevron::steady_step_time(plan, costs).most : chevron::makespan(plan, costs));
   };
   double const predicted =
-      step_time({got.costs.forward.data(), got.costs.backward_input.data(), got.costs.backward_weight.data(), 1});
-  std::vector<double> const slept(got.costs.forward.size(), wanted.milliseconds / plan.size.chunks);
+      step_time({got.costs.forward.data, got.costs.backward_input.data, got.costs.backward_weight.data, 1});
+  std::vector<double> const slept(static_cast<std::size_t>(got.costs.stages()), wanted.milliseconds / plan.size.chunks);
   std::vector<double> input = slept;
   input[0] = 0;  // what goes into the first stage wants no gradient
   double const ideal = step_time({slept.data(), input.data(), slept.data(), 1});

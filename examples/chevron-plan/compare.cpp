@@ -38,9 +38,9 @@ struct entry {
   int peak = 0;                 ///< chunks, on the rank that has most
   std::int64_t peak_bytes = 0;  ///< on the rank that has most
   std::string reason;
-  std::vector<double> drawn;  ///< makespans by draw, where times vary
+  std::vector<double> drawn;                ///< makespans by draw, where times vary
   std::optional<shorter_schedule> shorter;  ///< that a search finds within its memory
-  std::string measured;       ///< of the schedule that a profile was taken under: what it took beside what is predicted
+  std::string measured;  ///< of the schedule that a profile was taken under: what it took beside what is predicted
 };
 
 /// What all schedules are given: costs and sizes of a rank's whole share of the model, and of a message.
@@ -112,12 +112,11 @@ owned_costs stage_costs_of(conditions const& given, chevron::plan_view const& pl
   std::span<std::int16_t const> const rank_of(plan.rank_of, static_cast<std::size_t>(plan.stages));
   if (given.profile) return costs_of(asked, *given.profile, chevron::split_stages(plan), rank_of, problem);
   if (given.by_stage) return costs_of(asked, chevron::split_stages(plan), rank_of);
-  std::size_t const stages = rank_of.size();
-  auto const of_each = [&](double whole) { return std::vector<double>(stages, whole / plan.size.chunks); };
+  auto const of_each = [&](double whole) { return chevron::buffer<double>(plan.stages, whole / plan.size.chunks); };
   owned_costs out{.forward = of_each(given.whole.forward),
                   .backward_input = of_each(given.whole.backward_input),
                   .backward_weight = of_each(given.whole.backward_weight),
-                  .communication = std::vector<double>(stages, given.whole.communication),
+                  .communication = chevron::buffer<double>(plan.stages, given.whole.communication),
                   .hidden = given.whole.hidden,
                   .communication_occupies = given.whole.communication_occupies,
                   .first_input_gradient = given.whole.first_input_gradient};
@@ -152,7 +151,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
   }
   owned_costs const planned = costs_of(given, plan, out.reason);
   if (!out.reason.empty()) return out;
-  chevron::search::slowed_costs const costs(plan, planned.view(), given.slow);
+  chevron::owned_costs const costs = with_slower_ranks(plan, planned.view(), given.slow);
   out.numbers = chevron::show::figures_of(plan, costs.view());
   if (varies(given.jitter)) out.drawn = chevron::search::drawn_lengths(plan, costs.view(), given.jitter);
   out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);

@@ -104,7 +104,7 @@ void apply_links(request const& asked, std::span<std::int16_t const> rank_of, ow
   auto const transfer = [&](std::size_t boundary, double rate) { return static_cast<double>(bytes[boundary]) / rate; };
   if (!asked.bandwidth.empty()) {
     auto const all = value_list(asked.bandwidth, "--bandwidth", boundaries, between_stages, bandwidth_number);
-    costs.communication.resize(all.size());
+    costs.communication = all;
     for (std::size_t s = 0; s < all.size(); ++s) costs.communication[s] = transfer(s, all[s]);
   }
   int const ranks = rank_of.empty() ? 0 : *std::max_element(rank_of.begin(), rank_of.end()) + 1;

@@ -35,7 +35,7 @@ class memory_model {
 
 /// Costs where every backward begins with its F again.
 inline void recompute_all(owned_costs& costs) {
-  for (std::size_t s = 0; s < costs.forward.size(); ++s) costs.backward_input[s] += costs.forward[s];
+  for (int s = 0; s < costs.stages(); ++s) costs.backward_input[s] += costs.forward[s];
 }
 
 /// A word as a shell takes it.

@@ -272,21 +272,15 @@ owned_costs costs_of(request const& asked, chevron::profile const& measured, std
   int const boundaries = static_cast<int>(split.size()) - 1;
   chevron::profiled_costs made = chevron::costs_of(measured, split);
   problem = made.problem;
-  owned_costs out;
-  if (!problem.empty()) return out;
+  if (!problem.empty()) return made;
   if (asked.communication_given)
     made.communication = value_list(asked.communication, "--communication", boundaries, between_stages, cost_number);
   else if (!made.communication_known && boundaries > 0 && measured.size.ranks != 1 && asked.bandwidth.empty())
     problem = "'communication' is null for every boundary: give --communication, in milliseconds";
-  out.forward = std::move(made.forward);
-  out.backward_input = std::move(made.backward_input);
-  out.backward_weight = std::move(made.backward_weight);
-  out.recompute = std::move(made.recompute);
-  out.communication = std::move(made.communication);
-  out.hidden = asked.hidden_given ? share_number(asked.hidden, "--hidden") : made.hidden;
-  out.communication_occupies = occupies_of(asked);
-  apply_links(asked, rank_of, out);
-  return out;
+  if (asked.hidden_given) made.hidden = share_number(asked.hidden, "--hidden");
+  made.communication_occupies = occupies_of(asked);
+  apply_links(asked, rank_of, made);
+  return made;
 }
 
 owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::span<std::int16_t const> rank_of) {

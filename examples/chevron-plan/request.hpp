@@ -10,12 +10,12 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/plan/sizes.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/text.hpp>
 
-#include "../common/owned_costs.hpp"
 
 namespace chevron::search {
 struct effort;
@@ -25,6 +25,8 @@ struct effort;
 /// What the command line asks for, and the ways from there to a plan, to costs and to an output.
 
 namespace plan_program {
+
+using chevron::owned_costs;
 
 inline constexpr int exit_ok = 0;
 inline constexpr int exit_other = 1;

@@ -34,7 +34,7 @@ using chevron::show::percent;
 /// What was found on one placement.
 struct entry {
   std::string placement;
-  chevron::search::slowed_costs costs;
+  owned_costs costs;
   chevron::search::found found;
   owned_costs planned;  ///< where a link is slow depends on what goes along it
   std::optional<chevron::search::robust_found> robust;  ///< where times vary
@@ -102,11 +102,11 @@ struct time_share {
 entry order_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
   return placements::on(placement, [&](auto const& where) {
     time.begin(placement, share.to);
-    chevron::search::slowed_costs const given(placed_on(where, asked.size), planned.view(), asked.slow);
+    owned_costs const given = with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow);
     auto got = chevron::search::find_order(where, asked.size, given.view(), asked.memory, asked.goal, asked.effort, asked.work);
     planned.computation_factors = std::move(got.lengths.computation);
     planned.transfer_factors = std::move(got.lengths.transfer);
-    entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, std::move(got.schedule), {}, {}, {}};
+    entry out{placement, with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow), std::move(got.schedule), {}, {}, {}};
     out.planned = std::move(planned);
     out.order = std::move(got.order);
     out.as_given = got.as_given;
@@ -128,7 +128,7 @@ chevron::search::found find_in_bytes(Placement const& where, job const& asked, c
 
 entry find_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
   return placements::on(placement, [&](auto const& where) {
-    entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, {}, {}, {}, {}};
+    entry out{placement, with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow), {}, {}, {}, {}};
     chevron::cost_view const costs = out.costs.view();
     auto const find = [&](chevron::search::effort const& trying) {
       if (asked.bytes) return find_in_bytes(where, asked, costs, trying);
@@ -271,11 +271,11 @@ chevron::search::found find_in_layers(Placement const& where, job const& asked, 
 /// Layers and order together, on one placement.
 entry part_on(request const& typed, std::string const& placement, job const& asked, chevron::search::layer_costs layers,
               search_time& time, time_share share) {
-  auto const boundaries = static_cast<std::size_t>(asked.size.ranks * asked.size.chunks - 1);
-  owned_costs links{.communication = std::vector<double>(boundaries, layers.communication)};
+  int const boundaries = asked.size.ranks * asked.size.chunks - 1;
+  owned_costs links{.communication = chevron::buffer<double>(boundaries, layers.communication)};
   apply_links(typed, homes(placement, asked.size), links);
-  layers.transfers = std::move(links.communication);
-  layers.latency = std::move(links.latency);
+  layers.transfers.assign(links.communication.begin(), links.communication.end());
+  layers.latency.assign(links.latency.begin(), links.latency.end());
   layers.communication_occupies = occupies_of(typed);
   return placements::on(placement, [&](auto const& where) {
     std::int64_t const most = asked.memory.most > 0 ? layer_limit(where, asked, static_cast<int>(layers.layers.size())) : 0;
@@ -294,15 +294,8 @@ entry part_on(request const& typed, std::string const& placement, job const& ask
     };
     chevron::search::found_layers cut =
         in_rounds(asked, time) ? chevron::search::in_rounds(find_cut, first_round(asked)) : find_cut(asked.effort);
-    chevron::profiled_costs const costs = layers.of(cut.layers);
-    owned_costs planned{.forward = costs.forward,
-                        .backward_input = costs.backward_input,
-                        .backward_weight = costs.backward_weight,
-                        .communication = costs.communication,
-                        .latency = costs.latency,
-                        .hidden = costs.hidden,
-                        .communication_occupies = costs.communication_occupies};
-    entry out{placement, {placed_on(where, asked.size), planned.view(), asked.slow}, std::move(cut.schedule), {}, {}, {}};
+    owned_costs planned = layers.of(cut.layers);
+    entry out{placement, with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow), std::move(cut.schedule), {}, {}, {}};
     out.planned = std::move(planned);
     out.cut = std::move(cut);
     out.most_layers = most;

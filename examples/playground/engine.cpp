@@ -76,7 +76,7 @@ void move_actions(chevron::plan& plan, std::vector<int> const& moves) {
   }
 }
 
-std::string list(std::vector<double> const& values) {
+std::string list(std::span<double const> values) {
   return show::detail::json_list(
       values, [](double v) { return show::exact(v); }, ",");
 }
@@ -213,14 +213,14 @@ owned_costs prices(settings const& asked, chevron::plan_view const& plan) {
   out.forward = by_stage(asked.forward);
   out.backward_input = by_stage(asked.backward_input);
   out.backward_weight = by_stage(asked.backward_weight);
+  out.communication = chevron::buffer<double>(std::max(plan.stages - 1, 1), 0);
+  out.latency = chevron::buffer<double>(std::max(plan.stages - 1, 1), 0);
   for (int s = 0; s + 1 < plan.stages; ++s) {
     int const link = std::min(plan.rank_of[s], plan.rank_of[s + 1]);
     bool const slow = link == asked.slow_link && std::abs(plan.rank_of[s] - plan.rank_of[s + 1]) == 1;
-    out.communication.push_back(asked.message * (slow ? asked.slow_factor : 1));
-    out.latency.push_back(asked.latency * (slow ? asked.slow_factor : 1));
+    out.communication[s] = asked.message * (slow ? asked.slow_factor : 1);
+    out.latency[s] = asked.latency * (slow ? asked.slow_factor : 1);
   }
-  if (out.communication.empty()) out.communication.push_back(0);
-  if (out.latency.empty()) out.latency.push_back(0);
   out.hidden = asked.hidden;
   out.communication_occupies = asked.occupies;
   out.first_input_gradient = asked.first_input_gradient;
@@ -273,7 +273,7 @@ std::string answer(settings const& asked, judged const& of) {
 std::string as_program(settings const& asked, judged const& of) {
   chevron::plan_view const plan = of.plan;
   owned_costs const costs = prices(asked, plan);
-  auto const row = [](char const* name, std::vector<double> const& values) {
+  auto const row = [](char const* name, std::span<double const> values) {
     std::string out = std::string("    .") + name + " = {";
     for (std::size_t i = 0; i < values.size(); ++i) out += (i > 0 ? ", " : "") + show::exact(values[i]);
     return out + "}";

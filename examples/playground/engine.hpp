@@ -6,16 +6,18 @@
 #include <string_view>
 #include <vector>
 
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 
-#include "../common/owned_costs.hpp"
 
 /// \file
 /// What the page asks the engine, as text, and what becomes of it: a plan, its costs, what the laws say.
 
 namespace playground {
+
+using chevron::owned_costs;
 
 /// Settings as the page sends them, `key=value` a line; after a line `csv` the rest is a schedule as CSV.
 struct settings {

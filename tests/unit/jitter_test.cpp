@@ -132,7 +132,7 @@ TEST_CASE("a slow rank is a rank whose stages cost more") {
     more.backward_input[s] *= 1.5;
     more.backward_weight[s] *= 1.5;
   }
-  search::slowed_costs const slowed(p, planned, {1, 1.5, 1});
+  owned_costs const slowed = with_slower_ranks(p, planned, std::vector<double>{1, 1.5, 1});
   CHECK(makespan(p, slowed.view()) == makespan(p, more));
   CHECK(makespan(p, slowed.view()) > makespan(p, planned));
   CHECK(drawn_lengths(p, slowed.view(), by(0.1)) == drawn_lengths(p, more, by(0.1)));

@@ -69,15 +69,15 @@ int layers_held(plan const& p, std::vector<int> const& cut) {
 
 /// A profile of stages that hold so many layers.
 profile measured_on(layer_costs const& costs, std::vector<int> const& cut) {
-  profiled_costs const stages = costs.of(cut);
+  owned_costs const stages = costs.of(cut);
   profile out;
   out.stages = static_cast<int>(cut.size());
   out.size = {.ranks = out.stages, .micro_batches = 4, .chunks = 1};
   out.steps = 10;
-  out.forward = stages.forward;
+  out.forward.assign(stages.forward.begin(), stages.forward.end());
   out.backward.assign(cut.size(), profile::not_measured);
-  out.backward_input = stages.backward_input;
-  out.backward_weight = stages.backward_weight;
+  out.backward_input.assign(stages.backward_input.begin(), stages.backward_input.end());
+  out.backward_weight.assign(stages.backward_weight.begin(), stages.backward_weight.end());
   out.communication.assign(cut.size() - 1, costs.communication);
   out.layers = cut;
   return out;
@@ -103,7 +103,7 @@ TEST_CASE("the layers found are as good as the best of all ways to share them ou
     };
     double best = 0, even = 0;
     for (auto const& cut : all_ways(layers, stages)) {
-      profiled_costs const of_stages = costs.of(cut);
+      owned_costs const of_stages = costs.of(cut);
       search::found const one = find(of_stages.view());
       if (cut == search::even_layers(layers, stages)) even = one.length;
       if (best == 0 || one.length < best) best = one.length;
@@ -224,13 +224,13 @@ TEST_CASE("what layers cost is worked out of a profile, and says what other cuts
       REQUIRE(got.problem.empty());
       // Without layers on the first stage nobody can tell an embedding's missing input gradient from one that costs nothing.
       for (auto const& other : {std::vector{1, 1, 7}, std::vector{3, 2, 2, 2}, std::vector{9}}) {
-        profiled_costs const a = truth.of(other), b = got.of(other);
+        owned_costs const a = truth.of(other), b = got.of(other);
         for (std::size_t s = cut[0] == 0 ? 1 : 0; s < other.size(); ++s) {
           CHECK(a.forward[s] == doctest::Approx(b.forward[s]));
           CHECK(a.backward_input[s] == doctest::Approx(b.backward_input[s]));
           CHECK(a.backward_weight[s] == doctest::Approx(b.backward_weight[s]));
         }
-        CHECK(a.communication == b.communication);
+        CHECK(std::ranges::equal(a.communication, b.communication));
       }
     }
   }

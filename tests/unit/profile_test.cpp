@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <doctest/doctest.h>
 
 #include <chevron/run/trace/trace_window.hpp>
@@ -212,10 +213,10 @@ TEST_CASE("a profile of finer stages serves coarser ones, and says what it canno
   profile const fine = sample(4);
   auto const coarse = costs_of(fine, {true, true});
   REQUIRE(coarse.problem.empty());
-  CHECK(coarse.forward == std::vector<double>{3, 7});
-  CHECK(coarse.backward_input == std::vector<double>{0.5, 2.5});
-  CHECK(coarse.backward_weight == std::vector<double>{4, 4});
-  CHECK(coarse.communication == std::vector<double>{0.5});
+  CHECK(std::ranges::equal(coarse.forward, std::vector<double>{3, 7}));
+  CHECK(std::ranges::equal(coarse.backward_input, std::vector<double>{0.5, 2.5}));
+  CHECK(std::ranges::equal(coarse.backward_weight, std::vector<double>{4, 4}));
+  CHECK(std::ranges::equal(coarse.communication, std::vector<double>{0.5}));
   // I and W of a profile are as good as a B.
   CHECK(costs_of(fine, {false, false, false, false}).problem.empty());
   CHECK(costs_of(fine, std::vector<bool>(3)).problem.find("take a profile with 3 stages") != std::string::npos);

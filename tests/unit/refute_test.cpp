@@ -157,8 +157,8 @@ TEST_CASE("no schedule of the catalogue and none that is searched beats a raised
           chunks == 1 ? search::find(placement::linear, {ranks, micro_batches}, costs, memory, goal, {.trials = 500}, work)
                       : search::find(placement::vee, {ranks, micro_batches, 2}, costs, memory, goal, {.trials = 500}, work);
       REQUIRE_FALSE(got.best.problem);
-      search::detail::unsplit_costs const whole(got.best, costs);
-      cost_view const counted = split ? costs : whole.view(costs);
+      owned_costs const whole = unsplit(costs, got.best.stages);
+      cost_view const counted = split ? costs : whole.view();
       lower_bounds const least = bounds(got.best, counted, memory);
       double const before = by_span ? least.span : least.makespan;
       searched.hold(before, raised_bound(got.best, counted, memory, by_span, split, before, got.length * 1.02), got.length);

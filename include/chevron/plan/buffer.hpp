@@ -24,6 +24,18 @@ struct buffer {
 
   constexpr buffer() = default;
   constexpr explicit buffer(int n) : data(new Element[static_cast<unsigned>(n > 0 ? n : 1)]), count(n) {}
+  constexpr buffer(int n, Element const& each) : buffer(n) {
+    for (int i = 0; i < n; ++i) data[i] = each;
+  }
+  /// Copies the elements of a contiguous container of the standard library.
+  template <class Container>
+    requires requires(Container const& from) {
+      static_cast<int>(from.size());
+      from.data()[0];
+    }
+  constexpr buffer(Container const& from) : buffer(static_cast<int>(from.size())) {
+    for (int i = 0; i < count; ++i) data[i] = from.data()[i];
+  }
   constexpr buffer(int n, zeroed_t) : data(new Element[static_cast<unsigned>(n > 0 ? n : 1)]{}), count(n) {}
   constexpr buffer(buffer&& other) noexcept : data(other.data), count(other.count) {
     other.data = nullptr;
@@ -49,6 +61,11 @@ struct buffer {
   }
   constexpr ~buffer() { delete[] data; }
 
+  constexpr bool empty() const { return count == 0; }
+  template <class Index>
+  constexpr Element& operator[](Index i) const {
+    return data[i];
+  }
   constexpr Element* begin() const { return data; }
   constexpr Element* end() const { return data + count; }
 };

@@ -2,38 +2,11 @@
 
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
-#include <chevron/plan/plan.hpp>
 
 /// \file
-/// Microbatches of unequal length as bounds and starts see them: factors in order, and costs as if all had the same.
+/// Microbatches of unequal length as bounds and starts see them: factors in order, and the mean.
 
 namespace chevron::detail {
-
-/// Costs of a plan's stages times one factor for computations and one for transfers, microbatches alike. They own their memory.
-struct scaled_costs {
-  buffer<double> forward, backward_input, backward_weight, communication;
-  cost_view of;
-
-  constexpr scaled_costs(int stages, cost_view const& from, double computation, double transfer)
-      : forward(stages), backward_input(stages), backward_weight(stages), communication(stages), of(from) {
-    for (int s = 0; s < stages; ++s) {
-      forward.data[s] = computation * from.forward[s * from.stride];
-      backward_input.data[s] = computation * from.backward_input[s * from.stride];
-      backward_weight.data[s] = computation * from.backward_weight[s * from.stride];
-      communication.data[s] = s + 1 < stages ? transfer * from.of_message(s) : 0;
-    }
-  }
-  constexpr cost_view view() const {
-    cost_view out = of;
-    out.forward = forward.data;
-    out.backward_input = backward_input.data;
-    out.backward_weight = backward_weight.data;
-    out.communication = communication.data;
-    out.stride = out.communication_stride = 1;
-    out.lengths = {};
-    return out;
-  }
-};
 
 /// The factors of the mean microbatch; 1 where all are alike.
 struct mean_factors {

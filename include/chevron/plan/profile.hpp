@@ -8,6 +8,7 @@
 
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/footprint.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file
@@ -44,32 +45,10 @@ struct profile {
   std::vector<std::int64_t> static_bytes, activation_bytes, kept_bytes, input_bytes;
 };
 
-/// Costs made of a profile, for one number of stages. They own their memory.
-struct profiled_costs {
-  std::vector<double> forward, backward_input, backward_weight;
-  std::vector<double> recompute;      ///< 0, or empty: as much as an F
-  std::vector<double> communication;  ///< 0 throughout where the profile knows of no boundary
-  std::vector<double> latency;        ///< one entry a boundary; empty: none
-  occupies communication_occupies = occupies::nobody;
-  double hidden = 0;
-  bool communication_known = false;
-  std::string problem;  ///< why the profile does not serve; empty: it does
-
-  cost_view view() const {
-    bool const late = !latency.empty(), again = !recompute.empty();
-    return {.forward = forward.data(),
-            .backward_input = backward_input.data(),
-            .backward_weight = backward_weight.data(),
-            .stride = 1,
-            .communication = communication.data(),
-            .communication_stride = 1,
-            .hidden = hidden,
-            .communication_occupies = communication_occupies,
-            .latency = late ? latency.data() : &no_time,
-            .latency_stride = late ? 1 : 0,
-            .recompute = again ? recompute.data() : &no_time,
-            .recompute_stride = again ? 1 : 0};
-  }
+/// Costs made of a profile, for one number of stages.
+struct profiled_costs : owned_costs {
+  bool communication_known = false;  ///< false: the profile knows of no boundary, and every message costs 0
+  std::string problem;               ///< why the profile does not serve; empty: it does
 };
 
 /// Bytes by stage that own their memory.
@@ -136,6 +115,7 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
                   ": take a profile with " + several(stages);
     return out;
   }
+  for (auto* list : {&out.forward, &out.backward_input, &out.backward_weight, &out.recompute}) *list = buffer<double>(stages);
   int const each = measured.stages / stages;
   auto const lacks = [&](char const* key, int stage, char const* because) {
     if (out.problem.empty()) out.problem = std::string("'") + key + "' of stage " + std::to_string(stage) + " is null" + because;
@@ -161,22 +141,21 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
       weight += whole ? 0 : measured.backward_weight[i];
     }
     if (!out.problem.empty()) return out;
-    out.forward.push_back(forward);
-    out.backward_input.push_back(input);
-    out.backward_weight.push_back(weight);
-    out.recompute.push_back(again);
+    out.forward[s] = forward;
+    out.backward_input[s] = input;
+    out.backward_weight[s] = weight;
+    out.recompute[s] = again;
   }
   std::vector<double> known;
   for (double const time : measured.communication) {
     if (time >= 0) known.push_back(time);
   }
   out.communication_known = !known.empty();
-  double const typical = median(known);
+  out.communication = buffer<double>(std::max(stages - 1, 1), median(known));
   for (int s = 0; s + 1 < stages; ++s) {
     double const time = measured.communication[static_cast<std::size_t>((s + 1) * each - 1)];
-    out.communication.push_back(time >= 0 ? time : typical);
+    if (time >= 0) out.communication[s] = time;
   }
-  if (out.communication.empty()) out.communication.push_back(0);
   return out;
 }
 

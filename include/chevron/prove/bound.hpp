@@ -4,9 +4,10 @@
 
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/factors.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/activation_limit.hpp>
-#include <chevron/plan/factors.hpp>
 #include <chevron/prove/free_places.hpp>
 #include <chevron/prove/wire_bound.hpp>
 
@@ -103,19 +104,19 @@ namespace detail {
 /// Microbatches of unequal length, for bounds. A way's parts are linear in the factors: so many computations, transfers, latencies.
 struct unequal_lengths {
   sorted_factors computation, transfer;
-  scaled_costs least;  ///< at the least factor of each kind: no microbatch is quicker anywhere
-  scaled_costs long_one;
+  owned_costs least;  ///< at the least factor of each kind: no microbatch is quicker anywhere
+  owned_costs long_one;
   unhindered long_way;                       ///< of the microbatch whose computations take longest
   unhindered of_computations, of_transfers;  ///< what ways have of each, with factor 1
 
   constexpr unequal_lengths(plan_view const& plan, cost_view const& costs)
       : computation(costs.lengths.computation, costs.lengths.count, plan.size.micro_batches),
         transfer(costs.lengths.transfer, costs.lengths.count, plan.size.micro_batches),
-        least(plan.stages, costs, computation.least(), transfer.least()),
-        long_one(plan.stages, costs, computation.most(), transfer_of_longest(plan, costs)),
+        least(scaled(costs, plan.stages, computation.least(), transfer.least())),
+        long_one(scaled(costs, plan.stages, computation.most(), transfer_of_longest(plan, costs))),
         long_way(plan, long_one.view()),
-        of_computations(plan, without_latency(scaled_costs(plan.stages, costs, 1, 0).view())),
-        of_transfers(plan, without_latency(scaled_costs(plan.stages, costs, 0, 1).view())) {}
+        of_computations(plan, without_latency(scaled(costs, plan.stages, 1, 0).view())),
+        of_transfers(plan, without_latency(scaled(costs, plan.stages, 0, 1).view())) {}
 
   /// What `count` microbatches take in sum from the start of a stage's F to the end of its I, unhindered, given the sums of their
   /// factors.

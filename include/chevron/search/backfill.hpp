@@ -3,6 +3,7 @@
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/activation_limit.hpp>
 #include <chevron/prove/dispatch.hpp>
@@ -161,46 +162,25 @@ constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, ac
   }
 }
 
-/// Costs of messages that take several times as long. Where two ranks wait for each other's messages in turn, an action that is
-/// taken earlier gains nothing, for the next one waits just as long; slower messages lead to orders in which such ranks have
-/// a microbatch more in hand.
-class slower_messages {
- public:
-  constexpr slower_messages(int stages, cost_view const& costs, double times) : late_(stages), costs_(costs) {
-    for (int s = 0; s < stages; ++s) {
-      late_.data[s] = s + 1 < stages ? costs.of_message(s) + (times - 1) * costs.of_delay(s) : 0;
-      any_ = any_ || late_.data[s] > 0;
-    }
-  }
-  constexpr bool any() const { return any_; }
-  constexpr cost_view view() const {
-    cost_view out = costs_;
-    out.communication = late_.data;
-    out.communication_stride = 1;
-    return out;
-  }
-
- private:
-  buffer<double> late_;
-  cost_view costs_;
-  bool any_ = false;
-};
-
-/// The same, also as if messages took twice and three times as long, and then as they are. Very many actions are filled anew only
+/// The same, also as if messages took twice and three times as long, and then as they are. Where two ranks wait for each other's
+/// messages in turn, an action that is taken earlier gains nothing, for the next one waits just as long; slower messages lead to
+/// orders in which such ranks have a microbatch more in hand. Very many actions are filled anew only
 /// once, and where they are near the bound.
 constexpr void fill_gaps_by_slower_messages(plan& order, double& length, cost_view const& costs, activation_limit memory,
                                             objective goal, double bound, watched& watch) {
   plan const start = copy_of(order);
   fill_gaps(order, length, costs, memory, goal, bound, watch);
+  bool late = false;
+  for (int s = 0; s + 1 < order.stages; ++s) late = late || costs.of_delay(s) > 0;
   bool const many = order.actions.count > 500'000;
   if (many && length > 1.05 * bound) return;
   for (double const times : {2., 3.}) {
     if (many && times < 3) continue;
-    slower_messages const late(order.stages, costs, times);
-    if (!late.any() || length <= bound * (1 + 1e-12) || watch.stop()) return;
+    if (!late || length <= bound * (1 + 1e-12) || watch.stop()) return;
+    owned_costs const slower = with_slower_messages(costs, order.stages, times);
     plan made = copy_of(start);
-    double made_length = length_of(goal, made, late.view());
-    fill_gaps(made, made_length, late.view(), memory, goal, 0, watch);
+    double made_length = length_of(goal, made, slower.view());
+    fill_gaps(made, made_length, slower.view(), memory, goal, 0, watch);
     made_length = length_of(goal, made, costs);
     fill_gaps(made, made_length, costs, memory, goal, bound, watch);
     if (made_length >= length) continue;

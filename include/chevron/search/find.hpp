@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
@@ -129,8 +130,8 @@ constexpr found find(plan const& placed, cost_view const& costs, activation_limi
     return result;
   }
 
-  unsplit_costs const whole(placed, costs);
-  cost_view const counted_costs = split ? costs : whole.view(costs);
+  owned_costs const whole = unsplit(costs, placed.stages);
+  cost_view const counted_costs = split ? costs : whole.view();
   auto const bound_at = [&](activation_limit const& limit) {
     lower_bounds const least = bounds(placed, counted_costs, limit);
     return goal == objective::makespan ? least.makespan : least.span;

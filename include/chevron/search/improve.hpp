@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/search/anneal.hpp>
@@ -36,8 +37,8 @@ constexpr found improve(plan const& placed, cost_view const& costs, activation_l
     result.best = chevron::detail::refused(placed.size, "searched", f);
     return result;
   }
-  unsplit_costs const whole(placed, costs);
-  lower_bounds const least = bounds(placed, split ? costs : whole.view(costs), memory);
+  owned_costs const whole = unsplit(costs, placed.stages);
+  lower_bounds const least = bounds(placed, split ? costs : whole.view(), memory);
   result.bound = goal == objective::makespan ? least.makespan : least.span;
 
   // Schedules of other placements are not worked out: in a compiler that costs as much as hundreds of trials.

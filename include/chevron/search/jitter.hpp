@@ -168,30 +168,4 @@ inline drawn_difference difference(std::vector<double> const& mine, std::vector<
   return out;
 }
 
-/// Costs where one rank's computations take longer (or shorter). They own their memory; messages cost what they did.
-struct slowed_costs {
-  /// \param by what each rank multiplies its computations' times by, one entry a rank
-  slowed_costs(plan_view const& where, cost_view const& planned, std::vector<double> const& by) : view_(planned) {
-    for (auto* list : {&forward_, &input_, &weight_}) list->reserve(static_cast<std::size_t>(where.stages));
-    for (int s = 0; s < where.stages; ++s) {
-      double const more = by[static_cast<std::size_t>(where.rank_of[s])];
-      forward_.push_back(planned.forward[s * planned.stride] * more);
-      input_.push_back(planned.backward_input[s * planned.stride] * more);
-      weight_.push_back(planned.backward_weight[s * planned.stride] * more);
-    }
-  }
-  cost_view view() const {
-    cost_view out = view_;
-    out.forward = forward_.data();
-    out.backward_input = input_.data();
-    out.backward_weight = weight_.data();
-    out.stride = 1;
-    return out;
-  }
-
- private:
-  cost_view view_;
-  std::vector<double> forward_, input_, weight_;
-};
-
 }  // namespace chevron::search

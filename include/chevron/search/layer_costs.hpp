@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/profile.hpp>
 
 /// \file
@@ -22,20 +23,21 @@ struct piece_costs {
 /// last. In a profile's unit, milliseconds.
 struct layer_costs {
   std::vector<piece_costs> layers;
-  piece_costs embedding, head;  ///< the first stage's backward is all W where `first_input` says so; else as in the others
-  double first_input = -1;      ///< what the first stage's missing input gradient takes nevertheless; below 0: it has one
-  double communication = 0;     ///< of a message, whatever the boundary
+  piece_costs embedding, head;    ///< the first stage's backward is all W where `first_input` says so; else as in the others
+  double first_input = -1;        ///< what the first stage's missing input gradient takes nevertheless; below 0: it has one
+  double communication = 0;       ///< of a message, whatever the boundary
   std::vector<double> transfers;  ///< of a message by boundary, where links differ; empty: `communication` on each
   std::vector<double> latency;    ///< of a message by boundary; empty: none
   occupies communication_occupies = occupies::nobody;
-  double hidden = 0;            ///< of a fused pair's shorter half
-  std::string problem;          ///< why layers' costs are not known; empty: they are
+  double hidden = 0;    ///< of a fused pair's shorter half
+  std::string problem;  ///< why layers' costs are not known; empty: they are
 
   /// Costs of stages that hold so many layers each.
-  profiled_costs of(std::vector<int> const& cut) const {
-    profiled_costs out;
+  owned_costs of(std::vector<int> const& cut) const {
+    owned_costs out;
+    for (auto* list : {&out.forward, &out.backward_input, &out.backward_weight})
+      *list = buffer<double>(static_cast<int>(cut.size()));
     out.hidden = hidden;
-    out.communication_known = true;
     std::size_t next = 0;
     for (std::size_t s = 0; s < cut.size(); ++s) {
       piece_costs sum;
@@ -51,11 +53,11 @@ struct layer_costs {
         sum.backward_weight += sum.backward_input;
         sum.backward_input = first_input;
       }
-      out.forward.push_back(sum.forward);
-      out.backward_input.push_back(sum.backward_input);
-      out.backward_weight.push_back(sum.backward_weight);
+      out.forward[s] = sum.forward;
+      out.backward_input[s] = sum.backward_input;
+      out.backward_weight[s] = sum.backward_weight;
     }
-    out.communication.assign(std::max<std::size_t>(cut.size(), 2) - 1, communication);
+    out.communication = buffer<double>(static_cast<int>(std::max<std::size_t>(cut.size(), 2)) - 1, communication);
     if (!transfers.empty()) out.communication = transfers;
     out.latency = latency;
     out.communication_occupies = communication_occupies;
@@ -80,8 +82,8 @@ inline std::string layers_text(std::vector<int> const& layers) {
   return out;
 }
 
-/// What layers cost, worked out of stages that held `measured.layers` each: the layers of a stage between first and last cost alike,
-/// those of the first and the last stage what a layer of the stage beside them costs; embedding and head are the rest.
+/// What layers cost, worked out of stages that held `measured.layers` each: the layers of a stage between first and last cost
+/// alike, those of the first and the last stage what a layer of the stage beside them costs; embedding and head are the rest.
 /// \param split whether I and W are needed one by one
 inline layer_costs layer_costs_of(profile const& measured, bool split) {
   layer_costs out;
@@ -90,12 +92,14 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
     out.problem = std::move(why);
     return out;
   };
-  if (measured.layers.empty()) return refuse("it does not say how many layers each stage had ('layers'): take one with chevron-train");
+  if (measured.layers.empty())
+    return refuse("it does not say how many layers each stage had ('layers'): take one with chevron-train");
   profiled_costs const costs = costs_of(measured, std::vector<bool>(stages, split));
   if (!costs.problem.empty()) return refuse(costs.problem);
   if (stages < 3)
-    return refuse("it has " + std::to_string(stages) + (stages == 1 ? " stage" : " stages") +
-                  ", and what a layer costs is read off a stage without embedding and head: take a profile with 3 stages or more");
+    return refuse(
+        "it has " + std::to_string(stages) + (stages == 1 ? " stage" : " stages") +
+        ", and what a layer costs is read off a stage without embedding and head: take a profile with 3 stages or more");
   for (std::size_t s = 1; s + 1 < stages; ++s) {
     if (measured.layers[s] < 1) return refuse("stage " + std::to_string(s) + " held no layer");
   }

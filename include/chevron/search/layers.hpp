@@ -98,7 +98,7 @@ class promising_cuts {
   int least(int stage) const { return stage == 0 || stage + 1 == placed_.stages ? 0 : 1; }
 
   candidate rated(std::vector<int> cut) const {
-    profiled_costs const costs = costs_.of(cut);
+    owned_costs const costs = costs_.of(cut);
     lower_bounds const least = bounds(placed_, costs.view(), memory_);
     std::vector<double> load(static_cast<std::size_t>(placed_.size.ranks));
     for (std::size_t s = 0; s < cut.size(); ++s)
@@ -219,7 +219,7 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
   std::vector<int> const even = even_layers(static_cast<int>(costs.layers.size()), stages);
   bool stopped = false;
   auto const search_on = [&](std::vector<int> const& cut, effort const& trying) {
-    profiled_costs const of_stages = costs.of(cut);
+    owned_costs const of_stages = costs.of(cut);
     found one = find(of_stages.view(), cut, trying);
     stopped = stopped || one.stopped;
     if (one.best.problem) one.length = std::numeric_limits<double>::infinity();

@@ -4,10 +4,11 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/list.hpp>
+#include <chevron/plan/factors.hpp>
 #include <chevron/plan/gradient_order.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/plan/factors.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/objective.hpp>
@@ -152,28 +153,6 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
   return out;
 }
 
-/// Costs where a B is never split: as an I that takes as long and leaves nothing for its W.
-struct unsplit_costs {
-  buffer<double> forward, backward, nothing;
-
-  constexpr unsplit_costs(plan_view const& where, cost_view const& of)
-      : forward(where.stages), backward(where.stages), nothing(where.stages, zeroed) {
-    for (int s = 0; s < where.stages; ++s) {
-      forward.data[s] = of.of(kind::forward, s);
-      backward.data[s] = of.of(kind::backward, s);
-    }
-  }
-  constexpr cost_view view(cost_view const& of) const {
-    cost_view out = of;
-    out.forward = forward.data;
-    out.backward_input = backward.data;
-    out.backward_weight = nothing.data;
-    out.stride = 1;
-    out.first_input_gradient = true;  // what a B costs without it is counted already
-    return out;
-  }
-};
-
 /// List schedules with every order of preference that keep so many chunks in flight, counted until W: as many as the limit takes
 /// in the worst case and, where I lets go of some of it, more.
 constexpr void add_list_schedules(starting_point& to, plan_view const& placed, cost_view const& costs, activation_limit memory,
@@ -213,9 +192,10 @@ constexpr void for_each_with_slack(shape size, cost_view const& costs, activatio
                                    Visit const& visit) {
   int const room = memory.most > 0 ? memory.chunks() - size.ranks : size.micro_batches;
   chevron::detail::mean_factors const factors(costs.lengths, size.micro_batches);
-  chevron::detail::scaled_costs const scaled(costs.lengths.alike() ? 0 : size.ranks, costs, factors.computation, factors.transfer);
+  int const counted = costs.lengths.alike() ? 0 : size.ranks;
+  owned_costs const mean = scaled(costs, counted, factors.computation, factors.transfer);
   buffer<catalogue::slack> const needed =
-      catalogue::slack_for(costs.lengths.alike() ? costs : scaled.view(), size.ranks, split, room);
+      catalogue::slack_for(costs.lengths.alike() ? costs : mean.view(), size.ranks, split, room);
   if (needed.count == 0) return;
   catalogue::for_each_with_slack(catalogue::slack_view{needed.begin(), needed.end()}, [&](char const* of, auto const& one) {
     plan made = expand(one, size);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include <chevron/plan/buffer.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/prove/activation_limit.hpp>
 #include <chevron/search/backfill.hpp>
 #include <chevron/search/effort.hpp>
@@ -274,7 +275,7 @@ constexpr plan periodic_start(plan const& like, cost_view const& costs, activati
   // An order that is this much longer after two passes is not shorter after four, as far as was seen.
   constexpr double hopeless = 1.05;
   replay played(like, costs, goal);
-  slower_messages const late(like.stages, costs, 2);
+  owned_costs const late = with_slower_messages(costs, like.stages, 2);
   replay const slower(like, late.view(), goal);
   backfill filling(played, memory);
   plan best;

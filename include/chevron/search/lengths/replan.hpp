@@ -3,6 +3,7 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/gradient_order.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
@@ -45,8 +46,8 @@ constexpr found replan(plan_view const& known, cost_view const& costs, activatio
     result.best = chevron::detail::refused(known.size, "searched", f);
     return result;
   }
-  detail::unsplit_costs const whole(known, costs);
-  lower_bounds const least = bounds(known, split ? costs : whole.view(costs), memory);
+  owned_costs const whole = unsplit(costs, known.stages);
+  lower_bounds const least = bounds(known, split ? costs : whole.view(), memory);
   result.bound = goal == objective::makespan ? least.makespan : least.span;
   if (split && detail::in_line(known)) {
     detail::starting_point rule(known, costs, memory, goal, split);
