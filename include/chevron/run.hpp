@@ -9,9 +9,9 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/launch/run_main.hpp>
-#include <chevron/run/model/auxiliary_loss.hpp>
 #include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/partition.hpp>

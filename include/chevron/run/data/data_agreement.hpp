@@ -89,8 +89,11 @@ class tensor_marks {
   bool given_ = false;
 };
 
-/// The comparison. Inputs matter on the rank of stage 0, targets on that of the last stage, and that they belong together is
-/// seen only where both ranks have both. Extras matter on each rank that takes them. What a rank does not use, or was not
+/// Among the names of what a rank's stages take: the batch's targets. No side input has it.
+inline constexpr char const* targets_taken = "";
+
+/// The comparison. Inputs matter on the rank of stage 0, targets on that of the last stage and of stages that ask for them, and
+/// that they belong together is seen only where both ranks have both. Extras matter on each rank that takes them. What a rank does not use, or was not
 /// given, is not compared.
 ///
 /// Numbers for it go with a gather that is made anyway. Where nothing is to be compared their room stays 0.
@@ -102,10 +105,6 @@ class data_agreement {
       : when_(when), where_(where) {
     if (when == data_check::never) return;
     int const first = plan.rank_of_stage(0), last = plan.rank_of_stage(plan.stages - 1), me = where.pipeline_rank();
-    if (first != last) {
-      for (char const* const what : {"inputs", "targets"}) parts_.push_back({what, me == first || me == last, {}});
-    }
-    before_extras_ = parts_.size();
     auto const takes = [&](std::size_t rank, std::string const& name) {
       return std::find(taken[rank].begin(), taken[rank].end(), name) != taken[rank].end();
     };
@@ -113,6 +112,13 @@ class data_agreement {
     for (auto const& of_rank : taken) names.insert(names.end(), of_rank.begin(), of_rank.end());
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
+    bool const targets_elsewhere = std::erase(names, targets_taken) > 0;
+    if (first != last || targets_elsewhere) {
+      bool const at_end = me == first || me == last;
+      parts_.push_back({"inputs", at_end, {}});
+      parts_.push_back({"targets", at_end || takes(static_cast<std::size_t>(me), targets_taken), {}});
+    }
+    before_extras_ = parts_.size();
     for (std::string const& name : names) {
       int takers = 0;
       for (std::size_t r = 0; r < taken.size(); ++r) takers += takes(r, name) ? 1 : 0;

@@ -142,10 +142,22 @@ class split_batch {
         p.counts = unknown;
         continue;
       }
-      p.counts = weigh(p.data);
-      if (!std::isfinite(p.counts) || p.counts < 0) {
-        throw usage_error("microbatch " + std::to_string(m) + " was weighed as " + std::to_string(p.counts) +
-                          ": a weight is a number from 0");
+      p.counts = weight_of(weigh, m);
+    }
+  }
+
+  /// Weighs the microbatches for losses of this rank's stages, beside the model's.
+  /// \param weights of each of these losses; an empty one: as in the model's loss
+  /// \param of_targets whether only microbatches with targets, which they may look at, are weighed
+  /// \throws usage_error for a number that is no weight
+  void weigh_losses(std::span<loss_weight_function const> weights, bool of_targets) {
+    for (std::size_t m = 0; m < parts_.size(); ++m) {
+      part& p = parts_[m];
+      p.losses.assign(weights.size(), {p.counts, 0, 0});
+      for (std::size_t k = 0; k < weights.size(); ++k) {
+        if (!weights[k]) continue;
+        bool const given = of_targets ? !p.data.targets.empty() : is_given(p.data) || !p.data.side_inputs.empty();
+        p.losses[k].counts = given ? weight_of(weights[k], m) : unknown;
       }
     }
   }
@@ -165,9 +177,15 @@ class split_batch {
 
   /// Sets each microbatch's weight to its share.
   /// \param global_weight what all microbatches of this step count, over all replicas
-  void share(double global_weight) {
-    for (part& p : parts_) p.weight = p.counts / global_weight;
-    scale_gradients(scale_);
+  /// \param of_losses the same in each of the losses that `weigh_losses` was given \param factors of these losses
+  void share(double global_weight, std::span<double const> of_losses = {}, std::span<double const> factors = {}) {
+    for (part& p : parts_) {
+      p.weight = p.counts / global_weight;
+      for (std::size_t k = 0; k < p.losses.size(); ++k) {
+        p.losses[k].weight = p.losses[k].counts / of_losses[k];
+        p.losses[k].factor = factors[k];
+      }
+    }
   }
 
   /// How many samples these tensors hold, the same in each that has a dimension 0; nothing where none has.
@@ -207,7 +225,17 @@ class split_batch {
   /// Its loss, whatever it is (of no tokens the mean is not a number), and its gradients are no part of the step's.
   bool counts_nothing(int m) const { return of(m).counts == 0; }
   bool any_counts_nothing() const {
-    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) { return p.counts == 0; });
+    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
+      return p.counts == 0 ||
+             std::any_of(p.losses.begin(), p.losses.end(), [](loss_share const& one) { return one.counts == 0; });
+    });
+  }
+  /// Whether this rank was given too little to know what microbatches count.
+  bool any_unknown() const {
+    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
+      return std::isnan(p.counts) ||
+             std::any_of(p.losses.begin(), p.losses.end(), [](loss_share const& one) { return std::isnan(one.counts); });
+    });
   }
   /// Whether a stage has changed a microbatch's inputs, or what it took by name, in place.
   bool was_changed(int m) const {
@@ -216,12 +244,28 @@ class split_batch {
     return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
            std::any_of(b.side_inputs.begin(), b.side_inputs.end(), [&](side_input const& e) { return changed(e.value); });
   }
-  /// What the backward of a microbatch's loss begins with: its weight, scaled. Not a number where `counts` is none. What it
-  /// refers to changes with `share` and `scale_gradients`.
-  double const& gradient_weight(int m) const { return of(m).gradient_weight; }
-  void scale_gradients(double factor) {
-    scale_ = factor;
-    for (part& p : parts_) p.gradient_weight = p.weight * factor;
+  /// The gradient of a microbatch's loss: its weight, scaled. Not a number where `counts` is none.
+  double gradient_weight(int m) const { return of(m).weight * scale_; }
+  void scale_gradients(double factor) { scale_ = factor; }
+
+  /// A microbatch's part in a loss of one of this rank's stages.
+  struct loss_share {
+    double counts = 0;  ///< not a number where this rank was not given what tells
+    double weight = 0;  ///< the share of the mean over the step
+    double factor = 0;  ///< of the loss in what the step minimizes
+  };
+  /// \param k which of the losses that `weigh_losses` was given; without it each has a share of 1
+  loss_share loss(std::size_t k, int m) const { return k < of(m).losses.size() ? of(m).losses[k] : loss_share{1, 1, 1}; }
+  /// The gradient of such a loss's value.
+  double loss_gradient(std::size_t k, int m) const {
+    loss_share const one = loss(k, m);
+    return one.weight * one.factor * scale_;
+  }
+  /// What all microbatches count in such a loss.
+  double loss_counts(std::size_t k) const {
+    double sum = 0;
+    for (part const& p : parts_) sum += p.losses[k].counts;
+    return sum;
   }
 
   /// Microbatches are numbered over the whole optimizer step, which may accumulate several batches; these begin here.
@@ -256,7 +300,7 @@ class split_batch {
     batch data;
     double counts = 0;
     double weight = 0;
-    double gradient_weight = 0;
+    std::vector<loss_share> losses;
   };
   static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
@@ -276,6 +320,13 @@ class split_batch {
   }
   static at::Tensor samples_of_tensor(at::Tensor const& t, sample_range range) {
     return has_samples(t) ? t.narrow(0, range.first, range.count) : t;
+  }
+
+  double weight_of(loss_weight_function const& weigh, std::size_t m) const {
+    double const out = weigh(parts_[m].data);
+    if (std::isfinite(out) && out >= 0) return out;
+    throw usage_error("microbatch " + std::to_string(m) + " was weighed as " + std::to_string(out) +
+                      ": a weight is a number from 0");
   }
 
   part const& of(int m) const { return parts_[static_cast<std::size_t>(m)]; }

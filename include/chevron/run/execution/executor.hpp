@@ -30,10 +30,14 @@ namespace chevron {
 
 /// What came of a run. It belongs to the executor, and lasts until the next run.
 struct run_result {
+  stage_runner const& ran;
   tensors const& losses;          ///< mean loss of each microbatch; undefined without the last stage, and where there is no loss
   std::vector<tensors>& outputs;  ///< by microbatch, the last stage's: of a program that only runs forward, without a loss
   rank_trace const& trace;        ///< what was done and when
   bool used_graphs;               ///< computations were launched as graphs
+
+  /// The values of a stage's declared losses, of one microbatch, in the order of their declaration.
+  tensors const& stage_losses(int stage, int micro_batch) const { return ran.stage_losses(stage, micro_batch); }
 };
 
 /// One rank's interpreter of a program: a loop over its operations (bound_program.hpp).
@@ -121,7 +125,7 @@ class executor {
     bound_.finish();
     broken_ = false;
     stage_runner& ran = bound_.runner();
-    return {ran.losses(), ran.outputs(), last_trace(), ran.launches()};
+    return {ran, ran.losses(), ran.outputs(), last_trace(), ran.launches()};
   }
 
   /// The caller's turn: the OPTIMIZER_STEP that ends a training program. Its time is in the trace, its memory in the peak, and

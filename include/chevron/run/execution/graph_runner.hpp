@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
@@ -72,6 +73,8 @@ struct captured_computation {
   tensors arriving;                     ///< where that is to be written before the launch; the batch, too
   tensors departing;                    ///< what another rank gets
   at::Tensor loss;
+  tensors losses;  ///< that an F's stage declares
+  tensors seeds;   ///< where gradients of such losses are to be written before the launch
 
   /// Brings what came to where it was captured with.
   void copy_in(tensors& came) const {
@@ -125,7 +128,7 @@ class graph_runner final : public stage_runner {
       }
     }
     run_mode const mode = batch.any_counts_nothing()   ? state_.not_now("a microbatch of this step counts nothing")
-                          : std::isnan(batch.counts()) ? state_.not_now("this rank was not given what microbatches count")
+                          : batch.any_unknown() ? state_.not_now("this rank was not given what microbatches count")
                                                        : state_.next(std::move(now));
     launching_ = mode == run_mode::launch || (mode == run_mode::capture && capture_all(all, batch, record));
     if (launching_) take_surroundings(batch);
@@ -146,12 +149,23 @@ class graph_runner final : public stage_runner {
   void bring_weight(operation const& o, double weight, tensors& given) override {
     launching_ ? static_cast<void>(of(o).arriving.front().fill_(weight)) : stage_runner::bring_weight(o, weight, given);
   }
+  /// Within a capture: memory for the gradient.
+  at::Tensor loss_seed(operation const& o, std::size_t k, double gradient) override {
+    if (!capturing_) return stage_runner::loss_seed(o, k, gradient);
+    at::Tensor const room = at::empty({}, at::TensorOptions(at::kDouble).device(streams().where()));
+    of(o).seeds.push_back(detail::place_of(room));
+    return room;
+  }
   /// Launches a computation, or with its first half a fused pair, and takes its results to where they would have been left.
   void compute(operation const& o, step_frame const& frame, tensors& given) override {
     if (!launching_) return stage_runner::compute(o, frame, given);
     captured_computation const& c = of(o);
-    if (c.graph) c.graph->launch();
+    if (c.graph) {
+      for (operation const* half = &o; half != nullptr; half = half->other_half) bring_seeds(*half, *frame.batch);
+      c.graph->launch();
+    }
     o.slot->loss = c.loss;
+    o.slot->losses = c.losses;
     if (o.gives == nullptr) return;
     o.gives->clear();
     for (at::Tensor const& t : c.departing) o.gives->push_back(copies_ && t.defined() ? t.clone() : t);
@@ -166,6 +180,12 @@ class graph_runner final : public stage_runner {
     return computations_[static_cast<std::size_t>(o.what - &program_.at(rank_, 0))];
   }
 
+  /// Writes the gradients of losses to where the computation was captured with them.
+  void bring_seeds(operation const& o, split_batch const& batch) {
+    tensors const& seeds = of(o).seeds;
+    for (std::size_t k = 0; k < seeds.size(); ++k) seeds[k].fill_(batch.loss_gradient(first_loss(o.stage()) + k, o.micro_batch()));
+  }
+
   /// Captures every computation of the program. Nothing is computed, and other ranks notice nothing: where a message would be
   /// received there is room for it, and what would be sent is kept until it would have gone.
   /// \returns whether it could be done
@@ -173,6 +193,7 @@ class graph_runner final : public stage_runner {
     std::vector<tensors> sending(static_cast<std::size_t>(program_.slots[rank_].send));
     std::optional<activation_meter> asked = std::exchange(meter(), {});  // captures are to be what they always are
     bool done = true;
+    capturing_ = true;
     try {
       if (gradients_ != nullptr) gradients_->attach_all();
       split_batch const batch = begin_capture(live);
@@ -191,6 +212,7 @@ class graph_runner final : public stage_runner {
       state_.failed(detail::first_line(e.what()));
       done = false;
     }
+    capturing_ = false;
     drop();
     for (at::Tensor& loss : losses()) loss = at::Tensor();
     meter() = std::move(asked);
@@ -242,6 +264,8 @@ class graph_runner final : public stage_runner {
   /// After a capture: what others will look for.
   void keep(operation const& o) {
     captured_computation& c = of(o);
+    c.losses = o.slot->losses;
+    note_losses(o);
     if (o.gives_loss) c.loss = losses()[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
     if (step_graph(plan()).crosses(o.what->op) == step_graph::none) return;
     for (at::Tensor const& t : *o.gives) c.departing.push_back(detail::place_of(t));
@@ -252,7 +276,9 @@ class graph_runner final : public stage_runner {
   split_batch begin_capture(split_batch const& live) {
     clear();
     maker_->begin(streams());
-    bool const with_targets = static_cast<bool>(stages().back());
+    bool const with_targets = stages().back() || std::any_of(stages().begin(), stages().end(), [](stage const& s) {
+                                return s.takes_targets();
+                              });
     std::vector<batch> parts(static_cast<std::size_t>(live.count()));
     for (int m = 0; m < live.count(); ++m) {
       batch& part = parts[static_cast<std::size_t>(m)];
@@ -288,6 +314,8 @@ class graph_runner final : public stage_runner {
       c.arriving.clear();
       c.departing.clear();
       c.loss = at::Tensor();
+      c.losses.clear();
+      c.seeds.clear();
     }
     targets_.clear();
     extras_.clear();
@@ -302,6 +330,7 @@ class graph_runner final : public stage_runner {
   gradient_store* gradients_;
   bool copies_;
   bool launching_ = false;
+  bool capturing_ = false;
   capture_policy state_;
   std::vector<captured_computation> computations_;  // by position in the program
   std::vector<tensors> targets_, extras_;           // by microbatch

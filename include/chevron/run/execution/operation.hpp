@@ -19,6 +19,7 @@ struct activation {
   int lane = 0;       // that its F ran on
   bool drew = false;  // random numbers, in the computation under way
   at::Tensor loss;    // of the last stage's F, until it is noted
+  tensors losses;     // that its stage declares, of F, until they are noted
   tensors outputs;
   tensors input_gradients;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -62,7 +63,14 @@ class stage_runner {
         streams_(settings.streams),
         slots_(static_cast<std::size_t>(steps.slots[where.pipeline_rank()].activation)),
         losses_(static_cast<std::size_t>(plan_.size.micro_batches)),
-        outputs_(plan_.forward_only ? losses_.size() : 0) {}
+        stage_losses_(losses_.size() * stages.size()),
+        outputs_(plan_.forward_only ? losses_.size() : 0) {
+    std::size_t next = 0;
+    for (stage const& one : stages) {
+      first_losses_.push_back(next);
+      next += one.losses().size();
+    }
+  }
   virtual ~stage_runner() = default;
   stage_runner(stage_runner const&) = delete;
   stage_runner& operator=(stage_runner const&) = delete;
@@ -70,6 +78,8 @@ class stage_runner {
   compute_streams& streams() const { return *streams_; }
   /// The mean loss of each microbatch.
   tensors& losses() { return losses_; }
+  /// The values of a stage's declared losses, of one microbatch.
+  tensors const& stage_losses(int stage, int micro_batch) const { return stage_losses_[place_of(stage, micro_batch)]; }
   /// Of a program that only runs forward, without a loss: the last stage's outputs, by microbatch.
   std::vector<tensors>& outputs() { return outputs_; }
 
@@ -127,6 +137,12 @@ class stage_runner {
     given.push_back(at::full(loss.sizes(), weight, loss.options()));
   }
 
+  /// The gradient of the value of a declared loss, one number, for its stage's B or I.
+  /// \param k which of the stage's losses
+  virtual at::Tensor loss_seed(operation const&, std::size_t /*k*/, double gradient) {
+    return at::full({}, gradient, at::TensorOptions(at::kDouble).device(streams_->where()));
+  }
+
   /// F, B, I, W or R.
   /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W and R: nothing. Empty afterwards
   virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
@@ -146,6 +162,7 @@ class stage_runner {
 
   /// After a computation, or after both of a pair: hands the loss on, and outputs that the caller gets.
   virtual void retire(operation const& o) {
+    if (o.body == &stage_runner::forward) note_losses(o);
     if (!o.gives_loss) return;
     losses_[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
     if (plan_.forward_only && !loss_) outputs_[o.what->op.micro_batch] = std::exchange(o.slot->outputs, {});
@@ -179,6 +196,12 @@ class stage_runner {
  protected:
   plan_view const& plan() const { return plan_; }
   std::vector<stage> const& stages() const { return *stages_; }
+  /// Notes the losses of an F's stage.
+  void note_losses(operation const& o) {
+    if (!o.slot->losses.empty()) stage_losses_[place_of(o.stage(), o.micro_batch())] = std::exchange(o.slot->losses, {});
+  }
+  /// \returns the number of a stage's first loss among the rank's
+  std::size_t first_loss(int stage) const { return first_losses_[static_cast<std::size_t>(stage)]; }
   std::optional<activation_meter>& meter() { return meter_; }
 
  private:
@@ -199,6 +222,7 @@ class stage_runner {
 
   void forward(operation const& o, stage_task const& task, tensors& given) {
     o.slot->loss = o.slot->work.forward(task, given, o.slot->outputs);
+    o.slot->losses = o.slot->work.take_losses();
   }
   void backward(operation const& o, stage_task const& task, tensors& given) {
     o.slot->work.backward(task, given, o.slot->input_gradients);
@@ -223,13 +247,35 @@ class stage_runner {
                        .draws = draws,
                        .drew = &o.slot->drew,
                        .evaluation = plan_.forward_only,
-                       .loss_weight = &batch.gradient_weight(m)},
+                       .targets = &batch.targets(m)},
             .training = !plan_.forward_only,
             .differentiable = stage_number > lowest_trained_,
             .untrained = stage_number < lowest_trained_,
             .loss = with_loss ? &loss_ : nullptr,
             .autocast = autocast_,
-            .targets = with_loss ? &batch.targets(m) : nullptr};
+            .targets = with_loss ? &batch.targets(m) : nullptr,
+            .loss_seeds = seeds_of(o, batch)};
+  }
+
+  /// \throws usage_error on a rank that does not know what the microbatch counts
+  tensors seeds_of(operation const& o, split_batch const& batch) {
+    std::size_t const count = (*stages_)[o.what->op.stage].losses().size();
+    tensors out;
+    if (count == 0 || row_of(o.what->op.kind).from <= 0) return out;
+    for (std::size_t k = 0; k < count; ++k) {
+      std::size_t const of_rank = first_loss(o.stage()) + k;
+      double const counts = batch.loss(of_rank, o.micro_batch()).counts;
+      if (std::isnan(counts)) {
+        throw usage_error("loss `" + (*stages_)[o.what->op.stage].losses()[k].name +
+                          "` weighs what its microbatch counts in the step, and this rank was not given what tells. Remedy: give "
+                          "it the inputs or targets, with a weight those that it counts");
+      }
+      out.push_back(counts == 0 ? at::Tensor() : loss_seed(o, k, batch.loss_gradient(of_rank, o.micro_batch())));
+    }
+    return out;
+  }
+  std::size_t place_of(int stage, int micro_batch) const {
+    return static_cast<std::size_t>(stage) * losses_.size() + static_cast<std::size_t>(micro_batch);
   }
 
   plan_view plan_;
@@ -243,6 +289,8 @@ class stage_runner {
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;
   tensors losses_;
+  std::vector<tensors> stage_losses_;       // by stage and microbatch
+  std::vector<std::size_t> first_losses_;   // by stage: the number of its first loss among the rank's
   std::vector<tensors> outputs_;
   std::optional<activation_meter> meter_;
 };

@@ -2,16 +2,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// What a stage changed of its own while a microbatch was under way.
+/// Changes in place while a microbatch is under way: of a stage's own tensors, and of inputs that it is computed from again.
 
 namespace chevron {
 
@@ -21,6 +25,39 @@ namespace detail {
 inline std::uint32_t version_of(at::Tensor const& t) {
   return t.defined() && !t.is_inference() ? static_cast<std::uint32_t>(t._version()) : 0;
 }
+
+inline std::vector<std::uint32_t> versions_of(std::span<side_input const> side_inputs) {
+  std::vector<std::uint32_t> out;
+  for (side_input const& e : side_inputs) out.push_back(version_of(e.value));
+  return out;
+}
+
+/// Inputs that a forward will be computed from again.
+class kept_inputs {
+ public:
+  /// \param values cut off from the graph that they come from
+  void keep(tensors& values) {
+    versions_.clear();
+    for (at::Tensor& value : values) {
+      if (value.defined()) value = value.detach();
+      versions_.push_back(version_of(value));
+    }
+    inputs_ = values;
+  }
+  /// \throws usage_error where an input was changed in place since
+  void check(char const* who) const {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (version_of(inputs_[i]) == versions_[i]) continue;
+      throw usage_error(std::string(who) + " changes its input " + std::to_string(i) +
+                        " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
+    }
+  }
+  tensors take() { return std::exchange(inputs_, {}); }
+
+ private:
+  tensors inputs_;
+  std::vector<std::uint32_t> versions_;  // when they were kept
+};
 
 }  // namespace detail
 

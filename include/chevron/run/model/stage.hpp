@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <functional>
@@ -14,7 +16,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/model/auxiliary_loss.hpp>
+#include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/operator_watch.hpp>
 #include <chevron/run/model/random_scope.hpp>
@@ -29,12 +31,11 @@ namespace chevron {
 struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
-  bool* drew = nullptr;                          ///< if given: set to true where one was drawn, or `loss_weight` is used
+  bool* drew = nullptr;                          ///< if given: set to true where one was drawn
   node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
   bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
-  /// What the backward of the microbatch's loss begins with: its share of the step, times the factor of loss scaling. To be read
-  /// in the backward; not a number where this rank was not given what tells. Null: 1. See auxiliary_loss.hpp.
-  double const* loss_weight = nullptr;
+  tensors const* targets = nullptr;              ///< of this microbatch
+  std::vector<collected_losses::given>* losses = nullptr;  ///< if given: gets the losses of `add_loss`; else they are the caller's
 };
 
 /// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
@@ -50,6 +51,7 @@ struct stage_part {
   std::function<void(tensors&, tensors&)> forward;
   std::optional<module_mode> mode;  ///< of its module; none for a callable alone
   std::vector<std::string> side_inputs;
+  bool targets = false;
   bool recompute = false;
   std::size_t parameters = 0;  ///< so many of the stage's are its
 };
@@ -130,6 +132,7 @@ class stage {
       }
     }
     for (stage& part : parts) {
+      whole.losses(std::move(part.losses_));
       for (detail::stage_part& p : part.parts_) whole.parts_.push_back(std::move(p));
     }
     return whole;
@@ -152,6 +155,38 @@ class stage {
     if (!parts_.empty()) parts_.front().side_inputs = std::move(names);
     return *this;
   }
+
+  /// Gives the batch's targets to its forward, after its side inputs; of a stage in parts, to that of its first. For losses of its
+  /// own (`losses`); the trainer's loss function gets targets by itself.
+  stage& targets() {
+    if (!parts_.empty()) parts_.front().targets = true;
+    return *this;
+  }
+  bool takes_targets() const {
+    return std::any_of(parts_.begin(), parts_.end(), [](detail::stage_part const& part) { return part.targets; });
+  }
+
+  /// Declares losses that its forward gives by `add_loss`, besides those declared before.
+  ///
+  ///     chevron::stage(block).losses({{.name = "balance", .factor = 0.01}})
+  ///
+  /// \throws usage_error for an empty name, a factor that is not finite, and one name with two factors
+  stage& losses(std::vector<stage_loss> declared) {
+    for (stage_loss& one : declared) {
+      if (one.name.empty() || one.name.find('\n') != std::string::npos)
+        throw usage_error("a stage declares a loss `" + one.name + "`: give it a name, in one line");
+      if (!std::isfinite(one.factor)) throw usage_error("the factor of loss `" + one.name + "` is " + std::to_string(one.factor));
+      auto const same = std::find_if(losses_.begin(), losses_.end(), [&](stage_loss const& l) { return l.name == one.name; });
+      if (same == losses_.end()) {
+        losses_.push_back(std::move(one));
+      } else if (same->factor != one.factor) {
+        throw usage_error("a stage declares loss `" + one.name + "` with the factors " + std::to_string(same->factor) + " and " +
+                          std::to_string(one.factor) + ". Remedy: one factor, or another name");
+      }
+    }
+    return *this;
+  }
+  std::vector<stage_loss> const& losses() const { return losses_; }
 
   /// What it takes of the batch by name, all its parts together.
   std::vector<std::string> side_input_names() const {
@@ -193,6 +228,7 @@ class stage {
     for (std::size_t p = first; p < last; ++p) {
       for (std::string const& name : parts_[p].side_inputs)
         values.push_back(detail::side_input_named(name, around.side_inputs, "it"));
+      if (parts_[p].targets) add_targets(values, around);
       std::optional<random_scope> scope;
       if (around.draws) {
         rng_key place = *around.draws;
@@ -200,8 +236,12 @@ class stage {
         scope.emplace(place, values, around.places);
       }
       detail::operator_watch const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
-      detail::microbatch_scope const microbatch(around.loss_weight, around.drew);
-      parts_[p].forward(values, results);
+      {
+        std::optional<collected_losses> given;
+        if (around.losses != nullptr) given.emplace();
+        parts_[p].forward(values, results);
+        if (given) around.losses->insert(around.losses->end(), given->all().begin(), given->all().end());
+      }
       if (scope && around.drew != nullptr && scope->drew()) *around.drew = true;
       std::swap(values, results);
       results.clear();
@@ -264,6 +304,15 @@ class stage {
     };
   }
 
+  static void add_targets(tensors& values, forward_context const& around) {
+    if (around.targets == nullptr || around.targets->empty()) {
+      throw usage_error(
+          "it takes the batch's targets, and this rank was given none. Remedy: give them to every rank whose stages call "
+          "targets()");
+    }
+    values.insert(values.end(), around.targets->begin(), around.targets->end());
+  }
+
   bool names(std::string const& parameter_or_buffer) const {
     for (auto const list : {&stage::parameters_, &stage::buffers_}) {
       for (parameter const& p : this->*list) {
@@ -276,29 +325,10 @@ class stage {
   std::vector<detail::stage_part> parts_;
   std::vector<parameter> parameters_;
   std::vector<parameter> buffers_;
+  std::vector<stage_loss> losses_;
   skip_marks skips_;
 };
 
 stage in_sequence(std::vector<stage> parts);
-
-/// While it lives, all modules of these stages are in evaluation; then each is again in the mode it was in.
-class evaluation_scope {
- public:
-  explicit evaluation_scope(std::vector<stage>& stages) : stages_(stages) {
-    for (stage& s : stages_) {
-      before_.push_back(s.modes());
-      s.training(false);
-    }
-  }
-  ~evaluation_scope() {
-    for (std::size_t s = 0; s < stages_.size(); ++s) stages_[s].set_modes(before_[s]);
-  }
-  evaluation_scope(evaluation_scope const&) = delete;
-  evaluation_scope& operator=(evaluation_scope const&) = delete;
-
- private:
-  std::vector<stage>& stages_;
-  std::vector<std::vector<std::vector<bool>>> before_;
-};
 
 }  // namespace chevron

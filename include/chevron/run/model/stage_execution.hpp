@@ -21,6 +21,7 @@
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/own_versions.hpp>
 #include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/section_losses.hpp>
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_graph.hpp>
@@ -42,6 +43,8 @@ struct stage_task {
   loss_function* loss = nullptr;  ///< the last stage's, or null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
+  tensors loss_seeds = {};           ///< in B and I: of the stage's declared losses, the gradients of their values, one number each;
+                                     ///< undefined where the microbatch counts nothing
   storage_set* built = nullptr;      ///< gets what graphs hold that B, I or W builds; null: nobody asks
 };
 
@@ -61,6 +64,7 @@ class stage_execution {
   /// F. Takes `inputs`; gives the outputs, not followed by autograd, or where there is a loss that and no outputs.
   at::Tensor forward(stage_task const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
+    losses_.assign(task.owner->losses().size(), at::Tensor());
     if (task.loss != nullptr && !task.owner->skips().departing.empty()) {
       throw usage_error("a skip connection leads past it, but it is the last stage");
     }
@@ -71,12 +75,12 @@ class stage_execution {
     at::Tensor loss;
     for (section& s : sections_) {
       if (s.recomputes) {
-        keep_inputs(s, values);
+        s.inputs.keep(values);
         at::AutoGradMode const without(false);
-        std::vector<std::uint32_t> const side_inputs = changes_of(task.around.side_inputs);
+        std::vector<std::uint32_t> const side_inputs = detail::versions_of(task.around.side_inputs);
         loss = run(task, s, values);
-        check_inputs(s, "it");
-        if (side_inputs != changes_of(task.around.side_inputs)) {
+        s.inputs.check("it");
+        if (side_inputs != detail::versions_of(task.around.side_inputs)) {
           throw usage_error(
               "it changes what it takes from the batch in place, and so cannot be computed again from it: "
               "clone it first, or do without recompute()");
@@ -84,6 +88,8 @@ class stage_execution {
       } else {
         loss = compute(task, s, values);
       }
+      s.losses.add_to(losses_);
+      s.losses.drop_values();
     }
     if (task.training) versions_.note(*task.owner);
     if (task.loss != nullptr) {
@@ -96,6 +102,9 @@ class stage_execution {
     passing_.depart(task.owner->skips(), values);
     return loss;
   }
+
+  /// The values of the stage's declared losses in F, in their order; undefined for one that was not given.
+  tensors take_losses() { return std::move(losses_); }
 
   /// B. Takes the gradients of the outputs, one for each floating-point one, or the loss's; gives those of the inputs.
   void backward(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
@@ -160,9 +169,9 @@ class stage_execution {
     bool differentiable = false;
     stage_graph graph;
     node_places places;                  // of the graph
-    tensors inputs;                      // where it recomputes: from F until the graph is built
-    std::vector<std::uint32_t> changes;  // how often each had been changed in place when F came
+    detail::kept_inputs inputs;          // where it recomputes: from F until the graph is built
     tensors postponed;                   // output gradients, from I to W
+    detail::section_losses losses;       // by `add_loss`
     int examined = 0;                    // how often; see examine()
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> unlisted_leaves;
   };
@@ -201,9 +210,12 @@ class stage_execution {
   at::Tensor run(stage_task const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
     forward_context around = task.around;
+    std::vector<collected_losses::given> given;
     around.places = &s.places;
+    around.losses = &given;
     s.places.clear();
     task.owner->forward_parts(s.first, s.last, values, around);
+    s.losses.note(*task.owner, given);
     if (task.loss == nullptr || &s != &sections_.back()) return {};
     std::optional<random_scope> scope;
     if (task.around.draws) {
@@ -216,6 +228,16 @@ class stage_execution {
     return loss;
   }
 
+  /// \throws usage_error for a declared loss that the forward did not give
+  void check_losses(stage_task const& task) const {
+    for (std::size_t k = 0; k < task.loss_seeds.size(); ++k) {
+      auto const gave = [&](section const& s) { return s.losses.gave(k); };
+      if (!task.loss_seeds[k].defined() || std::any_of(sections_.begin(), sections_.end(), gave)) continue;
+      std::string const& name = task.owner->losses()[k].name;
+      throw usage_error("it declares loss `" + name + "`, and its forward gave none. Remedy: chevron::add_loss(\"" + name +
+                        "\", value) in the forward, or a weight of 0 for microbatches without it");
+    }
+  }
   /// Does a part of a section's backward, in which nodes and hooks may draw.
   template <class Work>
   void differentiate(stage_task const& task, section const& s, random_use use, std::span<at::Tensor const> near,
@@ -245,6 +267,7 @@ class stage_execution {
     } else if (task.training) {
       s.graph.leave(values);
     }
+    if (task.training) s.losses.leave(*task.owner, s.graph);
     if (task.training && s.examined < 2) examine(*task.owner, s);
     if (task.untrained) s.graph.clear();
     return loss;
@@ -275,7 +298,7 @@ class stage_execution {
   /// left in them; outputs and loss are F's.
   void compute_again(stage_task const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
-    check_inputs(s, "a later part or stage, to which it was passed on,");
+    s.inputs.check("a later part or stage, to which it was passed on,");
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (parameter const& b : task.owner->buffers()) {
       // variable_data: for autograd, which may have saved the buffer, nothing happens to it.
@@ -284,36 +307,12 @@ class stage_execution {
     {
       std::optional<storage_watch> seen;
       if (task.built != nullptr) seen.emplace(*task.built);
-      compute(task, s, s.inputs);
-      s.inputs.clear();
+      tensors inputs = s.inputs.take();
+      compute(task, s, inputs);
+      s.losses.drop_values();
     }
     if (task.built != nullptr) task.built->drop_gone();
     for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
-  }
-
-  static void keep_inputs(section& s, tensors& values) {
-    s.inputs.clear();
-    s.changes.clear();
-    for (at::Tensor& value : values) {
-      if (value.defined()) value = value.detach();
-      s.inputs.push_back(value);
-      s.changes.push_back(detail::version_of(value));
-    }
-  }
-
-  static std::vector<std::uint32_t> changes_of(std::span<side_input const> side_inputs) {
-    std::vector<std::uint32_t> out;
-    for (side_input const& e : side_inputs) out.push_back(detail::version_of(e.value));
-    return out;
-  }
-
-  static void check_inputs(section const& s, char const* who) {
-    for (std::size_t i = 0; i < s.inputs.size(); ++i) {
-      if (detail::version_of(s.inputs[i]) != s.changes[i]) {
-        throw usage_error(std::string(who) + " changes its input " + std::to_string(i) +
-                          " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
-      }
-    }
   }
 
   /// From the last section to the lowest that is trained, the gradients of one's inputs being those of the other's outputs.
@@ -321,8 +320,10 @@ class stage_execution {
   void through(stage_task const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
     input_gradients.clear();
     if (task.untrained) return output_gradients.clear();
+    check_losses(task);
     passing_.take(output_gradients);
     for (std::size_t i = sections_.size(); i-- > 0;) {
+      sections_[i].losses.append_gradients(task.loss_seeds, output_gradients);
       step(sections_[i]);
       output_gradients.clear();
       if (!sections_[i].differentiable) break;
@@ -332,6 +333,7 @@ class stage_execution {
   }
 
   std::vector<section> sections_;
+  tensors losses_;  // of F, by declaration
   passing_tensors passing_;
   own_versions versions_;  // when F was over
   tensors scratch_;

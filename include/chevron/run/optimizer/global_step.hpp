@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/optimizer/copy_agreement.hpp>
@@ -23,6 +25,7 @@
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
+#include <chevron/run/optimizer/step_names.hpp>
 #include <chevron/run/optimizer/step_policy.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/step_statistics.hpp>
@@ -48,17 +51,18 @@ class global_step {
  public:
   /// Collective: ranks tell each other their parameters' names.
   /// \param gradients of this rank's stages; must outlive this, as `tied` and `options` must
-  /// \param taken what this rank's stages take of a batch by name
+  /// \param taken what this rank's stages take of a batch by name \param losses of this rank's stages
   /// \throws usage_error for an optimizer that cannot be used so; preflight_error where replicas' optimizers differ
   global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied,
-              std::vector<std::string> const& taken, optimizer_factory const& make, trainer_options const& options)
+              std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses, optimizer_factory const& make,
+              trainer_options const& options)
       : comm_(&comm),
         gradients_(&gradients),
         tied_(&tied),
         options_(&options),
         parameters_(gradients.parameters()),
         copies_(comm.topology(), gradients, tied, options.check_copies, static_cast<bool>(options.learning_rate)),
-        numbers_(plan, comm, names_of(gradients, taken), options.check_data, copies_.width()),
+        numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width()),
         policy_(options) {
     if (!parameters_.empty()) {
       optimizer_ = make(parameters_);
@@ -221,16 +225,6 @@ class global_step {
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
  private:
-  static std::string names_of(rank_gradients const& gradients, std::vector<std::string> const& taken) {
-    std::string out;
-    for (std::size_t s = 0; s < gradients.stages(); ++s) {
-      if (gradients[s] == nullptr) continue;
-      for (parameter const& p : gradients[s]->trained()) out += std::to_string(s) + " " + p.name + "\n";
-    }
-    for (std::string const& name : taken) out += "takes " + name + "\n";
-    return out;
-  }
-
   void check_optimizer() const {
     if (dynamic_cast<torch::optim::LBFGS const*>(optimizer_.get()) != nullptr) {
       throw usage_error(
@@ -257,7 +251,9 @@ class global_step {
     numbers_.add_times(report);
     report.samples = numbers_.samples();
     if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
-    std::string const loss_culprit = numbers_.add_losses(report);
+    std::string loss_culprit = numbers_.add_losses(report);
+    std::string const of_stage = numbers_.add_stage_losses(report, options_->reduction, here());
+    if (loss_culprit.empty()) loss_culprit = of_stage;
     std::string const gradient_culprit = numbers_.add_norms(report);
     policy_.decide(report, loss_culprit, gradient_culprit, here());
     report.settled = true;

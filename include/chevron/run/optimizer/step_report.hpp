@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include <chevron/run/trace/rank_trace.hpp>
 
@@ -10,6 +12,13 @@
 
 namespace chevron {
 
+/// What a step says of a loss that stages give beside the model's (data/stage_loss.hpp).
+struct stage_loss_value {
+  std::string name;
+  double value = 0;   ///< the mean over all that microbatches count in it, over stages of this name added up; 0 where they count nothing
+  double factor = 1;  ///< as declared; `value` is without it
+};
+
 /// One step, the same on every rank except for `seconds`, `samples_per_second`, `peak_in_flight`, `used_graphs` and `memory`.
 struct step_report {
   long step = -1;  ///< from 0; -1: none yet
@@ -17,6 +26,7 @@ struct step_report {
   /// known yet, and are not a number or 0; `trainer_options::on_report` gets them as soon as they are.
   bool settled = false;
   double loss = std::numeric_limits<double>::quiet_NaN();       ///< mean over all samples, or other weights, of all replicas
+  std::vector<stage_loss_value> losses{};                       ///< of stages, in their order; `loss` does not contain them
   double grad_norm = std::numeric_limits<double>::quiet_NaN();  ///< over all parameters of the model, before clipping
   bool skipped = false;                                         ///< loss or gradient was not finite, nothing was changed
   bool clipped = false;                                         ///< gradients were scaled down to `clip_grad_norm`

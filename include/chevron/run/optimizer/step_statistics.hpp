@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <chevron/lower/program.hpp>
@@ -15,6 +16,7 @@
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/optimizer/step_names.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 
@@ -23,9 +25,17 @@
 
 namespace chevron::detail {
 
+/// What a rank has to say of one of its stages' losses.
+struct loss_contribution {
+  double value = 0;   ///< the part of this replica in the mean; without the loss's factor
+  double counts = 0;  ///< what this replica's microbatches count in it
+  double total = 0;   ///< the same over all replicas, as used for the weights
+};
+
 /// What a rank has to say of a step.
 struct step_contribution {
   std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
+  std::span<loss_contribution const> stage_losses = {};  ///< of this rank's stages, by stage
   double counts = 0;         ///< what this replica's microbatches count; not a number on a rank that was not given what tells
   double all_counts = 0;     ///< the same over all replicas, as used for the weights; not a number on such a rank
   std::int64_t samples = 0;  ///< of this replica; 0 where nothing tells
@@ -43,18 +53,15 @@ struct step_contribution {
 class step_statistics {
  public:
   /// Collective: ranks tell each other their parameters' names, and what their stages take of a batch by name.
-  /// \param lines one for each of this rank's parameters: its stage, a space, its name; and for what it takes: `takes`, a space,
-  /// the name
+  /// \param names this rank's (`step_names::text`)
   /// \param copies how many numbers each rank contributes to the comparison of copies (copy_agreement.hpp)
   /// \throws usage_error where no stage has anything to train
-  step_statistics(plan_view plan, transport& comm, std::string const& lines, data_check check, std::size_t copies)
-      : plan_(plan), comm_(&comm), names_(static_cast<std::size_t>(plan.stages)), copies_(copies) {
-    std::vector<std::string> const all = comm.all_gather_text(lines);
-    std::vector<std::vector<std::string>> taken(static_cast<std::size_t>(plan_.size.ranks));
-    std::size_t most = 0;
-    for (std::size_t r = 0; r < taken.size(); ++r) most = std::max(most, read_names(all[r], taken[r]));
+  step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies)
+      : plan_(plan), comm_(&comm), names_(plan, comm.all_gather_text(names)), copies_(copies) {
+    std::size_t const most = step_names::most(plan_, names_.parameters);
+    most_losses_ = step_names::most(plan_, names_.losses);
     if (most == 0) throw usage_error("no stage has a parameter that needs a gradient: nothing would be learned");
-    data_ = data_agreement(plan_, comm.topology(), taken, check);
+    data_ = data_agreement(plan_, comm.topology(), names_.taken, check);
     width_ = first_norm() + most;
     mine_.resize(width_);
     all_.resize(width_ * static_cast<std::size_t>(comm.topology().world()));
@@ -72,6 +79,10 @@ class step_statistics {
     mine_[6] = static_cast<double>(input.calls);
     mine_[7] = rate;
     std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
+    double* next = mine_.data() + first_of_losses();
+    for (loss_contribution const& one : input.stage_losses) {
+      for (double const number : {one.value, one.counts, one.total}) *next++ = number;
+    }
     std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
     compares_data_ = !input.data.empty();
   }
@@ -85,10 +96,7 @@ class step_statistics {
     return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.micro_batches));
   }
   /// The first stage with trained parameters.
-  int lowest_trained() const {
-    auto const found = std::find_if(names_.begin(), names_.end(), [](auto const& names) { return !names.empty(); });
-    return static_cast<int>(found - names_.begin());
-  }
+  int lowest_trained() const { return names_.lowest_trained(); }
   /// What the ranks of a pipeline use in common of a batch; its numbers come with each step's input.
   data_agreement const& data() const { return data_; }
 
@@ -123,10 +131,7 @@ class step_statistics {
     }
   }
   /// The learning rate of the lowest stage that is trained, of its optimizer's first group.
-  double rate() const {
-    auto const trained = std::find_if(names_.begin(), names_.end(), [](auto const& names) { return !names.empty(); });
-    return of_rank(plan_.rank_of_stage(static_cast<int>(trained - names_.begin())))[7];
-  }
+  double rate() const { return of_rank(plan_.rank_of_stage(lowest_trained()))[7]; }
 
   /// \param all_counts what this rank took the batches of all replicas to count
   /// \throws usage_error where ranks were given batches that do not go together
@@ -191,14 +196,49 @@ class step_statistics {
     if (!culprit.empty() && finite > 0) culprit += ", unlike " + std::to_string(finite) + (finite > 1 ? " others," : " other,");
     return culprit;
   }
+  /// The same of the report's losses of stages.
+  /// \throws usage_error where a step was told another total of one than its replicas count
+  std::string add_stage_losses(step_report& report, gradient_reduction reduction, error_context const& here) const {
+    std::string culprit;
+    std::vector<int> next(static_cast<std::size_t>(plan_.size.ranks), first_of_losses());
+    for (std::size_t s = 0; s < names_.losses.size(); ++s) {
+      int const rank = plan_.rank_of_stage(static_cast<int>(s));
+      for (step_names::loss const& loss : names_.losses[s]) {
+        int const place = std::exchange(next[static_cast<std::size_t>(rank)], next[static_cast<std::size_t>(rank)] + per_loss);
+        double value = 0, counts = 0;
+        for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
+          double const* const of = of_rank(replica * plan_.size.ranks + rank) + place;
+          value += of[0];
+          counts += of[1];
+          double const counted = reduction == gradient_reduction::mean ? counts : of[1];
+          bool const all = reduction == gradient_reduction::sum || replica + 1 == comm_->topology().replicas;
+          if (!all || std::isnan(counted) || std::isnan(of[2]) || std::abs(counted - of[2]) <= 1e-9 * of[2]) continue;
+          throw usage_error("the microbatches count " + number_text(counted) + " in loss `" + loss.name + "` of stage " +
+                                std::to_string(s) + ", but each was taken for a share of " + number_text(of[2]) +
+                                ": give step() what they count over all replicas, accumulated batches included",
+                            here);
+        }
+        if (culprit.empty() && !std::isfinite(value))
+          culprit = "loss `" + loss.name + "` of stage " + std::to_string(s);
+        auto const same = std::find_if(report.losses.begin(), report.losses.end(),
+                                       [&](stage_loss_value const& one) { return one.name == loss.name; });
+        if (same != report.losses.end()) {
+          same->value += value;
+        } else {
+          report.losses.push_back({loss.name, value, loss.factor});
+        }
+      }
+    }
+    return culprit;
+  }
   /// The same of the report's gradient norm, the last in the order of stages: the backward comes to it first.
   std::string add_norms(step_report& report) const {
     std::string culprit;
     std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), first_norm());
     double sum = 0;
-    for (std::size_t s = 0; s < names_.size(); ++s) {
+    for (std::size_t s = 0; s < names_.parameters.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
-      for (std::string const& name : names_[s]) {
+      for (std::string const& name : names_.parameters[s]) {
         double const squared = of_rank(rank)[next[static_cast<std::size_t>(rank)]++];
         if (!std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + name;
         sum += squared;
@@ -243,33 +283,19 @@ class step_statistics {
 
  private:
   static constexpr int header = 8;
+  static constexpr int per_loss = 3;
 
-  int first_of_data() const { return header + plan_.size.micro_batches; }
+  int first_of_losses() const { return header + plan_.size.micro_batches; }
+  int first_of_data() const { return first_of_losses() + per_loss * static_cast<int>(most_losses_); }
   std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
   std::size_t first_norm() const { return first_of_copies() + copies_; }
-  /// \returns how many parameters there are
-  std::size_t read_names(std::string const& text, std::vector<std::string>& taken) {
-    std::size_t count = 0;
-    for (std::size_t at = 0; at < text.size();) {
-      std::size_t const space = text.find(' ', at), end = text.find('\n', at);
-      std::string const first = text.substr(at, space - at), name = text.substr(space + 1, end - space - 1);
-      at = end + 1;
-      if (first == "takes") {
-        taken.push_back(name);
-      } else {
-        names_[std::stoul(first)].push_back(name);
-        ++count;
-      }
-    }
-    return count;
-  }
-
   double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
 
   plan_view plan_;
   transport* comm_;
-  std::vector<std::vector<std::string>> names_;  // of all trained parameters, by stage
-  std::size_t copies_;                           // numbers of a rank for the comparison of copies
+  step_names names_;
+  std::size_t most_losses_ = 0;  // of a rank
+  std::size_t copies_;           // numbers of a rank for the comparison of copies
   data_agreement data_;
   bool compares_data_ = false;  // in this step
   std::size_t width_ = 0;

@@ -83,12 +83,13 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
   return stages;
 }
 
-/// What a rank's stages, and with the last of them the loss, take of a batch by name.
+/// What a rank's stages, and with the last of them the loss, take of a batch by name; `targets_taken` for targets.
 inline std::vector<std::string> side_inputs_taken(std::vector<stage> const& stages, loss_function const& loss) {
   std::vector<std::string> out;
   for (stage const& one : stages) {
     if (!one) continue;
     for (std::string& name : one.side_input_names()) out.push_back(std::move(name));
+    if (one.takes_targets()) out.push_back(targets_taken);
   }
   if (stages.back()) out.insert(out.end(), loss.side_input_names().begin(), loss.side_input_names().end());
   return out;

@@ -27,6 +27,7 @@
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/training/build_stages.hpp>
+#include <chevron/run/training/evaluation_scope.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/trainer.hpp>
@@ -121,7 +122,7 @@ class evaluator {
     compute_streams::scope const here(*own.streams());
     detail::check_ranks(p, comm);
     detail::check(own.options());
-    own.stages() = detail::build_stages(p, setup.stages, comm, own.streams()->where(), false);
+    own.take(detail::build_stages(p, setup.stages, comm, own.streams()->where(), false));
     check_consistency(comm, detail::lines_of(p, comm, own.options(), own.stages()));
     own.data(detail::data_agreement::gathered(p.plan, comm, detail::side_inputs_taken(own.stages(), own.loss()), own.options().check_data));
     return p.plan.forward_only ? setup.program : forwards_of(p, 0);

@@ -13,6 +13,7 @@
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
@@ -83,6 +84,8 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     out.add(prefix + " " + p.name, value);
     if (values) out.add("values of " + prefix + " " + p.name, std::to_string(fingerprint(p.value)));
   }
+  for (stage_loss const& one : s.losses())
+    out.add(prefix + " loss " + one.name, "factor " + detail::number_text(one.factor) + (one.weight ? ", with a weight of its own" : ""));
   out.add(prefix + " buffers", std::to_string(s.buffers().size()));
   for (parameter const& b : s.buffers()) {
     std::string const name = prefix + " buffer " + b.name;

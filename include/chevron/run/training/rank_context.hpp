@@ -60,7 +60,7 @@ class rank_context {
     auto const brought = [&](at::Tensor const& t) { return t.defined() ? t.to(streams_->where(), /*non_blocking=*/true) : t; };
     batch out = whole;
     if (stages_.front()) std::transform(out.inputs.begin(), out.inputs.end(), out.inputs.begin(), brought);
-    if (stages_.back()) std::transform(out.targets.begin(), out.targets.end(), out.targets.begin(), brought);
+    if (takes_targets_) std::transform(out.targets.begin(), out.targets.end(), out.targets.begin(), brought);
     for (side_input& e : out.side_inputs) e.value = brought(e.value);
     return out;
   }
@@ -82,12 +82,12 @@ class rank_context {
   }
   /// Gives each microbatch its share of the loss; where other replicas' counts are part of the total, `start_shares` and
   /// `finish_shares` do.
-  /// \param global_weight what microbatches count over all replicas; 0: what the replicas say
   /// \throws usage_error where they are known to count nothing
-  void share_loss(split_batch& cut, double global_weight) {
+  void share_loss(split_batch& cut, step_total const& given) {
     weigh(cut);
-    counts_.set(cut.counts(), global_weight, options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
-    if (counts_.is_known()) cut.share(counts_.total());
+    cut.weigh_losses(weights_, takes_targets_);
+    counts_.set(cut, losses_, given, options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
+    if (counts_.is_known()) counts_.share(cut);
   }
   /// Starts to add up the replicas' counts, if the total is not known: when nothing can refuse the step any more.
   void start_shares() {
@@ -97,7 +97,7 @@ class rank_context {
   void finish_shares(split_batch& cut) {
     if (counts_.is_known()) return;
     counts_.finish(*comm_);
-    cut.share(counts_.total() == 0 ? 1 : counts_.total());  // 0: no microbatch has a share
+    counts_.share(cut);
   }
   /// Makes that sum once, for a transport that connects at its first use.
   void connect_counts() {
@@ -105,9 +105,25 @@ class rank_context {
     counts_.finish(*comm_);
   }
   /// What the microbatches of all replicas count, once shares are known; not a number where this rank was not given what tells.
-  double all_counts() const { return counts_.total(); }
+  detail::replica_counts const& all_counts() const { return counts_; }
   /// The replicas' counts are a sum with this number.
-  void counts(detail::replica_counts sum) { counts_ = std::move(sum); }
+  void count_with(int bucket) { counts_ = {streams_->where(), bucket, losses_.size()}; }
+  /// The losses that this rank's stages declare, by stage; from `stages` on.
+  std::vector<detail::rank_loss> const& stage_losses() const { return losses_; }
+  /// Takes this rank's stages, by number; those of other ranks are empty.
+  void take(std::vector<stage> stages) {
+    stages_ = std::move(stages);
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      if (!stages_[s]) continue;
+      takes_targets_ = takes_targets_ || stages_[s].takes_targets();
+      for (stage_loss const& one : stages_[s].losses()) {
+        losses_.push_back({one, static_cast<int>(s)});
+        weights_.push_back(one.weight);
+      }
+    }
+    takes_targets_ = takes_targets_ || stages_.back();
+    count_with(0);
+  }
 
   /// Before each run: opens the transport for this executor's program and this batch's shapes, where either changed.
   /// \param others_know_more ranks of a pipeline may have been given batches of which only some show that shapes changed: then they
@@ -139,6 +155,9 @@ class rank_context {
   trainer_options options_;
   std::shared_ptr<compute_streams> streams_;
   std::vector<stage> stages_;
+  bool takes_targets_ = false;
+  std::vector<detail::rank_loss> losses_;
+  std::vector<loss_weight_function> weights_;  // of these
   detail::data_agreement data_;
   slot_counts more_slots_{};
   detail::replica_counts counts_;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +18,7 @@
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/step_statistics.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
+#include <chevron/run/training/replica_counts.hpp>
 
 /// \file
 /// What one rank has to say of a step.
@@ -36,16 +38,26 @@ class step_accumulator {
 
   /// Before a run.
   /// \param global_weight what the caller says that the whole step counts, as it was given
-  /// \throws usage_error where it is not what the runs before were given
-  void check_weight(double global_weight) const {
-    if (passes_ == 0 || global_weight == mine_.all_counts) return;
-    throw usage_error("the batches of one step were weighed as shares of " + number_text(mine_.all_counts) + " and of " +
-                      number_text(global_weight) + ": give accumulate() and step() the same total");
+  /// \param all whether the step may have more batches than this one
+  /// \throws usage_error where it is not what the runs before were given, or not enough
+  void check_total(step_total const& given, std::span<rank_loss const> losses, bool all) {
+    if (passes_ > 0 && !(given == given_)) {
+      throw usage_error("the batches of one step were weighed as shares of " + words_of(given_) + " and of " + words_of(given) +
+                        ": give accumulate() and step() the same total");
+    }
+    given_ = given;
+    for (rank_loss const& one : losses) {
+      if ((all && passes_ == 0) || !one.weight || given.of(one.name) > 0) continue;
+      throw usage_error("loss `" + one.name + "` has a weight of its own, and a step of several batches needs to know what it "
+                        "counts in all of them, over all replicas. Remedy: accumulate(batch, {total, {{\"" + one.name +
+                        "\", its total}}}), and step() alike");
+    }
   }
   /// A run begins: of a new step, the first one forgets the step before.
   void begin_pass() {
     if (passes_ == 0) {
       std::fill(weighted_losses_.begin(), weighted_losses_.end(), 0.0);
+      stage_losses_.clear();
       mine_ = {};
       nanoseconds_ = 0;
       peak_in_flight_ = 0;
@@ -55,16 +67,18 @@ class step_accumulator {
   }
 
   /// What a run computed. The host waits for an accelerator, once.
-  /// \param global_weight what the whole step counts over all replicas
+  /// \param totals what the whole step counts over all replicas
+  /// \param losses of this rank's stages
   /// \param ran the run's executor, which has the accelerator's times
   /// \param numbers asked for already: they are read with the losses
-  void add(split_batch const& batch, double global_weight, tensors const& losses, executor& ran, scalar_reader numbers = {}) {
-    mine_.all_counts = global_weight;
+  void add(split_batch const& batch, replica_counts const& totals, std::span<rank_loss const> losses, run_result const& run,
+           executor& ran, scalar_reader numbers = {}) {
+    mine_.all_counts = totals.total();
     mine_.counts += batch.counts();
     mine_.samples += batch.samples();
     mine_.shapes += batch.shapes_mark();
     tensors scalars;
-    for (at::Tensor const& loss : losses) {
+    for (at::Tensor const& loss : run.losses) {
       if (loss.defined()) scalars.push_back(loss.reshape({}));  // one number, or an error
     }
     numbers.ask(scalars, [&](std::span<double const> values) {
@@ -73,6 +87,23 @@ class step_accumulator {
         weighted_losses_[m] += values[m] * batch.weight(static_cast<int>(m));
       }
     });
+    stage_losses_.resize(losses.size());
+    for (std::size_t k = 0, of_stage = 0; k < losses.size(); ++k) {
+      of_stage = k > 0 && losses[k].stage == losses[k - 1].stage ? of_stage + 1 : 0;
+      tensors values;
+      std::vector<double> weights;
+      for (int m = 0; m < batch.count(); ++m) {
+        at::Tensor const& value = run.stage_losses(losses[k].stage, m)[of_stage];
+        if (!value.defined() || batch.loss(k, m).counts == 0) continue;
+        values.push_back(value);
+        weights.push_back(batch.loss(k, m).weight);
+      }
+      stage_losses_[k].counts += batch.loss_counts(k);
+      stage_losses_[k].total = totals.of_losses()[k];
+      numbers.ask(values, [&into = stage_losses_[k].value, weights](std::span<double const> read) {
+        for (std::size_t m = 0; m < read.size(); ++m) into += read[m] * weights[m];
+      });
+    }
     numbers.read();
     rank_trace const& trace = ran.synchronize_trace();  // all that it waits for is over
     mine_.busy_seconds += trace.busy_seconds();
@@ -101,14 +132,23 @@ class step_accumulator {
     step_contribution out = mine_;
     out.calls = calls_;
     out.weighted_losses = weighted_losses_;
+    out.stage_losses = stage_losses_;
     out.data = data;
     return out;
   }
 
  private:
+  static std::string words_of(step_total const& total) {
+    std::string out = number_text(total.model);
+    for (auto const& [name, counts] : total.losses) out += ", " + number_text(counts) + " in loss `" + name + "`";
+    return out;
+  }
+
   int passes_ = 0;
   std::int64_t calls_ = 0;
-  std::vector<double> weighted_losses_;  // by microbatch
+  step_total given_;
+  std::vector<double> weighted_losses_;          // by microbatch
+  std::vector<loss_contribution> stage_losses_;  // of this rank's stages
   step_contribution mine_;
   std::int64_t nanoseconds_ = 0;
   int peak_in_flight_ = 0;

@@ -74,8 +74,8 @@ class trainer {
     compute_streams::scope const here(*context_.streams());
     detail::check_setup(p, comm, static_cast<bool>(context_.loss()));
     detail::check(options);
+    context_.take(detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers));
     std::vector<stage>& stages = context_.stages();
-    stages = detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers);
     check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
@@ -86,8 +86,8 @@ class trainer {
     tied_ = tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
-    context_.counts({context_.streams()->where(), gradients_->buckets() + 1});
-    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, setup.optimizer, options);
+    context_.count_with(gradients_->buckets() + 1);
+    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, context_.stage_losses(), setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
     make_executor();
@@ -98,33 +98,33 @@ class trainer {
   trainer& operator=(trainer const&) = delete;
 
   /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
-  /// \param global_weight denominator of the mean loss: the sum of loss weights (samples, if the options have no `loss_weight`)
-  /// over all microbatches, accumulated ones included, and all replicas; with `gradient_reduction::sum` of this replica only. 0:
-  /// replicas add it up, where no batches are accumulated
+  /// \param total denominator of the mean loss, and of losses of stages with weights of their own: the sum of loss weights (samples,
+  /// if the options have no `loss_weight`) over all microbatches, accumulated ones included, and all replicas; with
+  /// `gradient_reduction::sum` of this replica only. 0: replicas add it up, where no batches are accumulated
   /// \returns its report; with `post_validation` it may not be `settled` yet
-  step_report step(batch const& whole = {}, double global_weight = 0) { return step_of(whole, global_weight); }
+  step_report step(batch const& whole = {}, step_total const& total = {}) { return step_of(whole, total); }
   /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
-  step_report step(std::vector<batch> const& micro_batches, double global_weight = 0) {
-    return step_of(micro_batches, global_weight);
+  step_report step(std::vector<batch> const& micro_batches, step_total const& total = {}) {
+    return step_of(micro_batches, total);
   }
   /// The same without side inputs.
-  step_report step(tensors const& inputs, tensors const& targets, double global_weight = 0) {
-    return step(batch{inputs, targets}, global_weight);
+  step_report step(tensors const& inputs, tensors const& targets, step_total const& total = {}) {
+    return step(batch{inputs, targets}, total);
   }
   /// The same of one input and one target.
-  step_report step(at::Tensor const& input, at::Tensor const& target, double global_weight = 0) {
-    return step(batch{{input}, {target}}, global_weight);
+  step_report step(at::Tensor const& input, at::Tensor const& target, step_total const& total = {}) {
+    return step(batch{{input}, {target}}, total);
   }
 
-  /// Computes gradients and adds them to those of the next `step`, which must be given the same `global_weight`: a batch too
+  /// Computes gradients and adds them to those of the next `step`, which must be given the same `total`: a batch too
   /// large for one run of the program is trained on by some calls of `accumulate` and then one of `step`.
-  void accumulate(batch const& whole, double global_weight) { accumulate_of(whole, global_weight); }
-  void accumulate(std::vector<batch> const& micro_batches, double global_weight) { accumulate_of(micro_batches, global_weight); }
-  void accumulate(tensors const& inputs, tensors const& targets, double global_weight) {
-    accumulate(batch{inputs, targets}, global_weight);
+  void accumulate(batch const& whole, step_total const& total) { accumulate_of(whole, total); }
+  void accumulate(std::vector<batch> const& micro_batches, step_total const& total) { accumulate_of(micro_batches, total); }
+  void accumulate(tensors const& inputs, tensors const& targets, step_total const& total) {
+    accumulate(batch{inputs, targets}, total);
   }
-  void accumulate(at::Tensor const& input, at::Tensor const& target, double global_weight) {
-    accumulate(batch{{input}, {target}}, global_weight);
+  void accumulate(at::Tensor const& input, at::Tensor const& target, step_total const& total) {
+    accumulate(batch{{input}, {target}}, total);
   }
 
   /// With `post_validation`: waits until the last step stands. To be called before parameters or the optimizer are looked at, and
@@ -235,12 +235,12 @@ class trainer {
   }
 
   template <class Given>
-  step_report step_of(Given const& given, double global_weight) {
+  step_report step_of(Given const& given, step_total const& total) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
     cut(given);
-    prepare(global_weight);
+    prepare(total, true);
     run_result const run = run_program(true);
     step_report next{.step = step_};
     executor::optimizer_turn turn(*executor_);
@@ -259,24 +259,24 @@ class trainer {
   }
 
   template <class Given>
-  void accumulate_of(Given const& given, double global_weight) {
+  void accumulate_of(Given const& given, step_total const& total) {
     std::int64_t const begin = now_ns();
     compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
     cut(given);
-    if (!(global_weight > 0))
+    if (!(total.model > 0))
       throw usage_error(
           "accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
-    prepare(global_weight);
+    prepare(total, false);
     run_result const run = run_program(false);
-    accumulated_.add(batch_, context_.all_counts(), run.losses, *executor_);
+    accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
   }
 
   /// Before each run of the program.
-  void prepare(double global_weight) {
-    accumulated_.check_weight(global_weight);
-    context_.share_loss(batch_, global_weight);
+  void prepare(step_total const& total, bool last) {
+    accumulated_.check_total(total, context_.stage_losses(), last);
+    context_.share_loss(batch_, total);
     bool const first = accumulated_.passes() == 0;
     update_->check_unchanged();
     batch_.number_from(accumulated_.passes() * batch_.count());
@@ -311,7 +311,7 @@ class trainer {
     transport& comm = context_.comm();
     buffers_of_all_.start(comm);
     auto norms = update_->complete_gradients(step_, executor_->slots());
-    accumulated_.add(batch_, context_.all_counts(), run.losses, *executor_, std::move(norms));
+    accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_, std::move(norms));
     detail::step_contribution mine = accumulated_.contribution(data_.numbers());
     mine.stop_cause = detail::stop_cause_now();
     update_->run(mine, report);

@@ -1,0 +1,132 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/data/split_batch.hpp>
+
+/// \file
+/// Losses that stages give beside the model's: the balance of a mixture of experts, a prediction of later tokens, a penalty.
+
+namespace chevron {
+
+/// Declares a loss of a stage, which the stage's forward gives by `add_loss`. A trainer's step minimizes
+///
+///     model's loss + sum over declared losses of factor · mean
+///
+/// where each mean is taken over all that the microbatches count in this loss, on all replicas and in all accumulated batches
+/// (with `gradient_reduction::sum`: on one replica). So the gradient of one microbatch's value begins with
+///
+///     factor · (counts of the microbatch / counts of the step) · factor of loss scaling
+///
+/// and the step's report gives the mean under the loss's name, without the factor. Losses of several stages may have one name,
+/// and then one factor: the report adds their means up.
+struct stage_loss {
+  std::string name;
+  double factor = 1;
+  /// The number of tokens, samples or the like that a microbatch counts in this loss, whose value is a mean over them. A microbatch
+  /// of 0 has no part in it. Empty: the microbatch counts as in the model's loss.
+  loss_weight_function weight = {};
+};
+
+/// What all microbatches of a step count, over all replicas and all accumulated batches. A number stands for the model's loss
+/// alone; losses with a weight of their own have totals of their own:
+///
+///     trainer.accumulate(batch, {total_tokens, {{"later tokens", total_later_tokens}}});
+struct step_total {
+  double model = 0;  ///< samples, or what `trainer_options::loss_weight` counts; 0: replicas add it up
+  std::vector<std::pair<std::string, double>> losses = {};  ///< by name; without an entry: replicas add it up
+
+  step_total(double of_model = 0) : model(of_model) {}  // NOLINT: a number is a total
+  step_total(double of_model, std::vector<std::pair<std::string, double>> of_losses)
+      : model(of_model), losses(std::move(of_losses)) {}
+
+  /// Of a loss with a weight of its own; 0: not given.
+  double of(std::string const& name) const {
+    for (auto const& [known, total] : losses) {
+      if (known == name) return total;
+    }
+    return 0;
+  }
+  friend bool operator==(step_total const&, step_total const&) = default;
+};
+
+/// Collects the losses that `add_loss` gives on this thread while it lives. Trainers and evaluators have collectors of their own;
+/// this is for plain loops:
+///
+///     chevron::collected_losses given;
+///     at::Tensor const y = block->forward(x);
+///     (at::mse_loss(y, target) + 0.01 * given.sum("balance")).backward();
+class collected_losses {
+ public:
+  collected_losses() : outer_(std::exchange(current(), this)) {}
+  ~collected_losses() { current() = outer_; }
+  collected_losses(collected_losses const&) = delete;
+  collected_losses& operator=(collected_losses const&) = delete;
+
+  struct given {
+    std::string name;
+    at::Tensor value;
+  };
+  /// In the order of the calls.
+  std::vector<given> const& all() const { return all_; }
+  void add(std::string name, at::Tensor value) { all_.push_back({std::move(name), std::move(value)}); }
+  /// \returns the sum of the losses of a name, added in the order of the calls
+  /// \throws usage_error where `add_loss` gave none
+  at::Tensor sum(std::string const& name) const {
+    at::Tensor out;
+    for (given const& one : all_) {
+      if (one.name == name) out = out.defined() ? at::add(out, one.value) : one.value;
+    }
+    if (!out.defined()) throw usage_error("no loss `" + name + "` was given: chevron::add_loss(\"" + name + "\", value)");
+    return out;
+  }
+
+  /// The thread's innermost collector; null: none.
+  static collected_losses*& current() {
+    static thread_local collected_losses* innermost = nullptr;
+    return innermost;
+  }
+
+ private:
+  collected_losses* outer_;
+  std::vector<given> all_;
+};
+
+/// Gives a loss of the stage whose forward is running, from any depth of its modules. The stage declares its name
+/// (`stage::losses`), factor and weight. Values of one name that a forward gives several times are added up. A forward that is
+/// run again to recompute activations counts once; evaluation leaves the losses out.
+///
+///     at::Tensor const share = gate(x).softmax(-1);
+///     chevron::add_loss("balance", share.mean(0).square().sum());
+///
+/// \param loss a tensor of one element: the mean over what the microbatch counts
+/// \throws usage_error for a loss of several elements, and for one that would be lost, as neither trainer nor collector is there
+inline void add_loss(std::string name, at::Tensor const& loss) {
+  if (loss.numel() != 1) {
+    throw usage_error("loss `" + name + "` must be one number, the mean over the microbatch, not a tensor of " +
+                      std::to_string(loss.numel()) + " elements");
+  }
+  if (collected_losses* const here = collected_losses::current()) return here->add(std::move(name), loss);
+  if (at::GradMode::is_enabled() && loss.requires_grad()) {
+    throw usage_error("loss `" + name +
+                      "` was given outside of a trainer's step, and would be lost. Remedy: a chevron::collected_losses around the "
+                      "forward, whose sums are terms of the loss");
+  }
+}
+
+namespace detail {
+
+/// A loss of a stage of this rank.
+struct rank_loss : stage_loss {
+  int stage = 0;
+};
+
+}  // namespace detail
+}  // namespace chevron

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/data/stage_loss.hpp>
+#include <chevron/run/optimizer/rank_gradients.hpp>
+
+/// \file
+/// Names that ranks tell each other when a trainer is made, so that the numbers of a step need none.
+
+namespace chevron::detail {
+
+/// Parameters and losses of all stages, and what each rank's stages take of a batch.
+struct step_names {
+  struct loss {
+    std::string name;
+    double factor;
+  };
+  std::vector<std::vector<std::string>> parameters;  ///< that are trained, by stage
+  std::vector<std::vector<loss>> losses;             ///< by stage
+  std::vector<std::vector<std::string>> taken;       ///< by pipeline rank
+
+  step_names() = default;
+  /// \param texts of all ranks, as `text` gives them
+  /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose sum would mean nothing
+  step_names(plan_view const& plan, std::vector<std::string> const& texts)
+      : parameters(static_cast<std::size_t>(plan.stages)), losses(parameters.size()),
+        taken(static_cast<std::size_t>(plan.size.ranks)) {
+    for (std::size_t r = 0; r < taken.size(); ++r) read(texts[r], taken[r]);
+    check_factors();
+  }
+
+  /// One line for each parameter of a rank: its stage and name; for what its stages take: `takes` and its name; for each loss:
+  /// `loss`, its stage, factor and name.
+  static std::string text(rank_gradients const& gradients, std::span<std::string const> taken, std::span<rank_loss const> losses) {
+    std::string out;
+    for (std::size_t s = 0; s < gradients.stages(); ++s) {
+      if (gradients[s] == nullptr) continue;
+      for (parameter const& p : gradients[s]->trained()) out += std::to_string(s) + " " + p.name + "\n";
+    }
+    for (std::string const& name : taken) out += "takes " + name + "\n";
+    for (rank_loss const& one : losses)
+      out += "loss " + std::to_string(one.stage) + " " + number_text(one.factor) + " " + one.name + "\n";
+    return out;
+  }
+
+  /// The first stage with trained parameters; the number of stages where none has one.
+  int lowest_trained() const {
+    auto const found = std::find_if(parameters.begin(), parameters.end(), [](auto const& names) { return !names.empty(); });
+    return static_cast<int>(found - parameters.begin());
+  }
+  /// The most that a rank's stages have, of `parameters` or `losses`.
+  template <class Lists>
+  static std::size_t most(plan_view const& plan, Lists const& by_stage) {
+    std::vector<std::size_t> of_rank(static_cast<std::size_t>(plan.size.ranks));
+    for (int s = 0; s < plan.stages; ++s)
+      of_rank[static_cast<std::size_t>(plan.rank_of_stage(s))] += by_stage[static_cast<std::size_t>(s)].size();
+    return *std::max_element(of_rank.begin(), of_rank.end());
+  }
+
+ private:
+  void read(std::string const& text, std::vector<std::string>& taken_here) {
+    for (std::size_t at = 0; at < text.size();) {
+      std::size_t const space = text.find(' ', at), end = text.find('\n', at);
+      std::string const first = text.substr(at, space - at), name = text.substr(space + 1, end - space - 1);
+      at = end + 1;
+      if (first == "takes") {
+        taken_here.push_back(name);
+      } else if (first == "loss") {
+        std::size_t const factor = name.find(' ') + 1, of_name = name.find(' ', factor) + 1;
+        losses[std::stoul(name)].push_back({name.substr(of_name), std::stod(name.substr(factor))});
+      } else {
+        parameters[std::stoul(first)].push_back(name);
+      }
+    }
+  }
+  void check_factors() const {
+    std::map<std::string, std::pair<double, std::size_t>> first;
+    for (std::size_t s = 0; s < losses.size(); ++s) {
+      for (loss const& one : losses[s]) {
+        auto const [known, is_new] = first.emplace(one.name, std::pair(one.factor, s));
+        if (is_new || known->second.first == one.factor) continue;
+        throw usage_error("loss `" + one.name + "` has the factor " + number_text(known->second.first) + " on stage " +
+                          std::to_string(known->second.second) + " and " + number_text(one.factor) + " on stage " +
+                          std::to_string(s) + ". Remedy: one factor, or another name");
+      }
+    }
+  }
+};
+
+}  // namespace chevron::detail
