@@ -9,12 +9,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/one_hot.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
+
+#include <chevron/run/data/stage_loss.hpp>
 
 #include "gpt_size.hpp"
 
@@ -41,7 +45,44 @@ class weight_source {
   at::Generator generator_;
 };
 
-/// One pre-norm block: attention that sees only earlier bytes, then two linear maps with a GELU between them.
+/// Several pairs of linear maps with a GELU between them, and a gate that sends each byte to one of them (Switch Transformers,
+/// arXiv 2101.03961, sections 2.1 and 2.2). The loss `balance` is 1 where experts get bytes and probability evenly, and more
+/// where not.
+class experts_impl : public torch::nn::Module {
+ public:
+  experts_impl(gpt_size const& size, weight_source& source) {
+    gate_ = register_module("gate", torch::nn::Linear(torch::nn::LinearOptions(size.width, size.experts).bias(false)));
+    source.draw(gate_);
+    for (int e = 0; e < size.experts; ++e) {
+      std::string const number = "_" + std::to_string(e);
+      widen_.push_back(register_module("widen" + number, torch::nn::Linear(size.width, 4 * size.width)));
+      narrow_.push_back(register_module("narrow" + number, torch::nn::Linear(4 * size.width, size.width)));
+      source.draw(widen_.back());
+      source.draw(narrow_.back(), 0.02 / std::sqrt(2.0 * size.layers));
+    }
+  }
+
+  at::Tensor forward(at::Tensor const& x) {
+    at::Tensor const bytes = x.flatten(0, 1), shares = gate_(bytes).softmax(-1, at::kFloat);
+    auto const [share, chosen] = shares.max(-1);
+    at::Tensor const sent = at::one_hot(chosen, static_cast<std::int64_t>(widen_.size())).to(at::kFloat).mean(0);
+    add_loss("balance", static_cast<double>(widen_.size()) * (sent * shares.mean(0)).sum());
+    at::Tensor out = at::zeros_like(bytes);
+    for (std::size_t e = 0; e < widen_.size(); ++e) {
+      at::Tensor const mine = chosen.eq(static_cast<std::int64_t>(e)).nonzero().squeeze(1);
+      at::Tensor const made = narrow_[e](at::gelu(widen_[e](bytes.index_select(0, mine))));
+      out = out.index_add(0, mine, made * share.index_select(0, mine).unsqueeze(1).to(x.dtype()));
+    }
+    return out.view_as(x);
+  }
+
+ private:
+  torch::nn::Linear gate_{nullptr};
+  std::vector<torch::nn::Linear> widen_, narrow_;
+};
+TORCH_MODULE_IMPL(experts, experts_impl);
+
+/// One pre-norm block: attention that sees only earlier bytes, then one or several experts.
 class block_impl : public torch::nn::Module {
  public:
   block_impl(gpt_size const& size, std::uint64_t seed, int layer)
@@ -49,19 +90,21 @@ class block_impl : public torch::nn::Module {
         norm_1_(torch::nn::LayerNormOptions({size.width})),
         query_key_value_(torch::nn::LinearOptions(size.width, 3 * size.width).bias(false)),
         project_(torch::nn::LinearOptions(size.width, size.width).bias(false)),
-        norm_2_(torch::nn::LayerNormOptions({size.width})),
-        widen_(size.width, 4 * size.width),
-        narrow_(4 * size.width, size.width) {
+        norm_2_(torch::nn::LayerNormOptions({size.width})) {
     register_module("norm_1", norm_1_);
     register_module("query_key_value", query_key_value_);
     register_module("project", project_);
     register_module("norm_2", norm_2_);
-    register_module("widen", widen_);
-    register_module("narrow", narrow_);
     weight_source source(seed, layer);
-    double const into_residual = 0.02 / std::sqrt(2.0 * size.layers);
     source.draw(query_key_value_);
+    double const into_residual = 0.02 / std::sqrt(2.0 * size.layers);
     source.draw(project_, into_residual);
+    if (size.experts > 1) {
+      experts_ = register_module("experts", experts(size, source));
+      return;
+    }
+    widen_ = register_module("widen", torch::nn::Linear(size.width, 4 * size.width));
+    narrow_ = register_module("narrow", torch::nn::Linear(4 * size.width, size.width));
     source.draw(widen_);
     source.draw(narrow_, into_residual);
   }
@@ -73,7 +116,8 @@ class block_impl : public torch::nn::Module {
     auto const seen =
         at::scaled_dot_product_attention(qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2), {}, 0.0, /*is_causal=*/true);
     auto const attended = x + project_(seen.transpose(1, 2).reshape({samples, length, width}));
-    return attended + narrow_(at::gelu(widen_(norm_2_(attended))));
+    at::Tensor const normed = norm_2_(attended);
+    return attended + (experts_.is_empty() ? narrow_(at::gelu(widen_(normed))) : experts_(normed));
   }
 
  private:
@@ -82,8 +126,8 @@ class block_impl : public torch::nn::Module {
   torch::nn::Linear query_key_value_;
   torch::nn::Linear project_;
   torch::nn::LayerNorm norm_2_;
-  torch::nn::Linear widen_;
-  torch::nn::Linear narrow_;
+  torch::nn::Linear widen_{nullptr}, narrow_{nullptr};
+  experts experts_{nullptr};
 };
 TORCH_MODULE_IMPL(block, block_impl);
 

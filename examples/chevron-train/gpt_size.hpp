@@ -24,19 +24,26 @@ struct gpt_size {
   int width = 128;
   int heads = 4;
   int context = 64;  ///< bytes the model sees at once
+  int experts = 1;   ///< of each block, of which a gate chooses one for each byte; 1: no gate
 
   /// Parameters of the whole model, however it is cut.
   constexpr std::int64_t parameters() const {
     std::int64_t const w = width;
     std::int64_t const attention = 2 * w + 3 * w * w + w * w;
-    std::int64_t const two_maps = 2 * w + (4 * w * w + 4 * w) + (4 * w * w + w);
-    return (vocabulary + context) * w + layers * (attention + two_maps) + 2 * w + vocabulary * w;
+    std::int64_t const gate = experts > 1 ? experts * w : 0;
+    return (vocabulary + context) * w + layers * (attention + 2 * w + experts * two_maps() + gate) + 2 * w + vocabulary * w;
+  }
+  /// Parameters of one expert.
+  constexpr std::int64_t two_maps() const {
+    std::int64_t const w = width;
+    return (4 * w * w + 4 * w) + (4 * w * w + w);
   }
 
   /// Floating-point operations that training spends on a token, as torchtitan counts them: 6 for each parameter that multiplies,
   /// and attention's own, as if it saw the whole window.
   constexpr double flops_per_token() const {
-    double const multiplying = static_cast<double>(parameters() - std::int64_t{vocabulary + context} * width);
+    std::int64_t const idle = layers * (experts - 1) * two_maps();  // experts that the gate did not choose
+    double const multiplying = static_cast<double>(parameters() - std::int64_t{vocabulary + context} * width - idle);
     return 6 * multiplying + 12.0 * layers * width * context;
   }
 };

@@ -58,6 +58,10 @@ options read_options(int argc, char** argv) {
       ->check(whole(1, 1024))
       ->type_name("N")
       ->group("Model");
+  app.add_option("--experts", o.model.experts, "experts of each block, of which a gate chooses one for each byte; 1: no gate")
+      ->check(whole(1, 1024))
+      ->type_name("N")
+      ->group("Model");
   app.add_option("--context", o.context, "bytes the model sees at once")
       ->check(whole(2, 65536))
       ->type_name("N")

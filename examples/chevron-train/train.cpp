@@ -64,10 +64,14 @@ at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following)
 
 stage make_stage(task const& what, c10::Device device, int stages, int number) {
   options const& o = what.options;
-  gpt_stage made(o.model, cut_of(o.model.layers, stages, number, o.cut), o.seed);
+  layer_cut const cut = cut_of(o.model.layers, stages, number, o.cut);
+  gpt_stage made(o.model, cut, o.seed);
   if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
   made->to(device);
-  return stage(made).recompute(o.recompute);
+  stage out(made);
+  // Switch Transformers' factor, for each block.
+  if (o.model.experts > 1 && cut.last > cut.first) out.losses({{.name = "balance", .factor = 0.01}});
+  return out.recompute(o.recompute);
 }
 
 void print_header(task const& what, rank_place const& where) {
@@ -85,7 +89,8 @@ void print_header(task const& what, rank_place const& where) {
   auto const samples = static_cast<std::int64_t>(o.micro_batches) * o.micro_batch_size * o.replicas;
   print_facts({
       {"model", "byte-level GPT, " + grouped(o.model.parameters()) + " parameters: " + some(o.model.layers, "layer") +
-                    ", width " + std::to_string(o.model.width) + ", " + some(o.model.heads, "head") + ", context " +
+                    ", width " + std::to_string(o.model.width) + ", " + some(o.model.heads, "head") +
+                    (o.model.experts > 1 ? ", " + some(o.model.experts, "expert") + " a block" : "") + ", context " +
                     std::to_string(o.model.context)},
       {"data", what.text.source},
       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
@@ -225,7 +230,8 @@ void compare_jobs(task const& what, transport& comm) {
 /// What must be the same for a resumed run to be the run that was interrupted.
 std::map<std::string, std::string> words_of(task const& what) {
   options const& o = what.options;
-  return {{"seed", std::to_string(o.seed)},
+  std::map<std::string, std::string> out{
+          {"seed", std::to_string(o.seed)},
           {"samples a step", std::to_string(o.micro_batches * o.micro_batch_size * o.replicas)},
           {"context", std::to_string(o.model.context)},
           {"layers", std::to_string(o.model.layers)},
@@ -233,6 +239,8 @@ std::map<std::string, std::string> words_of(task const& what) {
           {"heads", std::to_string(o.model.heads)},
           {"dtype", name_of(o.precision)},
           {"data", told_of_text(what)}};
+  if (o.model.experts > 1) out["experts"] = std::to_string(o.model.experts);
+  return out;
 }
 
 }  // namespace

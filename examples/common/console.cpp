@@ -146,13 +146,15 @@ void step_lines::clear() {
 }
 
 std::string step_lines::line(told_step const& r) const {
-  char text[256];
+  std::string losses;
+  for (auto const& [name, value] : r.losses) losses += "  " + name + ": " + formatted("%.5f", value);
+  char text[512];
   auto const digits = static_cast<int>(std::to_string(steps_).size());
   memory_use const memory = peak_memory(r);
   double const tps = tokens_ / seconds_ / r.ranks;
   std::snprintf(text, sizeof text,
-                "step: %*ld  loss: %8.5f  grad_norm: %8.4f  memory: %5.2fGiB(%.2f%%)  tps: %s  tflops: %.2f  bubble: %4.1f%%",
-                digits, r.step, r.loss, r.grad_norm, memory.gibibytes, 100 * memory.share, grouped(std::llround(tps)).c_str(),
+                "step: %*ld  loss: %8.5f%s  grad_norm: %8.4f  memory: %5.2fGiB(%.2f%%)  tps: %s  tflops: %.2f  bubble: %4.1f%%",
+                digits, r.step, r.loss, losses.c_str(), r.grad_norm, memory.gibibytes, 100 * memory.share, grouped(std::llround(tps)).c_str(),
                 tps * r.flops_per_token * 1e-12, 100 * bubble_seconds_ / seconds_);
   return text;
 }
@@ -239,6 +241,7 @@ void metrics_file::write(told_step const& r) {
   auto const entry = [&](char const* name, double value) { line += std::string(",\"") + name + "\":" + show::exact(value); };
   memory_use const memory = peak_memory(r);
   entry("loss_metrics/global_avg_loss", r.loss);
+  for (auto const& [name, value] : r.losses) entry(("loss_metrics/" + name).c_str(), value);
   entry("grad_norm", r.grad_norm);
   entry("lr", r.learning_rate);
   entry("n_tokens_seen", r.tokens_seen);

@@ -39,6 +39,7 @@ void check_file(char const* flag, std::string const& path);
 struct told_step {
   long step = 0;  ///< from 1
   double loss = 0;
+  std::vector<std::pair<std::string, double>> losses{};  ///< of stages, by name: means
   double grad_norm = 0;
   double learning_rate = 0;
   double seconds = 0;          ///< with the loading of its data

@@ -56,8 +56,9 @@ void step_teller::tell(step_report const& report) {
   double const loading = loading_[report.step];
   loading_.erase(report.step);
   if (!lines_) return;
-  told_step const line_of{.step = report.step,
+  told_step line_of{.step = report.step,
                           .loss = report.loss,
+                          .losses = {},
                           .grad_norm = report.grad_norm,
                           .learning_rate = report.learning_rate,
                           .seconds = report.seconds + loading,
@@ -68,6 +69,7 @@ void step_teller::tell(step_report const& report) {
                           .flops_per_token = flops_per_token_,
                           .bubble = report.bubble,
                           .device_memory = report.memory};
+  for (stage_loss_value const& one : report.losses) line_of.losses.emplace_back(one.name, one.value);
   lines_->show(line_of);
   metrics_->write(line_of);
 }

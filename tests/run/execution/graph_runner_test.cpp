@@ -61,6 +61,7 @@ void train_on(chevron::transport& comm, chevron::proved_program const& program, 
   options.learning_rate = [](long step) { return 0.05 / static_cast<double>(step + 1); };
   options.on_report = [&](chevron::step_report const& report) {
     into.numbers[rank].insert(into.numbers[rank].end(), {report.loss, report.grad_norm, report.loss_factor});
+    for (auto const& one : report.losses) into.numbers[rank].push_back(one.value);
   };
   chevron::trainer train({.program = program,
                           .transport = comm,
@@ -166,6 +167,30 @@ TEST_CASE("recomputation, buffers, parts, and tensors of the batch that stages t
   for (char const* const name : {"1F1B", "ZB-H1", "ZBVZeroBubble"}) {
     check_launched_from(compared(name, 2, 1, 3, {.build = build, .samples = [](int) { return 13; }, .with_extra = true}), 3);
   }
+}
+
+TEST_CASE("losses of stages, whose weights change from step to step, and targets of the batch") {
+  auto const build = [](int number) {
+    at::manual_seed(500 + number);
+    torch::nn::Linear layer(width, width), head(width, width);
+    auto const both = std::make_shared<torch::nn::Module>();
+    both->register_module("layer", layer.ptr());
+    both->register_module("head", head.ptr());
+    auto const give = [layer, head](at::Tensor x, at::Tensor target) mutable {
+      x = layer(x).tanh();
+      chevron::add_loss("size", x.square().mean());
+      chevron::add_loss("ahead", at::mse_loss(head(x), target));
+      return x;
+    };
+    auto const counts = [](chevron::batch const& b) { return 1 + b.targets[0].abs().sum().item<double>(); };
+    return chevron::stage(both, give)
+        .targets()
+        .recompute(number % 2 == 1)
+        .losses({{.name = "size", .factor = 0.1}, {.name = "ahead", .factor = 2, .weight = counts}});
+  };
+  for (char const* const name : {"1F1B", "ZB-H1", "ZBVZeroBubble"})
+    check_launched_from(compared(name, 2, 2, 3, {.build = build, .options = {.scaling = chevron::loss_scaling{.initial = 64}}}), 3);
+  check_launched_from(compared("DualPipeV", 2, 1, 6, {.build = build, .options = {.overlap_pairs = true}}), 3);
 }
 
 TEST_CASE("half precision with a scaled loss, weighed microbatches, accumulated batches, steps that are taken back") {
