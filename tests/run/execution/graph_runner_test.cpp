@@ -264,9 +264,9 @@ TEST_CASE("what cannot be captured is said in words, and trains as it would have
                  return chevron::stage(torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Dropout(0.2)));
                }});
   CHECK(drawing.why_not[0].back() ==
-        "stage 0 draws random numbers or has an auxiliary loss, and each step has seeds and weights of its own");
+        "stage 0 draws random numbers, and each step has seeds of its own");
   CHECK(drawing.why_not[1].back() ==
-        "stage 1 draws random numbers or has an auxiliary loss, and each step has seeds and weights of its own");
+        "stage 1 draws random numbers, and each step has seeds of its own");
 
   auto const looking = [](int number) {
     torch::nn::Linear inner(width, width);

@@ -56,12 +56,8 @@ class capture_policy {
   /// This run alone goes one by one.
   run_mode not_now(std::string why) { return one_by_one(never_.empty() ? std::move(why) : never_); }
 
-  /// A stage drew random numbers, or has an auxiliary loss: seeds and weights are each microbatch's and step's own, and only the
-  /// host can give them.
-  void drew(int stage) {
-    never("stage " + std::to_string(stage) +
-          " draws random numbers or has an auxiliary loss, and each step has seeds and weights of its own");
-  }
+  /// A stage drew random numbers: seeds are each microbatch's and step's own, and only the host can give them.
+  void drew(int stage) { never("stage " + std::to_string(stage) + " draws random numbers, and each step has seeds of its own"); }
   void captured() {
     held_ = last_;
     holds_ = true;
