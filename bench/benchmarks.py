@@ -87,7 +87,7 @@ def measure(given, folder):
 
 
 def written(results, folder):
-    """The page of what there is; README.md quotes it where it is the one of docs/."""
+    """The page of what there is; docs/measured.md quotes it where it is the one of docs/."""
     page.write(results, folder, ROOT if folder == ROOT / "docs" else None)
 
 

@@ -1,7 +1,5 @@
 // prints: makespan 33
-// A schedule of your own: described in two lines, proved while this file compiles.
 #include <iostream>
-
 #include <chevron/schedule.hpp>
 
 using namespace chevron;

@@ -62,7 +62,6 @@ text = (ROOT / "docs" / "benchmarks.md").read_text()
 with tempfile.TemporaryDirectory() as folder:
     copy = pathlib.Path(folder)
     shutil.copytree(ROOT / "docs", copy / "docs")
-    shutil.copy(ROOT / "README.md", copy)
     changed = re.sub(r"(\| GPipe \| )(\d+)", lambda m: f"{m[1]}{int(m[2]) + 1}", text, count=1)
     want(changed != text, "the page has no figure of GPipe")
     (copy / "docs" / "benchmarks.md").write_text(changed)
@@ -85,20 +84,23 @@ with tempfile.TemporaryDirectory() as folder:
         f"a changed figure is not seen: {out.stdout}{out.stderr}",
     )
 
-# Every section has its chapter, and README.md quotes sections that there are, as soon as they are worth it.
+# Every section has its chapter, and docs/measured.md quotes sections that there are, as soon as they are worth it; README.md's three
+# figures are among those of docs/measured.md.
 want(sorted(sections.ALL) == sorted(c.name for c in CHAPTERS), "sections and chapters differ")
-readme = (ROOT / "README.md").read_text()
-quoted = re.findall(r"`\./dev bench ([a-z-]+)` \|$", readme, re.M)
-want(quoted and all(name in sections.ALL for name in quoted), f"README.md quotes {quoted}")
+measured = (ROOT / "docs" / "measured.md").read_text()
+quoted = re.findall(r"`\./dev bench ([a-z-]+)` \|$", measured, re.M)
+want(quoted and all(name in sections.ALL for name in quoted), f"docs/measured.md quotes {quoted}")
+figures = re.search(r"plans (\S+) times faster, steps of small stages (\S+) times, a GPT's tokens (\S+)\s+times", (ROOT / "README.md").read_text())
+want(figures and all(f" {one} times" in measured for one in figures.groups()), "README.md's figures are not those of docs/measured.md")
 for name in quoted:
     chapter = next(c for c in CHAPTERS if c.name == name)
     there = page.load(ROOT / "bench" / "results")
     if name not in there:
         continue
     result = {**there[name], "others": [0.0, 0.0], "quick": False, "rounds": page.QUOTED}
-    want(chapter.short(result) in page.quoting(readme, {name: result}), f"README.md would not take what {name} says")
+    want(chapter.short(result) in page.quoting(measured, {name: result}), f"docs/measured.md would not take what {name} says")
     noisy = {**result, "others": [0.0, 0.5]}
-    want(page.quoting(readme, {name: noisy}) == readme, f"README.md would take what {name} says of a machine that is not quiet")
+    want(page.quoting(measured, {name: noisy}) == measured, f"docs/measured.md would take what {name} says of a machine that is not quiet")
 
 # Where PyTorch was measured with fused=True, too, its columns, ratios and the best of each say so.
 result = page.load(ROOT / "bench" / "results")["gpt"]

@@ -23,7 +23,7 @@ class Chapter:
     cannot: str
     table: typing.Callable  # result -> Markdown
     pictures: typing.Callable  # result -> [(file, words, SVG)]
-    short: typing.Callable  # result -> what README.md quotes, or nothing
+    short: typing.Callable  # result -> what docs/measured.md quotes, or nothing
 
     @property
     def anchor(self):

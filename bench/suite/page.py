@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its pictures, made of bench/results/*.json alone; and the rows of README.md that quote them."""
+"""docs/benchmarks.md and its pictures, made of bench/results/*.json alone; and the rows of docs/measured.md that quote them."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ from . import machine
 from .chapters import CHAPTERS
 from .tables import torch_columns, wrapped
 
-QUOTED = 2  # so many rounds on a quiet machine, and README.md quotes a section
+QUOTED = 2  # so many rounds on a quiet machine, and docs/measured.md quotes a section
 
 
 def load(results):
@@ -148,8 +148,8 @@ def made(results):
     return files
 
 
-def quoting(readme, there):
-    """README.md with what the sections say now, in the rows that end with `./dev bench NAME`; rows of sections that were
+def quoting(measured, there):
+    """docs/measured.md with what the sections say now, in the rows that end with `./dev bench NAME`; rows of sections that were
     measured in fewer rounds, or on a machine that was not quiet, stay."""
     for chapter in CHAPTERS:
         result = there.get(chapter.name)
@@ -158,22 +158,22 @@ def quoting(readme, there):
         figure = chapter.short(result)
         if figure:
             row = rf"^(\| [^|]*\| )[^|]*( \| `\./dev bench {chapter.name}` \|)$"
-            readme = re.sub(row, lambda m: m[1] + figure + m[2], readme, flags=re.M)
-    return readme
+            measured = re.sub(row, lambda m: m[1] + figure + m[2], measured, flags=re.M)
+    return measured
 
 
 def write(results, folder, root=None):
-    """The page and its pictures into a folder; with `root`, README.md of it too."""
+    """The page and its pictures into a folder; with `root`, docs/measured.md of it too."""
     for name, text in made(results).items():
         path = pathlib.Path(folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     if root:
-        readme = root / "README.md"
-        text = readme.read_text()
+        measured = root / "docs" / "measured.md"
+        text = measured.read_text()
         new = quoting(text, load(results))
         if new != text:
-            readme.write_text(new)
+            measured.write_text(new)
 
 
 def check(results, root):
@@ -184,9 +184,9 @@ def check(results, root):
         if not (root / "docs" / name).is_file() or (root / "docs" / name).read_text() != text
     ]
     wrong = [f"docs/{name}" for name in wrong]
-    readme = (root / "README.md").read_text()
-    if quoting(readme, load(results)) != readme:
-        wrong.append("README.md")
+    measured = (root / "docs" / "measured.md").read_text()
+    if quoting(measured, load(results)) != measured:
+        wrong.append("docs/measured.md")
     for name in wrong:
         print(f"{name} is not what bench/results make of it. Remedy: python3 bench/benchmarks.py --page")
     return 1 if wrong else 0

@@ -1,5 +1,5 @@
-"""What mkdocs does to the pages of docs/, which are written to be read as they stand: README.md becomes the first page; files of the source
-tree that pages link to become pages; fences that tests give a meaning to (`cpp prelude`, `says`, `python file NAME`) become plain ones.
+"""What mkdocs does to the pages of docs/, which are written to be read as they stand: docs/site/front.md becomes the first page; files of the
+source tree that pages link to become pages; fences that tests give a meaning to (`cpp prelude`, `says`, `python file NAME`) become plain ones.
 """
 import pathlib
 import re
@@ -22,7 +22,7 @@ def sources(docs):
 
 def on_files(files, config):
     docs = pathlib.Path(config.docs_dir)
-    files.append(File.generated(config, "index.md", content="---\nhide:\n  - navigation\n---\n\n" + (ROOT / "README.md").read_text()))
+    files.append(File.generated(config, "index.md", content="---\nhide:\n  - navigation\n  - toc\n---\n\n" + (ROOT / "docs" / "site" / "front.md").read_text()))
     for path in sources(docs):
         text = (ROOT / path).read_text()
         if not path.endswith(".md"):
@@ -34,8 +34,6 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    if page.file.src_uri == "index.md":
-        markdown = re.sub(r"\]\(docs/", "](", markdown)
     if not page.file.src_uri.startswith("sources/"):
         markdown = OUTSIDE.sub(lambda m: f"](sources/{m[1]}.md" if (ROOT / m[1]).is_file() else m[0], markdown)
     markdown = re.sub(r"^( *)```cpp prelude$", r"\1```cpp", markdown, flags=re.M)

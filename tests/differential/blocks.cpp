@@ -18,6 +18,8 @@
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformerlayer.h>
 
+#include <chevron/run/data/stage_loss.hpp>
+
 namespace differential {
 
 namespace nn = torch::nn;
@@ -173,6 +175,16 @@ struct penalty : block_module {
     at::Tensor y = inner(x).tanh();
     at::Tensor const g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
     v[0] = y + g.square() * 0.1;
+  }
+};
+
+/// A loss of its stage.
+struct own_loss : block_module {
+  at::Tensor weight;
+  char const* name;
+  explicit own_loss(bool own) : name(own ? "own" : "aux") { weight = register_parameter("weight", at::rand({}) + 0.5); }
+  void run(tensors& v) override {
+    if (weight.requires_grad()) chevron::add_loss(name, (v[0] * weight).square().mean());
   }
 };
 
@@ -373,6 +385,7 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
   }
   if (name == "fn2") return std::make_shared<own_function>(width, b.has("both"));
   if (name == "eff") return std::make_shared<effect>(width, b.has("turn"));
+  if (name == "aux") return std::make_shared<own_loss>(b.has("own"));
   if (name == "hook") return std::make_shared<hooked>(width);
   if (name == "buf") return std::make_shared<own_buffers>(width, b.has("felt"));
   if (name == "pen") return std::make_shared<penalty>(width);

@@ -91,4 +91,16 @@ double total_of(program const& p, int step, bool evaluation) {
   return all;
 }
 
+double counts_of_own(samples const& part) { return part.target.select(1, 2).gt(0).sum().item<double>(); }
+
+double total_of_own(program const& p, int step) {
+  double all = 0;
+  for (int replica = 0; replica < p.replicas(); ++replica) {
+    for (int pass = 0; pass < p.passes(); ++pass) {
+      for (samples const& part : feed_of(p, step, pass, replica).parts) all += counts_of_own(part);
+    }
+  }
+  return all;
+}
+
 }  // namespace differential

@@ -31,6 +31,10 @@ feed feed_of(program const& p, int step, int pass, int replica);
 /// dimension, 1.
 double counts_of(program const& p, samples const& part);
 
+/// What it counts in the loss `own` of stages.
+double counts_of_own(samples const& part);
+double total_of_own(program const& p, int step);
+
 /// What a whole step counts over all passes and replicas.
 double total_of(program const& p, int step, bool evaluation);
 

@@ -40,6 +40,7 @@ block draw_block(dice& d, flow const& f, bool alone) {
                            {1, {"mul_"}}, {4, {"drop", {30}}}, {1, {"dbl2"}}, {1, {"gaps"}},  {1, {"cols"}},
                            {1, {"sort"}}, {1, {"part_"}},      {1, {"soft"}}, {1, {"noise"}}};
   auto const add = [&](int weight, block const& b) { from.push_back({weight, b}); };
+  add(3, {"aux", {}, d.one_in(3) ? std::set<std::string>{"own"} : std::set<std::string>{}});
   if (!alone && f.others < 3) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "int", "bool", "undef", "empty", "expd", "cx", "dbl", "det"})
       add(1, {name});

@@ -120,6 +120,11 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
     made = pieces[0];
   }
   if (again) made.recompute();
+  for (block const& b : text.blocks) {
+    if (!gives_loss(b)) continue;
+    auto const counts = [](chevron::batch const& part) { return part.targets[0].select(1, 2).gt(0).sum().item<double>(); };
+    b.has("own") ? made.losses({{.name = "own", .factor = 0.5, .weight = counts}}) : made.losses({{.name = "aux", .factor = 0.3}});
+  }
   for (auto const& [word, value] : tied_of(p, number, pieces)) {
     for (chevron::parameter const& q : made.parameters()) {
       if (!q.value.is_same(value)) continue;
@@ -183,8 +188,9 @@ chevron::batch batch_of(job const& j, chevron::transport& comm, samples const& o
   program const& p = j.p;
   auto const plan = j.plan.view();
   int const rank = comm.topology().pipeline_rank();
-  bool const first = !p.has("less") || rank == plan.rank_of_stage(0),
-             last = !p.has("less") || rank == plan.rank_of_stage(plan.stages - 1);
+  bool const less = p.has("less") && !gives_losses(p);
+  bool const first = !less || rank == plan.rank_of_stage(0),
+             last = !less || rank == plan.rank_of_stage(plan.stages - 1);
   chevron::batch out;
   if (first) out.inputs = {of.input};
   if (last) out.targets = {of.target};
@@ -239,6 +245,8 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     if (!reports) return;
     out.put(key_of(static_cast<int>(r.step), "0 loss"), r.loss);
     out.put(key_of(static_cast<int>(r.step), "1 norm"), r.grad_norm);
+    for (chevron::stage_loss_value const& one : r.losses)
+      out.put(key_of(static_cast<int>(r.step), "0 loss", -1, -1, one.name), one.value);
   };
   chevron::trainer train({.program = j.steps,
                           .transport = comm,
@@ -256,7 +264,8 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
   for (int step = 0; step < p.steps(); ++step) {
     if (slips) slip(train);
     double const all = total_of(p, step, false);
-    double const said = p.passes() == 1 && !p.has("all") ? 0 : all;
+    chevron::step_total said = p.passes() == 1 && !p.has("all") ? 0 : all;
+    if (said.model > 0) said.losses = {{"own", total_of_own(p, step)}};
     touch_gradients(p, train);
     for (int pass = 0; pass < p.passes(); ++pass) {
       feed const given = feed_of(p, step, pass, replica);

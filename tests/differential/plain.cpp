@@ -10,6 +10,7 @@
 
 #include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/random_scope.hpp>
 
@@ -61,6 +62,12 @@ struct ending {
   at::Tensor value;
 };
 bool differentiable(at::Tensor const& t) { return t.is_floating_point() || t.is_complex(); }
+
+/// The losses that a stage gave, of each name the sum: values, and what their gradients are.
+struct given_losses {
+  tensors values;
+  std::vector<double> seeds;
+};
 
 /// One replica's model.
 struct replica_model {
@@ -180,19 +187,40 @@ class loop {
 
   /// The loss of a microbatch, its gradients in `.grad`. A microbatch is a view of its batch: matrix products round by where in
   /// memory their operands begin. One that counts nothing has no backward.
-  double learn(replica_model& m, samples const& part, double weight, place at) {
+  /// \param own its share in the losses `own` of stages
+  double learn(replica_model& m, samples const& part, double weight, double own, place at) {
     for (trained_parameter const& t : m.trained) t.value.mutable_grad().reset();
     chevron::node_places nodes;
+    std::vector<given_losses> aside(static_cast<std::size_t>(facts_.stages));
+    auto const run_stage = [&](int s, tensors& values) {
+      chevron::collected_losses collected;
+      forward(m, s, s + 1, values, at, &nodes);
+      note(s, at.replica, collected, weight, own, aside[static_cast<std::size_t>(s)]);
+    };
+    // The last stage's loss and its own ones, each times its weight.
+    auto const last_of = [&](at::Tensor const& loss, given_losses const& also) {
+      at::Tensor sum = weight != 0 ? loss * weight : at::Tensor();
+      for (std::size_t i = 0; i < also.values.size(); ++i) {
+        at::Tensor const term = also.values[i] * also.seeds[i];
+        sum = sum.defined() ? sum + term : term;
+      }
+      return sum;
+    };
     if (how_ == graph::whole) {
       at::Tensor loss;
       {
         casting const cast(p_);
         tensors values{part.input};
-        forward(m, 0, facts_.stages, values, at, &nodes);
+        for (int s = 0; s < facts_.stages; ++s) run_stage(s, values);
         loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
       }
+      given_losses all;
+      for (given_losses const& of_stage : aside) {
+        all.values.insert(all.values.end(), of_stage.values.begin(), of_stage.values.end());
+        all.seeds.insert(all.seeds.end(), of_stage.seeds.begin(), of_stage.seeds.end());
+      }
       chevron::backward_scope const draws(nodes);
-      if (weight != 0) (loss * weight).backward();
+      if (at::Tensor const sum = last_of(loss, all); sum.defined()) sum.backward();
       return loss.item<double>();
     }
     int const lowest = m.trained.front().stage;
@@ -210,7 +238,7 @@ class loop {
           if (s > lowest && differentiable(v)) torch::autograd::create_gradient_edge(v, here);
         }
         here->came.resize(here->num_inputs());
-        forward(m, s, s + 1, values, at, &nodes);
+        run_stage(s, values);
         // Noted now: the next stage may change these in place.
         for (at::Tensor const& v : values) {
           if (v.defined() && differentiable(v))
@@ -220,9 +248,8 @@ class loop {
       }
       loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
     }
-    if (weight == 0) return loss.item<double>();
     chevron::backward_scope const draws(nodes);
-    (loss * weight).backward();
+    if (at::Tensor const sum = last_of(loss, aside.back()); sum.defined()) sum.backward();
     for (int s = facts_.stages; --s > lowest;) {
       torch::autograd::edge_list roots;
       tensors gradients;
@@ -233,14 +260,40 @@ class loop {
         roots.push_back(of.from);
         gradients.push_back(g.defined() ? g : at::zeros_like(of.value));
       }
+      given_losses const& also = aside[static_cast<std::size_t>(s - 1)];
+      for (std::size_t i = 0; i < also.values.size(); ++i) {
+        roots.push_back(torch::autograd::impl::gradient_edge(also.values[i]));
+        gradients.push_back(at::full({}, also.seeds[i], also.values[i].options().requires_grad(false)));
+      }
       if (!roots.empty()) torch::autograd::Engine::get_default_engine().execute(roots, gradients, false, false, true);
     }
     return loss.item<double>();
   }
 
+  /// Adds up what a stage's forward gave: for the report, by stage and replica, and for the backward.
+  void note(int s, int replica, chevron::collected_losses const& collected, double weight, double own, given_losses& into) {
+    std::map<std::string, at::Tensor> sums;
+    for (auto const& [name, value] : collected.all()) {
+      at::Tensor& sum = sums[name];
+      sum = sum.defined() ? sum + value.detach() : value.detach();
+      double const share = name == "own" ? own : weight;
+      if (share == 0) continue;
+      into.values.push_back(value);
+      into.seeds.push_back(share * (name == "own" ? 0.5 : 0.3));
+    }
+    for (auto const& [name, sum] : sums) {
+      double const share = name == "own" ? own : weight;
+      auto& of_replica = told_[name][s];
+      of_replica.resize(static_cast<std::size_t>(p_.replicas()));
+      if (share != 0) of_replica[static_cast<std::size_t>(replica)] += sum.item<double>() * share;
+    }
+  }
+
   void train(int step, outcome& out) {
+    told_.clear();
     double const all = total_of(p_, step, false);
     if (!(all > 0)) throw meaningless("a step counts nothing");
+    own_total_ = total_of_own(p_, step);
     double step_loss = 0;
     for (int r = 0; r < p_.replicas(); ++r) {
       replica_model& m = replicas_[static_cast<std::size_t>(r)];
@@ -277,6 +330,15 @@ class loop {
     if (!std::isfinite(norm) || !std::isfinite(step_loss)) throw meaningless("not finite");
     out.put(key_of(step, "0 loss"), step_loss);
     out.put(key_of(step, "1 norm"), norm);
+    for (auto const& [name, by_stage] : told_) {
+      double sum = 0;
+      for (auto const& [s, by_replica] : by_stage) {
+        double of_stage = 0;
+        for (double const one : by_replica) of_stage += one;
+        sum += of_stage;
+      }
+      out.put(key_of(step, "0 loss", -1, -1, name), sum);
+    }
     double const most = p_.real("clip");
     for (replica_model& m : replicas_) {
       for (std::size_t i = 0; i < first.size(); ++i) {
@@ -299,11 +361,10 @@ class loop {
     for (int b = 0; b < count; ++b) {
       samples const& part = given.parts[static_cast<std::size_t>(b)];
       double const weight = counts_of(p_, part) / all;
-      double const loss = learn(m, part, weight, {step, replica, pass * count + b});
-      bool const counts = weight != 0;
-      if (counts) losses[static_cast<std::size_t>(b)] += loss * weight;
-      for (trained_parameter const& t : m.trained)
-        each[static_cast<std::size_t>(b)].push_back(counts ? t.value.grad() : at::Tensor());
+      double const of_own = own_total_ > 0 ? counts_of_own(part) / own_total_ : 0;
+      double const loss = learn(m, part, weight, of_own, {step, replica, pass * count + b});
+      if (weight != 0) losses[static_cast<std::size_t>(b)] += loss * weight;
+      for (trained_parameter const& t : m.trained) each[static_cast<std::size_t>(b)].push_back(t.value.grad());
     }
     for (std::size_t i = 0; i < m.trained.size(); ++i) {
       trained_parameter& t = m.trained[i];
@@ -381,6 +442,8 @@ class loop {
   program const& p_;
   graph how_;
   plan_facts facts_;
+  std::map<std::string, std::map<int, std::vector<double>>> told_;  // of a step: losses by name, stage and replica
+  double own_total_ = 0;
   std::vector<replica_model> replicas_;
 };
 

@@ -60,6 +60,11 @@ struct program {
 /// Stages with a tied parameter, ascending.
 std::vector<int> tied_stages(program const& p);
 
+/// Does this block give a loss of its stage: by `aux`, which counts as the model's, or `own`, with a weight of its own?
+bool gives_loss(block const& b);
+/// Does any block?
+bool gives_losses(program const& p);
+
 /// Has this block parameters?
 bool learns(block const& b);
 
