@@ -47,11 +47,11 @@ std::optional<chevron::plan> plan_in(ring const& of) {
   chevron::finding broken = read.plan.problem;
   if (!broken) broken = check(read.plan);
   if (!broken && (read.dialect != chevron::csv_dialect::compute_only || read.plan.size.ranks != of.pipeline_ranks)) {
-    throw usage("'" + of.file + "' holds a plan of another shape than it says: name files that a run with CHEVRON_RINGS wrote");
+    throw usage("'" + of.file + "' holds a plan of another shape than it says: name files that a run with CHEVRON_FLIGHT_LOGS wrote");
   }
   if (broken) {
     throw usage("'" + of.file + "' holds a plan that is none (" + describe(broken).str() +
-                "): name files that a run with CHEVRON_RINGS wrote");
+                "): name files that a run with CHEVRON_FLIGHT_LOGS wrote");
   }
   return std::move(read.plan);
 }

@@ -26,7 +26,7 @@ constexpr std::size_t most_files = 16384;
 constexpr int most_ranks = 16384;
 /// Ranks of one job write within seconds of each other; a file that is older was left by a run before.
 constexpr std::int64_t same_failure = std::int64_t{60} * 1'000'000'000;
-char const* const remedy = "name files that a run with CHEVRON_RINGS wrote";
+char const* const remedy = "name files that a run with CHEVRON_FLIGHT_LOGS wrote";
 
 /// In words for people: without what a terminal would take for a command, and with nothing but UTF-8.
 std::string plain(std::string_view text) {
@@ -175,7 +175,7 @@ std::vector<std::string> files_of(std::vector<std::string> const& named) {
     if (wrong) throw usage("'" + plain(name) + "' cannot be read (" + wrong.message() + "): " + remedy);
     if (found.empty()) {
       throw usage("'" + plain(name) +
-                  "' holds no rank-*.json: name the folder that CHEVRON_RINGS named when the job failed; ranks that were killed "
+                  "' holds no rank-*.json: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed; ranks that were killed "
                   "write none");
     }
     out.insert(out.end(), found.begin(), found.end());
@@ -231,7 +231,7 @@ std::optional<chevron::action> action_of(std::string_view text) {
 }
 
 rings read_rings(std::vector<std::string> const& named) {
-  if (named.empty()) throw usage("no ring given: name the folder that CHEVRON_RINGS named when the job failed, or files of it");
+  if (named.empty()) throw usage("no ring given: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed, or files of it");
   std::vector<ring> all;
   for (std::string const& file : files_of(named)) {
     all.push_back(reader(file).read(text_of(file)));

@@ -9,7 +9,7 @@
 #include <chevron/plan/action.hpp>
 
 /// \file
-/// What ranks left when their job failed: the files `rank-N.json` of CHEVRON_RINGS, read.
+/// What ranks left when their job failed: the files `rank-N.json` of CHEVRON_FLIGHT_LOGS, read.
 
 namespace plan_program {
 

@@ -17,7 +17,7 @@ std::string time(double milliseconds) { return duration(milliseconds * 1e-3); }
 
 }  // namespace
 
-std::string words_for(schedule_news const& news) {
+std::string words_for(replan_report const& news) {
   std::string const after = "after step " + std::to_string(news.step);
   std::string const next = "from step " + std::to_string(news.step + 1) + " on";
   std::string const medians = "the medians of " + some(news.steps, "step");
@@ -43,7 +43,7 @@ std::string words_for(schedule_news const& news) {
   return {};
 }
 
-std::string words_for_layers(options const& o, schedule_news const& news) {
+std::string words_for_layers(options const& o, replan_report const& news) {
   if (news.what != schedule_event::changed && news.what != schedule_event::kept) return {};
   search::layer_costs const costs = search::layer_costs_of(news.costs, true);
   if (!costs.problem.empty()) return {};

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include <chevron/run/training/schedule_news.hpp>
+#include <chevron/run/training/replan_report.hpp>
 
 #include "options.hpp"
 
@@ -12,10 +12,10 @@
 namespace chevron::train {
 
 /// What a look at the costs came to: what was measured, what is predicted, what runs now and on what that relies.
-std::string words_for(schedule_news const& news);
+std::string words_for(replan_report const& news);
 
 /// Where layers shared out to the stages otherwise would gain more: how, and the flag for it; else empty.
 /// \param news with the costs that were planned for
-std::string words_for_layers(options const& o, schedule_news const& news);
+std::string words_for_layers(options const& o, replan_report const& news);
 
 }  // namespace chevron::train

@@ -317,7 +317,7 @@ void train_on_rank(task const& what, rank_place const& where) {
       return;
     }
     if (!planner || step == o.steps) continue;
-    std::optional<schedule_news> const news = planner->after_step(report);
+    std::optional<replan_report> const news = planner->after_step(report);
     if (!news) continue;
     if (news->what == schedule_event::changed || news->what == schedule_event::went_back) {
       records = {};

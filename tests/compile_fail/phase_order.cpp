@@ -1,5 +1,5 @@
 // The phases of 1F1B with the cool-down in front.
-// expect: phase_after<chevron::stage_of_step::cooldown, chevron::stage_of_step::steady>
+// expect: phase_after<chevron::phase_kind::cooldown, chevron::phase_kind::steady>
 // expect: static assertion failed.*phases read warmup \| steady \| cooldown, left to right
 #include <chevron/schedule.hpp>
 

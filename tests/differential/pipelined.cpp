@@ -19,7 +19,7 @@
 #include <chevron/run/comm/streams/host_streams.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -318,7 +318,7 @@ std::string words_of(std::exception_ptr const& thrown) {
 /// Ranks in threads, each with a place, a store and a watch as a process has them. What the first that failed by itself said.
 std::string on_ranks(job const& j, outcome& out,
                      std::function<void(chevron::topology const&, c10::intrusive_ptr<c10d::Store>,
-                                        std::shared_ptr<chevron::failure_watch>, outcome&)> const& rank) {
+                                        std::shared_ptr<chevron::failure_monitor>, outcome&)> const& rank) {
   auto const store = c10::make_intrusive<c10d::HashStore>();
   int const world = j.p.ranks() * j.p.replicas();
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world));
@@ -327,7 +327,7 @@ std::string on_ranks(job const& j, outcome& out,
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
       at::set_num_threads(1);
-      auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
+      auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
       try {
         rank({.pipeline_ranks = j.p.ranks(), .replicas = j.p.replicas(), .global_rank = r}, store, watch,
              each[static_cast<std::size_t>(r)]);

@@ -24,7 +24,7 @@ LENT = "cuda/copy_memory.hpp"
 DRIVER = "cuda/stream_memory.hpp"
 GRAPH = "cuda/cuda_graph.hpp"
 METER = "execution/memory_meter.hpp"
-WATCH = "comm/streams/stream_watch.hpp"
+WATCH = "comm/streams/stream_monitor.hpp"
 
 JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES = "jobs", "graphs", "memory", "channels", "copies"  # the test that is to notice it
 

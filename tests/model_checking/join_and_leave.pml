@@ -1,5 +1,5 @@
 /* How ranks meet and part: run/comm/rendezvous.hpp (join, leave), run/comm/gloo/gloo_transport.hpp (close) and
-   run/failure/failure_watch.hpp (finish).
+   run/failure/failure_monitor.hpp (finish).
 
    N ranks make two transports, one after the other: each says in the store that it is here, under a name that holds the number of
    its transport, and waits for all others. Then each closes the last: a barrier of all, then it says that it has left, and waits
@@ -7,7 +7,7 @@
    waits until all have. Any rank may be killed, at most KILLS of them. With OTHER_SHAPE rank 0 has another layout than the rest.
 
    Deadlines pass only where a rank is dead or has failed: otherwise all come in time. The failure is what the board makes of it:
-   the first one counts (failure_board.pml). */
+   the first one counts (failure_reports.pml). */
 
 #ifndef N
 #define N 3

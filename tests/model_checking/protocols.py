@@ -19,14 +19,14 @@ import spin
 
 # (model, what of it, macros, expected words; `nothing` where it holds). Words are of the assertion that is broken.
 CASES = [
-    ("failure_board", "the launcher's store", "HOST=3 KILLS=0", "nothing"),
-    ("failure_board", "the launcher's store, a kill, SIGKILL", "N=2 HOST=2 SIGKILL", "nothing"),
-    ("failure_board", "rank 0's store", "HOST=0 KILLS=0", "nothing"),
-    ("failure_board", "rank 0's store, a kill", "HOST=0 KILLS=1", "nothing"),
-    ("failure_board", "mutant: the last cause counts", "MUTANT_1", "verdict"),
-    ("failure_board", "mutant: a rank ends before it has told why", "MUTANT_2 KILLS=0", "failure"),
-    ("failure_board", "mutant: the store's host does not linger", "HOST=0 KILLS=0 MUTANT_3", "alone"),
-    ("failure_board", "mutant: a busy rank is not ended", "HOST=0 MUTANT_4", "alive"),
+    ("failure_reports", "the launcher's store", "HOST=3 KILLS=0", "nothing"),
+    ("failure_reports", "the launcher's store, a kill, SIGKILL", "N=2 HOST=2 SIGKILL", "nothing"),
+    ("failure_reports", "rank 0's store", "HOST=0 KILLS=0", "nothing"),
+    ("failure_reports", "rank 0's store, a kill", "HOST=0 KILLS=1", "nothing"),
+    ("failure_reports", "mutant: the last cause counts", "MUTANT_1", "verdict"),
+    ("failure_reports", "mutant: a rank ends before it has told why", "MUTANT_2 KILLS=0", "failure"),
+    ("failure_reports", "mutant: the store's host does not linger", "HOST=0 KILLS=0 MUTANT_3", "alone"),
+    ("failure_reports", "mutant: a busy rank is not ended", "HOST=0 MUTANT_4", "alive"),
     ("join_and_leave", "3 ranks", "N=3", "nothing"),
     ("join_and_leave", "3 ranks, a kill", "N=3 KILLS=1", "nothing"),
     ("join_and_leave", "a rank of another layout, a kill", "OTHER_SHAPE KILLS=1", "nothing"),
@@ -56,8 +56,8 @@ CASES = [
     ("checkpoint_publication", "mutant: files go before their manifest", "STEPS=2 AGAIN CRASHES=2 KEEP=2 MUTANT_5", "now["),
 ]
 FULL = [
-    ("failure_board", "the launcher's store, a kill", "HOST=3 KILLS=1", "nothing"),
-    ("failure_board", "rank 0's store, 2 kills", "HOST=0 KILLS=2", "nothing"),
+    ("failure_reports", "the launcher's store, a kill", "HOST=3 KILLS=1", "nothing"),
+    ("failure_reports", "rank 0's store, 2 kills", "HOST=0 KILLS=2", "nothing"),
     ("join_and_leave", "4 ranks", "N=4", "nothing"),
     ("post_validation", "4 ranks", "P=4 STEPS=3", "nothing"),
     ("checkpoint_publication", "3 steps, 2 kept", "STEPS=3 KEEP=2", "nothing"),

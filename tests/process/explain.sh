@@ -73,8 +73,8 @@ expect 0 'left no ring' explain changed
 expect 0 '^Rank 0 waited for 1I0 of rank 1' explain changed/rank-0.json
 
 # What is no ring, or not of one job.
-expect 2 "no ring given: name the folder that CHEVRON_RINGS named" explain
-expect 2 "'nowhere' cannot be read (No such file or directory): name files that a run with CHEVRON_RINGS wrote" explain nowhere
+expect 2 "no ring given: name the folder that CHEVRON_FLIGHT_LOGS named" explain
+expect 2 "'nowhere' cannot be read (No such file or directory): name files that a run with CHEVRON_FLIGHT_LOGS wrote" explain nowhere
 mkdir empty
 expect 2 "'empty' holds no rank-\*.json: name the folder" explain empty
 expect 2 "'/dev/zero' is not a file" explain /dev/zero

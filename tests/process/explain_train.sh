@@ -1,4 +1,4 @@
-# A rank of chevron-train is killed with CHEVRON_RINGS set: the others leave their rings, and chevron-plan explain names the rank. Where
+# A rank of chevron-train is killed with CHEVRON_FLIGHT_LOGS set: the others leave their rings, and chevron-plan explain names the rank. Where
 # rings cannot be written, the run ends as it does without.
 # timeout: 300
 set -eu
@@ -10,12 +10,12 @@ job=
 trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
 cd "$folder"
 
-# kill_one <rank> <value of CHEVRON_RINGS>
+# kill_one <rank> <value of CHEVRON_FLIGHT_LOGS>
 kill_one() {
-  export CHEVRON_RINGS="$2"
+  export CHEVRON_FLIGHT_LOGS="$2"
   start_endless_job
   kill_rank "$1"
-  test $code -eq 3 || { echo "CHEVRON_RINGS=$2: exit code $code, not 3"; cat errors; exit 1; }
+  test $code -eq 3 || { echo "CHEVRON_FLIGHT_LOGS=$2: exit code $code, not 3"; cat errors; exit 1; }
 }
 
 kill_one 1 rings

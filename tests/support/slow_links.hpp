@@ -126,14 +126,14 @@ class transport : public chevron::transport {
     gather& one = gathers_[static_cast<std::size_t>(slot)];
     one.mine.assign((mine.size() + sizeof(double) - 1) / sizeof(double), 0);
     std::memcpy(one.mine.data(), mine.data(), mine.size());
-    if (slot == chevron::gather_slot::early) inner_.start_all_gather(one.mine);
+    if (slot == chevron::gather_slot::split_phase) inner_.start_all_gather(one.mine);
   }
   void finish_gather(chevron::gather_slot slot, chevron::awaited const&,
                      std::vector<std::span<std::byte const>>& parts) override {
     gather& one = gathers_[static_cast<std::size_t>(slot)];
     auto const world = static_cast<std::size_t>(topology().world());
     one.all.resize(one.mine.size() * world);
-    if (slot == chevron::gather_slot::early)
+    if (slot == chevron::gather_slot::split_phase)
       inner_.finish_all_gather(one.all);
     else
       inner_.all_gather(one.mine, one.all);

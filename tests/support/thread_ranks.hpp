@@ -13,7 +13,7 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/run/comm/transport.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 namespace thread_ranks {
 
@@ -32,7 +32,7 @@ std::vector<std::exception_ptr> run(int pipeline_ranks, int replicas, Rank const
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
       at::set_num_threads(1);
-      auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
+      auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
       try {
         rank(chevron::topology{.pipeline_ranks = pipeline_ranks, .replicas = replicas, .global_rank = r}, store, watch);
       } catch (...) {

@@ -17,7 +17,7 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 #include "support/thread_ranks.hpp"
 

@@ -26,7 +26,7 @@ inline constexpr auto dual_pipe_v =
                  cooldown((B(1) + overlap(F(1), B(0))) * (ranks - 1 - rank)) |  //
                  cooldown((B(1) + B(0)) * half) | cooldown((B(1) + I(0)) * odd) | cooldown((I(1) + I(0)) * half) |
                  cooldown((W + I(0)) * (ranks - 1 - rank)) | cooldown(W * (rank + 1)))
-        .worked_out_for_at_least(2 * ranks)
+        .expand_for_at_least(2 * ranks)
         .named("DualPipeV");
 
 }  // namespace spelled_dual_pipe_v

@@ -19,9 +19,9 @@ inline constexpr bool right = false;
 
 template <class Item>
 inline constexpr bool is_phase = false;
-template <stage_of_step Role, class... Items>
+template <phase_kind Role, class... Items>
 inline constexpr bool is_phase<phase<Role, Items...>> = true;
-template <stage_of_step Last, class... Phases>
+template <phase_kind Last, class... Phases>
 inline constexpr bool is_phase<phases<Last, Phases...>> = true;
 
 template <class Item>
@@ -35,8 +35,8 @@ template <class Item>
 concept a_repeated_item = is_repeated<std::remove_cvref_t<Item>>;
 
 // Something of the right type to go on with, so that one mistake gives one error.
-using some_phase = phase<stage_of_step::steady, token<kind::forward>>;
-using some_phases = phases<stage_of_step::steady, some_phase>;
+using some_phase = phase<phase_kind::steady, token<kind::forward>>;
+using some_phases = phases<phase_kind::steady, some_phase>;
 
 }  // namespace misuse
 

@@ -10,56 +10,56 @@
 
 namespace chevron {
 
-enum class stage_of_step : int { warmup, steady, cooldown };
+enum class phase_kind : int { warmup, steady, cooldown };
 
 /// One phase. With a single repeated item it runs that many times; otherwise its items repeat while any of their forward
 /// streams has work or, holding no forward, while the first stream has.
-template <stage_of_step Role, class... Items>
+template <phase_kind Role, class... Items>
 struct phase {
   static_assert(sizeof...(Items) > 0, "a phase needs at least one token, as in steady(F, B)");
   hana::basic_tuple<Items...> items;
 };
 
 template <phase_item... Items>
-constexpr phase<stage_of_step::warmup, Items...> warmup(Items... items) {
+constexpr phase<phase_kind::warmup, Items...> warmup(Items... items) {
   return {hana::basic_tuple<Items...>{items...}};
 }
 template <phase_item... Items>
-constexpr phase<stage_of_step::steady, Items...> steady(Items... items) {
+constexpr phase<phase_kind::steady, Items...> steady(Items... items) {
   return {hana::basic_tuple<Items...>{items...}};
 }
 template <phase_item... Items>
-constexpr phase<stage_of_step::cooldown, Items...> cooldown(Items... items) {
+constexpr phase<phase_kind::cooldown, Items...> cooldown(Items... items) {
   return {hana::basic_tuple<Items...>{items...}};
 }
 
 /// Phases in order; `Last` is the role of the last one.
-template <stage_of_step Last, class... Phases>
+template <phase_kind Last, class... Phases>
 struct phases {
   hana::basic_tuple<Phases...> list;
 };
 
 /// Instantiated for each `|`, so that a wrong order names both phases.
-template <stage_of_step Before, stage_of_step After>
+template <phase_kind Before, phase_kind After>
 struct phase_after {
   static_assert(After >= Before, "phases read warmup | steady | cooldown, left to right: move the earlier phase to the left");
   static constexpr bool value = true;
 };
 
-template <stage_of_step Role, class... Items>
+template <phase_kind Role, class... Items>
 constexpr phases<Role, phase<Role, Items...>> as_phases(phase<Role, Items...> one) {
   return {hana::basic_tuple<phase<Role, Items...>>{one}};
 }
-template <stage_of_step Last, class... Phases>
+template <phase_kind Last, class... Phases>
 constexpr phases<Last, Phases...> as_phases(phases<Last, Phases...> several) {
   return several;
 }
 
-template <stage_of_step Left, class... LeftItems, stage_of_step Right, class... RightItems>
+template <phase_kind Left, class... LeftItems, phase_kind Right, class... RightItems>
 constexpr auto operator|(phase<Left, LeftItems...> left, phase<Right, RightItems...> right) {
   return as_phases(left) | right;
 }
-template <stage_of_step Last, class... Before, stage_of_step Role, class... Items>
+template <phase_kind Last, class... Before, phase_kind Role, class... Items>
 constexpr phases<Role, Before..., phase<Role, Items...>> operator|(phases<Last, Before...> before, phase<Role, Items...> next) {
   static_assert(phase_after<Last, Role>::value);
   using longer = hana::basic_tuple<Before..., phase<Role, Items...>>;

@@ -51,7 +51,7 @@ struct description {
   /// Works the phases out for at least this many microbatches and leaves the surplus out: for patterns that only fit
   /// together once the pipeline is full.
   template <expression::operand Count>
-  constexpr auto worked_out_for_at_least(Count fewest) const {
+  constexpr auto expand_for_at_least(Count fewest) const {
     using node = expression::node_of<Count>;
     return description<Placement, Order, Phases, Limits, node>{where, order, how, limits, expression::as_node(fewest), name,
                                                                forward_only};
@@ -75,19 +75,19 @@ inline constexpr bool is_description<description<Parts...>> = true;
 /// \param where placement of stages on ranks: `placement::linear`, `loop`, `vee`, `wave<n>`, `of({…})`, `mapped(count, map)`
 /// \param order how plain tokens draw chunks and microbatches: `depth_first(group)` (of ranks, if left out), `breadth_first`
 /// \param how phases, `warmup(…) | steady(…) | cooldown(…)`, each of them may be left out or stand several times
-template <placement_policy Placement, forward_order Order, stage_of_step Last, class... Phases>
+template <placement_policy Placement, forward_order Order, phase_kind Last, class... Phases>
 constexpr auto schedule(Placement where, Order order, phases<Last, Phases...> how) {
   return description<Placement, Order, phases<Last, Phases...>>{where, order, how, {}, {}, "", false};
 }
-template <placement_policy Placement, stage_of_step Last, class... Phases>
+template <placement_policy Placement, phase_kind Last, class... Phases>
 constexpr auto schedule(Placement where, phases<Last, Phases...> how) {
   return schedule(where, depth_first(terms::ranks), how);
 }
-template <placement_policy Placement, forward_order Order, stage_of_step Role, class... Items>
+template <placement_policy Placement, forward_order Order, phase_kind Role, class... Items>
 constexpr auto schedule(Placement where, Order order, phase<Role, Items...> how) {
   return schedule(where, order, as_phases(how));
 }
-template <placement_policy Placement, stage_of_step Role, class... Items>
+template <placement_policy Placement, phase_kind Role, class... Items>
 constexpr auto schedule(Placement where, phase<Role, Items...> how) {
   return schedule(where, as_phases(how));
 }

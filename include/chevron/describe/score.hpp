@@ -52,11 +52,11 @@ inline constexpr int tokens_in<repeated<Count, Tokens...>> = (0 + ... + tokens_i
 
 template <class Phases>
 struct score_size;
-template <stage_of_step Last, class... Phases>
+template <phase_kind Last, class... Phases>
 struct score_size<phases<Last, Phases...>> {
   template <class Phase>
   struct of;
-  template <stage_of_step Role, class... Items>
+  template <phase_kind Role, class... Items>
   struct of<phase<Role, Items...>> {
     static constexpr int value = (0 + ... + tokens_in<Items>);
   };
@@ -138,9 +138,9 @@ template <kind What, class... Tokens>
 inline constexpr bool holds_kind<What, sequence<Tokens...>> = (false || ... || holds_kind<What, Tokens>);
 template <kind What, class Count, class... Tokens>
 inline constexpr bool holds_kind<What, repeated<Count, Tokens...>> = (false || ... || holds_kind<What, Tokens>);
-template <kind What, stage_of_step Role, class... Items>
+template <kind What, phase_kind Role, class... Items>
 inline constexpr bool holds_kind<What, phase<Role, Items...>> = (false || ... || holds_kind<What, Items>);
-template <kind What, stage_of_step Last, class... Phases>
+template <kind What, phase_kind Last, class... Phases>
 inline constexpr bool holds_kind<What, phases<Last, Phases...>> = (false || ... || holds_kind<What, Phases>);
 
 /// The largest number of actions a description can unroll to per stage and microbatch: F and B, or F, I and W, and an R.

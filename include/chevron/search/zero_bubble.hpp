@@ -71,7 +71,7 @@ namespace detail {
 /// Three questions on which the rule of thumb has no opinion; all eight answers are tried.
 struct zero_bubble_choice {
   bool stop_short;   ///< warm-up: no forward that would end after the first gradient has arrived
-  bool hold_back;    ///< steady: a rank two forwards ahead of the next one may leave a round out
+  bool defer;    ///< steady: a rank two forwards ahead of the next one may leave a round out
   bool fill_partly;  ///< a wait shorter than a W gets one even where another rank has idled more
 };
 
@@ -183,7 +183,7 @@ struct zero_bubble_weaver {
   /// Whether a rank well ahead of the next one does better without another forward in this round: it would be late for the
   /// gradient that the next rank can send soonest, and this rank's waiting is not what the step is long of.
   constexpr bool holds_back(int rank) {
-    if (!choice.hold_back || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
+    if (!choice.defer || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
     double const back =
         clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_delay(rank, count(rank + 1, inputs));
     if (clock[rank] >= back) return true;

@@ -113,7 +113,7 @@ TEST_CASE("different layouts are refused at the start") {
   std::vector<std::thread> ranks;
   for (int r = 0; r < 4; ++r) {
     ranks.emplace_back([&, r] {
-      auto const watch = std::make_shared<failure_watch>(store, r, 4);
+      auto const watch = std::make_shared<failure_monitor>(store, r, 4);
       try {
         gloo_transport link({.pipeline_ranks = r == 3 ? 4 : 2, .replicas = r == 3 ? 1 : 2, .global_rank = r}, store, watch,
                             {.address = "127.0.0.1", .join = 60s});
@@ -131,7 +131,7 @@ TEST_CASE("different layouts are refused at the start") {
 
 TEST_CASE("the first failure counts, on every rank") {
   auto const store = c10::make_intrusive<c10d::HashStore>();
-  failure_watch first(store, 0, 3), second(store, 1, 3), third(store, 2, 3);
+  failure_monitor first(store, 0, 3), second(store, 1, 3), third(store, 2, 3);
   auto const a = first.report({.code = 6, .rank = 0, .step = 4, .action = "0F1", .reason = "rank 0: not finite"});
   auto const b = second.report({.code = 3, .rank = 0, .reason = "rank 0 was lost"});
   CHECK(a.reason == "rank 0: not finite");

@@ -198,7 +198,7 @@ void on_gloo(int ranks, int replicas, std::chrono::milliseconds deadline, compla
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
       try {
-        auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
+        auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
         chevron::gloo_transport comm({.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
         comm.deadline(deadline);
         body(comm);

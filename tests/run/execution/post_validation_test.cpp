@@ -658,7 +658,7 @@ TEST_CASE("over Gloo too, with steps that are wrong") {
       for (int r = 0; r < world; ++r) {
         threads.emplace_back([&, r] {
           try {
-            auto const watch = std::make_shared<chevron::failure_watch>(store, r, world);
+            auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
             chevron::gloo_transport comm({.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
             comm.deadline(std::chrono::seconds(100));
             got[static_cast<std::size_t>(r)] = train_on(comm, what);

@@ -165,7 +165,7 @@ TEST_CASE("between I and W a chunk keeps what W needs, and nothing that only I n
   for (auto const& p : part.parameters()) p.value.mutable_grad() = at::zeros_like(p.value);
   at::Tensor const x = at::ones({samples, wide});
   std::int64_t const input = samples * wide * 4;
-  chevron::stage_task const task{.owner = &part, .training = true, .differentiable = true};
+  chevron::stage_call const task{.owner = &part, .training = true, .differentiable = true};
   chevron::stage_execution work;
   tensors in{x}, out, of_out, of_in;
   std::int64_t const before = count.live;

@@ -12,7 +12,7 @@
 using namespace small_model;
 using chevron::auto_options;
 using chevron::profile;
-using chevron::schedule_news;
+using chevron::replan_report;
 
 namespace {
 
@@ -24,7 +24,7 @@ struct job {
 };
 
 struct outcome : trained {
-  std::vector<schedule_news> news;  // of rank 0
+  std::vector<replan_report> news;  // of rank 0
   std::string last_schedule;
 };
 
@@ -129,7 +129,7 @@ TEST_CASE("the schedule changes in the middle of a run, and every loss and param
     CHECK(events_of(planned) == "changed 2, confirmed 5");
     CHECK(planned.last_schedule == "searched");
     CHECK(static_cast<int>(fixed.losses.size()) == what.steps);
-    schedule_news const& change = planned.news.front();
+    replan_report const& change = planned.news.front();
     CHECK(change.measured == 100);
     CHECK(change.found < .98 * change.running);
     CHECK(change.bound <= change.found);

@@ -10,7 +10,7 @@
 #include <doctest/doctest.h>
 
 using namespace small_model;
-using chevron::length_news;
+using chevron::length_report;
 using chevron::length_options;
 using chevron::profile;
 
@@ -38,7 +38,7 @@ std::vector<chevron::batch> data_of(job const& what, int step, int replica) {
 }
 
 struct outcome : trained {
-  std::vector<length_news> news;  // of rank 0
+  std::vector<length_report> news;  // of rank 0
   std::vector<std::string> schedules;
 };
 
@@ -140,7 +140,7 @@ TEST_CASE("planned for each step's lengths: losses and parameters are those of t
       check_same(plainly(what, plan_of(what.schedule, what.ranks, what.micro_batches).stages), planned);
     int changes = 0;
     for (std::size_t i = 0; i < planned.news.size(); ++i) {
-      length_news const& one = planned.news[i];
+      length_report const& one = planned.news[i];
       CHECK(one.bound <= one.found * (1 + 1e-12));
       CHECK((one.found <= .99 * one.running) == one.changed);
       changes += one.changed ? 1 : 0;
@@ -170,7 +170,7 @@ TEST_CASE("with costs that were really measured the bits are the same, and what 
   REQUIRE(planned.news.size() == 4);
   // Microbatches of 12 samples and of 1 to 3, the median 3: the long one makes as much work as 7 of that length, the others together as
   // 1.2 to 1.9. With another median it would be a tenth of that, or ten times as much.
-  for (length_news const& one : planned.news) {
+  for (length_report const& one : planned.news) {
     CHECK(one.bound > 8 * whole);
     CHECK(one.bound < 60 * whole);
     CHECK(one.attention == .25);
@@ -179,7 +179,7 @@ TEST_CASE("with costs that were really measured the bits are the same, and what 
   fitting.attention = {};
   outcome const fitted = train(what, fitting, wrong);
   check_same(planned, fitted);
-  for (length_news const& one : fitted.news) {
+  for (length_report const& one : fitted.news) {
     CHECK(one.attention >= 0);
     CHECK(one.attention <= 1);
     CHECK(one.attention == fitted.news.front().attention);

@@ -18,7 +18,7 @@
 namespace chevron {
 
 /// The two gathers that may be under way at a time: `all_gather`, and the one of `start_all_gather`.
-enum class gather_slot : std::uint8_t { now, early };
+enum class gather_slot : std::uint8_t { blocking, split_phase };
 
 namespace detail {
 
@@ -77,11 +77,11 @@ inline std::span<std::byte const> without_header(std::span<std::byte const> whol
 
 /// How many gathers of a slot a rank has begun, and what the wait for the last of them needs of the others.
 inline std::uint64_t& gathers_in(wait_progress& done, gather_slot slot) {
-  return slot == gather_slot::now ? done.gathers : done.early_gathers;
+  return slot == gather_slot::blocking ? done.gathers : done.early_gathers;
 }
 inline wait_need need_of_gather(wait_progress& done, gather_slot slot) {
   using count = wait_need::count;
-  return {.of = slot == gather_slot::now ? count::gathers : count::early_gathers, .least = gathers_in(done, slot)};
+  return {.of = slot == gather_slot::blocking ? count::gathers : count::early_gathers, .least = gathers_in(done, slot)};
 }
 
 }  // namespace detail

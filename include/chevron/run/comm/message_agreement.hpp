@@ -10,7 +10,7 @@
 #include <chevron/plan/action.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
 /// What both ranks of a message keep of its first time.
@@ -29,7 +29,7 @@ namespace chevron::detail {
 template <class Terms, class Sent>
 class message_agreement {
  public:
-  message_agreement(failure_watch& watch, int rank) : watch_(watch), rank_(rank) {}
+  message_agreement(failure_monitor& watch, int rank) : watch_(watch), rank_(rank) {}
 
   /// Forgets the messages of earlier programs: all ranks open together, once `finish_first_sends` has returned.
   void open() {
@@ -71,7 +71,7 @@ class message_agreement {
   }
 
  private:
-  failure_watch& watch_;
+  failure_monitor& watch_;
   int rank_;
   std::unordered_map<std::uint32_t, Terms> terms_;
   std::vector<Sent> first_sends_;

@@ -91,8 +91,8 @@ inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   return out;
 }
 
-/// The strides of all tensors of a message, one after the other. Unlike shapes they may be others each time: a gradient that is
-/// zero, since a microbatch counts nothing, lies otherwise than one that was computed.
+/// The strides of all tensors of a message, one after the other. Unlike shapes they may change: a zero gradient, of a microbatch
+/// with weight 0, may have other strides than a computed one.
 using message_strides = std::vector<std::int64_t>;
 
 /// \param expanded see `told_strides`

@@ -15,7 +15,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/signs_of_life.hpp>
 
 /// \file
@@ -29,7 +29,7 @@ class rendezvous {
  public:
   using milliseconds = std::chrono::milliseconds;
 
-  rendezvous(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch, topology const& where)
+  rendezvous(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch, topology const& where)
       : store_(std::move(store)), watch_(std::move(watch)), where_(where) {}
 
   /// Waits for all ranks of the job. Every rank makes its transports in one order.
@@ -43,7 +43,7 @@ class rendezvous {
         std::to_string(where_.pipeline_ranks) + " pipeline ranks × " + std::to_string(where_.replicas) + " replicas";
     prefix_ = "transport" + std::to_string(store_->add("transports/" + std::to_string(me), 1)) + "/";
     store_->set(key_of(me), shape);
-    auto const until = failure_watch::clock::now() + patience;
+    auto const until = failure_monitor::clock::now() + patience;
     for (int peer = 0; peer < where_.world(); ++peer) {
       for (int looks = 1; !store_->check({key_of(peer)}); ++looks) {
         watch_->throw_if_failed(mine);
@@ -51,7 +51,7 @@ class rendezvous {
           failure const gone{.rank = peer, .action = "join", .reason = "rank " + std::to_string(peer) + " has ended"};
           throw_failure(watch_->report(gone), mine, me);
         }
-        if (failure_watch::clock::now() > until) fail_to_meet(peer, mine, patience);
+        if (failure_monitor::clock::now() > until) fail_to_meet(peer, mine, patience);
         std::this_thread::sleep_for(milliseconds(2));
       }
       auto const theirs = store_->get_to_str(key_of(peer));
@@ -67,8 +67,8 @@ class rendezvous {
   /// Says that this rank has left, and waits, at most five seconds, until all have.
   void leave() {
     store_->add(prefix_ + "left", 1);
-    auto const until = failure_watch::clock::now() + std::chrono::seconds(5);
-    while (store_->add(prefix_ + "left", 0) < where_.world() && !watch_->failed() && failure_watch::clock::now() < until) {
+    auto const until = failure_monitor::clock::now() + std::chrono::seconds(5);
+    while (store_->add(prefix_ + "left", 0) < where_.world() && !watch_->failed() && failure_monitor::clock::now() < until) {
       std::this_thread::sleep_for(milliseconds(1));
     }
   }
@@ -80,15 +80,15 @@ class rendezvous {
   std::string wait_for(std::string const& key, awaited const& mine, milliseconds patience,
                        detail::wait_details const& details = {}) {
     std::string const whole = prefix_ + key;
-    auto const until = failure_watch::clock::now() + patience;
+    auto const until = failure_monitor::clock::now() + patience;
     watch_->host_waits(mine, details);
     struct end {
-      failure_watch& watch;
+      failure_monitor& watch;
       ~end() { watch.host_goes_on(); }
     } const ends{*watch_};
     while (!store_->check({whole})) {
       watch_->throw_if_failed(mine);
-      if (failure_watch::clock::now() > until) {
+      if (failure_monitor::clock::now() > until) {
         failure const late{.code = static_cast<int>(exit_code::timeout),
                            .rank = mine.peer,
                            .step = mine.step,
@@ -146,7 +146,7 @@ class rendezvous {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<failure_watch> watch_;
+  std::shared_ptr<failure_monitor> watch_;
   topology where_;
   std::string prefix_;
   long gathered_ = 0;

@@ -82,11 +82,11 @@ class transport {
   /// Finishes now what any program has left unfinished. Collective. Does nothing where that was done.
   void finish_earlier() {
     if (auto const finish = std::exchange(unfinished_, {}).lock()) (*finish)();
-    gather& early = of(gather_slot::early);
+    gather& early = of(gather_slot::split_phase);
     if (early.words == nullptr) return;
     awaited const about = everybody(std::exchange(early.words, nullptr));  // its trainer has gone
     parts_.assign(1, early.mine);
-    if (topology_.world() > 1) finish_gather(gather_slot::early, about, parts_);
+    if (topology_.world() > 1) finish_gather(gather_slot::split_phase, about, parts_);
   }
   /// Called at the start of each step: for errors, and for what is learned in the first one.
   virtual void begin_step(long step) { step_ = step; }
@@ -158,22 +158,22 @@ class transport {
   /// sizes
   void all_gather(std::span<double const> mine, std::span<double> all) {
     check_room(mine.size_bytes(), all.size_bytes());
-    begin_gather(gather_slot::now, std::as_bytes(mine), in_words("all_gather"));
-    end_gather(gather_slot::now, std::as_writable_bytes(all));
+    begin_gather(gather_slot::blocking, std::as_bytes(mine), in_words("all_gather"));
+    end_gather(gather_slot::blocking, std::as_writable_bytes(all));
   }
   /// The same in two halves: what `mine` was at the start is everybody's at the end, and nobody waits in between. One such gather
   /// is under way at a time; other collective calls may come between its halves, on all ranks alike.
   /// \throws usage_error in the second half, where there was no first
   void start_all_gather(std::span<double const> mine) {
-    begin_gather(gather_slot::early, std::as_bytes(mine), "all_gather of what decides the last step");
+    begin_gather(gather_slot::split_phase, std::as_bytes(mine), "all_gather of what decides the last step");
   }
   void finish_all_gather(std::span<double> all) {
-    if (of(gather_slot::early).words == nullptr) {
+    if (of(gather_slot::split_phase).words == nullptr) {
       throw usage_error("finish_all_gather finds no gather under way. Remedy: start_all_gather before it",
                         {.rank = topology_.global_rank, .step = step_});
     }
-    check_room(of(gather_slot::early).mine.size() - sizeof(detail::gather_header), all.size_bytes());
-    end_gather(gather_slot::early, std::as_writable_bytes(all));
+    check_room(of(gather_slot::split_phase).mine.size() - sizeof(detail::gather_header), all.size_bytes());
+    end_gather(gather_slot::split_phase, std::as_writable_bytes(all));
   }
   /// Everybody's text of any length, by global rank. For preflight and reports, not for the step.
   std::vector<std::string> all_gather_text(std::string const& mine) {
@@ -218,13 +218,13 @@ class transport {
     auto const world = static_cast<std::size_t>(topology_.world());
     std::vector<std::uint64_t> lengths(world);
     std::uint64_t const length = mine.size();
-    begin_gather(gather_slot::now, std::as_bytes(std::span(&length, 1)), about.words);
-    end_gather(gather_slot::now, std::as_writable_bytes(std::span(lengths)));
+    begin_gather(gather_slot::blocking, std::as_bytes(std::span(&length, 1)), about.words);
+    end_gather(gather_slot::blocking, std::as_writable_bytes(std::span(lengths)));
     std::size_t const longest = *std::max_element(lengths.begin(), lengths.end());
     std::string padded = mine, all(longest * world, '\0');
     padded.resize(longest);
-    begin_gather(gather_slot::now, std::as_bytes(std::span(padded)), about.words);
-    end_gather(gather_slot::now, std::as_writable_bytes(std::span(all)));
+    begin_gather(gather_slot::blocking, std::as_bytes(std::span(padded)), about.words);
+    end_gather(gather_slot::blocking, std::as_writable_bytes(std::span(all)));
     std::vector<std::string> out;
     for (std::size_t r = 0; r < world; ++r) out.push_back(all.substr(r * longest, lengths[r]));
     return out;

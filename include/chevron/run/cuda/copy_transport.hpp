@@ -10,7 +10,7 @@
 #include <chevron/run/cuda/copy_channel.hpp>
 #include <chevron/run/cuda/copy_streams.hpp>
 #include <chevron/run/cuda/rank_gpu.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/launch/launch.hpp>
 
 /// \file
@@ -44,7 +44,7 @@ class copy_transport final : public stream_transport<copy_streams> {
                        options.channels) {}
   /// Ranks that are threads of one process, each with a watch of its own, on GPUs that the caller names.
   /// \param join how long ranks wait for each other at the start
-  copy_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch,
+  copy_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch,
                  std::chrono::milliseconds join, at::Device device, copy_limits const& channels = {})
       : stream_transport<copy_streams>(where, std::move(store), std::move(watch), join, device, channels) {}
 };

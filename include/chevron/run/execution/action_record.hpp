@@ -11,7 +11,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/fault_point.hpp>
-#include <chevron/run/failure/last_actions.hpp>
+#include <chevron/run/failure/flight_log.hpp>
 #include <chevron/run/trace/event_timer.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
@@ -93,7 +93,7 @@ class action_record {
   std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this where the rank fails
   rank_trace& trace_ = *shared_;
   event_timer clock_;
-  detail::actions_keeper kept_;
+  detail::flight_recorder kept_;
 };
 
 }  // namespace chevron

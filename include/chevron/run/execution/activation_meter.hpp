@@ -17,7 +17,7 @@
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
 #include <chevron/run/model/storage_set.hpp>
-#include <chevron/run/model/storage_watch.hpp>
+#include <chevron/run/model/storage_recorder.hpp>
 #include <chevron/run/trace/measured_bytes.hpp>
 
 /// \file
@@ -26,7 +26,7 @@
 namespace chevron {
 
 /// Counts over one run of a training program, on any device. What a stage is given and what operators give in F
-/// (storage_watch.hpp) was held for the microbatch if it is still there when F is over, and gone when its B or W is: each piece
+/// (storage_recorder.hpp) was held for the microbatch if it is still there when F is over, and gone when its B or W is: each piece
 /// of memory once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
 /// count.
 ///
@@ -48,21 +48,21 @@ class activation_meter {
   /// \param given what it works on
   /// \param outputs where F leaves what it gives
   template <class Run>
-  void measure(action what, stage_task& task, stage_execution const& work, tensors& given, tensors& outputs, Run const& run) {
+  void measure(action what, stage_call& task, stage_execution const& work, tensors& given, tensors& outputs, Run const& run) {
     chunk& here = chunks_[what.stage * micro_batches_ + what.micro_batch];
     if (what.kind == kind::forward) {
       here = {};
       std::vector<alias> aliases;
-      here.given = set_apart(given, what.stage == 0, here.left, aliases);
+      here.given = isolate_storage(given, what.stage == 0, here.left, aliases);
       {
-        storage_watch const seen(here.left);
+        storage_recorder const seen(here.left);
         run();
       }
       // A batch that a stage changes in place is to be noticed as ever (split_batch::was_changed).
       for (alias const& one : aliases) {
         if (one.version.current_version() != 0) one.of.unsafeGetTensorImpl()->bump_version();
       }
-      hand_on(outputs, here.left);
+      copy_saved_outputs(outputs, here.left);
       here.left.drop_gone();
       here.all = here.left;
       return;
@@ -118,7 +118,7 @@ class activation_meter {
   /// The same tensors, under storages that nobody else has.
   /// \param of_batch a microbatch is a part of the batch: only that counts
   /// \returns their bytes
-  static std::int64_t set_apart(tensors& given, bool of_batch, storage_set& into, std::vector<alias>& aliases) {
+  static std::int64_t isolate_storage(tensors& given, bool of_batch, storage_set& into, std::vector<alias>& aliases) {
     struct own_storage {
       c10::Storage storage;
       std::int64_t bytes = 0;
@@ -148,7 +148,7 @@ class activation_meter {
   }
 
   /// What is held only to be handed on, the stage does not hold.
-  static void hand_on(tensors& outputs, storage_set& left) {
+  static void copy_saved_outputs(tensors& outputs, storage_set& left) {
     std::unordered_map<c10::StorageImpl*, std::size_t> here;
     for (at::Tensor const& t : outputs) {
       if (t.defined() && t.has_storage()) ++here[t.storage().unsafeGetStorageImpl()];

@@ -125,7 +125,7 @@ class bound_program {
     if (!deferred_) return;
     for (operation& o : operations_) {
       o.own_turn = std::exchange(
-          o.turn, o.what->op.kind == kind::backward_weight ? &bound_program::hold_back : &bound_program::after_deferred);
+          o.turn, o.what->op.kind == kind::backward_weight ? &bound_program::defer : &bound_program::after_deferred);
     }
   }
 
@@ -230,7 +230,7 @@ class bound_program {
   }
 
   /// A W's turn, where W's may be held back.
-  void hold_back(operation const& w) {
+  void defer(operation const& w) {
     if (deferred_->full()) run_deferred();
     deferred_->hold(w);
   }

@@ -35,7 +35,7 @@ class stage_runner;
 struct operation {
   using method = void (bound_program::*)(operation const&);
   using tensor_method = void (bound_program::*)(operation const&, tensors& given);
-  using computation = void (stage_runner::*)(operation const&, stage_task const&, tensors& given);
+  using computation = void (stage_runner::*)(operation const&, stage_call const&, tensors& given);
 
   instruction const* what = nullptr;      ///< of a fused pair: its F
   operation const* other_half = nullptr;  ///< of a fused pair: its B or I

@@ -146,7 +146,7 @@ class stage_runner {
   /// F, B, I, W or R.
   /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W and R: nothing. Empty afterwards
   virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
-    stage_task task = task_of(o, frame);
+    stage_call task = task_of(o, frame);
     auto const run = [&] {
       (this->*o.body)(o, task, given);
       given.clear();
@@ -220,20 +220,20 @@ class stage_runner {
                       " recomputes nothing. Remedy: call recompute() on the stage that is built, or take a schedule without R");
   }
 
-  void forward(operation const& o, stage_task const& task, tensors& given) {
+  void forward(operation const& o, stage_call const& task, tensors& given) {
     o.slot->loss = o.slot->work.forward(task, given, o.slot->outputs);
     o.slot->losses = o.slot->work.take_losses();
   }
-  void backward(operation const& o, stage_task const& task, tensors& given) {
+  void backward(operation const& o, stage_call const& task, tensors& given) {
     o.slot->work.backward(task, given, o.slot->input_gradients);
   }
-  void backward_input(operation const& o, stage_task const& task, tensors& given) {
+  void backward_input(operation const& o, stage_call const& task, tensors& given) {
     o.slot->work.backward_input(task, given, o.slot->input_gradients);
   }
-  void backward_weight(operation const& o, stage_task const& task, tensors&) { o.slot->work.backward_weight(task); }
-  void recompute(operation const& o, stage_task const& task, tensors&) { o.slot->work.recompute(task); }
+  void backward_weight(operation const& o, stage_call const& task, tensors&) { o.slot->work.backward_weight(task); }
+  void recompute(operation const& o, stage_call const& task, tensors&) { o.slot->work.recompute(task); }
 
-  stage_task task_of(operation const& o, step_frame const& frame) {
+  stage_call task_of(operation const& o, step_frame const& frame) {
     int const m = o.micro_batch();
     int const stage_number = o.stage();
     split_batch const& batch = *frame.batch;

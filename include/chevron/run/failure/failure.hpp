@@ -130,7 +130,7 @@ inline std::string message_of(std::exception const& e) {
   return text;
 }
 
-/// The last wait of this thread that a failure has ended: for what the rank leaves behind (last_actions.hpp).
+/// The last wait of this thread that a failure has ended: for what the rank leaves behind (flight_log.hpp).
 struct failed_wait {
   int rank = -1;  // global; -1: there was none
   failure cause;

@@ -41,7 +41,7 @@ class signs_of_life {
     for (int hops = 1; hops < world_; ++hops) {
       int const peer = (rank_ + hops) % world_;
       auto sign = sign_of(store_, peer);
-      // Who has not come yet is waited for, and who has met the others or ended shows nothing more: the rank behind it is next.
+      // Skips ranks that have not joined (the start waits for them), have connected, or have finished.
       if (!sign || *sign == met || *sign == ended) continue;
       bool const silent = peer == watched_ && *sign == seen_;
       watched_ = peer;

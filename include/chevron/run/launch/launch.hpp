@@ -26,7 +26,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/launch/environment.hpp>
 #include <chevron/run/launch/job_keys.hpp>
@@ -56,7 +56,7 @@ struct job {
   std::string store_address;                    ///< for people: `127.0.0.1:4711`
   std::chrono::milliseconds join{60000};        ///< as in `launch_options`
   c10::intrusive_ptr<c10d::Store> store;        ///< only this job's keys
-  std::shared_ptr<failure_watch> watch;         ///< hears of other ranks' failures, and tells them of this one's
+  std::shared_ptr<failure_monitor> watch;         ///< hears of other ranks' failures, and tells them of this one's
 
   /// This rank among `pipeline_ranks` × `replicas`.
   /// \throws usage_error if that is not how many ranks there are
@@ -81,7 +81,7 @@ namespace detail {
 
 /// The watch of this process outlives what made it while a `run_main` is there to report to it.
 inline bool keep_watch = false;
-inline std::shared_ptr<failure_watch> kept_watch;
+inline std::shared_ptr<failure_monitor> kept_watch;
 
 /// A socket that listens on one address only; TCPStore would listen on all of them.
 class listener {
@@ -284,7 +284,7 @@ inline job launch(launch_options const& options = {}) {
     }
   }
   detail::fault_point(out.rank, -1, "joining");
-  out.watch = std::make_shared<failure_watch>(out.store, out.rank, out.world, store_host);
+  out.watch = std::make_shared<failure_monitor>(out.store, out.rank, out.world, store_host);
   if (detail::keep_watch) {
     detail::kept_watch = out.watch;
     out.watch->end_process_after(std::chrono::milliseconds(1500));

@@ -13,8 +13,8 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
-#include <chevron/run/failure/last_actions.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
+#include <chevron/run/failure/flight_log.hpp>
 #include <chevron/run/launch/device_queues.hpp>
 #include <chevron/run/launch/launch.hpp>
 #include <chevron/run/launch/malloc_tuning.hpp>

@@ -18,7 +18,7 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/model/module_kinds.hpp>
-#include <chevron/run/model/operator_watch.hpp>
+#include <chevron/run/model/operator_guard.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/tensor_call.hpp>
 
@@ -235,7 +235,7 @@ class stage {
         place.part = static_cast<int>(p);
         scope.emplace(place, values, around.places);
       }
-      detail::operator_watch const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
+      detail::operator_guard const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
       {
         std::optional<collected_losses> given;
         if (around.losses != nullptr) given.emplace();

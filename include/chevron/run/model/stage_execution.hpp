@@ -26,7 +26,7 @@
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_graph.hpp>
 #include <chevron/run/model/storage_set.hpp>
-#include <chevron/run/model/storage_watch.hpp>
+#include <chevron/run/model/storage_recorder.hpp>
 
 /// \file
 /// One stage's work on one microbatch, from its F to its B or W.
@@ -34,7 +34,7 @@
 namespace chevron {
 
 /// What a chunk is about. The same for its F and its backward, which may have to run the forward again.
-struct stage_task {
+struct stage_call {
   stage* owner = nullptr;
   forward_context around = {};
   bool training = false;          ///< a backward will follow
@@ -62,7 +62,7 @@ struct stage_task {
 class stage_execution {
  public:
   /// F. Takes `inputs`; gives the outputs, not followed by autograd, or where there is a loss that and no outputs.
-  at::Tensor forward(stage_task const& task, tensors& inputs, tensors& outputs) {
+  at::Tensor forward(stage_call const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
     losses_.assign(task.owner->losses().size(), at::Tensor());
     if (task.loss != nullptr && !task.owner->skips().departing.empty()) {
@@ -107,7 +107,7 @@ class stage_execution {
   tensors take_losses() { return std::move(losses_); }
 
   /// B. Takes the gradients of the outputs, one for each floating-point one, or the loss's; gives those of the inputs.
-  void backward(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
+  void backward(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
       differentiate(task, s, random_use::backward, output_gradients,
@@ -116,7 +116,7 @@ class stage_execution {
   }
 
   /// I.
-  void backward_input(stage_task const& task, tensors& output_gradients, tensors& input_gradients) {
+  void backward_input(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
       if (s.recomputes && !s.differentiable) {
         s.postponed = output_gradients;
@@ -130,7 +130,7 @@ class stage_execution {
   }
 
   /// W.
-  void backward_weight(stage_task const& task) {
+  void backward_weight(stage_call const& task) {
     for (std::size_t i = sections_.size(); i-- > 0;) {
       section& s = sections_[i];
       if (s.recomputes && !s.differentiable) {
@@ -148,7 +148,7 @@ class stage_execution {
   }
 
   /// R: runs each section that recomputes forward again, so that its graph is there before the gradients arrive.
-  void recompute(stage_task const& task) {
+  void recompute(stage_call const& task) {
     for (section& s : sections_) compute_again(task, s);
   }
 
@@ -177,7 +177,7 @@ class stage_execution {
   };
 
   /// A buffer or parameter of the stage's own changes while its outputs are under way.
-  static bool aliases_module_state(stage_task const& task, at::Tensor const& output) {
+  static bool aliases_module_state(stage_call const& task, at::Tensor const& output) {
     auto const same_memory = [&](parameter const& p) {
       return p.value.defined() && p.value.has_storage() && p.value.storage().is_alias_of(output.storage());
     };
@@ -186,7 +186,7 @@ class stage_execution {
                                     std::any_of(parameters.begin(), parameters.end(), same_memory));
   }
 
-  void lay_out(stage_task const& task) {
+  void lay_out(stage_call const& task) {
     std::size_t count = 0;
     std::size_t const lowest = task.differentiable ? 0 : task.owner->lowest_trained_part();
     for (std::size_t p = 0; p < task.owner->parts(); ++p) {
@@ -207,7 +207,7 @@ class stage_execution {
   }
 
   /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
-  at::Tensor run(stage_task const& task, section& s, tensors& values) {
+  at::Tensor run(stage_call const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
     forward_context around = task.around;
     std::vector<collected_losses::given> given;
@@ -229,7 +229,7 @@ class stage_execution {
   }
 
   /// \throws usage_error for a declared loss that the forward did not give
-  void check_losses(stage_task const& task) const {
+  void check_losses(stage_call const& task) const {
     for (std::size_t k = 0; k < task.loss_seeds.size(); ++k) {
       auto const gave = [&](section const& s) { return s.losses.gave(k); };
       if (!task.loss_seeds[k].defined() || std::any_of(sections_.begin(), sections_.end(), gave)) continue;
@@ -240,7 +240,7 @@ class stage_execution {
   }
   /// Does a part of a section's backward, in which nodes and hooks may draw.
   template <class Work>
-  void differentiate(stage_task const& task, section const& s, random_use use, std::span<at::Tensor const> near,
+  void differentiate(stage_call const& task, section const& s, random_use use, std::span<at::Tensor const> near,
                      Work const& work) const {
     std::optional<backward_scope> scope;
     if (task.around.draws) scope.emplace(s.places, near, use);
@@ -254,7 +254,7 @@ class stage_execution {
   }
 
   /// Runs a section, in place, and in training follows it by autograd.
-  at::Tensor compute(stage_task const& task, section& s, tensors& values) {
+  at::Tensor compute(stage_call const& task, section& s, tensors& values) {
     at::AutoGradMode const follow(task.training);
     s.graph.enter(values, s.differentiable, scratch_);
     values.clear();
@@ -296,7 +296,7 @@ class stage_execution {
 
   /// Runs the forward of a section that recomputes, once more and once in all, to build its graph. Buffers keep the values that F
   /// left in them; outputs and loss are F's.
-  void compute_again(stage_task const& task, section& s) {
+  void compute_again(stage_call const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     s.inputs.check("a later part or stage, to which it was passed on,");
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
@@ -305,7 +305,7 @@ class stage_execution {
       if (b.value.defined()) before.emplace_back(b.value.variable_data(), b.value.detach().clone());
     }
     {
-      std::optional<storage_watch> seen;
+      std::optional<storage_recorder> seen;
       if (task.built != nullptr) seen.emplace(*task.built);
       tensors inputs = s.inputs.take();
       compute(task, s, inputs);
@@ -317,7 +317,7 @@ class stage_execution {
 
   /// From the last section to the lowest that is trained, the gradients of one's inputs being those of the other's outputs.
   template <class Step>
-  void through(stage_task const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
+  void through(stage_call const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
     input_gradients.clear();
     if (task.untrained) return output_gradients.clear();
     check_losses(task);

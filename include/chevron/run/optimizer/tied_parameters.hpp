@@ -52,13 +52,13 @@ class tied_parameters {
     check();
     if (std::string const warning = alike.warning(); comm.topology().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
     find_peers(comm.topology());
-    if (!words_.empty()) {
+    if (!groups_.empty()) {
       comm.connect(edges());
       comm.open(slots());
       exchange(comm, {0, 0, 0}, [&](member const& m) { return parameter_of(m).value.detach(); });
     }
     begin_equal(comm.topology().pipeline_rank());
-    for (word const& w : words_) {
+    for (tie_group const& w : groups_) {
       for (std::size_t k = 1; k < w.members.size(); ++k) {
         member const& m = w.members[k];
         if ((*gradients_)[m.stage] == nullptr) continue;
@@ -82,7 +82,7 @@ class tied_parameters {
     for (int a = 0; a < plan_.size.ranks; ++a) {
       for (int b = 0; b < plan_.size.ranks; ++b) {
         bool const share =
-            a != b && std::any_of(words_.begin(), words_.end(), [&](word const& w) { return held(w, a) && held(w, b); });
+            a != b && std::any_of(groups_.begin(), groups_.end(), [&](tie_group const& w) { return held(w, a) && held(w, b); });
         if (share) out.push_back({a, b});
       }
     }
@@ -93,7 +93,7 @@ class tied_parameters {
   /// stage, on every rank alike.
   template <class See>
   void each(See const& see) const {
-    for (word const& w : words_) {
+    for (tie_group const& w : groups_) {
       for (member const& m : w.members) see(w.text, m.rank, m.stage, m.index);
     }
   }
@@ -101,11 +101,11 @@ class tied_parameters {
   /// Adds up the gradients. Collective, when the replicas' sums are there, with nothing else under way.
   /// \param program the slots of the program, after which those of the exchange stand
   void sum(transport& comm, slot_counts program) {
-    if (words_.empty()) return;
+    if (groups_.empty()) return;
     at::NoGradGuard const off;
     exchange(comm, program, [&](member const& m) { return gradient_of(m); });
     int const me = comm.topology().pipeline_rank();
-    for (word const& w : words_) {
+    for (tie_group const& w : groups_) {
       if (!held(w, me)) continue;
       at::Tensor total;
       for (member const& m : w.members) {
@@ -120,7 +120,7 @@ class tied_parameters {
         if (m.rank == me) gradient_of(m).copy_(total);
       }
     }
-    came_.clear();
+    received_.clear();
   }
 
  private:
@@ -129,11 +129,11 @@ class tied_parameters {
     int rank;
     std::string name, shape;
   };
-  struct word {
+  struct tie_group {
     std::string text;
     std::vector<member> members;  // by stage
   };
-  struct arrived {
+  struct received_gradient {
     std::size_t stage, index;
     at::Tensor value;
   };
@@ -165,16 +165,16 @@ class tied_parameters {
       if (!field[5].empty() && global_rank < where.pipeline_ranks)
         alike.add(std::stoul(field[0]), field[2], field[3] + field[5], field[4]);
       if (field[4].empty() || global_rank / where.pipeline_ranks != where.replica()) continue;
-      auto found = std::find_if(words_.begin(), words_.end(), [&](word const& w) { return w.text == field[4]; });
-      if (found == words_.end()) found = words_.insert(words_.end(), {field[4], {}});
+      auto found = std::find_if(groups_.begin(), groups_.end(), [&](tie_group const& w) { return w.text == field[4]; });
+      if (found == groups_.end()) found = groups_.insert(groups_.end(), {field[4], {}});
       found->members.push_back(
           {std::stoul(field[0]), std::stoul(field[1]), global_rank % where.pipeline_ranks, field[2], field[3]});
     }
   }
 
   void check() {
-    std::sort(words_.begin(), words_.end(), [](word const& a, word const& b) { return a.text < b.text; });
-    for (word& w : words_) {
+    std::sort(groups_.begin(), groups_.end(), [](tie_group const& a, tie_group const& b) { return a.text < b.text; });
+    for (tie_group& w : groups_) {
       auto const called = [](member const& m) { return "stage " + std::to_string(m.stage) + "'s " + m.name; };
       std::sort(w.members.begin(), w.members.end(), [](member const& a, member const& b) { return a.stage < b.stage; });
       if (w.members.size() == 1) {
@@ -200,7 +200,7 @@ class tied_parameters {
     }
   }
 
-  static bool held(word const& w, int rank) {
+  static bool held(tie_group const& w, int rank) {
     return std::any_of(w.members.begin(), w.members.end(), [&](member const& m) { return m.rank == rank; });
   }
 
@@ -208,7 +208,7 @@ class tied_parameters {
     for (int r = 0; r < where.pipeline_ranks; ++r) {
       if (r == where.pipeline_rank()) continue;
       bool const shares =
-          std::any_of(words_.begin(), words_.end(), [&](word const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
+          std::any_of(groups_.begin(), groups_.end(), [&](tie_group const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
       if (shares) peers_.push_back(r);
     }
   }
@@ -218,7 +218,7 @@ class tied_parameters {
   void exchange(transport& comm, slot_counts program, Value value) {
     int const me = comm.topology().pipeline_rank();
     auto const between = [&](int owner, int other, auto visit) {
-      for (word const& w : words_) {
+      for (tie_group const& w : groups_) {
         if (!held(w, other)) continue;
         for (member const& m : w.members) {
           if (m.rank == owner) visit(m);
@@ -238,37 +238,37 @@ class tied_parameters {
       between(me, peers_[k], [&](member const& m) { mine.push_back(value(m).clone()); });
       comm.post_send(peers_[k], label(kind::send_forward, me, peers_[k]), slot(program.send, k), mine);
     }
-    came_.clear();
+    received_.clear();
     for (std::size_t k = 0; k < peers_.size(); ++k) {
       std::span<at::Tensor> const theirs = comm.receive(slot(program.receive, k));
       std::size_t next = 0;
-      between(peers_[k], me, [&](member const& m) { came_.push_back({m.stage, m.index, std::move(theirs[next++])}); });
+      between(peers_[k], me, [&](member const& m) { received_.push_back({m.stage, m.index, std::move(theirs[next++])}); });
     }
     for (std::size_t k = 0; k < peers_.size(); ++k) comm.wait_send(slot(program.send, k));
   }
 
   at::Tensor const& came(member const& m) const {
-    return std::find_if(came_.begin(), came_.end(), [&](arrived const& a) { return a.stage == m.stage && a.index == m.index; })
+    return std::find_if(received_.begin(), received_.end(), [&](received_gradient const& a) { return a.stage == m.stage && a.index == m.index; })
         ->value;
   }
 
   void begin_equal(int me) {
     at::NoGradGuard const off;
-    for (word const& w : words_) {
+    for (tie_group const& w : groups_) {
       for (member const& m : w.members) {
         if (m.rank != me) continue;
         at::Tensor const first = w.members[0].rank == me ? parameter_of(w.members[0]).value : came(w.members[0]);
         if (!first.is_same(parameter_of(m).value)) parameter_of(m).value.detach().copy_(first);
       }
     }
-    came_.clear();
+    received_.clear();
   }
 
   plan_view plan_;
   rank_gradients* gradients_ = nullptr;
-  std::vector<word> words_;    // by text
+  std::vector<tie_group> groups_;    // by text
   std::vector<int> peers_;     // pipeline ranks that share a word with this one
-  std::vector<arrived> came_;  // during an exchange
+  std::vector<received_gradient> received_;  // during an exchange
 };
 
 }  // namespace chevron

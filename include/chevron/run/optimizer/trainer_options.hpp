@@ -26,7 +26,7 @@
 
 namespace chevron {
 
-/// What is given to who looks at a step's gradients before the optimizer does. They are this rank's, in `.grad()` of each
+/// Argument of `before_optimizer_step`: a step's final gradients and figures. The gradients are this rank's, in `.grad()` of each
 /// parameter.
 struct final_gradients {
   long step = 0;

@@ -49,7 +49,7 @@ struct last_action {
 };
 
 /// The record of a rank's last two steps: one entry an instruction, in order. Memory is set aside once. What is asked for is the
-/// last step; the one before it is for `last_actions`, since a rank may fail in its first action.
+/// last step; the one before it is for `flight_log`, since a rank may fail in its first action.
 class rank_trace {
  public:
   void reserve(std::size_t instructions) {
@@ -74,7 +74,7 @@ class rank_trace {
     peak_in_flight_ = 0;
   }
 
-  /// Gives the new entry's number. It ends when it is reached until it is said to end.
+  /// Appends an entry and returns its index. Its `end` equals `reached` until `ends(index)` is called.
   std::size_t add(action what) {
     one_step& now = steps_[now_];
     std::size_t const entry = now.count;
@@ -106,7 +106,7 @@ class rank_trace {
   std::span<trace_event const> entries() const { return {steps_[now_].entries.data(), steps_[now_].count}; }
   /// What was done in the last step and the one before it. Another thread may ask, too, while the rank goes on: it may then get
   /// some entries of a step that has just begun beside those of an older one. Memory must have been set aside for all of them.
-  std::vector<last_action> last_actions() const {
+  std::vector<last_action> flight_log() const {
     std::vector<last_action> out;
     unsigned const now = get(now_);
     for (unsigned const which : {1 - now, now}) {

@@ -21,7 +21,7 @@
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/trace/trace_window.hpp>
-#include <chevron/run/training/schedule_news.hpp>
+#include <chevron/run/training/replan_report.hpp>
 #include <chevron/run/training/run_time_planning.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/find.hpp>
@@ -78,7 +78,7 @@ class auto_schedule {
   /// \param report of that step
   /// \returns what became of it, where costs were looked at and it is worth telling
   /// \throws usage_error, the same on every rank, where nothing can be planned
-  std::optional<schedule_news> after_step(step_report const& report) {
+  std::optional<replan_report> after_step(step_report const& report) {
     if (skip_ > 0) {
       --skip_;
       return std::nullopt;
@@ -90,7 +90,7 @@ class auto_schedule {
     std::vector<std::string> const texts = comm.all_gather_text(records_.text());
     records_ = {};
     kept_ = 0;
-    schedule_news news{.step = report.step, .steps = options_.steps};
+    replan_report news{.step = report.step, .steps = options_.steps};
     std::string const told = detail::decided_by_first(comm, "schedule", news.step, [&] { return decided(texts, news); });
     return take(told, std::move(news));
   }
@@ -128,7 +128,7 @@ class auto_schedule {
   search::objective goal() const { return detail::objective_of(*train_); }
 
   /// On global rank 0: looks at the costs, and says what all ranks are to do: a line of numbers, then a plan if there is a new one.
-  std::string decided(std::vector<std::string> const& texts, schedule_news& news) {
+  std::string decided(std::vector<std::string> const& texts, replan_report& news) {
     profile costs = profile_of(train_->program().plan, steps_of(texts));
     if (options_.costs) costs = options_.costs(std::move(costs));
     news.costs = costs;
@@ -157,7 +157,7 @@ class auto_schedule {
   }
 
   /// A plan for these costs as CSV, with what it gains in `news`; empty where it gains too little.
-  std::string searched(profile const& measured, schedule_news& news) const {
+  std::string searched(profile const& measured, replan_report& news) const {
     plan_view const running = train_->program().plan;
     auto const stages = static_cast<std::size_t>(running.stages);
     profiled_costs const own = costs_of(measured, split_stages(running));
@@ -186,7 +186,7 @@ class auto_schedule {
   }
 
   /// On every rank: does what rank 0 said.
-  std::optional<schedule_news> take(std::string const& told, schedule_news news) {
+  std::optional<replan_report> take(std::string const& told, replan_report news) {
     long const until_next = std::max(1L, watch_every_ - options_.steps);
     if (told == quiet) {
       skip_ = until_next;

@@ -34,7 +34,7 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
     std::vector<at::Tensor> buffers;
     for (parameter const& b : layer.buffers()) buffers.push_back(b.value.defined() ? b.value.detach().clone() : at::Tensor());
 
-    stage_task const task{.owner = &layer, .around = {.draws = rng_key{}}, .training = true, .differentiable = !costs.empty()};
+    stage_call const task{.owner = &layer, .around = {.draws = rng_key{}}, .training = true, .differentiable = !costs.empty()};
     std::vector<double> seconds;
     tensors outputs;
     for (int run = 0; run <= times; ++run) {

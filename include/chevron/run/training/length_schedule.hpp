@@ -44,7 +44,7 @@ struct length_options {
 };
 
 /// A plan for the lengths of one step, the same on every rank. Lengths of plans are in milliseconds, as predicted.
-struct length_news {
+struct length_report {
   bool changed = false;  ///< the step runs under what was found
   double running = 0;    ///< what the program in use takes with these lengths
   double found = 0;      ///< what was found takes
@@ -92,7 +92,7 @@ class length_schedule {
   /// \returns what was planned, once steps were measured
   /// \throws usage_error, the same on every rank, for lengths without sense, or where nothing can be planned; where ranks of a pipeline
   /// were given different ones
-  std::optional<length_news> before_step(std::vector<double> const& lengths) {
+  std::optional<length_report> before_step(std::vector<double> const& lengths) {
     transport& comm = train_->comm();
     collective_scope const doing(comm, "planning the step");
     std::vector<std::vector<double>> given = lengths_of(comm.all_gather_text(text_of(lengths)));
@@ -201,7 +201,7 @@ class length_schedule {
     cost_view costs = costs_.view();
     costs.lengths = factors.view();
     plan_view const running = train_->program().plan;
-    length_news news;
+    length_report news;
     news.running = search::length_of(goal(), running, costs);
     // From the first program and from the last one: what was made for other lengths may be a better start, or a worse one.
     search::found best = search::replan(first_, costs, options_.memory, goal(), options_.effort);
@@ -221,8 +221,8 @@ class length_schedule {
   }
 
   /// On every rank: does what rank 0 said.
-  length_news take(std::string const& told) {
-    length_news news;
+  length_report take(std::string const& told) {
+    length_report news;
     std::size_t const line_end = told.find('\n');
     std::istringstream in(told.substr(0, line_end));
     in >> news.changed >> news.running >> news.found >> news.bound >> news.seconds >> news.attention;

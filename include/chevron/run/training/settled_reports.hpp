@@ -24,11 +24,11 @@ class settled_reports {
     if (last_.settled) settle();
   }
   /// The last step's report is settled now.
-  void settle() { to_tell_.push_back(last_); }
+  void settle() { pending_reports_.push_back(last_); }
   /// Calls `on_report`, if there is one, with each settled report, when no step is under way.
   /// \returns the last step's report
   step_report const& tell() {
-    for (step_report& each : std::exchange(to_tell_, {})) {
+    for (step_report& each : std::exchange(pending_reports_, {})) {
       each.samples_per_second = static_cast<double>(each.samples) / each.seconds;
       if (each.step == last_.step) last_ = each;
       if (on_report_) on_report_(each);
@@ -39,7 +39,7 @@ class settled_reports {
  private:
   std::function<void(step_report const&)> on_report_;
   step_report last_;
-  std::vector<step_report> to_tell_;
+  std::vector<step_report> pending_reports_;
 };
 
 }  // namespace chevron::detail

@@ -63,14 +63,14 @@ class trainer {
   /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
   explicit trainer(trainer_setup setup)
       : program_(std::move(setup.program)),
-        places_(program_),
+        initial_program_(program_),
         context_(setup.transport, std::move(setup.loss), std::move(setup.options)),
         accumulated_(program_.view().plan.size.micro_batches) {
     transport& comm = context_.comm();
     trainer_options const& options = context_.options();
     collective_scope const doing(comm, "making the trainer");
     comm.finish_earlier();
-    program_view const p = places_.view();
+    program_view const p = initial_program_.view();
     compute_streams::scope const here(*context_.streams());
     detail::check_setup(p, comm, static_cast<bool>(context_.loss()));
     detail::check(options);
@@ -328,7 +328,7 @@ class trainer {
   }
 
   proved_program program_;
-  proved_program const places_;  // the first one: where stages are, for what is made once
+  proved_program const initial_program_;  // the first one: where stages are, for what is made once
   rank_context context_;
   std::unique_ptr<rank_gradients> gradients_;
   tied_parameters tied_;

@@ -15,7 +15,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
@@ -29,7 +29,7 @@ class bounded_wait {
  public:
   using work_ptr = c10::intrusive_ptr<c10d::Work>;
 
-  bounded_wait(transport const& comm, std::shared_ptr<failure_watch> watch) : comm_(comm), watch_(std::move(watch)) {}
+  bounded_wait(transport const& comm, std::shared_ptr<failure_monitor> watch) : comm_(comm), watch_(std::move(watch)) {}
 
   /// What this rank has done through the transport, and the transport's name: for the others, to see whether a wait can end.
   void tells(wait_progress const& done, std::string const& transport) { details_ = {{}, &done, &transport}; }
@@ -53,7 +53,7 @@ class bounded_wait {
     try {
       return start();
     } catch (std::exception const& e) {
-      fail(mine, failure_watch::interruption::none, message_of(e));
+      fail(mine, failure_monitor::interruption::none, message_of(e));
     }
   }
 
@@ -80,7 +80,7 @@ class bounded_wait {
     try {
       under_way->wait();
     } catch (std::exception const& e) {
-      fail(mine, failure_watch::interruption::none, message_of(e));
+      fail(mine, failure_monitor::interruption::none, message_of(e));
     }
   }
 
@@ -110,10 +110,10 @@ class bounded_wait {
     if (!came()) fail(mine, ended, "");
   }
 
-  [[noreturn]] void fail(awaited const& mine, failure_watch::interruption ended, std::string const& what) {
+  [[noreturn]] void fail(awaited const& mine, failure_monitor::interruption ended, std::string const& what) {
     broken_ = true;
     failure found{.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = ""};
-    bool const late = ended == failure_watch::interruption::deadline || what.find("imed out") != std::string::npos ||
+    bool const late = ended == failure_monitor::interruption::deadline || what.find("imed out") != std::string::npos ||
                       what.find("timeout") != std::string::npos;
     if (late) {
       auto const longest = comm_.deadline();
@@ -127,7 +127,7 @@ class bounded_wait {
   }
 
  private:
-  using clock = failure_watch::clock;
+  using clock = failure_monitor::clock;
 
   // All waits are ended by the watch; Gloo's own timeout, which breaks all its connections, is for the case that the watch hangs
   // (its store does not answer).
@@ -143,7 +143,7 @@ class bounded_wait {
 
   transport const& comm_;
   wait_details details_;
-  std::shared_ptr<failure_watch> watch_;
+  std::shared_ptr<failure_monitor> watch_;
   bool broken_ = false;
 };
 

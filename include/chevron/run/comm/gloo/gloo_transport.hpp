@@ -24,7 +24,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 #include <chevron/run/launch/launch.hpp>
@@ -47,7 +47,7 @@ struct gloo_options {
 class gloo_transport final : public transport {
  public:
   /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
-  gloo_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch,
+  gloo_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch,
                  gloo_options const& options = {})
       : transport(where),
         store_(std::move(store)),
@@ -158,7 +158,7 @@ class gloo_transport final : public transport {
   void start_sum(int bucket, at::Tensor values) override {
     summing& sum = sums_[bucket];
     sum.number = ++done_.sums;
-    if (near_sums_ != nullptr) return near_sums_->start(bucket, std::move(values));
+    if (shared_memory_sums_ != nullptr) return shared_memory_sums_->start(bucket, std::move(values));
     std::vector<at::Tensor> list{std::move(values)};
     sum.work = waits_.posting(everybody(sum_of_gradients), [&] { return replicas_->allreduce(list); });
   }
@@ -166,7 +166,7 @@ class gloo_transport final : public transport {
     awaited const mine = everybody(sum_of_gradients);
     summing& sum = sums_[bucket];
     needing(count::sums, sum.number, [&] {
-      if (near_sums_ != nullptr) return near_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (shared_memory_sums_ != nullptr) return shared_memory_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
     });
   }
@@ -191,7 +191,7 @@ class gloo_transport final : public transport {
         waits_.set_broken();
         throw;
       } catch (std::exception const& e) {
-        waits_.fail(mine, failure_watch::interruption::none, detail::message_of(e));
+        waits_.fail(mine, failure_monitor::interruption::none, detail::message_of(e));
       }
     };
     guarded([&] {
@@ -221,7 +221,7 @@ class gloo_transport final : public transport {
     std::vector<int> copies;
     for (int r = 0; r < topology().replicas; ++r) copies.push_back(r * topology().pipeline_ranks + me);
     if (memory_ != nullptr && memory_->are_near(copies)) {
-      near_sums_ = std::make_unique<detail::shared_all_reduce>(*memory_, std::move(copies), topology().replica(), watch_);
+      shared_memory_sums_ = std::make_unique<detail::shared_all_reduce>(*memory_, std::move(copies), topology().replica(), watch_);
       return;
     }
     replicas_ = detail::connect_gloo(address, store_, rendezvous_.prefix() + "replicas" + std::to_string(me) + "/",
@@ -243,7 +243,7 @@ class gloo_transport final : public transport {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<failure_watch> watch_;
+  std::shared_ptr<failure_monitor> watch_;
   rendezvous rendezvous_;
   detail::bounded_wait waits_;
   detail::gloo_all_gather all_gather_;
@@ -251,7 +251,7 @@ class gloo_transport final : public transport {
   detail::gloo_group replicas_;  // this stage's copies; null if there is one only, or they share memory
 
   std::unique_ptr<detail::shared_memory> memory_;         // null: everything goes by Gloo
-  std::unique_ptr<detail::shared_all_reduce> near_sums_;  // null: sums go by Gloo
+  std::unique_ptr<detail::shared_all_reduce> shared_memory_sums_;  // null: sums go by Gloo
 
   detail::point_to_point messages_;
   std::unordered_map<int, summing> sums_;  // by bucket

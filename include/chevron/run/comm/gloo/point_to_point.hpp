@@ -16,7 +16,7 @@
 #include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/transport.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
 /// What a rank of `gloo_transport` sends to its neighbours and receives from them.
@@ -36,17 +36,17 @@ namespace chevron::detail {
 class point_to_point {
  public:
   /// \param world  of which messages go; not used before the first of them, and alive until `clear`
-  point_to_point(topology const& where, gloo_group const& world, bounded_wait& waits, failure_watch& watch)
+  point_to_point(topology const& where, gloo_group const& world, bounded_wait& waits, failure_monitor& watch)
       : topology_(where), world_(world), waits_(waits), watch_(watch), agreement_(watch, where.global_rank) {}
 
   /// From here on messages may go in shared memory.
-  void share(shared_memory& memory) { near_ = std::make_unique<shared_memory_channel>(memory, topology_, waits_); }
+  void share(shared_memory& memory) { shared_memory_ = std::make_unique<shared_memory_channel>(memory, topology_, waits_); }
 
   // As `transport` has them; what is sent and received is said by the wait for it.
 
   void open(slot_counts const& slots, long step) {
     finish_first_sends();
-    if (near_ != nullptr) near_->forget(step);
+    if (shared_memory_ != nullptr) shared_memory_->forget(step);
     agreement_.open();
     clear();
     sends_.resize(static_cast<std::size_t>(slots.send));
@@ -73,7 +73,7 @@ class point_to_point {
     strides_of(slot.values, true, strides_);
     for (auto& value : slot.values) value = packed(value);
     if (known != nullptr && known->near.place != nullptr) {
-      near_->hand_over(known->near, strides_, slot.values, mine, [&] { drain_arrived(); });
+      shared_memory_->hand_over(known->near, strides_, slot.values, mine, [&] { drain_arrived(); });
       slot.values.clear();
       return;
     }
@@ -122,11 +122,11 @@ class point_to_point {
       slot.header_work.reset();
       post_values(slot, shapes);
       terms told{.shapes = std::move(shapes)};
-      if (near_ != nullptr) told.near = near_->from(slot.about.peer, strides_in(told.shapes), slot.values, place);
+      if (shared_memory_ != nullptr) told.near = shared_memory_->from(slot.about.peer, strides_in(told.shapes), slot.values, place);
       agreement_.agree(slot.tag, std::move(told));
     }
     if (slot.comes != nullptr) {
-      near_->wait_for(slot.comes->near, slot.number, slot.about);
+      shared_memory_->wait_for(slot.comes->near, slot.number, slot.about);
       take(slot);
     }
     for (auto& work : slot.works) waits_.work(*work, slot.about);
@@ -163,7 +163,7 @@ class point_to_point {
   /// What both sides know of a message that comes again.
   struct terms {
     message_shapes shapes;
-    near_message near{};
+    shared_slot near{};
   };
   struct outgoing {
     awaited about;
@@ -192,14 +192,14 @@ class point_to_point {
   /// As the sender: decides how this message goes from its second time on.
   terms terms_of(outgoing const& slot) {
     terms out{.shapes = shapes_of(slot.values)};
-    if (near_ != nullptr) out.near = near_->to(slot.about.peer, strides_in(out.shapes), slot.values);
+    if (shared_memory_ != nullptr) out.near = shared_memory_->to(slot.about.peer, strides_in(out.shapes), slot.values);
     return out;
   }
 
   void send_header(outgoing& slot, terms const& agreed, std::uint32_t tag) {
     auto const& shapes = agreed.shapes;
     auto first_part = at::zeros({header_words + 1}, at::kLong);
-    first_part.data_ptr<std::int64_t>()[header_words] = near_ != nullptr ? near_->place_of(agreed.near) : 0;
+    first_part.data_ptr<std::int64_t>()[header_words] = shared_memory_ != nullptr ? shared_memory_->place_of(agreed.near) : 0;
     auto const first_count = std::min<std::int64_t>(shapes[0], header_words);
     std::copy_n(shapes.begin(), first_count, first_part.data_ptr<std::int64_t>());
     slot.headers = {first_part};
@@ -245,7 +245,7 @@ class point_to_point {
   void take(incoming& slot) {
     auto const& agreed = *std::exchange(slot.comes, nullptr);
     make_room(slot.values, agreed.shapes, at::kCPU);
-    near_->take(agreed.near, slot.number, slot.about.peer, slot.strides, slot.values);
+    shared_memory_->take(agreed.near, slot.number, slot.about.peer, slot.strides, slot.values);
   }
   void drain_arrived() {
     for (auto& slot : receives_) {
@@ -256,8 +256,8 @@ class point_to_point {
   topology topology_;
   gloo_group const& world_;
   bounded_wait& waits_;
-  failure_watch& watch_;
-  std::unique_ptr<shared_memory_channel> near_;  // null: all go by Gloo
+  failure_monitor& watch_;
+  std::unique_ptr<shared_memory_channel> shared_memory_;  // null: all go by Gloo
 
   message_agreement<terms, outgoing> agreement_;
   std::vector<outgoing> sends_;

@@ -22,7 +22,7 @@
 namespace chevron::detail {
 
 /// A message that comes again, as one of its two ranks knows it.
-struct near_message {
+struct shared_slot {
   std::size_t strides = 0;          // how many numbers stand before the tensors' elements
   std::size_t bytes = 0;            // of all
   shared_message* place = nullptr;  // null: it goes another way
@@ -36,18 +36,18 @@ class shared_memory_channel {
       : memory_(memory), where_(where), waits_(waits) {}
 
   /// As the sender: decides whether a message of tensors of these sizes goes this way from its second time on, and where.
-  near_message to(int peer, std::size_t strides, std::span<at::Tensor const> values) {
-    near_message out{.strides = strides, .bytes = bytes_of(strides, values)};
+  shared_slot to(int peer, std::size_t strides, std::span<at::Tensor const> values) {
+    shared_slot out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (memory_.shares_memory_with(peer) && out.bytes <= shared_memory::largest_message) out.place = memory_.new_message();
     return out;
   }
   /// For the receiver; 0 for a message that goes another way.
-  std::int64_t place_of(near_message const& message) const {
+  std::int64_t place_of(shared_slot const& message) const {
     return message.place == nullptr ? 0 : memory_.offset_of(*message.place);
   }
   /// As the receiver, told the place.
-  near_message from(int peer, std::size_t strides, std::span<at::Tensor const> values, std::int64_t place) const {
-    near_message out{.strides = strides, .bytes = bytes_of(strides, values)};
+  shared_slot from(int peer, std::size_t strides, std::span<at::Tensor const> values, std::int64_t place) const {
+    shared_slot out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (place != 0) out.place = memory_.message_of(peer, static_cast<std::uint64_t>(place));
     return out;
   }
@@ -55,7 +55,7 @@ class shared_memory_channel {
   /// Sends. Waits only if the receiver is two whole steps behind, or 256 MiB of messages wait to be taken; then
   /// `take_what_came()` is called: another may wait for the same, from us.
   template <class TakeWhatCame>
-  void hand_over(near_message& message, message_strides const& strides, std::span<at::Tensor const> values, awaited const& mine,
+  void hand_over(shared_slot& message, message_strides const& strides, std::span<at::Tensor const> values, awaited const& mine,
                  TakeWhatCame const& drain_arrived) {
     shared_message& place = *message.place;
     auto const number = ++message.count;
@@ -81,12 +81,12 @@ class shared_memory_channel {
     memory_.notify(mine.peer);
   }
 
-  static bool has_come(near_message const& message, std::uint64_t number) { return read(message.place->sent) >= number; }
-  void wait_for(near_message const& message, std::uint64_t number, awaited const& mine) {
+  static bool has_come(shared_slot const& message, std::uint64_t number) { return read(message.place->sent) >= number; }
+  void wait_for(shared_slot const& message, std::uint64_t number, awaited const& mine) {
     waits_.memory(memory_, mine, [&] { return has_come(message, number); });
   }
   /// Copies what has come into tensors of its shapes.
-  void take(near_message const& message, std::uint64_t number, int peer, message_strides& strides,
+  void take(shared_slot const& message, std::uint64_t number, int peer, message_strides& strides,
             std::span<at::Tensor const> values) {
     std::byte const* from = memory_.at(peer, message.place->offset[number % 2]);
     strides.resize(message.strides);

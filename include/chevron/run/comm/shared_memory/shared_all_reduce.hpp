@@ -21,7 +21,7 @@
 
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
 /// Sums of gradients over replicas that are on one machine.
@@ -41,7 +41,7 @@ class shared_all_reduce {
  public:
   /// \param replicas global ranks, by replica, that can all read each other's memory
   /// \param me       replica of this rank
-  shared_all_reduce(shared_memory& memory, std::vector<int> replicas, int me, std::shared_ptr<failure_watch> watch)
+  shared_all_reduce(shared_memory& memory, std::vector<int> replicas, int me, std::shared_ptr<failure_monitor> watch)
       : memory_(memory),
         replicas_(std::move(replicas)),
         me_(static_cast<std::size_t>(me)),
@@ -199,7 +199,7 @@ class shared_all_reduce {
   }
   // Only this thread writes to `own_`.
   bool may_put() const {
-    return own_.copied < shared_memory::sum_areas || others(&sum_progress::gathered, own_.copied + 1 - shared_memory::sum_areas);
+    return own_.copied < shared_memory::reduction_buffers || others(&sum_progress::gathered, own_.copied + 1 - shared_memory::reduction_buffers);
   }
   bool may_add() const { return own_.reduced < own_.copied && others(&sum_progress::copied, own_.reduced + 1); }
   bool may_take() const { return own_.gathered < own_.reduced && others(&sum_progress::reduced, own_.gathered + 1); }
@@ -210,7 +210,7 @@ class shared_all_reduce {
     for (std::size_t r = 0; r < replicas_.size(); ++r) {
       if (r == me_) continue;
       auto const theirs = share_of(r, what.bytes);
-      std::memcpy(memory_.area_of(rank, what.number) + theirs.from, what.values + theirs.from, theirs.bytes);
+      std::memcpy(memory_.reduction_buffer_of(rank, what.number) + theirs.from, what.values + theirs.from, theirs.bytes);
     }
     tell(own_.copied, what.number);
   }
@@ -234,7 +234,7 @@ class shared_all_reduce {
     std::size_t const count = mine.bytes / sizeof(Number);
     auto* const own = reinterpret_cast<Number*>(what.values + mine.from);
     auto const area = [&](std::size_t r) {
-      return reinterpret_cast<Number*>(memory_.area_of(replicas_[r], what.number) + mine.from);
+      return reinterpret_cast<Number*>(memory_.reduction_buffer_of(replicas_[r], what.number) + mine.from);
     };
     auto const source = [&](std::size_t r) { return r == me_ ? own : area(r); };
     // Of fixed length, so that compilers use wide registers whatever their options.
@@ -260,7 +260,7 @@ class shared_all_reduce {
     for (std::size_t r = 0; r < replicas_.size(); ++r) {
       if (r == me_) continue;
       auto const theirs = share_of(r, what.bytes);
-      std::memcpy(what.values + theirs.from, memory_.area_of(replicas_[r], what.number) + theirs.from, theirs.bytes);
+      std::memcpy(what.values + theirs.from, memory_.reduction_buffer_of(replicas_[r], what.number) + theirs.from, theirs.bytes);
     }
     tell(own_.gathered, what.number);
   }
@@ -283,7 +283,7 @@ class shared_all_reduce {
   shared_memory& memory_;
   std::vector<int> replicas_;
   std::size_t me_;
-  std::shared_ptr<failure_watch> watch_;
+  std::shared_ptr<failure_monitor> watch_;
   sum_progress& own_;
   std::vector<std::unique_ptr<sum>> sums_;  // by bucket
   std::mutex mutex_;

@@ -27,11 +27,11 @@
 ///
 /// Each rank has one file in memory, which it alone fills and the others read. A file holds
 ///
-/// - two bells, on each of which a thread of its rank sleeps, and which others ring,
-/// - boards, on which its rank writes what it gives to a gather,
-/// - areas for pieces of what replicas sum, and how far its rank is with them,
-/// - for each message that comes again every step a place (how often it was sent and taken, and where it lies), and
-/// - blocks, in which the messages lie.
+/// - two futex words, on each of which a thread of its rank sleeps until another rank wakes it,
+/// - gather buffers, into which its rank writes its part of a gather,
+/// - reduction buffers for pieces of a sum over replicas, and its rank's progress with them,
+/// - a header for each message that comes again every step (how often it was sent and taken, and its offset), and
+/// - message buffers.
 ///
 /// Nothing here waits without a bound, and nothing throws.
 
@@ -70,7 +70,7 @@ class shared_memory {
   static constexpr std::size_t largest_message = std::size_t{1} << 20;
   static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
   static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
-  static constexpr std::uint64_t sum_areas = 4;                   ///< pieces in use at a time
+  static constexpr std::uint64_t reduction_buffers = 4;                   ///< pieces in use at a time
   enum class wakeup { rank, sums };                               ///< who sleeps on it: the rank, or the thread that sums for it
 
   /// A piece of the own file, and the message that lies or lay in it.
@@ -167,12 +167,13 @@ class shared_memory {
 
   std::byte* at(int rank, std::uint64_t offset) const { return file(rank).memory() + offset; }
 
-  // ---- Gathering, if all ranks are near. Each round of a board is of two halves; a rank begins the next when it has read this.
+  // ---- Gathering, if all ranks are on this machine. A gather buffer has two halves; a rank begins the next round when it has read
+  // this one.
 
   /// Shows `mine` to all.
   void show(gather_slot slot, void const* mine, std::size_t bytes) {
     auto const round = ++rounds_[static_cast<std::size_t>(slot)];
-    std::byte* const here = board_of(rank_, slot, round);
+    std::byte* const here = gather_buffer_of(rank_, slot, round);
     std::memcpy(here, &bytes, sizeof bytes);
     std::memcpy(here + sizeof bytes, mine, bytes);
     auto const world = static_cast<std::uint64_t>(files_.size());
@@ -185,7 +186,7 @@ class shared_memory {
   }
   /// What a rank showed.
   std::span<std::byte const> shown_by(int rank, gather_slot slot) const {
-    std::byte const* const there = board_of(rank, slot, rounds_[static_cast<std::size_t>(slot)]);
+    std::byte const* const there = gather_buffer_of(rank, slot, rounds_[static_cast<std::size_t>(slot)]);
     std::size_t bytes = 0;
     std::memcpy(&bytes, there, sizeof bytes);
     return {there + sizeof bytes, bytes};
@@ -194,66 +195,66 @@ class shared_memory {
   // ---- Summing (shared_all_reduce.hpp)
 
   sum_progress& progress_of(int rank) const { return head_of(rank).progress; }
-  /// Of a rank's `number`th piece, whose place was that of the piece `sum_areas` before it.
-  sum_label& label_of(int rank, std::uint64_t number) const { return head_of(rank).labels[number % sum_areas]; }
-  std::byte* area_of(int rank, std::uint64_t number) const { return at(rank, first_area + number % sum_areas * sum_piece); }
+  /// Of a rank's `number`th piece, whose place was that of the piece `reduction_buffers` before it.
+  sum_label& label_of(int rank, std::uint64_t number) const { return head_of(rank).labels[number % reduction_buffers]; }
+  std::byte* reduction_buffer_of(int rank, std::uint64_t number) const { return at(rank, first_reduction_buffer + number % reduction_buffers * sum_piece); }
 
   // ---- Waiting
 
-  /// Wakes who sleeps on this bell of this rank. After whatever may be waited for was published.
+  /// Wakes the thread that sleeps on this futex word of a rank. To be called after the awaited value was published.
   void notify(int rank, wakeup which = wakeup::rank) {
-    bell_words& words = bell_of(rank, which);
+    futex_words& words = futex_of(rank, which);
     std::atomic_ref asleep(words.asleep);
     if (asleep.load() == 0 || asleep.exchange(0) == 0) return;
-    std::atomic_ref(words.rung).fetch_add(1);
-    ::syscall(SYS_futex, &words.rung, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+    std::atomic_ref(words.wakeups).fetch_add(1);
+    ::syscall(SYS_futex, &words.wakeups, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   }
 
-  /// Sleeps until this rank's bell is rung, at most so long; not at all if it is there already.
+  /// Sleeps on this rank's futex word, at most so long; not at all if `came()` holds already.
   template <class Came>
   void sleep(Came const& came, std::chrono::nanoseconds longest, wakeup which = wakeup::rank) {
-    bell_words& words = bell_of(rank_, which);
+    futex_words& words = futex_of(rank_, which);
     std::atomic_ref asleep(words.asleep);
     asleep.store(1);
-    // Whoever publishes from here on sees that we sleep, or we see what was published.
-    auto const before = read(words.rung);
+    // A rank that publishes from here on sees that this one sleeps, or this one sees the published value.
+    auto const before = read(words.wakeups);
     if (!came()) {
       timespec const time{.tv_sec = longest.count() / 1'000'000'000, .tv_nsec = longest.count() % 1'000'000'000};
-      ::syscall(SYS_futex, &words.rung, FUTEX_WAIT, before, &time, nullptr, 0);
+      ::syscall(SYS_futex, &words.wakeups, FUTEX_WAIT, before, &time, nullptr, 0);
     }
     asleep.store(0);
   }
 
  private:
-  struct alignas(64) bell_words {
-    std::uint32_t rung, asleep;
+  struct alignas(64) futex_words {
+    std::uint32_t wakeups, asleep;
   };
   /// What a file begins with.
   struct head_words {
-    std::array<bell_words, 2> bells;
-    alignas(64) std::array<std::uint64_t, 2> shown;  // by board, of the first rank: how often anybody showed anything
+    std::array<futex_words, 2> futexes;
+    alignas(64) std::array<std::uint64_t, 2> shown;  // by gather buffer, in the first rank's file: how many parts all ranks have written
     alignas(64) sum_progress progress;
-    alignas(64) std::array<sum_label, sum_areas> labels;
+    alignas(64) std::array<sum_label, reduction_buffers> labels;
   };
 
   static constexpr std::uint64_t most_messages = 1 << 14;
-  static constexpr std::uint64_t board_bytes = largest_gather + sizeof(std::size_t);
-  static constexpr std::uint64_t first_board = 4096;
-  static constexpr std::uint64_t first_area = first_board + 4 * board_bytes;
-  static constexpr std::uint64_t first_message = first_area + sum_areas * sum_piece;
+  static constexpr std::uint64_t gather_buffer_bytes = largest_gather + sizeof(std::size_t);
+  static constexpr std::uint64_t first_gather_buffer = 4096;
+  static constexpr std::uint64_t first_reduction_buffer = first_gather_buffer + 4 * gather_buffer_bytes;
+  static constexpr std::uint64_t first_message = first_reduction_buffer + reduction_buffers * sum_piece;
   static constexpr std::uint64_t first_block = first_message + most_messages * sizeof(shared_message);
   static constexpr std::uint64_t file_bytes = std::uint64_t{1} << 28;
-  static_assert(sizeof(head_words) <= first_board);
+  static_assert(sizeof(head_words) <= first_gather_buffer);
 
   explicit shared_memory(int rank) : rank_(rank) {}
 
   shared_file& file(int rank) const { return *files_[static_cast<std::size_t>(rank)]; }
   shared_file& own() const { return file(rank_); }
   head_words& head_of(int rank) const { return *reinterpret_cast<head_words*>(file(rank).memory()); }
-  bell_words& bell_of(int rank, wakeup which) const { return head_of(rank).bells[static_cast<std::size_t>(which)]; }
+  futex_words& futex_of(int rank, wakeup which) const { return head_of(rank).futexes[static_cast<std::size_t>(which)]; }
   std::uint64_t& shown(gather_slot slot) const { return head_of(0).shown[static_cast<std::size_t>(slot)]; }
-  std::byte* board_of(int rank, gather_slot slot, std::uint64_t round) const {
-    return file(rank).memory() + first_board + (static_cast<std::uint64_t>(slot) * 2 + round % 2) * board_bytes;
+  std::byte* gather_buffer_of(int rank, gather_slot slot, std::uint64_t round) const {
+    return file(rank).memory() + first_gather_buffer + (static_cast<std::uint64_t>(slot) * 2 + round % 2) * gather_buffer_bytes;
   }
   std::vector<block>& blocks_of(std::size_t bytes) {
     for (auto& [size, blocks] : blocks_) {

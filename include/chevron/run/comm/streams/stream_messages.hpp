@@ -19,10 +19,10 @@
 #include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
-#include <chevron/run/comm/streams/stream_line.hpp>
-#include <chevron/run/comm/streams/stream_watch.hpp>
+#include <chevron/run/comm/streams/stream_channels.hpp>
+#include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
 /// What a rank of `stream_transport` sends to its neighbours and receives from them.
@@ -36,8 +36,8 @@ class stream_messages {
  public:
   using milliseconds = std::chrono::milliseconds;
 
-  stream_messages(Streams& streams, stream_watch<Streams>& watch, stream_lines<Streams>& lines, rendezvous& meeting,
-                  failure_watch& failures, int rank)
+  stream_messages(Streams& streams, stream_monitor<Streams>& watch, stream_channels<Streams>& lines, rendezvous& meeting,
+                  failure_monitor& failures, int rank)
       : streams_(streams), watch_(watch), lines_(lines), meeting_(meeting), rank_(rank), agreement_(failures, rank) {}
 
   /// Makes the line to or from a peer, by its global rank, and uses it once; not if it is there.
@@ -53,7 +53,7 @@ class stream_messages {
     lines_.behind_computation(*made);
     awaited const first_use{.peer = peer, .words = "the first use of their channel"};
     {
-      typename stream_watch<Streams>::host_call const connecting(watch_, first_use);
+      typename stream_monitor<Streams>::host_call const connecting(watch_, first_use);
       sends ? streams_.send(made->way, made->on, once) : streams_.receive(made->way, made->on, once);
     }
     done.record(made->on, first_use);
@@ -161,8 +161,8 @@ class stream_messages {
   }
 
  private:
-  using point = typename stream_watch<Streams>::point;
-  using line = typename stream_lines<Streams>::line;
+  using point = typename stream_monitor<Streams>::point;
+  using line = typename stream_channels<Streams>::line;
 
   struct outgoing {
     std::vector<at::Tensor> values;
@@ -231,8 +231,8 @@ class stream_messages {
   }
 
   Streams& streams_;
-  stream_watch<Streams>& watch_;
-  stream_lines<Streams>& lines_;
+  stream_monitor<Streams>& watch_;
+  stream_channels<Streams>& lines_;
   rendezvous& meeting_;
   int rank_;
   message_agreement<terms, outgoing> agreement_;

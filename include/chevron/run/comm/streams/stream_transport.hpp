@@ -19,13 +19,13 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
-#include <chevron/run/comm/streams/stream_line.hpp>
+#include <chevron/run/comm/streams/stream_channels.hpp>
 #include <chevron/run/comm/streams/stream_messages.hpp>
-#include <chevron/run/comm/streams/stream_watch.hpp>
+#include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
@@ -45,7 +45,7 @@ namespace chevron {
 ///   before it was posted, and so after the last use of what it held. Where the caller kept a tensor the slot gets new memory.
 /// - Channels know nothing of shapes. The first time a message goes its way the sender tells them through the store
 ///   (stream_messages.hpp).
-/// - The streams are watched (stream_watch.hpp): what does not end within the deadline, a channel's own fault, and a failure
+/// - The streams are watched (stream_monitor.hpp): what does not end within the deadline, a channel's own fault, and a failure
 ///   that another rank published end all that is under way on this rank; its next call throws.
 template <class Streams>
 class stream_transport : public transport {
@@ -54,7 +54,7 @@ class stream_transport : public transport {
   /// \param join how long ranks wait for each other at the start
   /// \param arguments of the streams
   template <class... Arguments>
-  stream_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_watch> watch,
+  stream_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch,
                    std::chrono::milliseconds join, Arguments&&... arguments)
       : transport(where),
         rendezvous_(std::move(store), watch, where),
@@ -189,9 +189,9 @@ class stream_transport : public transport {
   }
 
  private:
-  using point = typename stream_watch<Streams>::point;
-  using host_call = typename stream_watch<Streams>::host_call;
-  using line = typename detail::stream_lines<Streams>::line;
+  using point = typename stream_monitor<Streams>::point;
+  using host_call = typename stream_monitor<Streams>::host_call;
+  using line = typename detail::stream_channels<Streams>::line;
   using count = detail::wait_need::count;
 
   static constexpr char const* end_of_job = "the end of the job";
@@ -210,10 +210,10 @@ class stream_transport : public transport {
   }
 
   rendezvous rendezvous_;
-  std::shared_ptr<failure_watch> failures_;
+  std::shared_ptr<failure_monitor> failures_;
   Streams streams_;
-  stream_watch<Streams> watch_;
-  detail::stream_lines<Streams> lines_;
+  stream_monitor<Streams> watch_;
+  detail::stream_channels<Streams> lines_;
   detail::stream_messages<Streams> messages_;
   line numbers_, sums_;                         // null in a world of one; with one replica
   std::vector<std::unique_ptr<point>> summed_;  // by bucket

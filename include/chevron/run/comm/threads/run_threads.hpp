@@ -19,7 +19,7 @@
 #include <chevron/run/core/vector_math.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/last_actions.hpp>
+#include <chevron/run/failure/flight_log.hpp>
 
 /// \file
 /// Ranks as threads of this process, with one call.

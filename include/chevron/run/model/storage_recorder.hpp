@@ -14,9 +14,9 @@ namespace chevron {
 /// While it lives, the memory of what this thread's operators give is noted: of a view that of its base. PyTorch's profilers
 /// see operators by the same means (at::RecordFunction), on any device, and no bit of a result changes. Memory that no operator
 /// ever gave (a tensor made by at::from_blob and never looked at otherwise) is not seen.
-class storage_watch {
+class storage_recorder {
  public:
-  explicit storage_watch(storage_set& into)
+  explicit storage_recorder(storage_set& into)
       : into_(&into),
         outer_(current()),
         handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(nullptr, &ends)
@@ -24,16 +24,16 @@ class storage_watch {
                                                .scopes({at::RecordScope::FUNCTION}))) {
     current() = this;
   }
-  ~storage_watch() {
+  ~storage_recorder() {
     at::removeCallback(handle_);
     current() = outer_;
   }
-  storage_watch(storage_watch const&) = delete;
-  storage_watch& operator=(storage_watch const&) = delete;
+  storage_recorder(storage_recorder const&) = delete;
+  storage_recorder& operator=(storage_recorder const&) = delete;
 
  private:
-  static storage_watch*& current() {
-    static thread_local storage_watch* watch = nullptr;
+  static storage_recorder*& current() {
+    static thread_local storage_recorder* watch = nullptr;
     return watch;
   }
 
@@ -48,7 +48,7 @@ class storage_watch {
   }
 
   storage_set* into_;
-  storage_watch* outer_;
+  storage_recorder* outer_;
   at::CallbackHandle handle_;
 };
 

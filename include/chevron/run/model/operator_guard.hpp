@@ -25,9 +25,9 @@ namespace chevron::detail {
 ///   was not given. Evaluation would go on training them, and no checkpoint would hold them.
 /// - dropout in evaluation, by a callable that was given no module: nothing told it that this is not training.
 /// - sparse gradients: the stage's gradients are dense, and so are added in another order.
-class operator_watch {
+class operator_guard {
  public:
-  operator_watch(bool has_module, std::vector<parameter> const& buffers, bool evaluation)
+  operator_guard(bool has_module, std::vector<parameter> const& buffers, bool evaluation)
       : has_module_(has_module),
         buffers_(buffers),
         evaluation_(evaluation),
@@ -35,13 +35,13 @@ class operator_watch {
         include_((install(), random_key)) {
     current() = this;
   }
-  ~operator_watch() { current() = outer_; }
-  operator_watch(operator_watch const&) = delete;
-  operator_watch& operator=(operator_watch const&) = delete;
+  ~operator_guard() { current() = outer_; }
+  operator_guard(operator_guard const&) = delete;
+  operator_guard& operator=(operator_guard const&) = delete;
 
  private:
-  static operator_watch const*& current() {
-    static thread_local operator_watch const* watch = nullptr;
+  static operator_guard const*& current() {
+    static thread_local operator_guard const* watch = nullptr;
     return watch;
   }
 
@@ -69,7 +69,7 @@ class operator_watch {
   static void look(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     // An operator may be made of others: instance norm is a batch norm over running means that it has made for that.
     static thread_local int depth = 0;
-    if (operator_watch const* const watch = current(); watch != nullptr && depth == 0) {
+    if (operator_guard const* const watch = current(); watch != nullptr && depth == 0) {
       auto const& arguments = op.schema().arguments();
       std::size_t const first = stack->size() - arguments.size();
       at::Tensor tensor;  // running_mean, or else the weight
@@ -112,7 +112,7 @@ class operator_watch {
   bool has_module_;
   std::vector<parameter> const& buffers_;
   bool evaluation_;
-  operator_watch const* outer_;
+  operator_guard const* outer_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 

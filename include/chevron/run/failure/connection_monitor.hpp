@@ -19,7 +19,7 @@
 namespace chevron::detail {
 
 /// The connections that one rank's watch looks at. From any thread.
-class connection_watch {
+class connection_monitor {
  public:
   /// \param pending a receive that stays pending until the connection to this peer breaks
   void add(int peer, c10::intrusive_ptr<c10d::Work> pending) {
@@ -41,7 +41,7 @@ class connection_watch {
         pending->wait(std::chrono::milliseconds(1000));
       } catch (std::exception const& e) {
         auto const why = message_of(e);
-        // Gloo gave up waiting and closed the connection from here: whose wait that was says so, and that no rank was lost.
+        // Gloo gave up waiting and closed the connection: the rank that waited reports a timeout. No rank was lost.
         if (why.find("timeout") != std::string::npos) continue;
         return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
       }

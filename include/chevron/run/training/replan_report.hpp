@@ -17,7 +17,7 @@ enum class schedule_event {
 
 /// A look at the costs, the same on every rank. Lengths are in milliseconds: of what counts, from the first F to the last B or W of
 /// a replica, and with `post_validation` of the whole step.
-struct schedule_news {
+struct replan_report {
   schedule_event what = schedule_event::kept;
   long step = 0;         ///< after which
   int steps = 0;         ///< so many steps' medians

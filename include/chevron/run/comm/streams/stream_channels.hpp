@@ -7,10 +7,10 @@
 
 #include <chevron/run/comm/rendezvous.hpp>
 #include <chevron/run/comm/streams/channel_use.hpp>
-#include <chevron/run/comm/streams/stream_watch.hpp>
+#include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
@@ -20,10 +20,10 @@ namespace chevron::detail {
 
 /// Makes the channels of one rank, and waits for transfers: waits end when any rank fails, and throw what failed first.
 template <class Streams>
-class stream_lines {
+class stream_channels {
  public:
-  using point = typename stream_watch<Streams>::point;
-  using host_call = typename stream_watch<Streams>::host_call;
+  using point = typename stream_monitor<Streams>::point;
+  using host_call = typename stream_monitor<Streams>::host_call;
   using milliseconds = std::chrono::milliseconds;
 
   /// A channel, with its stream at this end.
@@ -34,7 +34,7 @@ class stream_lines {
   };
   using line = std::unique_ptr<end>;
 
-  stream_lines(Streams& streams, stream_watch<Streams>& watch, rendezvous& meeting, failure_watch& failures, int rank)
+  stream_channels(Streams& streams, stream_monitor<Streams>& watch, rendezvous& meeting, failure_monitor& failures, int rank)
       : streams_(streams), watch_(watch), meeting_(meeting), failures_(failures), rank_(rank) {}
 
   /// One end of a channel; the others make theirs with the same name. In one global order.
@@ -73,7 +73,7 @@ class stream_lines {
   void wait_on_host(point const& p, wait_details const& details) {
     failures_.host_waits(p.about(), details);
     struct at_end {
-      failure_watch& watch;
+      failure_monitor& watch;
       ~at_end() { watch.host_goes_on(); }
     } const goes_on{failures_};
     if (!streams_.wait_on_host(p.at(), [this] { return failures_.failed(); })) lost(p.about());
@@ -88,9 +88,9 @@ class stream_lines {
   }
 
   Streams& streams_;
-  stream_watch<Streams>& watch_;
+  stream_monitor<Streams>& watch_;
   rendezvous& meeting_;
-  failure_watch& failures_;
+  failure_monitor& failures_;
   int rank_;
 };
 

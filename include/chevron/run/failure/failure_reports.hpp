@@ -19,12 +19,12 @@
 
 /// \file
 /// What ranks tell each other of a failure, through the store of their job, and whose failure it was.
-/// Its model for SPIN: tests/model_checking/failure_board.pml.
+/// Its model for SPIN: tests/model_checking/failure_reports.pml.
 
 namespace chevron::detail {
 
 /// For one thread, the watch's; only `asking_since`, and `all_have_met` of `life`, are for others, too.
-class failure_board {
+class failure_reports {
  public:
   using clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
@@ -35,7 +35,7 @@ class failure_board {
   static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
 
   /// \param own a connection to the store that nobody else uses
-  failure_board(c10::intrusive_ptr<c10d::Store> own, int rank, int world)
+  failure_reports(c10::intrusive_ptr<c10d::Store> own, int rank, int world)
       : own_(std::move(own)), rank_(rank), world_(world), life_(*own_, rank, world) {}
 
   /// Since when the store is being asked: one that does not answer keeps the thread there.

@@ -17,11 +17,11 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/connection_watch.hpp>
+#include <chevron/run/failure/connection_monitor.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_board.hpp>
-#include <chevron/run/failure/last_actions.hpp>
+#include <chevron/run/failure/failure_reports.hpp>
+#include <chevron/run/failure/flight_log.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
@@ -29,11 +29,11 @@
 ///
 /// One thread a rank, with a connection of its own to the job's store, ends the wait that its rank is in when a failure was published. A rank
 /// that finds one itself (a broken connection, a deadline) hands it to the watch, which settles whose report counts: the first
-/// (failure_board.hpp). It also looks whether ranks wait for each other (wait_table.hpp), and until all have met, who is lost (signs_of_life.hpp).
+/// (failure_reports.hpp). It also looks whether ranks wait for each other (wait_table.hpp), and until all have met, who is lost (signs_of_life.hpp).
 
 namespace chevron {
 
-class failure_watch {
+class failure_monitor {
  public:
   using clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
@@ -43,13 +43,13 @@ class failure_watch {
 
   /// \param store       shared by the ranks of this job and nobody else (put a prefix on it)
   /// \param store_host  global rank whose end takes the store away; -1 if the store outlives the ranks
-  failure_watch(c10::intrusive_ptr<c10d::Store> store, int rank, int world, int store_host = -1)
+  failure_monitor(c10::intrusive_ptr<c10d::Store> store, int rank, int world, int store_host = -1)
       : store_(std::move(store)), board_(store_->clone(), rank, world), rank_(rank), world_(world), store_host_(store_host) {
     thread_ = std::thread([this] { run(); });
   }
-  ~failure_watch() { stop(); }
-  failure_watch(failure_watch const&) = delete;
-  failure_watch& operator=(failure_watch const&) = delete;
+  ~failure_monitor() { stop(); }
+  failure_monitor(failure_monitor const&) = delete;
+  failure_monitor& operator=(failure_monitor const&) = delete;
 
   int rank() const { return rank_; }
   int world() const { return world_; }
@@ -195,7 +195,7 @@ class failure_watch {
   }
 
  private:
-  using board = detail::failure_board;
+  using board = detail::failure_reports;
   struct host_wait {
     awaited mine;
     detail::wait_details details;
@@ -205,7 +205,7 @@ class failure_watch {
   static constexpr auto poll_every = milliseconds(100);
   static constexpr auto look_every = milliseconds(500);
   static constexpr auto last_resort = milliseconds(10000);
-  static constexpr auto nap = milliseconds(100);  // counted, as those of failure_board are
+  static constexpr auto nap = milliseconds(100);  // counted, as those of failure_reports are
 
   bool stop() {
     {
@@ -334,7 +334,7 @@ class failure_watch {
   milliseconds patience_{0};
   std::optional<clock::time_point> next_beat_;
   std::atomic<bool> known_{false};
-  detail::connection_watch connections_;
+  detail::connection_monitor connections_;
   std::atomic<int> acknowledged_{0};
   std::thread thread_;
 };

@@ -1,4 +1,4 @@
-#include <chevron/run/failure/last_actions.hpp>
+#include <chevron/run/failure/flight_log.hpp>
 
 #include <unistd.h>
 
@@ -27,14 +27,14 @@ using nlohmann::json;
 
 action const f0 = make_action(kind::forward, 1, 0), f1 = make_action(kind::forward, 1, 1), b0 = make_action(kind::backward, 1, 0);
 
-/// A folder that CHEVRON_RINGS names for as long as this lives.
+/// A folder that CHEVRON_FLIGHT_LOGS names for as long as this lives.
 struct rings_in {
   std::filesystem::path folder = std::filesystem::temp_directory_path() / ("chevron-rings-" + std::to_string(::getpid()));
   explicit rings_in(std::string const& other = "") {
-    ::setenv("CHEVRON_RINGS", other.empty() ? folder.c_str() : other.c_str(), 1);
+    ::setenv("CHEVRON_FLIGHT_LOGS", other.empty() ? folder.c_str() : other.c_str(), 1);
   }
   ~rings_in() {
-    ::unsetenv("CHEVRON_RINGS");
+    ::unsetenv("CHEVRON_FLIGHT_LOGS");
     std::error_code ignored;
     std::filesystem::remove_all(folder, ignored);
   }
@@ -67,7 +67,7 @@ topology const second{.pipeline_ranks = 2, .replicas = 1, .global_rank = 1};
 failure const lost{.code = 3, .rank = 0, .step = 7, .action = "0F1", .reason = "rank 0 \"was\" lost\n\x1b"};
 
 TEST_CASE("a record tells of two steps, and what is under way") {
-  auto const all = record()->last_actions();
+  auto const all = record()->flight_log();
   REQUIRE(all.size() == 5);
   CHECK(all[0].step == 6);
   CHECK(all[2].event.op == b0);
@@ -84,7 +84,7 @@ TEST_CASE("a record without room grows, and two steps back is forgotten") {
     for (int i = 0; i < 40; ++i) one.ends(one.add(f0));
   }
   CHECK(one.entries().size() == 40);
-  auto const all = one.last_actions();
+  auto const all = one.flight_log();
   REQUIRE(all.size() == 80);
   CHECK(all.front().step == 1);
   CHECK(all.back().step == 2);
@@ -92,7 +92,7 @@ TEST_CASE("a record without room grows, and two steps back is forgotten") {
 
 TEST_CASE("a file holds the plan, the actions, the failure and the wait") {
   rings_in const here;
-  chevron::detail::actions_keeper const keeper(second, two, record());
+  chevron::detail::flight_recorder const keeper(second, two, record());
   chevron::detail::last_failed_wait = {1, lost, {.peer = 0, .what = make_action(kind::receive_forward, 1, 1), .step = 7}, now_ns()};
   chevron::detail::write_rings({.reason = "not this one"}, 1);
   chevron::detail::last_failed_wait = {};
@@ -117,11 +117,11 @@ TEST_CASE("a file holds the plan, the actions, the failure and the wait") {
 
 TEST_CASE("what an exception destroys is still there, what ends well is not") {
   rings_in const here;
-  { chevron::detail::actions_keeper const keeper(second, two, record()); }
+  { chevron::detail::flight_recorder const keeper(second, two, record()); }
   chevron::detail::write_rings(lost, -1);
   CHECK(here.count() == 0);
   try {
-    chevron::detail::actions_keeper const keeper(second, two, record());
+    chevron::detail::flight_recorder const keeper(second, two, record());
     throw std::runtime_error("x");
   } catch (std::runtime_error const&) {
     chevron::detail::write_rings(lost, -1);
@@ -129,8 +129,8 @@ TEST_CASE("what an exception destroys is still there, what ends well is not") {
   CHECK(here.read(1)["failure"]["rank"] == 0);
   CHECK(here.read(1)["waiting"].is_null());
   // The next one of this rank takes its place.
-  chevron::detail::actions_keeper const keeper(second, two, record());
-  CHECK(chevron::detail::kept_of_all::instance().all.size() == 1);
+  chevron::detail::flight_recorder const keeper(second, two, record());
+  CHECK(chevron::detail::flight_recorders::instance().all.size() == 1);
 }
 
 TEST_CASE("what was begun last counts, and what its own rank has written stays") {
@@ -138,8 +138,8 @@ TEST_CASE("what was begun last counts, and what its own rank has written stays")
   plan const evaluates = catalogue::make_plan("ForwardOnly", {.ranks = 2, .micro_batches = 2});
   auto const before = record();
   auto const after = record();
-  chevron::detail::actions_keeper const second_of_two(second, evaluates, after);
-  chevron::detail::actions_keeper const first_of_two(second, two, before);
+  chevron::detail::flight_recorder const second_of_two(second, evaluates, after);
+  chevron::detail::flight_recorder const first_of_two(second, two, before);
   chevron::detail::write_rings(lost, 1);
   CHECK(here.read(1)["forward_only"] == true);
   chevron::detail::write_rings({.code = 4, .reason = "later"}, -1);
@@ -167,11 +167,11 @@ TEST_CASE("a pair is one cell of the plan") {
 }
 
 TEST_CASE("where nothing can be written, nothing is said") {
-  chevron::detail::actions_keeper const unkept(second, two, record());
-  chevron::detail::write_rings(lost, 1);  // CHEVRON_RINGS is not set
+  chevron::detail::flight_recorder const unkept(second, two, record());
+  chevron::detail::write_rings(lost, 1);  // CHEVRON_FLIGHT_LOGS is not set
   for (std::string const folder : {"/dev/null/x", "/proc", "/nowhere/at/all"}) {
     rings_in const here(folder);
-    chevron::detail::actions_keeper const keeper(second, two, record());
+    chevron::detail::flight_recorder const keeper(second, two, record());
     chevron::detail::write_rings(lost, 1);
     CHECK(here.count() == 0);
   }

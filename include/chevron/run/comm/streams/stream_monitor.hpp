@@ -13,7 +13,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/failure_watch.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
 /// Looks after what streams have been asked to do: the host does not wait for it, so somebody else has to notice that it never
@@ -25,17 +25,17 @@ namespace chevron {
 /// has ended for as long as the deadline, or a stream reports a fault, or another rank's failure is published, it sees to it that
 /// all ranks hear of the same cause, and ends all that is under way here (`Streams::abort`).
 template <class Streams>
-class stream_watch {
+class stream_monitor {
  public:
   using stream = typename Streams::stream;
   using event = typename Streams::event;
-  using clock = failure_watch::clock;
+  using clock = failure_monitor::clock;
   using milliseconds = std::chrono::milliseconds;
 
   /// The end of an operation.
   class point {
    public:
-    explicit point(stream_watch& owner) : owner_(&owner), at_(owner.streams_->make_event()) {
+    explicit point(stream_monitor& owner) : owner_(&owner), at_(owner.streams_->make_event()) {
       std::lock_guard const hold(owner_->mutex_);
       owner_->points_.push_back(this);
     }
@@ -60,8 +60,8 @@ class stream_watch {
     awaited const& about() const { return about_; }
 
    private:
-    friend stream_watch;
-    stream_watch* owner_;
+    friend stream_monitor;
+    stream_monitor* owner_;
     event at_;
     awaited about_{};
     std::uint64_t order_ = 0;
@@ -72,7 +72,7 @@ class stream_watch {
   /// use. It is watched as an operation is.
   class host_call {
    public:
-    host_call(stream_watch& owner, awaited const& about) : owner_(owner) {
+    host_call(stream_monitor& owner, awaited const& about) : owner_(owner) {
       std::lock_guard const hold(owner_.mutex_);
       owner_.call_ = about;
       owner_.call_order_ = ++owner_.asked_;
@@ -87,13 +87,13 @@ class stream_watch {
     host_call& operator=(host_call const&) = delete;
 
    private:
-    stream_watch& owner_;
+    stream_monitor& owner_;
   };
 
-  stream_watch(Streams& streams, failure_watch& failures) : streams_(&streams), failures_(&failures) {
+  stream_monitor(Streams& streams, failure_monitor& failures) : streams_(&streams), failures_(&failures) {
     thread_ = std::thread([this] { run(); });
   }
-  ~stream_watch() {
+  ~stream_monitor() {
     {
       std::lock_guard const hold(mutex_);
       stop_ = true;
@@ -102,8 +102,8 @@ class stream_watch {
     thread_.join();
     failures_->expect_no_beat();
   }
-  stream_watch(stream_watch const&) = delete;
-  stream_watch& operator=(stream_watch const&) = delete;
+  stream_monitor(stream_monitor const&) = delete;
+  stream_monitor& operator=(stream_monitor const&) = delete;
 
   void deadline(milliseconds longest) {
     std::lock_guard const hold(mutex_);
@@ -186,7 +186,7 @@ class stream_watch {
   }
 
   Streams* streams_;
-  failure_watch* failures_;
+  failure_monitor* failures_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<point*> points_;

@@ -29,7 +29,7 @@
 /// \file
 /// What each rank did last, written down when the job fails.
 ///
-/// With CHEVRON_RINGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two steps
+/// With CHEVRON_FLIGHT_LOGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two steps
 /// with their times, the failure as it was told, and what the rank was waiting for. `chevron-plan explain` reads them. Nothing of
 /// it may make a failure worse: a file is small, it is written within a second or not at all, and nobody is told if it is not.
 
@@ -48,18 +48,18 @@ struct kept_actions {
 };
 
 /// Of all ranks of this process. It is never destroyed, since threads that hang may outlive everything.
-struct kept_of_all {
+struct flight_recorders {
   std::mutex mutex;
   std::vector<std::shared_ptr<kept_actions>> all;
-  static kept_of_all& instance() {
-    static auto* const one = new kept_of_all;
+  static flight_recorders& instance() {
+    static auto* const one = new flight_recorders;
     return *one;
   }
 };
 
 /// Where rings go; null: nowhere.
 inline char const* rings_folder() {
-  char const* const folder = std::getenv("CHEVRON_RINGS");
+  char const* const folder = std::getenv("CHEVRON_FLIGHT_LOGS");
   return folder == nullptr || *folder == 0 ? nullptr : folder;
 }
 
@@ -71,28 +71,28 @@ inline std::string csv_of(plan_view const& plan) {
 }
 
 /// Keeps the record of an executor findable for as long as the executor lives, and after it if an exception destroys it.
-class actions_keeper {
+class flight_recorder {
  public:
-  actions_keeper(topology const& who, plan_view const& plan, std::shared_ptr<rank_trace const> trace)
+  flight_recorder(topology const& who, plan_view const& plan, std::shared_ptr<rank_trace const> trace)
       : exceptions_(std::uncaught_exceptions()) {
     if (rings_folder() == nullptr) return;
     kept_ = std::make_shared<kept_actions>(
         kept_actions{who, plan.name, plan.size, plan.forward_only, csv_of(plan), std::move(trace)});
-    auto& keeps = kept_of_all::instance();
+    auto& keeps = flight_recorders::instance();
     std::lock_guard const hold(keeps.mutex);
     // What a failure before this one has left is of no use any more.
     std::erase_if(keeps.all, [&](auto const& other) { return other->left && other->who.global_rank == who.global_rank; });
     keeps.all.push_back(kept_);
   }
-  ~actions_keeper() {
+  ~flight_recorder() {
     if (!kept_) return;
-    auto& keeps = kept_of_all::instance();
+    auto& keeps = flight_recorders::instance();
     std::lock_guard const hold(keeps.mutex);
     kept_->left = true;
     if (std::uncaught_exceptions() == exceptions_) std::erase(keeps.all, kept_);
   }
-  actions_keeper(actions_keeper const&) = delete;
-  actions_keeper& operator=(actions_keeper const&) = delete;
+  flight_recorder(flight_recorder const&) = delete;
+  flight_recorder& operator=(flight_recorder const&) = delete;
 
  private:
   std::shared_ptr<kept_actions> kept_;
@@ -130,7 +130,7 @@ inline std::string ring_text(kept_actions const& of, failure const& told, failed
            ", \"action\": " + ring_string(wait->mine.action_text()) + ", \"text\": " + ring_string(wait->mine.text()) +
            ", \"until\": " + to_string(wait->at) + "}";
   }
-  auto const actions = of.trace ? of.trace->last_actions() : std::vector<last_action>{};
+  auto const actions = of.trace ? of.trace->flight_log() : std::vector<last_action>{};
   std::size_t const left_out = actions.size() > most ? actions.size() - most : 0;
   out += ",\n  \"written\": " + to_string(now) + ",\n  \"wall_clock_ahead\": " + to_string(wall - now) +
          ",\n  \"left_out\": " + to_string(left_out) + ",\n  \"actions\": [";
@@ -164,7 +164,7 @@ inline void write_rings(failure const& told, int only, topology const& who = {})
     char const* const folder = rings_folder();
     if (folder == nullptr) return;
     std::vector<std::shared_ptr<kept_actions>> newest;  // a rank may train and evaluate: what it began last counts
-    auto& keeps = kept_of_all::instance();
+    auto& keeps = flight_recorders::instance();
     {
       std::lock_guard const hold(keeps.mutex);
       for (auto const& one : keeps.all) {
