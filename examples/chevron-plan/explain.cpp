@@ -10,7 +10,7 @@
 #include <chevron/show/svg.hpp>
 
 #include "request.hpp"
-#include "rings.hpp"
+#include "flight_logs.hpp"
 #include "table.hpp"
 #include "waits.hpp"
 
@@ -38,8 +38,8 @@ std::string listed(std::vector<std::string> const& all) {
   return out;
 }
 
-/// The plan that the ranks had; nothing where no ring holds it.
-std::optional<chevron::plan> plan_in(ring const& of) {
+/// The plan that the ranks had; nothing where no flight log holds it.
+std::optional<chevron::plan> plan_in(flight_log const& of) {
   if (of.plan.empty()) return std::nullopt;
   std::string csv;
   for (std::string const& row : of.plan) csv += row + "\n";
@@ -57,12 +57,12 @@ std::optional<chevron::plan> plan_in(ring const& of) {
 }
 
 struct explained {
-  rings all;
+  flight_logs all;
   std::optional<chevron::plan> plan;
   std::optional<plan_index> index;
   story what;
 
-  std::optional<ring> const& ring_of(int r) const { return all.by_rank[static_cast<std::size_t>(r)]; }
+  std::optional<flight_log> const& log_of(int r) const { return all.by_rank[static_cast<std::size_t>(r)]; }
   rank_story const& of(int r) const { return what.ranks[static_cast<std::size_t>(r)]; }
   int world() const { return static_cast<int>(all.by_rank.size()); }
   int pipeline_ranks() const { return all.any().pipeline_ranks; }
@@ -73,7 +73,7 @@ std::string rank_words(explained const& e, int r) {
   rank_story const& one = e.of(r);
   switch (one.state) {
     case rank_state::absent:
-      return "left no ring: it was killed or lost";
+      return "left no flight log: it was killed or lost";
     case rank_state::failed:
       return "failed" + (one.at ? " in " + name_of(one.at->op) : std::string());
     case rank_state::noticed:
@@ -81,7 +81,7 @@ std::string rank_words(explained const& e, int r) {
     case rank_state::waiting: {
       std::string out = "waited " + (one.seconds < 0 ? "" : time_words(one.seconds) + " ") + "for ";
       if (one.needs) return out + name_of(*one.needs) + " of " + rank_name(one.waits_for);
-      ring_wait const& mine = *e.ring_of(r)->waiting;
+      ring_wait const& mine = *e.log_of(r)->waiting;
       out += mine.peer >= 0 ? mine.action : "\"" + mine.action + "\"";
       if (mine.peer >= 0) return out + " of " + rank_name(mine.peer);
       return out + (one.waits_for >= 0 ? ", where " + rank_name(one.waits_for) + " was missing" : "");
@@ -99,7 +99,7 @@ std::string rank_words(explained const& e, int r) {
 /// `Everyone`, where that is so, else `Ranks 1 and 3`.
 std::string who_waited(explained const& e) {
   int left = 0;
-  for (int r = 0; r < e.world(); ++r) left += r != e.what.root && e.ring_of(r) ? 1 : 0;
+  for (int r = 0; r < e.world(); ++r) left += r != e.what.root && e.log_of(r) ? 1 : 0;
   if (static_cast<int>(e.what.led.size()) == left && left > 1) return "Everyone";
   std::vector<std::string> names;
   for (int const r : e.what.led) names.push_back(std::to_string(r));
@@ -141,7 +141,7 @@ std::string root_words(explained const& e) {
   std::string const name = capital(rank_name(r));
   switch (one.state) {
     case rank_state::absent:
-      return name + " left no ring: it was killed or lost, ended by itself, or could not write any more." +
+      return name + " left no flight log: it was killed or lost, ended by itself, or could not write any more." +
              (e.what.awaited ? " " + name_of(*e.what.awaited) + " is the first of its actions that somebody lacked." : "") +
              "\nLook at how its process ended: what the launcher says of a signal or an exit code, its machine's log of memory.";
     case rank_state::failed:
@@ -156,7 +156,7 @@ std::string root_words(explained const& e) {
       return name + " was in no action and waited for nobody, for " + time_words(one.seconds) +
              ": the program was busy elsewhere.";
     case rank_state::waiting:
-      return name + " waited itself, in " + e.ring_of(r)->waiting->action + ", for nobody in particular.";
+      return name + " waited itself, in " + e.log_of(r)->waiting->action + ", for nobody in particular.";
   }
   return {};
 }
@@ -189,8 +189,8 @@ std::string chain_words(explained const& e) {
 std::vector<std::pair<ring_failure, std::vector<std::string>>> told(explained const& e) {
   std::vector<std::pair<ring_failure, std::vector<std::string>>> out;
   for (int r = 0; r < e.world(); ++r) {
-    if (!e.ring_of(r)) continue;
-    ring_failure const& mine = e.ring_of(r)->told;
+    if (!e.log_of(r)) continue;
+    ring_failure const& mine = e.log_of(r)->told;
     auto const same = std::find_if(out.begin(), out.end(), [&](auto const& one) { return one.first == mine; });
     if (same != out.end())
       same->second.push_back(std::to_string(r));
@@ -231,7 +231,7 @@ std::vector<std::string> remarks_of(explained const& e) {
   }
   std::map<long, std::vector<std::string>> steps;
   for (int r = 0; r < e.world(); ++r) {
-    if (e.ring_of(r) && !e.ring_of(r)->actions.empty()) steps[e.ring_of(r)->actions.back().step].push_back(std::to_string(r));
+    if (e.log_of(r) && !e.log_of(r)->actions.empty()) steps[e.log_of(r)->actions.back().step].push_back(std::to_string(r));
   }
   if (steps.size() > 1) {
     std::vector<std::string> words;
@@ -245,7 +245,7 @@ std::vector<std::string> remarks_of(explained const& e) {
 }
 
 std::string words_of(explained const& e) {
-  ring const& any = e.all.any();
+  flight_log const& any = e.all.any();
   std::string out;
   if (!any.plan.empty()) {
     out += (any.schedule.empty() ? "a schedule of its own" : any.schedule) + ", " + std::to_string(any.pipeline_ranks) +
@@ -260,9 +260,9 @@ std::string words_of(explained const& e) {
   std::vector<table_row> rows{{"rank", "step", "in", "done", "and then"}};
   std::map<std::pair<int, long>, std::vector<std::vector<progress>>> known;  // by replica and step
   for (int r = 0; r < e.world(); ++r) {
-    auto const& mine = e.ring_of(r);
+    auto const& mine = e.log_of(r);
     bool const has = mine && !mine->actions.empty();
-    std::string done;  // of a rank without a ring only what others show
+    std::string done;  // of a rank without a flight log only what others show
     if (e.plan && (has || e.of(r).state == rank_state::absent)) {
       int const p = r % e.pipeline_ranks();
       long const step = has ? mine->actions.back().step : e.what.step;
@@ -287,7 +287,7 @@ std::string words_of(explained const& e) {
 chevron::show::picture picture_of(explained const& e) {
   if (!e.plan) {
     throw usage(
-        "no ring holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words are "
+        "no flight log holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words are "
         "printed");
   }
   chevron::plan const& plan = *e.plan;
@@ -296,7 +296,7 @@ chevron::show::picture picture_of(explained const& e) {
   int const first_rank = focus - focus % ranks;
   chevron::costs const costs;
   auto out = chevron::show::picture_of(plan, costs.view());
-  ring const& any = e.all.any();
+  flight_log const& any = e.all.any();
   out.schedule = any.schedule.empty() ? "schedule" : any.schedule;
   out.critical_path.clear();
   out.first_rank = first_rank;
@@ -337,7 +337,7 @@ chevron::show::picture picture_of(explained const& e) {
 
 int run_explain(request const& asked) {
   explained e;
-  e.all = read_rings(asked.rings);
+  e.all = read_flight_logs(asked.flight_logs);
   e.plan = plan_in(e.all.any());
   if (e.plan) e.index.emplace(*e.plan);
   e.what = follow_waits(e.all, e.index ? &*e.index : nullptr);

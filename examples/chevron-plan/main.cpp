@@ -16,7 +16,7 @@
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
 //   chevron-plan lower ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml
-//   chevron-plan explain rings -o why.svg
+//   chevron-plan explain flight logs -o why.svg
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -284,7 +284,7 @@ int main(int argc, char** argv) {
 
   CLI::App& explain =
       *add("explain", "Say for which action of which rank a failed run waited, from what its ranks left", run_explain);
-  explain.add_option("rings", asked.rings, "the folder that CHEVRON_FLIGHT_LOGS named when the run failed, or files of it")
+  explain.add_option("flight_logs", asked.flight_logs, "the folder that CHEVRON_FLIGHT_LOGS named when the run failed, or files of it")
       ->type_name("FOLDER|FILE.json");
   explain
       .add_option("--format", asked.format,

@@ -104,7 +104,7 @@ struct request {
   std::string output;
   std::string width;
   std::string colour = "auto";
-  std::vector<std::string> rings;    ///< files and folders of `explain`
+  std::vector<std::string> flight_logs;    ///< files and folders of `explain`
   bool ranks_given = false;          ///< `--ranks` was typed; for a schedule from a file it then must agree
   bool micro_batches_given = false;  ///< the same of `--microbatches`
   bool communication_given = false;  ///< `--communication` was typed, which then stands instead of a profile's

@@ -14,7 +14,7 @@ using chevron::show::progress;
 
 bool is_posting(kind k) { return chevron::detail::is_send(k) || chevron::detail::is_receive(k); }
 
-rank_story story_of(ring const& of, plan_index const* plan) {
+rank_story story_of(flight_log const& of, plan_index const* plan) {
   rank_story out;
   // Of a pair both halves are under way: the first is where the rank is.
   for (ring_action const& one : of.actions) {
@@ -88,24 +88,24 @@ int plan_index::position_of(action what, int on) const {
   return on < 0 || plan_.rank_of.data[what.stage] == on ? found->second : -1;
 }
 
-story follow_waits(rings const& all, plan_index const* plan) {
+story follow_waits(flight_logs const& all, plan_index const* plan) {
   story out;
   int const world = static_cast<int>(all.by_rank.size());
-  auto const ring_of = [&](int r) -> std::optional<ring> const& { return all.by_rank[static_cast<std::size_t>(r)]; };
-  for (int r = 0; r < world; ++r) out.ranks.push_back(ring_of(r) ? story_of(*ring_of(r), plan) : rank_story{});
+  auto const log_of = [&](int r) -> std::optional<flight_log> const& { return all.by_rank[static_cast<std::size_t>(r)]; };
+  for (int r = 0; r < world; ++r) out.ranks.push_back(log_of(r) ? story_of(*log_of(r), plan) : rank_story{});
   auto const at = [&](int r) -> rank_story& { return out.ranks[static_cast<std::size_t>(r)]; };
 
   // Who waits for all waits for one that has not come: first of all for one that is gone, then for one that is elsewhere.
   for (int r = 0; r < world; ++r) {
     if (at(r).state != rank_state::waiting || at(r).waits_for >= 0) continue;
-    ring_wait const& mine = *ring_of(r)->waiting;
+    ring_wait const& mine = *log_of(r)->waiting;
     bool const of_replicas = mine.action == "sum of gradients";
     int best = -1, rank_of_best = 99;
     for (int other = 0; other < world; ++other) {
       if (other == r || (of_replicas && other % all.any().pipeline_ranks != r % all.any().pipeline_ranks)) continue;
       rank_state const state = at(other).state;
-      bool const same = state == rank_state::waiting && ring_of(other)->waiting->action == mine.action &&
-                        ring_of(other)->waiting->step == mine.step;
+      bool const same = state == rank_state::waiting && log_of(other)->waiting->action == mine.action &&
+                        log_of(other)->waiting->step == mine.step;
       int const order = state == rank_state::absent    ? 0
                         : state == rank_state::failed  ? 1
                         : state != rank_state::waiting ? 2
@@ -162,7 +162,7 @@ story follow_waits(rings const& all, plan_index const* plan) {
       out.led.push_back(r);
   }
   if (out.root < 0) {
-    if (!out.circle.empty()) out.step = ring_of(out.circle.front())->waiting->step;
+    if (!out.circle.empty()) out.step = log_of(out.circle.front())->waiting->step;
     return out;
   }
 
@@ -177,9 +177,9 @@ story follow_waits(rings const& all, plan_index const* plan) {
   for (int r = 0; r < world; ++r) {
     rank_story const& one = at(r);
     if (one.state != rank_state::waiting || one.waits_for != out.root) continue;
-    long const step = ring_of(r)->waiting->step;
+    long const step = log_of(r)->waiting->step;
     if (!one.needs) {
-      if (!out.awaited && out.meeting.empty()) out.meeting = ring_of(r)->waiting->action, out.step = step;
+      if (!out.awaited && out.meeting.empty()) out.meeting = log_of(r)->waiting->action, out.step = step;
       continue;
     }
     std::pair<long, int> const place{step, plan == nullptr ? -1 : plan->position_of(*one.needs)};
@@ -189,12 +189,12 @@ story follow_waits(rings const& all, plan_index const* plan) {
     out.step = step;
     out.meeting.clear();
   }
-  if (out.step < 0 && ring_of(out.root) && !ring_of(out.root)->actions.empty()) out.step = ring_of(out.root)->actions.back().step;
+  if (out.step < 0 && log_of(out.root) && !log_of(out.root)->actions.empty()) out.step = log_of(out.root)->actions.back().step;
   if (out.step < 0) out.step = all.any().told.step;
   return out;
 }
 
-std::vector<std::vector<progress>> how_far(rings const& all, story const& what, plan_index const& index, int first_rank,
+std::vector<std::vector<progress>> how_far(flight_logs const& all, story const& what, plan_index const& index, int first_rank,
                                            long step) {
   chevron::plan const& plan = index.plan();
   auto const story_of = [&](int p) -> rank_story const& { return what.ranks[static_cast<std::size_t>(first_rank + p)]; };

@@ -9,10 +9,10 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/show/picture.hpp>
 
-#include "rings.hpp"
+#include "flight_logs.hpp"
 
 /// \file
-/// Who waited for whom when a job failed, and for what in the end: from the rings that its ranks left.
+/// Who waited for whom when a job failed, and for what in the end: from the flight logs that its ranks left.
 
 namespace plan_program {
 
@@ -27,7 +27,7 @@ enum class rank_state {
   between    ///< between two actions, or before the first
 };
 
-/// One rank, as its ring tells.
+/// One rank, as its flight log tells.
 struct rank_story {
   rank_state state = rank_state::absent;
   std::optional<ring_action> at;         ///< the action under way
@@ -67,13 +67,13 @@ class plan_index {
 /// \param plan null: backwards are taken to be whole
 std::optional<chevron::action> needed_for(chevron::action waiting, plan_index const* plan);
 
-/// \param plan null: none of the rings holds it
-story follow_waits(rings const& all, plan_index const* plan);
+/// \param plan null: none of the flight logs holds it
+story follow_waits(flight_logs const& all, plan_index const* plan);
 
 /// How far each action of a step had come, by pipeline rank and position, as far as is known: of a rank that left nothing, what
 /// others show that it had done.
 /// \param first_rank of a replica; global
-std::vector<std::vector<chevron::show::progress>> how_far(rings const& all, story const& what, plan_index const& plan,
+std::vector<std::vector<chevron::show::progress>> how_far(flight_logs const& all, story const& what, plan_index const& plan,
                                                           int first_rank, long step);
 
 }  // namespace plan_program

@@ -1,5 +1,5 @@
-# A rank of chevron-train is killed with CHEVRON_FLIGHT_LOGS set: the others leave their rings, and chevron-plan explain names the rank. Where
-# rings cannot be written, the run ends as it does without.
+# A rank of chevron-train is killed with CHEVRON_FLIGHT_LOGS set: the others leave their flight logs, and chevron-plan explain names the rank. Where
+# flight logs cannot be written, the run ends as it does without.
 # timeout: 300
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,19 +18,19 @@ kill_one() {
   test $code -eq 3 || { echo "CHEVRON_FLIGHT_LOGS=$2: exit code $code, not 3"; cat errors; exit 1; }
 }
 
-kill_one 1 rings
-ls rings
-for rank in 0 2 3; do test -s rings/rank-$rank.json || { echo "no ring of rank $rank"; cat errors; exit 1; }; done
-test ! -e rings/rank-1.json || { echo "a ring of the rank that was killed"; exit 1; }
-test "$(ls rings | wc -l)" -eq 3 || { echo "more than three rings"; exit 1; }
-"$plan" explain rings > why
+kill_one 1 flight_logs
+ls flight_logs
+for rank in 0 2 3; do test -s flight_logs/rank-$rank.json || { echo "no flight log of rank $rank"; cat errors; exit 1; }; done
+test ! -e flight_logs/rank-1.json || { echo "a flight log of the rank that was killed"; exit 1; }
+test "$(ls flight_logs | wc -l)" -eq 3 || { echo "more than three flight logs"; exit 1; }
+"$plan" explain flight_logs > why
 cat why
-for words in '^[A-Z].*ank 1.*, in step [0-9]*' '^Rank 1 left no ring: it was killed or lost' 'exit code 3: rank 1 was lost'; do
+for words in '^[A-Z].*ank 1.*, in step [0-9]*' '^Rank 1 left no flight log: it was killed or lost' 'exit code 3: rank 1 was lost'; do
   grep -q "$words" why || { echo "no \`$words\` in it"; exit 1; }
 done
-"$plan" explain rings -o why.svg
-grep -q '>left no ring: it was killed or lost<' why.svg || { echo "rank 1 is not marked in why.svg"; exit 1; }
+"$plan" explain flight_logs -o why.svg
+grep -q '>left no flight log: it was killed or lost<' why.svg || { echo "rank 1 is not marked in why.svg"; exit 1; }
 
 # No folder can be made there, or nothing be written into it.
-kill_one 3 /dev/null/rings
+kill_one 3 /dev/null/flight_logs
 kill_one 3 /proc

@@ -29,7 +29,7 @@ action const f0 = make_action(kind::forward, 1, 0), f1 = make_action(kind::forwa
 
 /// A folder that CHEVRON_FLIGHT_LOGS names for as long as this lives.
 struct rings_in {
-  std::filesystem::path folder = std::filesystem::temp_directory_path() / ("chevron-rings-" + std::to_string(::getpid()));
+  std::filesystem::path folder = std::filesystem::temp_directory_path() / ("chevron-flight-logs-" + std::to_string(::getpid()));
   explicit rings_in(std::string const& other = "") {
     ::setenv("CHEVRON_FLIGHT_LOGS", other.empty() ? folder.c_str() : other.c_str(), 1);
   }
@@ -94,37 +94,37 @@ TEST_CASE("a file holds the plan, the actions, the failure and the wait") {
   rings_in const here;
   chevron::detail::flight_recorder const keeper(second, two, record());
   chevron::detail::last_failed_wait = {1, lost, {.peer = 0, .what = make_action(kind::receive_forward, 1, 1), .step = 7}, now_ns()};
-  chevron::detail::write_rings({.reason = "not this one"}, 1);
+  chevron::detail::write_flight_logs({.reason = "not this one"}, 1);
   chevron::detail::last_failed_wait = {};
-  json const ring = here.read(1);
-  REQUIRE(ring.is_object());
+  json const flight_log = here.read(1);
+  REQUIRE(flight_log.is_object());
   CHECK(here.count() == 1);
-  CHECK(ring["rank"] == 1);
-  CHECK(ring["pipeline_ranks"] == 2);
-  CHECK(ring["schedule"] == "1F1B");
-  CHECK(ring["microbatches"] == 2);
-  CHECK(ring["plan"] == json({"0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"}));
-  CHECK(ring["failure"]["reason"] == lost.reason);
-  CHECK(ring["failure"]["rank"] == 0);
-  CHECK(ring["waiting"]["peer"] == 0);
-  CHECK(ring["waiting"]["action"] == "1RECV_F1");
-  REQUIRE(ring["actions"].size() == 5);
-  CHECK(ring["actions"][0][1] == "1F0");
-  CHECK(ring["actions"][3][4].is_number_integer());
-  CHECK(ring["actions"][4][4].is_null());
-  CHECK(ring["left_out"] == 0);
+  CHECK(flight_log["rank"] == 1);
+  CHECK(flight_log["pipeline_ranks"] == 2);
+  CHECK(flight_log["schedule"] == "1F1B");
+  CHECK(flight_log["microbatches"] == 2);
+  CHECK(flight_log["plan"] == json({"0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"}));
+  CHECK(flight_log["failure"]["reason"] == lost.reason);
+  CHECK(flight_log["failure"]["rank"] == 0);
+  CHECK(flight_log["waiting"]["peer"] == 0);
+  CHECK(flight_log["waiting"]["action"] == "1RECV_F1");
+  REQUIRE(flight_log["actions"].size() == 5);
+  CHECK(flight_log["actions"][0][1] == "1F0");
+  CHECK(flight_log["actions"][3][4].is_number_integer());
+  CHECK(flight_log["actions"][4][4].is_null());
+  CHECK(flight_log["left_out"] == 0);
 }
 
 TEST_CASE("what an exception destroys is still there, what ends well is not") {
   rings_in const here;
   { chevron::detail::flight_recorder const keeper(second, two, record()); }
-  chevron::detail::write_rings(lost, -1);
+  chevron::detail::write_flight_logs(lost, -1);
   CHECK(here.count() == 0);
   try {
     chevron::detail::flight_recorder const keeper(second, two, record());
     throw std::runtime_error("x");
   } catch (std::runtime_error const&) {
-    chevron::detail::write_rings(lost, -1);
+    chevron::detail::write_flight_logs(lost, -1);
   }
   CHECK(here.read(1)["failure"]["rank"] == 0);
   CHECK(here.read(1)["waiting"].is_null());
@@ -140,9 +140,9 @@ TEST_CASE("what was begun last counts, and what its own rank has written stays")
   auto const after = record();
   chevron::detail::flight_recorder const second_of_two(second, evaluates, after);
   chevron::detail::flight_recorder const first_of_two(second, two, before);
-  chevron::detail::write_rings(lost, 1);
+  chevron::detail::write_flight_logs(lost, 1);
   CHECK(here.read(1)["forward_only"] == true);
-  chevron::detail::write_rings({.code = 4, .reason = "later"}, -1);
+  chevron::detail::write_flight_logs({.code = 4, .reason = "later"}, -1);
   CHECK(here.read(1)["failure"]["code"] == 3);
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("a file stays small, whatever is to be told") {
   for (int i = 0; i < 20000; ++i) long_step->ends(long_step->add(f0));
   chevron::detail::kept_actions const kept{second,   "1F1B", {2, 65535, 1}, false, std::string(std::size_t{600} << 10, '0') + "\n",
                                   long_step};
-  std::string const text = chevron::detail::ring_text(kept, {.reason = std::string(1 << 20, '\x01')}, nullptr);
+  std::string const text = chevron::detail::flight_log_text(kept, {.reason = std::string(1 << 20, '\x01')}, nullptr);
   CHECK(text.size() < (std::size_t{1} << 20));
   CHECK(json::parse(text)["left_out"] == 20000 - 4096);
   // A plan that has no room is left out whole.
@@ -168,21 +168,21 @@ TEST_CASE("a pair is one cell of the plan") {
 
 TEST_CASE("where nothing can be written, nothing is said") {
   chevron::detail::flight_recorder const unkept(second, two, record());
-  chevron::detail::write_rings(lost, 1);  // CHEVRON_FLIGHT_LOGS is not set
+  chevron::detail::write_flight_logs(lost, 1);  // CHEVRON_FLIGHT_LOGS is not set
   for (std::string const folder : {"/dev/null/x", "/proc", "/nowhere/at/all"}) {
     rings_in const here(folder);
     chevron::detail::flight_recorder const keeper(second, two, record());
-    chevron::detail::write_rings(lost, 1);
+    chevron::detail::write_flight_logs(lost, 1);
     CHECK(here.count() == 0);
   }
 }
 
 TEST_CASE("a rank that fails before it has anything to do says so, if it is one of several") {
   rings_in const here;
-  chevron::detail::write_rings(lost, 3, {.pipeline_ranks = 4, .replicas = 1, .global_rank = 3});
+  chevron::detail::write_flight_logs(lost, 3, {.pipeline_ranks = 4, .replicas = 1, .global_rank = 3});
   CHECK(here.read(3)["plan"].empty());
   CHECK(here.read(3)["actions"].empty());
-  chevron::detail::write_rings(lost, 0, {});
+  chevron::detail::write_flight_logs(lost, 0, {});
   CHECK(here.count() == 1);
 }
 

@@ -269,10 +269,10 @@ class failure_monitor {
       detail::wait_entry mine;
       if (long_wait || report_) mine = entry();
       // It computes or hangs, and may not live to write down itself what it did last.
-      bool const busy = verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_ring_, true);
+      bool const busy = verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
       auto const reported = std::exchange(report_, std::nullopt);
       lock.unlock();
-      if (busy) detail::write_rings(*verdict_, -1);
+      if (busy) detail::write_flight_logs(*verdict_, -1);
       std::optional<failure> learned;
       try {
         if (!failed()) {
@@ -322,7 +322,7 @@ class failure_monitor {
   bool stop_ = false;
   bool waiting_ = false;
   bool expired_ = false;
-  bool consumed_ = false, wrote_ring_ = false;
+  bool consumed_ = false, wrote_flight_log_ = false;
   awaited mine_;
   detail::wait_details details_;
   std::optional<host_wait> host_;

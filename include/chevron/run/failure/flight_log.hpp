@@ -57,8 +57,8 @@ struct flight_recorders {
   }
 };
 
-/// Where rings go; null: nowhere.
-inline char const* rings_folder() {
+/// Where flight logs go; null: nowhere.
+inline char const* flight_logs_folder() {
   char const* const folder = std::getenv("CHEVRON_FLIGHT_LOGS");
   return folder == nullptr || *folder == 0 ? nullptr : folder;
 }
@@ -75,7 +75,7 @@ class flight_recorder {
  public:
   flight_recorder(topology const& who, plan_view const& plan, std::shared_ptr<rank_trace const> trace)
       : exceptions_(std::uncaught_exceptions()) {
-    if (rings_folder() == nullptr) return;
+    if (flight_logs_folder() == nullptr) return;
     kept_ = std::make_shared<kept_actions>(
         kept_actions{who, plan.name, plan.size, plan.forward_only, csv_of(plan), std::move(trace)});
     auto& keeps = flight_recorders::instance();
@@ -105,7 +105,7 @@ inline std::string ring_string(std::string const& plain) { return json_text(plai
 /// A rank's file.
 /// \param told the failure as it was published
 /// \param wait what the rank was waiting for when it heard of it; null: for nothing
-inline std::string ring_text(kept_actions const& of, failure const& told, failed_wait const* wait) {
+inline std::string flight_log_text(kept_actions const& of, failure const& told, failed_wait const* wait) {
   constexpr std::size_t most = 4096;
   using std::to_string;
   std::string plan = "[";
@@ -159,9 +159,9 @@ inline void write_within_a_second(std::string path, std::string text) {
 /// Writes what ranks of this process did last. Never throws, takes at most a second a rank.
 /// \param only the rank that asks for itself, and gives what it knows of itself; -1: all that have not
 /// \param told the failure as it was published, or as this rank found it
-inline void write_rings(failure const& told, int only, topology const& who = {}) noexcept {
+inline void write_flight_logs(failure const& told, int only, topology const& who = {}) noexcept {
   try {
-    char const* const folder = rings_folder();
+    char const* const folder = flight_logs_folder();
     if (folder == nullptr) return;
     std::vector<std::shared_ptr<kept_actions>> newest;  // a rank may train and evaluate: what it began last counts
     auto& keeps = flight_recorders::instance();
@@ -189,7 +189,7 @@ inline void write_rings(failure const& told, int only, topology const& who = {})
       bool const waited = last_failed_wait.rank == one->who.global_rank;
       failure const& cause = waited ? last_failed_wait.cause : told;
       std::string const name = "/rank-" + std::to_string(one->who.global_rank) + ".json";
-      write_within_a_second(folder + name, ring_text(*one, cause, waited ? &last_failed_wait : nullptr));
+      write_within_a_second(folder + name, flight_log_text(*one, cause, waited ? &last_failed_wait : nullptr));
     }
   } catch (...) {
     // No memory, no thread: the failure itself is what counts.

@@ -43,10 +43,10 @@ inline void open_standard_files() {
   if (auto const watch = kept_watch) {
     failure told = failure_by(watch->rank(), message, code, where);
     if (!watch->failed() && watch->world() > 1) told = watch->report(told);
-    if (watch->world() > 1) write_rings(told, watch->rank(), {watch->world(), 1, watch->rank()});
+    if (watch->world() > 1) write_flight_logs(told, watch->rank(), {watch->world(), 1, watch->rank()});
     watch->linger();
   }
-  write_rings(failure_by(std::max(0, where.rank), message, code, where), -1);
+  write_flight_logs(failure_by(std::max(0, where.rank), message, code, where), -1);
   flush_files();
   ::_exit(code);
 }

@@ -1,4 +1,4 @@
-#include "rings.hpp"
+#include "flight_logs.hpp"
 
 #include <sys/stat.h>
 
@@ -51,7 +51,7 @@ std::string text_of(std::string const& file) {
   if (stat(file.c_str(), &status) != 0) throw usage(name + " cannot be read (" + std::strerror(errno) + "): " + remedy);
   if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: " + remedy);
   if (static_cast<std::size_t>(status.st_size) > most_bytes)
-    throw usage(name + " is larger than 1 MiB, which no ring is: " + remedy);
+    throw usage(name + " is larger than 1 MiB, which no flight log is: " + remedy);
   std::ifstream in(file, std::ios::binary);
   std::string text(static_cast<std::size_t>(status.st_size), 0);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -64,7 +64,7 @@ class reader {
  public:
   explicit reader(std::string file) : name_("'" + plain(file) + "'") {}
 
-  [[noreturn]] void fault(std::string const& what) const { throw usage(name_ + " is no ring: " + what + "; " + remedy); }
+  [[noreturn]] void fault(std::string const& what) const { throw usage(name_ + " is no flight log: " + what + "; " + remedy); }
 
   json const& member(json const& of, char const* key) const {
     auto const found = of.is_object() ? of.find(key) : of.end();
@@ -91,7 +91,7 @@ class reader {
   }
   std::string words_at(json const& of, char const* key) const { return words(member(of, key), key); }
 
-  ring read(std::string const& text) const {
+  flight_log read(std::string const& text) const {
     // Messages of errors may hold any bytes.
     std::string clean = text;
     for (std::size_t at = 0; at < clean.size();) {
@@ -105,7 +105,7 @@ class reader {
     if (json const& format = all["chevron_ring"]; format != 1)
       fault("it has format " + plain(format.dump().substr(0, 20)) + ", and 1 is read here");
     constexpr std::int64_t least = INT64_MIN / 4, most = INT64_MAX / 4;
-    ring out;
+    flight_log out;
     out.pipeline_ranks = number_at(all, "pipeline_ranks", 1, most_ranks);
     out.replicas = number_at(all, "replicas", 1, most_ranks / out.pipeline_ranks);
     out.rank = number_at(all, "rank", 0, out.world() - 1);
@@ -185,9 +185,9 @@ std::vector<std::string> files_of(std::vector<std::string> const& named) {
   return out;
 }
 
-/// Why two rings cannot be of one job; empty: they can.
-std::string difference(ring const& a, ring const& b) {
-  auto const ranks = [](ring const& r) {
+/// Why two flight logs cannot be of one job; empty: they can.
+std::string difference(flight_log const& a, flight_log const& b) {
+  auto const ranks = [](flight_log const& r) {
     return std::to_string(r.pipeline_ranks) + " pipeline ranks \xc3\x97 " + std::to_string(r.replicas);
   };
   // Who failed before it had a plan knows how many ranks there are, not more.
@@ -201,7 +201,7 @@ std::string difference(ring const& a, ring const& b) {
 
 }  // namespace
 
-ring const& rings::any() const {
+flight_log const& flight_logs::any() const {
   auto const has = std::find_if(by_rank.begin(), by_rank.end(), [](auto const& r) { return r && !r->plan.empty(); });
   return has != by_rank.end() ? **has
                               : **std::find_if(by_rank.begin(), by_rank.end(), [](auto const& r) { return r.has_value(); });
@@ -230,20 +230,20 @@ std::optional<chevron::action> action_of(std::string_view text) {
   return std::nullopt;
 }
 
-rings read_rings(std::vector<std::string> const& named) {
-  if (named.empty()) throw usage("no ring given: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed, or files of it");
-  std::vector<ring> all;
+flight_logs read_flight_logs(std::vector<std::string> const& named) {
+  if (named.empty()) throw usage("no flight log given: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed, or files of it");
+  std::vector<flight_log> all;
   for (std::string const& file : files_of(named)) {
     all.push_back(reader(file).read(text_of(file)));
     all.back().file = plain(file);
   }
   auto const newest = std::max_element(
-      all.begin(), all.end(), [](ring const& a, ring const& b) { return a.written_on_the_wall() < b.written_on_the_wall(); });
-  rings out;
+      all.begin(), all.end(), [](flight_log const& a, flight_log const& b) { return a.written_on_the_wall() < b.written_on_the_wall(); });
+  flight_logs out;
   out.by_rank.resize(static_cast<std::size_t>(newest->world()));
   std::int64_t const latest = newest->written_on_the_wall();
   std::string const model = newest->file;
-  for (ring& one : all) {
+  for (flight_log& one : all) {
     std::int64_t const older = latest - one.written_on_the_wall();
     if (older > same_failure) {
       out.remarks.push_back(one.file + " is " + chevron::show::number(static_cast<double>(older) * 1e-9, 3) +

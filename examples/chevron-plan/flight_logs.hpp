@@ -43,7 +43,7 @@ struct ring_failure {
   bool operator==(ring_failure const&) const = default;
 };
 
-struct ring {
+struct flight_log {
   std::string file;
   int rank = 0, pipeline_ranks = 1, replicas = 1;
   std::string schedule;
@@ -61,17 +61,17 @@ struct ring {
 };
 
 /// What was read, and what is to be said of what was not.
-struct rings {
-  std::vector<std::optional<ring>> by_rank;  ///< global rank
+struct flight_logs {
+  std::vector<std::optional<flight_log>> by_rank;  ///< global rank
   std::vector<std::string> remarks;          ///< on files that were left aside
-  ring const& any() const;
+  flight_log const& any() const;
 };
 
 /// `2F1`, `2RECV_F1`, `OPTIMIZER_STEP`; nothing if it is no action.
 std::optional<chevron::action> action_of(std::string_view text);
 
 /// Reads files, or all `rank-*.json` of a folder.
-/// \throws usage where nothing is to be read, a file is no ring, or they are of different jobs
-rings read_rings(std::vector<std::string> const& named);
+/// \throws usage where nothing is to be read, a file is no flight log, or they are of different jobs
+flight_logs read_flight_logs(std::vector<std::string> const& named);
 
 }  // namespace plan_program
