@@ -49,14 +49,15 @@ struct gpt_size {
 };
 
 /// Which layers a stage holds. They are spread evenly, the front first, since the head weighs on the last stage. Up to two more
-/// stages than layers will do: then the head, and after it the embedding, are stages of their own.
+/// stages than layers will do: then the head, and after it the embedding, are stages of their own. Between first and last a stage that
+/// `given` leaves without layers passes on what arrives.
 /// \param given how many layers each stage holds; empty: as even as can be
 inline layer_cut cut_of(int layers, int stages, int stage, std::vector<int> const& given = {}) {
-  if (stages > layers + 2) {
+  if (given.empty() && stages > layers + 2) {
     throw usage_error("the schedule cuts the model into " + std::to_string(stages) + " stages, but with --layers " +
                       std::to_string(layers) + " there are " + std::to_string(layers + 2) +
                       " pieces (embedding, layers, head). Remedy: --layers " + std::to_string(stages - 2) +
-                      " or more, or fewer --ranks or --chunks");
+                      " or more, --layers with a number for each stage (0: it passes on), or fewer --ranks or --chunks");
   }
   std::vector<int> const each = given.empty() ? search::even_layers(layers, stages) : given;
   if (each.size() != static_cast<std::size_t>(stages)) {
@@ -65,10 +66,6 @@ inline layer_cut cut_of(int layers, int stages, int stage, std::vector<int> cons
   }
   int const first = std::accumulate(each.begin(), each.begin() + stage, 0);
   int const count = each[static_cast<std::size_t>(stage)];
-  if (count == 0 && stage > 0 && stage + 1 < stages) {
-    throw usage_error("--layers gives stage " + std::to_string(stage) +
-                      " no layer, and only the first and the last have something else to compute. Remedy: 1 or more");
-  }
   return {first, first + count, stage == 0, stage == stages - 1};
 }
 

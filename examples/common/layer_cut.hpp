@@ -23,7 +23,7 @@ inline std::string words_for(layer_cut const& cut) {
   if (cut.last - cut.first == 1) add("layer " + std::to_string(cut.first));
   if (cut.last - cut.first > 1) add("layers " + std::to_string(cut.first) + "-" + std::to_string(cut.last - 1));
   if (cut.predicts) add("head");
-  return out;
+  return out.empty() ? "passes on" : out;
 }
 
 }  // namespace chevron::train

@@ -252,7 +252,14 @@ TEST_CASE("a profile that does not say what layers cost is refused with the reas
   CHECK(search::layer_costs_of(p, true).problem.find("how many layers each stage had") != std::string::npos);
   p = measured_on(costs, {1, 2, 1});
   p.layers[1] = 0;
-  CHECK(search::layer_costs_of(p, true).problem == "stage 1 held no layer");
+  CHECK(search::layer_costs_of(p, true).problem == "no stage between the first and the last held a layer");
+  // Stages that pass on say nothing of a layer, and are left out.
+  for (auto const& cut : {std::vector{1, 0, 2, 1}, std::vector{1, 2, 0, 1}, std::vector{0, 0, 4, 0, 0}}) {
+    layer_costs const got = search::layer_costs_of(measured_on(costs, cut), true);
+    CHECK(got.problem.empty());
+    CHECK(got.layers.size() == 4);
+    for (auto const& one : got.layers) CHECK(one.forward == doctest::Approx(1));
+  }
   p = measured_on(costs, {1, 2, 1});
   p.backward_input[1] = profile::not_measured;
   CHECK(search::layer_costs_of(p, true).problem.find("'backward_input' of stage 1 is null") != std::string::npos);

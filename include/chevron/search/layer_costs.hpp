@@ -100,9 +100,11 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
     return refuse(
         "it has " + std::to_string(stages) + (stages == 1 ? " stage" : " stages") +
         ", and what a layer costs is read off a stage without embedding and head: take a profile with 3 stages or more");
-  for (std::size_t s = 1; s + 1 < stages; ++s) {
-    if (measured.layers[s] < 1) return refuse("stage " + std::to_string(s) + " held no layer");
-  }
+  // The stages beside the ends, those without layers left out.
+  std::size_t after_first = 1, before_last = stages - 2;
+  while (after_first + 1 < stages && measured.layers[after_first] < 1) ++after_first;
+  while (before_last > after_first && measured.layers[before_last] < 1) --before_last;
+  if (after_first + 1 == stages) return refuse("no stage between the first and the last held a layer");
   out.hidden = costs.hidden;
   std::vector<double> known;
   for (double const time : measured.communication) {
@@ -121,8 +123,8 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
     return all - count * of_layer;
   };
   int const first = measured.layers.front(), last = measured.layers.back();
-  piece_costs at_first = each_of(stage(1), measured.layers[1]);
-  piece_costs at_last = each_of(stage(stages - 2), measured.layers[stages - 2]);
+  piece_costs at_first = each_of(stage(after_first), measured.layers[after_first]);
+  piece_costs at_last = each_of(stage(before_last), measured.layers[before_last]);
   piece_costs const begin = stage(0), end = stage(stages - 1);
   out.embedding.forward = rest(begin.forward, first, at_first.forward);
   double backward = at_first.backward_input + at_first.backward_weight;
@@ -144,6 +146,7 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
   out.head.backward_input = rest(end.backward_input, last, at_last.backward_input);
   out.head.backward_weight = rest(end.backward_weight, last, at_last.backward_weight);
   for (std::size_t s = 0; s < stages; ++s) {
+    if (measured.layers[s] < 1) continue;
     piece_costs const one = s == 0 ? at_first : s + 1 == stages ? at_last : each_of(stage(s), measured.layers[s]);
     out.layers.insert(out.layers.end(), static_cast<std::size_t>(measured.layers[s]), one);
   }

@@ -59,7 +59,7 @@ inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
   return sizes;
 }
 
-/// Stages of consecutive layers, `layers[s]` of them in stage s. They share the layers with `whole`, and parameters keep its
+/// Stages of consecutive layers, `layers[s]` of them in stage s; a stage of none passes on what arrives. They share the layers with `whole`, and parameters keep its
 /// names, so that they do not depend on the cut: `5.weight`. Every layer takes and gives one tensor; a stage may take
 /// several where its first layer does.
 ///
@@ -69,18 +69,22 @@ inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
 /// \throws usage_error when the numbers do not add up to the layers there are
 inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vector<int> const& layers) {
   int const sum = std::accumulate(layers.begin(), layers.end(), 0);
-  bool const empty = std::any_of(layers.begin(), layers.end(), [](int n) { return n < 1; });
-  if (sum != static_cast<int>(whole->size()) || empty) {
+  bool const negative = std::any_of(layers.begin(), layers.end(), [](int n) { return n < 0; });
+  if (sum != static_cast<int>(whole->size()) || negative) {
     std::string text;
     for (int const n : layers) text += (text.empty() ? "" : " + ") + std::to_string(n);
     throw usage_error("a model of " + std::to_string(whole->size()) + " layers cannot be cut into " +
-                      (text.empty() ? "nothing" : text) + ": each stage takes one layer or more, and together all of them");
+                      (text.empty() ? "nothing" : text) + ": together stages take all layers, each as many or none");
   }
   auto const names = whole->named_children();
   std::vector<stage> made;
   auto layer = whole->begin();
   std::size_t number = 0;
   for (int const count : layers) {
+    if (count == 0) {
+      made.emplace_back([](std::span<at::Tensor const> values) { return tensors(values.begin(), values.end()); });
+      continue;
+    }
     torch::nn::Sequential piece;
     for (int i = 0; i < count; ++i, ++layer, ++number) piece->push_back(names[number].key(), *layer);
     made.emplace_back(piece);
