@@ -71,7 +71,7 @@ double count_rows(microbatches const& pass) {
   for (auto const& b : pass) sum += static_cast<double>(b.inputs[0].size(0));
   return sum;
 }
-double count_ahead(microbatches const& pass) {
+double sum_ahead(microbatches const& pass) {
   double sum = 0;
   for (auto const& b : pass) sum += count_ahead(b);
   return sum;
@@ -86,7 +86,7 @@ struct totals {
     for (int r = 0; r < replicas; ++r) {
       for (int pass = 0; pass < passes; ++pass) {
         rows += count_rows(uneven(seed_of(step, r, pass)));
-        ahead += count_ahead(uneven(seed_of(step, r, pass)));
+        ahead += sum_ahead(uneven(seed_of(step, r, pass)));
       }
     }
   }
@@ -251,7 +251,7 @@ TEST_CASE("replicas add up what their microbatches count in a loss with a weight
           {.program = program, .transport = comm, .stages = build_gated, .loss = mean_square, .optimizer = sgd});
       auto const mine = uneven(comm.topology().replica() + 1), other = uneven(2 - comm.topology().replica());
       chevron::step_total total;
-      if (given) total = {count_rows(mine) + count_rows(other), {{"ahead", count_ahead(mine) + count_ahead(other)}}};
+      if (given) total = {count_rows(mine) + count_rows(other), {{"ahead", sum_ahead(mine) + sum_ahead(other)}}};
       auto const report = train.step(mine, total);
       if (comm.topology().global_rank != 0) return;
       for (auto const& one : report.losses) values[given].push_back(one.value);
