@@ -141,6 +141,9 @@ std::string not_promised(program const& p) {
   // The stages before the last get gradients of zeros for a microbatch that counts nothing.
   if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
     return "what a backward does besides computing gradients, in a microbatch that counts nothing";
+  // Then zeros are added to the gradients of a stage's own loss, and may decide how the sum lies.
+  if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "aux" && b.has("own"); }))
+    return "a microbatch that counts nothing in the model's loss, and something in a stage's";
   // What its backward does, and by which number nodes behind it draw.
   if (makes_a_graph_below_all_trained(p) &&
       any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
