@@ -249,7 +249,7 @@ program generate(std::uint64_t seed) {
     draw_options(d, p);
     bool any = false;
     for (stage_text const& s : p.stages) {
-      for (block const& b : s.blocks) any = any || (learns(b) && !b.has("frozen"));
+      for (block const& b : s.blocks) any = any || (learns(b) && !b.has("frozen") && b.name != "aux");  // the loss needs one
     }
     if (any && not_promised(p).empty()) return p;
   }

@@ -141,6 +141,9 @@ std::string not_promised(program const& p) {
   // The stages before the last get gradients of zeros for a microbatch that counts nothing.
   if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
     return "what a backward does besides computing gradients, in a microbatch that counts nothing";
+  // Then zeros are added to the gradients of a stage's own loss, and may decide how the sum lies.
+  if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "aux" && b.has("own"); }))
+    return "a microbatch that counts nothing in the model's loss, and something in a stage's";
   // What its backward does, and by which number nodes behind it draw.
   if (makes_a_graph_below_all_trained(p) &&
       any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
@@ -191,8 +194,9 @@ bool may_refuse(program const& p, std::string const& message) {
 
 bool rounds_as_cut(program const& p) {
   if (changes_a_view_behind_its_cut(p)) return true;
-  // A node draws by its number in its part. Behind a cut a detached tensor is followed, too, and what is made of it has nodes.
-  if (any_block(p, [](auto const&, block const& b) { return b.name == "det"; }) &&
+  // A node draws by its number in its part. Behind a cut a tensor without a gradient (detached, or of a stage that only its own loss
+  // trains) is followed, too, and operations on it have nodes.
+  if (any_block(p, [](auto const&, block const& b) { return b.name == "det" || gives_loss(b); }) &&
       any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
     return true;
   return any_block(p, [](auto const&, block const& b) {

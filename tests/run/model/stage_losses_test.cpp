@@ -66,12 +66,12 @@ microbatches uneven(int seed) {
   }
   return out;
 }
-double rows(microbatches const& pass) {
+double count_rows(microbatches const& pass) {
   double sum = 0;
   for (auto const& b : pass) sum += static_cast<double>(b.inputs[0].size(0));
   return sum;
 }
-double ahead(microbatches const& pass) {
+double sum_ahead(microbatches const& pass) {
   double sum = 0;
   for (auto const& b : pass) sum += count_ahead(b);
   return sum;
@@ -85,8 +85,8 @@ struct totals {
   explicit totals(int step) {
     for (int r = 0; r < replicas; ++r) {
       for (int pass = 0; pass < passes; ++pass) {
-        rows += ::rows(uneven(seed_of(step, r, pass)));
-        ahead += ::ahead(uneven(seed_of(step, r, pass)));
+        rows += count_rows(uneven(seed_of(step, r, pass)));
+        ahead += sum_ahead(uneven(seed_of(step, r, pass)));
       }
     }
   }
@@ -251,7 +251,7 @@ TEST_CASE("replicas add up what their microbatches count in a loss with a weight
           {.program = program, .transport = comm, .stages = build_gated, .loss = mean_square, .optimizer = sgd});
       auto const mine = uneven(comm.topology().replica() + 1), other = uneven(2 - comm.topology().replica());
       chevron::step_total total;
-      if (given) total = {rows(mine) + rows(other), {{"ahead", ahead(mine) + ahead(other)}}};
+      if (given) total = {count_rows(mine) + count_rows(other), {{"ahead", sum_ahead(mine) + sum_ahead(other)}}};
       auto const report = train.step(mine, total);
       if (comm.topology().global_rank != 0) return;
       for (auto const& one : report.losses) values[given].push_back(one.value);
