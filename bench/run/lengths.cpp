@@ -49,9 +49,9 @@ int main(int argc, char** argv) {
                                                       [&](int s, chevron::shape) { return s < ranks ? s : 2 * ranks - 1 - s; });
         chevron::activation_limit const memory{static_cast<double>(stages), 1};
         chevron::search::effort const effort{.trials = trials};
-        chevron::shape const size{ranks, micro_batches};
+        chevron::plan const placed = chevron::placed_on(where, {ranks, micro_batches});
         chevron::plan const fixed =
-            chevron::in_ascending_order(chevron::search::find(where, size, each, memory, {}, effort).best);
+            chevron::in_ascending_order(chevron::search::find({.where = placed, .costs = each, .memory = memory}, effort).best);
         double above[4] = {}, took[2] = {};
         for (int draw = 0; draw < draws; ++draw) {
           auto const lengths = bench::drawn_lengths(micro_batches, spread, static_cast<std::uint64_t>(draw) + 1);
@@ -59,13 +59,13 @@ int main(int argc, char** argv) {
           chevron::cost_view costs = each;
           costs.lengths = factors.view();
           double from = cpu_milliseconds();
-          auto const again = chevron::search::replan(fixed, costs, memory);
+          auto const again = chevron::search::replan(fixed, {.costs = costs, .memory = memory});
           took[0] += cpu_milliseconds() - from;
           from = cpu_milliseconds();
-          chevron::search::reorder(fixed, costs, memory);
+          chevron::search::reorder(fixed, {.costs = costs, .memory = memory});
           took[1] += cpu_milliseconds() - from;
-          auto const ordered = chevron::search::find_order(where, size, costs, memory, {}, effort);
-          double const all[4] = {makespan(fixed, costs), again.length, ordered.as_given, ordered.schedule.length};
+          auto const ordered = chevron::search::find_order({.where = placed, .costs = costs, .memory = memory}, effort);
+          double const all[4] = {makespan(fixed, costs), again.length, ordered.as_given, ordered.length};
           for (int i = 0; i < 4; ++i) above[i] += 100 * (all[i] / again.bound - 1) / draws;
         }
         std::printf("%2d, %2d, %2d, %2d %7s %8.1f %% %6.1f %% %6.1f %% %6.1f %%   %14.1f %12.1f\n", ranks, micro_batches, stages, stages,

@@ -72,8 +72,9 @@ int main(int argc, char** argv) {
         chevron::activation_limit const memory{static_cast<double>(limit), 1};
         auto const goal = span ? chevron::search::objective::span : chevron::search::objective::makespan;
         auto const work = full ? chevron::work_graph::full_backward : chevron::work_graph::split_backward;
-        return improve ? chevron::search::improve(where, size, each, memory, goal, effort, work)
-                       : chevron::search::find(where, size, each, memory, goal, effort, work);
+        chevron::search::problem const asked{
+            .where = chevron::placed_on(where, size), .costs = each, .memory = memory, .goal = goal, .work = work};
+        return improve ? chevron::search::improve(asked, effort) : chevron::search::find(asked, effort);
       };
       chevron::search::found const found = placement == "vee"    ? look(chevron::placement::vee, 2)
                                            : placement == "wave" ? look(chevron::placement::waves, 4)

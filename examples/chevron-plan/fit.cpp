@@ -135,8 +135,8 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
                found_all& out, std::vector<fit_bound>& bound) {
   size.chunks = how.chunks;
   int const stages = size.ranks * how.chunks;
-  chevron::plan placed;
-  if (chevron::detail::begin_plan(where, size, placed)) return;
+  chevron::plan const placed = chevron::placed_on(where, size);
+  if (placed.problem) return;
   // Recomputed stages run their backward whole: between I and W they would hold more than their F left.
   bool const split = !how.recompute;
   cut const of = cut_of(with, std::vector<bool>(static_cast<std::size_t>(stages), split), how.chunks, placed);
@@ -186,7 +186,7 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
     if (p.bytes <= with.bytes.memory && (shortest == 0 || p.time < shortest)) shortest = p.time;
   }
   auto const found =
-      find_within(where, size, costs.view(), takes, with.bytes.memory, chevron::search::objective::makespan, effort, work, shortest);
+      find_within({.where = placed, .costs = costs.view(), .work = work}, takes, with.bytes.memory, effort, shortest);
   if (found.best.problem) return;
   fit_point point = look_at(found.best, of, std::vector<bool>(static_cast<std::size_t>(size.ranks), how.recompute));
   point.schedule = std::string("searched, ") + how.placement;

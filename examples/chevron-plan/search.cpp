@@ -38,7 +38,7 @@ struct entry {
   chevron::search::found found;
   owned_costs planned;  ///< where a link is slow depends on what goes along it
   std::optional<chevron::search::robust_found> robust;  ///< where times vary
-  std::optional<chevron::search::found_layers> cut;  ///< with --partition; its schedule is `found`
+  std::optional<chevron::search::layers_found> cut;     ///< with --partition; its order is `found`
   std::int64_t most_layers = 0;                      ///< with --partition: that a rank may hold; 0: any number
   std::vector<int> order{};  ///< with --order: which of the microbatches, as they were given, goes in k-th
   double as_given = 0;       ///< with --order: what a search finds without it
@@ -62,6 +62,12 @@ struct job {
   bool order = false;        ///< the order of microbatches is looked for, too
   std::optional<memory_model> bytes;  ///< with --memory
   bool recompute = false;
+
+  /// What is asked on one placement.
+  template <class Placement>
+  chevron::search::problem on(Placement const& where, chevron::cost_view const& costs) const {
+    return {.where = chevron::placed_on(where, size), .costs = costs, .memory = memory, .goal = goal, .work = work};
+  }
 };
 
 /// The rank of each stage.
@@ -72,14 +78,6 @@ std::vector<std::int16_t> homes(std::string const& placement, chevron::shape siz
     out.push_back(static_cast<std::int16_t>(rank));
   }
   return out;
-}
-
-/// The stages where a placement has them; none for a size that it does not have, which the search then says.
-template <class Placement>
-chevron::plan placed_on(Placement const& where, chevron::shape size) {
-  chevron::plan placed;
-  if (chevron::detail::begin_plan(where, size, placed)) placed.stages = 0;
-  return placed;
 }
 
 /// Whether it goes on in rounds until time is up. A number of trials asks for one search of so many, and time may end it sooner.
@@ -102,11 +100,13 @@ struct time_share {
 entry order_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
   return placements::on(placement, [&](auto const& where) {
     time.begin(placement, share.to);
-    owned_costs const given = with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow);
-    auto got = chevron::search::find_order(where, asked.size, given.view(), asked.memory, asked.goal, asked.effort, asked.work);
+    owned_costs const given = with_slower_ranks(chevron::placed_on(where, asked.size), planned.view(), asked.slow);
+    auto got = chevron::search::find_order(asked.on(where, given.view()), asked.effort);
     planned.computation_factors = std::move(got.lengths.computation);
     planned.transfer_factors = std::move(got.lengths.transfer);
-    entry out{placement, with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow), std::move(got.schedule), {}, {}, {}};
+    entry out{
+        placement, with_slower_ranks(chevron::placed_on(where, asked.size), planned.view(), asked.slow), std::move(got), {}, {},
+        {}};
     out.planned = std::move(planned);
     out.order = std::move(got.order);
     out.as_given = got.as_given;
@@ -123,16 +123,16 @@ chevron::search::found find_in_bytes(Placement const& where, job const& asked, c
   if (!bytes.problem.empty()) throw usage("--memory: " + bytes.problem);
   chevron::buffer<bool> recomputed(stages);
   for (int s = 0; s < stages; ++s) recomputed.data[s] = asked.recompute;
-  return find_within(where, asked.size, costs, bytes.view(recomputed.data), asked.bytes->memory, asked.goal, trying, asked.work);
+  return find_within(asked.on(where, costs), bytes.view(recomputed.data), asked.bytes->memory, trying);
 }
 
 entry find_on(std::string const& placement, job const& asked, owned_costs planned, search_time& time, time_share share) {
   return placements::on(placement, [&](auto const& where) {
-    entry out{placement, with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow), {}, {}, {}, {}};
+    entry out{placement, with_slower_ranks(chevron::placed_on(where, asked.size), planned.view(), asked.slow), {}, {}, {}, {}};
     chevron::cost_view const costs = out.costs.view();
     auto const find = [&](chevron::search::effort const& trying) {
       if (asked.bytes) return find_in_bytes(where, asked, costs, trying);
-      return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
+      return chevron::search::find(asked.on(where, costs), trying);
     };
     bool const drawn = asked.jitter.spread > 0;
     time.begin(placement, drawn ? (share.from + share.to) / 2 : share.to);
@@ -141,7 +141,7 @@ entry find_on(std::string const& placement, job const& asked, owned_costs planne
       time.begin(placement + ", over draws", share.to);
       chevron::search::effort trying = asked.effort;
       if (in_rounds(asked, time)) trying.trials = std::numeric_limits<int>::max();
-      out.robust = chevron::search::find_robust(out.found, costs, asked.jitter, asked.memory, asked.goal, trying, asked.work);
+      out.robust = chevron::search::find_robust(out.found, asked.on(where, costs), asked.jitter, trying);
     }
     out.planned = std::move(planned);
     return out;
@@ -254,18 +254,16 @@ std::int64_t layer_limit(Placement const& where, job const& asked, int layers) {
 }
 
 /// A search in which each chunk counts as the layers that it holds.
-template <class Placement>
-chevron::search::found find_in_layers(Placement const& where, job const& asked, chevron::cost_view const& costs,
-                                      std::vector<int> const& layers, std::int64_t most, chevron::search::effort const& trying) {
+chevron::search::found find_in_layers(chevron::search::problem const& asked, std::vector<int> const& layers,
+                                      double kept_for_weight, std::int64_t most, chevron::search::effort const& trying) {
   constexpr double one = 1'000'000;  // a layer before its I, as if in bytes; after it a share of that
   std::vector<std::int64_t> whole, kept;
   for (int const count : layers) {
     whole.push_back(std::llround(one * count));
-    kept.push_back(std::llround(one * asked.memory.kept_for_weight * count));
+    kept.push_back(std::llround(one * kept_for_weight * count));
   }
   std::vector<std::int64_t> const none(layers.size(), 0);
-  return find_within(where, asked.size, costs, {none.data(), whole.data(), kept.data(), none.data(), nullptr},
-                     most * std::llround(one), asked.goal, trying, asked.work);
+  return find_within(asked, {none.data(), whole.data(), kept.data(), none.data(), nullptr}, most * std::llround(one), trying);
 }
 
 /// Layers and order together, on one placement.
@@ -279,10 +277,13 @@ entry part_on(request const& typed, std::string const& placement, job const& ask
   layers.communication_occupies = occupies_of(typed);
   return placements::on(placement, [&](auto const& where) {
     std::int64_t const most = asked.memory.most > 0 ? layer_limit(where, asked, static_cast<int>(layers.layers.size())) : 0;
-    auto const find = [&](chevron::cost_view const& costs, std::vector<int> const& cut, chevron::search::effort const& trying) {
-      if (most > 0) return find_in_layers(where, asked, costs, cut, most, trying);
-      return chevron::search::find(where, asked.size, costs, asked.memory, asked.goal, trying, asked.work);
+    auto const find = [&](chevron::search::problem const& of_cut, std::vector<int> const& cut,
+                          chevron::search::effort const& trying) {
+      if (most > 0) return find_in_layers(of_cut, cut, asked.memory.kept_for_weight, most, trying);
+      return chevron::search::find(of_cut, trying);
     };
+    chevron::activation_limit const in_chunks{0, asked.memory.kept_for_weight};  // layers are what the limit counts
+    chevron::search::problem const unlimited = asked.on(where, {}).within(in_chunks);
     time.begin(placement, share.to);
     time.hide_bound();
     auto const find_cut = [&](chevron::search::effort const& trying) {
@@ -290,12 +291,12 @@ entry part_on(request const& typed, std::string const& placement, job const& ask
       how_hard.brief.seed = trying.seed;
       how_hard.brief.watch = trying.watch;
       if (in_rounds(asked, time)) how_hard.brief.trials = std::max(trying.trials / 50, 1);
-      return chevron::search::find_layers(layers, asked.size.ranks * asked.size.chunks, find, {}, asked.goal, how_hard);
+      return chevron::search::find_layers(layers, unlimited, how_hard, find);
     };
-    chevron::search::found_layers cut =
+    chevron::search::layers_found cut =
         in_rounds(asked, time) ? chevron::search::in_rounds(find_cut, first_round(asked)) : find_cut(asked.effort);
     owned_costs planned = layers.of(cut.layers);
-    entry out{placement, with_slower_ranks(placed_on(where, asked.size), planned.view(), asked.slow), std::move(cut.schedule), {}, {}, {}};
+    entry out{placement, with_slower_ranks(chevron::placed_on(where, asked.size), planned.view(), asked.slow), cut, {}, {}, {}};
     out.planned = std::move(planned);
     out.cut = std::move(cut);
     out.most_layers = most;

@@ -42,8 +42,9 @@ std::optional<shorter_schedule> shorter_than(request const& asked, chevron::plan
   chevron::activation_limit const memory{static_cast<double>(chevron::peak_in_flight(plan))};
   double const length = chevron::makespan(plan, costs);
   auto const found = placements::on(placement, [&](auto const& where) {
-    return chevron::search::find(where, plan.size, costs, memory, chevron::search::objective::makespan, {.trials = trials},
-                                 split ? chevron::work_graph::split_backward : chevron::work_graph::full_backward);
+    auto const work = split ? chevron::work_graph::split_backward : chevron::work_graph::full_backward;
+    return chevron::search::find({.where = chevron::placed_on(where, plan.size), .costs = costs, .memory = memory, .work = work},
+                                 {.trials = trials});
   });
   if (found.best.problem || !(found.length < length * (1 - 1e-9))) return std::nullopt;
   request brief = asked;

@@ -77,36 +77,35 @@ class within_bytes {
 /// flight; what it finds at each limit is counted in bytes, rank by rank, until several limits above those that surely fit bring
 /// nothing shorter that does. Plans of the catalogue take part as they are.
 ///
-/// \param takes bytes by stage; recomputed stages cost their F again in `costs` already
+/// \param asked without a limit of chunks; recomputed stages cost their F again in its costs already
+/// \param takes bytes by stage
 /// \param known_length a length that is known to fit, 0: none; higher limits are tried only where something shorter than it may exist
 /// \returns as `search::find`; `bound` holds for every schedule that fits
-template <chevron::placement_policy Placement>
-chevron::search::found find_within(Placement const& where, chevron::shape size, chevron::cost_view const& costs,
-                                   chevron::footprint_view const& takes, std::int64_t memory, chevron::search::objective goal,
-                                   chevron::search::effort const& effort, chevron::work_graph work, double known_length = 0) {
+inline chevron::search::found find_within(chevron::search::problem const& asked, chevron::footprint_view const& takes,
+                                          std::int64_t memory, chevron::search::effort const& effort, double known_length = 0) {
   using namespace chevron;
-  return search::detail::search_on<search::found>(where, size, [&](plan const& placed) {
-    bool const split = work == work_graph::split_backward;
-    chunk_range const range = chunks_within(placed, takes, memory);
-    int const all = size.micro_batches * size.chunks, least = least_in_flight(placed);
-    double const last = std::min(range.last, all);
-    search::found out;
-    if (last >= least) {
-      within_bytes const judge(takes, memory, {last, split ? range.least_kept : 1}, std::clamp(range.safe, least, all),
-                               known_length);
-      out = search::detail::find(placed, costs, {last, split ? range.most_kept : 1}, goal, effort, work, judge);
-    }
-    if (out.length == 0) {
-      finding f;
-      f.broken = law::description;
-      f.words = "no order was found that fits into a rank's memory; stages: ";
-      f.number = placed.stages;
-      out.best = chevron::detail::refused(size, "searched", f);
-    } else {
-      search::detail::finish(out.best, {});
-    }
-    return out;
-  });
+  plan const& placed = asked.where;
+  if (placed.problem) return search::find(asked, effort);  // says why
+  bool const split = asked.split();
+  chunk_range const range = chunks_within(placed, takes, memory);
+  int const all = placed.size.micro_batches * placed.size.chunks, least = least_in_flight(placed);
+  double const last = std::min(range.last, all);
+  search::found out;
+  if (last >= least) {
+    within_bytes const judge(takes, memory, {last, split ? range.least_kept : 1}, std::clamp(range.safe, least, all),
+                             known_length);
+    out = search::find(asked.within({last, split ? range.most_kept : 1}), effort, judge);
+  }
+  if (out.length == 0) {
+    finding f;
+    f.broken = law::description;
+    f.words = "no order was found that fits into a rank's memory; stages: ";
+    f.number = placed.stages;
+    out.best = chevron::detail::refused(placed.size, "searched", f);
+  } else {
+    search::detail::finish(out.best, {});
+  }
+  return out;
 }
 
 }  // namespace plan_program

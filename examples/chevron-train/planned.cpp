@@ -49,19 +49,20 @@ std::string words_for_layers(options const& o, replan_report const& news) {
   if (!costs.problem.empty()) return {};
   activation_limit const memory{static_cast<double>(chunk_limit(o))};
   auto const goal = o.post_validation ? search::objective::span : search::objective::makespan;
-  auto const find = [&](cost_view const& of_stages, std::vector<int> const&, search::effort const& trying) {
-    shape const size{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks};
-    return placements::on(o.placement, [&](auto const& where) { return search::find(where, size, of_stages, memory, goal, trying); });
-  };
+  plan const placed = placements::on(o.placement, [&](auto const& where) {
+    return placed_on(where, {.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks});
+  });
   // Not for long: training waits.
-  auto const got = search::find_layers(costs, o.ranks * o.chunks, find, memory, goal,
-                                       {.brief = {.trials = 500}, .thorough = {.trials = 4000}, .most_looked_at = 24, .most_searched = 3});
+  auto const got =
+      search::find_layers(costs, {.where = placed, .memory = memory, .goal = goal},
+                          {.brief = {.trials = 500}, .thorough = {.trials = 4000}, .most_looked_at = 24, .most_searched = 3});
   double const now = news.what == schedule_event::changed ? news.found : news.running;
-  if (got.schedule.best.problem || !(got.schedule.length < now * (1 - worth_telling))) return {};
-  return "other layers on the stages would gain more: --layers " + search::layers_text(got.layers) + " is predicted to take " + time(got.schedule.length) + ", " +
-         show::percent(1 - got.schedule.length / now) +
-         " less, with " + some(got.held, "layer") + " in flight on a rank at most (" + std::to_string(got.even_held) +
-         " if they are even). Weights do not move while training: start with that flag, or go on with it from a checkpoint (--resume)";
+  if (got.best.problem || !(got.length < now * (1 - worth_telling))) return {};
+  return "other layers on the stages would gain more: --layers " + search::layers_text(got.layers) + " is predicted to take " +
+         time(got.length) + ", " + show::percent(1 - got.length / now) + " less, with " + some(got.held, "layer") +
+         " in flight on a rank at most (" + std::to_string(got.even_held) +
+         " if they are even). Weights do not move while training: start with that flag, or go on with it from a checkpoint "
+         "(--resume)";
 }
 
 }  // namespace chevron::train

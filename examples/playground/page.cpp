@@ -78,16 +78,15 @@ EXPORTED(search) char const* search_for() {
     shape size{asked.ranks, asked.micro_batches, asked.chunks};
     if (size.chunks == 0) size.chunks = where.default_chunks;
     // Where stages live decides which link is slow.
-    plan placed;
-    if (finding const f = detail::begin_plan(where, size, placed)) return refused(describe(f).str());
-    placed.begin = buffer<int>(size.ranks + 1, zeroed);
+    plan const placed = placed_on(where, size);
+    if (placed.problem) return refused(describe(placed.problem).str());
     owned_costs const costs = prices(asked, placed);
     activation_limit memory;
     memory.most = asked.memory_limit > 0 ? static_cast<int>(asked.memory_limit * size.chunks + 1e-9) : 0;
     search::effort effort;
     effort.trials = asked.trials;
     effort.seed = static_cast<std::uint64_t>(asked.seed);
-    search::found const found = search::find(where, size, costs.view(), memory, search::objective::makespan, effort);
+    search::found const found = search::find({.where = placed, .costs = costs.view(), .memory = memory}, effort);
     if (found.best.problem) return refused(describe(found.best.problem).str());
     return "{\"length\":" + show::exact(found.length) + ",\"bound\":" + show::exact(found.bound) +
            ",\"optimal\":" + (found.optimal() ? "true" : "false") + ",\"trials\":" + std::to_string(found.trials) +

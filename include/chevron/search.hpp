@@ -5,13 +5,13 @@
 /// compiling, with the stages as they are or with layers shared out to them. No LibTorch.
 
 #include <chevron/search/best.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/improve.hpp>
 #include <chevron/search/jitter.hpp>
 #include <chevron/search/layers.hpp>
 #include <chevron/search/lengths/input_order.hpp>
 #include <chevron/search/lengths/replan.hpp>
+#include <chevron/search/problem/effort.hpp>
 #include <chevron/search/recomputation.hpp>
 #include <chevron/search/robust.hpp>
 #include <chevron/search/zero_bubble.hpp>

@@ -181,7 +181,8 @@ TEST_CASE("a search under jitter is lawful, the same again, and never above the 
     activation_limit const memory{c == 1 ? 4.0 : c == 2 ? 3.0 : 0.0};
     work_graph const work = c == 3 ? work_graph::full_backward : work_graph::split_backward;
     search::jitter const how = by(c == 4 ? 0.5 : c == 2 ? 0.2 : 0.05, 60, c == 1 ? 2 : 1);
-    auto const look = [&] { return search::find_robust(placement::vee, {3, 7, 2}, priced, how, memory, {}, little, work); };
+    search::problem const asked{.where = placed_on(placement::vee, {3, 7, 2}), .costs = priced, .memory = memory, .work = work};
+    auto const look = [&] { return search::find_robust(asked, how, little); };
     auto const found = look();
     REQUIRE_FALSE(check(found.best));
     CHECK(found.length == makespan(found.best, priced));
@@ -207,7 +208,7 @@ TEST_CASE("a search under jitter is lawful, the same again, and never above the 
     for (long after : {0L, 100L, 3000L}) {
       search::effort ended = little;
       ended.watch = {[](search::progress const&, void* left) { return --*static_cast<long*>(left) < 0; }, &after};
-      auto const some = search::find_robust(placement::vee, {3, 7, 2}, priced, how, memory, {}, ended, work);
+      auto const some = search::find_robust(asked, how, ended);
       REQUIRE_FALSE(check(some.best));
       ended_early += after < 0 ? 1 : 0;
       CHECK(quantile(some.best_drawn, 0.9) <= best);
@@ -217,5 +218,6 @@ TEST_CASE("a search under jitter is lawful, the same again, and never above the 
   CHECK(drawn > 0);
   CHECK(kept > 0);
   CHECK(ended_early > 5);
-  CHECK(search::find_robust(placement::vee, {3, 7, 2}, uneven(), by(0.05), {1.0}).best.problem);
+  CHECK(search::find_robust({.where = placed_on(placement::vee, {3, 7, 2}), .costs = uneven(), .memory = {1}}, by(0.05))
+            .best.problem);
 }

@@ -96,28 +96,25 @@ TEST_CASE("the layers found are as good as the best of all ways to share them ou
     shape const size{.ranks = ranks, .micro_batches = 3 + static_cast<int>(random() % 3)};
     activation_limit const memory{static_cast<double>(random() % 2 == 0 ? 0 : stages)};
     layer_costs const costs = some_layers(layers, random);
-    auto const find = [&](cost_view const& stage_costs, std::vector<int> const& = {}, search::effort const& = {}) {
-      search::effort const little{.trials = 100};
-      return vee ? search::find(placement::vee, size, stage_costs, memory, search::objective::makespan, little)
-                 : search::find(placement::linear, size, stage_costs, memory, search::objective::makespan, little);
-    };
+    search::problem const asked{.where = vee ? placed_on(placement::vee, size) : placed_on(placement::linear, size),
+                                .memory = memory};
     double best = 0, even = 0;
     for (auto const& cut : all_ways(layers, stages)) {
       owned_costs const of_stages = costs.of(cut);
-      search::found const one = find(of_stages.view());
+      search::found const one = search::find(asked.at(of_stages.view()), {.trials = 100});
       if (cut == search::even_layers(layers, stages)) even = one.length;
       if (best == 0 || one.length < best) best = one.length;
     }
-    auto const got = search::find_layers(costs, stages, find, memory, search::objective::makespan,
-                                         {.most_looked_at = 10000, .most_searched = 10000});
+    auto const got = search::find_layers(
+        costs, asked, {.brief = {.trials = 100}, .thorough = {.trials = 100}, .most_looked_at = 10000, .most_searched = 10000});
     CAPTURE(round);
-    CHECK(got.schedule.length == doctest::Approx(best).epsilon(1e-9));
+    CHECK(got.length == doctest::Approx(best).epsilon(1e-9));
     CHECK(got.even == even);
     CHECK(got.nothing_better);
-    CHECK(got.held == layers_held(got.schedule.best, got.layers));
-    CHECK(makespan(got.schedule.best, costs.of(got.layers).view()) == got.schedule.length);
-    CHECK_FALSE(check(got.schedule.best));
-    moved += got.schedule.length < even ? 1 : 0;
+    CHECK(got.held == layers_held(got.best, got.layers));
+    CHECK(makespan(got.best, costs.of(got.layers).view()) == got.length);
+    CHECK_FALSE(check(got.best));
+    moved += got.length < even ? 1 : 0;
   }
   CHECK(moved > 4);  // else there was nothing to find
 }
@@ -129,9 +126,7 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
     long left;
     long asked = 0;
   };
-  auto const find = [&](cost_view const& stage_costs, std::vector<int> const&, search::effort const& trying) {
-    return search::find(placement::linear, {.ranks = 4, .micro_batches = 24}, stage_costs, {4}, search::objective::makespan, trying);
-  };
+  search::problem const asked{.where = placed_on(placement::linear, {.ranks = 4, .micro_batches = 24}), .memory = {4}};
   auto const after = [&](count& how_many, bool rounds) {
     search::watcher const watch{[](search::progress const&, void* with) {
                                   ++static_cast<count*>(with)->asked;
@@ -139,14 +134,13 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
                                 },
                                 &how_many};
     auto const cuts = [&](search::effort const& trying) {
-      return search::find_layers(costs, 4, find, {4}, search::objective::makespan,
-                                 {.brief = {.trials = 20, .watch = trying.watch}, .thorough = trying});
+      return search::find_layers(costs, asked, {.brief = {.trials = 20, .watch = trying.watch}, .thorough = trying});
     };
     return rounds ? search::in_rounds(cuts, {.trials = 50, .watch = watch}) : cuts({.trials = 300, .watch = watch});
   };
   count patient{1L << 40};
   auto const whole = after(patient, false);
-  CHECK_FALSE(whole.schedule.stopped);
+  CHECK_FALSE(whole.stopped);
   REQUIRE(patient.asked > 12);  // else there is nothing to end
   CHECK(whole.layers != search::even_layers(9, 4));
   for (bool const rounds : {false, true}) {
@@ -155,14 +149,14 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
       CAPTURE(asked);
       count one{asked};
       auto const got = after(one, rounds);
-      CHECK((got.schedule.stopped || got.settled()));
-      CHECK_FALSE(check(got.schedule.best));
-      CHECK(makespan(got.schedule.best, costs.of(got.layers).view()) == got.schedule.length);
-      CHECK(got.schedule.length <= got.even);
-      CHECK(got.held == layers_held(got.schedule.best, got.layers));
-      CHECK(got.schedule.length <= before * (1 + 1e-12));
+      CHECK((got.stopped || got.settled()));
+      CHECK_FALSE(check(got.best));
+      CHECK(makespan(got.best, costs.of(got.layers).view()) == got.length);
+      CHECK(got.length <= got.even);
+      CHECK(got.held == layers_held(got.best, got.layers));
+      CHECK(got.length <= before * (1 + 1e-12));
       CHECK(one.asked <= asked + 60);  // each cut that is begun asks once more
-      before = got.schedule.length;
+      before = got.length;
     }
   }
 }
@@ -172,19 +166,18 @@ TEST_CASE("a cut that the search refuses is not taken, and takes no thorough sea
   costs.layers.assign(8, {1, 1, 1});
   costs.head = {1, 1, 1};
   std::vector<std::vector<int>> thorough;
-  auto const find = [&](cost_view const& stage_costs, std::vector<int> const& cut, search::effort const& trying) {
+  auto const find = [&](search::problem const& of_cut, std::vector<int> const& cut, search::effort const& trying) {
     if (trying.trials == 300) thorough.push_back(cut);
-    search::found out = search::find(placement::linear, {.ranks = 4, .micro_batches = 6}, stage_costs, {4},
-                                     search::objective::makespan, trying);
+    search::found out = search::find(of_cut.within({4}), trying);
     if (cut[0] > 2) out.best = detail::refused({}, "searched", {.broken = law::in_flight});
     if (out.best.problem) out.length = 0;
     return out;
   };
-  auto const found = search::find_layers(costs, 4, find, {}, search::objective::makespan,
-                                         {.brief = {.trials = 50}, .thorough = {.trials = 300}});
+  auto const found = search::find_layers(costs, {.where = placed_on(placement::linear, {.ranks = 4, .micro_batches = 6})},
+                                         {.brief = {.trials = 50}, .thorough = {.trials = 300}}, find);
   DOCTEST_CHECK(found.layers[0] <= 2);
-  DOCTEST_CHECK(!found.schedule.best.problem);
-  DOCTEST_CHECK(found.schedule.length <= found.even);
+  DOCTEST_CHECK(!found.best.problem);
+  DOCTEST_CHECK(found.length <= found.even);
   DOCTEST_CHECK(thorough.size() > 1);
   DOCTEST_CHECK(std::is_partitioned(thorough.begin(), thorough.end(), [](auto const& cut) { return cut[0] <= 2; }));
 }
@@ -194,12 +187,13 @@ TEST_CASE("where there are too many ways, a head moves layers off its stage neve
   costs.layers.assign(48, {1, 1, 1});
   costs.head = {5, 5, 5};
   int thorough = 0, brief = 0;
-  auto const find = [&](cost_view const& stage_costs, std::vector<int> const&, search::effort const& trying) {
+  auto const find = [&](search::problem const& of_cut, std::vector<int> const&, search::effort const& trying) {
     ++(trying.trials == 100 ? thorough : brief);
-    return search::find(placement::linear, {.ranks = 8, .micro_batches = 16}, stage_costs, {8}, search::objective::makespan, trying);
+    return search::find(of_cut, trying);
   };
-  auto const got = search::find_layers(costs, 8, find, {8}, search::objective::makespan,
-                                       {.brief = {.trials = 20}, .thorough = {.trials = 100}, .most_looked_at = 9, .most_searched = 3});
+  auto const got =
+      search::find_layers(costs, {.where = placed_on(placement::linear, {.ranks = 8, .micro_batches = 16}), .memory = {8}},
+                          {.brief = {.trials = 20}, .thorough = {.trials = 100}, .most_looked_at = 9, .most_searched = 3}, find);
   CHECK(brief <= 9);
   CHECK(thorough <= 4);
   CHECK(got.searched == thorough);
@@ -208,7 +202,7 @@ TEST_CASE("where there are too many ways, a head moves layers off its stage neve
   int most = got.layers.back() + 5;
   for (int const n : got.layers) most = std::max(most, n);
   CHECK(most == 7);
-  CHECK(got.schedule.length < .8 * got.even);
+  CHECK(got.length < .8 * got.even);
 }
 
 TEST_CASE("what layers cost is worked out of a profile, and says what other cuts cost") {
@@ -298,22 +292,23 @@ TEST_CASE("in ascending order a plan keeps all laws, its length and its memory, 
     });
   }
   CHECK(others == 2);
-  plan const searched = search::find(placement::loop, {.ranks = 4, .micro_batches = 8}, costs{.forward = 2}).best;
+  plan const searched =
+      search::find({.where = placed_on(placement::loop, {.ranks = 4, .micro_batches = 8}), .costs = costs{.forward = 2}}).best;
   CHECK(same_gradient_order(in_ascending_order(searched), catalogue::make_plan("InterleavedZeroBubble", {.ranks = 4, .micro_batches = 8})));
   CHECK_FALSE(same_gradient_order(searched, catalogue::make_plan("InterleavedZeroBubble", {.ranks = 4, .micro_batches = 7})));
 }
 
 TEST_CASE("a round that was ended before it found anything takes nothing away") {
-  search::found_layers best;
+  search::layers_found best;
   best.layers = {2, 1};
-  best.schedule.length = 10;
+  best.length = 10;
   best.even = 12;
-  search::found_layers ended;
-  ended.schedule.best.problem.broken = law::description;
-  ended.schedule.stopped = true;
+  search::layers_found ended;
+  ended.best.problem.broken = law::description;
+  ended.stopped = true;
   best.add(std::move(ended));
   CHECK(best.layers == std::vector<int>{2, 1});
-  CHECK(best.schedule.length == 10);
+  CHECK(best.length == 10);
   CHECK(best.even == 12);
   CHECK(best.settled());
 }

@@ -75,7 +75,8 @@ constexpr cost_view of_unequal() {
 constexpr plan two_by_two() { return catalogue::make_plan("1F1B", {2, 2}); }
 static_assert(makespan(two_by_two(), of_unequal()) == 22);
 static_assert(bounds(two_by_two(), of_unequal()).makespan == 18);  // the way of the long one: 3 + 1.5 + 3 + 3 + 1.5 + 3 + 3
-static_assert(search::improve(placement::linear, {2, 2}, of_unequal(), {}, objective::makespan, {.trials = 50}).length < 22);
+static_assert(search::improve({.where = placed_on(placement::linear, {2, 2}), .costs = of_unequal()}, {.trials = 50}).length <
+              22);
 static_assert(makespan(back_to_back(two_by_two(), 2), of_unequal()) > 22 + 18);  // each step with the same lengths
 
 }  // namespace
@@ -110,7 +111,7 @@ TEST_CASE("what a search plays is the timeline, whole and repaired move by move"
       if (goal == objective::makespan || each.communication_occupies == occupies::nobody)
         CHECK(played.length() == doctest::Approx(search::length_of(goal, apart, when)).epsilon(1e-12));
       // Its own length of an order made by many moves, each of which it repaired.
-      search::detail::annealing moves(apart, costs, {}, goal, static_cast<std::uint64_t>(draw));
+      search::detail::annealing moves(apart, {.costs = costs, .goal = goal}, static_cast<std::uint64_t>(draw));
       search::detail::watched nobody({});
       moves.run(400, 0, nobody);
       moves.write_best(apart);
@@ -140,9 +141,13 @@ TEST_CASE("found for lengths: lawful, within memory, in ascending order, between
         work_graph const work = random() % 4 == 0 ? work_graph::full_backward : work_graph::split_backward;
         double const published = shortest_published(like, costs, limit, goal);
         activation_limit const memory{static_cast<double>(limit), 1};
-        found const got = find(where_of(like), like.size, costs, memory, goal, {.trials = 300}, work);
+        found const got =
+            find({.where = placed_on(where_of(like), like.size), .costs = costs, .memory = memory, .goal = goal, .work = work},
+                 {.trials = 300});
         hold(got, costs, limit, goal);
-        found const small = search::improve(where_of(like), like.size, costs, memory, goal, {.trials = 300}, work);
+        found const small = search::improve(
+            {.where = placed_on(where_of(like), like.size), .costs = costs, .memory = memory, .goal = goal, .work = work},
+            {.trials = 300});
         hold(small, costs, limit, goal);
         if (work == work_graph::split_backward && published < 1e300) {
           CHECK(got.length <= published * (1 + 1e-11));
@@ -172,7 +177,11 @@ TEST_CASE("as short as the best of all orders in which microbatches ascend, wher
           CAPTURE(micro_batches);
           CAPTURE(limit);
           double const wanted = goal == objective::makespan ? least.makespan : least.span;
-          found const got = find(placement::linear, {ranks, micro_batches}, costs, {static_cast<double>(limit), 1}, goal, {.trials = 3000});
+          found const got = find({.where = placed_on(placement::linear, {ranks, micro_batches}),
+                                  .costs = costs,
+                                  .memory = {static_cast<double>(limit), 1},
+                                  .goal = goal},
+                                 {.trials = 3000});
           CHECK(got.length >= wanted * (1 - 1e-12));
           CHECK(got.length <= wanted * 1.03);
         }
@@ -195,7 +204,7 @@ TEST_CASE("what adds up in another order begins in ascending order; exchanged pl
   search::detail::random_numbers dice(1);
   search::detail::watched nobody({});
   std::vector<int> order{0, 1, 2, 3, 4, 5};
-  search::detail::exchange_places(runs, costs, given, objective::makespan, 300, dice, nobody, order);
+  search::detail::exchange_places(runs, {.costs = costs}, given, 300, dice, nobody, order);
   cost_view seen = each;
   length_factors const exchanged = given.in(order);
   seen.lengths = exchanged.view();
@@ -210,8 +219,10 @@ TEST_CASE("factors of 1 change nothing that is found") {
       cost_view with = each;
       with.lengths = {ones.data(), ones.data(), 12};
       activation_limit const memory{static_cast<double>(limit), 1};
-      found const plain = find(placement::vee, {3, 12}, each, memory, goal, {.trials = 2000});
-      found const got = find(placement::vee, {3, 12}, with, memory, goal, {.trials = 2000});
+      found const plain =
+          find({.where = placed_on(placement::vee, {3, 12}), .costs = each, .memory = memory, .goal = goal}, {.trials = 2000});
+      found const got =
+          find({.where = placed_on(placement::vee, {3, 12}), .costs = with, .memory = memory, .goal = goal}, {.trials = 2000});
       CHECK(got.length == plain.length);
       CHECK(got.bound == doctest::Approx(plain.bound).epsilon(1e-12));
       CHECK(show::csv(got.best) == show::csv(plain.best));
@@ -231,14 +242,18 @@ TEST_CASE("planned again from what runs: never longer, within its memory, with t
       cost_view const costs = lengths.on(each);
       objective const goal = draw % 2 == 0 ? objective::makespan : objective::span;
       int const limit = peak_in_flight(runs);
-      found const got = search::replan(runs, costs, {static_cast<double>(limit), 1}, goal, {.trials = 300});
+      found const got =
+          search::replan(runs, {.costs = costs, .memory = {static_cast<double>(limit), 1}, .goal = goal}, {.trials = 300});
       hold(got, costs, limit, goal);
       CHECK(same_gradient_order(got.best, runs));
       CHECK(got.length <= search::length_of(goal, runs, costs));
       shorter += got.length < .99 * search::length_of(goal, runs, costs) ? 1 : 0;
       ++looked;
-      CHECK(show::csv(got.best) == show::csv(search::replan(runs, costs, {static_cast<double>(limit), 1}, goal, {.trials = 300}).best));
-      CHECK(search::replan(runs, costs, {1, 1}, goal).best.problem);
+      CHECK(show::csv(got.best) ==
+            show::csv(
+                search::replan(runs, {.costs = costs, .memory = {static_cast<double>(limit), 1}, .goal = goal}, {.trials = 300})
+                    .best));
+      CHECK(search::replan(runs, {.costs = costs, .memory = {1, 1}, .goal = goal}).best.problem);
     }
   }
   CHECK(shorter > looked / 4);
@@ -255,12 +270,12 @@ TEST_CASE("planned again over wires that are waited for: never longer, though lo
     some_lengths const lengths(random, micro_batches);
     cost_view const costs = lengths.on(each);
     search::effort const tried{.trials = 400, .seed = static_cast<std::uint64_t>(draw)};
-    found const first = search::replan(runs, costs, {static_cast<double>(peak_in_flight(runs)), 1}, objective::makespan, tried);
+    found const first = search::replan(runs, {.costs = costs, .memory = {static_cast<double>(peak_in_flight(runs)), 1}}, tried);
     REQUIRE_FALSE(first.best.problem);
     CHECK(first.length <= makespan(runs, costs));
     CHECK(first.length == makespan(first.best, costs));
     found const again =
-        search::replan(first.best, costs, {static_cast<double>(peak_in_flight(runs)), 1}, objective::makespan, tried);
+        search::replan(first.best, {.costs = costs, .memory = {static_cast<double>(peak_in_flight(runs)), 1}}, tried);
     CHECK(again.length <= first.length);
     CHECK(again.length == makespan(again.best, costs));
   }
@@ -289,25 +304,33 @@ TEST_CASE("the order in which microbatches go in") {
       CHECK(in_order.computation == got.lengths.computation);
       CHECK(in_order.transfer == got.lengths.transfer);
       seen.lengths = in_order.view();
-      hold(got.schedule, seen, ranks, objective::makespan);
-      CHECK(got.schedule.length <= got.as_given);
+      hold(got, seen, ranks, objective::makespan);
+      CHECK(got.length <= got.as_given);
     };
     activation_limit const memory{static_cast<double>(ranks), 1};
-    search::order_found const got = search::find_order(placement::linear, {ranks, micro_batches}, costs, memory, {}, {.trials = 1000});
+    search::order_found const got = search::find_order(
+        {.where = placed_on(placement::linear, {ranks, micro_batches}), .costs = costs, .memory = memory}, {.trials = 1000});
     held_by(got);
-    CHECK(got.as_given == find(placement::linear, {ranks, micro_batches}, costs, memory, {}, {.trials = 1000}).length);
+    CHECK(got.as_given == find({.where = placed_on(placement::linear, {ranks, micro_batches}), .costs = costs, .memory = memory},
+                               {.trials = 1000})
+                              .length);
     plan const runs = known_plan("1F1B", ranks, micro_batches);
-    search::order_found const quick = search::reorder(runs, costs, memory);
+    search::order_found const quick = search::reorder(runs, {.costs = costs, .memory = memory});
     held_by(quick);
-    CHECK(quick.as_given == search::replan(runs, costs, memory).length);
+    CHECK(quick.as_given == search::replan(runs, {.costs = costs, .memory = memory}).length);
     given += got.as_given;
-    found_length += got.schedule.length;
+    found_length += got.length;
   }
   CHECK(found_length < .9 * given);
   // Nothing to choose: as given.
-  search::order_found const alike = search::find_order(placement::linear, {3, 6}, costs{});
+  search::order_found const alike = search::find_order({.where = placed_on(placement::linear, {3, 6})});
   CHECK(alike.order == std::vector<int>{0, 1, 2, 3, 4, 5});
-  CHECK(alike.schedule.length == alike.as_given);
+  CHECK(alike.length == alike.as_given);
+  // Nothing published: the catalogue has no schedule with so few chunks in flight.
+  search::order_found const unknown =
+      search::find_order({.where = placed_on(placement::loop, {3, 7, 3}), .memory = {5}}, {.trials = 50});
+  CHECK_FALSE(check(unknown.best));
+  CHECK(unknown.published_length == 0);
 }
 
 TEST_CASE("draws multiply what lengths make of the costs") {

@@ -41,8 +41,9 @@ struct tally {
 /// Both bounds, raised for a length that is not the shortest.
 lower_bounds raised(plan_view const& like, cost_view const& costs, activation_limit memory, lower_bounds const& least,
                     lower_bounds const& best, double more = 1.05) {
-  return {raised_bound(like, costs, memory, false, true, least.makespan, best.makespan * more),
-          raised_bound(like, costs, memory, true, true, least.span, best.span * more)};
+  return {refute({.where = like, .costs = costs, .memory = memory}, least.makespan, best.makespan * more).bound,
+          refute({.where = like, .costs = costs, .memory = memory, .goal = search::objective::span}, least.span, best.span * more)
+              .bound};
 }
 
 }  // namespace
@@ -118,10 +119,11 @@ TEST_CASE(
                         .plan;
   REQUIRE_FALSE(check(made));
   CHECK(span(made, costs) == 247);
-  search::found const got = search::find(placement::loop, {2, 3, 2}, costs, {}, search::objective::span);
+  search::found const got =
+      search::find({.where = placed_on(placement::loop, {2, 3, 2}), .costs = costs, .goal = search::objective::span});
   CHECK(got.length == 256);  // by CP-SAT the shortest where microbatches ascend
   CHECK(got.bound <= 247);
-  CHECK(raised_bound(made, costs, {}, true, true, bounds(made, costs, {}).span, 300) <= 247);
+  CHECK(refute({.where = made, .costs = costs, .goal = search::objective::span}, bounds(made, costs, {}).span, 300).bound <= 247);
 }
 
 TEST_CASE("no schedule of the catalogue and none that is searched beats a raised bound") {
@@ -142,8 +144,11 @@ TEST_CASE("no schedule of the catalogue and none that is searched beats a raised
         activation_limit const memory{most, 1};
         lower_bounds const least = bounds(p, costs, memory);
         lower_bounds const best{makespan(p, costs), span(p, costs)};
-        lower_bounds const got{raised_bound(p, costs, memory, false, true, least.makespan, best.makespan * 1.1, 1'000'000),
-                               raised_bound(p, costs, memory, true, true, least.span, best.span * 1.1, 1'000'000)};
+        lower_bounds const got{
+            refute({.where = p, .costs = costs, .memory = memory}, least.makespan, best.makespan * 1.1, 1'000'000).bound,
+            refute({.where = p, .costs = costs, .memory = memory, .goal = search::objective::span}, least.span, best.span * 1.1,
+                   1'000'000)
+                .bound};
         known.hold(least.makespan, got.makespan, best.makespan);
         known.hold(least.span, got.span, best.span);
       }
@@ -153,15 +158,16 @@ TEST_CASE("no schedule of the catalogue and none that is searched beats a raised
       activation_limit const memory{static_cast<double>(chunks + static_cast<int>(random() % 3)), draw % 5 == 0 ? .5 : 1.};
       search::objective const goal = draw % 3 == 0 ? search::objective::span : search::objective::makespan;
       bool const split = work == work_graph::split_backward, by_span = goal == search::objective::span;
-      search::found const got =
-          chunks == 1 ? search::find(placement::linear, {ranks, micro_batches}, costs, memory, goal, {.trials = 500}, work)
-                      : search::find(placement::vee, {ranks, micro_batches, 2}, costs, memory, goal, {.trials = 500}, work);
+      plan const placed = chunks == 1 ? placed_on(placement::linear, {ranks, micro_batches})
+                                      : placed_on(placement::vee, {ranks, micro_batches, 2});
+      search::problem const asked{.where = placed, .costs = costs, .memory = memory, .goal = goal, .work = work};
+      search::found const got = search::find(asked, {.trials = 500});
       REQUIRE_FALSE(got.best.problem);
       owned_costs const whole = unsplit(costs, got.best.stages);
       cost_view const counted = split ? costs : whole.view();
       lower_bounds const least = bounds(got.best, counted, memory);
       double const before = by_span ? least.span : least.makespan;
-      searched.hold(before, raised_bound(got.best, counted, memory, by_span, split, before, got.length * 1.02), got.length);
+      searched.hold(before, refute(asked, before, got.length * 1.02).bound, got.length);
       searched.above += got.bound > got.length * (1 + 1e-9) ? 1 : 0;
     }
   }
@@ -206,7 +212,9 @@ TEST_CASE("by span refuting ends, however many ways to begin there are, and is f
     plan const like = catalogue::make_plan("ZB-H1", {ranks, micro_batches});
     activation_limit const memory{static_cast<double>(limit), 1};
     double const least = bounds(like, each, memory).span;
-    double const got = raised_bound(like, each, memory, true, true, least, 2 * least, 100'000);
+    double const got =
+        refute({.where = like, .costs = each, .memory = memory, .goal = search::objective::span}, least, 2 * least, 100'000)
+            .bound;
     CHECK(got >= least);
     if (ranks > 2) CHECK(got == least);
   }
@@ -218,7 +226,11 @@ TEST_CASE("by span refuting ends, however many ways to begin there are, and is f
   int raised_by_lengths = 0;
   for (double const limit : {1., 2., 3.}) {
     double const least = bounds(like, unequal, {limit, 1}).span;
-    raised_by_lengths += raised_bound(like, unequal, {limit, 1}, true, true, least, 2 * least) > least ? 1 : 0;
+    raised_by_lengths +=
+        refute({.where = like, .costs = unequal, .memory = {limit, 1}, .goal = search::objective::span}, least, 2 * least).bound >
+                least
+            ? 1
+            : 0;
   }
   CHECK(raised_by_lengths > 0);
   // Here the second rank's later stage feeds the third, whose beginning no case has.
@@ -228,7 +240,8 @@ TEST_CASE("by span refuting ends, however many ways to begin there are, and is f
   length_factors const two = factors_of(std::vector<double>{1, 2}, 1, 0);
   also.lengths = two.view();
   double const plain = bounds(odd, also, {2, 1}).span;
-  CHECK(raised_bound(odd, also, {2, 1}, true, true, plain, 2 * plain) == plain);
+  CHECK(refute({.where = odd, .costs = also, .memory = {2, 1}, .goal = search::objective::span}, plain, 2 * plain).bound ==
+        plain);
 }
 
 TEST_CASE("what is not refuted stays as it was") {
@@ -237,17 +250,16 @@ TEST_CASE("what is not refuted stays as it was") {
   activation_limit const memory{3, 1};
   lower_bounds const least = bounds(like, each, memory);
   // Two microbatches in flight cannot hide what three do not: refuted up to the length that search finds.
-  CHECK(raised_bound(like, each, memory, false, true, least.makespan, 350) == 350);
-  CHECK(raised_bound(like, each, memory, false, true, least.makespan, 350, 1) == least.makespan);
-  CHECK(raised_bound(like, each, memory, false, true, 350, 350) == 350);
-  CHECK(raised_bound(like, each, memory, false, true, 400, 350) == 400);
+  CHECK(refute({.where = like, .costs = each, .memory = memory}, least.makespan, 350).bound == 350);
+  CHECK(refute({.where = like, .costs = each, .memory = memory}, least.makespan, 350, 1).bound == least.makespan);
+  CHECK(refute({.where = like, .costs = each, .memory = memory}, 350, 350).bound == 350);
+  CHECK(refute({.where = like, .costs = each, .memory = memory}, 400, 350).bound == 400);
   costs pairs = each;
   pairs.hidden = .1;
-  CHECK(raised_bound(like, pairs, memory, false, true, least.makespan, 350) == least.makespan);
+  CHECK(refute({.where = like, .costs = pairs, .memory = memory}, least.makespan, 350).bound == least.makespan);
   costs wires = each;
   wires.communication_occupies = occupies::wire;
-  CHECK(raised_bound(like, wires, memory, false, true, least.makespan, 350) == 350);
-  CHECK(raised_bound(like, wires, memory, true, true, least.span, 350) == least.span);
-  plan const forwards = catalogue::make_plan("ForwardOnly", {4, 8});
-  CHECK(raised_bound(forwards, each, memory, false, true, 100, 350) == 100);
+  CHECK(refute({.where = like, .costs = wires, .memory = memory}, least.makespan, 350).bound == 350);
+  CHECK(refute({.where = like, .costs = wires, .memory = memory, .goal = search::objective::span}, least.span, 350).bound ==
+        least.span);
 }

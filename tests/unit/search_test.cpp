@@ -98,9 +98,14 @@ TEST_CASE("on every placement, with every limit: lawful, within memory, between 
           CAPTURE(micro_batches);
           CAPTURE(chunks);
           CAPTURE(memory.most);
-          found const got = find(where, {ranks, micro_batches, chunks}, costs, memory, goal, {.trials = 300});
+          found const got =
+              find({.where = placed_on(where, {ranks, micro_batches, chunks}), .costs = costs, .memory = memory, .goal = goal},
+                   {.trials = 300});
           hold(got, costs, memory, goal);
-          hold(search::improve(where, {ranks, micro_batches, chunks}, costs, memory, goal, {.trials = 300}), costs, memory, goal);
+          hold(search::improve(
+                   {.where = placed_on(where, {ranks, micro_batches, chunks}), .costs = costs, .memory = memory, .goal = goal},
+                   {.trials = 300}),
+               costs, memory, goal);
           better += got.length < got.published_length * (1 - 1e-9) ? 1 : 0;
           optimal += got.optimal() ? 1 : 0;
           ++searched;
@@ -135,7 +140,9 @@ TEST_CASE("as short as the best of all orders, where all can be tried") {
           CAPTURE(micro_batches);
           CAPTURE(limit);
           double const wanted = goal == objective::makespan ? least.makespan : least.span;
-          found const got = find(placement::linear, {ranks, micro_batches}, costs, memory, goal, {.trials = 3000});
+          found const got = find(
+              {.where = placed_on(placement::linear, {ranks, micro_batches}), .costs = costs, .memory = memory, .goal = goal},
+              {.trials = 3000});
           CHECK(got.length >= wanted * (1 - 1e-12));
           CHECK(got.length <= wanted * 1.03);
           if (got.optimal()) CHECK(got.length <= wanted * (1 + 1e-11));
@@ -155,7 +162,7 @@ TEST_CASE("the same effort gives the same schedule, and never one longer than wh
   shape const size{4, 12, 2};
   activation_limit const memory{8, 1};
   auto const with = [&](search::effort how_hard) {
-    return find(placement::vee, size, uneven, memory, objective::makespan, how_hard);
+    return find({.where = placed_on(placement::vee, size), .costs = uneven, .memory = memory}, how_hard);
   };
   found const once = with({.trials = 2000});
   found const again = with({.trials = 2000});
@@ -164,7 +171,7 @@ TEST_CASE("the same effort gives the same schedule, and never one longer than wh
   found const other = with({.trials = 2000, .seed = 2});
   // With so much memory and so few trials both may end at the same order; with less, what is drawn decides.
   auto const drawn = [&](std::uint64_t seed) {
-    return find(placement::vee, size, uneven, {5, 1}, objective::makespan, {.trials = 2000, .seed = seed});
+    return find({.where = placed_on(placement::vee, size), .costs = uneven, .memory = {5, 1}}, {.trials = 2000, .seed = seed});
   };
   CHECK(show::csv(drawn(1).best) != show::csv(drawn(2).best));
   CHECK(with({.trials = 1}).length <= once.published_length);
@@ -208,8 +215,18 @@ TEST_CASE("a search that is ended gives what it found so far: never longer than 
     objective const goal = c == 4 ? objective::span : objective::makespan;
     work_graph const work = c == 5 ? work_graph::full_backward : work_graph::split_backward;
     auto const with = [&](search::effort how_hard) {
-      return c < 3 ? find(placement::vee, {4, 9, 2}, costs, memory, goal, how_hard, work)
-                   : find(placement::linear, {5, 9}, costs, memory, goal, how_hard, work);
+      return c < 3 ? find({.where = placed_on(placement::vee, {4, 9, 2}),
+                           .costs = costs,
+                           .memory = memory,
+                           .goal = goal,
+                           .work = work},
+                          how_hard)
+                   : find({.where = placed_on(placement::linear, {5, 9}),
+                           .costs = costs,
+                           .memory = memory,
+                           .goal = goal,
+                           .work = work},
+                          how_hard);
     };
     CAPTURE(c);
     found const whole = with({.trials = 3000});
@@ -240,7 +257,8 @@ TEST_CASE("a search that is ended gives what it found so far: never longer than 
     CHECK(before == whole.length);
     // The search that a compiler runs.
     impatient at_once{0};
-    found const improved = search::improve(placement::linear, {5, 9}, costs, {}, goal, {.watch = at_once.watch()});
+    found const improved = search::improve({.where = placed_on(placement::linear, {5, 9}), .costs = costs, .goal = goal},
+                                           {.watch = at_once.watch()});
     CHECK(improved.trials == 0);
     CHECK(improved.length <= improved.published_length);
     CHECK((improved.stopped || improved.optimal()));
@@ -251,7 +269,7 @@ TEST_CASE("a search that is ended gives what it found so far: never longer than 
 TEST_CASE("rounds give the shortest of all of them, what was found in the last included") {
   costs const each{10, 13, 7, 1};
   auto const look = [&](search::effort const& how_hard) {
-    return find(placement::vee, {4, 12, 2}, each, {5, 1}, objective::makespan, how_hard);
+    return find({.where = placed_on(placement::vee, {4, 12, 2}), .costs = each, .memory = {5, 1}}, how_hard);
   };
   double shortest = 1e300;
   std::int64_t trials = 0;
@@ -279,8 +297,18 @@ TEST_CASE("rounds give the shortest of all of them, what was found in the last i
     before = some.length;
   }
   // Where nothing shorter can be, it ends by itself.
-  CHECK(search::in_rounds([](search::effort const& how_hard) { return find(placement::linear, {4, 8}, costs{}, {4, 1}, {}, how_hard); }, {}).optimal());
-  CHECK(search::in_rounds([](search::effort const& how_hard) { return find(placement::vee, {4, 8}, costs{}, {1, 1}, {}, how_hard); }, {}).best.problem);
+  CHECK(search::in_rounds(
+            [](search::effort const& how_hard) {
+              return find({.where = placed_on(placement::linear, {4, 8}), .memory = {4, 1}}, how_hard);
+            },
+            {})
+            .optimal());
+  CHECK(search::in_rounds(
+            [](search::effort const& how_hard) {
+              return find({.where = placed_on(placement::vee, {4, 8}), .memory = {1, 1}}, how_hard);
+            },
+            {})
+            .best.problem);
 }
 
 TEST_CASE("a slow link in the middle: with memory for the slack that absorbs it, nothing longer than that is found") {
@@ -297,7 +325,8 @@ TEST_CASE("a slow link in the middle: with memory for the slack that absorbs it,
       shape const size{8, 64};
       auto const with = [&](int limit, work_graph work) {
         activation_limit const memory{static_cast<double>(limit), 1};
-        found const got = find(placement::linear, size, slow, memory, objective::makespan, {.trials = 2000}, work);
+        found const got =
+            find({.where = placed_on(placement::linear, size), .costs = slow, .memory = memory, .work = work}, {.trials = 2000});
         if (work == work_graph::split_backward) hold(got, slow, memory, objective::makespan);
         CHECK(makespan(got.best, slow) == got.length);
         return got.length;
@@ -314,7 +343,7 @@ TEST_CASE("a slow link in the middle: with memory for the slack that absorbs it,
 TEST_CASE("where a narrow link carries more than ranks compute, its wire is the bound, and it is met") {
   costs const narrow{.communication = 5, .communication_occupies = occupies::wire, .latency = .5};
   shape const size{2, 16};
-  found const got = find(placement::linear, size, narrow, {}, objective::makespan, {.trials = 2000});
+  found const got = find({.where = placed_on(placement::linear, size), .costs = narrow}, {.trials = 2000});
   hold(got, narrow, {}, objective::makespan);
   CHECK(got.bound == 1 + 16 * 5 + .5 + 2 + 5.5 + 2);  // F, 16 messages, F and I, the gradient's way, I and W
   CHECK(got.optimal());
@@ -323,7 +352,8 @@ TEST_CASE("where a narrow link carries more than ranks compute, its wire is the 
 TEST_CASE("ZB-2p, too, is the best there is for its shortest published step") {
   costs const times{18522, 18086, 9337, 601};
   double const kept = 32 * 2304. / (34 * 2304. + 5 * 24 * 1024.);
-  found const got = find(placement::linear, {8, 24}, times, {16, kept}, objective::span);
+  found const got =
+      find({.where = placed_on(placement::linear, {8, 24}), .costs = times, .memory = {16, kept}, .goal = objective::span});
   CHECK(got.optimal());
   CHECK(got.trials == 0);  // nothing is left to do
   CHECK(std::string(got.start) == "zero-bubble rule");
@@ -373,7 +403,9 @@ TEST_CASE("eager orders are lawful and keep the limit, whatever a rank does firs
 TEST_CASE("spans with twice the memory have next to no bubble") {
   for (costs const& each : seven_costs) {
     CAPTURE(each.backward_input);
-    found const got = find(placement::vee, {4, 16, 2}, each, {16, 1}, objective::span, {.trials = 20000});
+    found const got =
+        find({.where = placed_on(placement::vee, {4, 16, 2}), .costs = each, .memory = {16, 1}, .goal = objective::span},
+             {.trials = 20000});
     hold(got, each, {16, 1}, objective::span);
     CHECK(got.bound == 32 * (each.forward + each.backward_input + each.backward_weight));
     CHECK(got.length <= got.bound * 1.005);
@@ -385,7 +417,8 @@ TEST_CASE("what a compiler has time for comes near the bound, too, with 1.25 P c
     for (int const limit : {10, 12, 14}) {
       CAPTURE(limit);
       CAPTURE(each.backward_input);
-      found const got = search::improve(placement::vee, {8, 32}, each, {static_cast<double>(limit)});
+      found const got =
+          search::improve({.where = placed_on(placement::vee, {8, 32}), .costs = each, .memory = {static_cast<double>(limit)}});
       hold(got, each, {static_cast<double>(limit)}, objective::makespan);
       CHECK(got.length <= 1.04 * got.bound);
     }
@@ -397,7 +430,8 @@ TEST_CASE("in a V with memory for one microbatch the best is found, and proved t
     for (int const ranks : {2, 4, 8}) {
       CAPTURE(ranks);
       CAPTURE(each.backward_input);
-      found const got = find(placement::vee, {ranks, 4 * ranks, 2}, each, {2, 1}, objective::makespan, {.trials = 20000});
+      found const got =
+          find({.where = placed_on(placement::vee, {ranks, 4 * ranks, 2}), .costs = each, .memory = {2, 1}}, {.trials = 20000});
       hold(got, each, {2, 1}, objective::makespan);
       CHECK(got.optimal());
     }
@@ -406,25 +440,26 @@ TEST_CASE("in a V with memory for one microbatch the best is found, and proved t
 
 TEST_CASE("a limit that misses a whole number by rounding is that number") {
   costs const each{10, 13, 7, 1};
-  found const whole = find(placement::vee, {4, 8, 2}, each, {4, 1}, objective::makespan, {.trials = 2000});
-  found const nearly = find(placement::vee, {4, 8, 2}, each, {4 - 1e-10, 1}, objective::makespan, {.trials = 2000});
+  found const whole = find({.where = placed_on(placement::vee, {4, 8, 2}), .costs = each, .memory = {4, 1}}, {.trials = 2000});
+  found const nearly =
+      find({.where = placed_on(placement::vee, {4, 8, 2}), .costs = each, .memory = {4 - 1e-10, 1}}, {.trials = 2000});
   hold(nearly, each, {4, 1}, objective::makespan);
   CHECK(nearly.length == whole.length);
   CHECK(nearly.bound == doctest::Approx(whole.bound));
-  CHECK_FALSE(find(placement::vee, {4, 8, 2}, each, {2 - 1e-10, 1}).best.problem);
+  CHECK_FALSE(find({.where = placed_on(placement::vee, {4, 8, 2}), .costs = each, .memory = {2 - 1e-10, 1}}).best.problem);
 }
 
 TEST_CASE("a limit beyond all numbers of chunks is none, and so is what next to nothing is kept for") {
   costs const each{10, 13, 7, 1};
-  found const free = find(placement::vee, {4, 8, 2}, each, {}, objective::makespan, {.trials = 2000});
+  found const free = find({.where = placed_on(placement::vee, {4, 8, 2}), .costs = each}, {.trials = 2000});
   for (double const most : {1e10, 1e300}) {
-    found const got = find(placement::vee, {4, 8, 2}, each, {most, 1}, objective::makespan, {.trials = 2000});
+    found const got = find({.where = placed_on(placement::vee, {4, 8, 2}), .costs = each, .memory = {most, 1}}, {.trials = 2000});
     REQUIRE_FALSE(got.best.problem);
     CHECK(got.length == free.length);
     CHECK(got.bound == free.bound);
   }
   activation_limit const kept_little{4, 1e-12};
-  found const got = find(placement::vee, {4, 8, 2}, each, kept_little, objective::makespan, {.trials = 2000});
+  found const got = find({.where = placed_on(placement::vee, {4, 8, 2}), .costs = each, .memory = kept_little}, {.trials = 2000});
   hold(got, each, kept_little, objective::makespan);
 }
 
@@ -434,7 +469,7 @@ TEST_CASE("more memory is of use at every number of chunks, not only at some of 
   for (int limit = 2; limit <= 8; ++limit) {
     CAPTURE(limit);
     activation_limit const memory{static_cast<double>(limit), 1};
-    found const got = find(placement::vee, {8, 32, 2}, each, memory, objective::makespan, {.trials = 20000});
+    found const got = find({.where = placed_on(placement::vee, {8, 32, 2}), .costs = each, .memory = memory}, {.trials = 20000});
     if (limit > 2) CHECK(got.length < .95 * before);
     before = got.length;
   }
@@ -442,8 +477,10 @@ TEST_CASE("more memory is of use at every number of chunks, not only at some of 
 
 TEST_CASE("backwards that stay whole") {
   for (int limit : {0, 2, 4}) {
-    found const got = find(placement::linear, {4, 8}, costs{}, {static_cast<double>(limit), 1}, objective::makespan,
-                           {.trials = 500}, work_graph::full_backward);
+    found const got = find({.where = placed_on(placement::linear, {4, 8}),
+                            .memory = {static_cast<double>(limit), 1},
+                            .work = work_graph::full_backward},
+                           {.trials = 500});
     REQUIRE_FALSE(check(got.best));
     for (int i = 0; i < got.best.view().total(); ++i) {
       kind const what = got.best.actions.data[i].kind;
@@ -455,7 +492,8 @@ TEST_CASE("backwards that stay whole") {
   }
   // A first stage without an input gradient spends the same on its B.
   costs first{.forward = 2, .backward_input = 1, .backward_weight = 3, .first_input_gradient = false};
-  found const got = find(placement::vee, {3, 9}, first, {}, objective::makespan, {.trials = 500}, work_graph::full_backward);
+  found const got =
+      find({.where = placed_on(placement::vee, {3, 9}), .costs = first, .work = work_graph::full_backward}, {.trials = 500});
   REQUIRE_FALSE(check(got.best));
   CHECK(got.bound <= got.length);
 }
@@ -464,7 +502,7 @@ TEST_CASE("fused pairs that hide much are not given up") {
   costs const each{.forward = 1, .backward_input = 1, .backward_weight = 1, .communication = .25, .hidden = 1};
   plan const pairs = catalogue::make_plan("DualPipeV", {4, 12});
   REQUIRE_FALSE(check(pairs));
-  found const got = find(placement::vee, {4, 12}, each, {}, objective::makespan, {.trials = 500});
+  found const got = find({.where = placed_on(placement::vee, {4, 12}), .costs = each}, {.trials = 500});
   CHECK(got.length <= makespan(pairs, each));
   CHECK(got.bound <= got.length);
   CHECK_FALSE(check(got.best));
@@ -472,28 +510,29 @@ TEST_CASE("fused pairs that hide much are not given up") {
 
 TEST_CASE("what cannot be searched for says why") {
   auto const says = [](found const& got) { return describe(check(got.best)).str(); };
-  CHECK(says(find(placement::vee, {4, 8}, costs{}, {1, 1})) ==
+  CHECK(says(find({.where = placed_on(placement::vee, {4, 8}), .memory = {1, 1}})) ==
         "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least 2");
-  CHECK(says(search::improve(placement::vee, {4, 8}, costs{}, {1, 1})) == says(find(placement::vee, {4, 8}, costs{}, {1, 1})));
-  CHECK(says(search::improve(placement::vee, {4, 8, 3}, costs{})).find("not 3") != std::string::npos);
+  CHECK(says(search::improve({.where = placed_on(placement::vee, {4, 8}), .memory = {1, 1}})) ==
+        says(find({.where = placed_on(placement::vee, {4, 8}), .memory = {1, 1}})));
+  CHECK(says(search::improve({.where = placed_on(placement::vee, {4, 8, 3})})).find("not 3") != std::string::npos);
   auto const made = [](auto const& what) { return describe(check(expand(what, {4, 8}))).str(); };
   CHECK(made(search::best(placement::vee, costs{}).at_most_in_flight(0)) ==
         "a limit of chunks in flight must be at least 1, not 0");
   CHECK(made(search::best(placement::vee, stage_costs<4>{})) == "costs must be given for each stage, and the stages are 8, not 4");
   CHECK(made(search::best(placement::mapped(1, [](int, shape) { return 0; }), costs{})) == "a rank has no stage, rank 1");
-  CHECK(says(find(placement::vee, {4, 8}, costs{}, {8, 0})).find("share above 0") != std::string::npos);
-  CHECK(says(find(placement::vee, {4, 8, 3}, costs{})).find("not 3") != std::string::npos);
-  CHECK(says(find(placement::linear, {0, 8}, costs{})) == "ranks must be at least 1, not 0");
+  CHECK(says(find({.where = placed_on(placement::vee, {4, 8}), .memory = {8, 0}})).find("share above 0") != std::string::npos);
+  CHECK(says(find({.where = placed_on(placement::vee, {4, 8, 3})})).find("not 3") != std::string::npos);
+  CHECK(says(find({.where = placed_on(placement::linear, {0, 8})})) == "ranks must be at least 1, not 0");
   // The smallest limit is enough, whatever the placement.
   for (int chunks = 1; chunks <= 4; ++chunks) {
     found const got =
-        find(placement::loop, {3, 5, chunks}, costs{}, {static_cast<double>(chunks), 1}, objective::makespan, {.trials = 50});
+        find({.where = placed_on(placement::loop, {3, 5, chunks}), .memory = {static_cast<double>(chunks), 1}}, {.trials = 50});
     CHECK(says(got) == "all laws hold");
     CHECK(peak_in_flight(got.best) == chunks);
   }
   // Ranks with different numbers of stages.
   auto const uneven = placement::of({0, 0, 0, 1, 1});
-  found const got = find(uneven, {2, 6}, costs{}, {3, 1}, objective::makespan, {.trials = 500});
+  found const got = find({.where = placed_on(uneven, {2, 6}), .memory = {3, 1}}, {.trials = 500});
   CHECK(says(got) == "all laws hold");
-  CHECK(says(find(uneven, {2, 6}, costs{}, {2, 1})).find("at least 3") != std::string::npos);
+  CHECK(says(find({.where = placed_on(uneven, {2, 6}), .memory = {2, 1}})).find("at least 3") != std::string::npos);
 }

@@ -5,9 +5,10 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/held.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/objective.hpp>
+#include <chevron/search/problem/problem.hpp>
 #include <chevron/search/random.hpp>
 #include <chevron/search/replay.hpp>
 
@@ -22,9 +23,9 @@ namespace chevron::search::detail {
 /// through the actions that a move touches leaves a hope. The order must be lawful, hold no fused pairs, and keep the limit.
 class annealing {
  public:
-  constexpr annealing(plan_view const& start, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed)
-      : played_(start, costs, goal),
-        memory_(memory),
+  constexpr annealing(plan_view const& start, problem const& asked, std::uint64_t seed)
+      : played_(start, asked.costs, asked.goal),
+        memory_(asked.memory),
         random_(seed),
         best_order_(start.total()),
         held_(start.total()),
@@ -220,18 +221,17 @@ struct ascent {
     best = copy_of(made);
     length = made_length;
   }
-  constexpr int improve(plan const& from, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
-                        int trials, double bound, watched& watch) {
-    annealing search(from, costs, memory, goal, seed);
+  constexpr int improve(plan const& from, problem const& asked, std::uint64_t seed, int trials, double bound, watched& watch) {
+    annealing search(from, asked, seed);
     int const tried = search.run(trials, bound, watch);
     // With wires that are occupied an order that was cut off may come out shorter than the finished one: more time then gave
     // less.
-    if (watch.stopped() && costs.occupies_wire()) return tried;
+    if (watch.stopped() && asked.costs.occupies_wire()) return tried;
     if (length >= 0 && search.best_length() >= length) return tried;
     plan made = copy_of(from);
     search.write_best(made);
     // Local search takes every wire to be free: what messages wait for it, the simulation says.
-    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : search.best_length();
+    double const made_length = asked.costs.occupies_wire() ? length_of(asked.goal, made, asked.costs) : search.best_length();
     if (length >= 0 && made_length >= length) return tried;
     best = static_cast<plan&&>(made);
     length = made_length;

@@ -7,9 +7,10 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/activation_limit.hpp>
 #include <chevron/prove/dispatch.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/held.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/objective.hpp>
+#include <chevron/search/problem/problem.hpp>
 #include <chevron/search/replay.hpp>
 
 /// \file
@@ -146,16 +147,15 @@ class backfill {
 };
 
 /// Passes both ways through an order; keeps the shortest. The order must be lawful.
-constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, activation_limit memory, objective goal,
-                         double bound, watched& watch) {
-  replay played(order, costs, goal);
-  backfill filling(played, memory);
+constexpr void fill_gaps(plan& order, double& length, problem const& asked, double bound, watched& watch) {
+  replay played(order, asked.costs, asked.goal);
+  backfill filling(played, asked.memory);
   plan made = copy_of(order);
   for (int pass = 0; pass < 4 && length > bound * (1 + 1e-12) && !watch.stop(); ++pass) {
     if (!filling.pass(pass % 2 != 0) || !played.play()) return;
     played.write_to(made);
     // A replay takes every wire to be free.
-    double const made_length = costs.occupies_wire() ? length_of(goal, made, costs) : played.length();
+    double const made_length = asked.costs.occupies_wire() ? length_of(asked.goal, made, asked.costs) : played.length();
     if (made_length >= length) continue;
     length = made_length;
     for (int i = 0; i < played.total; ++i) order.actions.data[i] = made.actions.data[i];
@@ -166,23 +166,23 @@ constexpr void fill_gaps(plan& order, double& length, cost_view const& costs, ac
 /// messages in turn, an action that is taken earlier gains nothing, for the next one waits just as long; slower messages lead to
 /// orders in which such ranks have a microbatch more in hand. Very many actions are filled anew only
 /// once, and where they are near the bound.
-constexpr void fill_gaps_by_slower_messages(plan& order, double& length, cost_view const& costs, activation_limit memory,
-                                            objective goal, double bound, watched& watch) {
+constexpr void fill_gaps_by_slower_messages(plan& order, double& length, problem const& asked, double bound, watched& watch) {
   plan const start = copy_of(order);
-  fill_gaps(order, length, costs, memory, goal, bound, watch);
+  fill_gaps(order, length, asked, bound, watch);
   bool late = false;
-  for (int s = 0; s + 1 < order.stages; ++s) late = late || costs.of_delay(s) > 0;
+  for (int s = 0; s + 1 < order.stages; ++s) late = late || asked.costs.of_delay(s) > 0;
   bool const many = order.actions.count > 500'000;
   if (many && length > 1.05 * bound) return;
   for (double const times : {2., 3.}) {
     if (many && times < 3) continue;
     if (!late || length <= bound * (1 + 1e-12) || watch.stop()) return;
-    owned_costs const slower = with_slower_messages(costs, order.stages, times);
+    owned_costs const slower = with_slower_messages(asked.costs, order.stages, times);
+    problem const slowed = asked.at(slower.view());
     plan made = copy_of(start);
-    double made_length = length_of(goal, made, slower.view());
-    fill_gaps(made, made_length, slower.view(), memory, goal, 0, watch);
-    made_length = length_of(goal, made, costs);
-    fill_gaps(made, made_length, costs, memory, goal, bound, watch);
+    double made_length = length_of(asked.goal, made, slowed.costs);
+    fill_gaps(made, made_length, slowed, 0, watch);
+    made_length = length_of(asked.goal, made, asked.costs);
+    fill_gaps(made, made_length, asked, bound, watch);
     if (made_length >= length) continue;
     length = made_length;
     order = static_cast<plan&&>(made);

@@ -8,10 +8,10 @@
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/search/effort.hpp>
-#include <chevron/search/find.hpp>
 #include <chevron/search/improve.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/objective.hpp>
+#include <chevron/search/problem/problem.hpp>
 
 /// \file
 /// A search as a description: `checked<>` takes it like any other schedule, and the compiler searches.
@@ -96,7 +96,8 @@ constexpr plan expand(search::made_to_measure<Placement, Costs, Limits> const& w
   }
   if (f) return detail::refused(size, what.name, f);
   activation_limit const memory{static_cast<double>(placed.in_flight_limit), 1};
-  plan made = search::detail::improve(placed, what.times, memory, what.goal, what.how_hard, what.work).best;
+  search::problem const asked{placed, what.times, memory, what.goal, what.work};
+  plan made = search::improve(asked, what.how_hard).best;
   made.name = what.name;
   return made;
 }

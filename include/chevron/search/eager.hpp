@@ -6,9 +6,10 @@
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/prove/dispatch.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/held.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/objective.hpp>
+#include <chevron/search/problem/problem.hpp>
 #include <chevron/search/random.hpp>
 #include <chevron/search/replay.hpp>
 
@@ -142,12 +143,11 @@ inline constexpr double never_left = 1e9;
 /// The shortest of orders by drawn rules, in rounds, after a fifth of each drawn near its best ones; without actions if there is none.
 /// Backwards must be split.
 /// \param trials a rule is drawn for every five: 20 to 40,000 in all, fewer where there are many actions
-constexpr plan eager_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal, std::uint64_t seed,
-                           int trials, double bound, watched& watch) {
+constexpr plan eager_start(plan const& like, problem const& asked, std::uint64_t seed, int trials, double bound, watched& watch) {
   constexpr int kept = 20;
   constexpr int rounds = 8;  // some end where nothing near is better
-  replay played(like, costs, goal);
-  eager_order orders(played, memory);
+  replay played(like, asked.costs, asked.goal);
+  eager_order orders(played, asked.memory);
   random_numbers random(seed);
   int const by_size = 64'000'000 / played.total;
   int const by_trials = trials / 5 < 40'000 ? trials / 5 : 40'000;
@@ -155,7 +155,7 @@ constexpr plan eager_start(plan const& like, cost_view const& costs, activation_
   int const draws = wanted < 20 ? 20 : wanted;
   int const per_round = draws / rounds + 1;
   double const all = static_cast<double>(like.size.micro_batches) * like.stages / like.size.ranks;
-  double const limit = memory.most > 0 && memory.most < all ? memory.most : all;
+  double const limit = asked.memory.most > 0 && asked.memory.most < all ? asked.memory.most : all;
   eager_rule best[kept]{};
   double lengths[kept]{};
   int count = 0;

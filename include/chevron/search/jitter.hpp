@@ -9,7 +9,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/timeline.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/objective.hpp>
 #include <chevron/search/random.hpp>
 
 /// \file

@@ -11,41 +11,37 @@
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/layer_costs.hpp>
+#include <chevron/search/problem/effort.hpp>
 
 /// \file
 /// How many layers each stage should hold, found together with the order.
 
 namespace chevron::search {
 
-/// What `find_layers` came to.
-struct found_layers {
-  std::vector<int> layers;  ///< of each stage
-  found schedule;           ///< the order found for them
-  double even = 0;          ///< length found for layers as even as can be
-  int held = 0;             ///< most layers in flight on a rank
-  int even_held = 0;        ///< the same of the even ones
-  int searched = 0;         ///< cuts that were searched thoroughly
+/// The layers found for each stage, and the order found for them.
+struct layers_found : found {
+  std::vector<int> layers;      ///< of each stage
+  double even = 0;              ///< length found for layers as even as can be
+  int held = 0;                 ///< most layers in flight on a rank
+  int even_held = 0;            ///< the same of the even ones
+  int searched = 0;             ///< cuts that were searched thoroughly
   bool nothing_better = false;  ///< every other cut was searched thoroughly, or its bound is no shorter
 
   /// Whether a further round is of no use, or its watcher has said stop.
-  bool settled() const { return schedule.best.problem || schedule.stopped || (nothing_better && schedule.optimal()); }
-  double shortest() const { return schedule.length; }
+  bool settled() const { return best.problem || stopped || (nothing_better && optimal()); }
   /// Takes what a further round came to, if that is shorter.
-  void add(found_layers&& next) {
-    bool const ended = next.schedule.stopped;
-    if (next.schedule.best.problem) {
-      schedule.stopped = ended;
-      return;
+  void add(layers_found&& next) {
+    bool const ended = next.stopped;
+    if (!next.best.problem) {
+      double const least_even = std::min(even, next.even);
+      bool const all = nothing_better || next.nothing_better;
+      if (next.length < length * (1 - 1e-12)) *this = std::move(next);
+      even = least_even;
+      nothing_better = all;
     }
-    double const least_even = std::min(even, next.even);
-    bool const all = nothing_better || next.nothing_better;
-    if (next.schedule.length < schedule.length * (1 - 1e-12)) *this = std::move(next);
-    even = least_even;
-    nothing_better = all;
-    schedule.stopped = ended;
+    stopped = ended;
   }
 };
 
@@ -71,20 +67,19 @@ class promising_cuts {
     }
   };
 
-  /// \param placed any plan with the stages on their ranks
-  promising_cuts(layer_costs const& costs, plan_view const& placed, activation_limit memory, objective goal)
-      : costs_(costs), placed_(placed), memory_(memory), goal_(goal) {
+  promising_cuts(layer_costs const& costs, problem const& asked)
+      : costs_(costs), placed_(asked.where), memory_(asked.memory), goal_(asked.goal) {
     int const layers = static_cast<int>(costs.layers.size());
     // The ends may hold no layer.
-    int const spare = layers - std::max(placed.stages - 2, 0);
+    int const spare = layers - std::max(placed_.stages - 2, 0);
     double ways = 1;  // to share `spare` out to all stages
-    for (int k = 1; k < placed.stages; ++k) ways = ways * (spare + k) / k;
+    for (int k = 1; k < placed_.stages; ++k) ways = ways * (spare + k) / k;
     complete_ = ways <= static_cast<double>(most_looked_at);
     if (complete_) {
       std::vector<int> cut;
       all(cut, layers);
     } else {
-      descend(even_layers(layers, placed.stages));
+      descend(even_layers(layers, placed_.stages));
       descend(one_by_one(layers));
     }
     std::sort(candidates_.begin(), candidates_.end());
@@ -201,41 +196,48 @@ struct layer_effort {
   int most_searched = 6;
 };
 
+/// Searches for the order of one cut within the problem's limit of chunks.
+struct find_in_chunks {
+  found operator()(problem const& of_cut, std::vector<int> const& /*layers*/, effort const& how_hard) const {
+    return find(of_cut, how_hard);
+  }
+};
+
 /// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order of
 /// what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was found;
-/// those that come out shortest are searched again, thoroughly. Every stage but the first and the last holds a layer at least.
-/// Which orders keep the memory limit `find` decides, which is told the layers of the stages. A watcher ends all of it if both
-/// efforts name it.
+/// those that come out shortest are searched again, thoroughly. A watcher ends all of it if both efforts name it. Every stage but
+/// the first and the last holds a layer at least.
 ///
 /// \param costs without a problem; at least `stages - 2` layers
-/// \param find `found(cost_view, std::vector<int> layers of the stages, effort)`: a search on one placement, such as `search::find`
-/// with all else bound
-/// \param memory a limit that `find` keeps for all layers, in chunks; with it fewer cuts are looked at
-/// \returns where `find` refuses, its problem in `schedule.best.problem`
-template <class Find>
-found_layers find_layers(layer_costs const& costs, int stages, Find const& find, activation_limit memory = {},
-                         objective goal = objective::makespan, layer_effort const& how_hard = {}) {
-  found_layers out;
-  std::vector<int> const even = even_layers(static_cast<int>(costs.layers.size()), stages);
+/// \param asked without costs; within a limit of chunks fewer cuts are looked at
+/// \param search `found(problem of a cut, std::vector<int> its layers of the stages, effort)`: a search that keeps another limit
+/// \returns where `search` refuses, its problem in `best.problem`
+template <class Search = find_in_chunks>
+layers_found find_layers(layer_costs const& costs, problem const& asked, layer_effort const& how_hard = {},
+                         Search const& search = {}) {
+  layers_found out;
+  if (finding const f = detail::refusal(asked)) {
+    static_cast<found&>(out) = detail::refused(asked, f);
+    return out;
+  }
+  std::vector<int> const even = even_layers(static_cast<int>(costs.layers.size()), asked.where.stages);
   bool stopped = false;
   auto const search_on = [&](std::vector<int> const& cut, effort const& trying) {
     owned_costs const of_stages = costs.of(cut);
-    found one = find(of_stages.view(), cut, trying);
+    found one = search(asked.at(of_stages.view()), cut, trying);
     stopped = stopped || one.stopped;
     if (one.best.problem) one.length = std::numeric_limits<double>::infinity();
-    if (!out.layers.empty() && !(one.length < out.schedule.length * (1 - 1e-12))) return one.length;
-    double const length = one.length;
+    if (!out.layers.empty() && !(one.length < out.length * (1 - 1e-12))) return one.length;
     out.layers = cut;
-    out.schedule = std::move(one);
-    return length;
+    static_cast<found&>(out) = std::move(one);
+    return out.length;
   };
   out.even = search_on(even, how_hard.thorough);
   out.searched = 1;
-  if (out.schedule.best.problem) return out;
-  plan const placed = out.schedule.best;
-  out.even_held = out.held = detail::most_layers_held(placed, even);
+  if (out.best.problem) return out;
+  out.even_held = out.held = detail::most_layers_held(out.best, even);
   if (stopped) return out;
-  detail::promising_cuts const cuts(costs, placed, memory, goal);
+  detail::promising_cuts const cuts(costs, asked);
 
   struct looked_at {
     double length, bound;
@@ -244,7 +246,7 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
   std::vector<looked_at> some;
   bool all = cuts.complete();
   for (auto const& next : cuts.candidates()) {
-    if (next.bound >= out.schedule.length * (1 - 1e-12)) break;
+    if (next.bound >= out.length * (1 - 1e-12)) break;
     if (next.layers == even) continue;
     if (stopped || static_cast<int>(some.size()) == how_hard.most_looked_at) {
       all = false;
@@ -254,7 +256,7 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
   }
   std::stable_sort(some.begin(), some.end(), [](looked_at const& a, looked_at const& b) { return a.length < b.length; });
   for (looked_at const& one : some) {
-    if (one.bound >= out.schedule.length * (1 - 1e-12)) continue;
+    if (one.bound >= out.length * (1 - 1e-12)) continue;
     if (stopped || out.searched > how_hard.most_searched) {
       all = false;
       break;
@@ -262,9 +264,9 @@ found_layers find_layers(layer_costs const& costs, int stages, Find const& find,
     search_on(*one.layers, how_hard.thorough);
     ++out.searched;
   }
-  out.held = detail::most_layers_held(out.schedule.best, out.layers);
+  out.held = detail::most_layers_held(out.best, out.layers);
   out.nothing_better = all && !stopped;
-  out.schedule.stopped = stopped;
+  out.stopped = stopped;
   return out;
 }
 

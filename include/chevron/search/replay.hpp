@@ -8,7 +8,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/rows.hpp>
 #include <chevron/search/held.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/objective.hpp>
 
 /// \file
 /// An order that local search changes: when each action ends, and how much comes after it, so that what a move would cost is known

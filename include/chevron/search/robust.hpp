@@ -8,10 +8,10 @@
 #include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/held.hpp>
 #include <chevron/search/jitter.hpp>
+#include <chevron/search/problem/effort.hpp>
 #include <chevron/search/start.hpp>
 
 /// \file
@@ -19,17 +19,14 @@
 
 namespace chevron::search {
 
-/// What a search under jitter came to. All lengths are of the same draws, `jitter::draws` of `jitter::seed`, in the costs' unit;
-/// no schedule was made or chosen by them, but that the catalogue's stays where nothing is clearly below it.
-struct robust_found {
+/// The schedule found under jitter; `length`, `bound` and `published_length` are of times as planned, `published` is the
+/// catalogue's best under this jitter. All drawn lengths are of the same draws, `jitter::draws` of `jitter::seed`, in the costs'
+/// unit; no schedule was made or chosen by them, but that the catalogue's stays where nothing is clearly below it.
+struct robust_found : found {
   found planned;       ///< by the times as planned: where the search began
-  plan best;           ///< or, where there is none, `best.problem` says why
-  plan_name start;     ///< what the best was made from
-  bool drawn = false;  ///< whether its order was made over draws
+  bool drawn = false;  ///< whether the best's order was made over draws
   bool kept = false;   ///< the best is the catalogue's
-  double length = 0;   ///< of the best, as planned
-  plan published;      ///< the catalogue's best under this jitter on this placement, if `published_drawn` is not empty
-  std::vector<double> best_drawn, planned_drawn, published_drawn;
+  std::vector<double> best_drawn, planned_drawn, published_drawn;  ///< lengths; the last empty where nothing is published
 };
 
 namespace detail {
@@ -38,10 +35,10 @@ namespace detail {
 /// one draw, puts it elsewhere in its rank's list, and keeps what is not longer on average.
 class drawn_descent {
  public:
-  drawn_descent(plan const& start, cost_view const& costs, activation_limit memory, objective goal, jitter const& how)
-      : best_(copy_of(start)), memory_(memory), goal_(goal), random_(how.seed) {
+  drawn_descent(plan const& start, problem const& asked, jitter const& how)
+      : best_(copy_of(start)), memory_(asked.memory), goal_(asked.goal), random_(how.seed) {
     for (int draw = 0; draw < how.draws; ++draw) now_.emplace_back(how, start.stages, start.size.micro_batches, draw, 0);
-    for (weather const& one : now_) costs_.emplace_back(costs, one);
+    for (weather const& one : now_) costs_.emplace_back(asked.costs, one);
     lengths_.resize(now_.size());
     for (std::size_t k = 0; k < now_.size(); ++k) lengths_[k] = length_under(k);
     at_.resize(static_cast<std::size_t>(3 * best_.stages * best_.size.micro_batches));
@@ -158,36 +155,37 @@ class drawn_descent {
 /// the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile is never
 /// above that of a published schedule on this placement within the limit.
 ///
-/// \param planned what a search by the times as planned has found, for the same costs, memory, goal and work
+/// \param planned what a search by the times as planned has found, for the same problem
 /// \param how without a spread there is nothing to draw, and the result is that of `find`
 /// \param how_hard a watcher may end it at any time; what was found is then still judged, by all draws
-/// \returns a plan that passes `check`; or `best.problem` says why there is none. Parameters as those of `find`
-inline robust_found find_robust(found planned, cost_view const& costs, jitter const& how, activation_limit memory = {},
-                                objective goal = objective::makespan, effort how_hard = {},
-                                work_graph work = work_graph::split_backward) {
+/// \returns a plan that passes `check`; or `best.problem` says why there is none
+inline robust_found find_robust(found planned, problem const& asked, jitter const& how, effort how_hard = {}) {
   using namespace detail;
   constexpr int draws_to_descend = 24;
-  bool const split = work == work_graph::split_backward;
   robust_found out;
   out.planned = std::move(planned);
   out.best = copy_of(out.planned.best);
+  out.bound = out.planned.bound;
+  out.trials = out.planned.trials;
+  out.stopped = out.planned.stopped;
   if (out.best.problem) return out;
   plan_view const placed = out.planned.best;
   watched watch(how_hard.watch);
   watch.now.bound = out.planned.bound;
   watch.now.length = out.planned.length;
   out.start = out.planned.start;
-  auto const drawn = [&](plan_view const& made) { return drawn_lengths(made, costs, how, goal); };
+  auto const drawn = [&](plan_view const& made) { return drawn_lengths(made, asked.costs, how, asked.goal); };
   out.planned_drawn = drawn(out.planned.best);
 
   catalogue::for_each([&](auto const& one) {
-    starting_point known(placed, costs, memory, goal, split);
-    plan made = to_begin_with(expand(one, placed.size), costs);
+    starting_point known(asked);
+    plan made = to_begin_with(expand(one, placed.size), asked.costs);
     if (!known.consider(made, one.name)) return;
     std::vector<double> lengths = drawn(made);
     if (!out.published_drawn.empty() && quantile(lengths, judged_share) >= quantile(out.published_drawn, judged_share)) return;
     out.published = std::move(made);
     out.published.name = one.name;
+    out.published_length = length_of(asked.goal, out.published, asked.costs);
     out.published_drawn = std::move(lengths);
   });
 
@@ -197,14 +195,14 @@ inline robust_found find_robust(found planned, cost_view const& costs, jitter co
   made_by.seed = seeds.next();
   made_by.draws = draws_to_descend;
   chosen_by.seed = seeds.next();
-  int const actions = actions_of(placed.stages, placed.size.micro_batches, work);
+  int const actions = actions_of(placed.stages, placed.size.micro_batches, asked.work);
   int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(actions);
   plan challenger = copy_of(out.planned.best);
-  std::vector<double> challenging = drawn_lengths(challenger, costs, chosen_by, goal);
+  std::vector<double> challenging = drawn_lengths(challenger, asked.costs, chosen_by, asked.goal);
   bool const any = !out.published_drawn.empty();
-  drawn_descent from_planned(taken_apart(out.planned.best, split), costs, memory, goal, made_by);
+  drawn_descent from_planned(taken_apart(out.planned.best, asked.split()), asked, made_by);
   std::optional<drawn_descent> from_published;
-  if (any) from_published.emplace(taken_apart(out.published, split), costs, memory, goal, made_by);
+  if (any) from_published.emplace(taken_apart(out.published, asked.split()), asked, made_by);
   // In turn, so that both have had their share whenever somebody ends it.
   for (int left = trials / 20 + 1; left > 0 && !watch.stop(); left -= drawn_descent::in_turn) {
     int const some = std::min(left, drawn_descent::in_turn);
@@ -212,7 +210,7 @@ inline robust_found find_robust(found planned, cost_view const& costs, jitter co
     if (any) from_published->run(some, watch);
   }
   auto const challenge = [&](drawn_descent const& search, plan_name const& name) {
-    std::vector<double> lengths = drawn_lengths(search.best(), costs, chosen_by, goal);
+    std::vector<double> lengths = drawn_lengths(search.best(), asked.costs, chosen_by, asked.goal);
     if (!difference(lengths, challenging).below()) return;
     challenger = copy_of(search.best());
     challenging = std::move(lengths);
@@ -231,17 +229,15 @@ inline robust_found find_robust(found planned, cost_view const& costs, jitter co
     out.kept = true;
   }
   out.best = std::move(challenger);
-  out.length = length_of(goal, out.best, costs);
-  finish(out.best, memory);
+  out.length = length_of(asked.goal, out.best, asked.costs);
+  out.stopped = out.stopped || watch.stopped();
+  finish(out.best, asked.memory);
   return out;
 }
 
 /// The same with that search before it.
-template <placement_policy Placement>
-robust_found find_robust(Placement const& where, shape size, cost_view const& costs, jitter const& how,
-                         activation_limit memory = {}, objective goal = objective::makespan, effort how_hard = {},
-                         work_graph work = work_graph::split_backward) {
-  return find_robust(find(where, size, costs, memory, goal, how_hard, work), costs, how, memory, goal, how_hard, work);
+inline robust_found find_robust(problem const& asked, jitter const& how, effort how_hard = {}) {
+  return find_robust(find(asked, how_hard), asked, how, how_hard);
 }
 
 }  // namespace chevron::search

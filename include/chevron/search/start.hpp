@@ -11,7 +11,8 @@
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/held.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/objective.hpp>
+#include <chevron/search/problem/problem.hpp>
 #include <chevron/search/zero_bubble.hpp>
 
 /// \file
@@ -62,24 +63,12 @@ constexpr plan to_begin_with(plan made, cost_view const& costs) {
   return in_ascending_order(made);
 }
 
-/// What `search` finds, given a plan without actions that says where the stages are; or in `best.problem` why it cannot be asked.
-template <class Found, placement_policy Placement, class Search>
-constexpr Found search_on(Placement const& where, shape size, Search const& search) {
-  plan placed;
-  finding f = chevron::detail::begin_plan(where, size, placed);
-  placed.begin = buffer<int>(size.ranks + 1, zeroed);
-  if (!f) f = chevron::detail::check_placement(placed);
-  if (!f) return search(placed);
-  Found nothing;
-  nothing.best = chevron::detail::refused(size, "searched", f);
-  return nothing;
-}
-
 /// Looks for the best to begin with: lawful orders on one placement within one limit.
 class starting_point {
  public:
-  constexpr starting_point(plan_view const& where, cost_view const& costs, activation_limit memory, objective goal, bool split)
-      : where_(where), costs_(costs), memory_(memory), goal_(goal), split_(split) {}
+  /// \param asked outlives it
+  constexpr explicit starting_point(problem const& asked)
+      : where_(asked.where), costs_(asked.costs), memory_(asked.memory), goal_(asked.goal), split_(asked.split()) {}
 
   /// Looks at one plan; true if it is lawful, on this placement and within the limit.
   constexpr bool consider(plan const& made, char const* name) {
@@ -155,13 +144,14 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
 
 /// List schedules with every order of preference that keep so many chunks in flight, counted until W: as many as the limit takes
 /// in the worst case and, where I lets go of some of it, more.
-constexpr void add_list_schedules(starting_point& to, plan_view const& placed, cost_view const& costs, activation_limit memory,
-                                  bool split) {
+constexpr void add_list_schedules(starting_point& to, problem const& asked) {
   using namespace letters;
+  plan_view const placed = asked.where;
+  activation_limit const memory = asked.memory;
+  bool const split = asked.split();
   auto const where = placement::mapped([stages = placed.stages](shape) { return stages; },
                                        [rank_of = placed.rank_of](int stage, shape) -> int { return rank_of[stage]; });
-  auto const base =
-      schedule_of(split ? work_graph::split_backward : work_graph::full_backward).place(where).assuming(average(placed, costs));
+  auto const base = schedule_of(asked.work).place(where).assuming(average(placed, asked.costs));
   int const all = placed.size.micro_batches * placed.size.chunks;
   bool const limited = memory.most > 0 && memory.most < all;
   int const most = limited && memory.waiting_chunks() < all ? memory.waiting_chunks() : all;
@@ -169,7 +159,8 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
   int const middle = least + (most - least) / 2;
   for (int limit = least; limit <= most; limit = limit < middle ? middle : limit < most ? most : most + 1) {
     auto const consider = [&](auto... preferred) {
-      to.consider(to_begin_with(expand(base.prefer(preferred...).at_most_in_flight(limit), placed.size), costs), "list scheduling");
+      to.consider(to_begin_with(expand(base.prefer(preferred...).at_most_in_flight(limit), placed.size), asked.costs),
+                  "list scheduling");
     };
     if (split) {
       consider(I, F, W);
@@ -188,14 +179,16 @@ constexpr void add_list_schedules(starting_point& to, plan_view const& placed, c
 /// Calls `visit(plan)` for the catalogue's schedules with the slack that slow links need, as far as memory allows it, with one
 /// stage a rank.
 template <class Visit>
-constexpr void for_each_with_slack(shape size, cost_view const& costs, activation_limit memory, bool split,
-                                   Visit const& visit) {
+constexpr void for_each_with_slack(problem const& asked, Visit const& visit) {
+  shape const size = asked.where.size;
+  cost_view const& costs = asked.costs;
+  activation_limit const& memory = asked.memory;
   int const room = memory.most > 0 ? memory.chunks() - size.ranks : size.micro_batches;
   chevron::detail::mean_factors const factors(costs.lengths, size.micro_batches);
   int const counted = costs.lengths.alike() ? 0 : size.ranks;
   owned_costs const mean = scaled(costs, counted, factors.computation, factors.transfer);
   buffer<catalogue::slack> const needed =
-      catalogue::slack_for(costs.lengths.alike() ? costs : mean.view(), size.ranks, split, room);
+      catalogue::slack_for(costs.lengths.alike() ? costs : mean.view(), size.ranks, asked.split(), room);
   if (needed.count == 0) return;
   catalogue::for_each_with_slack(catalogue::slack_view{needed.begin(), needed.end()}, [&](char const* of, auto const& one) {
     plan made = expand(one, size);
@@ -205,9 +198,9 @@ constexpr void for_each_with_slack(shape size, cost_view const& costs, activatio
 }
 
 /// The zero-bubble paper's orders, with one stage a rank.
-constexpr void add_zero_bubble(starting_point& to, shape size, cost_view const& costs, activation_limit memory, objective goal) {
-  memory_model const model{1, memory.kept_for_weight - 1, -memory.kept_for_weight, memory.most};
-  to.consider(zero_bubble(costs, model, size, goal), "zero-bubble rule");
+constexpr void add_zero_bubble(starting_point& to, problem const& asked) {
+  memory_model const model{1, asked.memory.kept_for_weight - 1, -asked.memory.kept_for_weight, asked.memory.most};
+  to.consider(zero_bubble(asked.costs, model, asked.where.size, asked.goal), "zero-bubble rule");
 }
 
 }  // namespace chevron::search::detail

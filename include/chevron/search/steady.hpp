@@ -6,9 +6,10 @@
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/prove/activation_limit.hpp>
 #include <chevron/search/backfill.hpp>
-#include <chevron/search/effort.hpp>
-#include <chevron/search/objective.hpp>
 #include <chevron/search/period.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/objective.hpp>
+#include <chevron/search/problem/problem.hpp>
 #include <chevron/search/random.hpp>
 #include <chevron/search/replay.hpp>
 
@@ -267,17 +268,28 @@ class steady_order : public period_order {
   buffer<bool> touched_;
 };
 
+/// The trials of `periodic_start`, and the lengths that end or beat them.
+struct periodic_effort {
+  std::uint64_t seed;
+  int draws;     ///< periods that are looked for
+  int samples;   ///< orders made of each
+  int trials;    ///< changes of each
+  double bound;  ///< no order is shorter
+  double beat;   ///< only a shorter order counts; below 0: any
+};
+
 /// The best of several periodic orders, every other one made for messages that take twice as long, `samples` of each with its period,
 /// beginnings and ends filled, if it is shorter than `beat`; else without actions.
-constexpr plan periodic_start(plan const& like, cost_view const& costs, activation_limit memory, objective goal,
-                              std::uint64_t seed, int draws, int samples, int trials, double bound, double beat,
-                              std::int64_t& tried, watched& watch) {
+/// \param tried gets the changes that were tried added
+constexpr plan periodic_start(plan const& like, problem const& asked, periodic_effort const& how_hard, std::int64_t& tried,
+                              watched& watch) {
   // An order that is this much longer after two passes is not shorter after four, as far as was seen.
   constexpr double hopeless = 1.05;
-  replay played(like, costs, goal);
-  owned_costs const late = with_slower_messages(costs, like.stages, 2);
-  replay const slower(like, late.view(), goal);
-  backfill filling(played, memory);
+  auto const [seed, draws, samples, trials, bound, beat] = how_hard;
+  replay played(like, asked.costs, asked.goal);
+  owned_costs const late = with_slower_messages(asked.costs, like.stages, 2);
+  replay const slower(like, late.view(), asked.goal);
+  backfill filling(played, asked.memory);
   plan best;
   best.size = like.size;
   double shortest = beat;
@@ -285,7 +297,7 @@ constexpr plan periodic_start(plan const& like, cost_view const& costs, activati
     int const in_period = 1 + 2 * draw / draws;
     if (in_period > like.size.micro_batches) continue;
     if (draw == 0) played.play();
-    steady_order repeat(draw % 2 == 0 ? played : slower, memory, seed + static_cast<std::uint64_t>(draw), in_period,
+    steady_order repeat(draw % 2 == 0 ? played : slower, asked.memory, seed + static_cast<std::uint64_t>(draw), in_period,
                         draw == 0 ? &played : nullptr);
     if (!repeat.exists()) continue;
     tried += repeat.run(trials, watch);

@@ -8,7 +8,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/objective.hpp>
 
 /// \file
 /// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): one stage a rank, orders made

@@ -14,148 +14,184 @@
 
 namespace chevron::show {
 
-/// The rows of a picture: an axis and one line a rank, in as many bands as the width asks for, and the legend. Only compute
-/// is drawn. A picture that would need too many bands becomes an overview: each column shows the letter that fills most of it.
-template <class = void>
-std::string rows_text(picture const& p, text_style const& style = {}) {
-  char const* const dot = style.unicode ? "\xc2\xb7" : ".";
-  char const* const bar = style.unicode ? "\xe2\x94\x80" : "-";
-  char const* const edge = style.unicode ? "\xe2\x96\x95" : " ";
-  int const digits = static_cast<int>(std::to_string(std::max(p.rows - 1, 0)).size());
-  int const prefix = std::max(5, digits + 2);
-  int const room = std::max(20, style.width - prefix);
-  double const zero = first_start(p);
-  double makespan = 0;
-  for (box const& b : p.boxes) {
-    if (is_compute(b.op.kind)) makespan = std::max(makespan, b.end - zero);
-  }
-  detail::scale const scale = detail::scale_for(p, zero, makespan, room);
-  if (scale.columns == 0) return "nothing to draw\n";
+namespace detail {
 
-  std::vector<std::vector<detail::cell>> rows(static_cast<std::size_t>(p.rows),
-                                              std::vector<detail::cell>(static_cast<std::size_t>(scale.columns)));
-  // Overview: how much of each column each kind and chunk fills.
-  int const chunks = std::max(p.size.chunks, 1);
-  std::size_t const sorts = static_cast<std::size_t>(compute_kinds * chunks);
-  std::vector<double> covered(scale.overview ? rows.size() * static_cast<std::size_t>(scale.columns) * sorts : 0);
-  for (auto& row : rows) {
-    for (auto& c : row) c.glyph = style.colour ? " " : dot;
-  }
-  bool present[compute_kinds] = {};
-  bool pairs = false;
-  for (std::size_t index = 0; index < p.boxes.size(); ++index) {
-    box const& b = p.boxes[index];
-    if (!is_compute(b.op.kind)) continue;
-    present[static_cast<int>(b.op.kind)] = true;
-    auto& row = rows[static_cast<std::size_t>(b.rank)];
-    double left = (b.start - zero) * scale.columns_per_unit;
-    double right = (b.end - zero) * scale.columns_per_unit;
-    int const background = style.colour ? detail::background_of(b.op.kind, b.chunk, p.size.chunks) : 1;
-    if (scale.overview) {
-      if (b.of_pair != half::none) (b.of_pair == half::first ? right : left) = (left + right) / 2;
-      for (int i = static_cast<int>(left); i < scale.columns && i < right; ++i) {
-        std::size_t const at = static_cast<std::size_t>(b.rank * scale.columns + i) * sorts;
-        covered[at + static_cast<std::size_t>(static_cast<int>(b.op.kind) * chunks + std::min(b.chunk, chunks - 1))] +=
-            std::min(right, i + 1.0) - std::max(left, static_cast<double>(i));
-      }
-      continue;
+/// Draws the compute of a picture in columns of characters: cells, then bands of lines, then the legend.
+class text_rows {
+ public:
+  text_rows(picture const& p, text_style const& style)
+      : p_(p), style_(style), zero_(first_start(p)), chunks_(std::max(p.size.chunks, 1)) {
+    int const digits = static_cast<int>(std::to_string(std::max(p.rows - 1, 0)).size());
+    prefix_ = std::max(5, digits + 2);
+    double makespan = 0;
+    for (box const& b : p.boxes) {
+      if (is_compute(b.op.kind)) makespan = std::max(makespan, b.end - zero_);
     }
-    int begin = static_cast<int>(std::lround(left));
-    int end = std::min(static_cast<int>(std::lround(right)), scale.columns);
-    std::string const label = detail::label_of(b, p.size.chunks);
+    scale_ = scale_for(p, zero_, makespan, std::max(20, style.width - prefix_));
+  }
+
+  std::string drawn() {
+    if (scale_.columns == 0) return "nothing to draw\n";
+    cell idle;
+    idle.glyph = style_.colour ? " " : dot();
+    rows_.assign(static_cast<std::size_t>(p_.rows), std::vector<cell>(static_cast<std::size_t>(scale_.columns), idle));
+    if (scale_.overview) covered_.resize(rows_.size() * static_cast<std::size_t>(scale_.columns) * sorts());
+    for (std::size_t i = 0; i < p_.boxes.size(); ++i) {
+      box const& b = p_.boxes[i];
+      if (!is_compute(b.op.kind)) continue;
+      present_[static_cast<int>(b.op.kind)] = true;
+      scale_.overview ? cover(b) : draw_box(i);
+    }
+    if (scale_.overview) draw_covered();
+    return bands() + "\n" + broken(legend());
+  }
+
+ private:
+  char const* dot() const { return style_.unicode ? "\xc2\xb7" : "."; }
+  char const* bar() const { return style_.unicode ? "\xe2\x94\x80" : "-"; }
+  char const* edge() const { return style_.unicode ? "\xe2\x96\x95" : " "; }
+  /// Kinds and chunks, which share a column of an overview.
+  std::size_t sorts() const { return static_cast<std::size_t>(compute_kinds * chunks_); }
+
+  /// Adds what a box of an overview fills of each column to its kind and chunk.
+  void cover(box const& b) {
+    double left = (b.start - zero_) * scale_.columns_per_unit;
+    double right = (b.end - zero_) * scale_.columns_per_unit;
+    if (b.of_pair != half::none) (b.of_pair == half::first ? right : left) = (left + right) / 2;
+    auto const sort = static_cast<std::size_t>(static_cast<int>(b.op.kind) * chunks_ + std::min(b.chunk, chunks_ - 1));
+    for (int i = static_cast<int>(left); i < scale_.columns && i < right; ++i) {
+      covered_[static_cast<std::size_t>(b.rank * scale_.columns + i) * sorts() + sort] +=
+          std::min(right, i + 1.0) - std::max(left, static_cast<double>(i));
+    }
+  }
+  /// Gives each column of an overview the letter that fills most of it, where at least half of it is busy.
+  void draw_covered() {
+    auto const width = static_cast<std::ptrdiff_t>(sorts());
+    auto from = covered_.begin();
+    for (auto& row : rows_) {
+      for (cell& c : row) {
+        auto const most = std::max_element(from, from + width);
+        double busy = 0;
+        for (auto i = from; i != from + width; ++i) busy += *i;
+        int const which = static_cast<int>(most - from);
+        from += width;
+        if (busy < 0.5) continue;
+        box sample;
+        sample.op.kind = static_cast<kind>(which / chunks_);
+        sample.chunk = which % chunks_;
+        int const background = style_.colour ? background_of(sample.op.kind, sample.chunk, chunks_) : 1;
+        c = {label_of(sample, std::min(chunks_, 2)).substr(0, 1), background, false};
+      }
+    }
+  }
+
+  void draw_box(std::size_t index) {
+    box const& b = p_.boxes[index];
+    auto& row = rows_[static_cast<std::size_t>(b.rank)];
+    int begin = static_cast<int>(std::lround((b.start - zero_) * scale_.columns_per_unit));
+    int end = std::min(static_cast<int>(std::lround((b.end - zero_) * scale_.columns_per_unit)), scale_.columns);
+    std::string const label = label_of(b, p_.size.chunks);
     int const length = static_cast<int>(label.size());
+    bool const first_half = b.of_pair == half::first;
     if (b.of_pair != half::none) {
-      pairs = true;
-      std::size_t const other = b.of_pair == half::first ? index + 1 : index - 1;
-      int const others = static_cast<int>(detail::label_of(p.boxes[other], p.size.chunks).size());
-      bool const first = b.of_pair == half::first;
-      int const middle = detail::middle_of_pair(begin, end, first ? length : others, first ? others : length, scale.band);
-      (first ? end : begin) = middle;
+      pairs_ = true;
+      int const others = static_cast<int>(label_of(p_.boxes[first_half ? index + 1 : index - 1], p_.size.chunks).size());
+      int const middle = middle_of_pair(begin, end, first_half ? length : others, first_half ? others : length, scale_.band);
+      (first_half ? end : begin) = middle;
     }
     // A box cut by the end of a band carries its label where there is more room.
-    int const cut = (begin / scale.band + 1) * scale.band;
+    int const cut = (begin / scale_.band + 1) * scale_.band;
     int const label_at = cut < end && cut - begin < length && end - cut > cut - begin ? cut : begin;
+    int const background = style_.colour ? background_of(b.op.kind, b.chunk, p_.size.chunks) : 1;
     for (int i = begin; i < end; ++i) {
       int const in_label = i - label_at;
       bool const last = i == end - 1 && end - begin > length;
-      auto& c = row[static_cast<std::size_t>(i)];
-      c.edge = last && style.colour && b.of_pair != half::first;
+      cell& c = row[static_cast<std::size_t>(i)];
+      c.edge = last && style_.colour && !first_half;
       if (in_label >= 0 && in_label < length)
         c.glyph = label[static_cast<std::size_t>(in_label)];
-      else if (last && b.of_pair == half::first)
-        c.glyph = style.colour ? " " : "+";
+      else if (last && first_half)
+        c.glyph = style_.colour ? " " : "+";
       else if (last)
-        c.glyph = style.colour ? edge : " ";
+        c.glyph = style_.colour ? edge() : " ";
       else
-        c.glyph = style.colour ? " " : bar;
+        c.glyph = style_.colour ? " " : bar();
       c.background = background;
     }
   }
 
-  for (std::size_t column = 0; column * sorts < covered.size(); ++column) {
-    auto const from = covered.begin() + static_cast<std::ptrdiff_t>(column * sorts);
-    auto const most = std::max_element(from, from + static_cast<std::ptrdiff_t>(sorts));
-    double busy = 0;
-    for (auto i = from; i != from + static_cast<std::ptrdiff_t>(sorts); ++i) busy += *i;
-    if (busy < 0.5) continue;
-    int const which = static_cast<int>(most - from);
-    box sample;
-    sample.op.kind = static_cast<kind>(which / chunks);
-    sample.chunk = which % chunks;
-    std::string const label = detail::label_of(sample, std::min(chunks, 2));
-    int const background = style.colour ? detail::background_of(sample.op.kind, sample.chunk, chunks) : 1;
-    rows[column / static_cast<std::size_t>(scale.columns)][column % static_cast<std::size_t>(scale.columns)] = {
-        label.substr(0, 1), background, false};
+  /// Writes axis and ranks, in as many bands as the width asks for.
+  std::string bands() const {
+    std::string out;
+    for (int from = 0; from < scale_.columns; from += scale_.band) {
+      int const to = std::min(from + scale_.band, scale_.columns);
+      if (from > 0) out += "\n";
+      out += "rank" + spaces(prefix_ - 4) + axis(from, to, scale_.columns_per_unit, 0) + "\n";
+      for (int r = 0; r < p_.rows; ++r) {
+        std::string const name = std::to_string(r);
+        std::string line = render(rows_[static_cast<std::size_t>(r)], from, to, style_.colour);
+        while (!line.empty() && line.back() == ' ') line.pop_back();
+        out += spaces(prefix_ - 1 - static_cast<int>(name.size())) + name + " " + line + "\n";
+      }
+    }
+    return out;
   }
 
-  std::string out;
-  for (int from = 0; from < scale.columns; from += scale.band) {
-    int const to = std::min(from + scale.band, scale.columns);
-    if (from > 0) out += "\n";
-    out += "rank" + detail::spaces(prefix - 4) + detail::axis(from, to, scale.columns_per_unit, 0) + "\n";
-    for (int r = 0; r < p.rows; ++r) {
-      std::string const name = std::to_string(r);
-      out += detail::spaces(prefix - 1 - static_cast<int>(name.size())) + name + " ";
-      std::string line = detail::render(rows[static_cast<std::size_t>(r)], from, to, style.colour);
-      while (!line.empty() && line.back() == ' ') line.pop_back();
-      out += line + "\n";
+  std::vector<std::string> legend() const {
+    std::vector<std::string> out;
+    for (int k = 0; k < compute_kinds; ++k) {
+      if (!present_[k]) continue;
+      std::string sample = letters_of(static_cast<kind>(k));
+      if (style_.colour) {
+        int const background = background_of(static_cast<kind>(k), 0, p_.size.chunks);
+        sample = paint(background, foreground_on(background)) + sample + "\x1b[0m";
+      }
+      out.push_back(sample + " " + row_of(static_cast<kind>(k)).words);
     }
+    if (scale_.overview)
+      out.push_back("overview: a column is " + number(1 / scale_.columns_per_unit, 3) + (p_.unit.empty() ? "" : " " + p_.unit));
+    else
+      out.push_back(p_.size.chunks > 2 ? "5F3: stage 5, microbatch 3" : "F3: microbatch 3");
+    if (p_.size.chunks == 2) out.push_back("lower case: second chunk");
+    if (pairs_) out.push_back(style_.colour ? "two colours: a pair, run as one" : "F3+B1: a pair, run as one");
+    if (!style_.colour) out.push_back(std::string(dot()) + " idle");
+    return out;
+  }
+  /// Breaks a list of words into lines by the columns that they take: escape sequences take none.
+  std::string broken(std::vector<std::string> const& list) const {
+    std::string out, line;
+    int columns = 0;
+    for (std::string const& word : list) {
+      int const width =
+          columns_of(word) - (word.find('\x1b') == std::string::npos ? 0 : static_cast<int>(word.find("m") + 1 + 4));
+      if (columns > 0 && columns + 3 + width > style_.width) {
+        out += line + "\n";
+        line.clear();
+        columns = 0;
+      }
+      line += (columns > 0 ? "   " : "") + word;
+      columns += (columns > 0 ? 3 : 0) + width;
+    }
+    return out + line + "\n";
   }
 
-  std::vector<std::string> legend;
-  for (int k = 0; k < compute_kinds; ++k) {
-    if (!present[k]) continue;
-    std::string const letter = letters_of(static_cast<kind>(k));
-    std::string sample = letter;
-    if (style.colour) {
-      int const background = detail::background_of(static_cast<kind>(k), 0, p.size.chunks);
-      sample = detail::paint(background, detail::foreground_on(background)) + letter + "\x1b[0m";
-    }
-    legend.push_back(sample + " " + row_of(static_cast<kind>(k)).words);
-  }
-  if (scale.overview) {
-    legend.push_back("overview: a column is " + number(1 / scale.columns_per_unit, 3) + (p.unit.empty() ? "" : " " + p.unit));
-  } else {
-    legend.push_back(p.size.chunks > 2 ? "5F3: stage 5, microbatch 3" : "F3: microbatch 3");
-  }
-  if (p.size.chunks == 2) legend.push_back("lower case: second chunk");
-  if (pairs) legend.push_back(style.colour ? "two colours: a pair, run as one" : "F3+B1: a pair, run as one");
-  if (!style.colour) legend.push_back(std::string(dot) + " idle");
-  // Escape sequences take no columns: break the lines by the plain words.
-  std::string line;
-  int columns = 0;
-  out += "\n";
-  for (std::string const& word : legend) {
-    int const width = columns_of(word) - (word.find('\x1b') == std::string::npos ? 0 : static_cast<int>(word.find("m") + 1 + 4));
-    if (columns > 0 && columns + 3 + width > style.width) {
-      out += line + "\n";
-      line.clear();
-      columns = 0;
-    }
-    line += (columns > 0 ? "   " : "") + word;
-    columns += (columns > 0 ? 3 : 0) + width;
-  }
-  return out + line + "\n";
+  picture const& p_;
+  text_style const& style_;
+  double zero_;
+  int chunks_, prefix_ = 0;
+  scale scale_{};
+  std::vector<std::vector<cell>> rows_;
+  std::vector<double> covered_;  // of an overview, by rank, column, kind and chunk
+  bool present_[compute_kinds] = {}, pairs_ = false;
+};
+
+}  // namespace detail
+
+/// The rows of a picture: an axis and one line a rank, in as many bands as the width asks for, and the legend. Only compute
+/// is drawn. A picture that would need too many bands becomes an overview: each column shows the letter that fills most of it.
+template <class = void>
+std::string rows_text(picture const& p, text_style const& style = {}) {
+  return detail::text_rows(p, style).drawn();
 }
 
 }  // namespace chevron::show

@@ -172,9 +172,8 @@ class auto_schedule {
     news.running = search::length_of(goal(), running, own.view());
 
     auto const from = std::chrono::steady_clock::now();
-    auto const here = placement::mapped([&](shape) { return running.stages; }, [&](int s, shape) { return running.rank_of_stage(s); });
-    search::found const got = search::find(here, {.ranks = running.size.ranks, .micro_batches = running.size.micro_batches},
-                                           costs.view(), options_.memory, goal(), options_.effort, work);
+    search::found const got = search::find(
+        {.where = running, .costs = costs.view(), .memory = options_.memory, .goal = goal(), .work = work}, options_.effort);
     news.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
     if (got.best.problem) throw usage_error(std::string("no plan was found: ") + describe(got.best.problem).characters);
     plan const best = in_ascending_order(got.best);

@@ -204,8 +204,8 @@ class length_schedule {
     length_report news;
     news.running = search::length_of(goal(), running, costs);
     // From the first program and from the last one: what was made for other lengths may be a better start, or a worse one.
-    search::found best = search::replan(first_, costs, options_.memory, goal(), options_.effort);
-    search::found other = search::replan(running, costs, options_.memory, goal(), options_.effort);
+    search::found best = search::replan(first_, {.costs = costs, .memory = options_.memory, .goal = goal()}, options_.effort);
+    search::found other = search::replan(running, {.costs = costs, .memory = options_.memory, .goal = goal()}, options_.effort);
     if (!other.best.problem && (best.best.problem || other.length < best.length)) best = std::move(other);
     if (best.best.problem) throw usage_error(std::string("no plan was found: ") + describe(best.best.problem).characters);
     news.found = best.length;

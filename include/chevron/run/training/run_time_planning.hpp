@@ -12,7 +12,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/training/trainer.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/objective.hpp>
 #include <chevron/show/csv/csv_read.hpp>
 
 /// \file

@@ -10,10 +10,10 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/lengths/replan.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/objective.hpp>
 #include <chevron/search/random.hpp>
 
 /// \file
@@ -21,12 +21,11 @@
 
 namespace chevron::search {
 
-/// What `find_order` came to.
-struct order_found {
+/// The order of microbatches that was found, and the schedule found for it.
+struct order_found : found {
   std::vector<int> order;  ///< which of the microbatches, as they were given, goes in k-th
   length_factors lengths;  ///< in that order
-  found schedule;          ///< for them in that order
-  double as_given = 0;     ///< what a search takes for the order that was given: never below `schedule.length`
+  double as_given = 0;     ///< what a search takes for the order that was given: never below `length`
 };
 
 namespace detail {
@@ -38,15 +37,22 @@ inline std::vector<int> longest_in_the_middle(std::vector<int> const& ascending)
   return out;
 }
 
+/// Changes the lengths of a problem's microbatches, which must outlive it.
+inline problem with_lengths(problem const& asked, length_factors const& lengths) {
+  problem out = asked;
+  out.costs.lengths = lengths.view();
+  return out;
+}
+
 /// Exchanges places of microbatches in an order while the plan stays, and keeps what makes it no longer.
-inline void exchange_places(plan_view const& plan, cost_view const& costs, length_factors const& given, objective goal,
-                            int trials, random_numbers& random, watched& watch, std::vector<int>& order) {
+inline void exchange_places(plan_view const& plan, problem const& asked, length_factors const& given, int trials,
+                            random_numbers& random, watched& watch, std::vector<int>& order) {
   int const count = static_cast<int>(order.size());
   if (count < 2) return;
   length_factors now = given.in(order);
-  cost_view seen = costs;
+  cost_view seen = asked.costs;
   seen.lengths = now.view();
-  double length = length_of(goal, plan, seen);
+  double length = length_of(asked.goal, plan, seen);
   for (int trial = 0; trial < trials && !watch.stop(); ++trial) {
     auto const a = static_cast<std::size_t>(random.below(count));
     auto const b = static_cast<std::size_t>(random.below(count));
@@ -56,7 +62,7 @@ inline void exchange_places(plan_view const& plan, cost_view const& costs, lengt
       std::swap(now.transfer[a], now.transfer[b]);
     };
     exchange();
-    double const then = length_of(goal, plan, seen);
+    double const then = length_of(asked.goal, plan, seen);
     if (then > length) {
       exchange();
     } else {
@@ -74,28 +80,25 @@ inline void exchange_places(plan_view const& plan, cost_view const& costs, lengt
 /// As given, shortest first, longest in the middle and longest first are looked at; from the shortest schedule on, microbatches change
 /// places while that is no longer, and it is planned again.
 ///
-/// \param costs with the factors of the microbatches as they are given
+/// \param asked as `replan` takes it; its costs have the factors of the microbatches as they are given
 /// \param how_hard as `replan` takes it, for each order that is looked at
 /// \returns a schedule never longer than `replan`'s for the order that was given; the caller puts the data into `order`
-inline order_found reorder(plan_view const& known, cost_view const& costs, activation_limit memory = {},
-                           objective goal = objective::makespan, effort how_hard = {}) {
-  length_factors const given = factors_of(costs.lengths, known.size.micro_batches);
+inline order_found reorder(plan_view const& known, problem const& asked, effort how_hard = {}) {
+  length_factors const given = factors_of(asked.costs.lengths, known.size.micro_batches);
   std::vector<int> as_given(static_cast<std::size_t>(known.size.micro_batches));
   std::iota(as_given.begin(), as_given.end(), 0);
   auto const look = [&](std::vector<int> const& order, plan_view const& from) {
-    order_found one{order, given.in(order), {}, 0};
-    cost_view seen = costs;
-    seen.lengths = one.lengths.view();
-    one.schedule = replan(from, seen, memory, goal, how_hard);
+    order_found one{{}, order, given.in(order)};
+    static_cast<found&>(one) = replan(from, detail::with_lengths(asked, one.lengths), how_hard);
     return one;
   };
   order_found best = look(as_given, known);
-  best.as_given = best.schedule.length;
-  if (best.schedule.best.problem || costs.lengths.alike()) return best;
+  best.as_given = best.length;
+  if (best.best.problem || asked.costs.lengths.alike()) return best;
   auto const take = [&](order_found next) {
-    if (next.schedule.best.problem || next.schedule.length >= best.schedule.length) return false;
+    if (next.best.problem || next.length >= best.length) return false;
     next.as_given = best.as_given;
-    next.schedule.trials += best.schedule.trials;
+    next.trials += best.trials;
     best = std::move(next);
     return true;
   };
@@ -114,33 +117,28 @@ inline order_found reorder(plan_view const& known, cost_view const& costs, activ
   detail::random_numbers random(how_hard.seed);
   for (int round = 0; round < 8 && !watch.stop(); ++round) {
     std::vector<int> order = best.order;
-    detail::exchange_places(best.schedule.best, costs, given, goal, 20 * known.size.micro_batches, random, watch, order);
-    if (order == best.order || !take(look(order, copy_of(best.schedule.best)))) break;
+    detail::exchange_places(best.best, asked, given, 20 * known.size.micro_batches, random, watch, order);
+    if (order == best.order || !take(look(order, copy_of(best.best)))) break;
   }
-  best.schedule.stopped = watch.stopped();
+  best.stopped = watch.stopped();
   return best;
 }
 
 /// The same from nothing, with a whole search before and after it. Its `as_given` is what `find` finds for the order that was given, and
 /// the schedule is never longer.
-template <placement_policy Placement>
-order_found find_order(Placement const& where, shape size, cost_view const& costs, activation_limit memory = {},
-                       objective goal = objective::makespan, effort how_hard = {},
-                       work_graph work = work_graph::split_backward) {
-  found first = find(where, size, costs, memory, goal, how_hard, work);
-  if (first.best.problem) return {{}, {}, std::move(first), 0};
-  order_found out = reorder(first.best, costs, memory, goal, {0, how_hard.seed, how_hard.watch});
+inline order_found find_order(problem const& asked, effort how_hard = {}) {
+  order_found first{find(asked, how_hard), {}, {}};
+  if (first.best.problem) return first;
+  order_found out = reorder(first.best, asked, {0, how_hard.seed, how_hard.watch});
   out.as_given = first.length;
-  cost_view seen = costs;
-  seen.lengths = out.lengths.view();
-  found last = find(where, size, seen, memory, goal, how_hard, work);
-  std::int64_t const trials = first.trials + out.schedule.trials + last.trials;
-  out.schedule.published = copy_of(last.published);
-  out.schedule.published_length = last.published_length;
-  double const proved = std::max(out.schedule.bound, last.bound);  // both for this order
-  if (last.length < out.schedule.length) out.schedule = std::move(last);
-  out.schedule.bound = proved;
-  out.schedule.trials = trials;
+  found last = find(detail::with_lengths(asked, out.lengths), how_hard);
+  std::int64_t const trials = first.trials + out.trials + last.trials;
+  double const proved = std::max(out.bound, last.bound);  // both for this order
+  out.published = last.published;
+  out.published_length = last.published_length;
+  if (last.length < out.length) static_cast<found&>(out) = std::move(last);
+  out.bound = proved;
+  out.trials = trials;
   return out;
 }
 

@@ -8,9 +8,9 @@
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/search/anneal.hpp>
-#include <chevron/search/effort.hpp>
 #include <chevron/search/find.hpp>
-#include <chevron/search/objective.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/objective.hpp>
 #include <chevron/search/start.hpp>
 
 /// \file
@@ -23,13 +23,15 @@ namespace chevron::search {
 /// and mostly as short within a percent where the memory is that of the plan.
 ///
 /// \param known what runs, or ran; it keeps the limit
+/// \param asked of which `where` and `work` are left out: the plan says both
 /// \param how_hard `trials` of local search, 0: 1000
 /// \returns as `find`, with `published` left out; `best.problem` where `known` is not lawful or breaks the limit
-constexpr found replan(plan_view const& known, cost_view const& costs, activation_limit memory = {},
-                       objective goal = objective::makespan, effort how_hard = {}) {
+constexpr found replan(plan_view const& known, problem asked, effort how_hard = {}) {
   found result;
   bool const split = chevron::detail::splits_backwards(known);
-  detail::starting_point start(known, costs, memory, goal, split);
+  asked.work = split ? work_graph::split_backward : work_graph::full_backward;
+  asked.where = known;
+  detail::starting_point start(asked);
   finding f = known.problem ? known.problem : check(known);
   if (known.holds(kind::recompute) || known.has_own_kinds()) {
     f.broken = law::description;
@@ -41,31 +43,31 @@ constexpr found replan(plan_view const& known, cost_view const& costs, activatio
     if (!f) {
       f.broken = law::description;
       f.words = "a plan to begin with must train and keep the memory limit, in whole chunks: ";
-      f.number = memory.chunks();
+      f.number = asked.memory.chunks();
     }
     result.best = chevron::detail::refused(known.size, "searched", f);
     return result;
   }
-  owned_costs const whole = unsplit(costs, known.stages);
-  lower_bounds const least = bounds(known, split ? costs : whole.view(), memory);
-  result.bound = goal == objective::makespan ? least.makespan : least.span;
+  owned_costs const whole = unsplit(asked.costs, known.stages);
+  lower_bounds const least = bounds(known, split ? asked.costs : whole.view(), asked.memory);
+  result.bound = asked.goal == objective::makespan ? least.makespan : least.span;
   if (split && detail::in_line(known)) {
-    detail::starting_point rule(known, costs, memory, goal, split);
-    detail::add_zero_bubble(rule, known.size, costs, memory, goal);
+    detail::starting_point rule(asked);
+    detail::add_zero_bubble(rule, asked);
     if (rule.exists() && same_gradient_order(rule.apart, start.apart)) start.consider(rule.shortest, rule.shortest.name);
   }
   result.start = start.shortest.name;
   result.length = start.shortest_length;
   result.best = copy_of(start.shortest);
-  if (result.optimal()) return detail::finished(result, memory);
+  if (result.optimal()) return detail::finished(result, asked.memory);
 
   detail::watched watch(how_hard.watch);
   watch.now.bound = result.bound;
   watch.now.length = result.length;
   plan made = copy_of(start.apart);
   double length = start.apart_length;
-  detail::fill_gaps(made, length, costs, memory, goal, result.bound, watch);
-  detail::annealing search(made, costs, memory, goal, how_hard.seed);
+  detail::fill_gaps(made, length, asked, result.bound, watch);
+  detail::annealing search(made, asked, how_hard.seed);
   result.trials = search.run(how_hard.trials > 0 ? how_hard.trials : 1000, result.bound, watch);
   plan searched = copy_of(made);
   search.write_best(searched);
@@ -77,7 +79,7 @@ constexpr found replan(plan_view const& known, cost_view const& costs, activatio
     result.best = copy_of(*one);
   }
   result.stopped = watch.stopped();
-  return detail::finished(result, memory);
+  return detail::finished(result, asked.memory);
 }
 
 }  // namespace chevron::search

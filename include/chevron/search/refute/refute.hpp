@@ -5,8 +5,10 @@
 #include <vector>
 
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bound.hpp>
+#include <chevron/search/problem/problem.hpp>
 #include <chevron/search/refute/cases.hpp>
 #include <chevron/search/refute/whole_times.hpp>
 
@@ -21,12 +23,11 @@ namespace detail {
 class refuter {
  public:
   /// \param work how much may be done, in steps of inner loops
-  refuter(plan_view const& placed, cost_view const& costs, activation_limit memory, bool by_span, bool split, double length,
-          std::int64_t work)
-      : placed_(placed),
-        of_(placed, costs, memory, split, length),
-        by_span_(by_span),
-        alike_(costs.lengths.alike()),
+  refuter(search::problem const& asked, double length, std::int64_t work)
+      : placed_(asked.where),
+        of_(asked, length),
+        by_span_(asked.goal == search::objective::span),
+        alike_(asked.costs.lengths.alike()),
         left_(work) {}
 
   double raise(double bound, double length) {
@@ -62,8 +63,8 @@ class refuter {
   /// The order that was met, as a plan.
   plan written(std::vector<int> const& order) const {
     plan made;
-    static_cast<plan_facts&>(made) = placed_;
-    made.name = placed_.name;
+    made.size = placed_.size;
+    made.stages = placed_.stages;
     made.rank_of = buffer<std::int16_t>(of_.stages);
     made.begin = buffer<int>(of_.ranks + 1);
     made.actions = buffer<action>(of_.count);
@@ -149,35 +150,30 @@ struct refutation {
 /// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For each
 /// such time all orders are gone through, case by case (`search/refute/cases.hpp`), within windows that heads and tails leave
 /// (`search/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing: in any
-/// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight gradients of
-/// a stage, those within B too.
+/// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight gradients
+/// of a stage, those within B too.
 ///
-/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, evaluation, and, by span,
+/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, and, by span,
 /// transfers that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan
 /// such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
 ///
-/// \param placed any plan with the stages on their ranks
-/// \param split whether backwards are split into I and W; if not, costs are those of `search`: a B is an I without a W
 /// \param bound what is known, in the costs' unit
 /// \param length of a plan: the bound is raised up to this at most, and equal to it if no plan is shorter
 /// \param work steps of inner loops, of which some 10^9 take a second
-inline refutation refute(plan_view const& placed, cost_view const& costs, activation_limit memory, bool by_span, bool split,
-                         double bound, double length, std::int64_t work) {
+inline refutation refute(search::problem const& asked, double bound, double length, std::int64_t work = 100'000'000) {
   refutation out{bound, {}};
-  if (placed.forward_only || costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
-  if (by_span && costs.communication_occupies != occupies::nobody) return out;
-  if (by_span && !detail::beginnings_are_known(placed, costs.lengths.alike())) return out;
-  if (std::int64_t{placed.stages} * placed.size.micro_batches * (split ? 3 : 2) > detail::most_refuted) return out;
-  detail::refuter cases(placed, costs, memory, by_span, split, length, work);
+  plan const& placed = asked.where;
+  bool const by_span = asked.goal == search::objective::span;
+  if (asked.costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
+  if (by_span && asked.costs.communication_occupies != occupies::nobody) return out;
+  if (by_span && !detail::beginnings_are_known(placed, asked.costs.lengths.alike())) return out;
+  if (std::int64_t{placed.stages} * placed.size.micro_batches * (asked.split() ? 3 : 2) > detail::most_refuted) return out;
+  owned_costs const whole = unsplit(asked.costs, placed.stages);
+  search::problem const counted = asked.at(asked.split() ? asked.costs : whole.view());
+  detail::refuter cases(counted, length, work);
   out.bound = cases.raise(bound, length);
   out.shorter = static_cast<plan&&>(cases.shorter());
   return out;
-}
-
-/// The bound alone.
-inline double raised_bound(plan_view const& placed, cost_view const& costs, activation_limit memory, bool by_span, bool split,
-                           double bound, double length, std::int64_t work = 100'000'000) {
-  return refute(placed, costs, memory, by_span, split, bound, length, work).bound;
 }
 
 }  // namespace chevron

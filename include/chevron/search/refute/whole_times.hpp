@@ -8,6 +8,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/activation_limit.hpp>
+#include <chevron/search/problem/problem.hpp>
 
 /// \file
 /// The actions of a step without an order, in whole units of time, and what must come before what in every order.
@@ -41,17 +42,21 @@ class whole_times {
   whole_time rounding = 0;               ///< by how much a length may have been rounded down
   bool usable = true;
 
+  /// \param asked where backwards are not split, with costs of `unsplit`: a B is an I without a W
   /// \param longest a length, which becomes 2^52 units or up to twice as many
-  whole_times(plan_view const& placed, cost_view const& costs, activation_limit memory, bool split, double longest)
-      : ranks(placed.size.ranks),
-        stages(placed.stages),
-        micro_batches(placed.size.micro_batches),
-        kinds(split ? 3 : 2),
+  whole_times(search::problem const& asked, double longest)
+      : ranks(asked.where.size.ranks),
+        stages(asked.where.stages),
+        micro_batches(asked.where.size.micro_batches),
+        kinds(asked.split() ? 3 : 2),
         count(stages * kinds * micro_batches),
         first_stage(static_cast<std::size_t>(ranks), -1),
         stages_on(static_cast<std::size_t>(ranks), 0),
-        kept_for_weight(memory.kept_for_weight),
+        kept_for_weight(asked.memory.kept_for_weight),
         shift_(52 - std::ilogb(longest)) {
+    plan_view const placed = asked.where;
+    cost_view const& costs = asked.costs;
+    activation_limit const& memory = asked.memory;
     for (int s = stages - 1; s >= 0; --s) {
       first_stage[at(placed.rank_of[s])] = s;
       ++stages_on[at(placed.rank_of[s])];
@@ -78,7 +83,7 @@ class whole_times {
     double const all = static_cast<double>(micro_batches) * placed.size.chunks;
     limited = memory.most > 0 && memory.most < all;
     most = memory.most + activation_limit::rounding;
-    if (limited) add_memory(placed, split);
+    if (limited) add_memory(placed, asked.split());
     if (!exact_) rounding = 2 * static_cast<whole_time>(count) + 8;
     connect();
   }

@@ -20,9 +20,9 @@ struct progress {
 };
 
 /// Looks on while a search runs, and may end it. The thread that searches asks it every 32 changes and between the parts of a
-/// search; with 100,000 actions such a part takes a few tenths of a second. What was ended gives the best so far, and that is never longer
-/// than the best of the catalogue, which is always looked at, or, where none fits, than a list schedule. Clocks and signals are
-/// the caller's.
+/// search; with 100,000 actions such a part takes a few tenths of a second. What was ended gives the best so far, and that is
+/// never longer than the best of the catalogue, which is always looked at, or, where none fits, than a list schedule. Clocks and
+/// signals are the caller's.
 struct watcher {
   bool (*stops)(progress const& now, void* with) = nullptr;  ///< true: stop
   void* with = nullptr;                                      ///< passed on
@@ -85,8 +85,8 @@ struct round_watcher {
 
 }  // namespace detail
 
-/// Searches again and again, each time with twice the trials and other random numbers, until the watcher ends it or nothing is left
-/// to find, and gives the shortest of all rounds: longer is never worse. Without a watcher it may never end.
+/// Searches again and again, each time with twice the trials and other random numbers, until the watcher ends it or nothing is
+/// left to find, and gives the shortest of all rounds: longer is never worse. Without a watcher it may never end.
 ///
 /// \param search `Result(effort)`, such as `find` or `find_layers` with all else bound
 /// \param first_round its `trials`, 0: 5000, are those of the first round

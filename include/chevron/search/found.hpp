@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include <chevron/describe/sized.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/search/problem/problem.hpp>
+#include <chevron/search/start.hpp>
+
+/// \file
+/// Results of searches, and reasons for which a search has none.
+
+namespace chevron::search {
+
+/// The result of a search. A search that answers more than the order derives its result from this.
+struct found {
+  plan best;          ///< proved; or, where there is none, `best.problem` says why
+  double length = 0;  ///< of the best, in the costs' unit
+  double bound = 0;   ///< no schedule on this placement is shorter; of unequal microbatches none that takes them as given
+  plan_name start;    ///< what the best was made from
+  plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
+  double published_length = 0;  ///< its length, in the costs' unit
+  std::int64_t trials = 0;      ///< changes tried
+  bool stopped = false;         ///< by its watcher, before its end
+
+  /// Nothing shorter exists.
+  constexpr bool optimal() const { return !best.problem && length <= bound * (1 + 1e-12); }
+
+  /// Whether a further round is of no use, or its watcher has said stop.
+  bool settled() const { return best.problem || optimal() || stopped; }
+  double shortest() const { return length; }
+  /// Takes what a further round came to, if that is shorter.
+  void add(found&& next) {
+    std::int64_t const all = trials + next.trials;
+    bool const ended = next.stopped;
+    double const proved = next.bound > bound ? next.bound : bound;
+    if (!next.best.problem && next.length < length * (1 - 1e-12)) *this = std::move(next);
+    bound = proved;
+    trials = all;
+    stopped = ended;
+  }
+};
+
+namespace detail {
+
+/// Makes the result of a problem that is refused.
+constexpr found refused(problem const& asked, finding const& f) {
+  found nothing;
+  nothing.best = chevron::detail::refused(asked.where.size, "searched", f);
+  return nothing;
+}
+
+/// Names the plan of a result and declares its limit.
+constexpr found finished(found& result, activation_limit memory) {
+  finish(result.best, memory);
+  return static_cast<found&&>(result);
+}
+
+/// Refuses a problem without stages, a limit below the chunks of one microbatch, and a share for W that is none.
+constexpr finding refusal(problem const& asked) {
+  plan const& placed = asked.where;
+  activation_limit const& memory = asked.memory;
+  if (placed.problem) return placed.problem;
+  finding f;
+  f.broken = law::description;
+  f.words = "a search must be told where the stages are, such as .where = placed_on(placement::linear, size); stages: ";
+  if (placed.stages < 1) return f;
+  f.words = "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ";
+  f.number = least_in_flight(placed);
+  if (memory.most > 0 && memory.chunks() < f.number) return f;
+  f.words = "what a chunk keeps for its W must be a share above 0 and at most 1; stages: ";
+  f.number = placed.stages;
+  if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1) return f;
+  return {};
+}
+
+/// Says that no order keeps the limit, or that a watcher ended the search before one was found.
+constexpr finding nothing_found(problem const& asked, bool stopped) {
+  finding f;
+  f.broken = law::description;
+  f.words = stopped ? "the search was ended before an order was found that keeps the memory limit; microbatches: "
+                    : "no order was found that keeps the memory limit; microbatches: ";
+  f.number = asked.where.size.micro_batches;
+  return f;
+}
+
+}  // namespace detail
+
+}  // namespace chevron::search

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include <chevron/describe/list_works.hpp>
+#include <chevron/describe/sized.hpp>
+#include <chevron/plan/costs.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/prove/activation_limit.hpp>
+#include <chevron/prove/check.hpp>
+#include <chevron/search/problem/objective.hpp>
+
+/// \file
+/// The problem of a search: the stages' ranks, costs, a memory limit, and the length that is made short.
+
+namespace chevron {
+
+/// A plan without actions, which a search fills: its size and the rank of each stage.
+struct placed_stages : plan {
+  constexpr placed_stages() = default;
+  /// Copies size, stages' ranks and `problem` of any plan, and neither its actions nor its limits.
+  template <std::convertible_to<plan_view> Plan>
+  constexpr placed_stages(Plan const& from) {  // NOLINT: a plan says where stages are
+    plan_view const given = from;
+    size = given.size;
+    stages = given.stages;
+    problem = given.problem;
+    begin = buffer<int>(size.ranks + 1, zeroed);
+    rank_of = buffer<std::int16_t>(stages);
+    for (int s = 0; s < stages; ++s) rank_of.data[s] = given.rank_of[s];
+  }
+};
+
+/// Places stages.
+/// \param where `placement::linear`, `loop`, `vee`, `wave<n>` or a map
+/// \returns where the placement does not exist at this size, stages whose `problem` says why; searches pass it on
+template <placement_policy Placement>
+constexpr placed_stages placed_on(Placement const& where, shape size) {
+  plan made;
+  finding f = detail::begin_plan(where, size, made);
+  if (!f) f = detail::check_placement(made);
+  if (f) return detail::refused(size, "", f);
+  return made;
+}
+
+namespace search {
+
+/// F, I and W take one unit each, messages nothing.
+inline constexpr costs equal_costs{};
+
+/// Asks a search for a schedule. A problem owns the stages' places, but not the costs: the memory behind `costs` must outlive the
+/// search.
+struct problem {
+  placed_stages where{};          ///< `placed_on(placement::vee, {.ranks = 4, .micro_batches = 8})`, or any plan
+  cost_view costs = equal_costs;  ///< by stage or one for all, in any unit of time
+  activation_limit memory{};      ///< in chunks on a rank; the smallest that can be kept is the number of stages on a rank
+  objective goal = objective::makespan;
+  work_graph work = work_graph::split_backward;  ///< whether backwards are split into I and W
+
+  constexpr bool split() const { return work == work_graph::split_backward; }
+  /// Changes the limit.
+  constexpr problem within(activation_limit other) const { return {where, costs, other, goal, work}; }
+  /// Changes the costs.
+  constexpr problem at(cost_view const& other) const { return {where, other, memory, goal, work}; }
+};
+
+}  // namespace search
+}  // namespace chevron

@@ -1,0 +1,301 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include <chevron/catalogue/catalogue.hpp>
+#include <chevron/plan/owned_costs.hpp>
+#include <chevron/prove/bound.hpp>
+#include <chevron/prove/memory.hpp>
+#include <chevron/search/anneal.hpp>
+#include <chevron/search/backfill.hpp>
+#include <chevron/search/eager.hpp>
+#include <chevron/search/found.hpp>
+#include <chevron/search/problem/effort.hpp>
+#include <chevron/search/problem/problem.hpp>
+#include <chevron/search/refute/refute.hpp>
+#include <chevron/search/start.hpp>
+#include <chevron/search/steady.hpp>
+
+/// \file
+/// A search that goes up from the smallest limit of chunks in flight to the one asked for.
+
+namespace chevron::search::detail {
+
+/// The limits at which a search stops on its way up, whatever the limit asked for: every chunk, or a sixteenth of what all stages
+/// hold of one microbatch; an eighth of that for 64 stages or more, a quarter above it and for 256 or more.
+constexpr int next_limit(int limit, int stages) {
+  int const parts = limit >= stages || stages >= 256 ? 4 : stages >= 64 ? 8 : 16;
+  int const step = stages / parts > 1 ? stages / parts : 1;
+  return (limit / step + 1) * step;
+}
+
+/// How many schedules the catalogue has.
+inline constexpr int published_count = [] {
+  int count = 0;
+  catalogue::for_each([&](auto const&) { ++count; });
+  return count;
+}();
+
+/// Judges the orders of a search, and accepts all that keep the limit of chunks. A judge that counts otherwise, such as bytes by
+/// rank, has the same members.
+struct any_order {
+  /// \returns the limit of chunks that every accepted order keeps: the search's own
+  constexpr activation_limit widest(activation_limit memory) const { return memory; }
+  /// \returns whether an order of the catalogue is accepted as it is
+  constexpr bool fits(plan_view const&) const { return true; }
+  /// Accepts an order, or changes it until it is accepted; its length then changes, too.
+  /// \returns false for an order that no change makes acceptable
+  constexpr bool mended(plan&) const { return true; }
+  /// \returns whether higher limits are of no use; asked after each limit on the way up
+  constexpr bool enough(int /*limit*/, double /*length*/, double /*bound*/) { return false; }
+};
+
+/// The search of `find`, for a problem that is not refused. Catalogue, list schedules and refuting come first, straight at the
+/// limit asked for; then limits rise to it, and at each of them several lines of orders are improved, each from its own best.
+template <class Judge>
+class rising_search {
+ public:
+  constexpr rising_search(problem const& asked, effort const& how_hard, Judge const& judge)
+      : asked_(asked),
+        widest_(asked.within(judge.widest(asked.memory))),
+        unlimited_(asked.within({0, asked.memory.kept_for_weight})),
+        how_hard_(how_hard),
+        judge_(judge),
+        whole_(unsplit(asked.costs, asked.where.stages)),
+        total_(actions_of(asked.where.stages, asked.where.size.micro_batches, asked.work)),
+        trials_(how_hard.trials > 0 ? how_hard.trials : usual_trials(total_)),
+        all_(asked.where.size.micro_batches * asked.where.size.chunks),
+        straight_(in_line(asked.where)),
+        watch_(how_hard.watch),
+        published_(widest_),
+        at_once_(asked) {
+    bool const limited = asked.memory.most > 0 && asked.memory.most < all_;
+    most_ = limited ? asked.memory.rounded() : all_;
+    std::int64_t const most_steps = few() ? 20'000'000 : 10'000'000;
+    steps_ = std::min(trials_ * std::int64_t{1000}, most_steps);
+    watch_.now.bound = result_.bound = bound_at(widest_.memory);
+  }
+  // Its starting points refer to its problems.
+  rising_search(rising_search const&) = delete;
+  rising_search& operator=(rising_search const&) = delete;
+
+  constexpr found run() {
+    look_at_published();
+    watch_.now.length = result_.published_length;
+    if (!published_.exists() || !watch_.stop()) {
+      look_at_limit();
+      if (has_optimum()) return finished(result_, asked_.memory);
+    }
+    int const stages = asked_.where.stages;
+    int limit = least_in_flight(asked_.where);
+    for (; limit <= most_; limit = next_limit(limit, stages)) {
+      if (has_optimum() || watch_.stop() || !climb(limit)) break;
+    }
+    if (published_.exists() && is_shorter(published_.shortest_length))
+      take(copy_of(published_.shortest), published_.shortest_length);
+    result_.stopped = watch_.stopped();
+    if (result_.stopped && at_once_.exists()) {
+      // Where the way up would have come to the limit itself, it would have found these orders there.
+      while (limit < most_) limit = next_limit(limit, stages);
+      bool const on_the_way = limit == most_ && is_shorter(at_once_.shortest_length);
+      if (result_.length == 0 || on_the_way) take(copy_of(at_once_.shortest), at_once_.shortest_length);
+    }
+    if (result_.length == 0) {
+      result_.best = chevron::detail::refused(asked_.where.size, "searched", nothing_found(asked_, result_.stopped));
+      return static_cast<found&&>(result_);
+    }
+    if (!result_.stopped) result_.bound = refute_at(widest_, result_.bound, result_.length, few() ? 5 * steps_ : steps_).bound;
+    return finished(result_, asked_.memory);
+  }
+
+ private:
+  /// An order of fewer actions is tried much harder for its size.
+  static constexpr int short_order = 150;
+  /// With so few actions all orders are looked through at each limit on the way up, too, as far as that goes.
+  static constexpr int few_actions = 250;
+  static constexpr char const* by_cases = "all orders";
+
+  /// A limit on the way up.
+  struct rung {
+    problem here;
+    int limit;
+    double bound;
+  };
+
+  constexpr bool few() const { return total_ <= few_actions; }
+  constexpr bool has_optimum() const { return result_.length > 0 && result_.optimal(); }
+  constexpr bool is_shorter(double length) const { return result_.length == 0 || length < result_.length * (1 - 1e-12); }
+  constexpr double bound_at(activation_limit const& limit) const {
+    lower_bounds const least = bounds(asked_.where, asked_.split() ? asked_.costs : whole_.view(), limit);
+    return asked_.goal == objective::makespan ? least.makespan : least.span;
+  }
+  constexpr refutation refute_at(problem const& here, double bound, double length, std::int64_t work) const {
+    refutation out{bound, {}};
+    if (!std::is_constant_evaluated()) out = refute(here, bound, length, work);
+    return out;
+  }
+  constexpr void take(plan made, double length) {
+    if (!judge_.mended(made)) return;
+    if constexpr (!std::is_same_v<Judge, any_order>) {
+      length = published_.length_of(made);
+      if (!is_shorter(length)) return;
+    }
+    result_.start = made.name;
+    result_.length = length;
+    watch_.now.length = published_.exists() && published_.shortest_length < length ? published_.shortest_length : length;
+    result_.best = static_cast<plan&&>(made);
+  }
+
+  /// Expands the catalogue on this placement; the shortest of its schedules that is accepted at the limit is the one to beat.
+  constexpr void look_at_published() {
+    starting_point anything(unlimited_);
+    catalogue::for_each([&](auto const& one) {
+      plan made = to_begin_with(expand(one, asked_.where.size), asked_.costs);
+      if (anything.consider(made, made.name)) known_here_[count_here_++] = static_cast<plan&&>(made);
+    });
+    for_each_published(widest_, [&](plan const& made) {
+      if (!judge_.fits(made) || !published_.consider(made, made.name)) return;
+      double const length = published_.length_of(made);
+      if (result_.published_length > 0 && published_.better(result_.published, result_.published_length, made, length)) return;
+      result_.published_length = length;
+      result_.published = copy_of(made);
+    });
+  }
+  /// Schedules of the catalogue, and of those with slack the ones that a limit allows.
+  template <class Visit>
+  constexpr void for_each_published(problem const& here, Visit const& visit) const {
+    for (int i = 0; i < count_here_; ++i) visit(known_here_[i]);
+    if (straight_) for_each_with_slack(here, visit);
+  }
+
+  /// Tries the limit asked for first, by list schedules, the rule and refuting: a small problem often ends here.
+  constexpr void look_at_limit() {
+    add_list_schedules(at_once_, asked_);
+    if (straight_ && asked_.split()) add_zero_bubble(at_once_, asked_);
+    if (published_.exists()) at_once_.consider(published_.shortest, published_.shortest.name);
+    if (!at_once_.exists()) return;
+    refuted_at_limit_ = refute_at(widest_, result_.bound, at_once_.shortest_length, steps_);
+    watch_.now.bound = result_.bound = refuted_at_limit_.bound;
+    if (few() && refuted_at_limit_.shorter.actions.count > 0) at_once_.consider(refuted_at_limit_.shorter, by_cases);
+    if (at_once_.shortest_length <= result_.bound * (1 + 1e-12)) take(copy_of(at_once_.shortest), at_once_.shortest_length);
+  }
+
+  /// Improves each line at one limit.
+  /// \returns whether a higher limit is of use
+  constexpr bool climb(int limit) {
+    watch_.now.limit = limit;
+    activation_limit const memory{limit < all_ ? static_cast<double>(limit) : 0, asked_.memory.kept_for_weight};
+    rung at{asked_.within(memory), limit, std::max(result_.bound, bound_at(memory))};
+    starting_point known(at.here);
+    if (straight_ && asked_.split()) add_zero_bubble(known, at.here);
+    for_each_published(at.here, [&](plan const& made) { known.consider(made, made.name); });
+    take_over(published_line_, known, at);
+    if (watch_.stop()) return false;
+    begin_with_lists(known, at);
+    if (few() && result_.length > 0 && result_.length <= at.bound * (1 + 1e-12)) return true;
+    ascent const& some_line = published_line_.length >= 0 ? published_line_ : listed_line_;
+    if (some_line.length < 0) return true;
+    follow_lines(some_line, at);
+    if (asked_.goal == objective::span && asked_.split() && limit >= roomy_ && !watch_.stop()) follow_eager(some_line, at);
+    for (ascent const* line : {&published_line_, &listed_line_, &periodic_line_, &eager_line_}) {
+      if (line->length >= 0 && is_shorter(line->length)) take(copy_of(line->best), line->length);
+    }
+    return !judge_.enough(limit, result_.length, result_.bound);
+  }
+
+  /// Fills the gaps of the best order to begin with at a limit, and gives it to a line whose own is longer.
+  constexpr void take_over(ascent& line, starting_point const& start, rung const& at) {
+    if (!start.exists()) return;
+    if (is_shorter(start.shortest_length)) take(copy_of(start.shortest), start.shortest_length);
+    plan order = copy_of(start.apart);
+    double length = start.apart_length;
+    fill_gaps_by_slower_messages(order, length, at.here, at.bound, watch_);
+    line.take(order, length);
+  }
+
+  /// Begins a line with list schedules. Few actions are refuted, too, which may raise the limit's bound.
+  constexpr void begin_with_lists(starting_point const& known, rung& at) {
+    starting_point listed(at.here);
+    add_list_schedules(listed, at.here);
+    if (few() && (known.exists() || listed.exists())) {
+      bool const by_list = !known.exists() || (listed.exists() && listed.shortest_length < known.shortest_length);
+      double const shortest = by_list ? listed.shortest_length : known.shortest_length;
+      if (at.limit != most_) refuted_below_ = refute_at(at.here, at.bound, shortest, steps_);
+      refutation const& refuted = at.limit == most_ ? refuted_at_limit_ : refuted_below_;
+      if (refuted.shorter.actions.count > 0) listed.consider(refuted.shorter, by_cases);
+      at.bound = std::max(at.bound, refuted.bound);
+    }
+    take_over(listed_line_, listed, at);
+  }
+
+  constexpr void follow(ascent& line, plan const& from, int trials, rung const& at) {
+    if (line.length >= 0 && line.length <= at.bound * (1 + 1e-12)) return;
+    std::uint64_t const seed = how_hard_.seed + static_cast<std::uint64_t>(at.limit);
+    result_.trials += line.improve(from, at.here, seed, trials, at.bound, watch_);
+  }
+
+  /// Improves lines by periodic orders and local search, with the limit's share of the trials.
+  constexpr void follow_lines(ascent const& some_line, rung const& at) {
+    int const stages = asked_.where.stages;
+    bool const low = 2 * at.limit < stages;
+    int const parts = low ? (total_ < short_order ? 40 : 100) : total_ < short_order || at.limit > stages ? 8 : 32;
+    int const share = trials_ / parts + 1;
+    // Small orders can have more. Where a rank has more than two chunks, one beginning leads to a much longer period than
+    // another.
+    bool const varied = asked_.where.size.chunks > 2 && total_ < 5'000;
+    int const by_size = varied ? std::min(32, 6 + trials_ / 4000) : total_ < 1'000 ? 16 : total_ < 2'000 ? 9 : 5;
+    periodic_effort const periods{.seed = how_hard_.seed * 1000 + static_cast<std::uint64_t>(at.limit * 10),
+                                  .draws = total_ > 500'000 ? 1
+                                           : low            ? 2
+                                                            : by_size,
+                                  .samples = total_ < 3'200 ? 6 : 1 + 16'000 / total_,
+                                  .trials = trials_ / 150 + 1,
+                                  .bound = at.bound,
+                                  .beat = periodic_line_.length};
+    plan const order = periodic_start(some_line.best, at.here, periods, result_.trials, watch_);
+    if (order.actions.count > 0) {
+      follow(periodic_line_, order, share, at);
+    } else if (periodic_line_.length >= 0 && !watch_.stop()) {
+      follow(periodic_line_, copy_of(periodic_line_.best), share, at);
+    }
+    for (ascent* line : {&published_line_, &listed_line_}) {
+      bool const left_behind = total_ >= short_order && periodic_line_.length >= 0 && line->length > 1.01 * periodic_line_.length;
+      if (line->length >= 0 && !left_behind && !watch_.stop()) follow(*line, copy_of(line->best), share, at);
+    }
+  }
+  constexpr void follow_eager(ascent const& some_line, rung const& at) {
+    while (at.limit >= roomy_) roomy_ = std::exchange(roomier_, 2 * roomy_);
+    std::uint64_t const seed = how_hard_.seed + static_cast<std::uint64_t>(at.limit);
+    plan const eager = eager_start(some_line.best, at.here, seed, trials_, at.bound, watch_);
+    if (eager.actions.count > 0) follow(eager_line_, eager, trials_ / 4, at);
+  }
+
+  problem const& asked_;
+  problem widest_, unlimited_;
+  effort how_hard_;
+  Judge judge_;
+  owned_costs whole_;  // of unsplit backwards
+  int total_;          // actions
+  int trials_;
+  int all_;  // chunks of a rank
+  bool straight_;
+  watched watch_;
+  double most_ = 0;         // chunks
+  std::int64_t steps_ = 0;  // of refuting
+  found result_;
+  starting_point published_, at_once_;
+  plan known_here_[published_count];  // of the catalogue, on this placement
+  int count_here_ = 0;
+  refutation refuted_at_limit_, refuted_below_;
+  // Each line goes on from its own best, since the shorter order to begin with is not always the better one: orders of the
+  // catalogue and the rule, list schedules, and, where memory is short, periodic orders. Spans with room for all of a microbatch's
+  // chunks on each rank have a fourth line: gaps decide their length, and orders without gaps have most left to gain.
+  ascent published_line_, listed_line_, periodic_line_, eager_line_;
+  // The next limits of the eager line: 1, 1.5, 2, 3, 4, 6 … times the stages.
+  int roomy_ = asked_.where.stages, roomier_ = asked_.where.stages + asked_.where.stages / 2;
+};
+
+}  // namespace chevron::search::detail
