@@ -12,7 +12,7 @@
 namespace bench {
 
 /// Lengths with a mean of about 1000, log-normal, the same on every machine.
-inline std::vector<double> drawn_lengths(int count, double spread, std::uint64_t seed) {
+inline std::vector<double> sampled_lengths(int count, double spread, std::uint64_t seed) {
   chevron::search::detail::random_numbers random(seed);
   std::vector<double> out;
   for (int m = 0; m < count; ++m) {

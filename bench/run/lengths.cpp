@@ -16,7 +16,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "drawn_lengths.hpp"
+#include "sampled_lengths.hpp"
 
 namespace {
 
@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
             chevron::in_ascending_order(chevron::search::find({.where = placed, .costs = each, .memory = memory}, effort).best);
         double above[4] = {}, took[2] = {};
         for (int draw = 0; draw < draws; ++draw) {
-          auto const lengths = bench::drawn_lengths(micro_batches, spread, static_cast<std::uint64_t>(draw) + 1);
+          auto const lengths = bench::sampled_lengths(micro_batches, spread, static_cast<std::uint64_t>(draw) + 1);
           auto const factors = chevron::factors_of(lengths, 1000, attention);
           chevron::cost_view costs = each;
           costs.lengths = factors.view();

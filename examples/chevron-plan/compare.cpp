@@ -20,7 +20,7 @@
 #include "request.hpp"
 #include "shorter.hpp"
 #include "table.hpp"
-#include "weather.hpp"
+#include "duration_sample.hpp"
 
 namespace plan_program {
 namespace {
@@ -153,7 +153,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
   if (!out.reason.empty()) return out;
   chevron::owned_costs const costs = with_slower_ranks(plan, planned.view(), given.slow);
   out.numbers = chevron::show::figures_of(plan, costs.view());
-  if (varies(given.jitter)) out.drawn = chevron::search::drawn_lengths(plan, costs.view(), given.jitter);
+  if (varies(given.jitter)) out.drawn = chevron::search::sampled_lengths(plan, costs.view(), given.jitter);
   out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
   if (given.profile) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
@@ -246,14 +246,14 @@ int run_compare(request const& asked) {
     return a.peak * b.chunks < b.peak * a.chunks;
   });
   bool const drawn = varies(given.jitter);
-  auto const p90 = [](entry const& e) { return chevron::search::quantile(e.drawn, chevron::search::judged_share); };
+  auto const p90 = [](entry const& e) { return chevron::search::quantile(e.drawn, chevron::search::target_percentile); };
   if (drawn) ranges::stable_sort(fit, [&](entry const& a, entry const& b) { return p90(a) < p90(b); });
   struct drawn_numbers {
-    chevron::search::drawn_figures figures;
-    chevron::search::drawn_difference above;  ///< the first
+    chevron::search::sampled_figures figures;
+    chevron::search::sampled_difference above;  ///< the first
   };
   auto const drawn_of = [&](entry const& e) {
-    return drawn_numbers{chevron::search::drawn_figures(e.drawn), chevron::search::difference(e.drawn, fit.front().drawn)};
+    return drawn_numbers{chevron::search::sampled_figures(e.drawn), chevron::search::difference(e.drawn, fit.front().drawn)};
   };
 
   auto const share = [](entry const& e) { return static_cast<double>(e.peak) / e.chunks; };

@@ -20,7 +20,7 @@
 #include "request.hpp"
 #include "search_time.hpp"
 #include "table.hpp"
-#include "weather.hpp"
+#include "duration_sample.hpp"
 #include "within_memory.hpp"
 
 namespace plan_program {
@@ -46,7 +46,7 @@ struct entry {
   chevron::plan const& best() const { return robust ? robust->best : found.best; }
   /// What the entries are sorted by.
   double length() const {
-    return robust ? chevron::search::quantile(robust->best_drawn, chevron::search::judged_share) : found.length;
+    return robust ? chevron::search::quantile(robust->best_drawn, chevron::search::target_percentile) : found.length;
   }
 };
 

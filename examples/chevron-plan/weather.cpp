@@ -1,5 +1,5 @@
 // computes: draws of times
-#include "weather.hpp"
+#include "duration_sample.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@ namespace plan_program {
 namespace {
 
 using chevron::search::difference;
-using chevron::search::drawn_figures;
+using chevron::search::sampled_figures;
 using chevron::show::number;
 using chevron::show::percent;
 
@@ -34,7 +34,7 @@ struct digits {
         unicode(with_unicode) {}
   std::string operator()(double value) const { return chevron::show::fixed(value, decimals); }
   /// `+1.2 ± 0.3`
-  std::string operator()(chevron::search::drawn_difference const& by) const {
+  std::string operator()(chevron::search::sampled_difference const& by) const {
     return (by.by < 0 ? "-" : "+") + (*this)(std::abs(by.by)) + (unicode ? " ± " : " +- ") + (*this)(by.error);
   }
 };
@@ -110,10 +110,10 @@ std::string drawn_table(std::vector<drawn_row> const& all, chevron::show::text_s
   std::vector<table_row> rows{{"schedule", "chunks", "planned", "median", "p90", "spread", "above the first", "peak"}};
   std::string equals;
   std::size_t least = 0;
-  digits const text(drawn_figures(all.front().lengths).spread, style.unicode);
+  digits const text(sampled_figures(all.front().lengths).spread, style.unicode);
   for (std::size_t i = 0; i < all.size(); ++i) {
     drawn_row const& row = all[i];
-    drawn_figures const f(row.lengths);
+    sampled_figures const f(row.lengths);
     auto const above = difference(row.lengths, all.front().lengths);
     rows.push_back({row.name, std::to_string(row.chunks), number(row.planned), text(f.median), text(f.p90), text(f.spread),
                     i == 0 ? "-" : text(above), number(row.peak)});
@@ -136,13 +136,13 @@ std::string drawn_table(std::vector<drawn_row> const& all, chevron::show::text_s
 std::string robust_words(std::vector<std::pair<std::string, chevron::search::robust_found const*>> const& all,
                          chevron::show::text_style const& style) {
   chevron::search::robust_found const& best = *all.front().second;
-  digits const text(drawn_figures(best.best_drawn).spread, style.unicode);
+  digits const text(sampled_figures(best.best_drawn).spread, style.unicode);
   std::vector<table_row> rows{{"placement", "planned", "median", "p90", "spread", "catalogue's best", "", "above it"}};
   for (auto const& [placement, found] : all) {
-    drawn_figures const f(found->best_drawn);
+    sampled_figures const f(found->best_drawn);
     bool const any = !found->published_drawn.empty();
     rows.push_back({placement, number(found->length), text(f.median), text(f.p90), text(f.spread),
-                    any ? text(drawn_figures(found->published_drawn).p90) : "none fits",
+                    any ? text(sampled_figures(found->published_drawn).p90) : "none fits",
                     any ? found->published.name.characters : "",
                     !any          ? "-"
                     : found->kept ? "the same"
@@ -162,7 +162,7 @@ std::string robust_words(std::vector<std::pair<std::string, chevron::search::rob
   // What a search that knows of no jitter would have given, and whether that gain is there under jitter.
   bool const any = !best.published_drawn.empty();
   double const gain = best.planned.published_length - best.planned.length;
-  auto const really = any ? difference(best.planned_drawn, best.published_drawn) : chevron::search::drawn_difference{};
+  auto const really = any ? difference(best.planned_drawn, best.published_drawn) : chevron::search::sampled_difference{};
   if (any && gain > 1e-9 * best.planned.length) {
     out += "\nSearched without jitter, " + number(best.planned.length) + " is " + number(gain) + " shorter than " +
            best.planned.published.name.characters + ". With it, its p90 beside " + best.published.name.characters +
@@ -174,16 +174,16 @@ std::string robust_words(std::vector<std::pair<std::string, chevron::search::rob
 std::string robust_json(chevron::search::robust_found const& found) {
   using chevron::show::exact;
   using chevron::show::json_string;
-  drawn_figures const f(found.best_drawn);
+  sampled_figures const f(found.best_drawn);
   bool const any = !found.published_drawn.empty();
   auto const above = difference(found.best_drawn, any ? found.published_drawn : found.best_drawn);
   return ", \"planned\": " + exact(found.length) + ", \"median\": " + exact(f.median) + ", \"p90\": " + exact(f.p90) +
          ", \"spread\": " + exact(f.spread) +
-         ", \"p90_published\": " + (any ? exact(drawn_figures(found.published_drawn).p90) : "null") +
+         ", \"p90_published\": " + (any ? exact(sampled_figures(found.published_drawn).p90) : "null") +
          ", \"published_under_jitter\": " + (any ? json_string(found.published.name.characters) : "null") +
          ", \"p90_above_published\": " + (any ? exact(above.by) : "null") +
          ", \"p90_above_published_error\": " + (any ? exact(above.error) : "null") +
-         ", \"p90_of_planned\": " + exact(drawn_figures(found.planned_drawn).p90);
+         ", \"p90_of_planned\": " + exact(sampled_figures(found.planned_drawn).p90);
 }
 
 }  // namespace plan_program

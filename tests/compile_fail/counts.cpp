@@ -26,7 +26,7 @@ constexpr auto largest = warmup(F * max_of(rank, 1));
 constexpr auto bracketed = warmup(F * (ranks - rank));
 #else
 constexpr auto whole = warmup(F * 2.5);
-constexpr auto worked_out = warmup(F * [](situation s) { return s.ranks - s.rank; });
+constexpr auto worked_out = warmup(F * [](rank_parameters s) { return s.ranks - s.rank; });
 constexpr auto behind = warmup(rank * F);
 constexpr auto once = warmup((F + I) * rank * 2);
 constexpr auto joined = warmup(F * B);

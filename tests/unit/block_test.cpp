@@ -36,7 +36,7 @@ double bubble_in_slots(plan const& p) { return makespan(p, costs{}) - 3.0 * p.si
 struct looked_up : expression::node {
   int const* table;
   constexpr explicit looked_up(int const* t) : table(t) {}
-  constexpr int operator()(situation const& s) const { return table[s.rank]; }
+  constexpr int operator()(rank_parameters const& s) const { return table[s.rank]; }
 };
 
 /// One action of a random block on one rank. `weight` says where a W without a slot stands in the block's list.

@@ -9,7 +9,7 @@ using namespace chevron::letters;
 
 namespace {
 
-constexpr auto on = [](auto expression, int rank) { return expression(situation{rank, 4, 8, 2}); };
+constexpr auto on = [](auto expression, int rank) { return expression(rank_parameters{rank, 4, 8, 2}); };
 
 }  // namespace
 

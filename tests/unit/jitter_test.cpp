@@ -11,9 +11,9 @@
 
 using namespace chevron;
 using search::difference;
-using search::drawn_lengths;
+using search::sampled_lengths;
 using search::quantile;
-using search::weather;
+using search::duration_sample;
 
 namespace {
 
@@ -49,8 +49,8 @@ TEST_CASE("without jitter a draw takes what the plan takes, to the last bit") {
         plan const p = expand(one, {4, 10, 0});
         if (p.problem) return;
         ++seen;
-        for (double const length : drawn_lengths(p, c, by(0, 2, 2))) CHECK(length == makespan(p, c));
-        for (double const length : drawn_lengths(p, c, by(0, 1), search::objective::span)) CHECK(length == span(p, c));
+        for (double const length : sampled_lengths(p, c, by(0, 2, 2))) CHECK(length == makespan(p, c));
+        for (double const length : sampled_lengths(p, c, by(0, 1), search::objective::span)) CHECK(length == span(p, c));
       });
       CHECK(seen >= 13);
     }
@@ -60,7 +60,7 @@ TEST_CASE("without jitter a draw takes what the plan takes, to the last bit") {
 TEST_CASE("factors have mean 1 and the spread asked for, and none is negative") {
   for (double const spread : {0.02, 0.3}) {
     double sum = 0, squares = 0, least = 1;
-    weather const now(by(spread), 16, 1000, 0, 0);
+    duration_sample const now(by(spread), 16, 1000, 0, 0);
     int count = 0;
     for (kind const what : {kind::forward, kind::backward_input, kind::backward_weight}) {
       for (int s = 0; s < 16; ++s) {
@@ -80,7 +80,7 @@ TEST_CASE("factors have mean 1 and the spread asked for, and none is negative") 
 }
 
 TEST_CASE("a factor belongs to an action, whatever else there is, and to a draw, a replica and a seed") {
-  weather const small(by(0.1), 4, 8, 5, 1), large(by(0.1), 9, 40, 5, 1);
+  duration_sample const small(by(0.1), 4, 8, 5, 1), large(by(0.1), 9, 40, 5, 1);
   for (int s = 0; s < 4; ++s) {
     for (int m = 0; m < 8; ++m) CHECK(small.factor(kind::backward_weight, s, m) == large.factor(kind::backward_weight, s, m));
   }
@@ -89,28 +89,28 @@ TEST_CASE("a factor belongs to an action, whatever else there is, and to a draw,
   CHECK(one != small.factor(kind::forward, 3, 3));
   CHECK(one != small.factor(kind::forward, 2, 4));
   CHECK(one != small.factor(kind::forward, 3, 2));
-  CHECK(one != weather(by(0.1), 4, 8, 6, 1).factor(kind::forward, 2, 3));
-  CHECK(one != weather(by(0.1), 4, 8, 5, 0).factor(kind::forward, 2, 3));
+  CHECK(one != duration_sample(by(0.1), 4, 8, 6, 1).factor(kind::forward, 2, 3));
+  CHECK(one != duration_sample(by(0.1), 4, 8, 5, 0).factor(kind::forward, 2, 3));
   search::jitter other = by(0.1);
   other.seed = 4;
-  CHECK(one != weather(other, 4, 8, 5, 1).factor(kind::forward, 2, 3));
+  CHECK(one != duration_sample(other, 4, 8, 5, 1).factor(kind::forward, 2, 3));
 }
 
 TEST_CASE("on one rank all schedules take the same in each draw, a B what its I and W take") {
   costs const c{.forward = 10, .backward_input = 13, .backward_weight = 7};
-  std::vector<double> const whole = drawn_lengths(expand(catalogue::gpipe, {1, 5, 0}), c, by(0.2));
-  std::vector<double> const split = drawn_lengths(expand(catalogue::zb_h1, {1, 5, 0}), c, by(0.2));
+  std::vector<double> const whole = sampled_lengths(expand(catalogue::gpipe, {1, 5, 0}), c, by(0.2));
+  std::vector<double> const split = sampled_lengths(expand(catalogue::zb_h1, {1, 5, 0}), c, by(0.2));
   for (std::size_t i = 0; i < whole.size(); ++i) {
     CHECK(whole[i] == doctest::Approx(split[i]).epsilon(1e-12));
     CHECK(std::abs(whole[i] - 150) > 1e-3);
   }
-  CHECK(drawn_lengths(expand(catalogue::gpipe, {1, 5, 0}), c, by(0.2)) == whole);
+  CHECK(sampled_lengths(expand(catalogue::gpipe, {1, 5, 0}), c, by(0.2)) == whole);
 }
 
 TEST_CASE("a step ends with its slowest replica") {
   plan const p = expand(catalogue::zb_h1, {3, 6, 0});
   costs const c{.forward = 10, .backward_input = 13, .backward_weight = 7, .communication = 1};
-  std::vector<double> const alone = drawn_lengths(p, c, by(0.1)), four = drawn_lengths(p, c, by(0.1, 12, 4));
+  std::vector<double> const alone = sampled_lengths(p, c, by(0.1)), four = sampled_lengths(p, c, by(0.1, 12, 4));
   int longer = 0;
   for (std::size_t i = 0; i < alone.size(); ++i) {
     CHECK(four[i] >= alone[i]);
@@ -120,7 +120,7 @@ TEST_CASE("a step ends with its slowest replica") {
   search::jitter slow = by(0, 3, 2);
   slow.slow_replica = 1.25;
   costs const silent{.forward = 10, .backward_input = 13, .backward_weight = 7};
-  for (double const length : drawn_lengths(p, silent, slow)) CHECK(length == doctest::Approx(1.25 * makespan(p, silent)));
+  for (double const length : sampled_lengths(p, silent, slow)) CHECK(length == doctest::Approx(1.25 * makespan(p, silent)));
 }
 
 TEST_CASE("a slow rank is a rank whose stages cost more") {
@@ -135,7 +135,7 @@ TEST_CASE("a slow rank is a rank whose stages cost more") {
   owned_costs const slowed = with_slower_ranks(p, planned, std::vector<double>{1, 1.5, 1});
   CHECK(makespan(p, slowed.view()) == makespan(p, more));
   CHECK(makespan(p, slowed.view()) > makespan(p, planned));
-  CHECK(drawn_lengths(p, slowed.view(), by(0.1)) == drawn_lengths(p, more, by(0.1)));
+  CHECK(sampled_lengths(p, slowed.view(), by(0.1)) == sampled_lengths(p, more, by(0.1)));
 }
 
 TEST_CASE("quantiles are those of the sorted values, straight in between, and rise") {
@@ -145,7 +145,7 @@ TEST_CASE("quantiles are those of the sorted values, straight in between, and ri
   CHECK(quantile(v, 0.9) == doctest::Approx(3.7));
   CHECK(quantile(v, 1) == 4);
   CHECK(quantile({7}, 0.9) == 7);
-  std::vector<double> const drawn = drawn_lengths(expand(catalogue::one_f_one_b, {3, 6, 0}), costs{}, by(0.2, 40));
+  std::vector<double> const drawn = sampled_lengths(expand(catalogue::one_f_one_b, {3, 6, 0}), costs{}, by(0.2, 40));
   double before = 0;
   for (int k = 0; k <= 20; ++k) {
     double const now = quantile(drawn, k / 20.0);
@@ -186,7 +186,7 @@ TEST_CASE("a search under jitter is lawful, the same again, and never above the 
     auto const found = look();
     REQUIRE_FALSE(check(found.best));
     CHECK(found.length == makespan(found.best, priced));
-    CHECK(found.best_drawn == drawn_lengths(found.best, priced, how));
+    CHECK(found.best_drawn == sampled_lengths(found.best, priced, how));
     if (memory.most > 0) CHECK(peak_in_flight(found.best) <= memory.most);
     double best = 1e300;
     catalogue::for_each([&](auto const& one) {
@@ -196,7 +196,7 @@ TEST_CASE("a search under jitter is lawful, the same again, and never above the 
         if (p.actions.data[i].kind == kind::backward_weight) return;
       }
       if (memory.most > 0 && peak_in_flight(p) > memory.most) return;
-      best = std::min(best, quantile(drawn_lengths(p, priced, how), 0.9));
+      best = std::min(best, quantile(sampled_lengths(p, priced, how), 0.9));
     });
     double const p90 = quantile(found.best_drawn, 0.9);
     CHECK(p90 <= best);

@@ -339,10 +339,10 @@ TEST_CASE("draws multiply what lengths make of the costs") {
   stage_costs<most_stages> const each = some_costs(random);
   some_lengths const lengths(random, 7);
   cost_view const costs = lengths.on(each);
-  std::vector<double> const none = search::drawn_lengths(p, costs, {.spread = 0, .draws = 1});
+  std::vector<double> const none = search::sampled_lengths(p, costs, {.spread = 0, .draws = 1});
   CHECK(none.front() == doctest::Approx(makespan(p, costs)).epsilon(1e-12));
-  search::weather const drawn({.spread = .2}, p.stages, 7, 0, 0);
-  search::drawn_costs const now(costs, drawn);
+  search::duration_sample const drawn({.spread = .2}, p.stages, 7, 0, 0);
+  search::sampled_costs const now(costs, drawn);
   action const one = make_action(kind::backward_input, 2, 4);
   CHECK(now.of_action(one) ==
         doctest::Approx(lengths.computation[4] * each.backward_input[2] * drawn.factor(kind::backward_input, 2, 4)));

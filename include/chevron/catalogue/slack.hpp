@@ -40,7 +40,7 @@ struct slack_beside : expression::node {
   Slacks all;
   bool behind;
   constexpr slack_beside(Slacks const& s, bool which) : all(s), behind(which) {}
-  constexpr int operator()(situation const& here) const {
+  constexpr int operator()(rank_parameters const& here) const {
     int sum = 0;
     for (slack const& one : all) sum += (here.rank <= one.after_rank) == behind ? one.forwards : 0;
     return sum;

@@ -153,11 +153,11 @@ struct item_order<hana::basic_tuple<Items...>> {
 };
 
 template <kind What, class Slot>
-constexpr block_action worked_out(placed<What, Slot> const& item, situation const& s) {
+constexpr block_action worked_out(placed<What, Slot> const& item, rank_parameters const& s) {
   return {What, item.what.chunk, item.slot(s), false, -1};
 }
 template <kind What>
-constexpr block_action worked_out(token<What> const& item, situation const&) {
+constexpr block_action worked_out(token<What> const& item, rank_parameters const&) {
   return {What, item.chunk, 0, true, -1};
 }
 
@@ -187,7 +187,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   f.broken = law::description;
   bool by_zero = false;
   for (int r = 0; r < ranks; ++r) {
-    situation const here{r, ranks, size.micro_batches, placed_here.held(r), &by_zero};
+    rank_parameters const here{r, ranks, size.micro_batches, placed_here.held(r), &by_zero};
     int const* to = ordered.position;
     hana::for_each(what.items, [&](auto const& item) { at.data[r * items + *to++] = worked_out(item, here); });
     if (by_zero) return division_by_zero(r);
@@ -224,7 +224,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
     }
   }
 
-  situation const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
+  rank_parameters const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
   block_layout const block{ranks, stages,  size.micro_batches, what.interval(anywhere), order::forwards, order::placed,
                            items, at.data, &rank_of[0]};
   if (by_zero) return division_by_zero(0);

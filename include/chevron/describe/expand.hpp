@@ -39,7 +39,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   int const most_held = placed.most;
 
   bool by_zero = false;
-  situation const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
+  rank_parameters const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
   if constexpr (requires { what.order.problem(anywhere); }) {
     finding const f = what.order.problem(anywhere);
     if (f && !by_zero) return f;
@@ -61,7 +61,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   int filled = 0;
   for (int r = 0; r < ranks; ++r) {
     int const held_here = placed.held(r);
-    situation const here{r, ranks, played, held_here, &by_zero};
+    rank_parameters const here{r, ranks, played, held_here, &by_zero};
     int const cells = held_here * played;
     if (held_here != ordered_for) {
       what.order.fill(here, forward_order.data, backward_order.data);

@@ -11,7 +11,7 @@
 namespace chevron {
 
 /// What a rank expression may depend on.
-struct situation {
+struct rank_parameters {
   int rank = 0;
   int ranks = 0;
   int micro_batches = 0;
@@ -45,19 +45,19 @@ concept operand = int_or_rank_expression<Value>;
 struct number : node {
   int value;
   constexpr explicit number(int v) : value(v) {}
-  constexpr int operator()(situation const&) const { return value; }
+  constexpr int operator()(rank_parameters const&) const { return value; }
 };
 struct rank_t : node {
-  constexpr int operator()(situation const& s) const { return s.rank; }
+  constexpr int operator()(rank_parameters const& s) const { return s.rank; }
 };
 struct ranks_t : node {
-  constexpr int operator()(situation const& s) const { return s.ranks; }
+  constexpr int operator()(rank_parameters const& s) const { return s.ranks; }
 };
 struct micro_batches_t : node {
-  constexpr int operator()(situation const& s) const { return s.micro_batches; }
+  constexpr int operator()(rank_parameters const& s) const { return s.micro_batches; }
 };
 struct chunks_t : node {
-  constexpr int operator()(situation const& s) const { return s.chunks; }
+  constexpr int operator()(rank_parameters const& s) const { return s.chunks; }
 };
 
 template <class Left, class Right>
@@ -70,23 +70,23 @@ struct binary : node {
 template <class Left, class Right>
 struct plus : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const { return this->left(s) + this->right(s); }
+  constexpr int operator()(rank_parameters const& s) const { return this->left(s) + this->right(s); }
 };
 template <class Left, class Right>
 struct minus : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const { return this->left(s) - this->right(s); }
+  constexpr int operator()(rank_parameters const& s) const { return this->left(s) - this->right(s); }
 };
 template <class Left, class Right>
 struct times : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const { return this->left(s) * this->right(s); }
+  constexpr int operator()(rank_parameters const& s) const { return this->left(s) * this->right(s); }
 };
 /// What divides: notes in the situation that its divisor is 0.
 template <class Left, class Right>
 struct division : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int divisor(situation const& s) const {
+  constexpr int divisor(rank_parameters const& s) const {
     int const by = this->right(s);
     if (by == 0 && s.divided_by_zero != nullptr) *s.divided_by_zero = true;
     return by;
@@ -96,7 +96,7 @@ struct division : binary<Left, Right> {
 template <class Left, class Right>
 struct over : division<Left, Right> {
   using division<Left, Right>::division;
-  constexpr int operator()(situation const& s) const {
+  constexpr int operator()(rank_parameters const& s) const {
     int const by = this->divisor(s);
     return by == 0 ? 0 : this->left(s) / by;
   }
@@ -105,7 +105,7 @@ struct over : division<Left, Right> {
 template <class Left, class Right>
 struct remainder : division<Left, Right> {
   using division<Left, Right>::division;
-  constexpr int operator()(situation const& s) const {
+  constexpr int operator()(rank_parameters const& s) const {
     int const by = this->divisor(s);
     return by == 0 ? 0 : this->left(s) % by;
   }
@@ -114,17 +114,17 @@ struct remainder : division<Left, Right> {
 template <class Left, class Right>
 struct less : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const { return this->left(s) < this->right(s) ? 1 : 0; }
+  constexpr int operator()(rank_parameters const& s) const { return this->left(s) < this->right(s) ? 1 : 0; }
 };
 template <class Left, class Right>
 struct equal : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const { return this->left(s) == this->right(s) ? 1 : 0; }
+  constexpr int operator()(rank_parameters const& s) const { return this->left(s) == this->right(s) ? 1 : 0; }
 };
 template <class Left, class Right>
 struct larger : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const {
+  constexpr int operator()(rank_parameters const& s) const {
     int const l = this->left(s);
     int const r = this->right(s);
     return l > r ? l : r;
@@ -133,7 +133,7 @@ struct larger : binary<Left, Right> {
 template <class Left, class Right>
 struct smaller : binary<Left, Right> {
   using binary<Left, Right>::binary;
-  constexpr int operator()(situation const& s) const {
+  constexpr int operator()(rank_parameters const& s) const {
     int const l = this->left(s);
     int const r = this->right(s);
     return l < r ? l : r;

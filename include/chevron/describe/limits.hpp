@@ -16,7 +16,7 @@ namespace chevron {
 
 /// Stands where a schedule declares nothing.
 struct undeclared : expression::node {
-  constexpr int operator()(situation const&) const { return 0; }
+  constexpr int operator()(rank_parameters const&) const { return 0; }
 };
 
 namespace detail {
@@ -84,7 +84,7 @@ struct declared_limits {
 
   /// Writes the limits into a plan whose stages are counted. A limit below 1 is a finding.
   template <class Plan>
-  constexpr finding declare(Plan& p, situation const& anywhere) const {
+  constexpr finding declare(Plan& p, rank_parameters const& anywhere) const {
     if constexpr (!std::same_as<InFlight, undeclared>) {
       p.in_flight_limit = in_flight(anywhere);
       if (p.in_flight_limit < 1)

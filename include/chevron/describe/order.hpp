@@ -21,7 +21,7 @@ template <class Group>
 struct depth_first_t {
   Group group;
 
-  constexpr void fill(situation const& s, drawn* forward, drawn* backward) const {
+  constexpr void fill(rank_parameters const& s, drawn* forward, drawn* backward) const {
     int const per_round = group(s);
     int const wanted = per_round > 0 ? s.micro_batches / per_round : 1;
     int const rounds = wanted > 1 ? wanted : 1;
@@ -49,13 +49,13 @@ struct in_groups_of_t {
   Group group;
 
   /// How many microbatches the first (largest) group has.
-  constexpr int first_group(situation const& s) const {
+  constexpr int first_group(rank_parameters const& s) const {
     int const asked = group(s);
     int const size = asked < 1 ? 1 : asked < s.micro_batches ? asked : s.micro_batches;
     int const rest = s.micro_batches % size;
     return rest > 0 && rest < s.ranks ? size + rest : size;
   }
-  constexpr void fill(situation const& s, drawn* forward, drawn* backward) const {
+  constexpr void fill(rank_parameters const& s, drawn* forward, drawn* backward) const {
     int const size = group(s) < 1 ? 1 : group(s);
     int next = 0;
     for (int first = 0, last = first_group(s); first < s.micro_batches; first = last, last += size) {
@@ -70,7 +70,7 @@ struct in_groups_of_t {
     }
   }
   /// A group must keep all ranks busy while it goes from chunk to chunk.
-  constexpr finding problem(situation const& s) const {
+  constexpr finding problem(rank_parameters const& s) const {
     int const least = s.ranks < s.micro_batches ? s.ranks : s.micro_batches;
     int const asked = group(s);
     finding f;
@@ -85,7 +85,7 @@ struct in_groups_of_t {
 
 /// All microbatches of a chunk before the next chunk; backward: chunks and microbatches reversed (arXiv 2211.05953).
 struct breadth_first_t {
-  constexpr void fill(situation const& s, drawn* forward, drawn* backward) const {
+  constexpr void fill(rank_parameters const& s, drawn* forward, drawn* backward) const {
     int next = 0;
     for (int chunk = 0; chunk < s.chunks; ++chunk) {
       for (int m = 0; m < s.micro_batches; ++m) {
@@ -113,7 +113,7 @@ template <class Group>
 struct round_t : node {
   Group group;
   constexpr explicit round_t(Group g) : group(g) {}
-  constexpr int operator()(situation const& s) const {
+  constexpr int operator()(rank_parameters const& s) const {
     int const per_round = group(s);
     int const wanted = per_round > 0 ? s.micro_batches / per_round : 1;
     int const rounds = wanted > 1 ? wanted : 1;
@@ -133,7 +133,7 @@ template <class Group>
 struct first_group_t : node {
   in_groups_of_t<Group> order;
   constexpr explicit first_group_t(Group g) : order{g} {}
-  constexpr int operator()(situation const& s) const { return order.first_group(s); }
+  constexpr int operator()(rank_parameters const& s) const { return order.first_group(s); }
 };
 }  // namespace expression
 
@@ -145,7 +145,7 @@ constexpr expression::first_group_t<expression::node_of<Group>> first_group_of(G
 
 /// An order may have a `finding problem(situation)`, for sizes at which it does not exist.
 template <class Order>
-concept forward_order = requires(Order const& o, situation const& s, drawn* d) {
+concept forward_order = requires(Order const& o, rank_parameters const& s, drawn* d) {
   o.fill(s, d, d);
 };
 

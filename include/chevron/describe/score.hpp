@@ -15,7 +15,7 @@ namespace chevron {
 namespace detail {
 
 /// A token with its count, ready to be played.
-struct played_token {
+struct bound_token {
   kind what{};
   int chunk = any_chunk;
   int times = 1;
@@ -32,7 +32,7 @@ struct played_token {
 inline constexpr int while_work_is_left = -2147483647 - 1;
 
 /// A phase worked out for one rank: tokens [first, first + tokens), `count` times.
-struct played_phase {
+struct bound_phase {
   int first = 0;
   int tokens = 0;
   int count = while_work_is_left;
@@ -68,31 +68,31 @@ struct score_size<phases<Last, Phases...>> {
 template <class Phases>
 struct score {
   static constexpr int phases_count = score_size<Phases>::phases_count;
-  played_phase phase[array_size(phases_count)]{};
-  played_token token[score_size<Phases>::tokens_count]{};
+  bound_phase phase[array_size(phases_count)]{};
+  bound_token token[score_size<Phases>::tokens_count]{};
   bool mixes_backwards = false;  // both B and W appear: a W must pass over what a B did
   bool queues_weights = false;   // W without a chunk beside I with one: a W takes the oldest I that has none
 };
 
 template <kind What>
-constexpr void play(token<What> item, situation const&, played_token* out, int& used, int& count, bool) {
+constexpr void play(token<What> item, rank_parameters const&, bound_token* out, int& used, int& count, bool) {
   out[used].what = What;
   out[used++].chunk = item.chunk;
   count = while_work_is_left;
 }
 template <kind ForwardHalf, kind BackwardHalf>
-constexpr void play(fused<ForwardHalf, BackwardHalf> item, situation const& s, played_token* out, int& used, int& count, bool) {
+constexpr void play(fused<ForwardHalf, BackwardHalf> item, rank_parameters const& s, bound_token* out, int& used, int& count, bool) {
   out[used].pairs = true;
   play(item.forward_half, s, out, used, count, false);
   play(item.backward_half, s, out, used, count, false);
 }
 template <class... Tokens>
-constexpr void play(sequence<Tokens...> const& item, situation const& s, played_token* out, int& used, int& count, bool) {
+constexpr void play(sequence<Tokens...> const& item, rank_parameters const& s, bound_token* out, int& used, int& count, bool) {
   hana::for_each(item.tokens, [&](auto t) { play(t, s, out, used, count, false); });
   count = while_work_is_left;
 }
 template <class Count, class... Tokens>
-constexpr void play(repeated<Count, Tokens...> const& item, situation const& s, played_token* out, int& used, int& count,
+constexpr void play(repeated<Count, Tokens...> const& item, rank_parameters const& s, bound_token* out, int& used, int& count,
                     bool alone) {
   static_assert(sizeof...(Tokens) > 0);
   int const times = item.count(s);
@@ -111,13 +111,13 @@ constexpr void play(repeated<Count, Tokens...> const& item, situation const& s, 
 }
 
 template <class Phases>
-constexpr score<Phases> score_of(Phases const& how, situation const& s) {
+constexpr score<Phases> score_of(Phases const& how, rank_parameters const& s) {
   score<Phases> result;
   int used = 0;
   int at = 0;
   hana::for_each(how.list, [&](auto const& one) {
     constexpr bool alone = decltype(hana::size(one.items))::value == 1;
-    played_phase& p = result.phase[at++];
+    bound_phase& p = result.phase[at++];
     p.first = used;
     hana::for_each(one.items, [&](auto const& item) {
       int count = while_work_is_left;

@@ -26,7 +26,7 @@ struct streams {
 };
 
 /// In how many rounds from here on each token of a regular phase draws one that is kept.
-constexpr int whole_rounds(played_phase const& phase, played_token const* tokens, streams const& s) {
+constexpr int whole_rounds(bound_phase const& phase, bound_token const* tokens, streams const& s) {
   int rounds = phase.count < 0 ? s.played * s.held : phase.count;
   for (int t = 0; t < phase.tokens; ++t) {
     int const next = s.next_of[tokens[t].stream];
@@ -40,11 +40,11 @@ constexpr int whole_rounds(played_phase const& phase, played_token const* tokens
 
 /// Plays whole rounds of a regular phase, token by token: the inner loop is all that compiling a long schedule costs.
 template <class Actions>
-constexpr void play_rounds(int rounds, played_phase const& phase, played_token const* tokens, streams const& s, Actions& out,
+constexpr void play_rounds(int rounds, bound_phase const& phase, bound_token const* tokens, streams const& s, Actions& out,
                            int filled) {
   int const stride = phase.tokens;
   for (int t = 0; t < stride; ++t) {
-    played_token const token = tokens[t];
+    bound_token const token = tokens[t];
     int& next = s.next_of[token.stream];
     int const first = next;
     next = first + rounds;
@@ -82,8 +82,8 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
   }
 
   for (int p = 0; p < score.phases_count; ++p) {
-    played_phase const phase = score.phase[p];
-    played_token const* const tokens = score.token + phase.first;
+    bound_phase const phase = score.phase[p];
+    bound_token const* const tokens = score.token + phase.first;
     int round = 0;
     if (phase.regular && !queues && !skips) {
       round = whole_rounds(phase, tokens, s);
@@ -105,7 +105,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
       int repeats = 0;     // of the sequence that this token stands in
       bool drew = false;   // anything, in this repeat of it
       for (int t = 0; t < phase.tokens; ++t) {
-        played_token const token = tokens[t];
+        bound_token const token = tokens[t];
         bool const queued = queues && token.what == kind::backward_weight;
         drawn const* const order = queued ? s.queue : token.by_forwards ? s.forward_order : s.backward_order;
         for (int time = token.times; time > 0; --time) {

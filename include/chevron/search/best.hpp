@@ -20,7 +20,7 @@ namespace chevron::search {
 
 /// A schedule made for costs and memory. Make one with `best`.
 template <class Placement, class Costs, class Limits = declared_limits<>>
-struct made_to_measure {
+struct searched_schedule {
   Placement where;
   Costs times;
   work_graph work;
@@ -33,13 +33,13 @@ struct made_to_measure {
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     auto const to = limits.with_in_flight(expression::as_node(most));
-    return made_to_measure<Placement, Costs, std::remove_const_t<decltype(to)>>{where, times, work, to, goal, how_hard, name};
+    return searched_schedule<Placement, Costs, std::remove_const_t<decltype(to)>>{where, times, work, to, goal, how_hard, name};
   }
   /// What is made short: the makespan, unless told.
-  constexpr made_to_measure by(objective other) const { return {where, times, work, limits, other, how_hard, name}; }
+  constexpr searched_schedule by(objective other) const { return {where, times, work, limits, other, how_hard, name}; }
   /// How long to try: `trying({.trials = 3000})`. More is not always shorter.
-  constexpr made_to_measure trying(effort other) const { return {where, times, work, limits, goal, other, name}; }
-  constexpr made_to_measure named(char const* as) const { return {where, times, work, limits, goal, how_hard, as}; }
+  constexpr searched_schedule trying(effort other) const { return {where, times, work, limits, goal, other, name}; }
+  constexpr searched_schedule named(char const* as) const { return {where, times, work, limits, goal, how_hard, as}; }
 };
 
 /// Describes the schedule that `improve` makes for these costs; while compiling and at run time the same.
@@ -55,7 +55,7 @@ struct made_to_measure {
 /// \param times `costs`, or `stage_costs<N>` for N stages
 /// \param work whether backwards are split into I and W
 template <placement_policy Placement, class Costs>
-constexpr made_to_measure<Placement, Costs> best(Placement where, Costs times, work_graph work = work_graph::split_backward) {
+constexpr searched_schedule<Placement, Costs> best(Placement where, Costs times, work_graph work = work_graph::split_backward) {
   return {where, times, work, {}, objective::makespan, {}, "searched"};
 }
 
@@ -73,17 +73,17 @@ inline constexpr int stages_costed<stage_costs<Stages>> = Stages;
 namespace chevron {
 
 template <class... Parts>
-constexpr int stages_of(search::made_to_measure<Parts...> const& what, shape size) {
+constexpr int stages_of(search::searched_schedule<Parts...> const& what, shape size) {
   return stages_in(what.where, size);
 }
 template <class... Parts>
-constexpr int actions_at_most(search::made_to_measure<Parts...> const& what, shape size) {
+constexpr int actions_at_most(search::searched_schedule<Parts...> const& what, shape size) {
   return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.micro_batches;
 }
 
 /// Searches. What cannot be made comes back with `problem` set.
 template <class Placement, class Costs, class Limits>
-constexpr plan expand(search::made_to_measure<Placement, Costs, Limits> const& what, shape size) {
+constexpr plan expand(search::searched_schedule<Placement, Costs, Limits> const& what, shape size) {
   plan placed;
   finding f = detail::begin_plan_of(what, size, placed);
   placed.begin = buffer<int>(size.ranks > 0 ? size.ranks + 1 : 1, zeroed);

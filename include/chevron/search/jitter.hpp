@@ -27,15 +27,15 @@ struct jitter {
 };
 
 /// What each computation of one pipeline takes in one draw: its cost times a log-normal factor of mean 1. A factor belongs to
-/// F, I or W of a stage and a microbatch, so two schedules of as many stages meet the same weather whatever their order; a B
+/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations whatever their order; a B
 /// takes what its I and W take. Messages take what they cost.
 ///
 /// A factor is exp(s·z - s²/2) with s² = ln(1 + spread²) and, by Box and Muller, z = √(-2 ln(1 - u))·cos(2πv). Here u and v are
 /// the first two shares of random numbers seeded with mixed(d + 2^32·kind + 2^16·stage + microbatch), where d is
 /// mixed(mixed(seed) + 2^32·draw + replica), mixed(x) the first number after seed x, and kind 0, 1, 2 for F, I, W.
-class weather {
+class duration_sample {
  public:
-  weather(jitter const& how, int stages, int micro_batches, int draw, int replica)
+  duration_sample(jitter const& how, int stages, int micro_batches, int draw, int replica)
       : stages_(stages), micro_batches_(micro_batches), factor_(static_cast<std::size_t>(3 * stages * micro_batches)) {
     using detail::random_numbers;
     double const variance = std::log1p(how.spread * how.spread);
@@ -75,8 +75,8 @@ class weather {
 };
 
 /// Costs that a draw has changed.
-struct drawn_costs : cost_view {
-  drawn_costs(cost_view const& planned, weather const& drawn) : cost_view(planned), now(&drawn) {}
+struct sampled_costs : cost_view {
+  sampled_costs(cost_view const& planned, duration_sample const& drawn) : cost_view(planned), now(&drawn) {}
 
   double of_action(action a) const {
     int const s = static_cast<int>(a.stage);
@@ -90,23 +90,23 @@ struct drawn_costs : cost_view {
     return of_halves(of_action(forward_half), of_action(backward_half));
   }
 
-  weather const* now;
+  duration_sample const* now;
 };
 
 /// When every action of a lawful plan runs in a draw, its order being kept.
-inline timeline simulate_drawn(plan_view const& plan, drawn_costs const& costs) {
+inline timeline simulate_sampled(plan_view const& plan, sampled_costs const& costs) {
   return chevron::detail::simulate_once(plan, costs);
 }
 
 /// How long a step of a lawful plan is in each draw, in the costs' unit.
-inline std::vector<double> drawn_lengths(plan_view const& plan, cost_view const& costs, jitter const& how,
+inline std::vector<double> sampled_lengths(plan_view const& plan, cost_view const& costs, jitter const& how,
                                          objective goal = objective::makespan) {
   std::vector<double> out;
   for (int draw = 0; draw < how.draws; ++draw) {
     double longest = 0;
     for (int replica = 0; replica < how.replicas; ++replica) {
-      weather const now(how, plan.stages, plan.size.micro_batches, draw, replica);
-      longest = std::max(longest, length_of(goal, plan, simulate_drawn(plan, {costs, now})));
+      duration_sample const now(how, plan.stages, plan.size.micro_batches, draw, replica);
+      longest = std::max(longest, length_of(goal, plan, simulate_sampled(plan, {costs, now})));
     }
     out.push_back(longest);
   }
@@ -124,20 +124,20 @@ inline double quantile(std::vector<double> values, double share) {
 }
 
 /// The share of draws that a plan is judged by.
-inline constexpr double judged_share = 0.9;
+inline constexpr double target_percentile = 0.9;
 
 /// What many draws say of one plan, in the costs' unit.
-struct drawn_figures {
+struct sampled_figures {
   double median = 0;
   double p90 = 0;     ///< nine steps of ten take less
   double spread = 0;  ///< from what one step of ten stays below to what nine of ten do
 
-  explicit drawn_figures(std::vector<double> const& lengths)
-      : median(quantile(lengths, 0.5)), p90(quantile(lengths, judged_share)), spread(p90 - quantile(lengths, 1 - judged_share)) {}
+  explicit sampled_figures(std::vector<double> const& lengths)
+      : median(quantile(lengths, 0.5)), p90(quantile(lengths, target_percentile)), spread(p90 - quantile(lengths, 1 - target_percentile)) {}
 };
 
 /// By how much one plan's 90th percentile is above another's, over the same draws.
-struct drawn_difference {
+struct sampled_difference {
   double by = 0;
   double error = 0;  ///< its standard error
 
@@ -148,9 +148,9 @@ struct drawn_difference {
 
 /// The standard error is the bootstrap's (Efron, The Annals of Statistics 7(1), 1979): 200 times as many draws are taken from
 /// these, with repetition and the same for both.
-inline drawn_difference difference(std::vector<double> const& mine, std::vector<double> const& other) {
+inline sampled_difference difference(std::vector<double> const& mine, std::vector<double> const& other) {
   constexpr int times = 200;
-  drawn_difference out{quantile(mine, judged_share) - quantile(other, judged_share), 0};
+  sampled_difference out{quantile(mine, target_percentile) - quantile(other, target_percentile), 0};
   detail::random_numbers random(1);
   std::vector<double> a(mine.size()), b(mine.size());
   double sum = 0, squares = 0;
@@ -160,7 +160,7 @@ inline drawn_difference difference(std::vector<double> const& mine, std::vector<
       a[i] = mine[taken];
       b[i] = other[taken];
     }
-    double const one = quantile(a, judged_share) - quantile(b, judged_share) - out.by;
+    double const one = quantile(a, target_percentile) - quantile(b, target_percentile) - out.by;
     sum += one;
     squares += one * one;
   }

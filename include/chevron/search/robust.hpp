@@ -38,7 +38,7 @@ class drawn_descent {
   drawn_descent(plan const& start, problem const& asked, jitter const& how)
       : best_(copy_of(start)), memory_(asked.memory), goal_(asked.goal), random_(how.seed) {
     for (int draw = 0; draw < how.draws; ++draw) now_.emplace_back(how, start.stages, start.size.micro_batches, draw, 0);
-    for (weather const& one : now_) costs_.emplace_back(asked.costs, one);
+    for (duration_sample const& one : now_) costs_.emplace_back(asked.costs, one);
     lengths_.resize(now_.size());
     for (std::size_t k = 0; k < now_.size(); ++k) lengths_[k] = length_under(k);
     at_.resize(static_cast<std::size_t>(3 * best_.stages * best_.size.micro_batches));
@@ -67,7 +67,7 @@ class drawn_descent {
   }
   /// Negative for an order that gets stuck.
   double length_under(std::size_t k) {
-    when_ = simulate_drawn(best_, costs_[k]);
+    when_ = simulate_sampled(best_, costs_[k]);
     return when_.complete ? length_of(goal_, best_, when_) : -1;
   }
   int rank_of(int position) const { return best_.rank_of.data[static_cast<int>(best_.actions.data[position].stage)]; }
@@ -141,8 +141,8 @@ class drawn_descent {
   activation_limit memory_;
   objective goal_;
   random_numbers random_;
-  std::vector<weather> now_;
-  std::vector<drawn_costs> costs_;
+  std::vector<duration_sample> now_;
+  std::vector<sampled_costs> costs_;
   std::vector<double> lengths_, then_;
   std::vector<int> path_, at_;
   timeline when_;
@@ -174,7 +174,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   watch.now.bound = out.planned.bound;
   watch.now.length = out.planned.length;
   out.start = out.planned.start;
-  auto const drawn = [&](plan_view const& made) { return drawn_lengths(made, asked.costs, how, asked.goal); };
+  auto const drawn = [&](plan_view const& made) { return sampled_lengths(made, asked.costs, how, asked.goal); };
   out.planned_drawn = drawn(out.planned.best);
 
   catalogue::for_each([&](auto const& one) {
@@ -182,7 +182,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
     plan made = to_begin_with(expand(one, placed.size), asked.costs);
     if (!known.consider(made, one.name)) return;
     std::vector<double> lengths = drawn(made);
-    if (!out.published_drawn.empty() && quantile(lengths, judged_share) >= quantile(out.published_drawn, judged_share)) return;
+    if (!out.published_drawn.empty() && quantile(lengths, target_percentile) >= quantile(out.published_drawn, target_percentile)) return;
     out.published = std::move(made);
     out.published.name = one.name;
     out.published_length = length_of(asked.goal, out.published, asked.costs);
@@ -198,7 +198,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   int const actions = actions_of(placed.stages, placed.size.micro_batches, asked.work);
   int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(actions);
   plan challenger = copy_of(out.planned.best);
-  std::vector<double> challenging = drawn_lengths(challenger, asked.costs, chosen_by, asked.goal);
+  std::vector<double> challenging = sampled_lengths(challenger, asked.costs, chosen_by, asked.goal);
   bool const any = !out.published_drawn.empty();
   drawn_descent from_planned(taken_apart(out.planned.best, asked.split()), asked, made_by);
   std::optional<drawn_descent> from_published;
@@ -210,7 +210,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
     if (any) from_published->run(some, watch);
   }
   auto const challenge = [&](drawn_descent const& search, plan_name const& name) {
-    std::vector<double> lengths = drawn_lengths(search.best(), asked.costs, chosen_by, asked.goal);
+    std::vector<double> lengths = sampled_lengths(search.best(), asked.costs, chosen_by, asked.goal);
     if (!difference(lengths, challenging).below()) return;
     challenger = copy_of(search.best());
     challenging = std::move(lengths);

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include <chevron/search/refute/known_cases.hpp>
+#include <chevron/search/refute/dominance_table.hpp>
 #include <chevron/search/refute/one_rank.hpp>
-#include <chevron/search/refute/whole_times.hpp>
+#include <chevron/search/refute/integer_durations.hpp>
 #include <chevron/search/refute/windows.hpp>
 
 /// \file
@@ -28,7 +28,7 @@ enum class verdict : std::uint8_t { refuted, met, unknown };
 class cases {
  public:
   /// \param work_left counted in steps of inner loops; what is used is taken off
-  cases(whole_times const& of, bool by_span, std::int64_t& work_left)
+  cases(integer_durations const& of, bool by_span, std::int64_t& work_left)
       : of_(of),
         by_span_(by_span),
         left_(work_left),
@@ -40,7 +40,7 @@ class cases {
         known_(of.chains()) {
     for (int i = 0; i < of.count; ++i) {
       for (int e = of.first[at(i)]; e < of.first[at(i) + 1]; ++e) {
-        whole_times::edge const& to = of.edges[at(e)];
+        integer_durations::edge const& to = of.edges[at(e)];
         before_[at(to.to)].push_back(i);
         // A stage's input from another rank; edges of the first microbatch's from later ones only say when a rank begins.
         if (of.rank_of[at(i)] != of.rank_of[at(to.to)] && i % of.micro_batches == to.to % of.micro_batches)
@@ -323,7 +323,7 @@ class cases {
     left_ -= 64 + of_.chains();
   }
 
-  whole_times const& of_;
+  integer_durations const& of_;
   bool by_span_;
   std::int64_t& left_;
   windows window_;
@@ -343,7 +343,7 @@ class cases {
   std::vector<one_rank::chain> chains_left_;
   std::vector<std::int64_t> looked_at_;
   std::int64_t looks_ = 0;
-  known_cases known_;
+  dominance_table known_;
 };
 
 }  // namespace chevron::detail

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <chevron/search/refute/whole_times.hpp>
+#include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
 /// Whether one rank can do what it has left in time.

@@ -10,7 +10,7 @@
 #include <chevron/prove/bound.hpp>
 #include <chevron/search/problem/problem.hpp>
 #include <chevron/search/refute/cases.hpp>
-#include <chevron/search/refute/whole_times.hpp>
+#include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
 /// A lower bound by refuting: the longest time that is shown to be too short for every plan.
@@ -91,7 +91,7 @@ class refuter {
     // be that of any of them: each way to begin is a case. The other rank runs the forwards before that without a wait.
     for (int m = 0; m < of_.micro_batches; ++m) {
       if (work < 0) return verdict::unknown;
-      whole_times now = of_;
+      integer_durations now = of_;
       if (m > 0) now.begin_with(fed, m);
       now.connect();
       work -= 16 * static_cast<std::int64_t>(of_.count);
@@ -101,7 +101,7 @@ class refuter {
     return verdict::refuted;
   }
   /// \param ascends whether ranks begin with the first microbatch: only then is an order a plan as it stands
-  verdict judge(whole_times const& of, bool ascends, whole_time deadline, std::int64_t& work) {
+  verdict judge(integer_durations const& of, bool ascends, whole_time deadline, std::int64_t& work) {
     cases all(of, by_span_, work);
     verdict const came_out = all.look(deadline);
     if (came_out != verdict::met) return came_out;
@@ -111,7 +111,7 @@ class refuter {
   }
 
   plan_view placed_;
-  whole_times of_;
+  integer_durations of_;
   bool by_span_, alike_;
   std::int64_t left_;
   whole_time shortest_ = 0;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <chevron/search/refute/whole_times.hpp>
+#include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
 /// Between when and when each action must run if a step is to take no longer than a given time.
@@ -18,7 +18,7 @@ class windows {
   std::vector<whole_time> end;    ///< no later end
 
   /// \param by_span the deadline counts from each rank's first start on
-  windows(whole_times const& of, bool by_span) : of_(of), by_span_(by_span) {}
+  windows(integer_durations const& of, bool by_span) : of_(of), by_span_(by_span) {}
 
   /// False: nothing can be as short as that.
   bool narrow(whole_time deadline) {
@@ -54,7 +54,7 @@ class windows {
       whole_time const ends = start[of_.at(i)] + of_.takes[of_.at(i)];
       if (ends > end[of_.at(i)]) return false;
       for (int e = of_.first[of_.at(i)]; e < of_.first[of_.at(i) + 1]; ++e) {
-        whole_times::edge const& to = of_.edges[of_.at(e)];
+        integer_durations::edge const& to = of_.edges[of_.at(e)];
         start[of_.at(to.to)] = std::max(start[of_.at(to.to)], ends + to.delay);
       }
     }
@@ -64,7 +64,7 @@ class windows {
     for (auto at = of_.sorted.rbegin(); at != of_.sorted.rend(); ++at) {
       int const i = *at;
       for (int e = of_.first[of_.at(i)]; e < of_.first[of_.at(i) + 1]; ++e) {
-        whole_times::edge const& to = of_.edges[of_.at(e)];
+        integer_durations::edge const& to = of_.edges[of_.at(e)];
         whole_time const latest = end[of_.at(to.to)];
         if (latest == unknown) continue;
         end[of_.at(i)] = std::min(end[of_.at(i)], latest - of_.takes[of_.at(to.to)] - to.delay);
@@ -79,7 +79,7 @@ class windows {
     }
   }
 
-  whole_times const& of_;
+  integer_durations const& of_;
   bool by_span_;
   std::vector<whole_time> work_;
 };

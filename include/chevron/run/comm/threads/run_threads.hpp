@@ -55,7 +55,7 @@ inline void wait_for_all_ranks(threads_hub& hub) {
     for (std::size_t r = 0; r < hub.ranks.size(); ++r) {
       if (!hub.ranks[r]->ended) missing += (missing.empty() ? "rank " : ", ") + std::to_string(r);
     }
-    write_rings(hub.first_failure ? *hub.first_failure : about, -1);
+    write_flight_logs(hub.first_failure ? *hub.first_failure : about, -1);
     end_process(about.reason + "; " + missing + " did not come back within " + std::to_string(hub.options.grace.count()) +
                     " ms after that, and so this process ends",
                 about.code);
@@ -101,7 +101,7 @@ void run_threads(thread_options const& options, Body const& body) {
       }
       if (thrown) {
         hub->fail(about, r);  // the others hear of it before anything is written
-        detail::write_rings(about, r, {options.pipeline_ranks, options.replicas, r});
+        detail::write_flight_logs(about, r, {options.pipeline_ranks, options.replicas, r});
       }
       hub->end(r, thrown, about);
     });

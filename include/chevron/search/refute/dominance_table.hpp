@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include <chevron/search/refute/whole_times.hpp>
+#include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
 /// Cases that are refuted already.
@@ -15,11 +15,11 @@ namespace chevron::detail {
 
 /// Remembers refuted cases by how many actions of each chain are done and which chains may not come next on each rank, with the
 /// times that decide about the rest: a case with the same ones and no earlier times is refuted, too.
-class known_cases {
+class dominance_table {
  public:
   std::vector<whole_time> times;  ///< of the case at hand
 
-  explicit known_cases(int chains) {
+  explicit dominance_table(int chains) {
     std::uint64_t seed = 0;
     for (int c = 0; c < chains; ++c) mark_.push_back(scrambled(seed += 0x9e3779b97f4a7c15u));
   }

@@ -20,7 +20,7 @@ using whole_time = std::int64_t;
 
 /// A step whose microbatches ascend: chain c = stage * kinds + kind holds that kind of that stage, microbatch after microbatch,
 /// and action c * micro_batches + m is its m-th. Times are rounded down, so no plan takes longer here than it does.
-class whole_times {
+class integer_durations {
  public:
   struct edge {
     int to;            ///< the action that comes later
@@ -44,7 +44,7 @@ class whole_times {
 
   /// \param asked where backwards are not split, with costs of `unsplit`: a B is an I without a W
   /// \param longest a length, which becomes 2^52 units or up to twice as many
-  whole_times(search::problem const& asked, double longest)
+  integer_durations(search::problem const& asked, double longest)
       : ranks(asked.where.size.ranks),
         stages(asked.where.stages),
         micro_batches(asked.where.size.micro_batches),
