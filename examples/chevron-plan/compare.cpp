@@ -20,7 +20,7 @@
 #include "request.hpp"
 #include "shorter.hpp"
 #include "table.hpp"
-#include "duration_sample.hpp"
+#include "jitter.hpp"
 
 namespace plan_program {
 namespace {
@@ -332,7 +332,7 @@ int run_compare(request const& asked) {
     out += link_words(asked) + ".\n";
     if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
     if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
-    out += length_words(asked) + weather_words(asked, given.jitter) + "\n";
+    out += length_words(asked) + jitter_words(asked, given.jitter) + "\n";
     if (!fit.empty() && drawn) {
       auto const row = [&](entry const& e) { return drawn_row{e.name, e.chunks, e.numbers.makespan, e.drawn, share(e)}; };
       out += drawn_table(fit | ranges::views::transform(row) | ranges::to<std::vector>(), style);

@@ -20,7 +20,7 @@
 #include "request.hpp"
 #include "search_time.hpp"
 #include "table.hpp"
-#include "duration_sample.hpp"
+#include "jitter.hpp"
 #include "within_memory.hpp"
 
 namespace plan_program {
@@ -346,7 +346,7 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
   if (asked.memory.kept_for_weight < 1)
     out += std::string(" (after its I a ") + (in_layers ? "layer" : "chunk") + " counts " + number(asked.memory.kept_for_weight) +
            ")";
-  out += ".\n" + length_words(typed) + weather_words(typed, asked.jitter) + "\n";
+  out += ".\n" + length_words(typed) + jitter_words(typed, asked.jitter) + "\n";
   if (entries.front().robust) {
     std::vector<std::pair<std::string, chevron::search::robust_found const*>> all;
     for (entry const& one : entries) all.emplace_back(one.placement, &*one.robust);

@@ -82,7 +82,7 @@ struct times : binary<Left, Right> {
   using binary<Left, Right>::binary;
   constexpr int operator()(rank_parameters const& s) const { return this->left(s) * this->right(s); }
 };
-/// What divides: notes in the situation that its divisor is 0.
+/// Division: notes in the rank's parameters a divisor of 0.
 template <class Left, class Right>
 struct division : binary<Left, Right> {
   using binary<Left, Right>::binary;

@@ -143,7 +143,7 @@ constexpr expression::first_group_t<expression::node_of<Group>> first_group_of(G
   return expression::first_group_t<expression::node_of<Group>>(expression::as_node(group));
 }
 
-/// An order may have a `finding problem(situation)`, for sizes at which it does not exist.
+/// An order may have a `finding problem(rank_parameters)`, for sizes at which it does not exist.
 template <class Order>
 concept forward_order = requires(Order const& o, rank_parameters const& s, drawn* d) {
   o.fill(s, d, d);

@@ -21,7 +21,7 @@ bool varies(chevron::search::jitter const& how);
 /// What each rank multiplies its computations' times by, as `--slow-rank` says.
 std::vector<double> slow_ranks(request const& asked, int ranks);
 /// All of it as a sentence, with a newline; empty where times are as planned.
-std::string weather_words(request const& asked, chevron::search::jitter const& how);
+std::string jitter_words(request const& asked, chevron::search::jitter const& how);
 /// One schedule of a table of drawn times.
 struct drawn_row {
   std::string name;

@@ -1,5 +1,5 @@
 // computes: draws of times
-#include "duration_sample.hpp"
+#include "jitter.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -88,7 +88,7 @@ std::vector<double> slow_ranks(request const& asked, int ranks) {
   return out;
 }
 
-std::string weather_words(request const& asked, chevron::search::jitter const& how) {
+std::string jitter_words(request const& asked, chevron::search::jitter const& how) {
   std::string out;
   for (std::string const& one : asked.jitter.slow_ranks) {
     std::size_t const sign = one.find('=');
