@@ -89,6 +89,13 @@ MUTANTS = [
      r"if \(task\.around\.draws\) scope\.emplace\(s\.places, near, use\);", "", "(noise|hook)"),
     ("backwards draw in the order in which nodes run", RUN + "model/backward_scope.hpp",
      r"key\.node = node->sequence_nr\(\) - range\.first \+ 1;", "key.node = 0;", "(noise|hook)"),
+    ("a loss of a stage without its weight", RUN + "data/split_batch.hpp",
+     r"return one\.weight \* one\.factor \* scale_;", "return one.factor * scale_;", "(aux)"),
+    ("a loss with a weight of its own counts as the model's", RUN + "data/split_batch.hpp",
+     r"if \(!weights\[k\]\) continue;", "continue;", "own"),
+    ("losses of recomputed parts have no gradient", RUN + "model/stage_execution.hpp",
+     r"sections_\[i\]\.losses\.append_gradients\(task\.loss_seeds, output_gradients\);",
+     "sections_[i].losses.append_gradients(sections_[i].recomputes ? tensors(task.loss_seeds.size()) : task.loss_seeds, output_gradients);", "(aux)"),
     ("frozen stages below all trained ones are followed", RUN + "training/trainer.hpp",
      r"update_->lowest_trained\(\)", "0", "frozen"),
 ]
