@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 
 #include "accelerator/clocks.hpp"
 #include "accelerator/device.hpp"

@@ -16,7 +16,7 @@
 #include <chevron/prove/check.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "../support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>

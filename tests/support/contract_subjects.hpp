@@ -12,7 +12,7 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/comm/transport.hpp>

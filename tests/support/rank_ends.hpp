@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/core/error.hpp>

@@ -12,7 +12,7 @@
 #include <c10/core/Storage.h>
 
 #include <chevron/plan/forward_part.hpp>
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 
 namespace {

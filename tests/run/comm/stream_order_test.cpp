@@ -9,7 +9,7 @@
 
 #include "accelerator/check_streams.hpp"
 #include "accelerator/stream_order.hpp"
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 
 namespace {

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 
 using host_transport = chevron::stream_transport<chevron::host_streams>;

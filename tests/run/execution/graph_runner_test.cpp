@@ -6,7 +6,7 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
 #include <chevron/run/trace/allocator_stats.hpp>

@@ -26,7 +26,7 @@
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/launch/run_main.hpp>
 

@@ -23,7 +23,7 @@
 #include <chevron/lower/lower.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 
 namespace nn = torch::nn;

@@ -4,7 +4,7 @@
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/comm/streams/host_streams.hpp>
+#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 
 #include <torch/nn/modules/batchnorm.h>

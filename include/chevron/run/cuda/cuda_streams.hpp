@@ -38,7 +38,7 @@ struct nccl_channel_limits {
   int gather = 1;
 };
 
-/// What `stream_transport` asks for, as host_streams.hpp documents it, on one GPU: NCCL's communicators.
+/// What `stream_transport` asks for, as tests/support/host_streams.hpp documents it, on one GPU: NCCL's communicators.
 ///
 /// Communicators block: a call comes back when its kernel is on its stream. One that does not block has NCCL start a thread for
 /// each group of calls (NCCL 2.28, group.cc), and the host wait for that thread, at every message. A call that joins the other

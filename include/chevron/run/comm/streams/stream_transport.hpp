@@ -34,7 +34,7 @@
 namespace chevron {
 
 /// Between ranks that compute on a stream: NCCL between GPUs (nccl_transport.hpp), worker threads in tests. `Streams` makes
-/// streams, events and channels; `host_streams` shows what it has to have.
+/// streams, events and channels; `host_streams` of tests/support shows the members of it.
 ///
 /// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
 ///   is one for each directed edge of the pipeline, one for the sums over replicas and one for gathers; each has a stream.
