@@ -30,8 +30,8 @@
 
 namespace chevron {
 
-/// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp has its members) between GPUs of one machine, or on one, without
-/// NCCL: ranks are processes or threads. Messages take no multiprocessor; sums take them to add.
+/// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp has its members) between GPUs of one machine, or on one,
+/// without NCCL: ranks are processes or threads. Messages take no multiprocessor; sums take them to add.
 ///
 /// A message goes in pieces through room in the receiver's GPU. The sender's stream waits until the piece's room is free, copies,
 /// and writes a flag; the receiver's waits for the flag, copies, and writes one back. Sums go in pieces, too: each rank lays out
