@@ -204,7 +204,7 @@ TEST_CASE("what adds up in another order begins in ascending order; exchanged pl
   search::detail::random_numbers dice(1);
   search::detail::watched nobody({});
   std::vector<int> order{0, 1, 2, 3, 4, 5};
-  search::detail::exchange_places(runs, {.costs = costs}, given, 300, dice, nobody, order);
+  search::detail::exchange_places(runs, {.costs = costs}, 300, dice, nobody, order);
   cost_view seen = each;
   length_factors const exchanged = given.in(order);
   seen.lengths = exchanged.view();

@@ -523,6 +523,12 @@ TEST_CASE("what cannot be searched for says why") {
   CHECK(says(find({.where = placed_on(placement::vee, {4, 8}), .memory = {8, 0}})).find("share above 0") != std::string::npos);
   CHECK(says(find({.where = placed_on(placement::vee, {4, 8, 3})})).find("not 3") != std::string::npos);
   CHECK(says(find({.where = placed_on(placement::linear, {0, 8})})) == "ranks must be at least 1, not 0");
+  CHECK(says(find({})).find("where the stages are") != std::string::npos);
+  // Any plan says where stages are; its own order and limits do not count.
+  plan const known = catalogue::make_plan("ZBVZeroBubble", {4, 8});
+  plan_view const seen = known;
+  CHECK(show::csv(find({.where = seen, .memory = {4}}, {.trials = 300}).best) ==
+        show::csv(find({.where = placed_on(placement::vee, {4, 8}), .memory = {4}}, {.trials = 300}).best));
   // The smallest limit is enough, whatever the placement.
   for (int chunks = 1; chunks <= 4; ++chunks) {
     found const got =

@@ -221,9 +221,9 @@ struct ascent {
     best = copy_of(made);
     length = made_length;
   }
-  constexpr int improve(plan const& from, problem const& asked, std::uint64_t seed, int trials, double bound, watched& watch) {
-    annealing search(from, asked, seed);
-    int const tried = search.run(trials, bound, watch);
+  constexpr int improve(plan const& from, problem const& asked, effort const& how_hard, double bound, watched& watch) {
+    annealing search(from, asked, how_hard.seed);
+    int const tried = search.run(how_hard.trials, bound, watch);
     // With wires that are occupied an order that was cut off may come out shorter than the finished one: more time then gave
     // less.
     if (watch.stopped() && asked.costs.occupies_wire()) return tried;

@@ -142,15 +142,15 @@ inline constexpr double never_left = 1e9;
 
 /// The shortest of orders by drawn rules, in rounds, after a fifth of each drawn near its best ones; without actions if there is none.
 /// Backwards must be split.
-/// \param trials a rule is drawn for every five: 20 to 40,000 in all, fewer where there are many actions
-constexpr plan eager_start(plan const& like, problem const& asked, std::uint64_t seed, int trials, double bound, watched& watch) {
+/// \param how_hard a rule is drawn for every five trials: 20 to 40,000 in all, fewer where there are many actions
+constexpr plan eager_start(plan const& like, problem const& asked, effort const& how_hard, double bound, watched& watch) {
   constexpr int kept = 20;
   constexpr int rounds = 8;  // some end where nothing near is better
   replay played(like, asked.costs, asked.goal);
   eager_order orders(played, asked.memory);
-  random_numbers random(seed);
+  random_numbers random(how_hard.seed);
   int const by_size = 64'000'000 / played.total;
-  int const by_trials = trials / 5 < 40'000 ? trials / 5 : 40'000;
+  int const by_trials = how_hard.trials / 5 < 40'000 ? how_hard.trials / 5 : 40'000;
   int const wanted = by_size < by_trials ? by_size : by_trials;
   int const draws = wanted < 20 ? 20 : wanted;
   int const per_round = draws / rounds + 1;

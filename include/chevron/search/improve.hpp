@@ -45,7 +45,8 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
   plan const& placed = asked.where;
   bool const split = asked.split();
   found result;
-  owned_costs const whole = unsplit(asked.costs, placed.stages);
+  owned_costs whole;
+  if (!split) whole = unsplit(asked.costs, placed.stages);
   lower_bounds const least = bounds(placed, split ? asked.costs : whole.view(), asked.memory);
   result.bound = asked.goal == objective::makespan ? least.makespan : least.span;
 

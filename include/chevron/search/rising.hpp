@@ -234,7 +234,7 @@ class rising_search {
   constexpr void follow(ascent& line, plan const& from, int trials, rung const& at) {
     if (line.length >= 0 && line.length <= at.bound * (1 + 1e-12)) return;
     std::uint64_t const seed = how_hard_.seed + static_cast<std::uint64_t>(at.limit);
-    result_.trials += line.improve(from, at.here, seed, trials, at.bound, watch_);
+    result_.trials += line.improve(from, at.here, {.trials = trials, .seed = seed}, at.bound, watch_);
   }
 
   /// Improves lines by periodic orders and local search, with the limit's share of the trials.
@@ -269,7 +269,7 @@ class rising_search {
   constexpr void follow_eager(ascent const& some_line, rung const& at) {
     while (at.limit >= roomy_) roomy_ = std::exchange(roomier_, 2 * roomy_);
     std::uint64_t const seed = how_hard_.seed + static_cast<std::uint64_t>(at.limit);
-    plan const eager = eager_start(some_line.best, at.here, seed, trials_, at.bound, watch_);
+    plan const eager = eager_start(some_line.best, at.here, {.trials = trials_, .seed = seed}, at.bound, watch_);
     if (eager.actions.count > 0) follow(eager_line_, eager, trials_ / 4, at);
   }
 

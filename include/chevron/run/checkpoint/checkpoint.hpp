@@ -247,16 +247,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
                              ". Remedy: the same optimizer");
     }
     index.emplace(folder, about, train.stages().size());
-    for (auto const& [word, all] : same) {
-      detail::saved_name const first = index->find(all.begin()->stage, all.begin()->name, all);
-      for (detail::saved_name const& one : all) {
-        detail::saved_name const other = index->find(one.stage, one.name, all);
-        if (index->are_one(first, other)) continue;
-        throw checkpoint_error(folder.string() + ": stage " + std::to_string(all.begin()->stage) + "'s " + all.begin()->name +
-                               " and stage " + std::to_string(one.stage) + "'s " + one.name +
-                               " are one parameter here, and were two when this was saved. Remedy: the model that was saved");
-      }
-    }
+    index->compare_ties(same);
     std::map<void const*, double> rate_of;
     auto const rates_here = train.optimizer() != nullptr ? detail::rates_of(*train.optimizer()) : std::map<void const*, double>();
     for (std::size_t s = 0; s < train.stages().size(); ++s) {
@@ -270,14 +261,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
         detail::saved_name const here{s, p.name};
         std::string const* const base = index->base_mark_of(there);
         if (base != nullptr && *base != detail::base_mark(p.value)) differences.other_base.insert(detail::words_for(here));
-        safetensors_file const& file = index->model(there.stage);
-        if (base == nullptr && (at::IntArrayRef(file.shape(there.name)) != p.value.sizes() ||
-                                file.dtype(there.name) != p.value.scalar_type())) {
-          throw checkpoint_error(file.path().string() + ": " + there.name + " is " + c10::toString(file.dtype(there.name)) + " " +
-                                 detail::plain_shape(file.shape(there.name)) + ", the model's is " +
-                                 c10::toString(p.value.scalar_type()) + " " + detail::plain_shape(p.value.sizes()) +
-                                 ". Remedy: the model that was saved");
-        }
+        index->compare_form(there, p.value);
         void const* const key = p.value.unsafeGetTensorImpl();
         auto state = index->trained_as(there);
         if (bool const trained = rates_here.count(key) != 0; trained != state.has_value()) {

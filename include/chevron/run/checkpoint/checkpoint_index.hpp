@@ -12,6 +12,7 @@
 
 #include <chevron/run/checkpoint/checkpoint_folder.hpp>
 #include <chevron/run/checkpoint/checkpoint_manifest.hpp>
+#include <chevron/run/checkpoint/optimizer_file.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/core/error.hpp>
 
@@ -86,6 +87,31 @@ class checkpoint_index {
     if (a == b) return true;
     auto const of_a = word_of_.find(a), of_b = word_of_.find(b);
     return of_a != word_of_.end() && of_b != word_of_.end() && of_a->second == of_b->second;
+  }
+
+  /// \param same by word, names of one parameter of this model
+  /// \throws checkpoint_error where the checkpoint holds several parameters for one of this model
+  void compare_ties(std::map<std::string, std::set<saved_name>> const& same) {
+    for (auto const& [word, all] : same) {
+      saved_name const& named = *all.begin();
+      saved_name const first = find(named.stage, named.name, all);
+      for (saved_name const& one : all) {
+        if (are_one(first, find(one.stage, one.name, all))) continue;
+        throw checkpoint_error(folder_.string() + ": stage " + std::to_string(named.stage) + "'s " + named.name + " and stage " +
+                               std::to_string(one.stage) + "'s " + one.name +
+                               " are one parameter here, and were two when this was saved. Remedy: the model that was saved");
+      }
+    }
+  }
+  /// \throws checkpoint_error where a tensor that a file holds has another shape or dtype than this model's
+  void compare_form(saved_name const& there, at::Tensor const& here) {
+    safetensors_file const& file = model(there.stage);
+    if (base_mark_of(there) != nullptr) return;
+    auto const dtype = file.dtype(there.name);
+    if (at::IntArrayRef(file.shape(there.name)) == here.sizes() && dtype == here.scalar_type()) return;
+    throw checkpoint_error(file.path().string() + ": " + there.name + " is " + c10::toString(dtype) + " " +
+                           plain_shape(file.shape(there.name)) + ", the model's is " + c10::toString(here.scalar_type()) + " " +
+                           plain_shape(here.sizes()) + ". Remedy: the model that was saved");
   }
 
   /// \throws checkpoint_error where the checkpoint holds what nobody took

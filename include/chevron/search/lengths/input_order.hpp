@@ -45,11 +45,11 @@ inline problem with_lengths(problem const& asked, length_factors const& lengths)
 }
 
 /// Exchanges places of microbatches in an order while the plan stays, and keeps what makes it no longer.
-inline void exchange_places(plan_view const& plan, problem const& asked, length_factors const& given, int trials,
-                            random_numbers& random, watched& watch, std::vector<int>& order) {
+inline void exchange_places(plan_view const& plan, problem const& asked, int trials, random_numbers& random, watched& watch,
+                            std::vector<int>& order) {
   int const count = static_cast<int>(order.size());
   if (count < 2) return;
-  length_factors now = given.in(order);
+  length_factors now = factors_of(asked.costs.lengths, plan.size.micro_batches).in(order);
   cost_view seen = asked.costs;
   seen.lengths = now.view();
   double length = length_of(asked.goal, plan, seen);
@@ -117,7 +117,7 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
   detail::random_numbers random(how_hard.seed);
   for (int round = 0; round < 8 && !watch.stop(); ++round) {
     std::vector<int> order = best.order;
-    detail::exchange_places(best.best, asked, given, 20 * known.size.micro_batches, random, watch, order);
+    detail::exchange_places(best.best, asked, 20 * known.size.micro_batches, random, watch, order);
     if (order == best.order || !take(look(order, copy_of(best.best)))) break;
   }
   best.stopped = watch.stopped();
