@@ -13,9 +13,9 @@ WORDS = {  # what it was called: what the field calls it
     "weather": "sampled durations", "bell": "futex word", "bells": "futex words", "board_of": "gather buffer",
     "failure_board": "failure reports", "failure_watch": "failure monitor", "connection_watch": "connection monitor",
     "stream_watch": "stream monitor", "operator_watch": "operator guard", "storage_watch": "storage recorder",
-    "schedule_news": "replan report", "length_news": "length report", "searched_schedule": "searched schedule",
+    "schedule_news": "replan report", "length_news": "length report", "made_to_measure": "searched schedule",
     "actions_keeper": "flight recorder", "CHEVRON_RINGS": "flight logs", "write_rings": "flight logs",
-    "situation": "rank parameters", "dominance_table": "dominance table", "integer_durations": "integer durations",
+    "situation": "rank parameters", "known_cases": "dominance table", "whole_times": "integer durations",
     "told_errors": "error report", "stage_task": "stage call", "near_sums_": "sums in shared memory",
 }
 PATTERN = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(WORDS) + r")(?![A-Za-z0-9_])")
