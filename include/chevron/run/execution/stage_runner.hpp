@@ -139,7 +139,7 @@ class stage_runner {
 
   /// The gradient of the value of a declared loss, one number, for its stage's B or I.
   /// \param k which of the stage's losses
-  virtual at::Tensor loss_seed(operation const&, std::size_t /*k*/, double gradient) {
+  virtual at::Tensor loss_seed(operation const&, [[maybe_unused]] std::size_t k, double gradient) {
     return at::full({}, gradient, at::TensorOptions(at::kDouble).device(streams_->where()));
   }
 
