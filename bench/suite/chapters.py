@@ -469,7 +469,7 @@ median of {steps} steps. Ours runs on processes over Gloo, as PyTorch does, and 
 checks and gathers the gradients' norm.""",
         """What is left of it beside real computations, which hide most of either: the GPT below tells that. Four
 processes share the processors of this machine, so a runtime that computes more also waits more for its turn; on a
-core for each rank both would be faster. On GPUs, where launches count, see [gpu.md](gpu.md).""",
+core for each rank both would be faster. On GPUs, where launches count, see [GPUs](gpu.md).""",
         step_table,
         step_pictures,
         step_short,
@@ -487,7 +487,7 @@ times what a chunk keeps, from the plan alone. *Whole process* is its largest re
 where there is one.""",
         """What PyTorch's processes took in the first step already and keep, as 2.11's receive buffers of all
 microbatches: that is part of the whole process only. Where I and W are apart, what W still needs is kept beside the
-chunk, which the prediction leaves out. On a GPU an allocator that keeps blocks stands between; [memory.md](memory.md)
+chunk, which the prediction leaves out. On a GPU an allocator that keeps blocks stands between; [Memory](memory.md)
 tells what to do about memory.""",
         memory_table,
         memory_pictures,
