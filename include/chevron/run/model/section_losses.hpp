@@ -64,23 +64,23 @@ class section_losses {
 
   /// Whether one of a stage's losses was given.
   bool gave(std::size_t declared) const {
-    return std::any_of(given_.begin(), given_.end(), [&](given const& one) { return one.declared == declared; });
+    return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
   }
   /// Appends the losses' gradients to those of the outputs.
   /// \param seeds by declaration; undefined: the loss has no part in this microbatch
   void append_gradients(tensors const& seeds, tensors& output_gradients) const {
-    for (given const& one : given_) {
+    for (given_loss const& one : given_) {
       at::Tensor const& seed = seeds[one.declared];
       output_gradients.push_back(seed.defined() ? seed.to(one.dtype) : seed);
     }
   }
 
  private:
-  struct given {
+  struct given_loss {
     std::size_t declared;  // which of the stage's
     at::ScalarType dtype;
   };
-  std::vector<given> given_;  // in the order of the calls
+  std::vector<given_loss> given_;  // in the order of the calls
   tensors values_;            // with their graph, while the forward runs
 };
 
