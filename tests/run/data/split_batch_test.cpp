@@ -442,14 +442,15 @@ TEST_CASE("what cannot be weighed or cut says why") {
                        doctest::Contains("the program runs 2 microbatches a step, 1 were given"), usage_error);
   // The offsets of packed documents are no rows: three documents, four offsets.
   at::Tensor const offsets = at::tensor({0, 2, 5, 6});
+  auto const documents = make_batch(6, 3);
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
-                         train.step(chevron::batch{{at::randn({6, width})}, {at::randn({6, width})}, {{"offsets", offsets}}});
+                         train.step(chevron::batch{{documents.input}, {documents.target}, {{"offsets", offsets}}});
                        }),
                        doctest::Contains("side input `offsets` has 4 samples (dimension 0) but input 0 has 6. Remedy: as many in each; a "
                                          "number without dimensions, or a side input that is `whole`"),
                        usage_error);
   CHECK_NOTHROW(run([&](auto& train) {
-    train.step(chevron::batch{{at::randn({6, width})}, {at::randn({6, width})}, {{"offsets", offsets, true}}});
+    train.step(chevron::batch{{documents.input}, {documents.target}, {{"offsets", offsets, true}}});
   }));
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
                          train.step(std::vector<chevron::batch>{one, {}});
