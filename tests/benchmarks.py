@@ -104,6 +104,7 @@ for name in quoted:
 
 # Where PyTorch was measured with fused=True, too, its columns, ratios and the best of each say so.
 result = page.load(ROOT / "bench" / "results")["gpt"]
+result["values"] = {row: {side: of[side] for side in of if "fused" not in side} for row, of in result["values"].items()}
 chapter = next(c for c in CHAPTERS if c.name == "gpt")
 values = {row: {**of, "torch fused": [2 * v for v in of["torch"]]} for row, of in result["values"].items() if "torch" in of}
 label, fused = result["sides"]["torch"]["label"], {**result, "values": values}
