@@ -189,7 +189,8 @@ bool may_refuse(program const& p, std::string const& message) {
     return true;
   if (by_callable("drops units in evaluation", [](block const& b) { return b.name == "drop" || b.name == "enc"; })) return true;
   // An output that nobody uses has a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
-  return message.find("inplace") != std::string::npos && changes && rounds_as_cut(p);
+  // So with what comes behind a stage that only its own loss trains.
+  return message.find("inplace") != std::string::npos && changes && (rounds_as_cut(p) || gives_losses(p));
 }
 
 bool rounds_as_cut(program const& p) {

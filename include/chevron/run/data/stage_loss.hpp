@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,12 +48,12 @@ struct step_total {
   step_total(double of_model, std::vector<std::pair<std::string, double>> of_losses)
       : model(of_model), losses(std::move(of_losses)) {}
 
-  /// Of a loss with a weight of its own; 0: not given.
-  double of(std::string const& name) const {
+  /// Of a loss with a weight of its own; nothing where it was not given.
+  std::optional<double> of(std::string const& name) const {
     for (auto const& [known, total] : losses) {
       if (known == name) return total;
     }
-    return 0;
+    return {};
   }
   friend bool operator==(step_total const&, step_total const&) = default;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -42,10 +43,11 @@ class replica_counts {
     given_.assign(totals_.size(), false);
     given_[0] = is_known_;
     for (std::size_t k = 0; k < losses.size(); ++k) {
-      double const known = losses[k].weight ? given.of(losses[k].name) : given.model;
-      given_[1 + k] = known > 0 || replicas == 1;
+      std::optional<double> known = given.of(losses[k].name);
+      if (!losses[k].weight) known = given.model > 0 ? std::optional(given.model) : std::nullopt;
+      given_[1 + k] = known.has_value() || replicas == 1;
       is_known_ = is_known_ && given_[1 + k];
-      totals_[1 + k] = known > 0 ? known : cut.loss_counts(k);
+      totals_[1 + k] = known.value_or(cut.loss_counts(k));
       factors_[k] = losses[k].factor;
     }
   }
