@@ -1,9 +1,9 @@
 // prints: 10 losses the same in every bit as in a plain loop
-// A mixture of experts in each of three stages, each with a loss that spreads samples over its experts. docs/mixture-of-experts.md
-// explains it.
+// A mixture of experts in each of three stages, each with a loss that spreads samples over its experts.
+// docs/mixture-of-experts.md explains it.
 #include <ATen/ops/one_hot.h>
-#include <torch/nn/modules/loss.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/loss.h>
 #include <torch/optim/sgd.h>
 
 #include <chevron/run.hpp>
@@ -58,7 +58,8 @@ int train(int, char**) {
 
   chevron::run_threads(program, {}, [&](chevron::transport& comm) {
     auto const sgd = chevron::optimizer<torch::optim::SGD>(0.1);
-    chevron::trainer trainer({.program = program, .transport = comm, .stages = build_stage, .loss = nn::MSELoss(), .optimizer = sgd});
+    chevron::trainer trainer(
+        {.program = program, .transport = comm, .stages = build_stage, .loss = nn::MSELoss(), .optimizer = sgd});
     for (int step = 0; step < 10; ++step) {
       auto const report = trainer.step(x, y);
       if (comm.topology().global_rank != 0) continue;
@@ -86,8 +87,9 @@ int train(int, char**) {
     sgd.step();
     plain.push_back(sum);
   }
-  std::printf("loss %.6f, then %.6f\nbalance of %d stages %.4f, then %.4f\n10 losses %s in a plain loop\n", losses.front(), losses.back(), stages,
-              balances.front(), balances.back(), losses == plain ? "the same in every bit as" : "DIFFERENT from those");
+  std::printf("loss %.6f, then %.6f\nbalance of %d stages %.4f, then %.4f\n10 losses %s in a plain loop\n", losses.front(),
+              losses.back(), stages, balances.front(), balances.back(),
+              losses == plain ? "the same in every bit as" : "DIFFERENT from those");
   return losses == plain ? 0 : 1;
 }
 

@@ -16,7 +16,7 @@ WORDS = {  # what it was called: what the field calls it
     "schedule_news": "replan report", "length_news": "length report", "made_to_measure": "searched schedule",
     "actions_keeper": "flight recorder", "CHEVRON_RINGS": "flight logs", "write_rings": "flight logs",
     "situation": "rank parameters", "known_cases": "dominance table", "whole_times": "integer durations",
-    "told_errors": "error report", "stage_task": "stage call", "near_sums_": "sums in shared memory",
+    "telling_errors": "error report", "stage_task": "stage call", "near_sums_": "sums in shared memory",
 }
 PATTERN = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(WORDS) + r")(?![A-Za-z0-9_])")
 

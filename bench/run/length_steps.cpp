@@ -29,8 +29,8 @@
 #include <chevron/run/training/length_schedule.hpp>
 #include <chevron/schedule.hpp>
 
-#include "sampled_lengths.hpp"
 #include "job.hpp"
+#include "sampled_lengths.hpp"
 #include "sleeping.hpp"
 
 namespace {
@@ -87,7 +87,8 @@ outcome run(options const& wanted, bool ordered, bool planned, chevron::transpor
   std::int64_t from = 0;
   for (int step = 0; step < before + wanted.steps; ++step) {
     if (step == before) from = chevron::now_ns();
-    std::vector<double> lengths = bench::sampled_lengths(wanted.micro_batches, wanted.spread, static_cast<std::uint64_t>(step) + 1);
+    std::vector<double> lengths =
+        bench::sampled_lengths(wanted.micro_batches, wanted.spread, static_cast<std::uint64_t>(step) + 1);
     if (ordered) lengths = longest_in_the_middle(std::move(lengths));
     auto const news = planner ? planner->before_step(lengths) : std::nullopt;
     std::vector<chevron::batch> parts;

@@ -175,8 +175,7 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
     costs.communication_occupies = chevron::occupies::wire;
     return 1e-3 * (post_validation ? chevron::steady_step_time(plan, costs).most : chevron::makespan(plan, costs));
   };
-  double const predicted =
-      step_time({got.costs.forward.data, got.costs.backward_input.data, got.costs.backward_weight.data, 1});
+  double const predicted = step_time({got.costs.forward.data, got.costs.backward_input.data, got.costs.backward_weight.data, 1});
   std::vector<double> const slept(static_cast<std::size_t>(got.costs.stages()), wanted.milliseconds / plan.size.chunks);
   std::vector<double> input = slept;
   input[0] = 0;  // what goes into the first stage wants no gradient

@@ -16,11 +16,11 @@
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 
+#include "jitter.hpp"
 #include "links.hpp"
 #include "request.hpp"
 #include "shorter.hpp"
 #include "table.hpp"
-#include "jitter.hpp"
 
 namespace plan_program {
 namespace {

@@ -9,8 +9,8 @@
 #include <chevron/show/picture.hpp>
 #include <chevron/show/svg.hpp>
 
-#include "request.hpp"
 #include "flight_logs.hpp"
+#include "request.hpp"
 #include "table.hpp"
 #include "waits.hpp"
 
@@ -47,7 +47,8 @@ std::optional<chevron::plan> plan_in(flight_log const& of) {
   chevron::finding broken = read.plan.problem;
   if (!broken) broken = check(read.plan);
   if (!broken && (read.dialect != chevron::csv_dialect::compute_only || read.plan.size.ranks != of.pipeline_ranks)) {
-    throw usage("'" + of.file + "' holds a plan of another shape than it says: name files that a run with CHEVRON_FLIGHT_LOGS wrote");
+    throw usage("'" + of.file +
+                "' holds a plan of another shape than it says: name files that a run with CHEVRON_FLIGHT_LOGS wrote");
   }
   if (broken) {
     throw usage("'" + of.file + "' holds a plan that is none (" + describe(broken).str() +
@@ -287,8 +288,8 @@ std::string words_of(explained const& e) {
 chevron::show::picture picture_of(explained const& e) {
   if (!e.plan) {
     throw usage(
-        "no flight log holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words are "
-        "printed");
+        "no flight log holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words "
+        "are printed");
   }
   chevron::plan const& plan = *e.plan;
   int const ranks = plan.size.ranks;

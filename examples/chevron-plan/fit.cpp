@@ -166,13 +166,8 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
   cut line = cut_of(with, std::vector<bool>(static_cast<std::size_t>(stages), true), how.chunks, placed);
   bool const halves = line.problem.empty();
   if (!halves) line = of;
-  for (int s = 0; s < stages; ++s) {
-    auto const i = static_cast<std::size_t>(s);
-    if (how.recompute) line.costs.backward_input[i] += line.costs.forward[i];
-    if (halves) continue;
-    line.costs.backward_input[i] += line.costs.backward_weight[i];
-    line.costs.backward_weight[i] = 0;
-  }
+  if (how.recompute) recompute_all(line.costs);
+  if (!halves) line.costs = unsplit(line.costs.view(), stages);
   for (int limit = chevron::least_in_flight(placed); limit <= all; ++limit) {
     chevron::activation_limit const memory{static_cast<double>(limit), least_kept};
     double const time = chevron::bounds(placed, line.costs.view(), memory).makespan;

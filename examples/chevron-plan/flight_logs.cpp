@@ -174,9 +174,10 @@ std::vector<std::string> files_of(std::vector<std::string> const& named) {
     }
     if (wrong) throw usage("'" + plain(name) + "' cannot be read (" + wrong.message() + "): " + remedy);
     if (found.empty()) {
-      throw usage("'" + plain(name) +
-                  "' holds no rank-*.json: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed; ranks that were killed "
-                  "write none");
+      throw usage(
+          "'" + plain(name) +
+          "' holds no rank-*.json: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed; ranks that were killed "
+          "write none");
     }
     out.insert(out.end(), found.begin(), found.end());
   }
@@ -231,14 +232,16 @@ std::optional<chevron::action> action_of(std::string_view text) {
 }
 
 flight_logs read_flight_logs(std::vector<std::string> const& named) {
-  if (named.empty()) throw usage("no flight log given: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed, or files of it");
+  if (named.empty())
+    throw usage("no flight log given: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed, or files of it");
   std::vector<flight_log> all;
   for (std::string const& file : files_of(named)) {
     all.push_back(reader(file).read(text_of(file)));
     all.back().file = plain(file);
   }
-  auto const newest = std::max_element(
-      all.begin(), all.end(), [](flight_log const& a, flight_log const& b) { return a.written_on_the_wall() < b.written_on_the_wall(); });
+  auto const newest = std::max_element(all.begin(), all.end(), [](flight_log const& a, flight_log const& b) {
+    return a.written_on_the_wall() < b.written_on_the_wall();
+  });
   flight_logs out;
   out.by_rank.resize(static_cast<std::size_t>(newest->world()));
   std::int64_t const latest = newest->written_on_the_wall();

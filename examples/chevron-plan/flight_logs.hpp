@@ -63,7 +63,7 @@ struct flight_log {
 /// What was read, and what is to be said of what was not.
 struct flight_logs {
   std::vector<std::optional<flight_log>> by_rank;  ///< global rank
-  std::vector<std::string> remarks;          ///< on files that were left aside
+  std::vector<std::string> remarks;                ///< on files that were left aside
   flight_log const& any() const;
 };
 

@@ -284,7 +284,9 @@ int main(int argc, char** argv) {
 
   CLI::App& explain =
       *add("explain", "Say for which action of which rank a failed run waited, from what its ranks left", run_explain);
-  explain.add_option("flight_logs", asked.flight_logs, "the folder that CHEVRON_FLIGHT_LOGS named when the run failed, or files of it")
+  explain
+      .add_option("flight_logs", asked.flight_logs,
+                  "the folder that CHEVRON_FLIGHT_LOGS named when the run failed, or files of it")
       ->type_name("FOLDER|FILE.json");
   explain
       .add_option("--format", asked.format,

@@ -9,13 +9,12 @@
 #include <vector>
 
 #include <chevron/plan/costs.hpp>
-#include <chevron/plan/plan.hpp>
 #include <chevron/plan/owned_costs.hpp>
+#include <chevron/plan/plan.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/plan/sizes.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/text.hpp>
-
 
 namespace chevron::search {
 struct effort;
@@ -104,7 +103,7 @@ struct request {
   std::string output;
   std::string width;
   std::string colour = "auto";
-  std::vector<std::string> flight_logs;    ///< files and folders of `explain`
+  std::vector<std::string> flight_logs;  ///< files and folders of `explain`
   bool ranks_given = false;          ///< `--ranks` was typed; for a schedule from a file it then must agree
   bool micro_batches_given = false;  ///< the same of `--microbatches`
   bool communication_given = false;  ///< `--communication` was typed, which then stands instead of a profile's

@@ -15,12 +15,12 @@
 #include <chevron/show/text.hpp>
 
 #include "../common/placements.hpp"
+#include "jitter.hpp"
 #include "links.hpp"
 #include "memory.hpp"
 #include "request.hpp"
 #include "search_time.hpp"
 #include "table.hpp"
-#include "jitter.hpp"
 #include "within_memory.hpp"
 
 namespace plan_program {

@@ -49,8 +49,8 @@ struct gpt_size {
 };
 
 /// Which layers a stage holds. They are spread evenly, the front first, since the head weighs on the last stage. Up to two more
-/// stages than layers will do: then the head, and after it the embedding, are stages of their own. Between first and last a stage that
-/// `given` leaves without layers passes on what arrives.
+/// stages than layers will do: then the head, and after it the embedding, are stages of their own. Between first and last a stage
+/// that `given` leaves without layers passes on what arrives.
 /// \param given how many layers each stage holds; empty: as even as can be
 inline layer_cut cut_of(int layers, int stages, int stage, std::vector<int> const& given = {}) {
   if (given.empty() && stages > layers + 2) {

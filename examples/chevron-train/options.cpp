@@ -44,7 +44,8 @@ options read_options(int argc, char** argv) {
       "With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, a minute or two.\n"
       "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint, 8 a\n"
       "message changed on its way.\n"
-      "With CHEVRON_FLIGHT_LOGS=FOLDER in the environment ranks of a run that fails leave what they did last there, for chevron-plan "
+      "With CHEVRON_FLIGHT_LOGS=FOLDER in the environment ranks of a run that fails leave what they did last there, for "
+      "chevron-plan "
       "explain.");
   job_flags flags(app, o);
   flags.pipeline(/*automatic=*/true);

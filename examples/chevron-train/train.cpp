@@ -230,15 +230,14 @@ void compare_jobs(task const& what, transport& comm) {
 /// What must be the same for a resumed run to be the run that was interrupted.
 std::map<std::string, std::string> words_of(task const& what) {
   options const& o = what.options;
-  std::map<std::string, std::string> out{
-          {"seed", std::to_string(o.seed)},
-          {"samples a step", std::to_string(o.micro_batches * o.micro_batch_size * o.replicas)},
-          {"context", std::to_string(o.model.context)},
-          {"layers", std::to_string(o.model.layers)},
-          {"width", std::to_string(o.model.width)},
-          {"heads", std::to_string(o.model.heads)},
-          {"dtype", name_of(o.precision)},
-          {"data", told_of_text(what)}};
+  std::map<std::string, std::string> out{{"seed", std::to_string(o.seed)},
+                                         {"samples a step", std::to_string(o.micro_batches * o.micro_batch_size * o.replicas)},
+                                         {"context", std::to_string(o.model.context)},
+                                         {"layers", std::to_string(o.model.layers)},
+                                         {"width", std::to_string(o.model.width)},
+                                         {"heads", std::to_string(o.model.heads)},
+                                         {"dtype", name_of(o.precision)},
+                                         {"data", told_of_text(what)}};
   if (o.model.experts > 1) out["experts"] = std::to_string(o.model.experts);
   return out;
 }

@@ -154,8 +154,8 @@ std::string step_lines::line(told_step const& r) const {
   double const tps = tokens_ / seconds_ / r.ranks;
   std::snprintf(text, sizeof text,
                 "step: %*ld  loss: %8.5f%s  grad_norm: %8.4f  memory: %5.2fGiB(%.2f%%)  tps: %s  tflops: %.2f  bubble: %4.1f%%",
-                digits, r.step, r.loss, losses.c_str(), r.grad_norm, memory.gibibytes, 100 * memory.share, grouped(std::llround(tps)).c_str(),
-                tps * r.flops_per_token * 1e-12, 100 * bubble_seconds_ / seconds_);
+                digits, r.step, r.loss, losses.c_str(), r.grad_norm, memory.gibibytes, 100 * memory.share,
+                grouped(std::llround(tps)).c_str(), tps * r.flops_per_token * 1e-12, 100 * bubble_seconds_ / seconds_);
   return text;
 }
 

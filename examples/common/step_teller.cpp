@@ -57,18 +57,18 @@ void step_teller::tell(step_report const& report) {
   loading_.erase(report.step);
   if (!lines_) return;
   told_step line_of{.step = report.step,
-                          .loss = report.loss,
-                          .losses = {},
-                          .grad_norm = report.grad_norm,
-                          .learning_rate = report.learning_rate,
-                          .seconds = report.seconds + loading,
-                          .loading_seconds = loading,
-                          .tokens = tokens_,
-                          .tokens_seen = static_cast<double>(report.step) * tokens_,
-                          .ranks = here_.world(),
-                          .flops_per_token = flops_per_token_,
-                          .bubble = report.bubble,
-                          .device_memory = report.memory};
+                    .loss = report.loss,
+                    .losses = {},
+                    .grad_norm = report.grad_norm,
+                    .learning_rate = report.learning_rate,
+                    .seconds = report.seconds + loading,
+                    .loading_seconds = loading,
+                    .tokens = tokens_,
+                    .tokens_seen = static_cast<double>(report.step) * tokens_,
+                    .ranks = here_.world(),
+                    .flops_per_token = flops_per_token_,
+                    .bubble = report.bubble,
+                    .device_memory = report.memory};
   for (stage_loss_value const& one : report.losses) line_of.losses.emplace_back(one.name, one.value);
   lines_->show(line_of);
   metrics_->write(line_of);

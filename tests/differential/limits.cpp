@@ -195,8 +195,8 @@ bool may_refuse(program const& p, std::string const& message) {
 
 bool rounds_as_cut(program const& p) {
   if (changes_a_view_behind_its_cut(p)) return true;
-  // A node draws by its number in its part. Behind a cut a tensor without a gradient (detached, or of a stage that only its own loss
-  // trains) is followed, too, and operations on it have nodes.
+  // A node draws by its number in its part. Behind a cut a tensor without a gradient (detached, or of a stage that only its own
+  // loss trains) is followed, too, and operations on it have nodes.
   if (any_block(p, [](auto const&, block const& b) { return b.name == "det" || gives_loss(b); }) &&
       any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
     return true;

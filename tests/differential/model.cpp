@@ -122,8 +122,8 @@ flow flow_after(flow f, block const& b) {
     f.what = kind::sequence;
   } else if (n == "cl") {
     needs(f.what == kind::image);
-  } else if (!one_of({"aux", "drop", "tanh", "gelu", "sig", "relu", "relu_", "add_", "mul_", "part_", "dbl2", "soft", "sort", "cont",
-                      "cols", "gaps", "noise"})) {
+  } else if (!one_of({"aux", "drop", "tanh", "gelu", "sig", "relu", "relu_", "add_", "mul_", "part_", "dbl2", "soft", "sort",
+                      "cont", "cols", "gaps", "noise"})) {
     throw meaningless("there is no block `" + n + "`");
   }
   needs(f.others <= 4);

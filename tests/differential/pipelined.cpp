@@ -16,10 +16,10 @@
 #include <chevron/prove/check.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include "../support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
+#include "../support/host_streams.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -123,7 +123,8 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
   for (block const& b : text.blocks) {
     if (!gives_loss(b)) continue;
     auto const counts = [](chevron::batch const& part) { return part.targets[0].select(1, 2).gt(0).sum().item<double>(); };
-    b.has("own") ? made.losses({{.name = "own", .factor = 0.5, .weight = counts}}) : made.losses({{.name = "aux", .factor = 0.3}});
+    b.has("own") ? made.losses({{.name = "own", .factor = 0.5, .weight = counts}})
+                 : made.losses({{.name = "aux", .factor = 0.3}});
   }
   for (auto const& [word, value] : tied_of(p, number, pieces)) {
     for (chevron::parameter const& q : made.parameters()) {
@@ -189,8 +190,7 @@ chevron::batch batch_of(job const& j, chevron::transport& comm, samples const& o
   auto const plan = j.plan.view();
   int const rank = comm.topology().pipeline_rank();
   bool const less = p.has("less") && !gives_losses(p);
-  bool const first = !less || rank == plan.rank_of_stage(0),
-             last = !less || rank == plan.rank_of_stage(plan.stages - 1);
+  bool const first = !less || rank == plan.rank_of_stage(0), last = !less || rank == plan.rank_of_stage(plan.stages - 1);
   chevron::batch out;
   if (first) out.inputs = {of.input};
   if (last) out.targets = {of.target};

@@ -59,15 +59,14 @@ int program::micro_batches() const { return std::atoi(plan_part(*this, 2).c_str(
 
 bool gives_loss(block const& b) { return b.name == "aux" && !b.has("frozen"); }
 bool gives_losses(program const& p) {
-  return std::any_of(p.stages.begin(), p.stages.end(), [](stage_text const& s) {
-    return std::any_of(s.blocks.begin(), s.blocks.end(), gives_loss);
-  });
+  return std::any_of(p.stages.begin(), p.stages.end(),
+                     [](stage_text const& s) { return std::any_of(s.blocks.begin(), s.blocks.end(), gives_loss); });
 }
 
 bool learns(block const& b) {
-  static std::set<std::string> const those{"lin", "lin3", "res", "lstm", "gru", "mha", "enc", "conv1", "conv2", "ln",  "gn",
-                                           "bn",  "in",   "emb", "bag",  "img", "fn2", "pen", "cplx",  "idle",  "eff", "hook",
-                                           "aux"};
+  static std::set<std::string> const those{"lin",   "lin3", "res",  "lstm", "gru", "mha",  "enc", "conv1",
+                                           "conv2", "ln",   "gn",   "bn",   "in",  "emb",  "bag", "img",
+                                           "fn2",   "pen",  "cplx", "idle", "eff", "hook", "aux"};
   return those.contains(b.name) || (b.name == "rep" && b.has("scaled"));
 }
 

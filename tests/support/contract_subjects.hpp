@@ -12,11 +12,11 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include "host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include "host_streams.hpp"
 
 #include "support/thread_ranks.hpp"
 

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/core/error.hpp>
+#include "host_streams.hpp"
 
 #include <doctest/doctest.h>
 

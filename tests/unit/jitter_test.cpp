@@ -11,9 +11,9 @@
 
 using namespace chevron;
 using search::difference;
-using search::sampled_lengths;
-using search::quantile;
 using search::duration_sample;
+using search::quantile;
+using search::sampled_lengths;
 
 namespace {
 

@@ -1,5 +1,5 @@
-#include <algorithm>
 #include <doctest/doctest.h>
+#include <algorithm>
 
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/schedule.hpp>

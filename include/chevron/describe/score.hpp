@@ -81,7 +81,8 @@ constexpr void play(token<What> item, rank_parameters const&, bound_token* out, 
   count = while_work_is_left;
 }
 template <kind ForwardHalf, kind BackwardHalf>
-constexpr void play(fused<ForwardHalf, BackwardHalf> item, rank_parameters const& s, bound_token* out, int& used, int& count, bool) {
+constexpr void play(fused<ForwardHalf, BackwardHalf> item, rank_parameters const& s, bound_token* out, int& used, int& count,
+                    bool) {
   out[used].pairs = true;
   play(item.forward_half, s, out, used, count, false);
   play(item.backward_half, s, out, used, count, false);

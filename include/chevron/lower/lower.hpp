@@ -281,7 +281,7 @@ class program_writer {
   receive_posts posts_;
   buffer<std::uint16_t> activation_, receive_slot_;  // by cell, by message
   buffer<bool> done_once_;                           // by cell: one of two has read its activation slot for the last time
-  // Of one rank at a time: what is touched beside the program stays small, and so warm from one plan to the next.
+  // Scratch memory for one rank. Reused for every rank, so that it stays in the cache.
   buffer<std::uint16_t> free_activation_, free_send_;
   slot_pool activation_pool_{}, send_pool_{};
   // Receive slots are shared only among microbatches of one stage and direction: a chain of free slots for each.

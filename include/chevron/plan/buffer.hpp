@@ -29,10 +29,10 @@ struct buffer {
   }
   /// Copies the elements of a contiguous container of the standard library.
   template <class Container>
-    requires requires(Container const& from) {
-      static_cast<int>(from.size());
-      from.data()[0];
-    }
+  requires requires(Container const& from) {
+    static_cast<int>(from.size());
+    from.data()[0];
+  }
   constexpr buffer(Container const& from) : buffer(static_cast<int>(from.size())) {
     for (int i = 0; i < count; ++i) data[i] = from.data()[i];
   }

@@ -100,7 +100,7 @@ inline timeline simulate_sampled(plan_view const& plan, sampled_costs const& cos
 
 /// How long a step of a lawful plan is in each draw, in the costs' unit.
 inline std::vector<double> sampled_lengths(plan_view const& plan, cost_view const& costs, jitter const& how,
-                                         objective goal = objective::makespan) {
+                                           objective goal = objective::makespan) {
   std::vector<double> out;
   for (int draw = 0; draw < how.draws; ++draw) {
     double longest = 0;
@@ -133,7 +133,9 @@ struct sampled_figures {
   double spread = 0;  ///< from what one step of ten stays below to what nine of ten do
 
   explicit sampled_figures(std::vector<double> const& lengths)
-      : median(quantile(lengths, 0.5)), p90(quantile(lengths, target_percentile)), spread(p90 - quantile(lengths, 1 - target_percentile)) {}
+      : median(quantile(lengths, 0.5)),
+        p90(quantile(lengths, target_percentile)),
+        spread(p90 - quantile(lengths, 1 - target_percentile)) {}
 };
 
 /// By how much one plan's 90th percentile is above another's, over the same draws.

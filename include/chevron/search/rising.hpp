@@ -98,7 +98,7 @@ class rising_search {
       take(copy_of(published_.shortest), published_.shortest_length);
     result_.stopped = watch_.stopped();
     if (result_.stopped && at_once_.exists()) {
-      // Where the way up would have come to the limit itself, it would have found these orders there.
+      // An ascent that would have reached this limit would have considered these orders, too.
       while (limit < most_) limit = next_limit(limit, stages);
       bool const on_the_way = limit == most_ && is_shorter(at_once_.shortest_length);
       if (result_.length == 0 || on_the_way) take(copy_of(at_once_.shortest), at_once_.shortest_length);
@@ -291,8 +291,9 @@ class rising_search {
   int count_here_ = 0;
   refutation refuted_at_limit_, refuted_below_;
   // Each line goes on from its own best, since the shorter order to begin with is not always the better one: orders of the
-  // catalogue and the rule, list schedules, and, where memory is short, periodic orders. Spans with room for all of a microbatch's
-  // chunks on each rank have a fourth line: gaps decide their length, and orders without gaps have most left to gain.
+  // catalogue and the rule, list schedules, and, where memory is short, periodic orders. Spans with room for all of a
+  // microbatch's chunks on each rank have a fourth line: gaps decide their length, and orders without gaps have most left to
+  // gain.
   ascent published_line_, listed_line_, periodic_line_, eager_line_;
   // The next limits of the eager line: 1, 1.5, 2, 3, 4, 6 … times the stages.
   int roomy_ = asked_.where.stages, roomier_ = asked_.where.stages + asked_.where.stages / 2;

@@ -182,7 +182,8 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
     plan made = to_begin_with(expand(one, placed.size), asked.costs);
     if (!known.consider(made, one.name)) return;
     std::vector<double> lengths = drawn(made);
-    if (!out.published_drawn.empty() && quantile(lengths, target_percentile) >= quantile(out.published_drawn, target_percentile)) return;
+    if (!out.published_drawn.empty() && quantile(lengths, target_percentile) >= quantile(out.published_drawn, target_percentile))
+      return;
     out.published = std::move(made);
     out.published.name = one.name;
     out.published_length = length_of(asked.goal, out.published, asked.costs);

@@ -61,7 +61,7 @@ class steady_order : public period_order {
   }
 
  private:
-  // Whatever comes to an end does so sooner, as far as was seen; three times as many rounds find the same orders.
+  // Repairs that converge did so within fewer rounds; three times as many gave the same orders.
   static constexpr int rounds_to_settle = 4;
   // One round is too few for orders of many microbatches.
   static constexpr int rounds_of_a_change = 2;

@@ -71,7 +71,7 @@ namespace detail {
 /// Three questions on which the rule of thumb has no opinion; all eight answers are tried.
 struct zero_bubble_choice {
   bool stop_short;   ///< warm-up: no forward that would end after the first gradient has arrived
-  bool defer;    ///< steady: a rank two forwards ahead of the next one may leave a round out
+  bool defer;        ///< steady: a rank two forwards ahead of the next one may leave a round out
   bool fill_partly;  ///< a wait shorter than a W gets one even where another rank has idled more
 };
 

@@ -12,8 +12,8 @@
 #include <c10/core/Storage.h>
 
 #include <chevron/plan/forward_part.hpp>
-#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
+#include "support/host_streams.hpp"
 
 namespace {
 

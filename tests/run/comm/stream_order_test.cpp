@@ -7,10 +7,10 @@
 #include <memory>
 #include <tuple>
 
+#include <chevron/run/comm/streams/stream_transport.hpp>
 #include "accelerator/check_streams.hpp"
 #include "accelerator/stream_order.hpp"
 #include "support/host_streams.hpp"
-#include <chevron/run/comm/streams/stream_transport.hpp>
 
 namespace {
 

@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
+#include "support/host_streams.hpp"
 
 using host_transport = chevron::stream_transport<chevron::host_streams>;
 using std::chrono::milliseconds;

@@ -443,12 +443,13 @@ TEST_CASE("what cannot be weighed or cut says why") {
   // The offsets of packed documents are no rows: three documents, four offsets.
   at::Tensor const offsets = at::tensor({0, 2, 5, 6});
   auto const documents = make_batch(6, 3);
-  CHECK_THROWS_WITH_AS(run([&](auto& train) {
-                         train.step(chevron::batch{{documents.input}, {documents.target}, {{"offsets", offsets}}});
-                       }),
-                       doctest::Contains("side input `offsets` has 4 samples (dimension 0) but input 0 has 6. Remedy: as many in each; a "
-                                         "number without dimensions, or a side input that is `whole`"),
-                       usage_error);
+  CHECK_THROWS_WITH_AS(
+      run([&](auto& train) {
+        train.step(chevron::batch{{documents.input}, {documents.target}, {{"offsets", offsets}}});
+      }),
+      doctest::Contains("side input `offsets` has 4 samples (dimension 0) but input 0 has 6. Remedy: as many in each; a "
+                        "number without dimensions, or a side input that is `whole`"),
+      usage_error);
   CHECK_NOTHROW(run([&](auto& train) {
     train.step(chevron::batch{{documents.input}, {documents.target}, {{"offsets", offsets, true}}});
   }));

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include <chevron/run/comm/gloo/run_processes.hpp>
-#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/show/csv/csv_read.hpp>
+#include "support/host_streams.hpp"
 
 #include <doctest/doctest.h>
 

@@ -6,10 +6,10 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
-#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
 #include <chevron/run/trace/allocator_stats.hpp>
+#include "support/host_streams.hpp"
 
 #include <doctest/doctest.h>
 
@@ -189,7 +189,8 @@ TEST_CASE("losses of stages, whose weights change from step to step, and targets
         .losses({{.name = "size", .factor = 0.1}, {.name = "ahead", .factor = 2, .weight = counts}});
   };
   for (char const* const name : {"1F1B", "ZB-H1", "ZBVZeroBubble"})
-    check_launched_from(compared(name, 2, 2, 3, {.build = build, .options = {.scaling = chevron::loss_scaling{.initial = 64}}}), 3);
+    check_launched_from(compared(name, 2, 2, 3, {.build = build, .options = {.scaling = chevron::loss_scaling{.initial = 64}}}),
+                        3);
   check_launched_from(compared("DualPipeV", 2, 1, 6, {.build = build, .options = {.overlap_pairs = true}}), 3);
 }
 
@@ -263,10 +264,8 @@ TEST_CASE("what cannot be captured is said in words, and trains as it would have
                  at::manual_seed(200 + s);
                  return chevron::stage(torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Dropout(0.2)));
                }});
-  CHECK(drawing.why_not[0].back() ==
-        "stage 0 draws random numbers, and each step has seeds of its own");
-  CHECK(drawing.why_not[1].back() ==
-        "stage 1 draws random numbers, and each step has seeds of its own");
+  CHECK(drawing.why_not[0].back() == "stage 0 draws random numbers, and each step has seeds of its own");
+  CHECK(drawing.why_not[1].back() == "stage 1 draws random numbers, and each step has seeds of its own");
 
   auto const looking = [](int number) {
     torch::nn::Linear inner(width, width);

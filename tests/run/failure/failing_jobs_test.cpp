@@ -26,9 +26,9 @@
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/launch/run_main.hpp>
+#include "support/host_streams.hpp"
 
 #include <doctest/doctest.h>
 

@@ -93,7 +93,8 @@ TEST_CASE("a record without room grows, and two steps back is forgotten") {
 TEST_CASE("a file holds the plan, the actions, the failure and the wait") {
   rings_in const here;
   chevron::detail::flight_recorder const keeper(second, two, record());
-  chevron::detail::last_failed_wait = {1, lost, {.peer = 0, .what = make_action(kind::receive_forward, 1, 1), .step = 7}, now_ns()};
+  chevron::detail::last_failed_wait = {
+      1, lost, {.peer = 0, .what = make_action(kind::receive_forward, 1, 1), .step = 7}, now_ns()};
   chevron::detail::write_flight_logs({.reason = "not this one"}, 1);
   chevron::detail::last_failed_wait = {};
   json const flight_log = here.read(1);
@@ -151,8 +152,8 @@ TEST_CASE("a file stays small, whatever is to be told") {
   long_step->reserve(20000);
   long_step->begin_step(1);
   for (int i = 0; i < 20000; ++i) long_step->ends(long_step->add(f0));
-  chevron::detail::kept_actions const kept{second,   "1F1B", {2, 65535, 1}, false, std::string(std::size_t{600} << 10, '0') + "\n",
-                                  long_step};
+  chevron::detail::kept_actions const kept{
+      second, "1F1B", {2, 65535, 1}, false, std::string(std::size_t{600} << 10, '0') + "\n", long_step};
   std::string const text = chevron::detail::flight_log_text(kept, {.reason = std::string(1 << 20, '\x01')}, nullptr);
   CHECK(text.size() < (std::size_t{1} << 20));
   CHECK(json::parse(text)["left_out"] == 20000 - 4096);

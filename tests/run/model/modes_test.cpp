@@ -23,8 +23,8 @@
 #include <chevron/lower/lower.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/run.hpp>
-#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
+#include "support/host_streams.hpp"
 
 namespace nn = torch::nn;
 using chevron::transport;

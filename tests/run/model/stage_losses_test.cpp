@@ -52,8 +52,7 @@ chevron::stage build_gated(int number) {
   if (number != predicting) return chevron::stage(module).losses({{.name = "balance", .factor = balance_factor}});
   return chevron::stage(module, [module](at::Tensor x, at::Tensor target) { return module->forward_with(x, target); })
       .targets()
-      .losses({{.name = "balance", .factor = balance_factor},
-               {.name = "ahead", .factor = ahead_factor, .weight = count_ahead}});
+      .losses({{.name = "balance", .factor = balance_factor}, {.name = "ahead", .factor = ahead_factor, .weight = count_ahead}});
 }
 
 using microbatches = std::vector<chevron::batch>;
@@ -93,7 +92,7 @@ struct totals {
 };
 
 struct trained {
-  std::vector<tensors> parameters;       // by stage
+  std::vector<tensors> parameters;     // by stage
   std::vector<double> balance, ahead;  // by step
 };
 
@@ -277,8 +276,9 @@ TEST_CASE("a batch gives the same gradients in any number of microbatches") {
       chevron::add_loss("size", x.square().mean());
       return x;
     };
-    return chevron::stage(layer, give).targets().losses(
-        {{.name = "ahead", .factor = 2, .weight = count_ahead}, {.name = "size", .factor = 0.1}});
+    return chevron::stage(layer, give)
+        .targets()
+        .losses({{.name = "ahead", .factor = 2, .weight = count_ahead}, {.name = "size", .factor = 0.1}});
   };
   auto const data = make_batch(16, 5);
   std::optional<tensors> first;
@@ -353,8 +353,8 @@ TEST_CASE("a loss that is not finite is named, with its stage") {
                           })
         .losses({{.name = "odd"}});
   };
-  CHECK_THROWS_WITH_AS(step_of(build, some_batch()), doctest::Contains("loss `odd` of stage 1 is not finite; no parameter was changed"),
-                       chevron::error);
+  CHECK_THROWS_WITH_AS(step_of(build, some_batch()),
+                       doctest::Contains("loss `odd` of stage 1 is not finite; no parameter was changed"), chevron::error);
 }
 
 TEST_CASE("a loss that nothing would be learned by, and a declaration that is not kept, say why") {
@@ -375,10 +375,11 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
   auto const nothing = [](at::Tensor const&) {};
   auto const cut_off = [](at::Tensor const& x) { chevron::add_loss("one", x.detach().mean()); };
   CHECK_NOTHROW(step_of(with(one, {{.name = "one"}}), some_batch()));
-  CHECK_THROWS_WITH_AS(step_of(with(one, {}), some_batch()),
-                       doctest::Contains("stage 1 threw: it gives loss `one`, which it does not declare. Remedy: .losses({{.name = "
-                                         "\"one\"}}) of the stage that is built"),
-                       chevron::error);
+  CHECK_THROWS_WITH_AS(
+      step_of(with(one, {}), some_batch()),
+      doctest::Contains("stage 1 threw: it gives loss `one`, which it does not declare. Remedy: .losses({{.name = "
+                        "\"one\"}}) of the stage that is built"),
+      chevron::error);
   CHECK_THROWS_WITH_AS(step_of(with(nothing, {{.name = "one"}}), some_batch()),
                        doctest::Contains("stage 1 threw: it declares loss `one`, and its forward gave none. Remedy: "
                                          "chevron::add_loss(\"one\", value) in the forward, or a weight of 0"),
@@ -388,9 +389,8 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
                        doctest::Contains("stage 1 threw: loss `one` depends on no parameter that is trained: nothing would be "
                                          "learned by it"),
                        chevron::error);
-  CHECK_THROWS_WITH_AS(
-      step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return -1.; }}}), some_batch()),
-      doctest::Contains("microbatch 0 was weighed as -1.000000: a weight is a number from 0"), chevron::error);
+  CHECK_THROWS_WITH_AS(step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return -1.; }}}), some_batch()),
+                       doctest::Contains("microbatch 0 was weighed as -1.000000: a weight is a number from 0"), chevron::error);
   CHECK_THROWS_WITH_AS(step_of(with(one, {{.name = "one"}}), some_batch(), chevron::batch{}),
                        doctest::Contains("stage 1 threw: loss `one` weighs what its microbatch counts in the step, and this "
                                          "rank was not given what tells"),
@@ -398,16 +398,18 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
   CHECK_THROWS_WITH_AS(
       step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return 1.; }}}), some_batch(), {},
               chevron::step_total{4, {{"one", 3.}}}),
-      doctest::Contains("the microbatches count 2 in loss `one` of stage 1, but each was taken for a share of 3: give step() what "
-                        "they count over all replicas, accumulated batches included"),
+      doctest::Contains(
+          "the microbatches count 2 in loss `one` of stage 1, but each was taken for a share of 3: give step() what "
+          "they count over all replicas, accumulated batches included"),
       chevron::error);
   auto const two_factors = [&](int s) {
     return chevron::stage(torch::nn::Linear(width, width)).losses({{.name = "one", .factor = 1. + s}});
   };
-  CHECK_THROWS_WITH_AS(step_of(two_factors, some_batch()),
-                       doctest::Contains("loss `one` has the factor 1 on stage 0 and 2 on stage 1. Remedy: one factor, or another "
-                                         "name"),
-                       chevron::error);
+  CHECK_THROWS_WITH_AS(
+      step_of(two_factors, some_batch()),
+      doctest::Contains("loss `one` has the factor 1 on stage 0 and 2 on stage 1. Remedy: one factor, or another "
+                        "name"),
+      chevron::error);
   CHECK_THROWS_WITH_AS(
       step_of([](int s) { return build_gated(s).losses({}); }, some_batch(), chevron::batch{some_batch().inputs, {}}),
       doctest::Contains("this rank was given none"), chevron::error);
@@ -422,14 +424,17 @@ TEST_CASE("a stage's declaration, and add_loss outside of a trainer") {
                        chevron::usage_error);
   CHECK_THROWS_WITH_AS(chevron::stage(layer).losses({{.name = "a", .factor = NAN}}), "the factor of loss `a` is nan",
                        chevron::usage_error);
-  auto const both = chevron::in_sequence({chevron::stage(layer).losses({{.name = "a"}}), chevron::stage(layer).losses({{.name = "b"}, {.name = "a"}})});
+  auto const both = chevron::in_sequence(
+      {chevron::stage(layer).losses({{.name = "a"}}), chevron::stage(layer).losses({{.name = "b"}, {.name = "a"}})});
   CHECK(both.losses().size() == 2);
 
   at::Tensor const x = at::ones({2, 2}).requires_grad_();
-  CHECK_THROWS_WITH_AS(chevron::add_loss("a", x), "loss `a` must be one number, the mean over the microbatch, not a tensor of 4 elements",
+  CHECK_THROWS_WITH_AS(chevron::add_loss("a", x),
+                       "loss `a` must be one number, the mean over the microbatch, not a tensor of 4 elements",
                        chevron::usage_error);
-  CHECK_THROWS_WITH_AS(chevron::add_loss("a", x.sum()), doctest::Contains("loss `a` was given outside of a trainer's step, and would be "
-                                                                          "lost. Remedy: a chevron::collected_losses around the forward"),
+  CHECK_THROWS_WITH_AS(chevron::add_loss("a", x.sum()),
+                       doctest::Contains("loss `a` was given outside of a trainer's step, and would be "
+                                         "lost. Remedy: a chevron::collected_losses around the forward"),
                        chevron::usage_error);
   CHECK_NOTHROW(chevron::add_loss("a", at::ones({})));
   {

@@ -10,8 +10,8 @@
 #include <doctest/doctest.h>
 
 using namespace small_model;
-using chevron::length_report;
 using chevron::length_options;
+using chevron::length_report;
 using chevron::profile;
 
 namespace {

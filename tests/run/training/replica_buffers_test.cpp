@@ -4,8 +4,8 @@
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include "support/host_streams.hpp"
 #include <chevron/run/comm/streams/stream_transport.hpp>
+#include "support/host_streams.hpp"
 
 #include <torch/nn/modules/batchnorm.h>
 

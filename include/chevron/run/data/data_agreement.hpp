@@ -93,8 +93,8 @@ class tensor_marks {
 inline constexpr char const* targets_taken = "";
 
 /// The comparison. Inputs matter on the rank of stage 0, targets on that of the last stage and of stages that ask for them, and
-/// that they belong together is seen only where both ranks have both. Extras matter on each rank that takes them. What a rank does not use, or was not
-/// given, is not compared.
+/// that they belong together is seen only where both ranks have both. Extras matter on each rank that takes them. What a rank
+/// does not use, or was not given, is not compared.
 ///
 /// Numbers for it go with a gather that is made anyway. Where nothing is to be compared their room stays 0.
 class data_agreement {

@@ -254,8 +254,12 @@ class split_batch {
     double weight = 0;  ///< the share of the mean over the step
     double factor = 0;  ///< of the loss in what the step minimizes
   };
-  /// \param k which of the losses that `weigh_losses` was given; without it each has a share of 1
-  loss_share loss(std::size_t k, int m) const { return k < of(m).losses.size() ? of(m).losses[k] : loss_share{1, 1, 1}; }
+  /// \param k which of the losses that `weigh_losses` was given; before it a microbatch's counts are not known
+  loss_share loss(std::size_t k, int m) const { return k < of(m).losses.size() ? of(m).losses[k] : loss_share{unknown, 0, 0}; }
+  /// Takes over the shares that another batch's microbatches have in losses.
+  void share_losses_as(split_batch const& other) {
+    for (std::size_t m = 0; m < parts_.size(); ++m) parts_[m].losses = other.parts_[m].losses;
+  }
   /// The gradient of such a loss's value.
   double loss_gradient(std::size_t k, int m) const {
     loss_share const one = loss(k, m);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,8 +32,8 @@ namespace chevron {
 struct stage_loss {
   std::string name;
   double factor = 1;
-  /// The number of tokens, samples or the like that a microbatch counts in this loss, whose value is a mean over them. A microbatch
-  /// of 0 has no part in it. Empty: the microbatch counts as in the model's loss.
+  /// The number of tokens, samples or the like that a microbatch counts in this loss, whose value is a mean over them. A
+  /// microbatch of 0 has no part in it. Empty: the microbatch counts as in the model's loss.
   loss_weight_function weight = {};
 };
 
@@ -58,8 +59,8 @@ struct step_total {
   friend bool operator==(step_total const&, step_total const&) = default;
 };
 
-/// Collects the losses that `add_loss` gives on this thread while it lives. Trainers and evaluators have collectors of their own;
-/// this is for plain loops:
+/// Collects, while it lives, the losses that `add_loss` gives on this thread. Trainers and evaluators make collectors themselves;
+/// a plain loop makes its own:
 ///
 ///     chevron::collected_losses given;
 ///     at::Tensor const y = block->forward(x);
@@ -108,7 +109,7 @@ class collected_losses {
 ///     chevron::add_loss("balance", share.mean(0).square().sum());
 ///
 /// \param loss a tensor of one element: the mean over what the microbatch counts
-/// \throws usage_error for a loss of several elements, and for one that would be lost, as neither trainer nor collector is there
+/// \throws usage_error for a loss of several elements, and, outside of trainers and collectors, for a loss that needs a gradient
 inline void add_loss(std::string name, at::Tensor const& loss) {
   if (loss.numel() != 1) {
     throw usage_error("loss `" + name + "` must be one number, the mean over the microbatch, not a tensor of " +
@@ -116,9 +117,10 @@ inline void add_loss(std::string name, at::Tensor const& loss) {
   }
   if (collected_losses* const here = collected_losses::current()) return here->add(std::move(name), loss);
   if (at::GradMode::is_enabled() && loss.requires_grad()) {
-    throw usage_error("loss `" + name +
-                      "` was given outside of a trainer's step, and would be lost. Remedy: a chevron::collected_losses around the "
-                      "forward, whose sums are terms of the loss");
+    throw usage_error(
+        "loss `" + name +
+        "` was given outside of a trainer's step, and would be lost. Remedy: a chevron::collected_losses around the "
+        "forward, whose sums are terms of the loss");
   }
 }
 
@@ -127,6 +129,7 @@ namespace detail {
 /// A loss of a stage of this rank.
 struct rank_loss : stage_loss {
   int stage = 0;
+  std::size_t index = 0;  ///< among the losses that the stage declares
 };
 
 }  // namespace detail

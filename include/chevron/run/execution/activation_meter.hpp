@@ -16,8 +16,8 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
-#include <chevron/run/model/storage_set.hpp>
 #include <chevron/run/model/storage_recorder.hpp>
+#include <chevron/run/model/storage_set.hpp>
 #include <chevron/run/trace/measured_bytes.hpp>
 
 /// \file
@@ -26,9 +26,9 @@
 namespace chevron {
 
 /// Counts over one run of a training program, on any device. What a stage is given and what operators give in F
-/// (storage_recorder.hpp) was held for the microbatch if it is still there when F is over, and gone when its B or W is: each piece
-/// of memory once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
-/// count.
+/// (storage_recorder.hpp) was held for the microbatch if it is still there when F is over, and gone when its B or W is: each
+/// piece of memory once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do
+/// not count.
 ///
 /// So that others do not hold what is asked about, a stage gets its inputs under storages of their own over the same memory,
 /// and hands on copies of outputs that its graph has saved, too. Values and layouts are the same, and so is every bit.

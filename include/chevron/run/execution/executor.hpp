@@ -30,7 +30,7 @@ namespace chevron {
 
 /// What came of a run. It belongs to the executor, and lasts until the next run.
 struct run_result {
-  stage_runner const& ran;
+  stage_runner const& ran;        ///< its slots hold the values of stages' losses
   tensors const& losses;          ///< mean loss of each microbatch; undefined without the last stage, and where there is no loss
   std::vector<tensors>& outputs;  ///< by microbatch, the last stage's: of a program that only runs forward, without a loss
   rank_trace const& trace;        ///< what was done and when

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -127,9 +126,9 @@ class graph_runner final : public stage_runner {
         for (parameter const& p : *list) now.memory.push_back(p.value.defined() ? p.value.const_data_ptr() : nullptr);
       }
     }
-    run_mode const mode = batch.any_counts_nothing()   ? state_.not_now("a microbatch of this step counts nothing")
-                          : batch.any_unknown() ? state_.not_now("this rank was not given what microbatches count")
-                                                       : state_.next(std::move(now));
+    run_mode const mode = batch.any_counts_nothing() ? state_.not_now("a microbatch of this step counts nothing")
+                          : batch.any_unknown()      ? state_.not_now("this rank was not given what microbatches count")
+                                                     : state_.next(std::move(now));
     launching_ = mode == run_mode::launch || (mode == run_mode::capture && capture_all(all, batch, record));
     if (launching_) take_surroundings(batch);
   }
@@ -183,7 +182,8 @@ class graph_runner final : public stage_runner {
   /// Writes the gradients of losses to where the computation was captured with them.
   void bring_seeds(operation const& o, split_batch const& batch) {
     tensors const& seeds = of(o).seeds;
-    for (std::size_t k = 0; k < seeds.size(); ++k) seeds[k].fill_(batch.loss_gradient(first_loss(o.stage()) + k, o.micro_batch()));
+    for (std::size_t k = 0; k < seeds.size(); ++k)
+      seeds[k].fill_(batch.loss_gradient(first_loss(o.stage()) + k, o.micro_batch()));
   }
 
   /// Captures every computation of the program. Nothing is computed, and other ranks notice nothing: where a message would be
@@ -276,9 +276,7 @@ class graph_runner final : public stage_runner {
   split_batch begin_capture(split_batch const& live) {
     clear();
     maker_->begin(streams());
-    bool const with_targets = stages().back() || std::any_of(stages().begin(), stages().end(), [](stage const& s) {
-                                return s.takes_targets();
-                              });
+    bool const with_targets = detail::takes_targets(stages());
     std::vector<batch> parts(static_cast<std::size_t>(live.count()));
     for (int m = 0; m < live.count(); ++m) {
       batch& part = parts[static_cast<std::size_t>(m)];
@@ -294,6 +292,7 @@ class graph_runner final : public stage_runner {
     }
     split_batch out;
     out.take(parts, live.count());
+    out.share_losses_as(live);
     return out;
   }
   /// Brings a batch's targets and side inputs to where graphs look for them.

@@ -289,8 +289,8 @@ class stage_runner {
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;
   tensors losses_;
-  std::vector<tensors> stage_losses_;       // by stage and microbatch
-  std::vector<std::size_t> first_losses_;   // by stage: the number of its first loss among the rank's
+  std::vector<tensors> stage_losses_;      // by stage and microbatch
+  std::vector<std::size_t> first_losses_;  // by stage: the number of its first loss among the rank's
   std::vector<tensors> outputs_;
   std::optional<activation_meter> meter_;
 };

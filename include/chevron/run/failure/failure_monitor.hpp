@@ -27,9 +27,10 @@
 /// \file
 /// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
 ///
-/// One thread a rank, with a connection of its own to the job's store, ends the wait that its rank is in when a failure was published. A rank
-/// that finds one itself (a broken connection, a deadline) hands it to the watch, which settles whose report counts: the first
-/// (failure_reports.hpp). It also looks whether ranks wait for each other (wait_table.hpp), and until all have met, who is lost (signs_of_life.hpp).
+/// One thread a rank, with a connection of its own to the job's store, ends the wait that its rank is in when a failure was
+/// published. A rank that finds one itself (a broken connection, a deadline) hands it to the watch, which settles whose report
+/// counts: the first (failure_reports.hpp). It also looks whether ranks wait for each other (wait_table.hpp), and until all have
+/// met, who is lost (signs_of_life.hpp).
 
 namespace chevron {
 
@@ -269,7 +270,8 @@ class failure_monitor {
       detail::wait_entry mine;
       if (long_wait || report_) mine = entry();
       // It computes or hangs, and may not live to write down itself what it did last.
-      bool const busy = verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
+      bool const busy =
+          verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
       auto const reported = std::exchange(report_, std::nullopt);
       lock.unlock();
       if (busy) detail::write_flight_logs(*verdict_, -1);

@@ -29,9 +29,10 @@
 /// \file
 /// What each rank did last, written down when the job fails.
 ///
-/// With CHEVRON_FLIGHT_LOGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two steps
-/// with their times, the failure as it was told, and what the rank was waiting for. `chevron-plan explain` reads them. Nothing of
-/// it may make a failure worse: a file is small, it is written within a second or not at all, and nobody is told if it is not.
+/// With CHEVRON_FLIGHT_LOGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two
+/// steps with their times, the failure as it was told, and what the rank was waiting for. `chevron-plan explain` reads them.
+/// Nothing of it may make a failure worse: a file is small, it is written within a second or not at all, and nobody is told if it
+/// is not.
 
 namespace chevron::detail {
 

@@ -56,7 +56,7 @@ struct job {
   std::string store_address;                    ///< for people: `127.0.0.1:4711`
   std::chrono::milliseconds join{60000};        ///< as in `launch_options`
   c10::intrusive_ptr<c10d::Store> store;        ///< only this job's keys
-  std::shared_ptr<failure_monitor> watch;         ///< hears of other ranks' failures, and tells them of this one's
+  std::shared_ptr<failure_monitor> watch;       ///< hears of other ranks' failures, and tells them of this one's
 
   /// This rank among `pipeline_ranks` × `replicas`.
   /// \throws usage_error if that is not how many ranks there are

@@ -59,9 +59,9 @@ inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
   return sizes;
 }
 
-/// Stages of consecutive layers, `layers[s]` of them in stage s; a stage of none passes on what arrives. They share the layers with `whole`, and parameters keep its
-/// names, so that they do not depend on the cut: `5.weight`. Every layer takes and gives one tensor; a stage may take
-/// several where its first layer does.
+/// Stages of consecutive layers, `layers[s]` of them in stage s; a stage of none passes on what arrives. They share the layers
+/// with `whole`, and parameters keep its names, so that they do not depend on the cut: `5.weight`. Every layer takes and gives
+/// one tensor; a stage may take several where its first layer does.
 ///
 ///     auto const stages = chevron::partition(model, chevron::balance(chevron::parameter_counts(model), 4));
 ///

@@ -30,8 +30,8 @@ class section_losses {
     given_.clear();
     values_.clear();
     for (collected_losses::given const& one : given) {
-      auto const declared = std::find_if(owner.losses().begin(), owner.losses().end(),
-                                         [&](stage_loss const& l) { return l.name == one.name; });
+      auto const declared =
+          std::find_if(owner.losses().begin(), owner.losses().end(), [&](stage_loss const& l) { return l.name == one.name; });
       if (declared == owner.losses().end()) {
         throw usage_error("it gives loss `" + one.name + "`, which it does not declare. Remedy: .losses({{.name = \"" + one.name +
                           "\"}}) of the stage that is built");
@@ -81,7 +81,7 @@ class section_losses {
     at::ScalarType dtype;
   };
   std::vector<given_loss> given_;  // in the order of the calls
-  tensors values_;            // with their graph, while the forward runs
+  tensors values_;                 // with their graph, while the forward runs
 };
 
 }  // namespace chevron::detail

@@ -35,7 +35,8 @@ struct forward_context {
   node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
   bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
   tensors const* targets = nullptr;              ///< of this microbatch
-  std::vector<collected_losses::given>* losses = nullptr;  ///< if given: gets the losses of `add_loss`; else they are the caller's
+  std::vector<collected_losses::given>* losses =
+      nullptr;  ///< if given: gets the losses of `add_loss`; else they are the caller's
 };
 
 /// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
@@ -156,8 +157,8 @@ class stage {
     return *this;
   }
 
-  /// Gives the batch's targets to its forward, after its side inputs; of a stage in parts, to that of its first. For losses of its
-  /// own (`losses`); the trainer's loss function gets targets by itself.
+  /// Gives the batch's targets to its forward, after its side inputs; of a stage in parts, to that of its first. For losses of
+  /// its own (`losses`); the trainer's loss function gets targets by itself.
   stage& targets() {
     if (!parts_.empty()) parts_.front().targets = true;
     return *this;
@@ -331,4 +332,13 @@ class stage {
 
 stage in_sequence(std::vector<stage> parts);
 
+namespace detail {
+
+/// Whether a rank uses the batch's targets: a stage asks for them, or the model's loss is the rank's.
+/// \param stages by number, those of other ranks empty
+inline bool takes_targets(std::vector<stage> const& stages) {
+  return stages.back() || std::any_of(stages.begin(), stages.end(), [](stage const& s) { return s.takes_targets(); });
+}
+
+}  // namespace detail
 }  // namespace chevron

@@ -25,8 +25,8 @@
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_graph.hpp>
-#include <chevron/run/model/storage_set.hpp>
 #include <chevron/run/model/storage_recorder.hpp>
+#include <chevron/run/model/storage_set.hpp>
 
 /// \file
 /// One stage's work on one microbatch, from its F to its B or W.
@@ -43,8 +43,8 @@ struct stage_call {
   loss_function* loss = nullptr;  ///< the last stage's, or null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
-  tensors loss_seeds = {};           ///< in B and I: of the stage's declared losses, the gradients of their values, one number each;
-                                     ///< undefined where the microbatch counts nothing
+  tensors loss_seeds = {};  ///< in B and I: of the stage's declared losses, the gradients of their values, one number each;
+                            ///< undefined where the microbatch counts nothing
   storage_set* built = nullptr;      ///< gets what graphs hold that B, I or W builds; null: nobody asks
 };
 

@@ -19,9 +19,8 @@ class storage_recorder {
   explicit storage_recorder(storage_set& into)
       : into_(&into),
         outer_(current()),
-        handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(nullptr, &ends)
-                                               .needsOutputs(true)
-                                               .scopes({at::RecordScope::FUNCTION}))) {
+        handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(nullptr, &ends).needsOutputs(true).scopes({at::RecordScope::FUNCTION}))) {
     current() = this;
   }
   ~storage_recorder() {

@@ -33,7 +33,8 @@ struct step_names {
   /// \param texts of all ranks, as `text` gives them
   /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose sum would mean nothing
   step_names(plan_view const& plan, std::vector<std::string> const& texts)
-      : parameters(static_cast<std::size_t>(plan.stages)), losses(parameters.size()),
+      : parameters(static_cast<std::size_t>(plan.stages)),
+        losses(parameters.size()),
         taken(static_cast<std::size_t>(plan.size.ranks)) {
     for (std::size_t r = 0; r < taken.size(); ++r) read(texts[r], taken[r]);
     check_factors();
@@ -41,7 +42,8 @@ struct step_names {
 
   /// One line for each parameter of a rank: its stage and name; for what its stages take: `takes` and its name; for each loss:
   /// `loss`, its stage, factor and name.
-  static std::string text(rank_gradients const& gradients, std::span<std::string const> taken, std::span<rank_loss const> losses) {
+  static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
+                          std::span<rank_loss const> losses) {
     std::string out;
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       if (gradients[s] == nullptr) continue;

@@ -15,7 +15,8 @@ namespace chevron {
 /// What a step says of a loss that stages give beside the model's (data/stage_loss.hpp).
 struct stage_loss_value {
   std::string name;
-  double value = 0;   ///< the mean over all that microbatches count in it, over stages of this name added up; 0 where they count nothing
+  double value =
+      0;  ///< the mean over all that microbatches count in it, over stages of this name added up; 0 where they count nothing
   double factor = 1;  ///< as declared; `value` is without it
 };
 

@@ -218,8 +218,7 @@ class step_statistics {
                                 ": give step() what they count over all replicas, accumulated batches included",
                             here);
         }
-        if (culprit.empty() && !std::isfinite(value))
-          culprit = "loss `" + loss.name + "` of stage " + std::to_string(s);
+        if (culprit.empty() && !std::isfinite(value)) culprit = "loss `" + loss.name + "` of stage " + std::to_string(s);
         auto const same = std::find_if(report.losses.begin(), report.losses.end(),
                                        [&](stage_loss_value const& one) { return one.name == loss.name; });
         if (same != report.losses.end()) {

@@ -207,8 +207,8 @@ class tied_parameters {
   void find_peers(topology const& where) {
     for (int r = 0; r < where.pipeline_ranks; ++r) {
       if (r == where.pipeline_rank()) continue;
-      bool const shares =
-          std::any_of(groups_.begin(), groups_.end(), [&](tie_group const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
+      bool const shares = std::any_of(groups_.begin(), groups_.end(),
+                                      [&](tie_group const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
       if (shares) peers_.push_back(r);
     }
   }
@@ -248,7 +248,8 @@ class tied_parameters {
   }
 
   at::Tensor const& came(member const& m) const {
-    return std::find_if(received_.begin(), received_.end(), [&](received_gradient const& a) { return a.stage == m.stage && a.index == m.index; })
+    return std::find_if(received_.begin(), received_.end(),
+                        [&](received_gradient const& a) { return a.stage == m.stage && a.index == m.index; })
         ->value;
   }
 
@@ -266,7 +267,7 @@ class tied_parameters {
 
   plan_view plan_;
   rank_gradients* gradients_ = nullptr;
-  std::vector<tie_group> groups_;    // by text
+  std::vector<tie_group> groups_;  // by text
   std::vector<int> peers_;     // pipeline ranks that share a word with this one
   std::vector<received_gradient> received_;  // during an exchange
 };

@@ -85,7 +85,8 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     if (values) out.add("values of " + prefix + " " + p.name, std::to_string(fingerprint(p.value)));
   }
   for (stage_loss const& one : s.losses())
-    out.add(prefix + " loss " + one.name, "factor " + detail::number_text(one.factor) + (one.weight ? ", with a weight of its own" : ""));
+    out.add(prefix + " loss " + one.name,
+            "factor " + detail::number_text(one.factor) + (one.weight ? ", with a weight of its own" : ""));
   out.add(prefix + " buffers", std::to_string(s.buffers().size()));
   for (parameter const& b : s.buffers()) {
     std::string const name = prefix + " buffer " + b.name;

@@ -114,14 +114,12 @@ class rank_context {
   void take(std::vector<stage> stages) {
     stages_ = std::move(stages);
     for (std::size_t s = 0; s < stages_.size(); ++s) {
-      if (!stages_[s]) continue;
-      takes_targets_ = takes_targets_ || stages_[s].takes_targets();
-      for (stage_loss const& one : stages_[s].losses()) {
-        losses_.push_back({one, static_cast<int>(s)});
-        weights_.push_back(one.weight);
+      for (std::size_t k = 0; k < stages_[s].losses().size(); ++k) {
+        losses_.push_back({stages_[s].losses()[k], static_cast<int>(s), k});
+        weights_.push_back(losses_.back().weight);
       }
     }
-    takes_targets_ = takes_targets_ || stages_.back();
+    takes_targets_ = detail::takes_targets(stages_);
     count_with(0);
   }
 

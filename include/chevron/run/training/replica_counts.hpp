@@ -20,9 +20,9 @@
 
 namespace chevron::detail {
 
-/// The sums, over the copies of a rank's stages, of what each replica's microbatches count in the model's loss and in the losses of
-/// these stages. Replicas may hold batches of other sizes, and none has to know the others': the sum starts with the step and is
-/// awaited before the first backward, whose losses it weighs, so that it goes on beside the first forwards.
+/// The sums, over the copies of a rank's stages, of what each replica's microbatches count in the model's loss and in the losses
+/// of these stages. Replicas may hold batches of other sizes, and none has to know the others': the sum starts with the step and
+/// is awaited before the first backward, whose losses it weighs, so that it goes on beside the first forwards.
 class replica_counts {
  public:
   replica_counts() = default;
@@ -32,7 +32,7 @@ class replica_counts {
       : device_(device), bucket_(bucket), totals_(1 + losses), factors_(losses) {}
 
   /// A run is to begin.
-  /// \param cut this replica's microbatches, weighed; a count is not a number where this rank was not given what tells: nor is its total
+  /// \param cut this replica's microbatches, weighed; counts that this rank cannot know are not a number, and so are their totals
   /// \param given the totals, where the caller knows them
   /// \param replicas whose counts are part of the totals; 1: this one's alone
   /// \throws usage_error where they count nothing, if that is known already

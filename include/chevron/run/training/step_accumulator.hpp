@@ -48,9 +48,10 @@ class step_accumulator {
     given_ = given;
     for (rank_loss const& one : losses) {
       if ((all && passes_ == 0) || !one.weight || given.of(one.name)) continue;
-      throw usage_error("loss `" + one.name + "` has a weight of its own, and a step of several batches needs to know what it "
-                        "counts in all of them, over all replicas. Remedy: accumulate(batch, {total, {{\"" + one.name +
-                        "\", its total}}}), and step() alike");
+      throw usage_error("loss `" + one.name +
+                        "` has a weight of its own, and a step of several batches needs to know what it "
+                        "counts in all of them, over all replicas. Remedy: accumulate(batch, {total, {{\"" +
+                        one.name + "\", its total}}}), and step() alike");
     }
   }
   /// A run begins: of a new step, the first one forgets the step before.
@@ -88,12 +89,11 @@ class step_accumulator {
       }
     });
     stage_losses_.resize(losses.size());
-    for (std::size_t k = 0, of_stage = 0; k < losses.size(); ++k) {
-      of_stage = k > 0 && losses[k].stage == losses[k - 1].stage ? of_stage + 1 : 0;
+    for (std::size_t k = 0; k < losses.size(); ++k) {
       tensors values;
       std::vector<double> weights;
       for (int m = 0; m < batch.count(); ++m) {
-        at::Tensor const& value = run.stage_losses(losses[k].stage, m)[of_stage];
+        at::Tensor const& value = run.stage_losses(losses[k].stage, m)[losses[k].index];
         if (!value.defined() || batch.loss(k, m).counts == 0) continue;
         values.push_back(value);
         weights.push_back(batch.loss(k, m).weight);

@@ -87,7 +87,8 @@ class trainer {
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(gradients_->buckets() + 1);
-    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, context_.stage_losses(), setup.optimizer, options);
+    update_ =
+        std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, context_.stage_losses(), setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
     make_executor();
@@ -98,9 +99,8 @@ class trainer {
   trainer& operator=(trainer const&) = delete;
 
   /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
-  /// \param total denominator of the mean loss, and of losses of stages with weights of their own: the sum of loss weights (samples,
-  /// if the options have no `loss_weight`) over all microbatches, accumulated ones included, and all replicas; with
-  /// `gradient_reduction::sum` of this replica only. 0: replicas add it up, where no batches are accumulated
+  /// \param total what the step counts, with `gradient_reduction::sum` on this replica only: the denominators of mean losses. 0:
+  /// replicas add it up, where no batches are accumulated
   /// \returns its report; with `post_validation` it may not be `settled` yet
   step_report step(batch const& whole = {}, step_total const& total = {}) { return step_of(whole, total); }
   /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.

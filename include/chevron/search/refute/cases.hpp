@@ -6,8 +6,8 @@
 #include <vector>
 
 #include <chevron/search/refute/dominance_table.hpp>
-#include <chevron/search/refute/one_rank.hpp>
 #include <chevron/search/refute/integer_durations.hpp>
+#include <chevron/search/refute/one_rank.hpp>
 #include <chevron/search/refute/windows.hpp>
 
 /// \file

@@ -35,7 +35,8 @@ class refuter {
     whole_time low = of_.units(bound), high = found;
     if (!of_.usable) return bound;
     std::int64_t const all = left_;
-    // What is just shorter than what was found goes first: often nothing is. If that takes too long, it is halfway from then on.
+    // The length just below the found one is tried first: often no plan is shorter. Where that takes too long, lengths halfway
+    // follow.
     bool halfway = false;
     while (left_ > 0 && low < high && (!halfway || high - low > found / 4096)) {
       whole_time const deadline = halfway ? low + (high - low) / 2 : high - 1 - (high == found ? of_.rounding : 0);

@@ -166,7 +166,8 @@ class gloo_transport final : public transport {
     awaited const mine = everybody(sum_of_gradients);
     summing& sum = sums_[bucket];
     needing(count::sums, sum.number, [&] {
-      if (shared_memory_sums_ != nullptr) return shared_memory_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (shared_memory_sums_ != nullptr)
+        return shared_memory_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
     });
   }
@@ -221,7 +222,8 @@ class gloo_transport final : public transport {
     std::vector<int> copies;
     for (int r = 0; r < topology().replicas; ++r) copies.push_back(r * topology().pipeline_ranks + me);
     if (memory_ != nullptr && memory_->are_near(copies)) {
-      shared_memory_sums_ = std::make_unique<detail::shared_all_reduce>(*memory_, std::move(copies), topology().replica(), watch_);
+      shared_memory_sums_ =
+          std::make_unique<detail::shared_all_reduce>(*memory_, std::move(copies), topology().replica(), watch_);
       return;
     }
     replicas_ = detail::connect_gloo(address, store_, rendezvous_.prefix() + "replicas" + std::to_string(me) + "/",

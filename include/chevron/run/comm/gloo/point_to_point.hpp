@@ -122,7 +122,8 @@ class point_to_point {
       slot.header_work.reset();
       post_values(slot, shapes);
       terms told{.shapes = std::move(shapes)};
-      if (shared_memory_ != nullptr) told.near = shared_memory_->from(slot.about.peer, strides_in(told.shapes), slot.values, place);
+      if (shared_memory_ != nullptr)
+        told.near = shared_memory_->from(slot.about.peer, strides_in(told.shapes), slot.values, place);
       agreement_.agree(slot.tag, std::move(told));
     }
     if (slot.comes != nullptr) {

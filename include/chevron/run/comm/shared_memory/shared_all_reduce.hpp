@@ -199,7 +199,8 @@ class shared_all_reduce {
   }
   // Only this thread writes to `own_`.
   bool may_put() const {
-    return own_.copied < shared_memory::reduction_buffers || others(&sum_progress::gathered, own_.copied + 1 - shared_memory::reduction_buffers);
+    return own_.copied < shared_memory::reduction_buffers ||
+           others(&sum_progress::gathered, own_.copied + 1 - shared_memory::reduction_buffers);
   }
   bool may_add() const { return own_.reduced < own_.copied && others(&sum_progress::copied, own_.reduced + 1); }
   bool may_take() const { return own_.gathered < own_.reduced && others(&sum_progress::reduced, own_.gathered + 1); }

@@ -70,7 +70,7 @@ class shared_memory {
   static constexpr std::size_t largest_message = std::size_t{1} << 20;
   static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
   static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
-  static constexpr std::uint64_t reduction_buffers = 4;                   ///< pieces in use at a time
+  static constexpr std::uint64_t reduction_buffers = 4;           ///< pieces in use at a time
   enum class wakeup { rank, sums };                               ///< who sleeps on it: the rank, or the thread that sums for it
 
   /// A piece of the own file, and the message that lies or lay in it.
@@ -167,8 +167,8 @@ class shared_memory {
 
   std::byte* at(int rank, std::uint64_t offset) const { return file(rank).memory() + offset; }
 
-  // ---- Gathering, if all ranks are on this machine. A gather buffer has two halves; a rank begins the next round when it has read
-  // this one.
+  // ---- Gathering, if all ranks are on this machine. A gather buffer has two halves; a rank begins the next round when it has
+  // read this one.
 
   /// Shows `mine` to all.
   void show(gather_slot slot, void const* mine, std::size_t bytes) {
@@ -197,7 +197,9 @@ class shared_memory {
   sum_progress& progress_of(int rank) const { return head_of(rank).progress; }
   /// Of a rank's `number`th piece, whose place was that of the piece `reduction_buffers` before it.
   sum_label& label_of(int rank, std::uint64_t number) const { return head_of(rank).labels[number % reduction_buffers]; }
-  std::byte* reduction_buffer_of(int rank, std::uint64_t number) const { return at(rank, first_reduction_buffer + number % reduction_buffers * sum_piece); }
+  std::byte* reduction_buffer_of(int rank, std::uint64_t number) const {
+    return at(rank, first_reduction_buffer + number % reduction_buffers * sum_piece);
+  }
 
   // ---- Waiting
 
@@ -232,7 +234,7 @@ class shared_memory {
   /// What a file begins with.
   struct head_words {
     std::array<futex_words, 2> futexes;
-    alignas(64) std::array<std::uint64_t, 2> shown;  // by gather buffer, in the first rank's file: how many parts all ranks have written
+    alignas(64) std::array<std::uint64_t, 2> shown;  // by gather buffer, in the first rank's file: parts that ranks wrote
     alignas(64) sum_progress progress;
     alignas(64) std::array<sum_label, reduction_buffers> labels;
   };
