@@ -448,3 +448,13 @@ TEST_CASE("a stage's declaration, and add_loss outside of a trainer") {
   CHECK(at::equal(x.grad(), at::full({2, 2}, 3.)));
   CHECK_THROWS_WITH_AS(given.sum("b"), "no loss `b` was given: chevron::add_loss(\"b\", value)", chevron::usage_error);
 }
+
+TEST_CASE("a batch that was not weighed has no share in a loss, so that a backward refuses it") {
+  chevron::split_batch cut;
+  cut.split(some_batch(), 2);
+  cut.share(4);
+  CHECK(cut.weight(0) == 0.5);
+  CHECK(std::isnan(cut.loss(0, 0).counts));
+  cut.weigh_losses(std::vector<chevron::loss_weight_function>(1), false);
+  CHECK(cut.loss(0, 0).counts == 2);
+}
