@@ -49,6 +49,7 @@ MUTANTS = [
     ("watch: no deadline for operations", WATCH, r"bool const late = waits_for != 0 &&", "bool const late = false &&", JOBS),
     ("watch: host calls are not watched", WATCH, r"owner_\.call_order_ = \+\+owner_\.asked_;", "", JOBS),
     ("watch: nothing is ended", WATCH, r"streams_->abort\(\);\n      \}\n      hold\.lock", "}\n      hold.lock", JOBS),
+    ("watch: what it has seen done is asked for anew", WATCH, r"p->seen_done_ = true;", "", BY_COPIES),
     ("transfers do not wait for computation", GPU, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(on\.get\(\), e\.get\(\), 0\)\);", "static_cast<void>(on), static_cast<void>(e);", GRAPHS),
     ("graph: its memory is everybody's", GRAPH, r"return \*mine != 0 && capturing\(asks, id\) && id == \*mine;", "static_cast<void>(asks), static_cast<void>(id); return false;", GRAPHS),
     ("graph: takes the memory of all streams", GRAPH, r"return \*mine != 0 && capturing\(asks, id\) && id == \*mine;", "static_cast<void>(asks), static_cast<void>(id); return true;", GRAPHS),
