@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -54,7 +55,11 @@ class stream_monitor {
       order_ = ++owner_->asked_;
       if (!owner_->busy_) owner_->last_end_ = clock::now();
       owner_->busy_ = busy_ = true;
+      seen_done_ = false;
     }
+    /// Whether the watch has seen that the operation was done, and done right. From then on no failure of another rank takes that
+    /// back, and no deadline runs for it.
+    bool seen_done() const { return seen_done_; }
     /// Waited for by others than the watch; not to be recorded meanwhile.
     event const& at() const { return at_; }
     awaited const& about() const { return about_; }
@@ -66,6 +71,7 @@ class stream_monitor {
     awaited about_{};
     std::uint64_t order_ = 0;
     bool busy_ = false;
+    std::atomic<bool> seen_done_{false};
   };
 
   /// While it lives the host is within a call that may wait for other ranks: it joins a channel, or connects one at its first
@@ -160,6 +166,7 @@ class stream_monitor {
       if (!p->busy_) continue;
       if (streams_->passed(p->at_)) {
         p->busy_ = false;
+        p->seen_done_ = true;
         last_end_ = clock::now();
       } else if (oldest == nullptr || p->order_ < oldest->order_) {
         oldest = p;
