@@ -182,7 +182,7 @@ class gradient_buckets {
     for (int b = 0; b < buckets(); ++b) comm.start_all_reduce(first_bucket_ + b, buckets_[static_cast<std::size_t>(b)]);
   }
   void wait_all_reduce(transport& comm) {
-    for (int b = 0; b < buckets(); ++b) comm.wait_all_reduce(first_bucket_ + b);
+    for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b);
   }
 
  private:
