@@ -45,7 +45,8 @@ namespace chevron {
 ///   microbatch does, until its B or W), so the transport must not write into that memory again: the next receive of the same
 ///   slot gets fresh memory wherever a tensor was taken.
 /// - Peers are pipeline ranks of the same replica; sums, reduce-scatters and gathers of shares run over the replicas of this
-///   pipeline rank; gathers over the world, in the order of global ranks. Every rank makes the same collective calls in the same order.
+///   pipeline rank; gathers over the world, in the order of global ranks. Every rank makes the same collective calls in the same
+///   order.
 /// - Not thread-safe: one thread drives one transport.
 class transport {
  public:
@@ -148,8 +149,8 @@ class transport {
   void start_reduce_scatter(int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
     start(replica_collective::reduce_scatter, bucket, std::move(values), cut);
   }
-  /// Starts giving every replica's share to all: afterwards each replica has at [cut[r], cut[r+1]) what replica r had there, to the
-  /// last bit (-0.0, NaN payloads). Of any dtype; otherwise as a reduce-scatter.
+  /// Starts giving every replica's share to all: afterwards each replica has at [cut[r], cut[r+1]) what replica r had there, to
+  /// the last bit (-0.0, NaN payloads). Of any dtype; otherwise as a reduce-scatter.
   void start_share_gather(int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
     start(replica_collective::share_gather, bucket, std::move(values), cut);
   }
