@@ -225,6 +225,8 @@ void job_flags::training() {
       ->group("Training");
   app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
+  app_.add_flag("--shard", o_.shard, "each replica keeps the optimizer's state for its share of the parameters alone")
+      ->group("Training");
   app_.add_option("--deferred-weights", o_.deferred_weights,
                   "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
       ->check(whole(0, 1'000'000))

@@ -75,7 +75,7 @@ MUTANTS = [
     ("connecting: the host waits for the first use", MESSAGES, r"(lines_\.wait_on_host\(done[^;]*;)", ""),
     ("memory: the cache goes back between steps", ["execution/memory_meter.hpp"], r"(stats_\.empty_cache\(\);)", ""),
     ("draws: a generator that ranks share is refused", ["model/random_scope.hpp"], r"(throw usage_error\([^;]*;)", ""),
-    ("connecting: wait for the first sum", STREAMS, r"(wait_all_reduce\(0\);)", ""),
+    ("connecting: wait for the first sum", STREAMS, r"(wait_bucket\(0\);)", ""),
 ]
 
 # Where more than the statement would go with it.

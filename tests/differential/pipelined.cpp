@@ -174,6 +174,7 @@ chevron::trainer_options options_of(program const& p) {
     out.stable_steps = static_cast<int>(p.number("pv"));
   }
   out.overlap_pairs = p.has("overlap");
+  if (p.has("shard")) out.shard = chevron::sharding::optimizer;
   return out;
 }
 

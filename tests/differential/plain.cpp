@@ -28,17 +28,28 @@ namespace differential {
 
 namespace {
 
-/// The global norm is made of one number for each parameter, in double: eight running sums over its memory, added in pairs.
+/// The global norm is made of one number for each parameter, in double. Its memory goes in blocks: of 1,024 elements, or where
+/// these would be more than 256 of the least multiple of 64 that makes them 256 at most. A block has eight running sums, added in
+/// pairs; blocks are added in their order.
 double squares_of(at::Tensor const& g) {
-  if (g.is_complex()) return at::sum(at::square(at::view_as_real(g).to(at::kDouble))).item<double>();
-  at::Tensor const wide = (g.is_non_overlapping_and_dense() ? g.as_strided({g.numel()}, {1}) : g.reshape({-1})).to(at::kDouble);
-  double const* const x = wide.const_data_ptr<double>();
-  double sums[8] = {};
-  for (std::int64_t i = 0; i < wide.numel(); ++i) {
-    // A last group of fewer than eight goes to the first sums.
-    sums[i % 8] += x[i] * x[i];
+  at::Tensor const row = g.is_non_overlapping_and_dense() ? g.as_strided({g.numel()}, {1}) : g.reshape({-1});
+  std::int64_t block = 1024;
+  for (; block * 256 < row.numel(); block += 64) {
   }
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  double sum = 0;
+  for (at::Tensor const& part : row.split(block)) {
+    if (part.is_complex()) {
+      sum += at::sum(at::square(at::view_as_real(part).to(at::kDouble))).item<double>();
+      continue;
+    }
+    at::Tensor const wide = part.to(at::kDouble);
+    double const* const x = wide.const_data_ptr<double>();
+    double sums[8] = {};
+    // A last group of fewer than eight goes to the first sums.
+    for (std::int64_t i = 0; i < wide.numel(); ++i) sums[i % 8] += x[i] * x[i];
+    sum += ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  }
+  return sum;
 }
 
 struct trained_parameter {

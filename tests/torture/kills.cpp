@@ -67,7 +67,7 @@ std::vector<pid_t> ranks_of(pid_t launcher) {
 
 std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, std::size_t processes) {
   std::vector<job_shape> const shapes{{.schedule = "ZB-H1", .pipeline_ranks = 2},
-                                      {.schedule = "ZBVZeroBubble", .pipeline_ranks = 2, .replicas = 2},
+                                      {.schedule = "ZBVZeroBubble", .pipeline_ranks = 2, .replicas = 2, .shares = true},
                                       {.schedule = "ZB-H2", .pipeline_ranks = 2, .post_validation = true}};
   std::vector<std::map<long, std::string>> whole;
   double longest = 0;

@@ -33,6 +33,7 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
           one.replicas = backend == "gloo" && turn == 2 ? 2 : 1;
           one.saves = turn == 3;
           if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
+          one.shares = one.replicas == 2 && out.size() % 16 >= 8;
           out.push_back(one);
         }
       }
@@ -43,7 +44,7 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
 }  // namespace
 
 std::string scenario::text() const {
-  return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") + (saves ? " saves" : "") +
+  return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") + (shares ? " shares" : "") + (saves ? " saves" : "") +
          " | " + fault();
 }
 
@@ -56,7 +57,7 @@ scenario scenario_of(std::string const& line) {
   std::string word;
   head >> out.schedule >> out.backend >> word;
   out.replicas = std::stoi(word.substr(1));
-  while (head >> word) (word == "saves" ? out.saves : out.post_validation) = true;
+  while (head >> word) (word == "saves" ? out.saves : word == "shares" ? out.shares : out.post_validation) = true;
   std::string const fault = line.substr(bar + 3, colon - bar - 3);
   auto const comma = fault.find(", ");
   out.rank = std::stoi(fault.substr(5));

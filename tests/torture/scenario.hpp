@@ -13,6 +13,7 @@ struct scenario {
   std::string backend;   ///< `gloo`: forked processes; `threads`
   int replicas = 1;
   bool post_validation = false;
+  bool shares = false;  ///< the optimizer is sharded
   bool saves = false;  ///< a checkpoint after each step
   int rank = 0;        ///< where the fault strikes; global
   std::string point;   ///< as in fault_point.hpp: `step 2, before 1F0`, `joining`

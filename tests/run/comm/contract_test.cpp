@@ -353,7 +353,7 @@ TEST_CASE(
             comm.all_gather(numbers(me, 200 + round), all);
             CHECK(all == all_of(200 + round));
             auto const texts = comm.all_gather_text(std::to_string(me));
-            comm.wait_all_reduce(0);
+            comm.wait_bucket(0);
             comm.begin_step(round + 1);
             comm.finish_all_gather(early);
             CHECK(early == all_of(100 + round));
@@ -448,7 +448,7 @@ TEST_CASE("sums run over the replicas of a stage, several under way, and are the
                                     b == 3 ? at::kDouble : at::kFloat));
             comm.start_all_reduce(b, sums.back());
           }
-          for (int const b : {2, 0, 3, 1}) comm.wait_all_reduce(b);
+          for (int const b : {2, 0, 3, 1}) comm.wait_bucket(b);
           double const of_replicas = 100.0 * where.replicas * (where.replicas - 1) / 2;
           for (int b = 0; b < 4; ++b) {
             at::Tensor const& sum = sums[static_cast<std::size_t>(b)];
@@ -460,7 +460,7 @@ TEST_CASE("sums run over the replicas of a stage, several under way, and are the
           float const parts[] = {1e8F, -1e8F, 1};  // only (r0 + r1) + r2 gives 1
           at::Tensor const sum = at::full({7}, parts[where.replica()]);
           comm.start_all_reduce(0, sum);
-          comm.wait_all_reduce(0);
+          comm.wait_bucket(0);
           CHECK(at::equal(sum, at::ones({7})));
         }
         CHECK_THROWS_WITH_AS(comm.start_all_reduce(0, at::ones({4, 4}).t().narrow(0, 0, 2)),
@@ -491,7 +491,7 @@ TEST_CASE("a deadline ends every wait with a timeout_error that says who, whom, 
       {"sum of gradients", 2,
        [](transport& comm) {
          comm.start_all_reduce(0, at::ones({10}));
-         comm.wait_all_reduce(0);
+         comm.wait_bucket(0);
        }},
       {"all_gather", 1, [](transport& comm) { meet(comm); }},
       {"evaluate", 1,

@@ -101,7 +101,7 @@ int rank_program(std::map<std::string, std::string> const& settings) {
     }
     auto sum = at::full({100}, job.rank);
     link.start_all_reduce(0, sum);
-    link.wait_all_reduce(0);
+    link.wait_bucket(0);
     double const mine = job.rank;
     std::vector<double> all(static_cast<std::size_t>(job.world));
     for (int i = 0; i < number("gathers", 1); ++i) link.all_gather({&mine, 1}, all);

@@ -47,7 +47,7 @@ int compare(gloo_transport& comm) {
       comm.start_all_reduce(static_cast<int>(b), mine.back());
     }
     for (std::size_t b = 0; b < buckets.size(); ++b) {
-      comm.wait_all_reduce(static_cast<int>(b));
+      comm.wait_bucket(static_cast<int>(b));
       at::Tensor wanted = part(p, 0, buckets[b].numbers, buckets[b].type, round);
       for (int r = 1; r < replicas; ++r) wanted.add_(part(p, r, buckets[b].numbers, buckets[b].type, round));
       if (at::equal(mine[b], wanted)) continue;
@@ -72,7 +72,7 @@ int die(gloo_transport& comm, int victim) {
       }
       if (number(mine.numel() - 1) == 1) kill(getpid(), SIGKILL);
     }
-    comm.wait_all_reduce(0);
+    comm.wait_bucket(0);
   }
 }
 

@@ -64,7 +64,7 @@ TEST_CASE("replicas are added in their order, to the last bit, in every dtype an
         for (std::int64_t const numbers : sizes) {
           at::Tensor const mine = part(0, link.topology().replica(), numbers, type, 0);
           link.start_all_reduce(0, mine);
-          link.wait_all_reduce(0);
+          link.wait_bucket(0);
           INFO(c10::toString(type) << ", " << numbers << " numbers, replica " << link.topology().replica() << " of " << replicas);
           CHECK(at::equal(mine, sum_in_order(0, replicas, numbers, type, 0)));
         }
@@ -82,7 +82,7 @@ TEST_CASE("two replicas get the same to the last bit whoever shares memory; with
         std::int64_t const numbers = 270001;  // two pieces
         at::Tensor const mine = part(p, link.topology().replica(), numbers, at::kFloat, 0);
         link.start_all_reduce(0, mine);
-        link.wait_all_reduce(0);
+        link.wait_bucket(0);
         at::Tensor const wanted = sum_in_order(p, count, numbers, at::kFloat, 0);
         if (exact) CHECK(at::equal(mine, wanted));
         CHECK(at::allclose(mine, wanted, 0, 1e-6));
@@ -111,7 +111,7 @@ TEST_CASE("many sums under way, waited for in any order, by replicas that come a
         if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
         link.start_all_reduce(b, buckets.back());
       }
-      for (int const b : {3, 0, 5, 4, 1, 2}) link.wait_all_reduce(b);
+      for (int const b : {3, 0, 5, 4, 1, 2}) link.wait_bucket(b);
       for (int b = 0; b < 6; ++b) {
         double const wanted = 3 * (100 * round + 10 * p + b) + 3000;
         CHECK(at::equal(buckets[static_cast<std::size_t>(b)], at::full({sizes[b]}, wanted)));
@@ -131,7 +131,7 @@ TEST_CASE("other calls come between the halves of a sum") {
       link.all_gather({&number, 1}, all);
       CHECK(all == std::vector<double>{0, 1, 2, 3});
       if (round == 2) link.open({.activation = 0, .receive = 1, .send = 1});
-      link.wait_all_reduce(0);
+      link.wait_bucket(0);
       CHECK(at::equal(mine, at::full({500000}, 3)));
     }
   }));
@@ -149,7 +149,7 @@ TEST_CASE("replicas that sum different things are refused, on both sides") {
       bool const first = link.topology().replica() == 0;
       int const mine = first ? 0 : b;
       link.start_all_reduce(mine, first ? at::ones({10}) : v.clone());
-      link.wait_all_reduce(mine);
+      link.wait_bucket(mine);
     });
     CHECK(thrown[0] == "rank 0, sum of gradients: replicas 0 and 1 sum gradients of different shapes or dtypes in bucket 0");
     CHECK(thrown[1] == "rank 1, sum of gradients: replicas 1 and 0 sum gradients of different shapes or dtypes in bucket " +
@@ -165,9 +165,9 @@ TEST_CASE("what cannot be summed is refused before anybody waits") {
                          "the sum of gradients of bucket 3: replicas cannot sum ComplexFloat", usage_error);
     at::Tensor const well = at::ones({4});
     link.start_all_reduce(0, well);
-    link.wait_all_reduce(0);
-    link.wait_all_reduce(0);  // not under way: nothing to wait for
-    link.wait_all_reduce(7);
+    link.wait_bucket(0);
+    link.wait_bucket(0);  // not under way: nothing to wait for
+    link.wait_bucket(7);
     CHECK(at::equal(well, at::full({4}, 2)));
   });
   check_all_well(thrown);

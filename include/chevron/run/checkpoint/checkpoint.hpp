@@ -108,6 +108,9 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   detail::begin_save(train);
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
+  detail::whole_optimizer const optimizer{train.optimizer(), train.share()};
+  auto const rates = optimizer.rates();
+  auto const states = optimizer.states(comm);
   std::vector<detail::unnamed_file> written;
   std::map<detail::saved_name, std::string> base;
   nlohmann::json mine = {{"optimizer", ""}, {"files", nlohmann::json::object()}};
@@ -129,7 +132,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
         if (options.trained_only && !p.value.requires_grad())
           base[{s, p.name}] = detail::mark_of_frozen(detail::session_of(train), {s, p.name}, p.value);
       }
-      if (train.optimizer() != nullptr) state = detail::optimizer_tensors(*train.optimizer(), one);
+      state = detail::optimizer_tensors(rates, states, one);
       written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "model", s), kept));
       written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "optimizer", s), state));
     }
@@ -212,6 +215,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   detail::be_between_steps(train, "loaded");
   train.synchronize();
   transport& comm = train.comm();
+  detail::whole_optimizer const optimizer{train.optimizer(), train.share()};
   auto const folder = detail::shared_checkpoint(comm, from);
   detail::manifest about;
   detail::together(comm, [&] {
@@ -249,7 +253,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
     index.emplace(folder, about, train.stages().size());
     index->compare_ties(same);
     std::map<void const*, double> rate_of;
-    auto const rates_here = train.optimizer() != nullptr ? detail::rates_of(*train.optimizer()) : std::map<void const*, double>();
+    auto const rates_here = optimizer.rates();
     for (std::size_t s = 0; s < train.stages().size(); ++s) {
       if (!train.stages()[s]) continue;
       for (parameter const& p : detail::kept_of(train.stages()[s])) {
@@ -277,7 +281,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
         if (comm.topology().replica() == 0) taken.push_back({there.stage, there.name});
       }
     }
-    if (train.optimizer() != nullptr) rates = detail::rates_by_group(*train.optimizer(), rate_of, folder);
+    if (train.optimizer() != nullptr) rates = detail::rates_by_group(optimizer, rate_of, folder);
   });
   std::set<detail::saved_name> all_taken;
   for (std::string const& text : comm.all_gather_text(nlohmann::json::array({taken, differences.to_json()}).dump())) {
@@ -296,12 +300,8 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
       if (train.optimizer() == nullptr || !to.requires_grad()) continue;
       std::unique_ptr<torch::optim::OptimizerParamState> state;
       if (one.state) state = detail::optimizer_state(index->optimizer(one.state->stage), about.optimizer, one.state->name, to);
-      auto& all = train.optimizer()->state();
-      if (state != nullptr) {
-        all[to.unsafeGetTensorImpl()] = std::move(state);
-      } else if (about.optimizer != "Adagrad") {  // which makes its states when it is made
-        all.erase(to.unsafeGetTensorImpl());
-      }
+      // Adagrad makes its states when it is made.
+      if (state != nullptr || about.optimizer != "Adagrad") optimizer.take_state(to, std::move(state));
     }
     for (std::size_t g = 0; g < rates.size(); ++g) train.optimizer()->param_groups()[g].options().set_lr(rates[g]);
   });

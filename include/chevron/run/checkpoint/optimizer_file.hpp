@@ -17,9 +17,11 @@
 #include <torch/optim/optimizer.h>
 
 #include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 
 /// \file
@@ -33,23 +35,60 @@ inline std::string plain_shape(at::IntArrayRef shape) {
   return out + "]";
 }
 
-/// Learning rates by parameter: those of its group.
-inline std::map<void const*, double> rates_of(torch::optim::Optimizer& optimizer) {
-  std::map<void const*, double> rates;
-  for (auto& group : optimizer.param_groups()) {
-    for (at::Tensor const& p : group.params()) rates[p.unsafeGetTensorImpl()] = group.options().get_lr();
+/// A rank's optimizer, sharded or not, as checkpoints see it: by whole parameters.
+struct whole_optimizer {
+  torch::optim::Optimizer* of;  ///< null on a rank without trained parameters
+  optimizer_share* share;       ///< null unless it is sharded
+
+  /// The parameters of a group.
+  std::vector<at::Tensor> group(std::size_t number) const {
+    return share != nullptr ? share->group(number) : of->param_groups()[number].params();
   }
-  return rates;
-}
+  /// Learning rates by parameter: those of its group.
+  std::map<void const*, double> rates() const {
+    std::map<void const*, double> out;
+    for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
+      for (at::Tensor const& p : group(g)) out[p.unsafeGetTensorImpl()] = of->param_groups()[g].options().get_lr();
+    }
+    return out;
+  }
+
+  using state_ptr = std::shared_ptr<torch::optim::OptimizerParamState>;
+  /// The states of all parameters that have one, on replica 0. Collective over the replicas, where it is sharded: then replica 0
+  /// holds the states of all its parameters as long as the result lives.
+  std::map<void const*, state_ptr> states(transport& comm) const {
+    std::map<void const*, state_ptr> out;
+    for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
+      for (at::Tensor const& p : group(g)) {
+        void* const key = p.unsafeGetTensorImpl();
+        if (share != nullptr) {
+          if (state_ptr state = share->whole_state(comm, p)) out[key] = std::move(state);
+        } else if (auto const found = of->state().find(key); found != of->state().end()) {
+          out[key] = state_ptr(found->second.get(), [](auto*) {});  // the optimizer's
+        }
+      }
+    }
+    return out;
+  }
+  /// Takes a parameter's state; null: it has none.
+  void take_state(at::Tensor const& p, std::unique_ptr<torch::optim::OptimizerParamState> state) const {
+    if (share != nullptr) return share->take_state(p, state.get());
+    if (state == nullptr) {
+      of->state().erase(p.unsafeGetTensorImpl());
+    } else {
+      of->state()[p.unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+};
 
 /// Learning rates by group, as they were saved by parameter; the group's own where none was saved.
 /// \throws checkpoint_error for a group whose parameters were saved with different ones
-inline std::vector<double> rates_by_group(torch::optim::Optimizer& optimizer, std::map<void const*, double> const& saved,
+inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std::map<void const*, double> const& saved,
                                           std::filesystem::path const& folder) {
   std::vector<double> rates;
-  for (auto& group : optimizer.param_groups()) {
+  for (std::size_t g = 0; g < optimizer.of->param_groups().size(); ++g) {
     std::optional<double> rate;
-    for (at::Tensor const& p : group.params()) {
+    for (at::Tensor const& p : optimizer.group(g)) {
       auto const found = saved.find(p.unsafeGetTensorImpl());
       if (found == saved.end()) continue;
       if (rate && *rate != found->second) {
@@ -59,23 +98,23 @@ inline std::vector<double> rates_by_group(torch::optim::Optimizer& optimizer, st
       }
       rate = found->second;
     }
-    rates.push_back(rate.value_or(group.options().get_lr()));
+    rates.push_back(rate.value_or(optimizer.of->param_groups()[g].options().get_lr()));
   }
   return rates;
 }
 
 /// What the optimizer keeps for one stage's parameters, and their learning rates.
-inline named_tensors optimizer_tensors(torch::optim::Optimizer& optimizer, stage const& s) {
+inline named_tensors optimizer_tensors(std::map<void const*, double> const& rates,
+                                       std::map<void const*, whole_optimizer::state_ptr> const& states, stage const& s) {
   named_tensors out;
   std::set<void const*> seen;
-  auto const rates = rates_of(optimizer);
   for (parameter const& p : s.parameters()) {
     void* const key = p.value.unsafeGetTensorImpl();
     auto const rate = rates.find(key);
     if (rate == rates.end() || !seen.insert(key).second) continue;
     out.emplace_back("lr/" + p.name, at::full({}, rate->second, at::kDouble));
-    auto const found = optimizer.state().find(key);
-    if (found == optimizer.state().end()) continue;
+    auto const found = states.find(key);
+    if (found == states.end()) continue;
     visit_state(
         *found->second,
         [&](char const* name, at::Tensor const& t) {

@@ -226,7 +226,7 @@ class bound_program {
   void own_action(operation const& o) { runner_->own_action(o, record_.step()); }
   void wait_send(operation const& o) { comm_->wait_send(o.what->source); }
   void start_sum(operation const& o) {
-    if (reduces_ && gradients_ != nullptr) gradients_->start_all_reduce(o.stage());
+    if (reduces_ && gradients_ != nullptr) gradients_->start_sums(o.stage());
   }
 
   /// A W's turn, where W's may be held back.

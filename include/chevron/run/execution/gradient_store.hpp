@@ -16,7 +16,7 @@ class gradient_store {
   /// The same for all stages, before their computations are captured: a graph records addresses.
   virtual void attach_all() = 0;
   /// The stage's gradients of this step are complete on this replica: their sums over the replicas may start.
-  virtual void start_all_reduce(int stage) = 0;
+  virtual void start_sums(int stage) = 0;
 };
 
 }  // namespace chevron

@@ -18,6 +18,7 @@
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>
@@ -37,8 +38,10 @@ class copy_agreement {
  public:
   /// \param gradients of this rank's stages \param every  steps between two comparisons of values; 0: never
   /// \param one_rate  whether a schedule gives all groups their rate, so that what they had counts for nothing
-  copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied, int every, bool one_rate)
-      : where_(where), every_(every), one_rate_(one_rate) {
+  /// \param share null unless the optimizer is sharded; then what optimizers keep has no copies
+  copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied, optimizer_share const* share,
+                 int every, bool one_rate)
+      : where_(where), share_(share), every_(every), one_rate_(one_rate) {
     std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and index: the place among copies
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       if (gradients[s] == nullptr) continue;
@@ -167,8 +170,9 @@ class copy_agreement {
     each_option(options, [&](char const*, double value) { to.add(&value, sizeof value); });
   }
   /// Null where the optimizer does not step this parameter.
-  static torch::optim::OptimizerOptions const* options_of(torch::optim::Optimizer const* optimizer, at::Tensor const& p) {
+  torch::optim::OptimizerOptions const* options_of(torch::optim::Optimizer const* optimizer, at::Tensor const& p) const {
     if (optimizer == nullptr) return nullptr;
+    if (share_ != nullptr) return share_->options_of(p);
     for (auto const& group : optimizer->param_groups()) {
       for (at::Tensor const& one : group.params()) {
         if (one.is_same(p)) return &group.options();
@@ -178,7 +182,7 @@ class copy_agreement {
   }
 
   std::vector<mark> marks_of(torch::optim::Optimizer* optimizer) const {
-    bool const known = optimizer != nullptr && !kind_of(*optimizer).empty();
+    bool const known = optimizer != nullptr && share_ == nullptr && !kind_of(*optimizer).empty();
     tensors all;
     std::vector<byte_fingerprint> states(copies_.size());
     std::vector<std::size_t> ends;
@@ -271,6 +275,7 @@ class copy_agreement {
   }
 
   topology where_;
+  optimizer_share const* share_;
   std::vector<copy> copies_;     // of this rank, to be compared
   std::vector<tied_copy> tied_;  // of a pipeline, by word and stage
   int every_;

@@ -22,6 +22,7 @@
 #include <chevron/run/optimizer/copy_agreement.hpp>
 #include <chevron/run/optimizer/group_rates.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
+#include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
@@ -51,9 +52,10 @@ class global_step {
  public:
   /// Collective: ranks tell each other their parameters' names.
   /// \param gradients of this rank's stages; must outlive this, as `tied` and `options` must
+  /// \param first_bucket  collectives over the replicas are numbered from here
   /// \param taken what this rank's stages take of a batch by name \param losses of this rank's stages
   /// \throws usage_error for an optimizer that cannot be used so; preflight_error where replicas' optimizers differ
-  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied,
+  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, int first_bucket,
               std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses, optimizer_factory const& make,
               trainer_options const& options)
       : comm_(&comm),
@@ -61,16 +63,25 @@ class global_step {
         tied_(&tied),
         options_(&options),
         parameters_(gradients.parameters()),
-        copies_(comm.topology(), gradients, tied, options.check_copies, static_cast<bool>(options.learning_rate)),
-        numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width()),
+        optimizer_(made(make)),
+        share_(cut(first_bucket)),
+        copies_(comm.topology(), gradients, tied, share_.get(), options.check_copies, static_cast<bool>(options.learning_rate)),
+        numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
+                 options.shard != sharding::nothing),
         policy_(options) {
-    if (!parameters_.empty()) {
-      optimizer_ = make(parameters_);
-      if (!optimizer_) throw usage_error("the optimizer factory gave no optimizer");
-      check_optimizer();
-    }
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
+
+  /// How many numbers of collectives over the replicas are taken.
+  int buckets() const { return share_ ? share_->buckets() : 0; }
+  /// Waits until this rank has the parameters that other replicas have stepped. Collective over the replicas.
+  void finish_gather() {
+    if (share_) share_->finish_gather(*comm_);
+  }
+  /// Whether parameters of other replicas may still be missing.
+  bool gathering() const { return share_ && share_->gathering(); }
+  /// Null unless the optimizer is sharded.
+  optimizer_share* share() { return share_.get(); }
 
   /// The first half of a step's end: waits for the replicas' sums, adds up those of tied parameters, and computes the norms.
   /// Collective.
@@ -81,7 +92,7 @@ class global_step {
     rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
     numbers_.clear();
     gradients_->check_attached();
-    gradients_->wait_all_reduce();
+    gradients_->wait_sums();
     tied_->sum(*comm_, program);
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
     scalar_reader norms;
@@ -114,6 +125,8 @@ class global_step {
       optimizer_->step();
       stepped_ = true;
     }
+    // Also where this rank did not step: another replica may have.
+    if (share_) share_->start_gather(*comm_);
     gradient_changes_ = gradients_->changes();
     if (optimizer_) before_.note_versions(*optimizer_);
   }
@@ -126,8 +139,9 @@ class global_step {
     at::Tensor const changed = before_.changed(*optimizer_);
     if (!changed.defined()) return;
     std::string named = "a parameter";
+    at::Tensor const whole = share_ ? share_->parameter_of(changed) : changed;
     for (named_parameter const& p : parameters_) {
-      if (p.value.is_same(changed)) named = "stage " + std::to_string(p.stage) + "'s " + p.name;
+      if (p.value.is_same(whole)) named = "stage " + std::to_string(p.stage) + "'s " + p.name;
     }
     throw usage_error(named + ", or what the optimizer keeps for it, was changed after step " + std::to_string(step_) +
                           ", which with post_validation may yet be undone, and the change with it. Remedy: "
@@ -147,20 +161,21 @@ class global_step {
   /// \param report the one that `run` was given
   /// \returns whether the step stands; false: parameters are now others than they were since `run`, on this rank or on others
   bool verdict(step_report& report) {
+    finish_gather();
     numbers_.finish_all_gather();
     pending_ = false;
     try {
       judge(report);
     } catch (numerical_error const&) {
-      undo();
+      undo_on_all();
       wait_for_all();
       throw;
     } catch (preflight_error const&) {
-      undo();
+      undo_on_all();
       wait_for_all();
       throw;
     } catch (...) {
-      undo();
+      undo_on_all();
       throw;
     }
     if (!report.skipped && !report.clipped) return true;
@@ -176,12 +191,14 @@ class global_step {
     std::vector<double> const rates_of_next = detail::group_rates(optimizer_.get());
     undo();
     apply(report);
+    if (report.skipped) gather_parameters();
     if (optimizer_ && !options_->learning_rate) detail::set_group_rates(*optimizer_, rates_of_next);
     return false;
   }
 
   /// Makes the gather of a step once, for a transport that connects at its first use. Collective.
   void gather_once() {
+    gather_parameters();
     numbers_.clear();
     numbers_.all_gather();
     if (!options_->post_validation) return;
@@ -212,11 +229,13 @@ class global_step {
   bool each_tensor_of(at::Tensor const& p, See const& see) {
     if (!optimizer_) return true;
     if (kind_of(*optimizer_).empty()) return false;
-    if (auto const found = optimizer_->state().find(p.unsafeGetTensorImpl()); found != optimizer_->state().end()) {
+    at::Tensor const piece = share_ ? share_->piece_of(p) : p;
+    if (!piece.defined()) return true;
+    if (auto const found = optimizer_->state().find(piece.unsafeGetTensorImpl()); found != optimizer_->state().end()) {
       for (at::Tensor const& t : tensors_of(*found->second)) see(t);
     }
     before_.each_copy([&](void const* owner, at::Tensor const& copy) {
-      if (owner == p.unsafeGetTensorImpl()) see(copy);
+      if (owner == piece.unsafeGetTensorImpl()) see(copy);
     });
     return true;
   }
@@ -225,18 +244,34 @@ class global_step {
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
  private:
-  void check_optimizer() const {
-    if (dynamic_cast<torch::optim::LBFGS const*>(optimizer_.get()) != nullptr) {
+  /// \returns null on a rank without trained parameters
+  std::unique_ptr<torch::optim::Optimizer> made(optimizer_factory const& make) const {
+    if (parameters_.empty()) return nullptr;
+    auto out = make(parameters_);
+    if (!out) throw usage_error("the optimizer factory gave no optimizer");
+    check(*out);
+    return out;
+  }
+  /// \returns null unless the optimizer is sharded
+  std::unique_ptr<optimizer_share> cut(int first_bucket) const {
+    if (options_->shard == sharding::nothing) return nullptr;
+    gradients_->cut(optimizer_ && kind_of(*optimizer_).empty());
+    if (!optimizer_) return nullptr;
+    return std::make_unique<optimizer_share>(*optimizer_, *gradients_, comm_->topology(), first_bucket);
+  }
+
+  void check(torch::optim::Optimizer const& optimizer) const {
+    if (dynamic_cast<torch::optim::LBFGS const*>(&optimizer) != nullptr) {
       throw usage_error(
           "LBFGS wants the gradient several times in a step, and a step here computes it once. Remedy: SGD, Adam, AdamW, RMSprop "
           "or Adagrad of torch::optim");
     }
-    if (options_->post_validation && kind_of(*optimizer_).empty()) {
+    if (options_->post_validation && kind_of(optimizer).empty()) {
       throw usage_error(
           "what this optimizer keeps is not known here, so a step of it cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
           "Adagrad of torch::optim, or no post_validation");
     }
-    if (options_->learning_rate) detail::check_one_rate(*optimizer_);
+    if (options_->learning_rate) detail::check_one_rate(optimizer);
   }
 
   /// What all ranks' numbers say, the same on all of them.
@@ -263,7 +298,7 @@ class global_step {
   void check_copies_of_step() {
     std::string const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
     if (difference.empty()) return;
-    undo();
+    undo_on_all();
     copies_.check(*comm_, optimizer_.get(), /*values=*/true, here());
     throw preflight_error(difference +
                               " in this step, and no longer do. Remedy: change options, parameters and what the optimizer "
@@ -287,12 +322,18 @@ class global_step {
       options_->before_optimizer_step({step_, report.loss, report.grad_norm, report.learning_rate, parameters_});
     if (optimizer_) optimizer_->step();
     static_cast<void>(draws.drew());  // refuses a generator that ranks share
+    gather_parameters();
+  }
+  void gather_parameters() {
+    if (!share_) return;
+    share_->start_gather(*comm_);
+    share_->finish_gather(*comm_);
   }
 
   /// Everything about the optimizer's step but the step.
   void set_up(double rate) {
     if (options_->learning_rate) detail::set_group_rates(*optimizer_, rate);
-    gradients_->round();
+    share_ ? share_->set_gradients() : gradients_->round();
   }
 
   void gather_numbers() {
@@ -311,9 +352,20 @@ class global_step {
 
   /// Back to before the step that was pending, its learning rates included.
   void undo() {
+    finish_gather();
     if (stepped_) before_.put_back(*optimizer_);
     if (optimizer_) detail::set_group_rates(*optimizer_, rates_);
     stepped_ = false;
+  }
+
+  /// With an error that all ranks have found: their parameters are what they were, too.
+  void undo_on_all() {
+    undo();
+    try {
+      gather_parameters();
+    } catch (error const&) {
+      // Of the two errors the first one tells the cause.
+    }
   }
 
   error_context here() const { return {comm_->topology().global_rank, -1, step_, "OPTIMIZER_STEP"}; }
@@ -324,6 +376,7 @@ class global_step {
   trainer_options const* options_;
   std::vector<named_parameter> parameters_;  // trained on this rank
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<optimizer_share> share_;
   detail::copy_agreement copies_;
   detail::step_statistics numbers_;
   step_policy policy_;

@@ -20,24 +20,35 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/gradient_norm.hpp>
+#include <chevron/run/optimizer/shares.hpp>
 
 /// \file
 /// Where a stage's gradients live, and their sum over the replicas.
 
 namespace chevron {
 
+/// All of a parameter's gradient that a rank counts in the norm, or a block of it.
+struct counted_gradient {
+  at::Tensor values;
+  std::size_t number = 0;  ///< among the parameter's `norm_numbers`
+  bool is_block = false;
+};
+
 /// The gradients of one stage's parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling and
 /// summing over replicas handle few large pieces. Parameters that need no gradient have none here. Gradients of half-precision
 /// parameters are added up, and summed over replicas, in single precision.
 ///
 /// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as
-/// soon as it is there, and `.grad` is left empty); `start_all_reduce` hands them to the transport in buckets, once the stage's
-/// last W or B is done, and nobody writes to them until `wait_all_reduce` returned.
+/// soon as it is there, and `.grad` is left empty); `start_sums` hands them to the transport in buckets, once the stage's
+/// last W or B is done, and nobody writes to them until `wait_sums` returned.
 class gradient_buckets {
  public:
   /// \param first_bucket buckets are numbered over the whole rank; this stage's begin here
   /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
-  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes) : first_bucket_(first_bucket) {
+  /// \param sharded each replica steps its share of the parameters (`cut` says which), and gets the sums of that share alone
+  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, bool sharded = false)
+      : first_bucket_(first_bucket), sharded_(sharded) {
     for (parameter const& p : owner.parameters()) {
       if (!p.value.requires_grad()) {
         frozen_.push_back(p);
@@ -49,7 +60,7 @@ class gradient_buckets {
         continue;
       }
       trained_.push_back(p);
-      flat& with = flat_for(p.value);
+      flat& with = flat_for(p);
       homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.elements});
       with.elements += p.value.numel();
     }
@@ -58,8 +69,10 @@ class gradient_buckets {
       // Neither Gloo nor NCCL sums complex numbers.
       at::Tensor const numbers = f.memory.is_complex() ? at::view_as_real(f.memory).flatten() : f.memory;
       std::int64_t const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes) / numbers.element_size());
-      for (std::int64_t at = 0; at < numbers.numel(); at += most)
-        buckets_.push_back(numbers.narrow(0, at, std::min(most, numbers.numel() - at)));
+      for (std::int64_t at = 0; at < numbers.numel(); at += most) {
+        std::int64_t const size = std::min(most, numbers.numel() - at);
+        buckets_.push_back({numbers.narrow(0, at, size), static_cast<std::size_t>(&f - flats_.data()), at});
+      }
     }
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       at::Tensor const row = flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel());
@@ -161,8 +174,59 @@ class gradient_buckets {
   void counts_elsewhere(std::size_t i) { elsewhere_.push_back(i); }
   bool counts_here(std::size_t i) const { return std::find(elsewhere_.begin(), elsewhere_.end(), i) == elsewhere_.end(); }
 
+  /// Of a sharded optimizer the share of this replica alone.
   void scale(double factor) {
-    for (flat& f : flats_) f.memory.mul_(factor);
+    for (flat& f : flats_) own_share_of(f).mul_(factor);
+  }
+
+  /// Cuts the parameters of this stage into shares, one for each replica, of nearly equal size; once, before the first sum. A
+  /// parameter is cut between two blocks of its norm; cuts of tied parameters depend on their sizes alone, so that they are alike
+  /// on all stages that hold them.
+  /// \param whole parameters are not cut: a replica has the whole of each in its share, or nothing
+  void cut(int replicas, int replica, bool whole) {
+    replica_ = static_cast<std::size_t>(replica);
+    for (std::size_t f = 0; f < flats_.size(); ++f) {
+      std::vector<std::int64_t> sizes, blocks;
+      for (std::size_t i = 0; i < trained_.size(); ++i) {
+        if (homes_[i].flat != f) continue;
+        std::int64_t const elements = trained_[i].value.numel();
+        bool const may_be_cut = !whole && trained_[i].value.is_non_overlapping_and_dense();
+        sizes.push_back(elements);
+        blocks.push_back(may_be_cut ? norm_block(elements) : std::max<std::int64_t>(elements, 1));
+      }
+      flats_[f].cut = detail::cut_into_shares(sizes, blocks, replicas);
+    }
+  }
+  /// Which elements of a parameter are in whose share, in the order of its memory: replica r's are [cut[r], cut[r + 1]).
+  std::vector<std::int64_t> cut_of(std::size_t i) const {
+    std::vector<std::int64_t> out = flats_[homes_[i].flat].cut;
+    for (std::int64_t& at : out) at = std::clamp<std::int64_t>(at - homes_[i].offset, 0, trained_[i].value.numel());
+    return out;
+  }
+  /// The gradient in the order of its parameter's memory.
+  at::Tensor row(std::size_t i) const {
+    return flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel());
+  }
+
+  /// How many numbers a step gathers of this parameter's norm: one for each block where several replicas have shares of it, else
+  /// one.
+  std::size_t norm_numbers(std::size_t i) const {
+    std::int64_t const elements = trained_[i].value.numel(), block = norm_block(elements);
+    return is_cut(i) ? static_cast<std::size_t>((elements + block - 1) / block) : 1;
+  }
+  /// Calls `see(counted_gradient)` for all of the gradient that this rank counts in the norm: the whole of it, or of a cut
+  /// parameter each block in this replica's share.
+  template <class See>
+  void each_counted(std::size_t i, See const& see) const {
+    if (!counts_here(i)) return;
+    if (!sharded_) return see(counted_gradient{views_[i]});
+    std::vector<std::int64_t> const at = cut_of(i);
+    std::int64_t const begin = at[replica_], end = at[replica_ + 1], block = norm_block(trained_[i].value.numel());
+    if (begin == end) return;
+    if (!is_cut(i)) return see(counted_gradient{views_[i]});
+    at::Tensor const all = row(i);
+    for (std::int64_t from = begin; from < end; from += block)
+      see(counted_gradient{all.narrow(0, from, std::min(block, end - from)), static_cast<std::size_t>(from / block), true});
   }
 
   /// The largest finite number that the optimizer sees of this gradient.
@@ -172,17 +236,27 @@ class gradient_buckets {
     if (dtype == at::kBFloat16) return std::numeric_limits<c10::BFloat16>::max();
     return std::numeric_limits<double>::infinity();
   }
-  bool rounds_to_infinity(std::size_t i) const {
-    return views_[i].to(trained_[i].value.scalar_type()).isinf().any().item<bool>();
-  }
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
 
-  void start_all_reduce(transport& comm) {
-    for (int b = 0; b < buckets(); ++b) comm.start_all_reduce(first_bucket_ + b, buckets_[static_cast<std::size_t>(b)]);
+  /// Starts to sum this stage's gradients over the replicas: of a sharded optimizer each share for its replica alone, but for
+  /// tied parameters, whose gradients are then added up over stages.
+  void start_sums(transport& comm) {
+    for (int b = 0; b < buckets(); ++b) {
+      bucket const& one = buckets_[static_cast<std::size_t>(b)];
+      flat const& of = flats_[one.flat];
+      if (!sharded_ || of.tied) {
+        comm.start_all_reduce(first_bucket_ + b, one.values);
+        continue;
+      }
+      std::int64_t const per_element = of.memory.is_complex() ? 2 : 1;
+      std::vector<std::int64_t> here = of.cut;
+      for (std::int64_t& at : here) at = std::clamp<std::int64_t>(at * per_element - one.begin, 0, one.values.numel());
+      comm.start_reduce_scatter(first_bucket_ + b, one.values, here);
+    }
   }
-  void wait_all_reduce(transport& comm) {
-    for (int b = 0; b < buckets(); ++b) comm.wait_all_reduce(first_bucket_ + b);
+  void wait_sums(transport& comm) {
+    for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b);
   }
 
  private:
@@ -215,8 +289,16 @@ class gradient_buckets {
 
   struct flat {
     at::TensorOptions options;
+    bool tied = false;  // holds tied parameters, of a sharded optimizer
     std::int64_t elements = 0;
     at::Tensor memory;
+    std::vector<std::int64_t> cut;  // replicas + 1 offsets; empty unless sharded
+  };
+  /// A piece of a flat buffer that is summed over the replicas.
+  struct bucket {
+    at::Tensor values;
+    std::size_t flat;
+    std::int64_t begin;  // in real numbers
   };
   struct home {
     std::size_t flat;
@@ -243,13 +325,25 @@ class gradient_buckets {
     known.tied_as = again.tied_as;
   }
 
-  flat& flat_for(at::Tensor const& p) {
+  /// A tied parameter of a sharded optimizer has a buffer of its own.
+  flat& flat_for(parameter const& of) {
+    at::Tensor const& p = of.value;
+    bool const tied = sharded_ && !of.tied_as.empty();
     auto const options = at::TensorOptions().dtype(in_float(p) ? at::kFloat : p.scalar_type()).device(p.device());
     for (flat& f : flats_) {
-      if (f.options.dtype() == options.dtype() && f.options.device() == options.device()) return f;
+      if (!tied && !f.tied && f.options.dtype() == options.dtype() && f.options.device() == options.device()) return f;
     }
-    flats_.push_back({options, 0, {}});
+    flats_.push_back({.options = options, .tied = tied, .memory = {}, .cut = {}});
     return flats_.back();
+  }
+
+  bool is_cut(std::size_t i) const {
+    if (!sharded_) return false;
+    std::vector<std::int64_t> const at = cut_of(i);
+    return std::any_of(at.begin(), at.end(), [&](std::int64_t where) { return where > 0 && where < at.back(); });
+  }
+  at::Tensor own_share_of(flat const& f) const {
+    return sharded_ ? f.memory.narrow(0, f.cut[replica_], f.cut[replica_ + 1] - f.cut[replica_]) : f.memory;
   }
 
   int first_bucket_;
@@ -258,7 +352,9 @@ class gradient_buckets {
   std::vector<flat> flats_;
   std::vector<home> homes_;
   tensors views_;
-  tensors buckets_;
+  std::vector<bucket> buckets_;
+  bool sharded_;
+  std::size_t replica_ = 0;
   std::vector<std::size_t> shared_;     // see shares(i)
   std::vector<std::size_t> elsewhere_;  // see counts_elsewhere()
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -58,14 +59,34 @@ inline tensors norms_of(tensors const& gradients) {
   return norms;
 }
 
-/// The squared norm of a gradient in main memory.
-inline double sum_of_squares(at::Tensor const& gradient) {
-  if (gradient.is_non_overlapping_and_dense()) {
-    if (gradient.scalar_type() == at::kFloat) return detail::sum_of_squares(gradient.const_data_ptr<float>(), gradient.numel());
-    if (gradient.scalar_type() == at::kDouble) return detail::sum_of_squares(gradient.const_data_ptr<double>(), gradient.numel());
-  }
-  at::Tensor const numbers = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+/// How many elements of a parameter the norm adds up before it goes on to the next so many: a multiple of 64, at most 256 blocks
+/// to a parameter. The blocks depend on the parameter alone, so that replicas which each hold a share of its gradient, cut between
+/// two blocks, add up what one with the whole gradient does.
+constexpr std::int64_t norm_block(std::int64_t elements) {
+  constexpr std::int64_t least = 1024, most_blocks = 256, lines = 64;
+  std::int64_t const each = (elements + most_blocks - 1) / most_blocks;
+  return each <= least ? least : (each + lines - 1) / lines * lines;
+}
+
+/// The squared norm of one block of a gradient in main memory.
+/// \param row the gradient in the order of its memory \param begin, count the block, in elements
+inline double squares_of_block(at::Tensor const& row, std::int64_t begin, std::int64_t count) {
+  if (row.scalar_type() == at::kFloat) return detail::sum_of_squares(row.const_data_ptr<float>() + begin, count);
+  if (row.scalar_type() == at::kDouble) return detail::sum_of_squares(row.const_data_ptr<double>() + begin, count);
+  at::Tensor const block = row.narrow(0, begin, count);
+  at::Tensor const numbers = block.is_complex() ? at::view_as_real(block) : block;
   return at::sum(at::square(numbers.to(at::kDouble))).item<double>();
+}
+
+/// The squared norm of a gradient in main memory: of its blocks, added in the order of its memory.
+inline double sum_of_squares(at::Tensor const& gradient) {
+  bool const dense = gradient.is_non_overlapping_and_dense();
+  at::Tensor const row = dense ? gradient.as_strided({gradient.numel()}, {1}) : gradient.contiguous().flatten();
+  std::int64_t const block = norm_block(row.numel());
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < row.numel(); begin += block)
+    sum += squares_of_block(row, begin, std::min(block, row.numel() - begin));
+  return sum;
 }
 
 }  // namespace chevron

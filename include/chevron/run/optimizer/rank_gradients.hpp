@@ -32,11 +32,12 @@ class rank_gradients final : public gradient_store {
  public:
   /// \param stages all stages by number; empty on other ranks
   /// \param bucket_bytes largest size of a piece that is summed over the replicas
-  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes) : comm_(&comm) {
+  /// \param sharded each replica steps its share of the parameters; then `cut` comes before the first sum
+  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes, bool sharded = false) : comm_(&comm) {
     by_stage_.resize(stages.size());
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (!stages[s]) continue;
-      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes);
+      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes, sharded);
       buckets_ += by_stage_[s]->buckets();
     }
   }
@@ -67,18 +68,18 @@ class rank_gradients final : public gradient_store {
   void attach_all() override {
     each([](gradient_buckets& g) { g.attach_all(); });
   }
-  void start_all_reduce(int stage) override { by_stage_[static_cast<std::size_t>(stage)]->start_all_reduce(*comm_); }
+  void start_sums(int stage) override { by_stage_[static_cast<std::size_t>(stage)]->start_sums(*comm_); }
   /// Of all stages.
-  void start_all_reduce() {
-    each([this](gradient_buckets& g) { g.start_all_reduce(*comm_); });
+  void start_sums() {
+    each([this](gradient_buckets& g) { g.start_sums(*comm_); });
   }
   /// Waits for the replicas' sums of all stages.
-  void wait_all_reduce() {
+  void wait_sums() {
     auto const from = std::chrono::steady_clock::now();
-    each([this](gradient_buckets& g) { g.wait_all_reduce(*comm_); });
+    each([this](gradient_buckets& g) { g.wait_sums(*comm_); });
     sum_wait_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
   }
-  /// Seconds that the last `wait_all_reduce` took.
+  /// Seconds that the last `wait_sums` took.
   double sum_wait() const { return sum_wait_; }
 
   /// Once a step, before its first B or W.
@@ -120,6 +121,13 @@ class rank_gradients final : public gradient_store {
     return sum;
   }
 
+  /// Cuts the parameters of each stage into shares, one for each replica.
+  /// \param whole parameters are not cut
+  void cut(bool whole) {
+    topology const& where = comm_->topology();
+    each([&](gradient_buckets& g) { g.cut(where.replicas, where.replica(), whole); });
+  }
+
   void scale(double factor) {
     each([factor](gradient_buckets& g) { g.scale(factor); });
   }
@@ -135,23 +143,20 @@ class rank_gradients final : public gradient_store {
     }
   }
 
-  /// The squared norm of each gradient, by stage and parameter; 0 for a tied parameter that counts elsewhere.
+  /// The squared norm of each gradient, by stage and parameter, `gradient_buckets::norm_numbers` numbers of each; 0 for a tied
+  /// parameter that counts elsewhere, and for a share of another replica.
   /// \param out complete once `numbers` are read; must last until then, as this must
   /// \param clip the norm to which gradients are scaled; 0: they are not
   void squared_norms(std::span<double> out, double clip, scalar_reader& numbers) const {
-    std::size_t at = 0;
     tensors on_device;
     std::vector<std::size_t> places;
-    each([&](gradient_buckets const& g) {
-      for (std::size_t i = 0; i < g.views().size(); ++i, ++at) {
-        at::Tensor const& gradient = g.views()[i];
-        if (!g.counts_here(i)) continue;
-        if (gradient.is_cpu()) {
-          out[at] = sum_of_squares(gradient);
-        } else {
-          on_device.push_back(gradient);
-          places.push_back(at);
-        }
+    each_counted([&](gradient_buckets const&, counted_gradient const& of, std::size_t, std::size_t place) {
+      at::Tensor const& gradient = of.values;
+      if (gradient.is_cpu()) {
+        out[place] = of.is_block ? squares_of_block(gradient, 0, gradient.numel()) : sum_of_squares(gradient);
+      } else {
+        on_device.push_back(gradient);
+        places.push_back(place);
       }
     });
     numbers.ask(norms_of(on_device), [this, out, clip, places](std::span<double const> norms) {
@@ -188,18 +193,26 @@ class rank_gradients final : public gradient_store {
     return found;
   }
 
+  /// Calls `see(stage's gradients, gradient, index, place)` for all that this rank counts in the norm.
+  template <class See>
+  void each_counted(See const& see) const {
+    std::size_t first = 0;
+    each([&](gradient_buckets const& g) {
+      for (std::size_t i = 0; i < g.views().size(); first += g.norm_numbers(i++))
+        g.each_counted(i, [&](counted_gradient const& one) { see(g, one, i, first + one.number); });
+    });
+  }
+
   /// A gradient that fits single precision may be infinite where the optimizer sees it, in half precision. Where the norm is
   /// clipped to what half precision holds, it is not.
   void note_roundings(std::span<double> norms, double clip) const {
-    std::size_t at = 0;
-    each([&](gradient_buckets const& g) {
-      for (std::size_t i = 0; i < g.views().size(); ++i, ++at) {
-        double const largest = g.largest(i);
-        bool const clipped = clip > 0 && clip <= largest;
-        // No element is larger than the norm: hardly ever is there anything to look at.
-        if (clipped || !(norms[at] > largest * largest) || !g.rounds_to_infinity(i)) continue;
-        norms[at] = std::numeric_limits<double>::infinity();
-      }
+    each_counted([&](gradient_buckets const& g, counted_gradient const& of, std::size_t i, std::size_t place) {
+      double const largest = g.largest(i);
+      bool const clipped = clip > 0 && clip <= largest;
+      // No element is larger than the norm: hardly ever is there anything to look at.
+      if (clipped || !(norms[place] > largest * largest)) return;
+      if (of.values.to(g.trained()[i].value.scalar_type()).isinf().any().item<bool>())
+        norms[place] = std::numeric_limits<double>::infinity();
     });
   }
 

@@ -25,7 +25,11 @@ struct step_names {
     std::string name;
     double factor;
   };
-  std::vector<std::vector<std::string>> parameters;  ///< that are trained, by stage
+  struct trained_parameter {
+    std::string name;
+    std::size_t norm_numbers;  ///< that a step gathers of it (gradient_buckets::norm_numbers)
+  };
+  std::vector<std::vector<trained_parameter>> parameters;  ///< that are trained, by stage
   std::vector<std::vector<loss>> losses;             ///< by stage
   std::vector<std::vector<std::string>> taken;       ///< by pipeline rank
 
@@ -40,14 +44,17 @@ struct step_names {
     check_factors();
   }
 
-  /// One line for each parameter of a rank: its stage and name; for what its stages take: `takes` and its name; for each loss:
+  /// One line for each parameter of a rank: its stage, the numbers of its norm, and its name; for what its stages take: `takes` and its name; for each loss:
   /// `loss`, its stage, factor and name.
   static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
                           std::span<rank_loss const> losses) {
     std::string out;
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       if (gradients[s] == nullptr) continue;
-      for (parameter const& p : gradients[s]->trained()) out += std::to_string(s) + " " + p.name + "\n";
+      for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
+        out += std::to_string(s) + " " + std::to_string(gradients[s]->norm_numbers(i)) + " " + gradients[s]->trained()[i].name +
+               "\n";
+      }
     }
     for (std::string const& name : taken) out += "takes " + name + "\n";
     for (rank_loss const& one : losses)
@@ -60,16 +67,25 @@ struct step_names {
     auto const found = std::find_if(parameters.begin(), parameters.end(), [](auto const& names) { return !names.empty(); });
     return static_cast<int>(found - parameters.begin());
   }
-  /// The most that a rank's stages have, of `parameters` or `losses`.
-  template <class Lists>
-  static std::size_t most(plan_view const& plan, Lists const& by_stage) {
-    std::vector<std::size_t> of_rank(static_cast<std::size_t>(plan.size.ranks));
-    for (int s = 0; s < plan.stages; ++s)
-      of_rank[static_cast<std::size_t>(plan.rank_of_stage(s))] += by_stage[static_cast<std::size_t>(s)].size();
-    return *std::max_element(of_rank.begin(), of_rank.end());
+  /// The most numbers of norms that a rank's stages have.
+  std::size_t most_norms(plan_view const& plan) const {
+    return most(plan, parameters, [](trained_parameter const& one) { return one.norm_numbers; });
+  }
+  /// The most losses that a rank's stages have.
+  std::size_t most_losses(plan_view const& plan) const {
+    return most(plan, losses, [](loss const&) { return std::size_t{1}; });
   }
 
  private:
+  template <class Lists, class Count>
+  static std::size_t most(plan_view const& plan, Lists const& by_stage, Count const& count) {
+    std::vector<std::size_t> of_rank(static_cast<std::size_t>(plan.size.ranks));
+    for (int s = 0; s < plan.stages; ++s) {
+      for (auto const& one : by_stage[static_cast<std::size_t>(s)]) of_rank[static_cast<std::size_t>(plan.rank_of_stage(s))] += count(one);
+    }
+    return *std::max_element(of_rank.begin(), of_rank.end());
+  }
+
   void read(std::string const& text, std::vector<std::string>& taken_here) {
     for (std::size_t at = 0; at < text.size();) {
       std::size_t const space = text.find(' ', at), end = text.find('\n', at);
@@ -81,7 +97,7 @@ struct step_names {
         std::size_t const factor = name.find(' ') + 1, of_name = name.find(' ', factor) + 1;
         losses[std::stoul(name)].push_back({name.substr(of_name), std::stod(name.substr(factor))});
       } else {
-        parameters[std::stoul(first)].push_back(name);
+        parameters[std::stoul(first)].push_back({name.substr(name.find(' ') + 1), std::stoul(name)});
       }
     }
   }

@@ -55,11 +55,13 @@ class step_statistics {
   /// Collective: ranks tell each other their parameters' names, and what their stages take of a batch by name.
   /// \param names this rank's (`step_names::text`)
   /// \param copies how many numbers each rank contributes to the comparison of copies (copy_agreement.hpp)
+  /// \param sharded each replica has the norms of its own share of the parameters alone
   /// \throws usage_error where no stage has anything to train
-  step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies)
-      : plan_(plan), comm_(&comm), names_(plan, comm.all_gather_text(names)), copies_(copies) {
-    std::size_t const most = step_names::most(plan_, names_.parameters);
-    most_losses_ = step_names::most(plan_, names_.losses);
+  step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies,
+                  bool sharded)
+      : plan_(plan), comm_(&comm), names_(plan, comm.all_gather_text(names)), copies_(copies), sharded_(sharded) {
+    std::size_t const most = names_.most_norms(plan_);
+    most_losses_ = names_.most_losses(plan_);
     if (most == 0) throw usage_error("no stage has a parameter that needs a gradient: nothing would be learned");
     data_ = data_agreement(plan_, comm.topology(), names_.taken, check);
     width_ = first_norm() + most;
@@ -237,9 +239,10 @@ class step_statistics {
     double sum = 0;
     for (std::size_t s = 0; s < names_.parameters.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
-      for (std::string const& name : names_.parameters[s]) {
-        double const squared = of_rank(rank)[next[static_cast<std::size_t>(rank)]++];
-        if (!std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + name;
+      for (step_names::trained_parameter const& one : names_.parameters[s]) {
+        double squared = 0;
+        for (std::size_t k = 0; k < one.norm_numbers; ++k) squared += norm_of(rank, next[static_cast<std::size_t>(rank)]++);
+        if (!std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + one.name;
         sum += squared;
       }
     }
@@ -288,6 +291,13 @@ class step_statistics {
   int first_of_data() const { return first_of_losses() + per_loss * static_cast<int>(most_losses_); }
   std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
   std::size_t first_norm() const { return first_of_copies() + copies_; }
+  /// A number of a norm. Of a sharded optimizer one replica has it, and the others have 0.
+  double norm_of(int rank, std::size_t place) const {
+    double sum = of_rank(rank)[place];
+    for (int replica = 1; sharded_ && replica < comm_->topology().replicas; ++replica)
+      sum += of_rank(replica * plan_.size.ranks + rank)[place];
+    return sum;
+  }
   double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
 
   plan_view plan_;
@@ -295,6 +305,7 @@ class step_statistics {
   step_names names_;
   std::size_t most_losses_ = 0;  // of a rank
   std::size_t copies_;           // numbers of a rank for the comparison of copies
+  bool sharded_;
   data_agreement data_;
   bool compares_data_ = false;  // in this step
   std::size_t width_ = 0;

@@ -48,6 +48,12 @@ enum class gradient_reduction {
   sum    ///< each replica has the mean over its own samples, and these are added
 };
 
+/// What each replica of a stage has its share of alone, instead of all of it (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+enum class sharding {
+  nothing,   ///< each replica holds and steps everything
+  optimizer  ///< the optimizer's state: a replica steps its share of the parameters, and gets the rest from the others
+};
+
 /// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights` and the two
 /// functions that are called with what happened.
 struct trainer_options {
@@ -62,6 +68,11 @@ struct trainer_options {
   /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
   /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
   bool broadcast_buffers = true;
+  /// What is cut over the replicas. On threads, and replicas of one machine, every bit stays what it is. `optimizer()` then steps
+  /// the pieces of parameters that are in this replica's share; with `post_validation` a step ends before this rank has the others'
+  /// shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that checkpoints know, and
+  /// Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
+  sharding shard = sharding::nothing;
   loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
   /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
@@ -141,6 +152,11 @@ inline void check(trainer_options const& options) {
         "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
         "a step over: leave either out");
   }
+  if (options.shard != sharding::nothing && options.before_optimizer_step) {
+    throw usage_error(
+        "before_optimizer_step does not go with a sharded optimizer: no replica has all gradients. Remedy: shard = "
+        "sharding::nothing, or leave before_optimizer_step out");
+  }
   if (options.scaling) loss_scale const acceptable(*options.scaling);
 }
 
@@ -154,6 +170,7 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
   out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
   out.add("gradients over replicas", options.reduction == gradient_reduction::mean ? "mean" : "sum");
+  out.add("over replicas sharded", options.shard == sharding::nothing ? "nothing" : "optimizer");
   out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
   out.add("microbatches count", options.loss_weight ? "what the caller weighs" : "their samples");
   out.add("data compared", options.check_data == data_check::never        ? "never"

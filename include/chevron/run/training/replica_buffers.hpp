@@ -55,7 +55,7 @@ class replica_buffers {
   /// Waits for them. Before the next forward.
   void finish(transport& comm) {
     if (buffers_.empty()) return;
-    comm.wait_all_reduce(bucket_);
+    comm.wait_bucket(bucket_);
     if (gives_) return;
     at::NoGradGuard const off;
     for (std::size_t i = 0; i < buffers_.size(); ++i) detail::copy_into(buffers_[i], places_[i]);

@@ -62,7 +62,7 @@ class replica_counts {
   }
   /// Waits for the other replicas.
   void finish(transport& comm) {
-    comm.wait_all_reduce(bucket_);
+    comm.wait_bucket(bucket_);
     at::Tensor const sums = sum_.cpu();
     for (std::size_t k = 0; k < totals_.size(); ++k) {
       if (!given_[k]) totals_[k] = sums.const_data_ptr<double>()[k];

@@ -79,7 +79,8 @@ class trainer {
     check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
-    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes);
+    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes,
+                                                   options.shard != sharding::nothing);
     buffers_before_ = buffer_snapshot(stages);
     if (options.broadcast_buffers)
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
@@ -88,7 +89,7 @@ class trainer {
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(gradients_->buckets() + 1);
     update_ =
-        std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, taken, context_.stage_losses(), setup.optimizer, options);
+        std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 2, taken, context_.stage_losses(), setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
     make_executor();
@@ -172,8 +173,11 @@ class trainer {
 
   /// The stages by number; those of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
-  /// This rank's optimizer; null if its stages have nothing to train.
+  /// This rank's optimizer; null if its stages have nothing to train. With `trainer_options::shard` its groups hold the pieces of
+  /// parameters that are in this replica's share.
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
+  /// This replica's share of the optimizer; null unless it is sharded.
+  optimizer_share* share() { return update_->share(); }
   transport& comm() { return context_.comm(); }
   program_view program() const { return program_.view(); }
   /// The factor of loss scaling: part of what a checkpoint keeps.
@@ -226,8 +230,8 @@ class trainer {
 
   /// With gradients that are zero yet, and buffers that are the same on all replicas.
   void use_collectives_once() {
-    gradients_->start_all_reduce();
-    gradients_->wait_all_reduce();
+    gradients_->start_sums();
+    gradients_->wait_sums();
     buffers_of_all_.start(context_.comm());
     buffers_of_all_.finish(context_.comm());
     context_.connect_counts();
@@ -290,6 +294,7 @@ class trainer {
 
   /// Computes gradients, of the last step's parameters once they stand.
   run_result run_program(bool last) {
+    update_->finish_gather();
     if (!update_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
       batch_.scale_gradients(update_->scaling().factor());

@@ -155,15 +155,16 @@ class gloo_transport final : public transport {
     waits_.needing({.of = of, .least = number, .every = of == count::sums ? topology().pipeline_ranks : 1}, work);
   }
 
-  void start_sum(int bucket, at::Tensor values) override {
+  void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
+    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
     summing& sum = sums_[bucket];
     sum.number = ++done_.sums;
     if (shared_memory_sums_ != nullptr) return shared_memory_sums_->start(bucket, std::move(values));
     std::vector<at::Tensor> list{std::move(values)};
-    sum.work = waits_.posting(everybody(sum_of_gradients), [&] { return replicas_->allreduce(list); });
+    sum.work = waits_.posting(replicas_at(bucket), [&] { return replicas_->allreduce(list); });
   }
-  void wait_sum(int bucket) override {
-    awaited const mine = everybody(sum_of_gradients);
+  void wait_collective(int bucket) override {
+    awaited const mine = replicas_at(bucket);
     summing& sum = sums_[bucket];
     needing(count::sums, sum.number, [&] {
       if (shared_memory_sums_ != nullptr)

@@ -39,7 +39,7 @@ namespace chevron {
 /// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
 ///   is one for each directed edge of the pipeline, one for the sums over replicas and one for gathers; each has a stream.
 /// - `post_send` and `post_receive` put the transfer on the stream of its edge, behind what the rank was asked to compute so far;
-///   `receive`, `wait_send` and `wait_all_reduce` put what the rank computes next behind the transfer. The host waits for the end
+///   `receive`, `wait_send` and `wait_bucket` put what the rank computes next behind the transfer. The host waits for the end
 ///   of a gather only: it needs the numbers.
 /// - A receive slot keeps its memory from step to step. A receive into it comes after all that the rank was asked to compute
 ///   before it was posted, and so after the last use of what it held. Where the caller kept a tensor the slot gets new memory.
@@ -74,7 +74,7 @@ class stream_transport : public transport {
                           where.replicas, deadline());
       at::Tensor const once = at::zeros({1}, streams_.device());
       start_all_reduce(0, once);
-      wait_all_reduce(0);
+      wait_bucket(0);
     }
     watch_.deadline(deadline());
     failures_->all_have_met();
@@ -149,8 +149,9 @@ class stream_transport : public transport {
   }
   void open_slots(slot_counts const& slots) override { messages_.open(slots); }
 
-  void start_sum(int bucket, at::Tensor values) override {
-    awaited const mine = everybody(sum_of_gradients);
+  void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
+    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
+    awaited const mine = replicas_at(bucket);
     lines_.check(mine);
     auto const b = static_cast<std::size_t>(bucket);
     while (summed_.size() <= b) summed_.push_back(std::make_unique<point>(watch_));
@@ -159,7 +160,7 @@ class stream_transport : public transport {
     streams_.sum(sums_->way, sums_->on, values);
     summed_[b]->record(sums_->on, mine);
   }
-  void wait_sum(int bucket) override { lines_.wait(*summed_.at(static_cast<std::size_t>(bucket))); }
+  void wait_collective(int bucket) override { lines_.wait(*summed_.at(static_cast<std::size_t>(bucket))); }
 
   void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
     ++detail::gathers_in(done_, slot);

@@ -139,7 +139,8 @@ class threads_transport final : public transport {
     mine().receives.resize(static_cast<std::size_t>(slots.receive));
   }
 
-  void start_sum(int bucket, at::Tensor values) override {
+  void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
+    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
     int const replicas = topology().replicas;
     auto const b = static_cast<std::size_t>(bucket);
     if (started_.size() <= b) started_.resize(b + 1);
@@ -148,7 +149,7 @@ class threads_transport final : public transport {
     std::vector<stream_handoff> given;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running(everybody(sum_of_gradients));
+      check_running(replicas_at(bucket));
       auto& all = hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())];
       if (all.size() <= b) all.resize(b + 1);
       auto& sum = all[b];
@@ -166,7 +167,7 @@ class threads_transport final : public transport {
       if (parts[r].sizes() != parts[0].sizes() || parts[r].dtype() != parts[0].dtype()) {
         throw preflight_error(
             "replicas 0 and " + std::to_string(r) + " sum gradients of different shapes in bucket " + std::to_string(bucket),
-            {.rank = rank(), .step = step(), .action = sum_of_gradients});
+            {.rank = rank(), .step = step(), .action = detail::words_of(what)});
       }
       // What is added and copied runs where the parts are, whoever asks for it.
       given[r].wait_for(parts[r].device());
@@ -185,7 +186,7 @@ class threads_transport final : public transport {
     hub_->wake_all();
   }
 
-  void wait_sum(int bucket) override {
+  void wait_collective(int bucket) override {
     auto const b = static_cast<std::size_t>(bucket);
     std::unique_lock hold(hub_->mutex);
     auto& all = hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())];
@@ -194,7 +195,7 @@ class threads_transport final : public transport {
       return same_stages && all[b].count > 0 &&
              !all[b].arrived[static_cast<std::size_t>(r / topology().pipeline_ranks)].defined();
     };
-    wait(hold, &hub::all_ranks, absent, everybody(sum_of_gradients),
+    wait(hold, &hub::all_ranks, absent, replicas_at(bucket),
          [&](clock::time_point, clock::time_point&) { return all[b].done >= started_.at(b); });
     all[b].sum.wait_for();
   }

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <chevron/run/core/error.hpp>
+
+/// \file
+/// Which collectives run over the replicas of a pipeline rank, and how a cut divides a tensor among replicas.
+
+namespace chevron {
+
+enum class replica_collective {
+  all_reduce,      ///< each replica gets the sums of all elements
+  reduce_scatter,  ///< each gets the sums of its own share
+  share_gather     ///< each gets every replica's share as it is
+};
+
+namespace detail {
+
+/// What a rank waits for, a literal.
+inline char const* words_of(replica_collective what) {
+  switch (what) {
+    case replica_collective::reduce_scatter:
+      return "reduce-scatter of gradients";
+    case replica_collective::share_gather:
+      return "gather of shares";
+    default:
+      return "sum of gradients";
+  }
+}
+
+/// \throws usage_error where `values` is not contiguous, or where a collective of shares has a cut that does not divide it among
+/// the replicas
+inline void check_collective(replica_collective what, int bucket, at::Tensor const& values, std::span<std::int64_t const> cut,
+                             int replicas) {
+  std::string const of_bucket = std::string("the ") + words_of(what) + " of bucket " + std::to_string(bucket);
+  if (!values.is_contiguous()) throw usage_error(of_bucket + " needs a contiguous tensor. Remedy: .contiguous()");
+  if (what == replica_collective::all_reduce) return;
+  bool const divides = cut.size() == static_cast<std::size_t>(replicas) + 1 && std::is_sorted(cut.begin(), cut.end()) &&
+                       cut.front() == 0 && cut.back() == values.numel();
+  if (divides) return;
+  std::string offsets;
+  for (std::int64_t const each : cut) offsets += (offsets.empty() ? "" : ", ") + std::to_string(each);
+  throw usage_error(of_bucket + " has the cut [" + offsets + "], which does not divide " + std::to_string(values.numel()) +
+                    " elements among " + std::to_string(replicas) + " replicas. Remedy: " + std::to_string(replicas + 1) +
+                    " offsets, ascending, from 0 to " + std::to_string(values.numel()));
+}
+
+/// A gather of shares as a sum, exact whatever the dtype: sets all but the own share to zero.
+/// \returns the bytes of `values`, to be summed over replicas
+inline at::Tensor as_sum_of_bytes(at::Tensor const& values, std::span<std::int64_t const> cut, int replica) {
+  at::NoGradGuard const off;
+  at::Tensor const bytes = values.detach().view({-1}).view(at::kByte);
+  std::int64_t const width = static_cast<std::int64_t>(values.itemsize()), begin = cut[static_cast<std::size_t>(replica)] * width,
+                     end = cut[static_cast<std::size_t>(replica) + 1] * width;
+  bytes.narrow(0, 0, begin).zero_();
+  bytes.narrow(0, end, bytes.numel() - end).zero_();
+  return bytes;
+}
+
+}  // namespace detail
+}  // namespace chevron

@@ -1,0 +1,239 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/optimizer/optimizer_factory.hpp>
+#include <chevron/run/optimizer/optimizer_state.hpp>
+#include <chevron/run/optimizer/rank_gradients.hpp>
+
+/// \file
+/// The share of a sharded optimizer that one replica holds and steps (ZeRO, Rajbhandari et al., arXiv 1910.02054, section 5.1).
+
+namespace chevron {
+
+/// Of each parameter the elements that this replica steps, and the collectives that give each replica the others' elements.
+///
+/// The optimizer is made for whole parameters, so that a factory sees names and shapes. Then each parameter of its groups is
+/// exchanged for the piece in this replica's share: the parameter itself, a view of a part of its memory, or none. The
+/// optimizer's state is by piece, so the bytes of all replicas' states are those of one that is not sharded. Element-wise
+/// optimizers compute the same bits of a piece as of the whole. Parameters of other optimizers are not cut.
+class optimizer_share {
+ public:
+  /// \param of whose groups hold whole parameters
+  /// \param gradients of this rank; cut
+  /// \param first_bucket  collectives of this are numbered from here
+  optimizer_share(torch::optim::Optimizer& of, rank_gradients const& gradients, topology const& where, int first_bucket)
+      : optimizer_(&of), gradients_(&gradients), where_(where), first_bucket_(first_bucket) {
+    for (std::size_t s = 0; s < gradients.stages(); ++s) {
+      for (std::size_t i = 0; gradients[s] != nullptr && i < gradients[s]->trained().size(); ++i) {
+        at::Tensor const& p = gradients[s]->trained()[i].value;
+        if (find(p) == nullptr) held_.push_back(piece_of(s, i, p));
+      }
+    }
+    for (std::size_t g = 0; g < of.param_groups().size(); ++g) {
+      std::vector<at::Tensor> mine;
+      for (at::Tensor const& p : of.param_groups()[g].params()) {
+        held& one = *find(p);
+        one.group = g;
+        if (one.piece.defined()) mine.push_back(one.piece);
+      }
+      of.param_groups()[g].params() = std::move(mine);
+    }
+    // Adagrad makes its states when it is made.
+    for (held const& one : held_) {
+      auto const found = of.state().find(one.whole.unsafeGetTensorImpl());
+      if (found == of.state().end()) continue;
+      auto const whole = std::move(found->second);
+      of.state().erase(found);
+      take_state(one.whole, whole.get());
+    }
+  }
+
+  /// How many numbers of collectives are taken.
+  int buckets() const { return static_cast<int>(held_.size()); }
+
+  /// Gives the pieces their gradients for the optimizer's step, rounded to the dtype of their parameter.
+  void set_gradients() {
+    at::NoGradGuard const off;
+    for (held& one : held_) {
+      if (!one.piece.defined()) continue;
+      gradient_buckets const& of = *(*gradients_)[one.stage];
+      at::Tensor const gradient = one.is_whole() ? of.views()[one.index] : of.row(one.index).narrow(0, one.begin(), one.size());
+      one.piece.mutable_grad() = gradient.to(one.piece.scalar_type());
+    }
+  }
+
+  /// Starts to give all replicas the parameters that this one has stepped. All replicas call it alike.
+  void start_gather(transport& comm) {
+    at::NoGradGuard const off;
+    for (std::size_t k = 0; k < held_.size(); ++k) {
+      held& one = held_[k];
+      if (one.piece.defined() && !one.is_whole()) one.piece.mutable_grad().reset();
+      // A parameter that does not fill its memory goes by way of one that does.
+      bool const dense = one.whole.is_non_overlapping_and_dense();
+      if (!dense) one.staged = one.whole.detach().contiguous();
+      // With a count of changes of its own: what others have stepped is no change of the caller's.
+      at::Tensor const values = (dense ? one.whole : one.staged).variable_data();
+      comm.start_share_gather(first_bucket_ + static_cast<int>(k), memory_of(values), one.cut);
+    }
+    gathering_ = true;
+  }
+  /// Waits until this replica has all parameters whole.
+  void finish_gather(transport& comm) {
+    if (!std::exchange(gathering_, false)) return;
+    at::NoGradGuard const off;
+    for (std::size_t k = 0; k < held_.size(); ++k) {
+      held& one = held_[k];
+      comm.wait_bucket(first_bucket_ + static_cast<int>(k));
+      if (one.staged.defined()) one.whole.detach().copy_(std::exchange(one.staged, {}));
+    }
+  }
+  bool gathering() const { return gathering_; }
+
+  /// The parameter of a piece; undefined for any other tensor.
+  at::Tensor parameter_of(at::Tensor const& piece) const {
+    auto const found = std::find_if(held_.begin(), held_.end(), [&](held const& one) { return one.piece.is_same(piece); });
+    return found == held_.end() ? at::Tensor() : found->whole;
+  }
+  /// The piece of a parameter; undefined where none is in this replica's share.
+  at::Tensor piece_of(at::Tensor const& p) const {
+    held const* const found = find(p);
+    return found == nullptr ? at::Tensor() : found->piece;
+  }
+  /// The options that a parameter is stepped with, on whichever replica; null for one that is not trained.
+  torch::optim::OptimizerOptions const* options_of(at::Tensor const& p) const {
+    held const* const found = find(p);
+    return found == nullptr ? nullptr : &std::as_const(*optimizer_).param_groups()[found->group].options();
+  }
+
+  /// The parameters of a group, those of other replicas' shares included.
+  std::vector<at::Tensor> group(std::size_t number) const {
+    std::vector<at::Tensor> out;
+    for (held const& one : held_) {
+      if (one.group == number) out.push_back(one.whole);
+    }
+    return out;
+  }
+
+  /// Keeps this replica's share of a parameter's state.
+  /// \param whole of the whole parameter; null: the parameter begins without one
+  void take_state(at::Tensor const& p, torch::optim::OptimizerParamState const* whole) {
+    held const& one = *find(p);
+    if (!one.piece.defined()) return;
+    if (whole == nullptr) {
+      optimizer_->state().erase(one.piece.unsafeGetTensorImpl());
+      return;
+    }
+    auto mine = whole->clone();
+    if (!one.is_whole()) {
+      visit_state(
+          *mine, [&](char const*, at::Tensor& t) { if (t.defined()) t = memory_of(t).narrow(0, one.begin(), one.size()).clone(); },
+          [](char const*, auto&) {});
+    }
+    optimizer_->state()[one.piece.unsafeGetTensorImpl()] = std::move(mine);
+  }
+
+  /// The whole state of a parameter on replica 0; null elsewhere, and for a parameter that has none yet. Collective over the
+  /// replicas, with no gather under way.
+  std::unique_ptr<torch::optim::OptimizerParamState> whole_state(transport& comm, at::Tensor const& p) const {
+    at::NoGradGuard const off;
+    held const& one = *find(p);
+    std::string const kind = kind_of(*optimizer_);
+    auto const mine = one.piece.defined() ? optimizer_->state().find(one.piece.unsafeGetTensorImpl()) : optimizer_->state().end();
+    bool const held_here = mine != optimizer_->state().end();
+    auto out = held_here ? mine->second->clone() : empty_state(kind);
+    // First what the replicas hold: numbers, and which tensors there are.
+    std::vector<double> told{held_here ? 1.0 : 0.0};
+    visit_state(
+        *out, [&](char const*, at::Tensor const& t) { told.push_back(t.defined() ? 1 : 0); },
+        [&](char const*, auto const& number) { told.push_back(static_cast<double>(number)); });
+    std::vector<double> const known = largest_of_replicas(comm, told);
+    if (known[0] == 0) return nullptr;
+    std::size_t next = 1;
+    visit_state(
+        *out,
+        [&](char const*, at::Tensor& t) {
+          if (known[next++] == 0) return;
+          at::Tensor const whole = at::zeros_like(one.whole);
+          if (held_here && one.is_whole()) whole.copy_(t);
+          if (held_here && !one.is_whole()) memory_of(whole).narrow(0, one.begin(), one.size()).copy_(t);
+          comm.start_share_gather(first_bucket_, memory_of(whole), one.cut);
+          comm.wait_bucket(first_bucket_);
+          t = whole;
+        },
+        [&](char const*, auto& number) { number = static_cast<std::remove_reference_t<decltype(number)>>(known[next++]); });
+    return where_.replica() == 0 ? std::move(out) : nullptr;
+  }
+
+ private:
+  struct held {
+    at::Tensor whole, piece;  // piece: undefined where this replica has none
+    at::Tensor staged;        // during a gather, of a parameter that does not fill its memory
+    std::size_t stage, index;
+    std::vector<std::int64_t> cut;  // elements by replica
+    std::size_t replica;
+    std::size_t group = 0;
+
+    std::int64_t begin() const { return cut[replica]; }
+    std::int64_t size() const { return cut[replica + 1] - cut[replica]; }
+    bool is_whole() const { return size() == cut.back(); }
+  };
+
+  /// A tensor's elements in the order of its memory.
+  static at::Tensor memory_of(at::Tensor const& t) { return t.detach().as_strided({t.numel()}, {1}); }
+
+  held piece_of(std::size_t stage, std::size_t index, at::Tensor const& p) const {
+    held out{p, {}, {}, stage, index, (*gradients_)[stage]->cut_of(index), static_cast<std::size_t>(where_.replica())};
+    if (out.is_whole() && out.size() > 0) {
+      out.piece = p;
+    } else if (out.size() > 0) {
+      out.piece = memory_of(p).narrow(0, out.begin(), out.size()).requires_grad_();
+    }
+    return out;
+  }
+  held const* find(at::Tensor const& p) const {
+    auto const found = std::find_if(held_.begin(), held_.end(), [&](held const& one) { return one.whole.is_same(p); });
+    return found == held_.end() ? nullptr : &*found;
+  }
+  held* find(at::Tensor const& p) { return const_cast<held*>(std::as_const(*this).find(p)); }
+
+  /// The largest that any replica has of each number.
+  std::vector<double> largest_of_replicas(transport& comm, std::vector<double> const& mine) const {
+    auto const count = static_cast<std::int64_t>(mine.size());
+    at::Tensor const all = at::zeros({where_.replicas, count}, at::kDouble);
+    std::copy(mine.begin(), mine.end(), all.mutable_data_ptr<double>() + where_.replica() * count);
+    at::Tensor const there = all.to(held_.front().whole.device());
+    std::vector<std::int64_t> cut;
+    for (int r = 0; r <= where_.replicas; ++r) cut.push_back(r * count);
+    comm.start_share_gather(first_bucket_, there.flatten(), cut);
+    comm.wait_bucket(first_bucket_);
+    at::Tensor const largest = std::get<0>(there.cpu().max(0));
+    return {largest.const_data_ptr<double>(), largest.const_data_ptr<double>() + count};
+  }
+
+  torch::optim::Optimizer* optimizer_;
+  rank_gradients const* gradients_;
+  topology where_;
+  int first_bucket_;
+  std::vector<held> held_;  // each parameter once, by stage and registration
+  bool gathering_ = false;
+};
+
+}  // namespace chevron
