@@ -53,6 +53,19 @@ inline void check_collective(replica_collective what, int bucket, at::Tensor con
                     " offsets, ascending, from 0 to " + std::to_string(values.numel()));
 }
 
+/// Why two replicas are refused that start different collectives, or with different tensors or cuts, in one bucket.
+inline std::string unlike_collectives(int bucket, int mine, replica_collective what, int theirs, replica_collective other) {
+  std::string const of_bucket = "bucket " + std::to_string(bucket);
+  if (what != other) {
+    return "replica " + std::to_string(mine) + " starts the " + words_of(what) + " in " + of_bucket + " where replica " +
+           std::to_string(theirs) + " starts the " + words_of(other) +
+           ". Remedy: the same collectives in the same order on all replicas";
+  }
+  std::string const both = "replicas " + std::to_string(mine) + " and " + std::to_string(theirs);
+  if (what == replica_collective::all_reduce) return both + " sum gradients of different shapes or dtypes in " + of_bucket;
+  return both + " start the " + words_of(what) + " with different shapes, dtypes or cuts in " + of_bucket;
+}
+
 /// A gather of shares as a sum, exact whatever the dtype: sets all but the own share to zero.
 /// \returns the bytes of `values`, to be summed over replicas
 inline at::Tensor as_sum_of_bytes(at::Tensor const& values, std::span<std::int64_t const> cut, int replica) {

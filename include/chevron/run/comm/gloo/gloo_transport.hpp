@@ -19,7 +19,7 @@
 #include <chevron/run/comm/gloo/point_to_point.hpp>
 #include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
-#include <chevron/run/comm/shared_memory/shared_all_reduce.hpp>
+#include <chevron/run/comm/shared_memory/shared_collectives.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -33,8 +33,8 @@
 /// The transport between processes: c10d's Gloo.
 ///
 /// What ranks of one machine can do in memory that they share does not go by Gloo: messages of up to 1 MiB (point_to_point.hpp),
-/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the sums of a stage whose replicas all are
-/// (shared_all_reduce.hpp). The connections by which a lost rank is noticed are Gloo's in any case.
+/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the collectives of a stage whose replicas all are
+/// (shared_collectives.hpp). The connections by which a lost rank is noticed are Gloo's in any case.
 
 namespace chevron {
 
@@ -156,10 +156,10 @@ class gloo_transport final : public transport {
   }
 
   void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
     summing& sum = sums_[bucket];
     sum.number = ++done_.sums;
-    if (shared_memory_sums_ != nullptr) return shared_memory_sums_->start(bucket, std::move(values));
+    if (shared_collectives_ != nullptr) return shared_collectives_->start(what, bucket, std::move(values), cut);
+    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
     std::vector<at::Tensor> list{std::move(values)};
     sum.work = waits_.posting(replicas_at(bucket), [&] { return replicas_->allreduce(list); });
   }
@@ -167,8 +167,8 @@ class gloo_transport final : public transport {
     awaited const mine = replicas_at(bucket);
     summing& sum = sums_[bucket];
     needing(count::sums, sum.number, [&] {
-      if (shared_memory_sums_ != nullptr)
-        return shared_memory_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (shared_collectives_ != nullptr)
+        return shared_collectives_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
     });
   }
@@ -223,8 +223,8 @@ class gloo_transport final : public transport {
     std::vector<int> copies;
     for (int r = 0; r < topology().replicas; ++r) copies.push_back(r * topology().pipeline_ranks + me);
     if (memory_ != nullptr && memory_->are_near(copies)) {
-      shared_memory_sums_ =
-          std::make_unique<detail::shared_all_reduce>(*memory_, std::move(copies), topology().replica(), watch_);
+      shared_collectives_ =
+          std::make_unique<detail::shared_collectives>(*memory_, std::move(copies), topology().replica(), watch_);
       return;
     }
     replicas_ = detail::connect_gloo(address, store_, rendezvous_.prefix() + "replicas" + std::to_string(me) + "/",
@@ -254,7 +254,7 @@ class gloo_transport final : public transport {
   detail::gloo_group replicas_;  // this stage's copies; null if there is one only, or they share memory
 
   std::unique_ptr<detail::shared_memory> memory_;         // null: everything goes by Gloo
-  std::unique_ptr<detail::shared_all_reduce> shared_memory_sums_;  // null: sums go by Gloo
+  std::unique_ptr<detail::shared_collectives> shared_collectives_;  // null: sums go by Gloo
 
   detail::point_to_point messages_;
   std::unordered_map<int, summing> sums_;  // by bucket

@@ -78,8 +78,9 @@ int die(gloo_transport& comm, int victim) {
 
 /// Starts this program again, as ranks.
 subprocess::program_end ranks_that(std::string const& task, int pipeline_ranks, int replicas) {
-  return subprocess::started("a rank that sums", {"CHEVRON_SUMS_TASK=" + task, "CHEVRON_SUMS_RANKS=" + std::to_string(pipeline_ranks),
-                                             "CHEVRON_SUMS_REPLICAS=" + std::to_string(replicas)})
+  return subprocess::started("a rank that sums",
+                             {"CHEVRON_SUMS_TASK=" + task, "CHEVRON_SUMS_RANKS=" + std::to_string(pipeline_ranks),
+                              "CHEVRON_SUMS_REPLICAS=" + std::to_string(replicas)})
       .wait();
 }
 
