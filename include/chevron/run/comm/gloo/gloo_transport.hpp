@@ -92,7 +92,7 @@ class gloo_transport final : public transport {
     // Nobody closes a connection before all have left the barrier.
     rendezvous_.leave();
     messages_.clear();
-    sums_.clear();
+    buckets_.clear();
     replicas_.reset();
     world_.reset();
     closed_ = true;
@@ -130,8 +130,8 @@ class gloo_transport final : public transport {
   using work_ptr = detail::bounded_wait::work_ptr;
   using count = detail::wait_need::count;
 
-  struct summing {
-    work_ptr work;  // null where replicas share memory
+  struct collective {
+    std::vector<work_ptr> works;  // none where replicas share memory
     std::uint64_t number = 0;
   };
 
@@ -156,20 +156,34 @@ class gloo_transport final : public transport {
   }
 
   void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    summing& sum = sums_[bucket];
-    sum.number = ++done_.sums;
+    collective& one = buckets_[bucket];
+    one.number = ++done_.sums;
     if (shared_collectives_ != nullptr) return shared_collectives_->start(what, bucket, std::move(values), cut);
-    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
-    std::vector<at::Tensor> list{std::move(values)};
-    sum.work = waits_.posting(replicas_at(bucket), [&] { return replicas_->allreduce(list); });
+    one.works.clear();
+    auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(replicas_at(bucket), start)); };
+    if (what != replica_collective::share_gather) {
+      // The reduce_scatter of c10d's Gloo sums a copy of all, too.
+      std::vector<at::Tensor> list{std::move(values)};
+      return post([&] { return replicas_->allreduce(list); });
+    }
+    at::Tensor const all = detail::bytes_of(values);
+    auto const width = static_cast<std::int64_t>(values.itemsize());
+    for (int r = 0; r < topology().replicas; ++r) {
+      auto const begin = cut[static_cast<std::size_t>(r)], end = cut[static_cast<std::size_t>(r) + 1];
+      if (begin == end) continue;
+      std::vector<at::Tensor> list{all.narrow(0, begin * width, (end - begin) * width)};
+      c10d::BroadcastOptions from;
+      from.rootRank = r;
+      post([&] { return replicas_->broadcast(list, from); });
+    }
   }
   void wait_collective(int bucket) override {
     awaited const mine = replicas_at(bucket);
-    summing& sum = sums_[bucket];
-    needing(count::sums, sum.number, [&] {
+    collective& one = buckets_[bucket];
+    needing(count::sums, one.number, [&] {
       if (shared_collectives_ != nullptr)
         return shared_collectives_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
-      if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
+      for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
     });
   }
 
@@ -257,7 +271,7 @@ class gloo_transport final : public transport {
   std::unique_ptr<detail::shared_collectives> shared_collectives_;  // null: sums go by Gloo
 
   detail::point_to_point messages_;
-  std::unordered_map<int, summing> sums_;  // by bucket
+  std::unordered_map<int, collective> buckets_;
   detail::wait_progress done_;
   std::vector<detail::wait_need> sent_, posted_;  // by slot: what its wait needs
   bool closed_ = false;

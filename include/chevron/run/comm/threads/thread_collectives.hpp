@@ -86,7 +86,7 @@ class thread_collective {
     auto const width = static_cast<std::int64_t>(values[0].itemsize());
     for (std::size_t s = 0; s < values.size(); ++s) {
       auto const share_in = [&](std::size_t r) {
-        return values[r].view(at::kByte).narrow(0, cut[s] * width, (cut[s + 1] - cut[s]) * width);
+        return bytes_of(values[r]).narrow(0, cut[s] * width, (cut[s + 1] - cut[s]) * width);
       };
       for (std::size_t r = 0; r < values.size(); ++r) {
         if (r != s) share_in(r).copy_(share_in(s));
