@@ -7,7 +7,6 @@
 #include <string>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 
 #include <chevron/run/core/error.hpp>
 
@@ -68,18 +67,6 @@ inline std::string unlike_collectives(int bucket, int mine, replica_collective w
 
 /// The memory of a contiguous tensor.
 inline at::Tensor bytes_of(at::Tensor const& values) { return values.detach().view({-1}).view(at::kByte); }
-
-/// A gather of shares as a sum, exact whatever the dtype: sets all but the own share to zero.
-/// \returns the bytes of `values`, to be summed over replicas
-inline at::Tensor as_sum_of_bytes(at::Tensor const& values, std::span<std::int64_t const> cut, int replica) {
-  at::NoGradGuard const off;
-  at::Tensor const bytes = bytes_of(values);
-  std::int64_t const width = static_cast<std::int64_t>(values.itemsize()), begin = cut[static_cast<std::size_t>(replica)] * width,
-                     end = cut[static_cast<std::size_t>(replica) + 1] * width;
-  bytes.narrow(0, 0, begin).zero_();
-  bytes.narrow(0, end, bytes.numel() - end).zero_();
-  return bytes;
-}
 
 }  // namespace detail
 }  // namespace chevron
