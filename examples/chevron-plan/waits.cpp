@@ -99,7 +99,8 @@ story follow_waits(flight_logs const& all, plan_index const* plan) {
   for (int r = 0; r < world; ++r) {
     if (at(r).state != rank_state::waiting || at(r).waits_for >= 0) continue;
     ring_wait const& mine = *log_of(r)->waiting;
-    bool const of_replicas = mine.action == "sum of gradients";
+    bool const of_replicas =
+        mine.action == "sum of gradients" || mine.action == "reduce-scatter of gradients" || mine.action == "gather of shares";
     int best = -1, rank_of_best = 99;
     for (int other = 0; other < world; ++other) {
       if (other == r || (of_replicas && other % all.any().pipeline_ranks != r % all.any().pipeline_ranks)) continue;

@@ -3,6 +3,8 @@
 // Streams, events and channels of the simulated device, for stream_transport: those of the host carry the bytes, and clocks keep
 // what is ordered.
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -104,6 +106,20 @@ class accelerator_streams : public chevron::host_streams {
       for (std::size_t r = 1; r < brought.size(); ++r) brought[r][0].copy_(brought[0][0]);
     });
   }
+  void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    std::span const one(&values, 1);
+    touch(on, "reduce-scatter over replicas", one, true);
+    if (!late().on()) return base::reduce_scatter(c, on.worker, aliases(one, alias_on_cpu)[0], cut);
+    meet(c, on, one,
+         [me = c.place, at = std::vector(cut.begin(), cut.end())](auto& brought) { add_own_share(values_in(brought), me, at); });
+  }
+  void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    std::span const one(&values, 1);
+    touch(on, "gather of shares over replicas", one, true);
+    if (!late().on()) return base::share_gather(c, on.worker, aliases(one, alias_on_cpu)[0], cut);
+    meet(c, on, one,
+         [me = c.place, at = std::vector(cut.begin(), cut.end())](auto& brought) { take_shares(values_in(brought), me, at); });
+  }
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
     touch(on, "gather", {}, false);
     if (!late().on()) return base::all_gather(c, on.worker, mine, all);
@@ -127,6 +143,12 @@ class accelerator_streams : public chevron::host_streams {
     std::erase_if(parts, [](touched const& p) { return p.block == nullptr; });
     detector::instance().name_stream(on.number, std::string("the stream of each ") + name);
     detector::instance().run(on.number, name, parts);
+  }
+  template <class Brought>
+  static std::vector<at::Tensor> values_in(Brought const& brought) {
+    std::vector<at::Tensor> out;
+    for (auto const& each : brought) out.push_back(each[0]);
+    return out;
   }
   static std::vector<at::Tensor> aliases(std::span<at::Tensor const> values, at::Tensor (*alias)(at::Tensor const&)) {
     std::vector<at::Tensor> out;

@@ -24,7 +24,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPUTE = ["device/compute_streams.hpp"]
 HANDOFF = ["device/stream_handoff.hpp"]
-THREADS = ["comm/threads/threads_transport.hpp"]
+THREADS = ["comm/threads/threads_transport.hpp", "comm/threads/thread_collectives.hpp"]
 STREAMS = ["comm/streams/stream_transport.hpp"]
 MESSAGES = ["comm/streams/stream_messages.hpp"]
 LINE = ["comm/streams/stream_channels.hpp"]
@@ -45,10 +45,10 @@ MUTANTS = [
     ("hand-over: record_stream of a copy's source", HANDOFF, r"(source\.record_stream\([^;]*;)", ""),
     ("hand-over: record_stream of a copy", HANDOFF, r"value = source\.to.*?(value\.record_stream\(stream\);)", "the copy was allocated on that stream"),
     ("hand-over: wait for what stays in place", HANDOFF, r"(?:if \(ready_\) )(ready_->block\([^;]*\(where\)\);)", ""),
-    ("sum of threads: the part's own device waits for it", THREADS, r"(given\[r\]\.wait_for\(parts\[r\]\.device\(\)\);)", ""),
-    ("sum of threads: the first part's device waits for it", THREADS, r"(given\[0\]\.wait_for\(parts\[0\]\.device\(\)\);)", ""),
-    ("sum of threads: record", THREADS, r"(sum\.record\(parts\);)", ""),
-    ("sum of threads: wait", THREADS, r"(all\[b\]\.sum\.wait_for\(\);)", ""),
+    ("sum of threads: the part's own device waits for it", THREADS, r"(given_\[r\]\.wait_for\(parts_\[r\]\.values\.device\(\)\);)", ""),
+    ("sum of threads: the first part's device waits for it", THREADS, r"(given_\[0\]\.wait_for\(first\.values\.device\(\)\);)", ""),
+    ("sum of threads: record", THREADS, r"(done\.record\(values\);)", ""),
+    ("sum of threads: wait", THREADS, r"(all\[b\]\.result\.wait_for\(\);)", ""),
     ("transfer behind computation: record", LINE, r"(streams_\.record\(to\.computed\);)", ""),
     ("transfer behind computation: wait", LINE, r"(streams_\.wait\(to\.on, to\.computed\);)", ""),
     ("send behind computation", MESSAGES, r"(lines_\.behind_computation\(\*to\);)", ""),

@@ -1,5 +1,5 @@
 // timeout: 60
-// Channels of copies by themselves: messages, sums, gathers, and how they end.
+// Channels of copies by themselves: messages, sums, shares, gathers, and how they end.
 #include <unistd.h>
 
 #include <chrono>
@@ -68,6 +68,15 @@ std::vector<std::unique_ptr<end_of_channel>> joined(chevron::channel_use use, st
   }
   for (auto& each : threads) each.join();
   return out;
+}
+
+/// Offsets of shares: equal ones, all but the last empty, and uneven ones.
+std::vector<std::vector<std::int64_t>> cuts_of(std::int64_t numbers, int size) {
+  std::vector<std::int64_t> equal, last(static_cast<std::size_t>(size), 0), uneven;
+  for (int r = 0; r <= size; ++r) equal.push_back(numbers * r / size);
+  last.push_back(numbers);
+  for (int r = 0; r <= size; ++r) uneven.push_back(numbers * r * r / (size * size));
+  return {equal, last, uneven};
 }
 
 /// Rows of bytes of so many sizes, of a rank: the same wherever they are made.
@@ -163,6 +172,32 @@ TEST_CASE("sums are added in the order of ranks, gathers are of all, whatever th
         });
         for (auto const& each : values) CHECK(at::equal(each.cpu(), wanted));
       }
+    }
+    for (auto const& cut : cuts_of(100, size)) {
+      auto const generator = at::make_generator<at::CPUGeneratorImpl>(9);
+      std::vector<at::Tensor> brought;
+      for (int r = 0; r < size; ++r) brought.push_back(at::randn({100}, generator, at::kDouble).div(0.37).to(at::kFloat));
+      at::Tensor wanted = brought[0].clone();
+      for (std::size_t r = 1; r < brought.size(); ++r) wanted.add_(brought[r]);
+      auto const values = on(gpu(0), brought);
+      // Sums of shares, a sum between them, and from the shares those of all, one right after the other.
+      auto const between = on(gpu(0), brought);
+      within(20s, "collectives of shares", [&] {
+        std::vector<std::thread> threads;
+        for (std::size_t r = 0; r < values.size(); ++r) {
+          threads.emplace_back([&, r] {
+            ends[r]->begin();
+            ends[r]->streams.reduce_scatter(ends[r]->way, ends[r]->on, values[r], cut);
+            ends[r]->streams.sum(ends[r]->way, ends[r]->on, between[r]);
+            ends[r]->streams.share_gather(ends[r]->way, ends[r]->on, values[r], cut);
+            ends[r]->end();
+            ends[r]->ends_within(20s);
+          });
+        }
+        for (auto& each : threads) each.join();
+      });
+      for (auto const& each : values) CHECK(at::equal(each.cpu(), wanted));
+      for (auto const& each : between) CHECK(at::equal(each.cpu(), wanted));
     }
     for (std::int64_t const count : {0, 1, 100, 40000}) {
       CAPTURE(count);

@@ -153,6 +153,30 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
   return losses;
 }
 
+/// After training: sums of uneven shares, given to all replicas, and shares of another dtype.
+/// \throws std::runtime_error where a replica then holds anything else
+inline void use_shares(chevron::transport& comm, at::Device device) {
+  chevron::topology const where = comm.topology();
+  if (where.replicas == 1) return;
+  std::int64_t const numbers = 20001;  // bytes beyond the room that ranks of the double share
+  std::vector<std::int64_t> cut;
+  for (int r = 0; r <= where.replicas; ++r) cut.push_back(r == 0 ? 0 : numbers - 7L * (where.replicas - r));
+  auto const options = at::TensorOptions(device).dtype(at::kFloat);
+  at::Tensor const values = at::full({numbers}, 0.5 + where.replica(), options), marks = at::full({numbers}, -0.0, options);
+  if (where.replica() > 0) marks.fill_(1);
+  comm.start_reduce_scatter(0, values, cut);
+  comm.start_share_gather(1, marks, cut);
+  comm.wait_bucket(0);
+  comm.start_share_gather(0, values, cut);
+  comm.wait_bucket(1);
+  comm.wait_bucket(0);
+  double const sum = 0.5 * where.replicas * where.replicas;
+  at::Tensor const first = marks.narrow(0, 0, cut[1]), rest = marks.narrow(0, cut[1], numbers - cut[1]);
+  if (!at::equal(values.cpu(), at::full({numbers}, sum, at::kFloat)) || !at::equal(rest.cpu(), at::ones({numbers - cut[1]})) ||
+      !at::signbit(first.cpu()).all().item<bool>())
+    throw std::runtime_error("shares are wrong");
+}
+
 /// A rank, as a user's program is one.
 inline int run_rank(order const& o) {
   chevron::process_options options{.replicas = o.replicas, .deadline = deadline_of(o)};
@@ -176,6 +200,7 @@ inline int run_rank(order const& o) {
   auto const work = [&](auto& comm) {
     comm.deadline(deadline_of(o));
     std::string const losses = train(o, comm, comm.device());
+    if (o.fault == "none") use_shares(comm, comm.device());
     if (culprit && o.point == "end") strike(o.fault);
     comm.close();
     if (rank.rank == 0) std::fprintf(stderr, "losses%s\n", losses.c_str());

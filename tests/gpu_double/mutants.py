@@ -31,6 +31,9 @@ JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES = "jobs", "graphs", "memory", "channel
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
 MUTANTS = [
     ("abort: communicators one by one", STREAMS, r"    ncclGroupStart\(\);\n(    while \(true\) \{.*?\n    \}\n)    ncclGroupEnd\(\);", r"\1", JOBS),
+    ("shares: each is summed for the next rank", STREAMS, r"(numbers, type, ncclSum, )rank, c", r"\1(rank + 1) % static_cast<int>(cut.size() - 1), c", JOBS),
+    ("shares: the first rank gives all", STREAMS, r"values\.itemsize\(\), ncclInt8, rank, c", "values.itemsize(), ncclInt8, rank * 0, c", JOBS),
+    ("shares: numbers are taken for bytes", STREAMS, r"numbers \* values\.itemsize\(\), ncclInt8", "numbers, ncclInt8", JOBS),
     ("abort: frees while a call waits", STREAMS, r"idle = inside_ == 0;", "idle = true;", JOBS),
     ("destructor: finalizes what is broken", STREAMS, r"fault\(\)\.empty\(\) && finalize_all\(\)", "finalize_all()", JOBS,
      "every failure aborts first; this is for a fault in the microseconds between"),
@@ -87,6 +90,8 @@ MUTANTS = [
      "for (int i = 1; i < size(); ++i) { int const r = (me + i) % size();", CHANNELS),
     ("copies: a share is taken before it is added", CHANNEL, r"wait\(on, flag::reduced, r, number\);", "", CHANNELS),
     ("copies: a part of a sum is laid over what others still take", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(  // what this rank laid out before)", r"\1", CHANNELS),
+    ("copies: the room of a reduce-scatter is told free before it is added up", CHANNEL, r"(wait_for_all\(on, flag::here, number\);)", r"\1 if (!takes) write_to_all(on, flag::taken, number);", CHANNELS),
+    ("copies: shares are given before they are laid out", CHANNEL, r"if \(adds \|\| share == me\) copy", "if (adds) copy", CHANNELS),
     ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", CHANNELS),
     ("copies: room of a gather is used again before all have it", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(\n    copy\(scratch, from)", r"\1", CHANNELS),
     ("copies: memory is freed while others may write to it", LENT, r"if \(each\.page->of\(r\)\.ready != 0 && each\.page->of\(r\)\.left == 0\) return false;", "static_cast<void>(r);", BY_COPIES),

@@ -430,6 +430,36 @@ ncclResult_t ncclAllReduce(void const* from, void* into, std::size_t count, nccl
                         }});
   return ncclSuccess;
 }
+ncclResult_t ncclReduce(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t c, cudaStream_t stream) {
+  check_idle(*c, "ncclReduce");
+  if (op != ncclSum || here.depth == 0)
+    gpu_double::broken("ncclReduce of another kind than sums in groups", "not in this double");
+  auto const [sum, width] = sum_for(type);
+  auto const* const mine = static_cast<char const*>(from);
+  auto* const out = static_cast<char*>(into);
+  here.calls.push_back({.on = c, .stream = stream, .collective = true, .run = [=, sum = sum, bytes = count * width] {
+                          return in_pieces(*c, mine, bytes, [=](int r, std::size_t begin, char const* part, std::size_t n) {
+                            if (c->rank != root) return;
+                            r == 0 ? static_cast<void>(std::memcpy(out + begin, part, n)) : sum(out + begin, part, n);
+                          });
+                        }});
+  return ncclSuccess;
+}
+ncclResult_t ncclBroadcast(void const* from, void* into, std::size_t count, ncclDataType_t type, int root, ncclComm_t c,
+                           cudaStream_t stream) {
+  check_idle(*c, "ncclBroadcast");
+  if (here.depth == 0) gpu_double::broken("ncclBroadcast outside of a group", "not in this double");
+  std::size_t const bytes = count * sum_for(type).second;
+  auto const* const mine = static_cast<char const*>(from);
+  auto* const out = static_cast<char*>(into);
+  here.calls.push_back({.on = c, .stream = stream, .collective = true, .run = [=] {
+                          return in_pieces(*c, mine, bytes, [=](int r, std::size_t begin, char const* part, std::size_t n) {
+                            if (r == root) std::memcpy(out + begin, part, n);
+                          });
+                        }});
+  return ncclSuccess;
+}
 ncclResult_t ncclAllGather(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclComm_t c,
                            cudaStream_t stream) {
   check_idle(*c, "ncclAllGather");

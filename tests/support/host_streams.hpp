@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <chevron/run/comm/replica_collective.hpp>
 #include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/device/worker_thread.hpp>
 
@@ -170,6 +172,16 @@ class host_streams {
       for (std::size_t r = 1; r < m.parts.size(); ++r) m.parts[r].values[0].copy_(total);
     });
   }
+  /// The same, of each rank's own share alone: that of rank r is [cut[r], cut[r + 1]).
+  void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    meet(c, on, std::span(&values, 1),
+         [at = std::vector(cut.begin(), cut.end())](channel::meeting& m, int rank) { add_own_share(values_in(m), rank, at); });
+  }
+  /// Every rank's share to all.
+  void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    meet(c, on, std::span(&values, 1),
+         [at = std::vector(cut.begin(), cut.end())](channel::meeting& m, int rank) { take_shares(values_in(m), rank, at); });
+  }
   /// Everybody's `mine` into everybody's `all`, both made by `bytes`.
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
     at::Tensor const both[] = {mine, all};
@@ -206,7 +218,33 @@ class host_streams {
     for (auto const& m : meetings_) m->changed.notify_all();
   }
 
+ protected:
+  // What one rank does with the values of all, whichever rank comes first.
+  static void add_own_share(std::vector<at::Tensor> const& all, int rank, std::vector<std::int64_t> const& cut) {
+    auto const r = static_cast<std::size_t>(rank);
+    auto const share_in = [&](std::size_t of) { return all[of].view({-1}).narrow(0, cut[r], cut[r + 1] - cut[r]); };
+    at::Tensor const total = share_in(0).clone();
+    for (std::size_t other = 1; other < all.size(); ++other) total.add_(share_in(other));
+    share_in(r).copy_(total);
+  }
+  static void take_shares(std::vector<at::Tensor> const& all, int rank, std::vector<std::int64_t> const& cut) {
+    auto const width = static_cast<std::int64_t>(all[0].itemsize());
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (static_cast<int>(r) == rank) continue;
+      auto const share_in = [&](std::size_t of) {
+        return detail::bytes_of(all[of]).narrow(0, cut[r] * width, (cut[r + 1] - cut[r]) * width);
+      };
+      share_in(static_cast<std::size_t>(rank)).copy_(share_in(r));
+    }
+  }
+
  private:
+  static std::vector<at::Tensor> values_in(channel::meeting const& m) {
+    std::vector<at::Tensor> out;
+    for (auto const& each : m.parts) out.push_back(each.values[0]);
+    return out;
+  }
+
   static constexpr auto look_again = std::chrono::milliseconds(5);
 
   /// Everybody brings values; when all are here each does its part; nobody leaves before all have.

@@ -7,7 +7,6 @@
 #include <string>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 
 #include <chevron/run/core/error.hpp>
 
@@ -53,17 +52,21 @@ inline void check_collective(replica_collective what, int bucket, at::Tensor con
                     " offsets, ascending, from 0 to " + std::to_string(values.numel()));
 }
 
-/// A gather of shares as a sum, exact whatever the dtype: sets all but the own share to zero.
-/// \returns the bytes of `values`, to be summed over replicas
-inline at::Tensor as_sum_of_bytes(at::Tensor const& values, std::span<std::int64_t const> cut, int replica) {
-  at::NoGradGuard const off;
-  at::Tensor const bytes = values.detach().view({-1}).view(at::kByte);
-  std::int64_t const width = static_cast<std::int64_t>(values.itemsize()), begin = cut[static_cast<std::size_t>(replica)] * width,
-                     end = cut[static_cast<std::size_t>(replica) + 1] * width;
-  bytes.narrow(0, 0, begin).zero_();
-  bytes.narrow(0, end, bytes.numel() - end).zero_();
-  return bytes;
+/// Why two replicas are refused that start different collectives, or with different tensors or cuts, in one bucket.
+inline std::string unlike_collectives(int bucket, int mine, replica_collective what, int theirs, replica_collective other) {
+  std::string const of_bucket = "bucket " + std::to_string(bucket);
+  if (what != other) {
+    return "replica " + std::to_string(mine) + " starts the " + words_of(what) + " in " + of_bucket + " where replica " +
+           std::to_string(theirs) + " starts the " + words_of(other) +
+           ". Remedy: the same collectives in the same order on all replicas";
+  }
+  std::string const both = "replicas " + std::to_string(mine) + " and " + std::to_string(theirs);
+  if (what == replica_collective::all_reduce) return both + " sum gradients of different shapes or dtypes in " + of_bucket;
+  return both + " start the " + words_of(what) + " with different shapes, dtypes or cuts in " + of_bucket;
 }
+
+/// The memory of a contiguous tensor.
+inline at::Tensor bytes_of(at::Tensor const& values) { return values.detach().view({-1}).view(at::kByte); }
 
 }  // namespace detail
 }  // namespace chevron

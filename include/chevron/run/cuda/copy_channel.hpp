@@ -19,6 +19,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <chevron/run/comm/replica_collective.hpp>
 #include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/cuda/copy_memory.hpp>
@@ -26,7 +27,7 @@
 #include <chevron/run/cuda/stream_memory.hpp>
 
 /// \file
-/// One rank's end of a channel of copies: which copies and flags a message, a sum and a gather are.
+/// One rank's end of a channel of copies: which copies and flags a message, a collective over replicas and a gather are.
 
 namespace chevron {
 
@@ -55,7 +56,9 @@ class copy_channel {
     std::copy_n(copy_page::process().c_str(), mine.process.size(), mine.process.begin());
     mine.device = device.index();
     mine.first = limits.first;
-    mine.piece = use == channel_use::edge ? limits.edge_piece : use == channel_use::sum ? limits.sum_piece : 0;
+    // Room for a number of every share.
+    std::size_t const sum_piece = std::max(limits.sum_piece, std::size_t{16} * static_cast<std::size_t>(size));
+    mine.piece = use == channel_use::edge ? limits.edge_piece : use == channel_use::sum ? sum_piece : 0;
     mine.pieces = use == channel_use::edge ? static_cast<std::uint64_t>(limits.edge_pieces) : 1;
     if (use == channel_use::sum || (use == channel_use::edge && rank == receiver)) memory_.lend(mine.piece * mine.pieces);
     for (flag const which : {flag::here, flag::reduced, flag::taken}) {
@@ -99,14 +102,15 @@ class copy_channel {
         [&](std::uint64_t piece) { write(on, flag::taken, sender, piece); });
   }
   void sum(cudaStream_t on, at::Tensor const& values) {
-    c10::cuda::CUDAStreamGuard const there(c10::cuda::getStreamFromExternal(on, device_.index()));
-    at::NoGradGuard const off;
-    at::Tensor const all = values.view({-1});
-    auto const most = static_cast<std::int64_t>(page_->mine().piece / values.itemsize());
-    std::int64_t const share = (most + size() - 1) / size();
-    if (!scratch_.defined() || scratch_.scalar_type() != values.scalar_type()) scratch_ = at::empty({share}, values.options());
-    for (std::int64_t begin = 0; begin < all.numel(); begin += most)
-      sum_piece(on, all.narrow(0, begin, std::min(most, all.numel() - begin)));
+    std::vector<std::int64_t> equal;
+    for (int r = 0; r <= size(); ++r) equal.push_back(values.numel() * r / size());
+    over_replicas(on, replica_collective::all_reduce, values.view({-1}), equal);
+  }
+  void reduce_scatter(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    over_replicas(on, replica_collective::reduce_scatter, values.view({-1}), cut);
+  }
+  void share_gather(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    over_replicas(on, replica_collective::share_gather, values.view({-1}), cut);
   }
   void gather(cudaStream_t on, at::Tensor const& mine, at::Tensor const& all) {
     if (!scratch_.defined()) {
@@ -191,35 +195,56 @@ class copy_channel {
     finish();
   }
 
-  void sum_piece(cudaStream_t on, at::Tensor const& values) {
+  void over_replicas(cudaStream_t on, replica_collective what, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    c10::cuda::CUDAStreamGuard const there(c10::cuda::getStreamFromExternal(on, device_.index()));
+    at::NoGradGuard const off;
+    // Numbers of a piece that are of one share.
+    auto const most = static_cast<std::int64_t>(page_->mine().piece / values.itemsize()) / size();
+    bool const adds = what != replica_collective::share_gather;
+    if (adds && (!scratch_.defined() || scratch_.scalar_type() != values.scalar_type()))
+      scratch_ = at::empty({most}, values.options());
+    std::int64_t longest = 0;
+    for (std::size_t r = 0; r + 1 < cut.size(); ++r) longest = std::max(longest, cut[r + 1] - cut[r]);
+    for (std::int64_t done = 0; done < longest; done += most) piece_over_replicas(on, what, values, cut, done, most);
+  }
+
+  /// Of every share the numbers from `done` on, `most` of them.
+  void piece_over_replicas(cudaStream_t on, replica_collective what, at::Tensor const& values, std::span<std::int64_t const> cut,
+                           std::int64_t done, std::int64_t most) {
     std::uint64_t const number = ++asked_;
     auto const each = values.itemsize();
-    auto const begin_of = [&](int r) { return values.numel() * r / size(); };
-    auto const bytes_of = [&](int r) { return static_cast<std::size_t>(begin_of(r + 1) - begin_of(r)) * each; };
-    auto const in_memory = [&](int of, int share) { return memory_of(of) + static_cast<std::size_t>(begin_of(share)) * each; };
+    auto const offset = [&](int share) { return cut[static_cast<std::size_t>(share)]; };
+    auto const begin_of = [&](int share) { return std::min(offset(share) + done, offset(share + 1)); };
+    auto const count_of = [&](int share) { return std::min(most, offset(share + 1) - begin_of(share)); };
+    auto const bytes_of = [&](int share) { return static_cast<std::size_t>(count_of(share)) * each; };
+    auto const in_memory = [&](int of, int share) { return memory_of(of) + static_cast<std::size_t>(share * most) * each; };
     auto* const memory = static_cast<std::byte*>(values.mutable_data_ptr());
     auto const in_values = [&](int share) { return memory + static_cast<std::size_t>(begin_of(share)) * each; };
     auto const on_gpu = cudaMemcpyDeviceToDevice;
+    bool const adds = what != replica_collective::share_gather, takes = what != replica_collective::reduce_scatter;
     int const me = rank();
 
     wait_for_all(on, flag::taken, number - 1);  // what this rank laid out before
-    copy(memory_.own(), memory, values.nbytes(), on_gpu, on);
+    for (int share = 0; share < size(); ++share) {
+      if (adds || share == me) copy(in_memory(me, share), in_values(share), bytes_of(share), on_gpu, on);
+    }
     write_to_all(on, flag::here, number);
     wait_for_all(on, flag::here, number);
-    if (std::size_t const bytes = bytes_of(me); bytes > 0) {
-      at::Tensor const total = values.narrow(0, begin_of(me), begin_of(me + 1) - begin_of(me));
+    if (std::size_t const bytes = bytes_of(me); adds && bytes > 0) {
+      at::Tensor const total = values.narrow(0, begin_of(me), count_of(me));
       at::Tensor const other = scratch_.narrow(0, 0, total.numel());
       copy(in_values(me), in_memory(0, me), bytes, on_gpu, on);
       for (int r = 1; r < size(); ++r) {
         copy(static_cast<std::byte*>(other.mutable_data_ptr()), in_memory(r, me), bytes, on_gpu, on);
         total.add_(other);
       }
-      copy(in_memory(me, me), in_values(me), bytes, on_gpu, on);  // only this rank reads its own share of what it laid out
+      // Only this rank reads its own share of what it laid out.
+      if (takes) copy(in_memory(me, me), in_values(me), bytes, on_gpu, on);
     }
-    write_to_all(on, flag::reduced, number);
+    if (adds && takes) write_to_all(on, flag::reduced, number);
     for (int r = 0; r < size(); ++r) {
-      if (r == me) continue;
-      wait(on, flag::reduced, r, number);
+      if (!takes || r == me) continue;
+      if (adds) wait(on, flag::reduced, r, number);
       copy(in_values(r), in_memory(r, r), bytes_of(r), on_gpu, on);
     }
     write_to_all(on, flag::taken, number);

@@ -34,9 +34,10 @@ namespace chevron {
 /// without NCCL: ranks are processes or threads. Messages take no multiprocessor; sums take them to add.
 ///
 /// A message goes in pieces through room in the receiver's GPU. The sender's stream waits until the piece's room is free, copies,
-/// and writes a flag; the receiver's waits for the flag, copies, and writes one back. Sums go in pieces, too: each rank lays out
-/// its piece, adds its share of all pieces in the order of ranks, and copies the other shares. Numbers of a gather go through
-/// main memory.
+/// and writes a flag; the receiver's waits for the flag, copies, and writes one back. Sums go in pieces, too, each
+/// with a part of every share: each rank lays out its piece, adds its own part of all ranks' in the order of ranks, and copies
+/// the other parts. A reduce-scatter ends after the adding; in a gather of shares each rank lays out its own part and copies
+/// those of the others. Numbers of a gather go through main memory.
 class copy_streams final : public gpu_streams {
  public:
   class channel {
@@ -100,6 +101,14 @@ class copy_streams final : public gpu_streams {
   /// In place, over all ranks of a channel, added in the order of ranks.
   void sum(channel& c, stream& on, at::Tensor const& values) {
     ask(c, [&](detail::copy_channel& way) { way.sum(on.get(), values); });
+  }
+  /// The same, of each rank's own share alone: that of rank r is [cut[r], cut[r + 1]).
+  void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    ask(c, [&](detail::copy_channel& way) { way.reduce_scatter(on.get(), values, cut); });
+  }
+  /// Every rank's share to all.
+  void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    ask(c, [&](detail::copy_channel& way) { way.share_gather(on.get(), values, cut); });
   }
   /// Everybody's `mine` into everybody's `all`, both made by `bytes`.
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -117,6 +118,19 @@ class cuda_streams final : public gpu_streams {
       return ncclAllReduce(at, at, static_cast<std::size_t>(values.numel()), type, ncclSum, c.comm, on.get());
     });
   }
+  /// Each rank's share alone: that of rank r is [cut[r], cut[r + 1]). In an order of NCCL's own, another than that of `sum`.
+  void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    ncclDataType_t const type = type_of(values);
+    by_shares(c, values, cut, [&](void* at, std::size_t numbers, int rank) {
+      return ncclReduce(at, at, numbers, type, ncclSum, rank, c.comm, on.get());
+    });
+  }
+  /// Every rank's share to all, as bytes.
+  void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
+    by_shares(c, values, cut, [&](void* at, std::size_t numbers, int rank) {
+      return ncclBroadcast(at, at, numbers * values.itemsize(), ncclInt8, rank, c.comm, on.get());
+    });
+  }
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
     c10::cuda::CUDAGuard const here(device_);
     auto& [own, everybody] = staging_[mine.const_data_ptr()];
@@ -196,6 +210,21 @@ class cuda_streams final : public gpu_streams {
       default:
         TORCH_CHECK(false, "gradients of type ", values.scalar_type(), " cannot be summed over replicas");
     }
+  }
+
+  /// One group of a call for each share, `one(at, numbers, rank)`.
+  template <class One>
+  void by_shares(channel& c, at::Tensor const& values, std::span<std::int64_t const> cut, One const& one) {
+    call(c, [&] {
+      auto* const memory = static_cast<std::byte*>(values.mutable_data_ptr());
+      for (std::size_t r = 0; r + 1 < cut.size(); ++r) {
+        if (cut[r] == cut[r + 1]) continue;
+        auto const result = one(memory + static_cast<std::size_t>(cut[r]) * values.itemsize(),
+                                static_cast<std::size_t>(cut[r + 1] - cut[r]), static_cast<int>(r));
+        if (bad(result)) return result;
+      }
+      return ncclSuccess;
+    });
   }
 
   /// One group of NCCL calls.

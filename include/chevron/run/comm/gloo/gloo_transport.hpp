@@ -19,7 +19,7 @@
 #include <chevron/run/comm/gloo/point_to_point.hpp>
 #include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
-#include <chevron/run/comm/shared_memory/shared_all_reduce.hpp>
+#include <chevron/run/comm/shared_memory/shared_collectives.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -33,8 +33,8 @@
 /// The transport between processes: c10d's Gloo.
 ///
 /// What ranks of one machine can do in memory that they share does not go by Gloo: messages of up to 1 MiB (point_to_point.hpp),
-/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the sums of a stage whose replicas all are
-/// (shared_all_reduce.hpp). The connections by which a lost rank is noticed are Gloo's in any case.
+/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the collectives of a stage whose replicas all are
+/// (shared_collectives.hpp). The connections by which a lost rank is noticed are Gloo's in any case.
 
 namespace chevron {
 
@@ -92,7 +92,7 @@ class gloo_transport final : public transport {
     // Nobody closes a connection before all have left the barrier.
     rendezvous_.leave();
     messages_.clear();
-    sums_.clear();
+    buckets_.clear();
     replicas_.reset();
     world_.reset();
     closed_ = true;
@@ -130,8 +130,8 @@ class gloo_transport final : public transport {
   using work_ptr = detail::bounded_wait::work_ptr;
   using count = detail::wait_need::count;
 
-  struct summing {
-    work_ptr work;  // null where replicas share memory
+  struct collective {
+    std::vector<work_ptr> works;  // none where replicas share memory
     std::uint64_t number = 0;
   };
 
@@ -156,20 +156,34 @@ class gloo_transport final : public transport {
   }
 
   void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
-    summing& sum = sums_[bucket];
-    sum.number = ++done_.sums;
-    if (shared_memory_sums_ != nullptr) return shared_memory_sums_->start(bucket, std::move(values));
-    std::vector<at::Tensor> list{std::move(values)};
-    sum.work = waits_.posting(replicas_at(bucket), [&] { return replicas_->allreduce(list); });
+    collective& one = buckets_[bucket];
+    one.number = ++done_.sums;
+    if (shared_collectives_ != nullptr) return shared_collectives_->start(what, bucket, std::move(values), cut);
+    one.works.clear();
+    auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(replicas_at(bucket), start)); };
+    if (what != replica_collective::share_gather) {
+      // The reduce_scatter of c10d's Gloo sums a copy of all, too.
+      std::vector<at::Tensor> list{std::move(values)};
+      return post([&] { return replicas_->allreduce(list); });
+    }
+    at::Tensor const all = detail::bytes_of(values);
+    auto const width = static_cast<std::int64_t>(values.itemsize());
+    for (int r = 0; r < topology().replicas; ++r) {
+      auto const begin = cut[static_cast<std::size_t>(r)], end = cut[static_cast<std::size_t>(r) + 1];
+      if (begin == end) continue;
+      std::vector<at::Tensor> list{all.narrow(0, begin * width, (end - begin) * width)};
+      c10d::BroadcastOptions from;
+      from.rootRank = r;
+      post([&] { return replicas_->broadcast(list, from); });
+    }
   }
   void wait_collective(int bucket) override {
     awaited const mine = replicas_at(bucket);
-    summing& sum = sums_[bucket];
-    needing(count::sums, sum.number, [&] {
-      if (shared_memory_sums_ != nullptr)
-        return shared_memory_sums_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
-      if (auto work = std::exchange(sum.work, {})) waits_.collective(std::move(work), mine);
+    collective& one = buckets_[bucket];
+    needing(count::sums, one.number, [&] {
+      if (shared_collectives_ != nullptr)
+        return shared_collectives_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
     });
   }
 
@@ -223,8 +237,8 @@ class gloo_transport final : public transport {
     std::vector<int> copies;
     for (int r = 0; r < topology().replicas; ++r) copies.push_back(r * topology().pipeline_ranks + me);
     if (memory_ != nullptr && memory_->are_near(copies)) {
-      shared_memory_sums_ =
-          std::make_unique<detail::shared_all_reduce>(*memory_, std::move(copies), topology().replica(), watch_);
+      shared_collectives_ =
+          std::make_unique<detail::shared_collectives>(*memory_, std::move(copies), topology().replica(), watch_);
       return;
     }
     replicas_ = detail::connect_gloo(address, store_, rendezvous_.prefix() + "replicas" + std::to_string(me) + "/",
@@ -254,10 +268,10 @@ class gloo_transport final : public transport {
   detail::gloo_group replicas_;  // this stage's copies; null if there is one only, or they share memory
 
   std::unique_ptr<detail::shared_memory> memory_;         // null: everything goes by Gloo
-  std::unique_ptr<detail::shared_all_reduce> shared_memory_sums_;  // null: sums go by Gloo
+  std::unique_ptr<detail::shared_collectives> shared_collectives_;  // null: sums go by Gloo
 
   detail::point_to_point messages_;
-  std::unordered_map<int, summing> sums_;  // by bucket
+  std::unordered_map<int, collective> buckets_;
   detail::wait_progress done_;
   std::vector<detail::wait_need> sent_, posted_;  // by slot: what its wait needs
   bool closed_ = false;

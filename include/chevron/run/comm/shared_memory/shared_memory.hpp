@@ -29,7 +29,7 @@
 ///
 /// - two futex words, on each of which a thread of its rank sleeps until another rank wakes it,
 /// - gather buffers, into which its rank writes its part of a gather,
-/// - reduction buffers for pieces of a sum over replicas, and its rank's progress with them,
+/// - reduction buffers for pieces of a collective over replicas, and its rank's progress with them,
 /// - a header for each message that comes again every step (how often it was sent and taken, and its offset), and
 /// - message buffers.
 ///
@@ -53,14 +53,15 @@ struct alignas(64) shared_message {
   std::array<std::uint64_t, 2> offset;
 };
 
-/// Progress of one rank's reduce-scatter and all-gather, in pieces of at most 1 MiB: copied out, reduced, gathered. An area is
-/// used again once every rank has gathered it.
+/// Progress of one rank with pieces of collectives, of at most 1 MiB: copied out, reduced, gathered. A rank has gathered a piece
+/// once it reads nothing of it any more, so an area is used again once every rank has gathered it.
 struct sum_progress {
   std::uint64_t copied, reduced, gathered;
 };
-/// What a piece is of: equal on all ranks that sum it.
+/// What a piece is of: equal on all replicas. `cut` stands for the offsets of shares.
 struct sum_label {
-  std::int64_t bucket, type, bytes;
+  std::int64_t what, bucket, type, bytes;
+  std::uint64_t cut;
   bool operator==(sum_label const&) const = default;
 };
 
@@ -192,7 +193,7 @@ class shared_memory {
     return {there + sizeof bytes, bytes};
   }
 
-  // ---- Summing (shared_all_reduce.hpp)
+  // ---- Collectives over replicas (shared_collectives.hpp)
 
   sum_progress& progress_of(int rank) const { return head_of(rank).progress; }
   /// Of a rank's `number`th piece, whose place was that of the piece `reduction_buffers` before it.

@@ -37,7 +37,7 @@ namespace chevron {
 /// streams, events and channels; `host_streams` of tests/support shows the members of it.
 ///
 /// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
-///   is one for each directed edge of the pipeline, one for the sums over replicas and one for gathers; each has a stream.
+///   is one for each directed edge of the pipeline, one for the collectives over replicas and one for gathers; each has a stream.
 /// - `post_send` and `post_receive` put the transfer on the stream of its edge, behind what the rank was asked to compute so far;
 ///   `receive`, `wait_send` and `wait_bucket` put what the rank computes next behind the transfer. The host waits for the end
 ///   of a gather only: it needs the numbers.
@@ -150,14 +150,15 @@ class stream_transport : public transport {
   void open_slots(slot_counts const& slots) override { messages_.open(slots); }
 
   void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
     awaited const mine = replicas_at(bucket);
     lines_.check(mine);
     auto const b = static_cast<std::size_t>(bucket);
     while (summed_.size() <= b) summed_.push_back(std::make_unique<point>(watch_));
     lines_.behind_computation(*sums_);
     host_call const asking(watch_, mine);
-    streams_.sum(sums_->way, sums_->on, values);
+    if (what == replica_collective::all_reduce) streams_.sum(sums_->way, sums_->on, values);
+    if (what == replica_collective::reduce_scatter) streams_.reduce_scatter(sums_->way, sums_->on, values, cut);
+    if (what == replica_collective::share_gather) streams_.share_gather(sums_->way, sums_->on, values, cut);
     summed_[b]->record(sums_->on, mine);
   }
   void wait_collective(int bucket) override { lines_.wait(*summed_.at(static_cast<std::size_t>(bucket))); }

@@ -19,13 +19,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/plan/text.hpp>
+#include <chevron/run/comm/threads/thread_collectives.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/device/stream_handoff.hpp>
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// The memory that the ranks of one process share: mailboxes, sums, gathers and the first failure.
+/// The memory that the ranks of one process share: mailboxes, collectives over replicas, gathers and the first failure.
 
 namespace chevron {
 
@@ -57,7 +58,7 @@ class threads_hub {
       : options(o),
         ranks(static_cast<std::size_t>(o.pipeline_ranks * o.replicas)),
         edges(ranks.size() * ranks.size()),
-        sums(static_cast<std::size_t>(o.pipeline_ranks)),
+        buckets(static_cast<std::size_t>(o.pipeline_ranks)),
         random(o.seed) {
     for (auto& r : ranks) r = std::make_unique<rank_state>();
     for (auto& g : gatherings) {
@@ -135,12 +136,11 @@ class threads_hub {
     bool waits = false;
     bool stuck = false;  // it waits, has found nothing there, and nobody has brought anything since
   };
-  struct sum {
-    std::vector<at::Tensor> arrived;
-    std::vector<stream_handoff> given;  // by replica
-    stream_handoff sum;
-    int count = 0;
-    long done = 0;  // how many times this bucket has been summed
+  struct bucket {
+    explicit bucket(std::size_t replicas) : brought(replicas) {}
+    thread_collective brought;
+    stream_handoff result;
+    long done = 0;  // how many collectives this bucket has had
   };
   using parts = std::vector<std::vector<std::byte>>;  // by rank
   struct gathering {
@@ -267,7 +267,7 @@ class threads_hub {
   std::mutex mutex;
   std::vector<std::unique_ptr<rank_state>> ranks;
   std::vector<edge> edges;
-  std::vector<std::vector<sum>> sums;    // by pipeline rank, by bucket
+  std::vector<std::vector<bucket>> buckets;  // by pipeline rank, by number
   std::array<gathering, 2> gatherings;   // by slot
   std::optional<failure> first_failure;  // as it was published first, by whichever rank
   int finder = -1;                       // the rank that did

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <chevron/run/comm/message_signature.hpp>
+#include <chevron/run/comm/threads/thread_collectives.hpp>
 #include <chevron/run/comm/threads/threads_hub.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -140,47 +141,27 @@ class threads_transport final : public transport {
   }
 
   void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    if (what == replica_collective::share_gather) values = detail::as_sum_of_bytes(values, cut, topology().replica());
-    int const replicas = topology().replicas;
     auto const b = static_cast<std::size_t>(bucket);
     if (started_.size() <= b) started_.resize(b + 1);
     ++started_[b];
-    std::vector<at::Tensor> parts;
-    std::vector<stream_handoff> given;
+    detail::thread_collective whole;
     {
       std::lock_guard const hold(hub_->mutex);
       check_running(replicas_at(bucket));
-      auto& all = hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())];
-      if (all.size() <= b) all.resize(b + 1);
-      auto& sum = all[b];
-      sum.arrived.resize(static_cast<std::size_t>(replicas));
-      sum.given.resize(static_cast<std::size_t>(replicas));
-      sum.given[static_cast<std::size_t>(topology().replica())].record(std::span(&values, 1));
-      sum.arrived[static_cast<std::size_t>(topology().replica())] = std::move(values);
-      if (++sum.count < replicas) return;
-      parts = std::move(sum.arrived);
-      given = std::move(sum.given);
-      sum.count = 0;
+      auto& all = buckets();
+      while (all.size() <= b) all.emplace_back(static_cast<std::size_t>(topology().replicas));
+      auto& brought = all[b].brought;
+      brought.bring(static_cast<std::size_t>(topology().replica()), {what, std::move(values), {cut.begin(), cut.end()}});
+      if (!brought.is_complete()) return;
+      whole = std::exchange(brought, detail::thread_collective(static_cast<std::size_t>(topology().replicas)));
     }
-    // The last to come adds for all, outside the lock: until `done` counts up nobody touches the tensors.
-    for (std::size_t r = 1; r < parts.size(); ++r) {
-      if (parts[r].sizes() != parts[0].sizes() || parts[r].dtype() != parts[0].dtype()) {
-        throw preflight_error(
-            "replicas 0 and " + std::to_string(r) + " sum gradients of different shapes in bucket " + std::to_string(bucket),
-            {.rank = rank(), .step = step(), .action = detail::words_of(what)});
-      }
-      // What is added and copied runs where the parts are, whoever asks for it.
-      given[r].wait_for(parts[r].device());
-      if (r == 1) given[0].wait_for(parts[0].device());
-      parts[0].add_(parts[r].to(parts[0].device()));
-    }
-    for (std::size_t r = 1; r < parts.size(); ++r) parts[r].copy_(parts[0]);
-    stream_handoff sum;
-    sum.record(parts);
+    // Outside the lock: until `done` counts up no rank touches the tensors.
+    stream_handoff result =
+        whole.carry_out(bucket, {.rank = rank(), .step = step(), .action = replicas_at(bucket).action_text()});
     {
       std::lock_guard const hold(hub_->mutex);
-      hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())][b].sum = std::move(sum);
-      ++hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())][b].done;
+      buckets()[b].result = std::move(result);
+      ++buckets()[b].done;
       hub_->tell_all();
     }
     hub_->wake_all();
@@ -189,16 +170,18 @@ class threads_transport final : public transport {
   void wait_collective(int bucket) override {
     auto const b = static_cast<std::size_t>(bucket);
     std::unique_lock hold(hub_->mutex);
-    auto& all = hub_->sums[static_cast<std::size_t>(topology().pipeline_rank())];
+    auto& all = buckets();
     auto const absent = [&](int r) {
       bool const same_stages = r % topology().pipeline_ranks == topology().pipeline_rank();
-      return same_stages && all[b].count > 0 &&
-             !all[b].arrived[static_cast<std::size_t>(r / topology().pipeline_ranks)].defined();
+      return same_stages && all[b].brought.is_under_way() &&
+             !all[b].brought.brought(static_cast<std::size_t>(r / topology().pipeline_ranks));
     };
     wait(hold, &hub::all_ranks, absent, replicas_at(bucket),
          [&](clock::time_point, clock::time_point&) { return all[b].done >= started_.at(b); });
-    all[b].sum.wait_for();
+    all[b].result.wait_for();
   }
+  /// What the replicas of this pipeline rank do together.
+  std::vector<hub::bucket>& buckets() { return hub_->buckets[static_cast<std::size_t>(topology().pipeline_rank())]; }
 
   void start_gather(gather_slot slot, std::span<std::byte const> given, awaited const& about) override {
     {
@@ -344,7 +327,7 @@ class threads_transport final : public transport {
 
   std::shared_ptr<hub> hub_;
   std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // of what this rank sends, by tag
-  std::vector<long> started_;                                         // sums begun, by bucket
+  std::vector<long> started_;                                         // collectives over replicas, by bucket
   std::array<std::shared_ptr<hub::parts const>, 2> results_;          // of gathers, by slot
 };
 

@@ -30,12 +30,43 @@ at::Tensor part(int pipeline_rank, int r, std::int64_t numbers, at::ScalarType t
   return (at * (0.37 * (r + 1)) + (pipeline_rank + 10 * round)).sin().to(type);
 }
 
+struct bucket {
+  std::int64_t numbers;
+  at::ScalarType type;
+};
+
+/// Sums of shares, and from them those of all: what an optimizer that is sharded over replicas does between. Uneven shares.
+int compare_shares(gloo_transport& comm, std::vector<bucket> const& buckets, int round) {
+  int const p = comm.topology().pipeline_rank(), replicas = comm.topology().replicas;
+  std::vector<at::Tensor> mine;
+  std::vector<std::vector<std::int64_t>> cuts;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    std::vector<std::int64_t> cut{0};
+    for (int r = 1; r < replicas; ++r) cut.push_back(buckets[b].numbers * r * r / (replicas * replicas));
+    cut.push_back(buckets[b].numbers);
+    cuts.push_back(cut);
+    mine.push_back(part(p, comm.topology().replica(), buckets[b].numbers, buckets[b].type, round));
+    comm.start_reduce_scatter(static_cast<int>(b), mine.back(), cut);
+  }
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    comm.wait_bucket(static_cast<int>(b));
+    comm.start_share_gather(static_cast<int>(b), mine[b], cuts[b]);
+  }
+  int wrong = 0;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    comm.wait_bucket(static_cast<int>(b));
+    at::Tensor wanted = part(p, 0, buckets[b].numbers, buckets[b].type, round);
+    for (int r = 1; r < replicas; ++r) wanted.add_(part(p, r, buckets[b].numbers, buckets[b].type, round));
+    if (at::equal(mine[b], wanted)) continue;
+    ++wrong;
+    std::fprintf(stderr, "rank %d, round %d, bucket %d: gathered shares are not the sum in the order of replicas\n",
+                 comm.topology().global_rank, round, static_cast<int>(b));
+  }
+  return wrong;
+}
+
 int compare(gloo_transport& comm) {
   int const p = comm.topology().pipeline_rank(), replicas = comm.topology().replicas;
-  struct bucket {
-    std::int64_t numbers;
-    at::ScalarType type;
-  };
   std::vector<bucket> const buckets{{1, at::kFloat},      {1000, at::kFloat},      {262144, at::kFloat}, {1500003, at::kFloat},
                                     {70001, at::kDouble}, {300007, at::kBFloat16}, {9, at::kHalf}};
   int wrong = 0;
@@ -55,6 +86,7 @@ int compare(gloo_transport& comm) {
       std::fprintf(stderr, "rank %d, round %d, bucket %d: not the sum in the order of replicas\n", comm.topology().global_rank,
                    round, static_cast<int>(b));
     }
+    wrong += compare_shares(comm, buckets, round);
   }
   return wrong == 0 ? 0 : 1;
 }
@@ -76,10 +108,33 @@ int die(gloo_transport& comm, int victim) {
   }
 }
 
+/// Gathers shares, until the victim finds itself in the middle of a gather and ends there. The victim's is the last share, so the
+/// first element comes from another replica.
+int die_gathering(gloo_transport& comm, int victim) {
+  at::Tensor const mine = at::empty({4000000});
+  auto const numbers = mine.numel();
+  int const replicas = comm.topology().replicas;
+  std::vector<std::int64_t> cut;
+  for (int r = 0; r <= replicas; ++r) cut.push_back(numbers * r / replicas);
+  auto const number = [&](std::int64_t i) { return static_cast<float const volatile*>(mine.data_ptr<float>())[i]; };
+  for (long step = 0;; ++step) {
+    comm.begin_step(step);
+    mine.fill_(comm.topology().replica() == 0 ? 1 : 0);
+    comm.start_share_gather(0, mine, cut);
+    if (comm.topology().global_rank == victim) {
+      while (number(0) == 0) {
+      }
+      if (number(cut[1] - 1) == 0) kill(getpid(), SIGKILL);
+    }
+    comm.wait_bucket(0);
+  }
+}
+
 /// Starts this program again, as ranks.
 subprocess::program_end ranks_that(std::string const& task, int pipeline_ranks, int replicas) {
-  return subprocess::started("a rank that sums", {"CHEVRON_SUMS_TASK=" + task, "CHEVRON_SUMS_RANKS=" + std::to_string(pipeline_ranks),
-                                             "CHEVRON_SUMS_REPLICAS=" + std::to_string(replicas)})
+  return subprocess::started("a rank that sums",
+                             {"CHEVRON_SUMS_TASK=" + task, "CHEVRON_SUMS_RANKS=" + std::to_string(pipeline_ranks),
+                              "CHEVRON_SUMS_REPLICAS=" + std::to_string(replicas)})
       .wait();
 }
 
@@ -96,7 +151,9 @@ TEST_CASE("a rank that sums" * doctest::skip()) {
     comm.deadline(std::chrono::seconds(100));
     comm.open({.activation = 0, .receive = 1, .send = 1});
     std::string const what = task;
-    int const good = what == "compare" ? compare(comm) : die(comm, std::stoi(what));
+    int const good = what == "compare"              ? compare(comm)
+                     : what.find("gathering ") == 0 ? die_gathering(comm, std::stoi(what.substr(10)))
+                                                    : die(comm, std::stoi(what));
     comm.close();
     return good;
   });
@@ -121,5 +178,15 @@ TEST_CASE("a replica killed in the middle of a sum: all others end with code 3 a
     CHECK(end.lines_with(lost + "; this rank was waiting for sum of gradients") >= replicas - 1);
     CHECK(end.lines_with(lost + "; this rank was waiting for ") == ranks * replicas - 1);
     CHECK(end.lines_with(lost) == ranks * replicas);  // and the launcher
+  }
+}
+
+TEST_CASE("a replica killed in the middle of a gather of shares: all others end with code 3 and name it") {
+  for (auto const& [ranks, replicas, victim] : {std::tuple{1, 2, 1}, std::tuple{1, 3, 2}}) {
+    auto const end = ranks_that("gathering " + std::to_string(victim), ranks, replicas);
+    INFO(ranks << " ranks × " << replicas << " replicas, rank " << victim << " killed: " << end.output);
+    CHECK(end.code == 3);
+    auto const lost = "rank " + std::to_string(victim) + " was lost (killed by signal 9)";
+    CHECK(end.lines_with(lost + "; this rank was waiting for gather of shares") == replicas - 1);
   }
 }

@@ -1,0 +1,343 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/shared_memory/shared_memory.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/failure/failure_monitor.hpp>
+
+/// \file
+/// Sums, reduce-scatters and gathers of shares over replicas that are on one machine.
+
+namespace chevron::detail {
+
+/// Carries out collectives over the replicas of a stage in their shared memory, in a thread of its own, while the rank computes.
+///
+/// A tensor is cut into a share for each replica, equal ones for a sum, and goes in pieces small enough to stay in a processor's
+/// cache: a piece has a part of every share, each at its own place of a reduction buffer. Of each piece of a sum, a rank puts
+/// down what others add up, adds up its own part of all replicas' numbers, and takes the parts that others added up. A
+/// reduce-scatter ends after the adding; in a gather of shares each rank puts down its own part and takes those of the others.
+/// Replicas are added in their order, ((r0 + r1) + r2) …, whoever adds, so all have the same bits, and the same as replicas that
+/// are threads. A few pieces are under way at a time: a rank waits only when there is nothing it could do with any of them.
+///
+/// The thread waits for others until they come, until the watch knows of a failure, or until this object ends; how long the rank
+/// waits for the thread is up to the rank. Once each bucket had a collective, nothing is allocated.
+class shared_collectives {
+ public:
+  /// \param replicas global ranks, by replica, that can all read each other's memory
+  /// \param me       replica of this rank
+  shared_collectives(shared_memory& memory, std::vector<int> replicas, int me, std::shared_ptr<failure_monitor> watch)
+      : memory_(memory),
+        replicas_(std::move(replicas)),
+        me_(static_cast<std::size_t>(me)),
+        watch_(std::move(watch)),
+        room_(shared_memory::sum_piece / replicas_.size() / line * line),
+        own_(memory_.progress_of(replicas_[me_])),
+        thread_([this] { run(); }) {}
+  ~shared_collectives() {
+    {
+      std::lock_guard const hold(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_one();
+    memory_.notify(replicas_[me_], shared_memory::wakeup::sums);
+    thread_.join();
+  }
+  shared_collectives(shared_collectives const&) = delete;
+  shared_collectives& operator=(shared_collectives const&) = delete;
+
+  /// Starts a collective, in place; the tensor is contiguous and in main memory. All replicas start the same ones in the same
+  /// order.
+  /// \param cut of shares, in elements; empty for a sum
+  void start(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
+    if (what != replica_collective::share_gather && !with_number(values.scalar_type(), [](auto) {})) {
+      throw usage_error(std::string("the ") + words_of(what) + " of bucket " + std::to_string(bucket) + ": replicas cannot sum " +
+                        c10::toString(values.scalar_type()));
+    }
+    auto const b = static_cast<std::size_t>(bucket);
+    while (buckets_.size() <= b) buckets_.push_back(std::make_unique<collective>());
+    collective& mine = *buckets_[b];
+    byte_fingerprint offsets;
+    offsets.add(cut.data(), cut.size_bytes());
+    mine.label = {static_cast<std::int64_t>(what), bucket, static_cast<std::int64_t>(values.scalar_type()),
+                  static_cast<std::int64_t>(values.nbytes()), offsets.value()};
+    mine.shares.resize(replicas_.size());
+    for (std::size_t r = 0; r < replicas_.size(); ++r)
+      mine.shares[r] = cut.empty() ? equal_share(r, values.nbytes()) : share_of(cut[r], cut[r + 1], values.itemsize());
+    mine.values = std::move(values);
+    mine.done = false;
+    mine.waited_for = false;
+    mine.differs = -1;
+    {
+      std::lock_guard const hold(mutex_);
+      posted_.push_back(&mine);
+    }
+    changed_.notify_one();
+  }
+
+  /// Calls `wait(flag)`, which returns once the flag is set or else throws, if a collective is under way in this bucket.
+  /// \throws preflight_error if other replicas start something else there
+  template <class Wait>
+  void finish(int bucket, Wait const& wait) {
+    auto const b = static_cast<std::size_t>(bucket);
+    if (b >= buckets_.size() || buckets_[b]->waited_for) return;
+    collective& mine = *buckets_[b];
+    wait(std::as_const(mine.done));
+    mine.waited_for = true;
+    if (mine.differs < 0) return;
+    auto const theirs = static_cast<replica_collective>(mine.other.what);
+    throw preflight_error(
+        unlike_collectives(bucket, static_cast<int>(me_), mine.what(), mine.differs, theirs),
+        {.rank = replicas_[me_], .peer = replicas_[static_cast<std::size_t>(mine.differs)], .action = words_of(mine.what())});
+  }
+
+ private:
+  using wakeup = shared_memory::wakeup;
+  static constexpr std::size_t line = 64;
+
+  struct share {
+    std::size_t from = 0, bytes = 0;
+  };
+  struct collective {
+    at::Tensor values;
+    std::vector<share> shares;  // by replica
+    sum_label label{};
+    std::atomic<bool> done{false};
+    bool waited_for = true;
+    int differs = -1;   // a replica with another label
+    sum_label other{};  // its label
+    replica_collective what() const { return static_cast<replica_collective>(label.what); }
+  };
+  /// A part of every share; `index` counts from the first piece of the collective.
+  struct piece {
+    std::uint64_t number, index;
+  };
+  /// A replica's part of a piece, in the tensor.
+  struct part {
+    std::byte* values;
+    std::size_t bytes;
+  };
+
+  /// Calls `use(number)` with a number of a dtype's C++ type, if replicas can sum that dtype.
+  template <class Use>
+  static bool with_number(at::ScalarType type, Use const& use) {
+    switch (type) {
+      case at::kFloat:
+        return use(float{}), true;
+      case at::kDouble:
+        return use(double{}), true;
+      case at::kHalf:
+        return use(c10::Half{}), true;
+      case at::kBFloat16:
+        return use(c10::BFloat16{}), true;
+      case at::kChar:
+        return use(std::int8_t{}), true;
+      case at::kByte:
+        return use(std::uint8_t{}), true;
+      case at::kInt:
+        return use(std::int32_t{}), true;
+      case at::kLong:
+        return use(std::int64_t{}), true;
+      default:
+        return false;
+    }
+  }
+
+  void run() {
+    std::unique_lock hold(mutex_);
+    for (;;) {
+      changed_.wait(hold, [this] { return stop_ || !posted_.empty(); });
+      if (stop_) return;
+      std::swap(posted_, working_);
+      hold.unlock();
+      for (collective* each : working_) {
+        if (!carry_out(*each)) return;
+        bool const refused = each->differs >= 0;
+        each->values.reset();
+        watch_->wake(each->done);  // from here on it is the rank's again
+        if (refused) return;
+      }
+      working_.clear();
+      hold.lock();
+    }
+  }
+
+  /// \returns whether it came to an end
+  bool carry_out(collective& mine) {
+    std::uint64_t const before = own_.copied;  // all pieces of all collectives are numbered, from 1
+    // At least one, where labels are compared.
+    std::uint64_t pieces = 1;
+    for (share const& each : mine.shares) pieces = std::max<std::uint64_t>(pieces, (each.bytes + room_ - 1) / room_);
+    std::uint64_t const last = before + pieces;
+    auto const piece_of = [&](std::uint64_t number) { return piece{number, number - before - 1}; };
+    while (own_.gathered < last) {
+      // What is furthest first: it lies in the caches, and others may wait for its area.
+      if (may_take()) {
+        take(mine, piece_of(own_.gathered + 1));
+      } else if (may_add()) {
+        compare_labels(mine, own_.reduced + 1);
+        if (mine.differs >= 0) return true;
+        when_all_put(mine, piece_of(own_.reduced + 1));
+      } else if (own_.copied < last && may_put()) {
+        put(mine, piece_of(own_.copied + 1));
+      } else if (stop_ || watch_->failed()) {
+        return false;
+      } else {
+        auto const came = [&] { return may_take() || may_add() || (own_.copied < last && may_put()) || stop_; };
+        memory_.sleep(came, std::chrono::milliseconds(20), wakeup::sums);
+      }
+    }
+    return true;
+  }
+
+  /// Has every other replica done so many pieces?
+  bool others(std::uint64_t sum_progress::*what, std::uint64_t pieces) const {
+    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+      if (r != me_ && read(memory_.progress_of(replicas_[r]).*what) < pieces) return false;
+    }
+    return true;
+  }
+  // Only this thread writes to `own_`.
+  bool may_put() const {
+    return own_.copied < shared_memory::reduction_buffers ||
+           others(&sum_progress::gathered, own_.copied + 1 - shared_memory::reduction_buffers);
+  }
+  bool may_add() const { return own_.reduced < own_.copied && others(&sum_progress::copied, own_.reduced + 1); }
+  bool may_take() const { return own_.gathered < own_.reduced && others(&sum_progress::reduced, own_.gathered + 1); }
+
+  void put(collective const& mine, piece const& what) {
+    int const rank = replicas_[me_];
+    memory_.label_of(rank, what.number) = mine.label;
+    bool const own_share = mine.what() == replica_collective::share_gather;
+    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+      if ((r == me_) == own_share) copy_out(part_of(mine, what, r), place_of(me_, what, r));
+    }
+    tell(own_.copied, what.number);
+  }
+
+  void compare_labels(collective& mine, std::uint64_t number) const {
+    for (std::size_t r = 0; r < replicas_.size() && mine.differs < 0; ++r) {
+      mine.other = memory_.label_of(replicas_[r], number);
+      if (mine.other != mine.label) mine.differs = static_cast<int>(r);
+    }
+  }
+
+  /// Only a sum has others wait for what this rank adds up: of anything else this rank reads nothing more after this.
+  void when_all_put(collective const& mine, piece const& what) {
+    if (mine.what() == replica_collective::share_gather) {
+      copy_in(mine, what);
+    } else {
+      with_number(mine.values.scalar_type(), [&](auto number) { add_up<decltype(number)>(mine, what); });
+    }
+    if (mine.what() == replica_collective::all_reduce) return tell(own_.reduced, what.number);
+    publish(own_.reduced, what.number);
+    tell(own_.gathered, what.number);
+  }
+
+  /// The own part, into the tensor and, of a sum, for the others.
+  template <class Number>
+  void add_up(collective const& mine, piece const& what) {
+    part const to = part_of(mine, what, me_);
+    std::size_t const count = to.bytes / sizeof(Number);
+    auto* const own = reinterpret_cast<Number*>(to.values);
+    auto const area = [&](std::size_t r) { return reinterpret_cast<Number*>(place_of(r, what, me_)); };
+    auto const source = [&](std::size_t r) { return r == me_ ? own : area(r); };
+    bool const for_others = mine.what() == replica_collective::all_reduce;
+    // Of fixed length, so that compilers use wide registers whatever their options.
+    constexpr std::size_t block = 512;
+    Number total[block];
+    for (std::size_t at = 0; at < count; at += block) {
+      std::size_t const here = std::min(block, count - at);
+      std::memcpy(total, source(0) + at, here * sizeof(Number));
+      for (std::size_t r = 1; r < replicas_.size(); ++r) {
+        Number const* const more = source(r) + at;
+        if (here == block) {
+          for (std::size_t i = 0; i < block; ++i) total[i] = static_cast<Number>(total[i] + more[i]);
+        } else {
+          for (std::size_t i = 0; i < here; ++i) total[i] = static_cast<Number>(total[i] + more[i]);
+        }
+      }
+      std::memcpy(own + at, total, here * sizeof(Number));
+      if (for_others) std::memcpy(area(me_) + at, total, here * sizeof(Number));
+    }
+  }
+
+  void take(collective const& mine, piece const& what) {
+    copy_in(mine, what);
+    tell(own_.gathered, what.number);
+  }
+
+  /// The others' parts, from their buffers.
+  void copy_in(collective const& mine, piece const& what) {
+    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+      part const theirs = part_of(mine, what, r);
+      if (r != me_ && theirs.bytes > 0) std::memcpy(theirs.values, place_of(r, what, r), theirs.bytes);
+    }
+  }
+  static void copy_out(part const& from, std::byte* to) {
+    if (from.bytes > 0) std::memcpy(to, from.values, from.bytes);
+  }
+
+  part part_of(collective const& mine, piece const& what, std::size_t replica) const {
+    share const& whole = mine.shares[replica];
+    std::size_t const done = std::min(whole.bytes, static_cast<std::size_t>(what.index) * room_);
+    return {static_cast<std::byte*>(mine.values.mutable_data_ptr()) + whole.from + done, std::min(room_, whole.bytes - done)};
+  }
+  /// Where a replica's buffer has the part of a share.
+  std::byte* place_of(std::size_t replica, piece const& what, std::size_t share) const {
+    return memory_.reduction_buffer_of(replicas_[replica], what.number) + share * room_;
+  }
+
+  /// Of a tensor without a cut: whole cache lines.
+  share equal_share(std::size_t replica, std::size_t bytes) const {
+    std::size_t const each = (bytes + line * replicas_.size() - 1) / (line * replicas_.size()) * line;
+    std::size_t const from = std::min(bytes, replica * each);
+    return {from, std::min(each, bytes - from)};
+  }
+  static share share_of(std::int64_t begin, std::int64_t end, std::size_t width) {
+    return {static_cast<std::size_t>(begin) * width, static_cast<std::size_t>(end - begin) * width};
+  }
+
+  void tell(std::uint64_t& progress, std::uint64_t number) {
+    publish(progress, number);
+    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+      if (r != me_) memory_.notify(replicas_[r], wakeup::sums);
+    }
+  }
+
+  shared_memory& memory_;
+  std::vector<int> replicas_;
+  std::size_t me_;
+  std::shared_ptr<failure_monitor> watch_;
+  std::size_t const room_;  // bytes of a reduction buffer for a part of each share
+  sum_progress& own_;
+  std::vector<std::unique_ptr<collective>> buckets_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<collective*> posted_;   // in their order
+  std::vector<collective*> working_;  // of the thread
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/device/stream_handoff.hpp>
+
+/// \file
+/// A collective over replicas that are threads: the last replica to come carries it out for all.
+
+namespace chevron::detail {
+
+/// What replicas brought to one collective, each at its own place.
+class thread_collective {
+ public:
+  explicit thread_collective(std::size_t replicas = 0) : parts_(replicas), given_(replicas) {}
+
+  struct part {
+    replica_collective what;
+    at::Tensor values;
+    std::vector<std::int64_t> cut;
+  };
+
+  void bring(std::size_t replica, part of) {
+    given_[replica].record(std::span(&of.values, 1));
+    parts_[replica] = std::move(of);
+    ++count_;
+  }
+  bool brought(std::size_t replica) const { return parts_[replica].values.defined(); }
+  bool is_complete() const { return count_ == parts_.size(); }
+  /// Some replica has come, and some other has not.
+  bool is_under_way() const { return count_ > 0; }
+
+  /// Once all have come.
+  /// \param context of the replica that calls this
+  /// \returns the end of the work on the streams of devices
+  /// \throws preflight_error where replicas have brought different things
+  stream_handoff carry_out(int bucket, error_context const& context) {
+    at::NoGradGuard const off;
+    part const& first = parts_[0];
+    for (std::size_t r = 1; r < parts_.size(); ++r) {
+      part const& other = parts_[r];
+      if (other.what == first.what && other.cut == first.cut && other.values.sizes() == first.values.sizes() &&
+          other.values.dtype() == first.values.dtype()) {
+        continue;
+      }
+      throw preflight_error(unlike_collectives(bucket, 0, first.what, static_cast<int>(r), other.what), context);
+    }
+    // What is added and copied runs where the parts are, whichever rank asks for it.
+    given_[0].wait_for(first.values.device());
+    for (std::size_t r = 1; r < parts_.size(); ++r) given_[r].wait_for(parts_[r].values.device());
+    std::vector<at::Tensor> values;
+    for (part const& each : parts_) values.push_back(each.values.detach().view({-1}));
+    if (first.what == replica_collective::all_reduce) add_up(values);
+    if (first.what == replica_collective::reduce_scatter) scatter(values, first.cut);
+    if (first.what == replica_collective::share_gather) gather(values, first.cut);
+    stream_handoff done;
+    done.record(values);
+    return done;
+  }
+
+ private:
+  static void add_up(std::vector<at::Tensor> const& values) {
+    for (std::size_t r = 1; r < values.size(); ++r) values[0].add_(values[r].to(values[0].device()));
+    for (std::size_t r = 1; r < values.size(); ++r) values[r].copy_(values[0]);
+  }
+  /// Each share in the memory of replica 0, in the order of replicas; then to its own replica alone.
+  static void scatter(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& cut) {
+    for (std::size_t s = 0; s < values.size(); ++s) {
+      auto const share_in = [&](std::size_t r) { return values[r].narrow(0, cut[s], cut[s + 1] - cut[s]); };
+      at::Tensor const total = share_in(0);
+      for (std::size_t r = 1; r < values.size(); ++r) total.add_(share_in(r).to(total.device()));
+      if (s > 0) share_in(s).copy_(total);
+    }
+  }
+  /// As bytes, so that each bit stays.
+  static void gather(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& cut) {
+    auto const width = static_cast<std::int64_t>(values[0].itemsize());
+    for (std::size_t s = 0; s < values.size(); ++s) {
+      auto const share_in = [&](std::size_t r) {
+        return bytes_of(values[r]).narrow(0, cut[s] * width, (cut[s + 1] - cut[s]) * width);
+      };
+      for (std::size_t r = 0; r < values.size(); ++r) {
+        if (r != s) share_in(r).copy_(share_in(s));
+      }
+    }
+  }
+
+  std::vector<part> parts_;
+  std::vector<stream_handoff> given_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace chevron::detail
