@@ -154,6 +154,7 @@ class optimizer_share {
   /// replicas, with no gather under way.
   std::unique_ptr<torch::optim::OptimizerParamState> whole_state(transport& comm, at::Tensor const& p) const {
     at::NoGradGuard const off;
+    if (find(p) == nullptr) return nullptr;
     held const& one = *find(p);
     std::string const kind = kind_of(*optimizer_);
     auto const mine = one.piece.defined() ? optimizer_->state().find(one.piece.unsafeGetTensorImpl()) : optimizer_->state().end();
