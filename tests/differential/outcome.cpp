@@ -129,7 +129,8 @@ void put_stage(outcome& out, program const& p, int step, int stage, int replica,
     for (auto const& item : pieces[i]->named_parameters(true)) {
       at::Tensor const& q = item.value();
       // Of a sharded optimizer replicas have the gradients of their shares alone, and replica 0 is given the states.
-      if (q.requires_grad() && !p.has("shard")) out.put(key_of(step, "2 gradient", stage, replica, before + item.key()), q.grad());
+      if (q.requires_grad() && !p.has("shard"))
+        out.put(key_of(step, "2 gradient", stage, replica, before + item.key()), q.grad());
       out.put(key_of(step, "3 parameter", stage, replica, before + item.key()), q);
       auto const found = kept.find(q.unsafeGetTensorImpl());
       if (found == kept.end() || (p.has("shard") && replica > 0)) continue;

@@ -144,7 +144,10 @@ class optimizer_share {
     auto mine = whole->clone();
     if (!one.is_whole()) {
       visit_state(
-          *mine, [&](char const*, at::Tensor& t) { if (t.defined()) t = memory_of(t).narrow(0, one.begin(), one.size()).clone(); },
+          *mine,
+          [&](char const*, at::Tensor& t) {
+            if (t.defined()) t = memory_of(t).narrow(0, one.begin(), one.size()).clone();
+          },
           [](char const*, auto&) {});
     }
     optimizer_->state()[one.piece.unsafeGetTensorImpl()] = std::move(mine);

@@ -69,9 +69,9 @@ struct trainer_options {
   /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
   bool broadcast_buffers = true;
   /// What is cut over the replicas. On threads, and replicas of one machine, every bit stays what it is. `optimizer()` then steps
-  /// the pieces of parameters that are in this replica's share; with `post_validation` a step ends before this rank has the others'
-  /// shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that checkpoints know, and
-  /// Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
+  /// the pieces of parameters that are in this replica's share; with `post_validation` a step ends before this rank has the
+  /// others' shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that checkpoints know,
+  /// and Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
   sharding shard = sharding::nothing;
   loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
