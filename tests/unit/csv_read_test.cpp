@@ -129,7 +129,7 @@ TEST_SUITE("csv read") {
              {fine + "1F,1B0", "line 2, column 1: '1F' has no microbatch: an action ends in its microbatch, such as 2F0"},
              {fine + "1F-1", "line 2, column 1: '1F-1' has no microbatch"},
              {"2BW0", "line 1, column 1: '2BW0': BW is a retired spelling: today the full backward is B"},
-             {fine + "1F0,1G0", "line 2, column 5: '1G0' has no type that is known: wanted is F, B, I or W after the stage"},
+             {fine + "1F0,1G0", "line 2, column 5: '1G0' has no type that is known: wanted is F, B, I, W or R after the stage"},
              {"0f0", "line 1, column 1: '0f0' has no type that is known"},
              {"00F0", "line 1, column 1: '00F0' has a stage with leading zeros"},
              {"0F01", "line 1, column 1: '0F01' has a microbatch with leading zeros"},

@@ -5,8 +5,8 @@
 
 /// \file
 /// A step played in the order of time, without an order of its own: ranks are free or busy, inputs arrive, and a policy says
-/// which ready action a rank takes. Eager orders and back filling are policies. List scheduling shares the turns alone: as a policy
-/// it took a fourth more of the compiler's evaluator operations, and a twelfth more time.
+/// which ready action a rank takes. Eager orders and back filling are policies. List scheduling shares the turns alone: as a
+/// policy it took a fourth more of the compiler's evaluator operations, and a twelfth more time.
 
 namespace chevron::detail {
 
@@ -86,9 +86,9 @@ inline constexpr int sleeps = -1, gives_up = -2;
 /// as in `rows`. A policy has
 ///
 /// - `number(row, k)`: the action of a row that is taken k-th
-/// - `take(rank, now, ready, taken, until)`: the row whose next action the rank takes now; or `sleeps`: until `until`, or until an
-///   action arrives that it may take next; or `gives_up`, which ends the step. By row, `ready` says when the next action can start
-///   (`never`: not known, or none is left), `taken` how many were taken
+/// - `take(rank, now, ready, taken, until)`: the row whose next action the rank takes now; or `sleeps`: until `until`, or until
+///   an action arrives that it may take next; or `gives_up`, which ends the step. By row, `ready` says when the next action can
+///   start (`never`: not known, or none is left), `taken` how many were taken
 /// - `free_again(number, now, end)`: when a rank that took an action is free
 ///
 /// \param backwards played from the end of the step to its beginning: what needs an action comes before it

@@ -12,8 +12,8 @@ namespace chevron::search {
 
 /// Looks for the shortest schedule of this shape on this placement: from the catalogue's schedules, the zero-bubble paper's
 /// orders (with one stage a rank) and list schedules, the best is improved by local search, trial by trial. So the result is
-/// never longer than the best of the catalogue that lives on this placement and keeps the limit. Of a small pipeline all orders are
-/// looked through (`refute`); then nothing is shorter, and that is said: `found.optimal()`.
+/// never longer than the best of the catalogue that lives on this placement and keeps the limit. Of a small pipeline all orders
+/// are looked through (`refute`); then nothing is shorter, and that is said: `found.optimal()`.
 ///
 /// \param judge accepts orders among those that keep the limit, as `detail::any_order` does
 /// \returns a plan that passes `check` and declares its limit of chunks in flight: `lower(prove(found.best))`. Where there is

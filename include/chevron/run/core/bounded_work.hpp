@@ -12,8 +12,8 @@
 
 namespace chevron::detail {
 
-/// Does something in a thread of its own and waits for it, but no longer than this; what is late goes on alone. Does nothing where no thread
-/// is to be had. Nobody hears of what it throws.
+/// Does something in a thread of its own and waits for it, but no longer than this; what is late goes on alone. Does nothing
+/// where no thread is to be had. Nobody hears of what it throws.
 /// \param work owns all that it needs
 template <class Work>
 void do_within(std::chrono::milliseconds longest, Work work) noexcept {

@@ -18,8 +18,8 @@
 #include <chevron/run/core/now_ns.hpp>
 
 /// \file
-/// The wish that training ends after the step under way: a signal's, the clock's or the program's. A trainer tells it to all ranks with
-/// the numbers of the step, so all of them stop after the same one (`trainer::should_stop`).
+/// The wish that training ends after the step under way: a signal's, the clock's or the program's. A trainer tells it to all
+/// ranks with the numbers of the step, so all of them stop after the same one (`trainer::should_stop`).
 
 namespace chevron {
 
@@ -61,9 +61,9 @@ inline void request_stop_after(std::chrono::milliseconds limit) {
   detail::stop_at = now_ns() + static_cast<std::int64_t>(limit.count()) * 1'000'000;
 }
 
-/// While it lives, the first of these signals only asks for a stop, and a second one ends the process at once, as it would without.
-/// Make it before the ranks are launched, so that forked ranks have it, too, and no signal comes before; call `trainer::should_stop` after
-/// each step, and save.
+/// While it lives, the first of these signals only asks for a stop, and a second one ends the process at once, as it would
+/// without. Make it before the ranks are launched, so that forked ranks have it, too, and no signal comes before; call
+/// `trainer::should_stop` after each step, and save.
 ///
 ///     chevron::stop_signals const stop;
 ///     …

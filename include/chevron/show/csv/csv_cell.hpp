@@ -228,7 +228,7 @@ class csv_scanner {
       return wrong(whole.substr(static_cast<std::size_t>(word), static_cast<std::size_t>(i - word)) == "BW"
                        ? ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight "
                          "gradient W"
-                       : " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
+                       : " has no type that is known: wanted is F, B, I, W or R after the stage, such as 2F0");
     }
     spelling const& found = spellings[static_cast<std::size_t>(known)];
     cell.what = found.what;
