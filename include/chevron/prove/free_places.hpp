@@ -41,11 +41,12 @@ struct free_places {
   /// turn for the F or I of the next stage.
   ///
   /// In the beginning the i-th F leaves places - i free, of which a turn may count one. And at each turn a microbatch loses
-  ///   - on its way forwards I + W: if no place is free while the first F runs, the second waits for a W, and if no chunk
-  ///     waits for its W either, for an I, too. If one is free, or waits, that costs a round, and its I and the W by u are counted here;
-  ///   - on its way back F + W: if no chunk waits for its W while the second I runs, a W stood before it, and if no place is free
-  ///     either, an F, too. If one is free, that costs a round, and its F is counted here; if a chunk waits, its F and the W by
-  ///     p.
+  ///   - on its way forwards I + W: if no place is free while the first F runs, the second waits for a W, and if no chunk waits
+  ///     for its W either, for an I, too. If one is free, or waits, that costs a round, and its I and the W by u are counted
+  ///     here;
+  ///   - on its way back F + W: if no chunk waits for its W while the second I runs, a W stood before it, and if no place is
+  ///     free either, an F, too. If one is free, that costs a round, and its F is counted here; if a chunk waits, its F and the
+  ///     W by p.
   /// \param places how many chunks the rank may hold, fewer than a step has
   constexpr double lost(int places, int micro_batches) const {
     return micro_batches * turns * (forward + input + 2 * weight) + (forward + input + weight) * rounds(places);
