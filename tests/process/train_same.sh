@@ -62,6 +62,10 @@ for backend in threads gloo; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule ZBVZeroBubble --backend $backend --deferred-weights 2
   same replicated this "ZBVZeroBubble with W's held back, $backend," "the same with each in its turn"
 done
+for backend in threads gloo; do
+  run this --ranks 2 --replicas 2 --microbatches 4 --schedule 1F1B --backend $backend --shard
+  same replicated this "1F1B with a sharded optimizer, $backend," "the same with whole ones"
+done
 # Ranks begin to rely on steps after ten that needed no correction.
 steps=16
 for schedule in ZB-H2 ZBVZeroBubble; do
@@ -69,6 +73,8 @@ for schedule in ZB-H2 ZBVZeroBubble; do
   for backend in threads gloo; do
     run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --clip-grad-norm 0 --backend $backend --post-validation
     same waiting this "$schedule with --post-validation, $backend," "the same without"
+    run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --clip-grad-norm 0 --backend $backend --post-validation --shard
+    same waiting this "$schedule with --post-validation and --shard, $backend," "the same without"
   done
 done
 steps=4
