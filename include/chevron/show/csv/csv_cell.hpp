@@ -228,7 +228,7 @@ class csv_scanner {
       return wrong(whole.substr(static_cast<std::size_t>(word), static_cast<std::size_t>(i - word)) == "BW"
                        ? ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight "
                          "gradient W"
-                       : " has no type that is known: wanted is F, B, I or W after the stage, such as 2F0");
+                       : unknown_type.data());
     }
     spelling const& found = spellings[static_cast<std::size_t>(known)];
     cell.what = found.what;
@@ -248,6 +248,27 @@ class csv_scanner {
     }
     cell.empty = false;
   }
+
+  /// The refusal of a type, with the letters of all compute kinds, by `plan/kinds.hpp`.
+  static constexpr auto unknown_type = [] {
+    std::array<char, 160> words{};
+    std::size_t length = 0;
+    auto const add = [&](std::string_view part) {
+      for (char const c : part) words[length++] = c;
+    };
+    add(" has no type that is known: wanted is ");
+    for (int k = 0; k < static_cast<int>(kind::own_x); ++k) {
+      add(k == 0 ? "" : k + 1 < static_cast<int>(kind::own_x) ? ", " : " or ");
+      add(letters_of(static_cast<kind>(k)));
+    }
+    add(" after the stage, such as 2F0 (");
+    for (int k = 0; k < own_kinds; ++k) {
+      add(k == 0 ? "" : k + 1 < own_kinds ? ", " : " or ");
+      add(letters_of(static_cast<kind>(static_cast<int>(kind::own_x) + k)));
+    }
+    add(" where the plan declares it)");
+    return words;
+  }();
 
   /// The kinds by their letters, and what the dialects know besides.
   static constexpr auto spellings = [] {
