@@ -6,7 +6,7 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// Rank expressions: small arithmetic and comparisons over `rank`, `ranks`, `micro_batches` and `chunks`, worked out for each rank in turn.
+/// Rank expressions: arithmetic and comparisons over `rank`, `ranks`, `micro_batches` and `chunks`, evaluated for each rank.
 
 namespace chevron {
 
@@ -23,7 +23,8 @@ struct rank_parameters {
 constexpr finding division_by_zero(int rank) {
   finding f;
   f.broken = law::description;
-  f.words = "a rank expression divides by 0, or takes a remainder of it: give that rank another divisor, as in max_of(rank, 1); rank ";
+  f.words =
+      "a rank expression divides by 0, or takes a remainder of it: give that rank another divisor, as in max_of(rank, 1); rank ";
   f.number = rank;
   return f;
 }

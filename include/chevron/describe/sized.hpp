@@ -150,7 +150,7 @@ constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, 
   return p.rank_of;
 }
 
-/// What every generator begins with: looks at the shape and fills its chunks in; the plan gets its size and a rank for each stage.
+/// Begins a plan for every generator: checks the shape, fills its chunks in, and sets the plan's size and each stage's rank.
 template <placement_policy Placement, class Plan>
 constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   if (finding const f = check_shape(where, size)) return f;

@@ -101,7 +101,8 @@ struct unhindered {
 
 namespace detail {
 
-/// Microbatches of unequal length, for bounds. A way's parts are linear in the factors: so many computations, transfers, latencies.
+/// Factors of microbatches of unequal length, for bounds. The time of a path is linear in them: computations, transfers,
+/// latencies.
 struct unequal_lengths {
   sorted_factors computation, transfer;
   owned_costs least;  ///< at the least factor of each kind: no microbatch is quicker anywhere
@@ -277,8 +278,9 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       double const w = costs.of(kind::backward_weight, s);
       double const trip = backward_start[s] + costs.of_input(s) - forward_start[s];
       auto const shortest = [&](int count) { return lengths == nullptr ? count : lengths->computation.smallest(count); };
-      double const trips = lengths == nullptr ? turns * trip
-                                              : lengths->trips(s, trip, each, turns, shortest(turns), lengths->transfer.smallest(turns));
+      double const trips = lengths == nullptr
+                               ? turns * trip
+                               : lengths->trips(s, trip, each, turns, shortest(turns), lengths->transfer.smallest(turns));
       double const one_by_one = trips + (whole ? shortest(turns - 1) * each.of(kind::backward_weight, s) : 0);
       raise(span, one_by_one + w);
       raise(best.makespan, forward_start[s] + one_by_one + way.after.data[s]);
@@ -324,9 +326,9 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
 /// out. A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as
 /// delays only.
 ///
-/// Of microbatches of unequal length sums are exact; each way in, round or out is that of a microbatch with the least factor of each
-/// kind, a wait is shortened by the longest forwards that memory allows, the shortest take a place's turns, and the longest one
-/// has its way to go, too.
+/// Microbatches of unequal length: sums are exact; each way in, round or out is that of a microbatch with the least factor of
+/// each kind; the longest forwards that memory allows shorten a wait; the shortest microbatches take a place's turns, and the
+/// longest one has its way to go, too.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
   if (costs.lengths.alike()) return detail::bounds_at(plan, costs, costs, nullptr, memory);
   detail::unequal_lengths const lengths(plan, costs);

@@ -18,8 +18,8 @@
 
 namespace chevron::search::detail {
 
-/// What a rank does first of what it can do, in a part of the step. Numbers of microbatches are those of the first and of the last
-/// rank; in between, in proportion.
+/// The order of preference among a rank's ready actions, in a part of the step. Numbers of microbatches are those of the first
+/// and of the last rank; ranks in between have numbers in proportion.
 struct eager_phase {
   double few[2];   ///< with fewer in flight, from F to I, F goes first, then I
   double most[2];  ///< with so many in flight no F
@@ -137,12 +137,12 @@ class eager_order {
   double longest_ = never;
 };
 
-/// W wait for an occasion, however many are left.
+/// No number of W left makes a rank run them before it would idle.
 inline constexpr double never_left = 1e9;
 
-/// The shortest of orders by drawn rules, in rounds, after a fifth of each drawn near its best ones; without actions if there is none.
-/// Backwards must be split.
-/// \param how_hard a rule is drawn for every five trials: 20 to 40,000 in all, fewer where there are many actions
+/// The shortest of orders by randomly drawn rules; a plan without actions where no rule gives an order. Draws in rounds, and
+/// after a fifth of each round near its best rules. Backwards must be split.
+/// \param how_hard a rule is drawn for every five trials: 20 to 40,000 in all, fewer where plans have many actions
 constexpr plan eager_start(plan const& like, problem const& asked, effort const& how_hard, double bound, watched& watch) {
   constexpr int kept = 20;
   constexpr int rounds = 8;  // some end where nothing near is better

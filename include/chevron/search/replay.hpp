@@ -11,8 +11,8 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// An order that local search changes: when each action ends, and how much comes after it, so that what a move would cost is known
-/// from the few actions that it passes.
+/// An order that local search changes, with the end of each action and the longest path after it: the cost of a move follows from
+/// the few actions that it passes.
 
 namespace chevron::search::detail {
 
@@ -131,7 +131,8 @@ class replay : public chevron::detail::rows {
       int const row = row_of.data[a];
       int const rank = rank_of.data[row];
       int const follower = next_.data[rank];
-      double most = follower < 0 ? end_value(rank) : post.data[time_of.data[a]] + lasts.data[time_of.data[follower]] + rest[follower];
+      double most =
+          follower < 0 ? end_value(rank) : post.data[time_of.data[a]] + lasts.data[time_of.data[follower]] + rest[follower];
       if (int const step = feeds.data[row]; step != 0) {
         int const there = time_of.data[a + step];
         double const one = lag.data[there] + lasts.data[there] + rest[a + step];

@@ -56,8 +56,8 @@ constexpr void finish(plan& made, activation_limit memory) {
   made.in_flight_limit = counted ? memory.chunks() : peak_in_flight(made);
 }
 
-/// A plan to begin with, with microbatches in ascending order where they are of unequal length: changing their order then would change
-/// how long the plan is, and local search keeps it.
+/// A plan to begin with. Puts microbatches of equal length in ascending order; of unequal length, another order would change how
+/// long the plan is, and local search keeps the plan's order.
 constexpr plan to_begin_with(plan made, cost_view const& costs) {
   if (costs.lengths.alike() || made.problem || check(made)) return made;
   return in_ascending_order(made);

@@ -278,8 +278,8 @@ struct periodic_effort {
   double beat;   ///< only a shorter order counts; below 0: any
 };
 
-/// The best of several periodic orders, every other one made for messages that take twice as long, `samples` of each with its period,
-/// beginnings and ends filled, if it is shorter than `beat`; else without actions.
+/// The best of several periodic orders, if it is shorter than `beat`; else a plan without actions. Every other period is made for
+/// messages that take twice as long; each gives `samples` orders, with beginnings and ends filled.
 /// \param tried gets the changes that were tried added
 constexpr plan periodic_start(plan const& like, problem const& asked, periodic_effort const& how_hard, std::int64_t& tried,
                               watched& watch) {

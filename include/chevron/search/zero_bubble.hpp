@@ -11,8 +11,8 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): one stage a rank, orders made
-/// for given costs and memory.
+/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): one stage a rank, an
+/// order for given costs and memory.
 
 namespace chevron::search {
 

@@ -87,8 +87,8 @@ inline std::string model_row(picture const& p, std::vector<int> const& boxes, do
 
 }  // namespace detail
 
-/// Pictures as JSON for the viewer: `decode` of `show/viewer/viewer.js.inc` reads it back. Times are whole numbers of `tick`, from
-/// each picture's first compute on. `facts`: one entry a picture, or none.
+/// Pictures as JSON, which `decode` of `show/viewer/viewer.js.inc` reads back. Times are whole numbers of `tick`, counted from
+/// each picture's first compute. `facts`: one entry a picture, or none.
 inline std::string html_model(std::span<picture const> pictures, std::span<drawn_facts const> facts = {}) {
   double longest = 0;
   for (picture const& p : pictures) {

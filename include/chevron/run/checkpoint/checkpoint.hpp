@@ -206,8 +206,8 @@ inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& 
 /// \param from a folder that holds checkpoints, for the last whole one, or one checkpoint's own
 /// \param expected words that must have been saved with it, just so: what training depends on and the trainer does not know
 /// \returns the step to go on with, which `trainer::next_step` gives too, and the words that were saved
-/// \throws checkpoint_error, on every rank, when there is none, when ranks see different ones, when a file is damaged or not of this
-/// checkpoint, or when names, shapes, dtypes, trained parameters, the kind of optimizer or words are not those of this job
+/// \throws checkpoint_error, on every rank, when there is none, when ranks see different ones, when a file is damaged or not of
+/// this checkpoint, or when names, shapes, dtypes, trained parameters, the kind of optimizer or words are not those of this job
 inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
                                        std::map<std::string, std::string> const& expected = {},
                                        load_options const& options = {}) {
@@ -314,8 +314,8 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   return {about.next_step, about.metadata};
 }
 
-/// `load_checkpoint` of the last whole checkpoint, where there is one: what a job does that launchers start again after each failure, since
-/// its first failure may come before its first checkpoint. Collective.
+/// `load_checkpoint` of the last whole checkpoint, where there is one: for jobs that launchers start again after each failure, as
+/// the first failure may come before the first checkpoint. Collective.
 /// \param folder as `load_checkpoint` takes it; it may be missing
 /// \returns what was loaded; nothing where the folder holds no whole checkpoint, and the trainer is as it was
 /// \throws checkpoint_error, on every rank, as `load_checkpoint`

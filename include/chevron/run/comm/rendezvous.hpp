@@ -33,8 +33,8 @@ class rendezvous {
       : store_(std::move(store)), watch_(std::move(watch)), where_(where) {}
 
   /// Waits for all ranks of the job. Every rank makes its transports in one order.
-  /// \throws timeout_error naming those that did not come; peer_lost_error where one was lost, or has ended, before; preflight_error
-  /// when another rank has another layout
+  /// \throws timeout_error naming those that did not come; peer_lost_error where one was lost, or has ended, before;
+  /// preflight_error when another rank has another layout
   void join(milliseconds patience) {
     if (where_.world() == 1) return;
     awaited const mine{.words = "the other ranks to join"};

@@ -26,7 +26,7 @@ inline void make_room_for_connections(int world) {
     static_cast<void>(entry);
     ++open;
   }
-  // The store's, its watch's, those of event loops and of shared memory; then two for each other rank, and twice that for comfort.
+  // 20: store, failure monitor, event loops, shared memory. Beside them two for each other rank; comfortable: thrice as many.
   auto const others = static_cast<rlim_t>(world);
   rlim_t const least = open + 20 + 2 * others, comfortable = open + 64 + 6 * others;
   if (limit.rlim_cur < comfortable) {
@@ -34,8 +34,9 @@ inline void make_room_for_connections(int world) {
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
   if (limit.rlim_cur >= least) return;
-  throw usage_error("this process may have " + std::to_string(limit.rlim_cur) + " files open, and a rank among " + std::to_string(world) +
-                    " needs " + std::to_string(least) + ". Remedy: ulimit -n " + std::to_string(comfortable) + ", or what your system calls it");
+  throw usage_error("this process may have " + std::to_string(limit.rlim_cur) + " files open, and a rank among " +
+                    std::to_string(world) + " needs " + std::to_string(least) + ". Remedy: ulimit -n " +
+                    std::to_string(comfortable) + ", or what your system calls it");
 }
 
 }  // namespace chevron::detail

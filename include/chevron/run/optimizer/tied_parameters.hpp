@@ -89,8 +89,8 @@ class tied_parameters {
     return out;
   }
 
-  /// Calls `see(word, pipeline rank, stage, index among its trained parameters)` for each tied parameter of a pipeline, by word and
-  /// stage, on every rank alike.
+  /// Calls `see(word, pipeline rank, stage, index among its trained parameters)` for each tied parameter of a pipeline, by word
+  /// and stage, on every rank alike.
   template <class See>
   void each(See const& see) const {
     for (tie_group const& w : groups_) {

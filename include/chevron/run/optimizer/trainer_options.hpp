@@ -83,8 +83,8 @@ struct trainer_options {
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
   /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
   bool post_validation = false;
-  /// Runs the schedule's own actions, X, Y and Z (describe/own_action.hpp), each on the rank of its stage. What it uses besides its
-  /// stage is the caller's: a rank may run one while another rank runs another.
+  /// Runs the schedule's own actions, X, Y and Z (describe/own_action.hpp), each on the rank of its stage. Data other than
+  /// the stage are the caller's: a rank may run one action while another rank runs another.
   own_handler own_actions = {};
   /// Called on every rank once for each step, in their order, when all numbers of its report are known: at the end of `step`, or
   /// with `post_validation` at the end of the next `step`, in an evaluation, a checkpoint or `synchronize`.

@@ -36,7 +36,7 @@ struct length_options {
   int steps = 10;                ///< so many are measured first, 1 to 20, after one that is not counted
   /// As `factors_of` takes it, of a microbatch of median length; none: the `attention_share` of what was measured.
   std::optional<double> attention = {};
-  double least_gain = .01;       ///< a plan is used from this share on by which it is shorter, for these lengths, than the one in use
+  double least_gain = .01;       ///< a plan is used that is shorter by this share, for these lengths, than the one in use
   activation_limit memory = {};  ///< in chunks; `most` 0: what the first program holds on its fullest rank
   search::effort effort = {};    ///< of each plan; `trials` 0: 1000, which take milliseconds
   /// What is planned with, made of what was measured: as it is, unless this says otherwise. Called on global rank 0 alone.
@@ -53,8 +53,9 @@ struct length_report {
   double attention = 0;  ///< the share that goes with the square of a length: as it was given, or as it was measured
 };
 
-/// Plans a trainer's steps for the lengths of their microbatches. Every rank makes one, with the same options, and calls `before_step`
-/// before each step. Some steps are measured; from then on each step runs under a plan for its lengths, where that is shorter:
+/// Plans a trainer's steps for the lengths of their microbatches. Every rank makes one, with the same options, and calls
+/// `before_step` before each step. Some steps are measured; from then on each step runs under a plan for its lengths, where
+/// that is shorter:
 ///
 ///     chevron::length_schedule planner(trainer);
 ///     for (...) {
@@ -62,8 +63,9 @@ struct length_report {
 ///       trainer.step(parts);           // std::vector<batch>
 ///     }
 ///
-/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter is what it would have been, bit for
-/// bit. Global rank 0 plans, all ranks are told as text; each proves and lowers it, and the program is used once all have the same.
+/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter keeps its bits. Global rank 0
+/// plans and sends the plan to all ranks as text; each rank proves and lowers it, and the program is used once all have the
+/// same.
 ///
 /// Of replicas with other data a microbatch counts with the longest of its number. It relies on medians: what stages take for a
 /// microbatch of median length, times the factor of each.
@@ -90,8 +92,8 @@ class length_schedule {
   /// To be called on every rank before each step. Collective: two gathers of a few hundred bytes.
   /// \param lengths of the step's microbatches, above 0, one each; the same on all ranks of a pipeline
   /// \returns what was planned, once steps were measured
-  /// \throws usage_error, the same on every rank, for lengths without sense, or where nothing can be planned; where ranks of a pipeline
-  /// were given different ones
+  /// \throws usage_error, the same on every rank, for lengths without sense, or where nothing can be planned; where ranks of a
+  /// pipeline were given different ones
   std::optional<length_report> before_step(std::vector<double> const& lengths) {
     transport& comm = train_->comm();
     collective_scope const doing(comm, "planning the step");

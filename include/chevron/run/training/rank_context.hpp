@@ -124,8 +124,8 @@ class rank_context {
   }
 
   /// Before each run: opens the transport for this executor's program and this batch's shapes, where either changed.
-  /// \param others_know_more ranks of a pipeline may have been given batches of which only some show that shapes changed: then they
-  /// tell each other. Collective
+  /// \param others_know_more ranks of a pipeline may have been given batches of which only some show that shapes changed: then
+  /// they tell each other. Collective
   /// \throws usage_error if this rank has failed before
   void open_for(executor& next, split_batch const& cut, bool others_know_more = true) {
     comm_->check_usable();

@@ -88,8 +88,9 @@ class refuter {
     int fed = -1;  // the first stage of the only rank that does not begin at once (`beginnings_are_known`)
     for (int r = 0; r < of_.ranks && by_span_ && alike_; ++r) fed = std::max(fed, of_.first_stage[of_.at(r)]);
     if (fed <= 0) return judge(of_, true, deadline, work);
-    // That rank begins when an input arrives for its first stage. By span that counts, and as microbatches may be exchanged, it may
-    // be that of any of them: each way to begin is a case. The other rank runs the forwards before that without a wait.
+    // The fed rank begins when an input arrives for its first stage. A span counts from there, and as microbatches may be
+    // exchanged, any of them may be the first: each is a case. The feeding rank runs the forwards before that one without a
+    // wait.
     for (int m = 0; m < of_.micro_batches; ++m) {
       if (work < 0) return verdict::unknown;
       integer_durations now = of_;
@@ -119,10 +120,10 @@ class refuter {
   plan shorter_;
 };
 
-/// Whether the times at which ranks begin are those that cases try, which counts by span. Each rank has to begin with what another
-/// rank's first stage sends: then it begins with the first microbatch, at a time that is known. But microbatches that are alike may
-/// come in any order, and with three ranks one may wait for a later microbatch after its first: the third then begins at a time
-/// that no case has, so two ranks are the most.
+/// Whether the cases cover all times at which ranks may begin, which matters by span. Each rank has to begin with an input from
+/// the first stage of another rank: then it begins with the first microbatch, at a known time. But microbatches that are alike
+/// may come in any order, and with three ranks one rank may wait for a later microbatch after its first: the third rank then
+/// begins at a time that no case has, so two ranks are the most.
 inline bool beginnings_are_known(plan_view const& placed, bool alike) {
   std::vector<int> first(static_cast<std::size_t>(placed.size.ranks), -1);
   int fed = 0;
