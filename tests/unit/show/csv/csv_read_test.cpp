@@ -8,7 +8,7 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/csv/csv_source.hpp>
 
-#include "show_support.hpp"
+#include "unit/show/show_support.hpp"
 
 using namespace chevron;
 
