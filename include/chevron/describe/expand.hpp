@@ -91,7 +91,8 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
 
 }  // namespace detail
 
-/// Works a description out. What cannot be worked out comes back as an empty plan with `problem` set; `check` reports it.
+/// Makes the plan of a description at this size.
+/// \returns a plan; an empty one with `problem`, which `check` reports, where the description makes none
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
   plan result;

@@ -14,7 +14,9 @@ namespace chevron {
 struct kind_set {
   std::uint8_t bits = 0;
 
+  /// No kind.
   constexpr kind_set() = default;
+  /// The kinds of these letters.
   template <kind... Kinds>
   constexpr kind_set(token<Kinds>...) : bits((0 | ... | kind_bit(Kinds))) {}  // NOLINT: letters are a set of kinds
 };

@@ -119,8 +119,8 @@ struct unequal_lengths {
         of_computations(plan, without_latency(scaled(costs, plan.stages, 1, 0).view())),
         of_transfers(plan, without_latency(scaled(costs, plan.stages, 0, 1).view())) {}
 
-  /// What `count` microbatches take in sum from the start of a stage's F to the end of its I, unhindered, given the sums of their
-  /// factors.
+  /// What `count` microbatches take in sum from the start of a stage's F to the end of its I, unhindered, given the sums of
+  /// their factors.
   constexpr double trips(int stage, double at_least, cost_view const& each, int count, double computations,
                          double transfers) const {
     double const input = each.of_input(stage);
@@ -313,8 +313,8 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
 
 }  // namespace detail
 
-/// Bounds for every plan of this size with these stages on these ranks that keeps the limit; the actions themselves are not
-/// looked at. For each rank:
+/// Lower bounds for every plan of this size with these stages on these ranks that keeps the limit; the plan's own actions do not
+/// count. For each rank:
 ///   - it does all its work, after the first microbatch has come to it;
 ///   - before the first gradient is back it can only run forwards, and no more of them than memory allows;
 ///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
@@ -336,7 +336,7 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
   return detail::bounds_at(plan, costs, least, &lengths, memory);
 }
 
-/// The same with the plan's own declared limit of chunks in flight, if it has one.
+/// Lower bounds with the plan's own declared limit of chunks in flight, if it has one.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs) {
   return bounds(plan, costs, {static_cast<double>(plan.in_flight_limit), 1});
 }

@@ -25,7 +25,9 @@ struct critical_path {
   buffer<path_step> steps;  ///< in the order of time; room for more, `count` of them have a meaning
   int count = 0;
 
+  /// The first step in time.
   constexpr path_step const* begin() const { return steps.data; }
+  /// Behind the last step in time.
   constexpr path_step const* end() const { return steps.data + count; }
 };
 
@@ -34,8 +36,8 @@ struct critical_path {
 /// Where a message has waited for its wire, the step before is the one whose message found the wire free, and `communicating`
 /// spans all transfers that went from there on.
 ///
-/// Ties: the path ends at the lowest rank among those that end last. Where an action's rank and its message are there at the same
-/// moment, the path stays on the rank; where both messages of a pair arrive at the same moment, it is the forward's.
+/// Ties: the path ends at the lowest rank among those that end last. Where an action's rank and its message are there at the
+/// same moment, the path stays on the rank; where both messages of a pair arrive at the same moment, it is the forward's.
 constexpr critical_path critical_path_of(plan_view const& plan, cost_view const& costs, timeline const& when) {
   critical_path result;
   int const total = plan.total();

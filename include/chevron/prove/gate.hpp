@@ -28,16 +28,19 @@ concept plan_function = requires(Source const& make, shape size) {
   { make(size) } -> std::same_as<plan>;
 };
 
-// What the gate asks of a schedule. Descriptions answer in describe/, a function answers here.
+// The questions of the gate to a schedule. Descriptions answer in describe/, a function answers here.
+/// The plan that a function makes at this size.
 template <plan_function Source>
 constexpr plan expand(Source const& make, shape size) {
   return make(size);
 }
+/// The number of actions of a function's plan at this size; 0 where the plan has a problem.
 template <plan_function Source>
 constexpr int actions_at_most(Source const& make, shape size) {
   plan const p = make(size);
   return p.problem ? 0 : p.view().total();
 }
+/// The number of stages of a function's plan at this size.
 template <plan_function Source>
 constexpr int stages_of(Source const& make, shape size) {
   return make(size).stages;
@@ -49,7 +52,8 @@ concept plan_source = requires(Source const& source, shape size) {
   expand(source, size);
 };
 
-/// What only a plan can be asked.
+/// Refuses a schedule without a shape: does not compile, and says how a schedule is proved.
+/// \returns never anything that is used
 template <plan_source Source>
 constexpr proved_plan prove(Source const&) {
   static_assert(!plan_source<Source>,
@@ -57,6 +61,8 @@ constexpr proved_plan prove(Source const&) {
                 "compiling checked<schedule, shape{.ranks = 4, .micro_batches = 8}>");
   return prove(plan());
 }
+/// Refuses a schedule without a shape: does not compile, and says how a schedule is checked.
+/// \returns never anything that is used
 template <plan_source Source>
 constexpr finding check(Source const&) {
   static_assert(!plan_source<Source>,

@@ -20,6 +20,7 @@ struct idle_time {
   double drain = 0;          ///< after its last forward and its first backward, until the end of the makespan
   double communicating = 0;  ///< kept from computing by transfers: 0 unless `communication_occupies` names them
 
+  /// The sum of the three idle times.
   constexpr double idle() const { return fill + steady + drain; }
 };
 
@@ -38,8 +39,8 @@ constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int
 
 }  // namespace detail
 
-/// Where the time of each rank goes besides computing, under a complete timeline of the plan. A forward-only plan fills until the
-/// rank's first action and drains after its last. O(actions).
+/// Where the time of each rank goes besides computing, under a complete timeline of the plan. A forward-only plan fills until
+/// the rank's first action and drains after its last. O(actions).
 constexpr buffer<idle_time> idle_times(plan_view const& plan, cost_view const& costs, timeline const& when) {
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();

@@ -170,7 +170,7 @@ constexpr timeline simulate_once(plan_view const& plan, Costs const& costs) {
 
 }  // namespace detail
 
-/// When every action runs if each starts as soon as it can, all ranks free from 0 on. O(actions).
+/// The timeline of a plan under these costs: each action starts as soon as it can, all ranks are free from 0 on. O(actions).
 constexpr timeline simulate(plan_view const& plan, cost_view const& costs) { return detail::simulate_once(plan, costs); }
 
 /// First start to last end over all ranks: what a step costs when the optimizer waits for every rank.
@@ -215,11 +215,15 @@ constexpr double bubble(plan_view const& plan, cost_view const& costs, double le
   return length > 0 ? 1 - sum / (plan.size.ranks * length) : 0;
 }
 
+/// The makespan of a plan's timeline under these costs.
 constexpr double makespan(plan_view const& plan, cost_view const& costs) { return makespan(plan, simulate(plan, costs)); }
+/// The span of a plan's timeline under these costs.
 constexpr double span(plan_view const& plan, cost_view const& costs) { return span(plan, simulate(plan, costs)); }
+/// The share of the makespan in which ranks do not compute, by a plan and its costs.
 constexpr double bubble_makespan(plan_view const& plan, cost_view const& costs) {
   return bubble(plan, costs, makespan(plan, costs));
 }
+/// The share of the span in which ranks do not compute, by a plan and its costs.
 constexpr double bubble_span(plan_view const& plan, cost_view const& costs) { return bubble(plan, costs, span(plan, costs)); }
 
 }  // namespace chevron

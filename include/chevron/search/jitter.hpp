@@ -35,6 +35,8 @@ struct jitter {
 /// mixed(mixed(seed) + 2^32·draw + replica), mixed(x) the first number after seed x, and kind 0, 1, 2 for F, I, W.
 class duration_sample {
  public:
+  /// Draws the factors.
+  /// \param draw seeds the random numbers, together with `replica`, the number of the pipeline in this draw
   duration_sample(jitter const& how, int stages, int micro_batches, int draw, int replica)
       : stages_(stages), micro_batches_(micro_batches), factor_(static_cast<std::size_t>(3 * stages * micro_batches)) {
     using detail::random_numbers;
@@ -76,8 +78,11 @@ class duration_sample {
 
 /// Costs that a draw has changed.
 struct sampled_costs : cost_view {
+  /// \param planned the costs before the draw
+  /// \param drawn the factors, which outlive this object
   sampled_costs(cost_view const& planned, duration_sample const& drawn) : cost_view(planned), now(&drawn) {}
 
+  /// The duration of an action in the draw.
   double of_action(action a) const {
     int const s = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
@@ -86,6 +91,7 @@ struct sampled_costs : cost_view {
     return length * (of_input(s) * now->factor(gradient_kind(true), s, m) +
                      of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m));
   }
+  /// The duration of a fused pair of these actions in the draw.
   double of_pair(action forward_half, action backward_half) const {
     return of_halves(of_action(forward_half), of_action(backward_half));
   }
@@ -132,6 +138,7 @@ struct sampled_figures {
   double p90 = 0;     ///< nine steps of ten take less
   double spread = 0;  ///< from what one step of ten stays below to what nine of ten do
 
+  /// \param lengths of a step, one in each draw
   explicit sampled_figures(std::vector<double> const& lengths)
       : median(quantile(lengths, 0.5)),
         p90(quantile(lengths, target_percentile)),
@@ -143,13 +150,15 @@ struct sampled_difference {
   double by = 0;
   double error = 0;  ///< its standard error
 
-  /// Chance alone makes a difference of two standard errors once in twenty times.
+  /// Whether the difference is above two standard errors: chance alone makes such a one once in twenty times.
   bool clear() const { return std::abs(by) > 2 * error; }
+  /// Whether the first plan's percentile is clearly below the other's.
   bool below() const { return by < 0 && clear(); }
 };
 
-/// The standard error is the bootstrap's (Efron, The Annals of Statistics 7(1), 1979): 200 times as many draws are taken from
-/// these, with repetition and the same for both.
+/// The difference between two plans' percentiles, by their lengths in the same draws. Its standard error is the bootstrap's
+/// (Efron, The Annals of Statistics 7(1), 1979): takes as many draws 200 times from these, with repetition, the same for both.
+/// \param mine lengths of the first plan's step, \param other of the second's
 inline sampled_difference difference(std::vector<double> const& mine, std::vector<double> const& other) {
   constexpr int times = 200;
   sampled_difference out{quantile(mine, target_percentile) - quantile(other, target_percentile), 0};

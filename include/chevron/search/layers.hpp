@@ -31,7 +31,7 @@ struct layers_found : found {
 
   /// Whether a further round is of no use, or its watcher has said stop.
   bool settled() const { return best.problem || stopped || (nothing_better && optimal()); }
-  /// Takes what a further round came to, if that is shorter.
+  /// Takes the result of a further round, `next`, if it is shorter.
   void add(layers_found&& next) {
     bool const ended = next.stopped;
     if (!next.best.problem) {
@@ -198,15 +198,17 @@ struct layer_effort {
 
 /// Searches for the order of one cut within the problem's limit of chunks.
 struct find_in_chunks {
+  /// Searches for the schedule of one cut.
+  /// \returns the result of `find`
   found operator()(problem const& of_cut, std::vector<int> const& /*layers*/, effort const& how_hard) const {
     return find(of_cut, how_hard);
   }
 };
 
-/// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order of
-/// what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was found;
-/// those that come out shortest are searched again, thoroughly. A watcher ends all of it if both efforts name it. Every stage but
-/// the first and the last holds a layer at least.
+/// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order
+/// of what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was
+/// found; those that come out shortest are searched again, thoroughly. A watcher ends all of it if both efforts name it. Every
+/// stage but the first and the last holds a layer at least.
 ///
 /// \param costs without a problem; at least `stages - 2` layers
 /// \param asked without costs; within a limit of chunks fewer cuts are looked at

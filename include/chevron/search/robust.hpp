@@ -150,10 +150,10 @@ class drawn_descent {
 
 }  // namespace detail
 
-/// Looks for the schedule whose 90th percentile under jitter is the smallest. It begins with `find`, improves what that found and
-/// the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly below
-/// the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile is never
-/// above that of a published schedule on this placement within the limit.
+/// Looks for the schedule whose 90th percentile under jitter is the smallest. It begins with `find`, improves what that found
+/// and the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly
+/// below the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile
+/// is never above that of a published schedule on this placement within the limit.
 ///
 /// \param planned what a search by the times as planned has found, for the same problem
 /// \param how without a spread there is nothing to draw, and the result is that of `find`
@@ -236,7 +236,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   return out;
 }
 
-/// The same with that search before it.
+/// `find_robust` after `find`, both by the same problem and effort.
 inline robust_found find_robust(problem const& asked, jitter const& how, effort how_hard = {}) {
   return find_robust(find(asked, how_hard), asked, how, how_hard);
 }

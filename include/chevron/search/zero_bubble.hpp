@@ -39,7 +39,9 @@ struct memory_model {
   double backward_weight = -1;  ///< its W
   double limit = 0;             ///< what a rank has; 0: no limit
 
+  /// A view of this model, for all stages.
   constexpr memory_view view() const { return {&forward, &backward_input, &backward_weight, &limit, 0}; }
+  /// `view()`.
   constexpr operator memory_view() const { return view(); }
 };
 
@@ -51,15 +53,17 @@ struct stage_memory {
   double backward_weight[array_size(Stages)]{};
   double limit[array_size(Stages)]{};
 
+  /// A view of this model, of each stage.
   constexpr memory_view view() const { return {forward, backward_input, backward_weight, limit, 1}; }
+  /// `view()`.
   constexpr operator memory_view() const { return view(); }
 };
 
-/// Counts chunks from F until W, as `peak_in_flight` does; `most` 0: no limit.
+/// The memory model that counts chunks from F until W, as `peak_in_flight` does; `most` 0: no limit.
 constexpr memory_model chunks_in_flight(int most) { return {1, 0, -1, static_cast<double>(most)}; }
 
-/// A transformer layer in fp16 (Qi et al., arXiv 2401.10241, table 1): bytes per token of one layer, F taking 34h + 5as, of which
-/// I gives back all but the 32h that W needs. The limit is `pending` times what F takes: P for ZB-1p, 2P for ZB-2p.
+/// A transformer layer in fp16 (Qi et al., arXiv 2401.10241, table 1): bytes per token of one layer, F taking 34h + 5as, of
+/// which I gives back all but the 32h that W needs. The limit is `pending` times what F takes: P for ZB-1p, 2P for ZB-2p.
 constexpr memory_model transformer_layer(int hidden, int heads, int sequence, int pending) {
   double const forward = 34.0 * hidden + 5.0 * heads * sequence;
   double const weight = -32.0 * hidden;

@@ -166,8 +166,10 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
   return out + "\n]}\n";
 }
 
+/// The trace of one picture.
 inline std::string chrome_trace(picture const& one) { return chrome_trace(std::span<picture const>(&one, 1)); }
 
+/// The trace of a plan under these costs.
 inline std::string chrome_trace(plan_view const& plan, cost_view const& costs) { return chrome_trace(picture_of(plan, costs)); }
 
 }  // namespace chevron::show

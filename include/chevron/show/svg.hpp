@@ -18,6 +18,7 @@
 
 namespace chevron::show {
 
+/// The size of an SVG drawing, and its parts.
 struct svg_style {
   int width = 1000;            ///< in pixels at normal size
   bool standalone = true;      ///< with a size, a heading and a white sheet behind it; a page that embeds it has its own
@@ -339,8 +340,10 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   return detail::svg_sheet(pictures, style).drawn();
 }
 
+/// The drawing of one picture.
 inline std::string svg(picture const& one, svg_style const& style = {}) { return svg(std::span<picture const>(&one, 1), style); }
 
+/// The drawing of a plan under these costs.
 inline std::string svg(plan_view const& plan, cost_view const& costs, svg_style const& style = {}) {
   return svg(picture_of(plan, costs), style);
 }

@@ -126,6 +126,8 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
 
 /// `reorder` without a known schedule, between two whole searches. `as_given` is the result of `find` for the given order, and
 /// the schedule is never longer.
+/// \param asked as `reorder` takes it
+/// \returns a schedule and the order that the caller puts the data into
 inline order_found find_order(problem const& asked, effort how_hard = {}) {
   order_found first{find(asked, how_hard), {}, {}};
   if (first.best.problem) return first;

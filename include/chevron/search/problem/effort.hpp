@@ -35,7 +35,7 @@ struct effort {
   watcher watch{};
 };
 
-/// How many actions a search puts in order.
+/// The number of actions that a search puts in order, for so many stages and microbatches.
 constexpr int actions_of(int stages, int micro_batches, work_graph work) {
   return (work == work_graph::split_backward ? 3 : 2) * stages * micro_batches;
 }

@@ -124,7 +124,9 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
 }  // namespace detail
 
 /// The first broken law of messages as a file gives them: each there once, on the right rank, in the order of its edge, and no
-/// rank waiting for ever. The plan has passed `check`. Slots are not looked at: CSV has none.
+/// rank waiting for ever. CSV has no slots, so their laws do not count.
+/// \param program of the file, with a plan that has passed `check`
+/// \param waits whether the file has a wait for each send
 constexpr finding check_messages(program_view const& program, bool waits) {
   plan_view const& plan = program.plan;
   buffer<std::uint16_t> seen(plan.stages * plan.size.micro_batches, zeroed);
@@ -136,8 +138,10 @@ constexpr finding check_messages(program_view const& program, bool waits) {
   return detail::check_program_progress(program);
 }
 
-/// The words of the dialects that are no instructions here: each about a stage of its own rank, and reductions waited for one by
-/// one. The plan has passed `check`.
+/// Checks the words of the dialects that are no instructions here: each about a stage of its own rank, and reductions waited for
+/// one by one.
+/// \param read the schedule that was read from `text`, whose plan has passed `check`
+/// \returns the first fault
 constexpr finding check_csv_extras(csv_schedule const& read, std::string_view text) {
   csv_scanner scan(text);
   int reducing = -1;  // the stage whose reduction this rank has started and not waited for
