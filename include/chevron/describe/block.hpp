@@ -14,11 +14,11 @@
 
 /// \file
 /// Building blocks: say when, on each rank, the actions of one microbatch run. The block is repeated for every microbatch and
-/// what it leaves idle is squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362).
+/// idle slots between blocks are squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362).
 
 namespace chevron {
 
-/// How many slots after a microbatch's block the next one's starts. Make one with `every`.
+/// The interval of a block: slots from the start of a microbatch's block to the start of the next one's. Made by `every`.
 template <class Interval>
 struct repeat_interval {
   Interval slots;
@@ -56,7 +56,7 @@ inline constexpr bool is_weight<token<kind::backward_weight>> = true;
 template <class Slot>
 inline constexpr bool is_weight<placed<kind::backward_weight, Slot>> = true;
 
-/// A block and how it repeats. Make one with `building_block`.
+/// A block, its placement and its interval. Made by `building_block`.
 template <class Placement, class Interval, class Items, class Limits = declared_limits<>>
 struct repeated_block {
   Placement where;
@@ -101,13 +101,13 @@ struct repeated_block {
 /// ```
 /// (The paper's V-Min, for any number of ranks that 3 does not divide.)
 ///
-/// Rules. Every stage has F, and B or I and W, each in a slot after the end of what it needs. A W without a slot runs where its
+/// Rules. Every stage has F, and B or I and W, each in a slot after the end of its inputs. A W without a slot runs where its
 /// rank would idle; of several that wait, the one named first. A chunk may be left out where a rank has one stage only. The
 /// blocks of two microbatches never meet in a slot. (Slots decide the order alone: a plan has no times.)
 ///
 /// The squeeze (`detail::squeeze`) then runs everything as early as it can. In between, when all microbatches run, each rank
-/// keeps to the block's order; while the pipeline fills and drains it may deviate, but never has more chunks in flight than
-/// the block itself needs, or than `at_most_in_flight` allows where that is more.
+/// keeps to the block's order; while the pipeline fills and drains, a rank may deviate, but never has more chunks in flight
+/// than the block itself needs, or than `at_most_in_flight` allows where that is more.
 ///
 /// \returns a description that the gate takes as it takes others
 template <placement_policy Placement, class Interval, class... Items>
@@ -143,7 +143,7 @@ constexpr int stages_of(repeated_block<Parts...> const& what, shape size) {
 
 namespace detail {
 
-/// In what order the squeeze wants the items of a block: forwards, then others with a slot, then those without.
+/// The order of a block's items for the squeeze: forwards, then other items with a slot, then items without.
 template <class Items>
 struct item_order;
 template <class... Items>

@@ -108,7 +108,7 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   return result;
 }
 
-/// The same into a plan of fixed size, which is what the gate wants: without a copy.
+/// `expand` into a plan of fixed size, for the gate: without a copy.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast, int Ranks, int Stages, int Actions>
 constexpr void expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size,
                       static_plan<Ranks, Stages, Actions>& result) {

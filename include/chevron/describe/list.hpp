@@ -12,8 +12,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// List scheduling: say what there is to do, where, what goes first and how much may be in flight; the order follows from
-/// playing it, each rank always taking the first ready action in its order of preference.
+/// List scheduling: work, placement, preferences and limits are given; the order follows from playing a step, in which each rank
+/// takes the first ready action in its order of preference.
 
 namespace chevron {
 
@@ -26,9 +26,9 @@ namespace chevron {
 /// ```
 ///
 /// Rules. Kinds that `prefer` does not name come last. Of one kind, forwards take the latest stage that is ready and gradients
-/// the earliest: whatever frees memory soonest. Microbatches go in their order. A forward is admitted only if the limit leaves a
-/// place for each later stage of its rank, so that a microbatch that entered can leave again. Times are those of
-/// `assuming`, by default one unit for each of F, I and W of a chunk.
+/// the earliest: whatever frees memory soonest. Microbatches go in their order. A forward is admitted only if the limit leaves
+/// a place for each later stage of its rank, so that a microbatch that entered can leave again. Times are those of `assuming`,
+/// by default one unit for each of F, I and W of a chunk.
 template <class Placement, class Limits = declared_limits<>>
 struct listing {
   Placement where;
@@ -134,7 +134,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   double const communication = what.times.communication + what.times.latency;
   bool const counts_bytes = result.byte_limit > 0;
 
-  // When each can start, by work and microbatch: whatever stage 0 needs is there.
+  // The earliest start of each, by work and microbatch: inputs of stage 0 are there.
   int const most = families * result.stages * micro_batches;
   buffer<double> starts_memory(most);
   double* const starts = starts_memory.data;
@@ -142,7 +142,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   ready_of[works.entry] = 0;
   work[works.entry].known = micro_batches;
 
-  // A rank's actions in the order of time: it has so many for each of its stages.
+  // A rank's actions in the order of time, so many for each of its stages.
   result.actions = buffer<action>(most);
   result.begin = buffer<int>(ranks + 1);
   action* const actions = result.actions.data;
@@ -159,7 +159,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
 
   detail::turns turn(ranks);
   for (int filled = 0; filled < most;) {
-    // Ranks act in the order of time, so what is ready by then is known.
+    // Ranks act in the order of time, so all actions that are ready by then are known.
     double const now = turn.now;
     if (now == detail::never) {
       finding f;
@@ -175,7 +175,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     detail::listed_progress const come = progress[rank];
     int const stop = first[rank + 1];
     int taken = first[rank];
-    double soonest = detail::never;  // of what is known to become ready later
+    double soonest = detail::never;  // the earliest known start of a later action
     for (; taken < stop; ++taken) {
       double const ready = ready_of[taken];
       if (ready >= soonest || come.in_flight >= room_of[taken]) continue;
@@ -189,7 +189,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
       continue;
     }
 
-    // Fields are read where they stand: to copy what was partly written just now would wait for it.
+    // Fields are read where they stand: a copy would wait for the partial write just before.
     detail::listed_work& one = work[taken];
     int const m = one.taken;
     int const after = m + 1;
