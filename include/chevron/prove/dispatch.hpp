@@ -109,11 +109,11 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
   buffer<bool> asleep_memory(of.ranks, zeroed);
   int* const taken = taken_memory.data;
   double* const ready = ready_memory.data;
-  double* const start = start_memory.data;  // by number: when all that it needs is there
-  double* const first = first_memory.data;  // by cell: backwards an I needs its W and the I of the stage before; what came first
+  double* const start = start_memory.data;  // by number: the arrival of its last input
+  double* const first = first_memory.data;  // by cell, backwards, where an I needs its W and the I before: the first of both
   bool* const asleep = asleep_memory.data;
   for (double& one : first_memory) one = -1;
-  // Which row of its own stage a row feeds: I its W, or backwards the other way round.
+  // The row of its own stage that a row feeds: I its W, or backwards W its I.
   int const own_from = of.kinds < 3 ? 3 * count : (backwards ? 2 : 1) * of.stages;
   int const own_way = backwards ? -of.stages : of.stages;
   for (int row = 0; row < count; ++row) {
@@ -134,7 +134,7 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
     start[number] = there;
     if (policy.number(row, taken[row]) != number) return;
     ready[row] = there;
-    // A rank that computes is not disturbed: it looks when it is free.
+    // A rank that computes is not woken: its next try comes when it is free.
     if (asleep[rank_of[row]]) turn.wake(rank_of[row], there);
   };
   for (int left = count * micro_batches; left > 0;) {

@@ -8,7 +8,7 @@
 #include <chevron/plan/sizes.hpp>
 
 /// \file
-/// How many chunks are in flight on a rank, from a chunk's F until its B, or its W when the backward is split; how many messages
+/// Chunks in flight on a rank, from a chunk's F until its B, or its W when the backward is split; the number of messages
 /// a step sends; and both in bytes where stages declare sizes, of a chunk with
 /// an R the inputs alone until the R, everything from then on.
 
@@ -18,12 +18,12 @@ namespace chevron {
 template <class Amount>
 struct held_peak {
   Amount most{};
-  int position = -1;  ///< in the rank's list: where it first holds that; -1: never more than at first
+  int position = -1;  ///< in the rank's list: the first action after which it holds that; -1: never more than at first
 };
 
-/// The most that a rank holds while its list runs. A limit is a peak that ends where it is above `enough`.
-/// \param changes changes(action, held): brings up to date what the rank holds, and gives the most that it holds meanwhile
-/// \param held    what the rank holds before its first action
+/// The most that a rank holds while its list runs. The search ends at a peak above `enough`, a limit.
+/// \param changes changes(action, held): updates the rank's amount, and gives the most of it meanwhile
+/// \param held    the rank's amount before its first action
 /// \param enough  the list is read up to the first action with which the rank holds more
 template <class Amount, class Changes>
 constexpr held_peak<Amount> peak(plan_view const& plan, int rank, Changes const& changes, Amount held = {},
