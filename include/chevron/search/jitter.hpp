@@ -13,22 +13,22 @@
 #include <chevron/search/random.hpp>
 
 /// \file
-/// What a step takes where computations do not take what they were planned with: drawn times, and what is said of many draws.
+/// The time of a step whose computations take other times than planned: random durations, and figures of many draws.
 
 namespace chevron::search {
 
-/// How times vary. Each draw is a step of all replicas.
+/// The variation of times. Each draw is a step of all replicas.
 struct jitter {
-  double spread = 0;        ///< standard deviation of what a computation takes, as a share of its mean; 0.05 is 5 %
+  double spread = 0;        ///< standard deviation of a computation's time, as a share of its mean; 0.05 is 5 %
   int replicas = 1;         ///< pipelines side by side: a step ends with the slowest
-  double slow_replica = 1;  ///< what one of them multiplies its computations' times by
+  double slow_replica = 1;  ///< factor of the times of one replica's computations
   int draws = 200;
   std::uint64_t seed = 1;
 };
 
-/// What each computation of one pipeline takes in one draw: its cost times a log-normal factor of mean 1. A factor belongs to
-/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations whatever their order; a B
-/// takes what its I and W take. Messages take what they cost.
+/// The time of each computation of one pipeline in one draw: its cost times a log-normal factor of mean 1. A factor belongs to
+/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations in any order; a B takes
+/// the sum of its I and W. Messages take their costs.
 ///
 /// A factor is exp(s·z - s²/2) with s² = ln(1 + spread²) and, by Box and Muller, z = √(-2 ln(1 - u))·cos(2πv). Here u and v are
 /// the first two shares of random numbers seeded with mixed(d + 2^32·kind + 2^16·stage + microbatch), where d is
@@ -99,12 +99,12 @@ struct sampled_costs : cost_view {
   duration_sample const* now;
 };
 
-/// When every action of a lawful plan runs in a draw, its order being kept.
+/// The timeline of a lawful plan in a draw, whose order is kept.
 inline timeline simulate_sampled(plan_view const& plan, sampled_costs const& costs) {
   return chevron::detail::simulate_once(plan, costs);
 }
 
-/// How long a step of a lawful plan is in each draw, in the costs' unit.
+/// The length of a lawful plan's step in each draw, in the costs' unit.
 inline std::vector<double> sampled_lengths(plan_view const& plan, cost_view const& costs, jitter const& how,
                                            objective goal = objective::makespan) {
   std::vector<double> out;
@@ -132,11 +132,11 @@ inline double quantile(std::vector<double> values, double share) {
 /// The share of draws that a plan is judged by.
 inline constexpr double target_percentile = 0.9;
 
-/// What many draws say of one plan, in the costs' unit.
+/// Figures of one plan over many draws, in the costs' unit.
 struct sampled_figures {
   double median = 0;
   double p90 = 0;     ///< nine steps of ten take less
-  double spread = 0;  ///< from what one step of ten stays below to what nine of ten do
+  double spread = 0;  ///< between the lengths that one step of ten, and nine of ten, stay below
 
   /// \param lengths of a step, one in each draw
   explicit sampled_figures(std::vector<double> const& lengths)

@@ -16,7 +16,7 @@
 #include <chevron/search/problem/effort.hpp>
 
 /// \file
-/// How many layers each stage should hold, found together with the order.
+/// Searches for the number of layers of each stage, together with the order.
 
 namespace chevron::search {
 
@@ -86,7 +86,7 @@ class promising_cuts {
   }
 
   std::vector<candidate> const& candidates() const { return candidates_; }
-  /// Whether these are all cuts that there are.
+  /// Whether these are all possible cuts.
   bool complete() const { return complete_; }
 
  private:
@@ -188,7 +188,7 @@ class promising_cuts {
 
 }  // namespace detail
 
-/// How hard `find_layers` tries.
+/// The effort of `find_layers`.
 struct layer_effort {
   effort brief{.trials = 1000};  ///< of the search on every cut that is looked at
   effort thorough{};             ///< of that on the best of them
@@ -212,7 +212,8 @@ struct find_in_chunks {
 ///
 /// \param costs without a problem; at least `stages - 2` layers
 /// \param asked without costs; within a limit of chunks fewer cuts are looked at
-/// \param search `found(problem of a cut, std::vector<int> its layers of the stages, effort)`: a search that keeps another limit
+/// \param search `found(problem of a cut, std::vector<int> its layers of the stages, effort)`: a search that keeps another
+///   limit
 /// \returns where `search` refuses, its problem in `best.problem`
 template <class Search = find_in_chunks>
 layers_found find_layers(layer_costs const& costs, problem const& asked, layer_effort const& how_hard = {},

@@ -12,7 +12,7 @@
 #include <chevron/show/text.hpp>
 
 /// \file
-/// What goes below a plan's timeline on a terminal: where each rank's time goes, and the critical path.
+/// The text below a plan's timeline on a terminal: the time of each rank by use, and the critical path.
 
 namespace chevron::show {
 

@@ -40,8 +40,8 @@ inline int stream_of(kind what) {
   }
 }
 
-/// A track for each box. Slices of one track must not overlap in part, so what runs at once on one stream (two sends under way)
-/// goes to further tracks: `lane` 0, 1, 2 … of the stream.
+/// A track for each box. Slices of one track must not overlap in part, so boxes at the same time on one stream (two sends under
+/// way) goes to further tracks: `lane` 0, 1, 2 … of the stream.
 inline std::vector<int> lanes_of(picture const& p) {
   std::vector<int> order(p.boxes.size());
   std::iota(order.begin(), order.end(), 0);

@@ -20,7 +20,7 @@ namespace detail {
 
 // The viewer's files, each a raw string. The playground has them, too.
 
-/// How a report looks.
+/// The style sheet of a report.
 inline constexpr char const* viewer_style =
 #include <chevron/show/viewer/viewer.css.inc>
     ;

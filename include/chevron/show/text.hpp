@@ -13,7 +13,7 @@
 
 /// \file
 /// Timelines for a terminal: one line a rank, time from left to right.
-// The larger functions are templates, so that only who draws compiles them: <chevron/schedule.hpp> brings them to everybody.
+// The larger functions are templates, so that only programs that draw compile them: <chevron/schedule.hpp> includes them.
 
 namespace chevron::show {
 

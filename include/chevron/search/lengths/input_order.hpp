@@ -25,7 +25,7 @@ namespace chevron::search {
 struct order_found : found {
   std::vector<int> order;  ///< which of the microbatches, as they were given, goes in k-th
   length_factors lengths;  ///< in that order
-  double as_given = 0;     ///< what a search takes for the order that was given: never below `length`
+  double as_given = 0;     ///< length of the best schedule for the given order: never below `length`
 };
 
 namespace detail {
@@ -44,7 +44,7 @@ inline problem with_lengths(problem const& asked, length_factors const& lengths)
   return out;
 }
 
-/// Exchanges places of microbatches in an order while the plan stays, and keeps what makes it no longer.
+/// Exchanges places of microbatches in an order while the plan stays, and keeps exchanges that make it no longer.
 inline void exchange_places(plan_view const& plan, problem const& asked, int trials, random_numbers& random, watched& watch,
                             std::vector<int>& order) {
   int const count = static_cast<int>(order.size());

@@ -53,7 +53,7 @@ class refuter {
       }
     }
     double const proved = of_.time_of(low - of_.rounding);
-    // What is nearer than costs can be told apart is the same.
+    // Times that are nearer than costs can be told apart count as equal.
     if (proved >= length * (1 - 1e-12) - of_.time_of(2 * of_.rounding)) return length;
     return std::max(proved, bound);
   }
@@ -138,28 +138,28 @@ inline bool beginnings_are_known(plan_view const& placed, bool alike) {
   return !alike || fed <= 1;
 }
 
-/// With more actions than this writing down what must come before what costs more than it brings.
+/// With more actions than this the table of pairs of which one comes first costs more than it saves.
 inline constexpr int most_refuted = 100'000;
 
 }  // namespace detail
 
-/// What came of refuting.
+/// The outcome of `refute`.
 struct refutation {
   double bound = 0;  ///< no plan is shorter
-  plan shorter;      ///< an order that is shorter than what was known; or, if none turned up, a plan without actions
+  plan shorter;      ///< a plan shorter than the known one; or, if none was found, a plan without actions
 };
 
-/// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For each
-/// such time all orders are gone through, case by case (`search/refute/cases.hpp`), within windows that heads and tails leave
-/// (`search/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing: in any
-/// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight gradients
-/// of a stage, those within B too.
+/// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For
+/// each such time all orders are gone through, case by case (`search/refute/cases.hpp`), within windows that heads and tails
+/// leave (`search/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing:
+/// in any plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight
+/// gradients of a stage, those within B too.
 ///
-/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, and, by span,
-/// transfers that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan
-/// such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
+/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, and, by span, transfers
+/// that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan such
+/// transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
 ///
-/// \param bound what is known, in the costs' unit
+/// \param bound the known lower bound, in the costs' unit
 /// \param length of a plan: the bound is raised up to this at most, and equal to it if no plan is shorter
 /// \param work steps of inner loops, of which some 10^9 take a second
 inline refutation refute(search::problem const& asked, double bound, double length, std::int64_t work = 100'000'000) {

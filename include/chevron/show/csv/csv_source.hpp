@@ -16,8 +16,8 @@ namespace chevron {
 /// constexpr auto const& plan = chevron::checked<mine, chevron::shape{.ranks = 2, .micro_batches = 2}>;
 /// ```
 ///
-/// What cannot be read and what breaks a law does not compile; the sentence has line and column. With communication in the text,
-/// its messages are proved too.
+/// A text that cannot be read or breaks a law does not compile; the sentence has line and column. With communication in the
+/// text, its messages are proved too.
 struct csv_source {
   std::string_view text;
 
