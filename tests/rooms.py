@@ -4,8 +4,8 @@
 Every folder is a room. ORDER lists the rooms as docs/contributing.md draws them; a header may include headers of its own room
 and of rooms that stand before it, never of one behind it, and no header includes itself by way of others. Umbrellas
 (include/chevron/*.hpp) may include everything, and no header but another umbrella includes them. A room holds at most 20
-headers, a header at most 350 lines, unless it says why in a line `// long: reason`. Without arguments it checks the
-repository and then itself: a copy with an arrow turned round, a cycle, a full room and a long header must each be found.
+headers, a header at most 350 lines, unless it says why in a line `// long: reason`, and a line at most 130 columns. Without arguments it checks the
+repository and then itself: a copy with an arrow turned round, a cycle, a full room, a long header and a wide line must each be found.
 
     python3 tests/rooms.py [folder with include/chevron]
 """
@@ -21,7 +21,7 @@ ORDER = [
     "run/comm/gloo", "run/comm/streams", "run/data", "run/model", "run/execution", "run/optimizer", "run/training",
     "run/checkpoint", "run/cuda",
 ]
-MOST_HEADERS, MOST_LINES = 20, 350
+MOST_HEADERS, MOST_LINES, MOST_COLUMNS = 20, 350, 130
 
 
 def complaints(include):
@@ -38,6 +38,9 @@ def complaints(include):
         lines = text.count("\n")
         if lines > MOST_LINES and not re.search(r"^// long: \S", text, re.M):
             wrong.append(f"{name} has {lines} lines, more than {MOST_LINES}: split it, or say why not in a line `// long: ...`")
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > MOST_COLUMNS:
+                wrong.append(f"{name}:{number} has {len(line)} columns, more than {MOST_COLUMNS}")
         for other in reads[name]:
             if other not in headers:
                 wrong.append(f"{name} includes {other}, which is not there")
@@ -96,6 +99,7 @@ def main():
         ("includes the umbrella", "run/model/stage.hpp", added("#include <chevron/run.hpp>")),
         ("which is not there", "run/model/stage.hpp", added("#include <chevron/run/model/stages.hpp>")),
         ("more than 350", "plan/shape.hpp", added("\n" * 350)),
+        ("columns, more than 130", "plan/shape.hpp", added("//" + " x" * 65)),
         ("stands in no room", "run/other/new.hpp", added("")),
     ]:
         if not changed(include, words, name, change):

@@ -24,8 +24,8 @@
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/sampler.hpp>
 #include <chevron/run/optimizer/fused_optimizers.hpp>
-#include <chevron/run/optimizer/learning_rate.hpp>
 #include <chevron/run/training/evaluator.hpp>
+#include <chevron/run/training/learning_rate.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/show/format.hpp>

@@ -20,9 +20,9 @@
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/optimizer/fused_optimizers.hpp>
-#include <chevron/run/optimizer/learning_rate.hpp>
 #include <chevron/run/training/auto_schedule.hpp>
 #include <chevron/run/training/evaluator.hpp>
+#include <chevron/run/training/learning_rate.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/layer_costs.hpp>

@@ -48,7 +48,7 @@ struct job_options {
   double learning_rate = 3e-3;
   double clip_grad_norm = 1;
   bool post_validation = false;
-  bool shard = false;  ///< the optimizer, over replicas
+  bool shard = false;        ///< the optimizer, over replicas
   int deferred_weights = 0;  ///< most W's that a rank holds back
   bool check_messages = false;
   bool recompute = false;

@@ -22,12 +22,12 @@
 #include <chevron/run/model/stage_graph.hpp>
 #include <chevron/run/optimizer/global_step.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
-#include <chevron/run/optimizer/learning_rate.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>
 #include <chevron/run/trace/measured_bytes.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/evaluator.hpp>
 #include <chevron/run/training/layer_costs.hpp>
+#include <chevron/run/training/learning_rate.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>

@@ -114,18 +114,26 @@ std::string first_difference(outcome const& expected, outcome const& found) {
   return "";
 }
 
+states states_of(torch::optim::Optimizer* optimizer) {
+  states out;
+  if (optimizer == nullptr) return out;
+  for (auto const& [key, state] : optimizer->state())
+    out[key] = std::shared_ptr<torch::optim::OptimizerParamState>(state.get(), [](auto*) {});
+  return out;
+}
+
 void put_stage(outcome& out, program const& p, int step, int stage, int replica, std::vector<piece> const& pieces,
-               torch::optim::Optimizer* optimizer) {
-  static_cast<void>(p);
+               states const& kept) {
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     std::string const before = std::to_string(i) + ".";
     for (auto const& item : pieces[i]->named_parameters(true)) {
       at::Tensor const& q = item.value();
-      if (q.requires_grad()) out.put(key_of(step, "2 gradient", stage, replica, before + item.key()), q.grad());
+      // Of a sharded optimizer replicas have the gradients of their shares alone, and replica 0 is given the states.
+      if (q.requires_grad() && !p.has("shard"))
+        out.put(key_of(step, "2 gradient", stage, replica, before + item.key()), q.grad());
       out.put(key_of(step, "3 parameter", stage, replica, before + item.key()), q);
-      if (optimizer == nullptr) continue;
-      auto const found = optimizer->state().find(q.unsafeGetTensorImpl());
-      if (found == optimizer->state().end()) continue;
+      auto const found = kept.find(q.unsafeGetTensorImpl());
+      if (found == kept.end() || (p.has("shard") && replica > 0)) continue;
       std::string const key = key_of(step, "5 optimizer", stage, replica, before + item.key());
       if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(found->second.get())) {
         out.put(key + " momentum", s->momentum_buffer());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -43,8 +44,13 @@ std::string first_difference(outcome const& expected, outcome const& found);
 
 std::string key_of(int step, char const* what, int stage = -1, int replica = -1, std::string const& name = "");
 
+/// What an optimizer keeps, by parameter.
+using states = std::map<void const*, std::shared_ptr<torch::optim::OptimizerParamState>>;
+/// The optimizer's own, which must outlive the result; none for null.
+states states_of(torch::optim::Optimizer* optimizer);
+
 /// A stage's gradients, parameters, buffers, modes and optimizer state, after a step.
 void put_stage(outcome& out, program const& p, int step, int stage, int replica, std::vector<piece> const& pieces,
-               torch::optim::Optimizer* optimizer);
+               states const& kept);
 
 }  // namespace differential

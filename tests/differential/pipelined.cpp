@@ -211,6 +211,20 @@ void touch_gradients(program const& p, chevron::trainer& train) {
   }
 }
 
+/// The states of whole parameters; of a sharded optimizer on replica 0, from the shares of all.
+states whole_states(chevron::transport& comm, chevron::trainer& train, std::map<int, std::vector<piece>> const& mine) {
+  if (train.share() == nullptr) return states_of(train.optimizer());
+  states out;
+  for (auto const& [s, pieces] : mine) {
+    for (piece const& one : pieces) {
+      for (at::Tensor const& q : one->parameters()) {
+        if (auto state = train.share()->whole_state(comm, q)) out[q.unsafeGetTensorImpl()] = std::move(state);
+      }
+    }
+  }
+  return out;
+}
+
 /// A trainer that takes turns with the program's, under another schedule and with other shapes between its stages.
 chevron::trainer_setup another_model(chevron::transport& comm, program const& p) {
   auto const plan = chevron::catalogue::make_plan("1F1B", {.ranks = p.ranks(), .micro_batches = 2});
@@ -285,7 +299,8 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     bool const last = step + 1 == p.steps();
     if (last) train.synchronize();
     if (!p.has("pv") || last) {
-      for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, train.optimizer());
+      states const kept = whole_states(comm, train, mine);
+      for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, kept);
       if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));
     }
     if (p.get("eval") == "each" || (p.has("eval") && last)) {
@@ -293,7 +308,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
       double const loss = evaluate->loss(batch_of(j, comm, given.whole));
       if (reports) out.put("after evaluation, " + key_of(step, "0 loss"), loss);
       outcome after;
-      for (auto const& [s, pieces] : mine) put_stage(after, p, step, s, replica, pieces, nullptr);
+      for (auto const& [s, pieces] : mine) put_stage(after, p, step, s, replica, pieces, {});
       for (auto const& [key, v] : after.values()) {
         bool const kept = key.find("4 buffer") != std::string::npos || key.find("6 modes") != std::string::npos;
         if (kept) out.put_as("after evaluation, " + key, v);

@@ -405,14 +405,14 @@ class loop {
     for (int r = 0; r < p_.replicas(); ++r) {
       replica_model& m = replicas_[static_cast<std::size_t>(r)];
       for (int s = 0; s < facts_.stages; ++s)
-        put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], m.optimizer.get());
+        put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], states_of(m.optimizer.get()));
     }
     out.put(key_of(step, "7 generator"), std::string("as it was"));
   }
 
   void put_after_evaluation(outcome& out, int step, int r, std::size_t s) {
     outcome all;
-    put_stage(all, p_, step, static_cast<int>(s), r, replicas_[static_cast<std::size_t>(r)].stages[s], nullptr);
+    put_stage(all, p_, step, static_cast<int>(s), r, replicas_[static_cast<std::size_t>(r)].stages[s], {});
     for (auto const& [key, v] : all.values()) {
       bool const kept = key.find("4 buffer") != std::string::npos || key.find("6 modes") != std::string::npos;
       if (kept) out.put_as("after evaluation, " + key, v);

@@ -90,26 +90,27 @@ TEST_CASE("a gather that is done stays done where a rank ends before the host of
     std::vector<double> all(2);
     std::atomic<bool> left{false};
     within(60s, "a gather in two halves", [&] {
-      auto const said = thread_ranks::said(thread_ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-        int const rank = where.global_rank;
-        {
-          chevron::copy_transport comm(where, store, watch, 10s, gpu(rank), small_pieces);
-          comm.deadline(2s);
-          c10::cuda::CUDAGuard const here(comm.device());
-          double const mine[] = {rank + 1.0};
-          comm.start_all_gather(mine);
-          std::this_thread::sleep_for(300ms);  // the watches see it done
-          std::vector<double> got(2);
-          if (rank == 1 && !leaves) comm.finish_all_gather(got);
-          if (rank == 0) {
-            while (!left) std::this_thread::sleep_for(1ms);
-            comm.finish_all_gather(all);
-          } else if (leaves) {
-            comm.fail(chevron::usage_error("left"));
-          }
-        }
-        if (rank == 1) left = true;
-      }));
+      auto const said =
+          thread_ranks::said(thread_ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+            int const rank = where.global_rank;
+            {
+              chevron::copy_transport comm(where, store, watch, 10s, gpu(rank), small_pieces);
+              comm.deadline(2s);
+              c10::cuda::CUDAGuard const here(comm.device());
+              double const mine[] = {rank + 1.0};
+              comm.start_all_gather(mine);
+              std::this_thread::sleep_for(300ms);  // the watches see it done
+              std::vector<double> got(2);
+              if (rank == 1 && !leaves) comm.finish_all_gather(got);
+              if (rank == 0) {
+                while (!left) std::this_thread::sleep_for(1ms);
+                comm.finish_all_gather(all);
+              } else if (leaves) {
+                comm.fail(chevron::usage_error("left"));
+              }
+            }
+            if (rank == 1) left = true;
+          }));
       // What a failure that is known does to rank 0 is one of two: it has the numbers, or the failure's words.
       CHECK((said[0].empty() || says(said[0], {"left"})));
       if (said[0].empty()) CHECK(all == std::vector<double>{1, 2});

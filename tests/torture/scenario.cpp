@@ -44,8 +44,8 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
 }  // namespace
 
 std::string scenario::text() const {
-  return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") + (shares ? " shares" : "") + (saves ? " saves" : "") +
-         " | " + fault();
+  return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") +
+         (shares ? " shares" : "") + (saves ? " saves" : "") + " | " + fault();
 }
 
 scenario scenario_of(std::string const& line) {

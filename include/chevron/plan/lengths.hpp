@@ -36,13 +36,14 @@ inline length_factors factors_of(length_view const& lengths, int micro_batches) 
   return out;
 }
 
-/// What a microbatch's computations take beside one of length 1, of which the share `attention` goes with the square of the length.
+/// What a microbatch's computations take beside one of length 1, of which the share `attention` goes with the square of the
+/// length.
 constexpr double computation_factor(double length, double attention) {
   return (1 - attention) * length + attention * length * length;
 }
 
-/// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages go with the length, and so do
-/// computations but for attention.
+/// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages go with the length, and
+/// so do computations but for attention.
 ///
 /// \param lengths above 0, one a microbatch
 /// \param attention share of the measured computations that goes with the square of the length, 0 to 1: of a transformer layer of

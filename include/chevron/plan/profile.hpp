@@ -62,8 +62,8 @@ struct stage_bytes {
   }
 };
 
-/// Bytes of a model cut into so many stages, which are neighbours of the profile's put together. What W needs is, where the profile
-/// does not say it, all of the activations.
+/// Bytes of a model cut into so many stages, which are neighbours of the profile's put together. What W needs is, where the
+/// profile does not say it, all of the activations.
 inline stage_bytes bytes_of(profile const& measured, int stages) {
   stage_bytes out;
   char const* const missing = measured.activation_bytes.empty() ? "activation_bytes"

@@ -45,14 +45,14 @@ struct setting {
   chevron::trainer_options options = {};
   at::ScalarType dtype = at::kFloat;
   bool tied = false;
-  int passes = 1;                                  // batches accumulated in a step
-  int spoiled_step = -1;                           // an input that is no number
-  std::optional<fs::path> from = {}, to = {};      // checkpoints
+  int passes = 1;                              // batches accumulated in a step
+  int spoiled_step = -1;                       // an input that is no number
+  std::optional<fs::path> from = {}, to = {};  // checkpoints
 };
 
 struct outcome {
   std::vector<chevron::step_report> reports;
-  tensors values;               // all parameters of the rank
+  tensors values;  // all parameters of the rank
   std::int64_t state_bytes = 0;
 };
 
@@ -67,16 +67,12 @@ outcome train_on(transport& comm, setting const& what) {
     return what.tied && (s == 0 || s == last) ? made.tie("1.weight", "table") : made;
   };
   auto const loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y.to(at::kFloat), target); };
-  chevron::trainer train({.program = program,
-                          .transport = comm,
-                          .stages = build,
-                          .loss = loss,
-                          .optimizer = what.make,
-                          .options = options});
+  chevron::trainer train(
+      {.program = program, .transport = comm, .stages = build, .loss = loss, .optimizer = what.make, .options = options});
   if (what.from) chevron::load_checkpoint(train, *what.from);
   for (long const first = train.next_step(); train.next_step() < first + what.steps;) {
-    auto const generator = at::make_generator<at::CPUGeneratorImpl>(
-        static_cast<std::uint64_t>(100 * train.next_step() + comm.topology().replica()));
+    auto const generator =
+        at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(100 * train.next_step() + comm.topology().replica()));
     std::int64_t const samples = 2 * what.micro_batches;
     auto const total = static_cast<double>(samples * what.passes * what.replicas);
     for (int pass = 0; pass < what.passes; ++pass) {
@@ -97,7 +93,8 @@ outcome train_on(transport& comm, setting const& what) {
   }
   if (train.optimizer() != nullptr && !chevron::kind_of(*train.optimizer()).empty()) {
     for (auto& [key, state] : train.optimizer()->state()) {
-      for (at::Tensor const& t : chevron::tensors_of(*state)) out.state_bytes += t.defined() ? static_cast<std::int64_t>(t.nbytes()) : 0;
+      for (at::Tensor const& t : chevron::tensors_of(*state))
+        out.state_bytes += t.defined() ? static_cast<std::int64_t>(t.nbytes()) : 0;
     }
   }
   if (what.to) chevron::save_checkpoint(train, *what.to);
@@ -130,7 +127,8 @@ void check_same(std::vector<outcome> const& expected, std::vector<outcome> const
     }
     REQUIRE(expected[r].values.size() == got[r].values.size());
     int different = 0;
-    for (std::size_t i = 0; i < expected[r].values.size(); ++i) different += expected[r].values[i].equal(got[r].values[i]) ? 0 : 1;
+    for (std::size_t i = 0; i < expected[r].values.size(); ++i)
+      different += expected[r].values[i].equal(got[r].values[i]) ? 0 : 1;
     CHECK(different == 0);
   }
 }
@@ -187,8 +185,10 @@ TEST_CASE("groups of parameters by their shapes: the factory sees whole paramete
     for (auto const& p : all) (p.value.dim() > 1 ? decays : stays).push_back(p.value);
     auto const options = torch::optim::AdamWOptions(1e-2);
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(std::move(decays), std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(options).weight_decay(0.5)));
-    groups.emplace_back(std::move(stays), std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(options).weight_decay(0)));
+    groups.emplace_back(std::move(decays),
+                        std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(options).weight_decay(0.5)));
+    groups.emplace_back(std::move(stays),
+                        std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(options).weight_decay(0)));
     return std::make_unique<torch::optim::AdamW>(std::move(groups), options);
   };
   check_same_as_unsharded(what);

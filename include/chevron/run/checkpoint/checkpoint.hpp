@@ -314,8 +314,8 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   return {about.next_step, about.metadata};
 }
 
-/// `load_checkpoint` of the last whole checkpoint, where there is one: for jobs that launchers start again after each failure, as
-/// the first failure may come before the first checkpoint. Collective.
+/// `load_checkpoint` of the last whole checkpoint, where there is one: what a job does that launchers start again after each
+/// failure, since its first failure may come before its first checkpoint. Collective.
 /// \param folder as `load_checkpoint` takes it; it may be missing
 /// \returns what was loaded; nothing where the folder holds no whole checkpoint, and the trainer is as it was
 /// \throws checkpoint_error, on every rank, as `load_checkpoint`

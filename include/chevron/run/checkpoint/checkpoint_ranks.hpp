@@ -84,7 +84,8 @@ inline void compare_seen(transport& comm, std::filesystem::path const& folder, s
   }
 }
 
-/// The checkpoint that a folder stands for: the folder itself, or the last whole one in it; empty where it has none. Collective.
+/// The checkpoint that a folder stands for: the folder itself, or the last whole one in it; empty where there is none.
+/// Collective.
 inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem::path const& from) {
   std::filesystem::path found;
   together(comm, [&] { found = checkpoint_in(from); });

@@ -306,8 +306,8 @@ class safetensors_file {
     for (auto const& [begin, end] : places) {
       if (begin != reached)
         detail::refuse_file(path_, "its header does not describe its bytes: " +
-                                       std::string(begin < reached ? "two tensors share those" : "no tensor has those") + " from " +
-                                       std::to_string(std::min(begin, reached)));
+                                       std::string(begin < reached ? "two tensors share those" : "no tensor has those") +
+                                       " from " + std::to_string(std::min(begin, reached)));
       reached = end;
     }
     if (reached != data_size)

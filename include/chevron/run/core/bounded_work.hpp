@@ -12,8 +12,8 @@
 
 namespace chevron::detail {
 
-/// Runs `work` in a thread of its own and waits for its end, but no longer than this; late work goes on alone. Does nothing where
-/// no thread can be started. An exception of the work is dropped.
+/// Does something in a thread of its own and waits for it, but no longer than this; what is late goes on alone. Does nothing
+/// where no thread is to be had. Nobody hears of what it throws.
 /// \param work owns all that it needs
 template <class Work>
 void do_within(std::chrono::milliseconds longest, Work work) noexcept {

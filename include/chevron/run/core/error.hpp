@@ -100,8 +100,8 @@ struct checkpoint_error : error {
       : error(exit_code::checkpoint, sentence, std::move(where)) {}
 };
 
-/// With `trainer_options::check_messages`: the tensor from `context().peer` differs from the one that this rank sent. No action
-/// has computed with it. Exit code 8.
+/// With `trainer_options::check_messages`: what came from `context().peer` is not what that rank sent. Nothing was computed
+/// with it. Exit code 8.
 struct corrupt_message_error : error {
   corrupt_message_error(std::string const& sentence, error_context where)
       : error(exit_code::corrupt_message, sentence, std::move(where)) {}

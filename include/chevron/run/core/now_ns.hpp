@@ -8,8 +8,8 @@
 
 namespace chevron {
 
-/// Nanoseconds of the steady clock, comparable between the threads of a process and between processes of one machine. Safe in a
-/// signal handler.
+/// Nanoseconds of the steady clock: comparable between the threads of a process and between processes of one machine. May be
+/// called within a signal handler.
 inline std::int64_t now_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);

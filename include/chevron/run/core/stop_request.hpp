@@ -18,8 +18,8 @@
 #include <chevron/run/core/now_ns.hpp>
 
 /// \file
-/// A request to end training after the step under way: by a signal, the clock or the program. A trainer sends it to all ranks
-/// with the numbers of the step, so all ranks stop after the same step (`trainer::should_stop`).
+/// The wish that training ends after the step under way: a signal's, the clock's or the program's. A trainer tells it to all
+/// ranks with the numbers of the step, so all of them stop after the same one (`trainer::should_stop`).
 
 namespace chevron {
 
@@ -61,9 +61,9 @@ inline void request_stop_after(std::chrono::milliseconds limit) {
   detail::stop_at = now_ns() + static_cast<std::int64_t>(limit.count()) * 1'000'000;
 }
 
-/// Turns the first of these signals into a request to stop; a second signal ends the process at once, as without this class. To
-/// be made before the ranks are launched: forked ranks inherit it, and no signal comes earlier. Call `trainer::should_stop`
-/// after each step, and save.
+/// While it lives, the first of these signals only asks for a stop, and a second one ends the process at once, as it would
+/// without. Make it before the ranks are launched, so that forked ranks have it, too, and no signal comes before; call
+/// `trainer::should_stop` after each step, and save.
 ///
 ///     chevron::stop_signals const stop;
 ///     …

@@ -35,7 +35,8 @@ class token_windows {
   /// \param context tokens in a window, from 1
   /// \param vocabulary tokens are from 0 to below this
   /// \throws usage_error as `token_file`, for files without a window, and for files without an index where 16 bits are too few
-  ///   for the vocabulary: wider numbers would be taken for twice as many narrow ones
+  /// for
+  ///   the vocabulary: wider numbers would be taken for twice as many narrow ones
   token_windows(std::vector<std::filesystem::path> const& files, std::int64_t context, std::int64_t vocabulary)
       : context_(context), vocabulary_(vocabulary) {
     if (context < 1 || vocabulary < 1)

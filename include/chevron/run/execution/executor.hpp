@@ -81,6 +81,7 @@ class executor {
 
   /// Runs the program once over these microbatches.
   /// \param reduces whether sums of gradients over the replicas start where the program says so; false: more runs add to them
+  /// first
   run_result run(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(bound_.streams());
     begin(batch, step, reduces);

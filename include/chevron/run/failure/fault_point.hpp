@@ -32,16 +32,16 @@
 #include <chevron/plan/text.hpp>
 
 /// \file
-/// Places where tests make a rank fail, by name: `CHEVRON_FAULT="rank 2, step 3, after 1RECV_F0: kill"`. Only programs that are
-/// compiled with CHEVRON_FAULT_POINTS have them, as tests are.
+/// Places where tests make a rank fail, by name: `CHEVRON_FAULT="rank 2, step 3, after 1RECV_F0: kill"`. They exist where a
+/// program is compiled with CHEVRON_FAULT_POINTS, as the tests' own are; elsewhere nothing is left of them.
 
 namespace chevron::detail {
 
 #ifdef CHEVRON_FAULT_POINTS
 
 /// One fault. Points are `before` and `after` each action of a program, as it is printed (`before 0SEND_F1`), `before` and `after
-/// OPTIMIZER_STEP`, and outside of steps `joining`, `saving` (the files are written, none has its name), `publishing` (before the
-/// manifest) and `leaving`.
+/// OPTIMIZER_STEP`, and outside of steps `joining`, `saving` (the files are written, none has its name), `publishing` (before
+/// the manifest) and `leaving`.
 struct fault {
   enum class kind {
     kill,            ///< SIGKILL to this process

@@ -26,7 +26,8 @@ inline void make_room_for_connections(int world) {
     static_cast<void>(entry);
     ++open;
   }
-  // 20: store, failure monitor, event loops, shared memory. Beside them two for each other rank; comfortable: thrice as many.
+  // The store's, its watch's, those of event loops and of shared memory; then two for each other rank, and twice that for
+  // comfort.
   auto const others = static_cast<rlim_t>(world);
   rlim_t const least = open + 20 + 2 * others, comfortable = open + 64 + 6 * others;
   if (limit.rlim_cur < comfortable) {

@@ -74,10 +74,11 @@ class rank_processes {
     return rank >= 0 && at < children_.size() ? children_[at].code : -1;
   }
 
-  /// Waits for all children. Calls `on_failure(rank, code, how)` as soon as the first child fails, with its exit code and `how`
-  /// as in `killed by signal 9`. Passes on SIGTERM, SIGHUP, SIGUSR1 and SIGINT, but no SIGINT of the terminal, which the
-  /// children get themselves. Returns 0, or what this process should end with: the exit code of the first child that failed, 3
-  /// if a signal killed it, 4 if the last did not end in time, 128 + signal if this process was told to stop.
+  /// Waits for all children. The first that fails is told to `on_failure(rank, code, how)` the moment it happens, `how` as in
+  /// `killed by signal 9`, with the exit code that stands for it. SIGTERM, SIGHUP, SIGUSR1 and (unless it comes from the
+  /// terminal, which tells the children itself) SIGINT are passed on. Returns 0, or what this process should end with: the exit
+  /// code of the first child that failed, 3 if a signal killed it, 4 if the last did not end in time, 128 + signal if this
+  /// process was told to stop.
   int wait(options const& how, std::function<void(int, int, std::string const&)> const& on_failure) {
     using clock = std::chrono::steady_clock;
     auto kill_at = clock::time_point::max();

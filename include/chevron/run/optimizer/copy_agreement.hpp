@@ -39,8 +39,8 @@ class copy_agreement {
   /// \param gradients of this rank's stages \param every  steps between two comparisons of values; 0: never
   /// \param one_rate  whether a schedule gives all groups their rate, so that what they had counts for nothing
   /// \param share null unless the optimizer is sharded; then what optimizers keep has no copies
-  copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied, optimizer_share const* share,
-                 int every, bool one_rate)
+  copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied,
+                 optimizer_share const* share, int every, bool one_rate)
       : where_(where), share_(share), every_(every), one_rate_(one_rate) {
     std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and index: the place among copies
     for (std::size_t s = 0; s < gradients.stages(); ++s) {

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include <chevron/lower/program.hpp>
@@ -26,6 +25,7 @@
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
+#include <chevron/run/optimizer/rank_optimizer.hpp>
 #include <chevron/run/optimizer/step_names.hpp>
 #include <chevron/run/optimizer/step_policy.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
@@ -63,8 +63,8 @@ class global_step {
         tied_(&tied),
         options_(&options),
         parameters_(gradients.parameters()),
-        optimizer_(made(make)),
-        share_(cut(first_bucket)),
+        optimizer_(detail::make_optimizer(make, parameters_, options)),
+        share_(detail::make_share(optimizer_.get(), gradients, comm.topology(), first_bucket, options)),
         copies_(comm.topology(), gradients, tied, share_.get(), options.check_copies, static_cast<bool>(options.learning_rate)),
         numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
                  options.shard != sharding::nothing),
@@ -72,16 +72,11 @@ class global_step {
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
 
-  /// How many numbers of collectives over the replicas are taken.
-  int buckets() const { return share_ ? share_->buckets() : 0; }
   /// Waits until this rank has the parameters that other replicas have stepped. Collective over the replicas.
   void finish_gather() {
     if (share_) share_->finish_gather(*comm_);
   }
-  /// Whether parameters of other replicas may still be missing.
-  bool gathering() const { return share_ && share_->gathering(); }
-  /// Null unless the optimizer is sharded.
-  optimizer_share* share() { return share_.get(); }
+  optimizer_share* share() { return share_.get(); }  ///< null unless the optimizer is sharded
 
   /// The first half of a step's end: waits for the replicas' sums, adds up those of tied parameters, and computes the norms.
   /// Collective.
@@ -167,15 +162,13 @@ class global_step {
     try {
       judge(report);
     } catch (numerical_error const&) {
-      undo_on_all();
-      wait_for_all();
+      undo_on_all(/*waits=*/true);
       throw;
     } catch (preflight_error const&) {
-      undo_on_all();
-      wait_for_all();
+      undo_on_all(/*waits=*/true);
       throw;
     } catch (...) {
-      undo_on_all();
+      undo_on_all(/*waits=*/false);
       throw;
     }
     if (!report.skipped && !report.clipped) return true;
@@ -227,53 +220,14 @@ class global_step {
   /// \returns false where what the optimizer keeps is not known
   template <class See>
   bool each_tensor_of(at::Tensor const& p, See const& see) {
-    if (!optimizer_) return true;
-    if (kind_of(*optimizer_).empty()) return false;
     at::Tensor const piece = share_ ? share_->piece_of(p) : p;
-    if (!piece.defined()) return true;
-    if (auto const found = optimizer_->state().find(piece.unsafeGetTensorImpl()); found != optimizer_->state().end()) {
-      for (at::Tensor const& t : tensors_of(*found->second)) see(t);
-    }
-    before_.each_copy([&](void const* owner, at::Tensor const& copy) {
-      if (owner == piece.unsafeGetTensorImpl()) see(copy);
-    });
-    return true;
+    return optimizer_ == nullptr || detail::each_tensor_of(*optimizer_, before_, piece, see);
   }
 
   /// Null on a rank without trained parameters.
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
  private:
-  /// \returns null on a rank without trained parameters
-  std::unique_ptr<torch::optim::Optimizer> made(optimizer_factory const& make) const {
-    if (parameters_.empty()) return nullptr;
-    auto out = make(parameters_);
-    if (!out) throw usage_error("the optimizer factory gave no optimizer");
-    check(*out);
-    return out;
-  }
-  /// \returns null unless the optimizer is sharded
-  std::unique_ptr<optimizer_share> cut(int first_bucket) const {
-    if (options_->shard == sharding::nothing) return nullptr;
-    gradients_->cut(optimizer_ && kind_of(*optimizer_).empty());
-    if (!optimizer_) return nullptr;
-    return std::make_unique<optimizer_share>(*optimizer_, *gradients_, comm_->topology(), first_bucket);
-  }
-
-  void check(torch::optim::Optimizer const& optimizer) const {
-    if (dynamic_cast<torch::optim::LBFGS const*>(&optimizer) != nullptr) {
-      throw usage_error(
-          "LBFGS wants the gradient several times in a step, and a step here computes it once. Remedy: SGD, Adam, AdamW, RMSprop "
-          "or Adagrad of torch::optim");
-    }
-    if (options_->post_validation && kind_of(optimizer).empty()) {
-      throw usage_error(
-          "what this optimizer keeps is not known here, so a step of it cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
-          "Adagrad of torch::optim, or no post_validation");
-    }
-    if (options_->learning_rate) detail::check_one_rate(optimizer);
-  }
-
   /// What all ranks' numbers say, the same on all of them.
   void judge(step_report& report) {
     numbers_.check_calls(here());
@@ -298,7 +252,7 @@ class global_step {
   void check_copies_of_step() {
     std::string const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
     if (difference.empty()) return;
-    undo_on_all();
+    undo_on_all(/*waits=*/false);
     copies_.check(*comm_, optimizer_.get(), /*values=*/true, here());
     throw preflight_error(difference +
                               " in this step, and no longer do. Remedy: change options, parameters and what the optimizer "
@@ -341,15 +295,6 @@ class global_step {
     numbers_.all_gather();
   }
 
-  /// Barrier before an error is thrown. Every rank throws the same one; a rank that ended first would be reported as lost.
-  void wait_for_all() {
-    try {
-      gather_numbers();
-    } catch (error const&) {
-      // Then there is nobody to wait for.
-    }
-  }
-
   /// Back to before the step that was pending, its learning rates included.
   void undo() {
     finish_gather();
@@ -358,13 +303,15 @@ class global_step {
     stepped_ = false;
   }
 
-  /// With an error that all ranks have found: their parameters are what they were, too.
-  void undo_on_all() {
+  /// Before an error that all ranks have found is thrown: their parameters are what they were.
+  /// \param waits for all ranks: each throws the same error, and a rank that ended first would be reported as lost
+  void undo_on_all(bool waits) {
     undo();
     try {
       gather_parameters();
+      if (waits) gather_numbers();
     } catch (error const&) {
-      // Of the two errors the first one tells the cause.
+      // Of two errors the first one tells the cause.
     }
   }
 

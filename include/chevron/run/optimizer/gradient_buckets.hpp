@@ -17,23 +17,16 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <chevron/run/comm/replica_collective.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/gradient_norm.hpp>
-#include <chevron/run/optimizer/shares.hpp>
 
 /// \file
 /// Where a stage's gradients live, and their sum over the replicas.
 
 namespace chevron {
-
-/// All of a parameter's gradient that a rank counts in the norm, or a block of it.
-struct counted_gradient {
-  at::Tensor values;
-  std::size_t number = 0;  ///< among the parameter's `norm_numbers`
-  bool is_block = false;
-};
 
 /// The gradients of one stage's parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling and
 /// summing over replicas handle few large pieces. Parameters that need no gradient have none here. Gradients of half-precision
@@ -208,25 +201,20 @@ class gradient_buckets {
     return flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel());
   }
 
-  /// How many numbers a step gathers of this parameter's norm: one for each block where several replicas have shares of it, else
-  /// one.
+  /// How many numbers a step gathers of a parameter's norm: one, or one for each block where several replicas share it.
   std::size_t norm_numbers(std::size_t i) const {
     std::int64_t const elements = trained_[i].value.numel(), block = norm_block(elements);
     return is_cut(i) ? static_cast<std::size_t>((elements + block - 1) / block) : 1;
   }
-  /// Calls `see(counted_gradient)` for all of the gradient that this rank counts in the norm: the whole of it, or of a cut
-  /// parameter each block in this replica's share.
+  /// Calls `see(counted_gradient)` for all that this rank counts in the norm of a gradient: the whole, or blocks of its share.
   template <class See>
   void each_counted(std::size_t i, See const& see) const {
     if (!counts_here(i)) return;
     if (!sharded_) return see(counted_gradient{views_[i]});
     std::vector<std::int64_t> const at = cut_of(i);
-    std::int64_t const begin = at[replica_], end = at[replica_ + 1], block = norm_block(trained_[i].value.numel());
-    if (begin == end) return;
+    if (at[replica_] == at[replica_ + 1]) return;
     if (!is_cut(i)) return see(counted_gradient{views_[i]});
-    at::Tensor const all = row(i);
-    for (std::int64_t from = begin; from < end; from += block)
-      see(counted_gradient{all.narrow(0, from, std::min(block, end - from)), static_cast<std::size_t>(from / block), true});
+    detail::each_block(row(i), at[replica_], at[replica_ + 1], see);
   }
 
   /// The largest finite number that the optimizer sees of this gradient.

@@ -60,13 +60,33 @@ inline tensors norms_of(tensors const& gradients) {
 }
 
 /// How many elements of a parameter the norm adds up before it goes on to the next so many: a multiple of 64, at most 256 blocks
-/// to a parameter. The blocks depend on the parameter alone, so that replicas which each hold a share of its gradient, cut between
-/// two blocks, add up what one with the whole gradient does.
+/// to a parameter. The blocks depend on the parameter alone, so that replicas which each hold a share of its gradient, cut
+/// between two blocks, add up what one with the whole gradient does.
 constexpr std::int64_t norm_block(std::int64_t elements) {
   constexpr std::int64_t least = 1024, most_blocks = 256, lines = 64;
   std::int64_t const each = (elements + most_blocks - 1) / most_blocks;
   return each <= least ? least : (each + lines - 1) / lines * lines;
 }
+
+/// All of a parameter's gradient that a rank counts in the norm, or a block of it.
+struct counted_gradient {
+  at::Tensor values;
+  std::size_t number = 0;  ///< of the block
+  bool is_block = false;
+};
+
+namespace detail {
+
+/// Calls `see(counted_gradient)` for each block of a gradient in a share.
+/// \param row the whole gradient in the order of its memory \param begin, end of the share, between blocks
+template <class See>
+void each_block(at::Tensor const& row, std::int64_t begin, std::int64_t end, See const& see) {
+  std::int64_t const block = norm_block(row.numel());
+  for (std::int64_t at = begin; at < end; at += block)
+    see(counted_gradient{row.narrow(0, at, std::min(block, end - at)), static_cast<std::size_t>(at / block), true});
+}
+
+}  // namespace detail
 
 /// The squared norm of one block of a gradient in main memory.
 /// \param row the gradient in the order of its memory \param begin, count the block, in elements

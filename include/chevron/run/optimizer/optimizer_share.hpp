@@ -144,7 +144,10 @@ class optimizer_share {
     auto mine = whole->clone();
     if (!one.is_whole()) {
       visit_state(
-          *mine, [&](char const*, at::Tensor& t) { if (t.defined()) t = memory_of(t).narrow(0, one.begin(), one.size()).clone(); },
+          *mine,
+          [&](char const*, at::Tensor& t) {
+            if (t.defined()) t = memory_of(t).narrow(0, one.begin(), one.size()).clone();
+          },
           [](char const*, auto&) {});
     }
     optimizer_->state()[one.piece.unsafeGetTensorImpl()] = std::move(mine);
@@ -154,6 +157,7 @@ class optimizer_share {
   /// replicas, with no gather under way.
   std::unique_ptr<torch::optim::OptimizerParamState> whole_state(transport& comm, at::Tensor const& p) const {
     at::NoGradGuard const off;
+    if (find(p) == nullptr) return nullptr;
     held const& one = *find(p);
     std::string const kind = kind_of(*optimizer_);
     auto const mine = one.piece.defined() ? optimizer_->state().find(one.piece.unsafeGetTensorImpl()) : optimizer_->state().end();

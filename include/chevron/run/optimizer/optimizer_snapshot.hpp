@@ -69,8 +69,8 @@ class optimizer_snapshot {
     versions_.clear();
     each_version(optimizer, [this](at::Tensor const&, std::uint64_t version) { versions_.push_back(version); });
   }
-  /// \returns the first parameter that was written to since `note_versions`, or whose state was; undefined where none was.
-  /// A write through `data()` has no version.
+  /// \returns the first parameter that was written to since `note_versions`, or whose state was; undefined where none was. What
+  /// is written through `data()` has no version.
   at::Tensor changed(torch::optim::Optimizer& optimizer) const {
     at::Tensor found;
     std::size_t next = 0;

@@ -18,8 +18,8 @@
 #include <chevron/run/optimizer/fused_optimizers.hpp>
 
 /// \file
-/// The state that torch::optim's optimizers keep for each parameter, and the options that they step it with. LibTorch has no
-/// common interface to either: this is the one place that knows them.
+/// What torch::optim's optimizers keep for each parameter, and the options that they step it with. LibTorch gives neither a
+/// common way to be asked: this is the one place that knows them.
 
 namespace chevron {
 

@@ -33,7 +33,8 @@ class rank_gradients final : public gradient_store {
   /// \param stages all stages by number; empty on other ranks
   /// \param bucket_bytes largest size of a piece that is summed over the replicas
   /// \param sharded each replica steps its share of the parameters; then `cut` comes before the first sum
-  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes, bool sharded = false) : comm_(&comm) {
+  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes, bool sharded = false)
+      : comm_(&comm) {
     by_stage_.resize(stages.size());
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (!stages[s]) continue;

@@ -44,8 +44,8 @@ struct step_names {
     check_factors();
   }
 
-  /// One line for each parameter of a rank: its stage, the numbers of its norm, and its name; for what its stages take: `takes` and its name; for each loss:
-  /// `loss`, its stage, factor and name.
+  /// One line for each parameter of a rank: its stage, the numbers of its norm, and its name; for what its stages take: `takes`
+  /// and its name; for each loss: `loss`, its stage, factor and name.
   static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
                           std::span<rank_loss const> losses) {
     std::string out;
@@ -81,7 +81,8 @@ struct step_names {
   static std::size_t most(plan_view const& plan, Lists const& by_stage, Count const& count) {
     std::vector<std::size_t> of_rank(static_cast<std::size_t>(plan.size.ranks));
     for (int s = 0; s < plan.stages; ++s) {
-      for (auto const& one : by_stage[static_cast<std::size_t>(s)]) of_rank[static_cast<std::size_t>(plan.rank_of_stage(s))] += count(one);
+      for (auto const& one : by_stage[static_cast<std::size_t>(s)])
+        of_rank[static_cast<std::size_t>(plan.rank_of_stage(s))] += count(one);
     }
     return *std::max_element(of_rank.begin(), of_rank.end());
   }

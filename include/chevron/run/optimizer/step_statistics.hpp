@@ -57,8 +57,7 @@ class step_statistics {
   /// \param copies how many numbers each rank contributes to the comparison of copies (copy_agreement.hpp)
   /// \param sharded each replica has the norms of its own share of the parameters alone
   /// \throws usage_error where no stage has anything to train
-  step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies,
-                  bool sharded)
+  step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies, bool sharded)
       : plan_(plan), comm_(&comm), names_(plan, comm.all_gather_text(names)), copies_(copies), sharded_(sharded) {
     std::size_t const most = names_.most_norms(plan_);
     most_losses_ = names_.most_losses(plan_);

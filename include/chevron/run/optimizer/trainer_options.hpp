@@ -69,9 +69,9 @@ struct trainer_options {
   /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
   bool broadcast_buffers = true;
   /// What is cut over the replicas. On threads, and replicas of one machine, every bit stays what it is. `optimizer()` then steps
-  /// the pieces of parameters that are in this replica's share; with `post_validation` a step ends before this rank has the others'
-  /// shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that checkpoints know, and
-  /// Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
+  /// the pieces of parameters that are in this replica's share; with `post_validation` a step ends before this rank has the
+  /// others' shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that checkpoints know,
+  /// and Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
   sharding shard = sharding::nothing;
   loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
@@ -83,8 +83,8 @@ struct trainer_options {
   /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
   /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
   bool post_validation = false;
-  /// Runs the schedule's own actions, X, Y and Z (describe/own_action.hpp), each on the rank of its stage. Data other than
-  /// the stage are the caller's: a rank may run one action while another rank runs another.
+  /// Runs the schedule's own actions, X, Y and Z (describe/own_action.hpp), each on the rank of its stage. What it uses besides
+  /// its stage is the caller's: a rank may run one while another rank runs another.
   own_handler own_actions = {};
   /// Called on every rank once for each step, in their order, when all numbers of its report are known: at the end of `step`, or
   /// with `post_validation` at the end of the next `step`, in an evaluation, a checkpoint or `synchronize`.

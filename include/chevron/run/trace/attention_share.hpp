@@ -19,9 +19,9 @@
 
 namespace chevron {
 
-/// The share of a microbatch's computations that grows with the square of its length: the share whose times, by `factors_of`,
-/// differ least from measured times, in the sum of all differences. For each share the times of a stage's F, I and W at length
-/// `unit` are medians of the measured times.
+/// The share of a microbatch's computations that goes with the square of its length: the one for which the times that
+/// `factors_of` promises differ least from those that were measured, in the sum of all differences. What a stage's F, I and W
+/// take for a microbatch of length `unit` is, for each share, the median of what they took.
 /// \param ranks the steps of all ranks, of which so many make a pipeline
 /// \param lengths in tokens, by replica, step and microbatch
 /// \param unit the length of which it is the share, in tokens
@@ -35,13 +35,13 @@ inline double attention_share(all_steps const& ranks, int pipeline_ranks,
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     auto const& of_replica = lengths[rank / static_cast<std::size_t>(pipeline_ranks)];
     for (std::size_t step = 0; step < ranks[rank].size(); ++step) {
-      auto const& entries = ranks[rank][step].entries;
-      each_computation(entries, [&](trace_event const& one, trace_event const* other, std::int64_t start, std::int64_t end) {
-        auto const m = static_cast<std::size_t>(one.op.micro_batch);
-        // A pair is of two microbatches.
-        if (other != nullptr && other->op.micro_batch != one.op.micro_batch) return;
-        groups[{one.op.kind, other != nullptr, one.op.stage}].push_back({of_replica[step][m], seconds_between(start, end)});
-      });
+      each_computation(
+          ranks[rank][step].entries, [&](trace_event const& one, trace_event const* other, std::int64_t start, std::int64_t end) {
+            auto const m = static_cast<std::size_t>(one.op.micro_batch);
+            // A pair is of two microbatches.
+            if (other != nullptr && other->op.micro_batch != one.op.micro_batch) return;
+            groups[{one.op.kind, other != nullptr, one.op.stage}].push_back({of_replica[step][m], seconds_between(start, end)});
+          });
     }
   }
   double best = 0, least = std::numeric_limits<double>::infinity();

@@ -51,9 +51,9 @@ struct auto_options {
 ///     chevron::auto_schedule planner(trainer);
 ///     for (...) planner.after_step(trainer.step(inputs, targets));
 ///
-/// Global rank 0 searches (search.md) and sends its plan to all ranks as text; each rank proves and lowers it, and the program
-/// is used once all have the same. What comes of it is measured as well: a program under which steps are no shorter is given
-/// up. Later the costs are looked at again every `watch_every` steps.
+/// Global rank 0 searches (search.md), all ranks are told its plan as text; each proves and lowers it, and the program is used
+/// once all have the same. What comes of it is measured as well: a program under which steps are no shorter is given up. Later
+/// the costs are looked at again every `watch_every` steps.
 ///
 /// It relies on medians of a few steps, and on costs that do not depend on the order: where ranks share cores they do.
 class auto_schedule {
@@ -127,7 +127,8 @@ class auto_schedule {
 
   search::objective goal() const { return detail::objective_of(*train_); }
 
-  /// On global rank 0: looks at the costs, and decides for all ranks: gives a line of numbers, then a plan if it found a new one.
+  /// On global rank 0: looks at the costs, and says what all ranks are to do: a line of numbers, then a plan if there is a new
+  /// one.
   std::string decided(std::vector<std::string> const& texts, replan_report& news) {
     profile costs = profile_of(train_->program().plan, steps_of(texts));
     if (options_.costs) costs = options_.costs(std::move(costs));
@@ -150,8 +151,8 @@ class auto_schedule {
     }
     std::ostringstream out;
     out.precision(17);
-    out << static_cast<int>(news.what) << ' ' << news.drift << ' ' << news.measured << ' ' << news.running << ' ' << news.found << ' '
-        << news.bound << ' ' << news.before << ' ' << news.seconds << '\n'
+    out << static_cast<int>(news.what) << ' ' << news.drift << ' ' << news.measured << ' ' << news.running << ' ' << news.found
+        << ' ' << news.bound << ' ' << news.before << ' ' << news.seconds << '\n'
         << plan_text;
     return out.str();
   }

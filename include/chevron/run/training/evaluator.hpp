@@ -124,7 +124,8 @@ class evaluator {
     detail::check(own.options());
     own.take(detail::build_stages(p, setup.stages, comm, own.streams()->where(), false));
     check_consistency(comm, detail::lines_of(p, comm, own.options(), own.stages()));
-    own.data(detail::data_agreement::gathered(p.plan, comm, detail::side_inputs_taken(own.stages(), own.loss()), own.options().check_data));
+    own.data(detail::data_agreement::gathered(p.plan, comm, detail::side_inputs_taken(own.stages(), own.loss()),
+                                              own.options().check_data));
     return p.plan.forward_only ? setup.program : forwards_of(p, 0);
   }
 
@@ -215,7 +216,8 @@ class evaluator {
   }
 
   static executor_settings settings(rank_context const& shared) {
-    return {.autocast = shared.options().autocast, .streams = shared.streams(), .check_messages = shared.options().check_messages};
+    return {
+        .autocast = shared.options().autocast, .streams = shared.streams(), .check_messages = shared.options().check_messages};
   }
 
   static proved_program forwards_of(program_view training, int micro_batches) {

@@ -63,9 +63,9 @@ struct length_report {
 ///       trainer.step(parts);           // std::vector<batch>
 ///     }
 ///
-/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter keeps its bits. Global rank 0
-/// plans and sends the plan to all ranks as text; each rank proves and lowers it, and the program is used once all have the
-/// same.
+/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter is what it would have been,
+/// bit for bit. Global rank 0 plans, all ranks are told as text; each proves and lowers it, and the program is used once all
+/// have the same.
 ///
 /// Of replicas with other data a microbatch counts with the longest of its number. It relies on medians: what stages take for a
 /// microbatch of median length, times the factor of each.
@@ -110,7 +110,8 @@ class length_schedule {
     auto const refuse = [](char const* name, double value, char const* range) {
       throw usage_error(std::string("length_options::") + name + " " + detail::number_text(value) + " is not " + range);
     };
-    if (options_.steps < 1 || options_.steps > static_cast<int>(trace_window::kept)) refuse("steps", options_.steps, "from 1 to 20");
+    if (options_.steps < 1 || options_.steps > static_cast<int>(trace_window::kept))
+      refuse("steps", options_.steps, "from 1 to 20");
     double const attention = options_.attention.value_or(0);
     if (!(attention >= 0) || attention > 1) refuse("attention", attention, "from 0 to 1");
     if (!(options_.least_gain >= 0) || options_.least_gain >= 1) refuse("least_gain", options_.least_gain, "from 0 to below 1");

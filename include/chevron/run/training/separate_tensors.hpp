@@ -31,8 +31,8 @@ inline void check_separate_tensors(std::vector<stage> const& stages, transport& 
     if (!stages[s]) continue;
     for (parameter const& p : stages[s].parameters()) {
       if (!p.value.requires_grad()) continue;
-      mine += std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl())) + "\t" +
-              std::to_string(s) + "\t" + p.name + "\n";
+      mine += std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl())) +
+              "\t" + std::to_string(s) + "\t" + p.name + "\n";
     }
   }
   std::vector<std::string> const all = comm.all_gather_text(mine);
@@ -46,9 +46,10 @@ inline void check_separate_tensors(std::vector<stage> const& stages, transport& 
       owner const now{rank, line.substr(first + 1, second - first - 1), line.substr(second + 1)};
       owner const& before = seen.try_emplace(line.substr(0, first), now).first->second;
       if (before.rank == rank) continue;
-      throw usage_error(now.text() + " and " + before.text() +
-                        " are one tensor: ranks that are threads would both write to it. Remedy: build it anew on each rank" +
-                        (now.stage == before.stage ? "" : ", and tie the two: stage.tie(\"" + now.name + "\", \"a group of their own\")"));
+      throw usage_error(
+          now.text() + " and " + before.text() +
+          " are one tensor: ranks that are threads would both write to it. Remedy: build it anew on each rank" +
+          (now.stage == before.stage ? "" : ", and tie the two: stage.tie(\"" + now.name + "\", \"a group of their own\")"));
     }
   }
 }

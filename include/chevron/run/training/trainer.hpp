@@ -79,8 +79,7 @@ class trainer {
     check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
-    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes,
-                                                   options.shard != sharding::nothing);
+    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes, options.shard != sharding::nothing);
     buffers_before_ = buffer_snapshot(stages);
     if (options.broadcast_buffers)
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
@@ -88,8 +87,8 @@ class trainer {
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(gradients_->buckets() + 1);
-    update_ =
-        std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 2, taken, context_.stage_losses(), setup.optimizer, options);
+    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 2, taken,
+                                            context_.stage_losses(), setup.optimizer, options);
     context_.data(update_->data());
     data_ = update_->data();
     make_executor();
@@ -173,11 +172,9 @@ class trainer {
 
   /// The stages by number; those of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
-  /// This rank's optimizer; null if its stages have nothing to train. With `trainer_options::shard` its groups hold the pieces of
-  /// parameters that are in this replica's share.
+  /// This rank's optimizer; null if its stages have nothing to train. Where it is sharded, its groups hold the share's pieces.
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
-  /// This replica's share of the optimizer; null unless it is sharded.
-  optimizer_share* share() { return update_->share(); }
+  optimizer_share* share() { return update_->share(); }  ///< null unless the optimizer is sharded
   transport& comm() { return context_.comm(); }
   program_view program() const { return program_.view(); }
   /// The factor of loss scaling: part of what a checkpoint keeps.
@@ -302,10 +299,7 @@ class trainer {
     }
     buffers_before_.take();
     executor_->run_ahead(batch_, step_, last);
-    if (!settle()) {
-      buffers_before_.put_back();
-      executor_->withdraw();
-    }
+    if (!settle()) buffers_before_.put_back(), executor_->withdraw();
     gradients_->zero();
     batch_.scale_gradients(update_->scaling().factor());
     return executor_->finish();

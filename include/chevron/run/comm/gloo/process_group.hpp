@@ -7,7 +7,7 @@
 
 #if !__has_include(<gloo/context.h>)
 #error \
-    "Gloo's headers are missing (LibTorch's wheel leaves them out). Remedy: add <include>/chevron/run/comm/gloo/shim to the include path"
+    "Gloo's headers are missing (LibTorch's wheel leaves them out). Remedy: include path <include>/chevron/run/comm/gloo/shim"
 #endif
 #ifndef USE_C10D_GLOO
 #define USE_C10D_GLOO

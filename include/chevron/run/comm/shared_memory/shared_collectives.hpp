@@ -303,9 +303,9 @@ class shared_collectives {
     std::size_t const done = std::min(whole.bytes, static_cast<std::size_t>(what.index) * room_);
     return {static_cast<std::byte*>(mine.values.mutable_data_ptr()) + whole.from + done, std::min(room_, whole.bytes - done)};
   }
-  /// Where a replica's buffer has the part of a share.
-  std::byte* place_of(std::size_t replica, piece const& what, std::size_t share) const {
-    return memory_.reduction_buffer_of(replicas_[replica], what.number) + share * room_;
+  /// Where a replica's buffer has the part of the owner's share.
+  std::byte* place_of(std::size_t replica, piece const& what, std::size_t owner) const {
+    return memory_.reduction_buffer_of(replicas_[replica], what.number) + owner * room_;
   }
 
   /// Of a tensor without a cut: whole cache lines.
