@@ -1,6 +1,7 @@
-"""Private metaphors that the field has a word for do not come back: headers, programs and the guide are searched for them.
+"""Private metaphors that the field has a word for do not come back: headers, programs and the guide are searched for them. And
+no line of a page or of the viewer is too wide to be read.
 
-    python3 tests/names.py [folder]     without it the repository, and then a copy with each word in it, which must be found
+    python3 tests/names.py [folder]     without it the repository, and then a copy with each fault in it, which must be found
 """
 import pathlib
 import re
@@ -18,6 +19,8 @@ WORDS = {  # what it was called: what the field calls it
     "situation": "rank parameters", "known_cases": "dominance table", "whole_times": "integer durations",
     "telling_errors": "error report", "stage_task": "stage call", "near_sums_": "sums in shared memory",
 }
+WIDEST = 130
+GENERATED = ("docs/benchmarks.md",)  # a page of measured numbers
 PATTERN = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(WORDS) + r")(?![A-Za-z0-9_])")
 
 
@@ -33,9 +36,27 @@ def found(root):
     return out
 
 
+def wide(root):
+    """Which lines of pages and of the viewer are too wide, a sentence each (of headers: tests/rooms.py). Rows of tables cannot be broken, nor what a program printed:
+    the fences without a language, and those of consoles."""
+    out = []
+    for folder, endings in (("include", (".inc",)), ("docs", (".md",))):
+        for path in sorted((root / folder).rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if path.suffix not in endings or name in GENERATED:
+                continue
+            fence = None
+            for number, line in enumerate(path.read_text().split("\n"), 1):
+                if path.suffix == ".md" and (mark := re.match(r" *(```+)(\w*)$", line)):
+                    fence = mark[2] or "printed" if fence is None else None
+                if len(line) > WIDEST and not (path.suffix == ".md" and (line.startswith("|") or fence in ("printed", "console"))):
+                    out.append(f"{name}:{number}: {len(line)} columns, more than {WIDEST}")
+    return out
+
+
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
-    wrong = found(root)
+    wrong = found(root) + wide(root)
     if len(sys.argv) == 1:
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder)
@@ -47,9 +68,13 @@ def main():
                 header.write_text(f"{text}// {word}\n")
                 if not any(f"`{word}`" in one for one in found(copy) if "version.hpp" in one):
                     wrong.append(f"`{word}` was written into a header and not found")
+            for name in ("include/chevron/show/viewer/report.js.inc", "docs/zoo.md"):
+                (copy / name).write_text(f"{(copy / name).read_text()}\n{'w ' * WIDEST}\n")
+                if not any(f"{name}:" in one and "columns" in one for one in wide(copy)):
+                    wrong.append(f"a wide line was written into {name} and not found")
     for one in wrong:
         print(one)
-    print(f"{len(WORDS)} words looked for, {len(wrong)} complaints")
+    print(f"{len(WORDS)} words looked for, widths of lines looked at, {len(wrong)} complaints")
     return 1 if wrong else 0
 
 

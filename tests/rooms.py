@@ -69,6 +69,13 @@ def complaints(include):
     return wrong
 
 
+def misplaced(unit):
+    """Which tests below tests/unit stand in no room of include/chevron. `accelerator` holds the judges of tests/accelerator."""
+    rooms = ORDER + ["run", "accelerator"]
+    return [f"tests/unit/{one.relative_to(unit)} stands in no room of include/chevron: tests/unit/<room>/{one.name}"
+            for one in sorted(unit.rglob("*.cpp")) if one.parent.relative_to(unit).as_posix() not in rooms]
+
+
 def changed(include, words, name, change):
     """Is a fault that is put into a copy found, in these words?"""
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +90,7 @@ def changed(include, words, name, change):
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1] / "include"
     include = root / "chevron"
-    wrong = complaints(include)
+    wrong = complaints(include) + misplaced(root.parent / "tests" / "unit")
     added = lambda line: lambda text: text + line + "\n"
     for words, name, change in [
         ("an arrow from plan back to run/core", "plan/shape.hpp", added("#include <chevron/run/core/error.hpp>")),
@@ -97,6 +104,10 @@ def main():
     ]:
         if not changed(include, words, name, change):
             wrong.append(f"this check does not find `{words}` in a copy where it is so")
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "new_test.cpp").touch()
+        if not misplaced(pathlib.Path(folder)):
+            wrong.append("this check does not find a test that stands in no room")
     for line in wrong:
         print(line)
     print(f"{len(wrong)} complaints" if wrong else "every arrow points one way")

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// <chevron/multiprocess.hpp>, and ranks on GPUs: `run_gpus`, `nccl_transport`, `copy_transport`, CUDA graphs. Link
+/// <chevron/multiprocess.hpp>, and ranks on GPUs: `run_gpus`, `nccl_transport`, `copy_transport`, CUDA graphs. To be linked with
 /// chevron::nccl.
 
 #include <chevron/multiprocess.hpp>

@@ -18,7 +18,7 @@
 #include <chevron/prove/in_flight.hpp>
 
 #include "chevron-plan/promela.hpp"
-#include "unit/mutants.hpp"
+#include "unit/prove/mutants.hpp"
 
 using namespace chevron;
 using namespace chevron::tests;

@@ -479,6 +479,25 @@ def speed(page, shots):
     return soonest, start, times
 
 
+def small_screen(shots):
+    """On a telephone the picture comes first, then the controls, then the comparison, and no part is wider than the window. On a wide
+    screen the controls stand beside the picture."""
+    tops = "(names => names.map(name => document.querySelector(name).getBoundingClientRect().top))(['#timeline', '.controls', '#compare'])"
+    for width, height in ((400, 860), (1400, 900)):
+        for dark in (False, True):
+            with Browser(width, height, dark=dark) as page:
+                page.open(PAGE)
+                page.wait("window.playground && playground.compared.size === 13 && playground.idle")
+                page.shot(shots / f"{width}-{'dark' if dark else 'light'}.png", whole=True)
+                assert page.run("document.documentElement.scrollWidth <= innerWidth"), f"wider than {width}"
+                timeline, controls, compared = page.run(tops)
+                if width == 400:
+                    assert timeline < height / 2 and timeline < controls < compared, (timeline, controls, compared)
+                else:
+                    assert controls < timeline < compared, (timeline, controls, compared)
+                assert page.errors == [], page.errors
+
+
 def main():
     asked = argparse.ArgumentParser()
     asked.add_argument("--settings", type=int, default=320)
@@ -503,6 +522,7 @@ def main():
         page.wait("window.playground && playground.compared.size === 13 && playground.idle")
         page.shot(shots / "dark-2x.png", whole=True)
         assert page.errors == [], page.errors
+    small_screen(shots)
     print(
         f"{given.settings} settings: {given.settings - refused} with numbers, {proved} of them proved, {refused} refused, all "
         f"as chevron-plan says; there after {start:.0f} ms, at 64 ranks and 256 microbatches {large:.0f} ms; there the engine "

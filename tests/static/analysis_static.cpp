@@ -7,7 +7,7 @@ using namespace chevron;
 using namespace chevron::catalogue;
 using namespace chevron::tests;
 
-// Claims on shapes small enough for the compiler; the large grid is in unit/analysis_test.cpp.
+// Claims on shapes small enough for the compiler; the large grid is in unit/prove/analysis_test.cpp.
 template <class Claim>
 constexpr bool for_some(Claim claim, auto const&... schedules) {
   for (shape const size : {shape{1, 1}, shape{2, 3}, shape{3, 2}, shape{4, 8}}) {

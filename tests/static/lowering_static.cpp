@@ -4,7 +4,7 @@ using namespace chevron;
 using namespace chevron::tests;
 
 // The program laws while compiling: channels matched in order, slots, no deadlock with rendezvous sends. The whole grid is
-// walked at run time (tests/unit/lower_test.cpp); here each schedule at a small, an odd and a larger shape.
+// walked at run time (tests/unit/lower/lower_test.cpp); here each schedule at a small, an odd and a larger shape.
 template <auto const& Schedule, shape Size>
 constexpr bool program_is_lawful() {
   return check(lowered<Schedule, Size>.view()).broken == law::none;

@@ -44,7 +44,7 @@ constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
 }
 
-/// Whether two names are the same, without regard to case, - and _.
+/// Whether `a` and `b` are the same name, without regard to case, - and _.
 constexpr bool same_name(std::string_view a, std::string_view b) {
   auto const lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
   auto const skips = [](std::string_view of, std::size_t i) { return i < of.size() && (of[i] == '-' || of[i] == '_'); };

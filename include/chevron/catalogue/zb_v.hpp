@@ -13,8 +13,8 @@ using namespace letters;
 inline constexpr auto zb_v =
     schedule(placement::vee,
              warmup(F(0) * (2 * (ranks - rank) - 1)) | warmup((F(1) + F(0)) * rank) |  //
-                 warmup((F(1) + I(1) + W(1)) * (ranks - rank)) |                         //
-                 steady(F(0), I(0), W(0), F(1), I(1), W(1)) |  //
+                 warmup((F(1) + I(1) + W(1)) * (ranks - rank)) |                       //
+                 steady(F(0), I(0), W(0), F(1), I(1), W(1)) |                          //
                  cooldown((I(0) + I(1)) * rank) | cooldown((I(0) + W(0)) * (ranks - rank)) | cooldown(W(1)) | cooldown(W(0)))
         .expand_for_at_least(2 * ranks - 1)
         .named("ZBVZeroBubble");

@@ -14,15 +14,16 @@
 
 /// \file
 /// Building blocks: say when, on each rank, the actions of one microbatch run. The block is repeated for every microbatch and
-/// what it leaves idle is squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362).
+/// idle slots between blocks are squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362).
 
 namespace chevron {
 
-/// How many slots after a microbatch's block the next one's starts. Make one with `every`.
+/// The interval of a block: slots from the start of a microbatch's block to the start of the next one's. Made by `every`.
 template <class Interval>
 struct repeat_interval {
   Interval slots;
 };
+/// The interval of a building block: the next microbatch's block starts so many slots later.
 template <expression::operand Interval>
 constexpr repeat_interval<expression::node_of<Interval>> every(Interval slots) {
   return {expression::as_node(slots)};
@@ -55,7 +56,7 @@ inline constexpr bool is_weight<token<kind::backward_weight>> = true;
 template <class Slot>
 inline constexpr bool is_weight<placed<kind::backward_weight, Slot>> = true;
 
-/// A block and how it repeats. Make one with `building_block`.
+/// A block, its placement and its interval. Made by `building_block`.
 template <class Placement, class Interval, class Items, class Limits = declared_limits<>>
 struct repeated_block {
   Placement where;
@@ -64,24 +65,27 @@ struct repeated_block {
   Limits limits;
   char const* name;
 
+  /// The same block under the name `as`.
   constexpr repeated_block named(char const* as) const { return {where, interval, items, limits, as}; }
-  /// The most chunks in flight on any rank, declared to the gate. Above what the block needs when all microbatches run, the
-  /// squeeze uses it: forwards then run ahead further.
+  /// The same block, which declares the most chunks in flight on any rank. A limit above the block's own need when all
+  /// microbatches run lets forwards run ahead further in the squeeze.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     return limited(limits.with_in_flight(expression::as_node(most)));
   }
-  /// Declares the most messages a step may send, over all ranks.
+  /// The same block, which declares the most messages that a step may send, over all ranks.
   template <expression::operand Count>
   constexpr auto at_most_messages(Count most) const {
     return limited(limits.with_messages(expression::as_node(most)));
   }
-  /// Declares the most bytes in flight any rank may have, where stages keep what `of` says for each microbatch in flight.
+  /// The same block, which declares the most bytes in flight on any rank, for stages of the sizes `of` for each microbatch in
+  /// flight.
   template <declarable_sizes Sizes>
   constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
     return limited(limits.with_bytes(most, of));
   }
 
+  /// The same block with limits exchanged for `to`.
   template <class NewLimits>
   constexpr repeated_block<Placement, Interval, Items, NewLimits> limited(NewLimits const& to) const {
     return {where, interval, items, to, name};
@@ -97,13 +101,15 @@ struct repeated_block {
 /// ```
 /// (The paper's V-Min, for any number of ranks that 3 does not divide.)
 ///
-/// Rules. Every stage has F, and B or I and W, each in a slot after the end of what it needs. A W without a slot runs where its
+/// Rules. Every stage has F, and B or I and W, each in a slot after the end of its inputs. A W without a slot runs where its
 /// rank would idle; of several that wait, the one named first. A chunk may be left out where a rank has one stage only. The
 /// blocks of two microbatches never meet in a slot. (Slots decide the order alone: a plan has no times.)
 ///
 /// The squeeze (`detail::squeeze`) then runs everything as early as it can. In between, when all microbatches run, each rank
-/// keeps to the block's order; while the pipeline fills and drains it may deviate, but never has more chunks in flight than
-/// the block itself needs, or than `at_most_in_flight` allows where that is more.
+/// keeps to the block's order; while the pipeline fills and drains, a rank may deviate, but never has more chunks in flight
+/// than the block itself needs, or than `at_most_in_flight` allows where that is more.
+///
+/// \returns a description that the gate takes as it takes others
 template <placement_policy Placement, class Interval, class... Items>
 constexpr auto building_block(Placement where, repeat_interval<Interval> interval, Items... items) {
   constexpr bool items_are_right = (true && ... && is_block_item<Items>);
@@ -118,6 +124,8 @@ constexpr auto building_block(Placement where, repeat_interval<Interval> interva
     return repeated_block<Placement, Interval, hana::basic_tuple<>>{where, interval.slots, {}, {}, ""};
   }
 }
+/// Refuses parts in another order: does not compile, and says how a building block begins.
+/// \returns never anything that is used
 template <class... Parts>
 constexpr auto building_block(Parts const&...) {
   static_assert(
@@ -127,6 +135,7 @@ constexpr auto building_block(Parts const&...) {
       placement::linear, expression::number(1), {}, {}, ""};
 }
 
+/// The number of stages of a block at this size.
 template <class... Parts>
 constexpr int stages_of(repeated_block<Parts...> const& what, shape size) {
   return stages_in(what.where, size);
@@ -134,7 +143,7 @@ constexpr int stages_of(repeated_block<Parts...> const& what, shape size) {
 
 namespace detail {
 
-/// In what order the squeeze wants the items of a block: forwards, then others with a slot, then those without.
+/// The order of a block's items for the squeeze: forwards, then other items with a slot, then items without.
 template <class Items>
 struct item_order;
 template <class... Items>
@@ -163,6 +172,7 @@ constexpr block_action worked_out(token<What> const& item, rank_parameters const
 
 }  // namespace detail
 
+/// The number of actions of a block at this size.
 template <class Placement, class Interval, class Items, class Limits>
 constexpr int actions_at_most(repeated_block<Placement, Interval, Items, Limits> const& what, shape size) {
   return (detail::item_order<Items>::splits ? 3 : 2) * stages_in(what.where, size) * size.micro_batches;
@@ -243,7 +253,8 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
 
 }  // namespace detail
 
-/// Works a block out. What cannot be worked out comes back as an empty plan with `problem` set; `check` reports it.
+/// Makes the plan of a block at this size.
+/// \returns a plan; an empty one with `problem`, which `check` reports, where the block makes none
 template <class Placement, class Interval, class Items, class Limits>
 constexpr plan expand(repeated_block<Placement, Interval, Items, Limits> const& what, shape size) {
   plan result;

@@ -8,11 +8,11 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// Whether a building block can be repeated, and what it then keeps in flight.
+/// Checks that a building block can be repeated, and counts its chunks in flight.
 
 namespace chevron::detail {
 
-/// Fills in, for every rank and slot modulo the interval, what the rank does there once all blocks run. Two actions in one
+/// Fills in, for every rank and slot modulo the interval, the rank's item there once all blocks run. Two actions in one
 /// slot, or more work than slots, are findings.
 constexpr finding fill_slots(block_layout const& block, int* table) {
   finding f;
@@ -61,7 +61,7 @@ constexpr finding fill_slots(block_layout const& block, int* table) {
   return {};
 }
 
-/// Whether a block holds, for each stage, F and B, or F, I and W, each in a slot after what it needs.
+/// Whether a block holds, for each stage, F and B, or F, I and W, each in a slot after the end of its inputs.
 constexpr finding check_block(block_layout const& block) {
   buffer<int> memory(compute_kinds * block.stages);  // by stage and kind: the item
   int* const item_of = memory.data;
@@ -134,7 +134,7 @@ constexpr finding check_block(block_layout const& block) {
   return {};
 }
 
-/// Goes through one rank's slots as the repeated block has them.
+/// Goes through the slots of one rank in the repeated block.
 struct block_walk {
   static constexpr int done = -1;
   static constexpr int waiting_weight = -2;  // a W that fills an idle slot
@@ -146,7 +146,7 @@ struct block_walk {
   int phase = 0;    // slot modulo the interval
   int waiting = 0;  // W's that wait for an idle slot
 
-  /// The next thing that starts before `end`; it starts at `slot`.
+  /// The next item that starts before `end`; `slot` is its start.
   constexpr int next(int end) {
     for (; slot < end; step()) {
       int const here = slots[phase];

@@ -39,7 +39,7 @@ inline constexpr int last_block_slot = 262144;
 /// Slots an action takes: a whole backward is an input and a weight gradient.
 constexpr int slots_of(kind what) { return what == kind::backward ? 2 : 1; }
 
-// What a rank does in one slot of the interval, where it is not the item that starts there.
+// Marks of a slot of the interval in which no item starts.
 inline constexpr int idle_slot = -1;
 inline constexpr int busy_slot = -2;  // ... minus the item that started one slot earlier
 

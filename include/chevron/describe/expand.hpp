@@ -91,7 +91,8 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
 
 }  // namespace detail
 
-/// Works a description out. What cannot be worked out comes back as an empty plan with `problem` set; `check` reports it.
+/// Makes the plan of a description at this size.
+/// \returns a plan; an empty one with `problem`, which `check` reports, where the description makes none
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
   plan result;
@@ -107,7 +108,7 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   return result;
 }
 
-/// The same into a plan of fixed size, which is what the gate wants: without a copy.
+/// `expand` into a plan of fixed size, for the gate: without a copy.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast, int Ranks, int Stages, int Actions>
 constexpr void expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size,
                       static_plan<Ranks, Stages, Actions>& result) {

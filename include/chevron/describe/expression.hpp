@@ -6,21 +6,20 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// Rank expressions: small arithmetic and comparisons over `rank`, `ranks`, `micro_batches` and `chunks`, worked out for each
-/// rank in turn.
+/// Rank expressions: arithmetic and comparisons over `rank`, `ranks`, `micro_batches` and `chunks`, evaluated for each rank.
 
 namespace chevron {
 
-/// What a rank expression may depend on.
+/// The variables of rank expressions.
 struct rank_parameters {
   int rank = 0;
   int ranks = 0;
   int micro_batches = 0;
   int chunks = 0;
-  bool* divided_by_zero = nullptr;  ///< set where an expression divides by 0; null: nobody looks
+  bool* divided_by_zero = nullptr;  ///< set where an expression divides by 0; null: no check
 };
 
-/// Of a description whose rank expression divides by 0 on this rank.
+/// The finding about a rank expression that divides by 0 on this rank.
 constexpr finding division_by_zero(int rank) {
   finding f;
   f.broken = law::description;
@@ -68,7 +67,7 @@ struct binary : node {
   Right right;
   constexpr binary(Left l, Right r) : left(l), right(r) {}
 };
-// Named node types rather than lambdas: they are what a compiler prints when an expression is wrong.
+// Named node types rather than lambdas: a compiler prints their names when an expression is wrong.
 template <class Left, class Right>
 struct plus : binary<Left, Right> {
   using binary<Left, Right>::binary;
@@ -103,7 +102,7 @@ struct over : division<Left, Right> {
     return by == 0 ? 0 : this->left(s) / by;
   }
 };
-/// What is left over by `over`.
+/// The remainder after division by `over`.
 template <class Left, class Right>
 struct remainder : division<Left, Right> {
   using division<Left, Right>::division;
@@ -211,7 +210,7 @@ constexpr smaller<node_of<L>, node_of<R>> min_of(L l, R r) {
 using expression::max_of;
 using expression::min_of;
 
-/// The terms of rank expressions; `letters` and `words` bring them along.
+/// The terms of rank expressions, which `letters` and `words` include.
 namespace terms {
 inline constexpr expression::rank_t rank{};                    ///< this rank, from 0
 inline constexpr expression::ranks_t ranks{};                  ///< P

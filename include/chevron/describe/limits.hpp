@@ -10,7 +10,7 @@
 #include <chevron/plan/sizes.hpp>
 
 /// \file
-/// What a schedule declares that it never exceeds; the gate holds it to that.
+/// Limits that a schedule declares, and that the gate checks.
 
 namespace chevron {
 
@@ -46,8 +46,8 @@ constexpr finding limit_below_one(char const* words, Number value) {
 
 }  // namespace detail
 
-/// Declares that no rank of a plan ever holds more than `most` bytes of activations, of which each stage keeps, for each
-/// microbatch in flight, what `of` says. A plan's own sizes, for files and plans that are known only at run time; a description
+/// Declares that no rank of a plan ever holds more than `most` bytes of activations, for stages of the sizes `of` for each
+/// microbatch in flight: a plan's own sizes, for files and plans that are known only at run time. A description
 /// has `at_most_bytes_in_flight`. `of` has an entry for each stage, or one for all.
 template <class Plan>
 constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {

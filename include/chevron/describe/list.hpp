@@ -12,8 +12,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// List scheduling: say what there is to do, where, what goes first and how much may be in flight; the order follows from
-/// playing it, each rank always taking the first ready action in its order of preference.
+/// List scheduling: work, placement, preferences and limits are given; the order follows from playing a step, in which each rank
+/// takes the first ready action in its order of preference.
 
 namespace chevron {
 
@@ -26,9 +26,9 @@ namespace chevron {
 /// ```
 ///
 /// Rules. Kinds that `prefer` does not name come last. Of one kind, forwards take the latest stage that is ready and gradients
-/// the earliest: whatever frees memory soonest. Microbatches go in their order. A forward is admitted only if the limit leaves a
-/// place for each later stage of its rank, so that a microbatch that entered can leave again. Times are those of
-/// `assuming`, by default one unit for each of F, I and W of a chunk.
+/// the earliest: whatever frees memory soonest. Microbatches go in their order. A forward is admitted only if the limit leaves
+/// a place for each later stage of its rank, so that a microbatch that entered can leave again. Times are those of `assuming`,
+/// by default one unit for each of F, I and W of a chunk.
 template <class Placement, class Limits = declared_limits<>>
 struct listing {
   Placement where;
@@ -38,11 +38,12 @@ struct listing {
   costs times;
   char const* name;
 
+  /// The same description on another placement, `new_place`.
   template <placement_policy Where>
   constexpr listing<Where, Limits> place(Where new_place) const {
     return {new_place, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, limits, times, name};
   }
-  /// The order in which a rank takes what is ready: `prefer(I, F, W)`.
+  /// The same description, whose ranks take of their ready actions the first in this order of tokens: `prefer(I, F, W)`.
   template <kind... Kinds>
   constexpr listing prefer(token<Kinds>...) const {
     static_assert((0 + ... + (1 << static_cast<int>(Kinds))) == (0 | ... | (1 << static_cast<int>(Kinds))),
@@ -53,39 +54,45 @@ struct listing {
     ((out.rank_of_kind[static_cast<int>(Kinds)] = place_in_order++), ...);
     return out;
   }
+  /// Others than tokens: does not compile, and says what `prefer` takes.
+  /// \returns never anything that is used
   template <class... Others>
   constexpr listing prefer(Others const&...) const {
     static_assert(misuse::right<Others...>, "prefer takes kinds, what goes first to what goes last: prefer(I, F, W)");
     return *this;
   }
-  /// The most chunks in flight on any rank; also declared to the gate. At least as many as a rank has chunks.
+  /// The same description with a most of chunks in flight on any rank, at least as many as a rank has chunks. Scheduling keeps
+  /// to the limit, and the gate checks it.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     return limited(limits.with_in_flight(expression::as_node(most)));
   }
-  /// The most bytes in flight on any rank, where stages keep what `of` says for each microbatch in flight; also declared to the
-  /// gate.
+  /// The same description with a most of bytes in flight on any rank, for stages of the sizes `of` for each microbatch in
+  /// flight. Scheduling keeps to the limit, and the gate checks it.
   template <declarable_sizes Sizes>
   constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
     return limited(limits.with_bytes(most, of));
   }
-  /// Declares the most messages a step may send, over all ranks. Scheduling does not change their number.
+  /// The same description, which declares the most messages that a step may send, over all ranks. Scheduling does not change
+  /// their number.
   template <expression::operand Count>
   constexpr auto at_most_messages(Count most) const {
     return limited(limits.with_messages(expression::as_node(most)));
   }
-  /// What actions cost, for deciding what is ready first.
+  /// The same description with these costs, by which an action is ready earlier or later.
   constexpr listing assuming(costs const& c) const {
     listing out = *this;
     out.times = c;
     return out;
   }
+  /// The same description under the name `as`.
   constexpr listing named(char const* as) const {
     listing out = *this;
     out.name = as;
     return out;
   }
 
+  /// The same description with limits exchanged for `to`.
   template <class NewLimits>
   constexpr listing<Placement, NewLimits> limited(NewLimits const& to) const {
     return {where, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, to, times, name};
@@ -93,20 +100,25 @@ struct listing {
 };
 
 /// Starts the description of a list schedule: stages in a line, no limit, gradients before forwards before weights.
+/// \param work whether backwards are whole, or split into I and W
+/// \returns a description, which its members narrow down
 constexpr listing<placement::linear_t> schedule_of(work_graph work) {
   return {placement::linear, work, {1, 0, 0, 2}, {}, {}, ""};
 }
 
+/// The number of stages of a list schedule at this size.
 template <class... Parts>
 constexpr int stages_of(listing<Parts...> const& what, shape size) {
   return stages_in(what.where, size);
 }
+/// The number of actions of a list schedule at this size.
 template <class... Parts>
 constexpr int actions_at_most(listing<Parts...> const& what, shape size) {
   return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.micro_batches;
 }
 
-/// Plays a list schedule. One that gets stuck on its own limit comes back with `problem` set.
+/// Makes the plan of a list schedule at this size, by playing a step.
+/// \returns a plan; one with `problem`, where the schedule gets stuck on its own limit
 template <class Placement, class Limits>
 constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   plan result;
@@ -122,7 +134,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   double const communication = what.times.communication + what.times.latency;
   bool const counts_bytes = result.byte_limit > 0;
 
-  // When each can start, by work and microbatch: whatever stage 0 needs is there.
+  // The earliest start of each, by work and microbatch: inputs of stage 0 are there.
   int const most = families * result.stages * micro_batches;
   buffer<double> starts_memory(most);
   double* const starts = starts_memory.data;
@@ -130,7 +142,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   ready_of[works.entry] = 0;
   work[works.entry].known = micro_batches;
 
-  // A rank's actions in the order of time: it has so many for each of its stages.
+  // A rank's actions in the order of time, so many for each of its stages.
   result.actions = buffer<action>(most);
   result.begin = buffer<int>(ranks + 1);
   action* const actions = result.actions.data;
@@ -147,7 +159,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
 
   detail::turns turn(ranks);
   for (int filled = 0; filled < most;) {
-    // Ranks act in the order of time, so what is ready by then is known.
+    // Ranks act in the order of time, so all actions that are ready by then are known.
     double const now = turn.now;
     if (now == detail::never) {
       finding f;
@@ -163,7 +175,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     detail::listed_progress const come = progress[rank];
     int const stop = first[rank + 1];
     int taken = first[rank];
-    double soonest = detail::never;  // of what is known to become ready later
+    double soonest = detail::never;  // the earliest known start of a later action
     for (; taken < stop; ++taken) {
       double const ready = ready_of[taken];
       if (ready >= soonest || come.in_flight >= room_of[taken]) continue;
@@ -177,7 +189,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
       continue;
     }
 
-    // Fields are read where they stand: to copy what was partly written just now would wait for it.
+    // Fields are read where they stand: a copy would wait for the partial write just before.
     detail::listed_work& one = work[taken];
     int const m = one.taken;
     int const after = m + 1;

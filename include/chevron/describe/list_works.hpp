@@ -9,35 +9,35 @@
 #include <chevron/prove/dispatch.hpp>
 
 /// \file
-/// What list scheduling keeps while it plays: what is ready on each rank, what has been done.
+/// The state of list scheduling while it plays: ready actions of each rank, and actions done.
 
 namespace chevron {
 
-/// What a step consists of: forwards and whole backwards, or forwards, input and weight gradients.
+/// The kinds of a step: forwards and whole backwards, or forwards, input and weight gradients.
 enum class work_graph { full_backward, split_backward };
 
 namespace detail {
 
-/// What there is to do of one kind on one stage, microbatch after microbatch.
+/// The work of one kind on one stage, microbatch after microbatch.
 struct listed_work {
   action what{};  // of microbatch 0
   int taken = 0;  // how many microbatches have been,
-  int known = 0;  // and for how many it is known when they can start
+  int known = 0;  // microbatches whose earliest start is known
   int rank = 0;
   double length = 0;
   int change = 0;                 // of the chunks in flight on its rank,
   std::int64_t bytes_change = 0;  // and of their bytes
-  std::int64_t bytes_room = 0;    // it is admitted where no more than that are in flight
+  std::int64_t bytes_room = 0;    // admitted where no more than that are in flight
   int fed = 0;                    // so many works need its results:
   int feeds[2]{};
 };
 
-/// The works of a step. Each rank's stand together, in the order in which it prefers them.
+/// The works of a step, by rank, each rank's in its order of preference.
 struct listed_works {
   int families;  // of kinds: forwards; B or I; W
   buffer<listed_work> work;
-  buffer<double> ready;  // by work: when what comes next can start, as far as that is known
-  buffer<int> room;      // by work: it is admitted where fewer chunks are in flight
+  buffer<double> ready;  // by work: the earliest start of the next action, as far as known
+  buffer<int> room;      // by work: admitted where fewer chunks are in flight
   int entry = 0;         // the forwards of stage 0
 
   template <class Listing>
@@ -68,7 +68,7 @@ struct listed_works {
       int const held = placed.held(r);
       for (int i = 0; i < held; ++i) {
         for (int family = 0; family < families; ++family) {
-          // Forwards from the latest stage to the earliest, gradients the other way.
+          // Forwards from the latest stage to the earliest, gradients from the earliest to the latest.
           index[family * into.stages + placed.stage.data[first[r] + i]] =
               first[r] * families + place_of[family] * held + (family == 0 ? held - 1 - i : i);
         }
@@ -77,7 +77,7 @@ struct listed_works {
 
     std::int64_t const* const bytes = into.byte_limit > 0 ? into.stage_bytes.data : nullptr;
     for (int r = 0; r < into.size.ranks; ++r) {
-      // What the later stages of its rank will need while a stage's forward is in flight.
+      // Places that the later stages of the rank will need while a stage's forward is in flight.
       int later = 0;
       std::int64_t later_bytes = 0;
       for (int i = first[r + 1] - 1; i >= first[r]; --i) {
@@ -112,7 +112,7 @@ struct listed_works {
   static constexpr std::int64_t most_bytes = 9223372036854775807;
 };
 
-/// How far a rank has come.
+/// The progress of a rank.
 struct listed_progress {
   int at;  // where its next action goes
   int in_flight;

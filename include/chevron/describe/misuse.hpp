@@ -6,14 +6,14 @@
 #include <chevron/describe/schedule.hpp>
 
 /// \file
-/// What people write by mistake, each with the words that say what to write instead. Overload resolution comes here only where
-/// nothing of the language fits; without these, a compiler would list every candidate and why it did not fit.
+/// Refuses common mistakes in descriptions, each with the remedy. Overload resolution selects these functions only where no other
+/// candidate fits; otherwise a compiler would list every candidate and its reason.
 
 namespace chevron {
 
 namespace misuse {
 
-/// False, but only once somebody comes by.
+/// False, but only once the template is instantiated.
 template <class... Parts>
 inline constexpr bool right = false;
 
@@ -214,7 +214,7 @@ constexpr auto schedule(Parts const&...) {
     static_assert(
         misuse::right<Parts...>,
         "between placement and phases stands at most an order: depth_first(group) or breadth_first; phases are joined with |");
-  // GPipe is lawful wherever it is proved, so that no error about a broken law follows.
+  // GPipe is lawful at every shape, so that no error about a broken law follows.
   return schedule(placement::linear, steady(token<kind::forward>{}) | cooldown(token<kind::backward>{}));
 }
 

@@ -48,7 +48,7 @@ template <class Group>
 struct in_groups_of_t {
   Group group;
 
-  /// How many microbatches the first (largest) group has.
+  /// The number of microbatches of the first (largest) group.
   constexpr int first_group(rank_parameters const& s) const {
     int const asked = group(s);
     int const size = asked < 1 ? 1 : asked < s.micro_batches ? asked : s.micro_batches;
@@ -69,7 +69,7 @@ struct in_groups_of_t {
       }
     }
   }
-  /// A group must keep all ranks busy while it goes from chunk to chunk.
+  /// A finding about a group too small to keep all ranks busy from chunk to chunk.
   constexpr finding problem(rank_parameters const& s) const {
     int const least = s.ranks < s.micro_batches ? s.ranks : s.micro_batches;
     int const asked = group(s);
@@ -108,7 +108,7 @@ constexpr in_groups_of_t<expression::node_of<Group>> in_groups_of(Group group) {
 inline constexpr breadth_first_t breadth_first{};
 
 namespace expression {
-/// How many microbatches the first (largest) round of `depth_first(group)` has.
+/// The number of microbatches of the first (largest) round of `depth_first(group)`.
 template <class Group>
 struct round_t : node {
   Group group;
@@ -143,7 +143,7 @@ constexpr expression::first_group_t<expression::node_of<Group>> first_group_of(G
   return expression::first_group_t<expression::node_of<Group>>(expression::as_node(group));
 }
 
-/// An order may have a `finding problem(rank_parameters)`, for sizes at which it does not exist.
+/// An order may have a `finding problem(rank_parameters)`, for sizes at which the order does not exist.
 template <class Order>
 concept forward_order = requires(Order const& o, rank_parameters const& s, drawn* d) {
   o.fill(s, d, d);

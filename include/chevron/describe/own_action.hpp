@@ -14,15 +14,17 @@ namespace chevron {
 struct kind_set {
   std::uint8_t bits = 0;
 
+  /// No kind.
   constexpr kind_set() = default;
+  /// The kinds of these letters.
   template <kind... Kinds>
   constexpr kind_set(token<Kinds>...) : bits((0 | ... | kind_bit(Kinds))) {}  // NOLINT: letters are a set of kinds
 };
 
-/// Where an action of a user's own stands beside the other actions of its stage and microbatch.
+/// The order of a user's own action beside the other actions of its stage and microbatch.
 struct own_row {
-  kind_set after = {};   ///< of these, those that the plan has run before it
-  kind_set before = {};  ///< of these, those that the plan has run after it
+  kind_set after = {};   ///< kinds that run before the action, where the plan has them
+  kind_set before = {};  ///< kinds that run after the action, where the plan has them
   bool every = false;    ///< a plan without one for each stage and microbatch is refused
 };
 

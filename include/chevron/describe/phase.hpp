@@ -12,7 +12,7 @@ namespace chevron {
 
 enum class phase_kind : int { warmup, steady, cooldown };
 
-/// One phase. With a single repeated item it runs that many times; otherwise its items repeat while any of their forward
+/// One phase. A single repeated item runs that many times; otherwise its items repeat while any of their forward
 /// streams has work or, holding no forward, while the first stream has.
 template <phase_kind Role, class... Items>
 struct phase {

@@ -13,8 +13,8 @@ namespace chevron {
 /// A plan with an R before each B or I of some stages: of a fused pair, before the pair. The rank runs such a forward again as
 /// soon as it is free, while the gradient is still on its way, and not in the B or I after the gradient has arrived. Lawful if
 /// `of` was; prove it again. (Mario, Liu et al., PPoPP 2025, §4, moves recomputation into bubbles.)
-/// \param stages one entry a stage: which get R's; null: all but the last. There F and B follow each other in most
-///     schedules, and R frees nothing
+/// \param stages one entry a stage: which get R's; null: all but the last, where F and B follow each other in most schedules,
+///     so that R frees nothing
 /// \returns a plan of the same name, whose stages with R's must recompute (`stage::recompute`)
 constexpr plan with_recomputation(plan_view const& of, bool const* stages = nullptr) {
   plan made;

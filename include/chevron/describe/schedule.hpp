@@ -6,7 +6,7 @@
 #include <chevron/plan/placement.hpp>
 
 /// \file
-/// A schedule: where stages live, in what order plain tokens draw, how the kinds interleave. Three choices that do not know
+/// A schedule: a placement of stages, the order in which plain tokens draw, phases of kinds. Three choices that do not know
 /// of each other.
 
 namespace chevron {
@@ -31,7 +31,7 @@ struct description {
   /// The name that pictures, reports and traces show.
   constexpr description named(char const* as) const { return {where, order, how, limits, at_least, as, forward_only}; }
 
-  /// Declares the most chunks in flight any rank may have; a plan above it does not pass the gate.
+  /// Declares the most chunks in flight on any rank; a plan above this limit does not pass the gate.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     return limited(limits.with_in_flight(expression::as_node(most)));
@@ -41,7 +41,7 @@ struct description {
   constexpr auto at_most_messages(Count most) const {
     return limited(limits.with_messages(expression::as_node(most)));
   }
-  /// Declares the most bytes in flight any rank may have, where stages keep what `of` says for each microbatch in flight:
+  /// Declares the most bytes in flight on any rank, for stages of the sizes `of` for each microbatch in flight:
   /// `sizes{.activation = …}` for all alike, or `stage_sizes<N>`.
   template <declarable_sizes Sizes>
   constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
@@ -71,10 +71,10 @@ inline constexpr bool is_description = false;
 template <class... Parts>
 inline constexpr bool is_description<description<Parts...>> = true;
 
-/// Describes a schedule; `checked<>`, `lowered<>` and `expand` work it out at a shape.
+/// Describes a schedule, of which `checked<>`, `lowered<>` and `expand` make a plan at a shape.
 /// \param where placement of stages on ranks: `placement::linear`, `loop`, `vee`, `wave<n>`, `of({…})`, `mapped(count, map)`
 /// \param order how plain tokens draw chunks and microbatches: `depth_first(group)` (of ranks, if left out), `breadth_first`
-/// \param how phases, `warmup(…) | steady(…) | cooldown(…)`, each of them may be left out or stand several times
+/// \param how phases, `warmup(…) | steady(…) | cooldown(…)`, each of which may be left out or stand several times
 template <placement_policy Placement, forward_order Order, phase_kind Last, class... Phases>
 constexpr auto schedule(Placement where, Order order, phases<Last, Phases...> how) {
   return description<Placement, Order, phases<Last, Phases...>>{where, order, how, {}, {}, "", false};

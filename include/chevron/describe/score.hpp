@@ -19,16 +19,16 @@ struct bound_token {
   kind what{};
   int chunk = any_chunk;
   int times = 1;
-  int stream = 0;            // which stream it draws from
+  int stream = 0;            // the stream that the token draws from
   int cell = 0;              // chunk × microbatches, for streams of one chunk
   int stage = -1;            // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
   bool pairs = false;        // the first half of a fused pair with the next token
-  bool by_forwards = false;  // it draws chunks and microbatches in the order of the forwards, else of the backwards
+  bool by_forwards = false;  // draws chunks and microbatches in the order of the forwards, else of the backwards
   int ends = 0;              // how many tokens a repeated sequence has that ends here and stands beside other items,
-  int rounds = 1;            // and how often it runs
+  int rounds = 1;            // repeats of the phase
 };
-/// The count of a phase that has none: it repeats while there is work. No count that a schedule writes can be this one, so a
-/// count that comes out below zero, -1 included, is seen for what it is.
+/// The count of a phase without one, which repeats while its streams have work. No count that a schedule writes has this value,
+/// so that a count below zero, -1 included, is a finding.
 inline constexpr int while_work_is_left = -2147483647 - 1;
 
 /// A phase worked out for one rank: tokens [first, first + tokens), `count` times.
@@ -37,7 +37,7 @@ struct bound_phase {
   int tokens = 0;
   int count = while_work_is_left;
   bool has_forward = false;
-  int deciding = 1;      // how many of its tokens may say whether there is work left
+  int deciding = 1;      // number of tokens whose streams decide whether work is left
   bool regular = false;  // each token draws one from a stream of its own: whole rounds can be played at once
 };
 
@@ -64,13 +64,13 @@ struct score_size<phases<Last, Phases...>> {
   static constexpr int tokens_count = (0 + ... + of<Phases>::value);
 };
 
-/// A description worked out for one rank: what Hana's part of the job leaves behind.
+/// A description for one rank, as values: the result of the part that works on types.
 template <class Phases>
 struct score {
   static constexpr int phases_count = score_size<Phases>::phases_count;
   bound_phase phase[array_size(phases_count)]{};
   bound_token token[score_size<Phases>::tokens_count]{};
-  bool mixes_backwards = false;  // both B and W appear: a W must pass over what a B did
+  bool mixes_backwards = false;  // both B and W appear: a W must pass over the chunks of a B
   bool queues_weights = false;   // W without a chunk beside I with one: a W takes the oldest I that has none
 };
 
@@ -154,7 +154,7 @@ template <class Phases>
 inline constexpr bool holds_own_kinds =
     holds_kind<kind::own_x, Phases> || holds_kind<kind::own_y, Phases> || holds_kind<kind::own_z, Phases>;
 
-/// Writes down what a description's own letters stand for.
+/// Writes the rows of a description's own letters into a plan.
 template <kind What>
 constexpr void note_own_kinds(token<What> item, own_kind* own) {
   if constexpr (is_own(What)) own[own_number(What)] = item.stands;
@@ -172,13 +172,13 @@ constexpr void note_own_kinds_of(Phases const& how, own_kind* own) {
                  [&](auto const& one) { hana::for_each(one.items, [&](auto const& item) { note_own_kinds(item, own); }); });
 }
 
-/// How many families of kinds a description draws from, each a stream: the first ones.
+/// The number of families of kinds that a description draws from, each a stream: the first ones.
 template <class Phases>
 inline constexpr int families_in = holds_own_kinds<Phases>               ? action_families
                                    : holds_kind<kind::recompute, Phases> ? 4
                                                                          : 3;
 
-/// Binds a rank's tokens to its streams and stages. What cannot be bound is a finding.
+/// Binds a rank's tokens to its streams and stages; a token that cannot be bound is a finding.
 template <class Score>
 constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence,
                         own_kind const* own) {

@@ -8,7 +8,7 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// What every generator asks first: is this a size one can plan for, and where do the stages live?
+/// Checks a shape for every generator, and places the stages.
 
 namespace chevron {
 
@@ -88,7 +88,7 @@ struct stages_by_rank {
   constexpr int held(int rank) const { return first.data[rank + 1] - first.data[rank]; }
 };
 
-/// The most stages on a rank, counted: a map of the user's own may be lopsided though it speaks of chunks per rank.
+/// The most stages on a rank, counted: a map of the user's own may be uneven in spite of its chunks per rank.
 constexpr int most_on_a_rank(plan_view const& plan) { return stages_by_rank(plan.size.ranks, plan.stages, plan.rank_of).most; }
 
 /// Whether a placement exists at this shape.
@@ -150,8 +150,7 @@ constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, 
   return p.rank_of;
 }
 
-/// What every generator begins with: looks at the shape and fills its chunks in; the plan gets its size and a rank for each
-/// stage.
+/// Begins a plan for every generator: checks the shape, fills its chunks in, and sets the plan's size and each stage's rank.
 template <placement_policy Placement, class Plan>
 constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   if (finding const f = check_shape(where, size)) return f;

@@ -15,17 +15,16 @@
 
 namespace chevron::detail {
 
-/// Squeezes the repeated block: played slot by slot, each rank takes what it may as soon as it can.
-/// No policy of `dispatch`: intervals that repeat are copied, which takes a fifth of the compiler's work (V-Min, P = 8, M = 128).
+/// Squeezes the repeated block: plays it slot by slot, each rank taking an allowed action as soon as that is ready. No policy
+/// of `dispatch`: intervals that repeat are copied, which takes a fifth of the compiler's work (V-Min, P = 8, M = 128).
 ///
-/// A rank's list has three parts. Up to its first gradient in the block's order it may take its forwards in any order, and
-/// again everything from the slot in which the last microbatch enters the pipeline; between the two it keeps to the block's
-/// order, W's in idle slots included. Where any order will do, a rank takes, of what is ready, what comes first in the block's
-/// order, and a W without a slot only if there is nothing else. A forward that overtakes others waits until all of them fit in
-/// beside it.
+/// A rank's list has three parts. Up to the first gradient in the block's order the rank takes forwards in any order, and from
+/// the slot in which the last microbatch enters the pipeline all actions in any order; between the two the rank keeps to the
+/// block's order, W's in idle slots included. In any order, a rank takes of its ready actions the first in the block's order,
+/// and a W without a slot last. A forward that overtakes others waits until all of them fit in beside the forward.
 ///
-/// This comes to an end: of what has not run, take what has the earliest slot. All it needs has run, it is the first of its rank,
-/// and if it is a forward there is room, since whatever overtook it left room.
+/// The squeeze ends: take, of all actions that have not run, the one in the earliest slot. Its inputs are there, no other
+/// action of its rank comes first, and a forward has room, since forwards that overtook others left room for them.
 class squeeze {
  public:
   constexpr squeeze(block_layout const& block, int const* table, bool const* leaves_weight, int const* gradient_of, int limit)
@@ -101,22 +100,22 @@ class squeeze {
   static constexpr int never = 2147483647;
   enum class part { warm, in_order, cool };
 
-  /// How many microbatches of one result have been taken, and when the latest ends.
+  /// The number of microbatches of one result that have been taken, and the end of the latest.
   struct count {
     int taken = 0;
     int last_end = 0;
   };
-  /// One action of the block on one rank: the next microbatch it takes, in which slot of the repeated block (`never` without a
-  /// slot of its own), and whose count must have reached that microbatch.
+  /// One action of the block on one rank: its next microbatch, the slot of that in the repeated block (`never` without a slot
+  /// of its own), and the count that must have reached that microbatch.
   struct piece {
     kind what;
     int stage;
     int slot;
     int micro_batch;
     count const* needs;
-    count* makes;   // of a W nobody reads it
+    count* makes;   // of a W: not read
     int feeds;      // the stage that takes its result, or -1
-    int in_flight;  // what it changes
+    int in_flight;  // by how much chunks in flight change
   };
   /// One rank's list so far.
   struct line {
@@ -124,12 +123,12 @@ class squeeze {
     int left = 0;        // actions to come, in all
     int left_warm = 0;   // and in its first part
     int warm_until = 0;  // the slot at which that part ends
-    int try_at = 0;      // when it may act next
-    int woken_at = 0;    // when something it may wait for is there
+    int try_at = 0;      // the rank's next possible action
+    int woken_at = 0;    // the arrival of an input
     int in_flight = 0;
     int filled = 0;
     piece* pieces = nullptr;
-    int due = 0;  // in order: what comes next, as block_walk says
+    int due = 0;  // in order: the next item of block_walk
     block_walk walk{};
   };
 
@@ -173,7 +172,7 @@ class squeeze {
     return needed.taken > a.micro_batch && (needed.last_end <= now || needed.taken > a.micro_batch + 1);
   }
 
-  /// Whether a forward leaves room for the forwards it overtakes.
+  /// Whether a forward leaves room for the forwards that it overtakes.
   constexpr bool fits(line const& mine, piece const& a) const {
     int needed = mine.in_flight + 1;
     for (piece const* other = mine.pieces; other != mine.pieces + block_.forwards; ++other) {
@@ -232,7 +231,7 @@ class squeeze {
     return result;
   }
 
-  /// How many whole intervals from now on every rank keeps to the block's order.
+  /// The number of whole intervals from now on in which every rank keeps to the block's order.
   constexpr int intervals_left() const {
     int left = block_.micro_batches;
     for (int r = 0; r < block_.ranks; ++r) {
@@ -242,7 +241,7 @@ class squeeze {
     return left;
   }
 
-  /// Whether all is as it was when last asked, an interval ago, but one block further on.
+  /// Whether the state equals the state at the last call, an interval ago, but for one more block.
   constexpr bool repeats(int now) {
     bool same = before_.count > 0;
     if (!same) before_ = buffer<int>(block_.ranks * (block_.items + 3) + 2 * block_.stages);
@@ -307,7 +306,7 @@ class squeeze {
   int limit_;
   int cool_from_ = 0;
   int in_order_ = 0;    // ranks that keep to the block's order now
-  buffer<int> before_;  // what `repeats` saw
+  buffer<int> before_;  // the state at the last call of `repeats`
   buffer<piece> piece_memory_;
   buffer<line> line_memory_;
   buffer<count> made_memory_;

@@ -27,6 +27,7 @@ constexpr action_pair overlap(action forward_half, action backward_half) {
   return {forward_half, backward_half};
 }
 
+/// An item of a table's row: an action, or a fused pair.
 template <class Item>
 concept table_item = std::same_as<Item, action> || std::same_as<Item, action_pair>;
 
@@ -34,7 +35,7 @@ concept table_item = std::same_as<Item, action> || std::same_as<Item, action_pai
 template <std::size_t Actions>
 using table_row = std::array<action, Actions>;
 
-/// `row(F(0, 0), F(0, 1), B(0, 0), B(0, 1))`: one rank's actions, pairs among them.
+/// One rank's row of a table, of these items in order, each an action or a pair: `row(F(0, 0), F(0, 1), B(0, 0), B(0, 1))`.
 template <table_item... Items>
 constexpr auto row(Items... items) {
   constexpr std::size_t count = (std::size_t{0} + ... + (std::same_as<Items, action_pair> ? 2 : 1));
@@ -52,8 +53,8 @@ constexpr auto row(Items... items) {
   return out;
 }
 
-/// The plan of actions that somebody lists: rank r's are [begin[r], begin[r + 1]). Stages and microbatches are the largest number
-/// plus one; a stage lives on the first rank that names it. Not yet checked: the laws find everything else.
+/// The plan of listed actions: rank r's are [begin[r], begin[r + 1]). Stages and microbatches are the largest
+/// number plus one; a stage lives on the first rank that names it. The plan is not checked yet: the laws find all other faults.
 constexpr plan plan_of_actions(action const* actions, int const* begin, int ranks, char const* name = "") {
   plan made;
   made.size.ranks = ranks;
@@ -79,7 +80,7 @@ constexpr plan plan_of_actions(action const* actions, int const* begin, int rank
       if (home < 0) home = static_cast<std::int16_t>(r);
     }
   }
-  // A stage that nobody names is missed by the laws; it is looked for beside the one before it.
+  // The laws look for a stage that no action names beside the stage before.
   for (int s = 0; s < made.stages; ++s) {
     if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
   }
@@ -108,7 +109,7 @@ constexpr plan plan_of_rows(Rows const& rows, char const* name = "") {
   return plan_of_actions(actions.data, begin.data, ranks, name);
 }
 
-/// A schedule as a table, for the gate. Make one with `table`. What a law finds at `rank r, step k` stands in row r, column k,
+/// A schedule as a table, for the gate. Made by `table`. A finding at `rank r, step k` is about row r, column k,
 /// both counted from 0.
 template <int Ranks, int Actions>
 struct schedule_table {
@@ -116,6 +117,7 @@ struct schedule_table {
   int begin[array_size(Ranks + 1)]{};
   char const* name = "";
 
+  /// The same table under the name `as`.
   constexpr schedule_table named(char const* as) const {
     schedule_table out = *this;
     out.name = as;

@@ -16,11 +16,11 @@
 
 namespace chevron {
 
-// What a description holds stands in basic_tuples: with hana::tuple, which can compare, convert and more, the catalogue's
+// Parts of a description stand in basic_tuples: with hana::tuple, which can compare, convert and more, the catalogue's
 // descriptions would take each user twice as long to compile.
 namespace hana = boost::hana;
 
-/// Stands where a token names no chunk; no number that anybody would write.
+/// The chunk of a token that names none; not a number that a schedule contains.
 inline constexpr int any_chunk = -2147483647 - 1;
 
 /// Not constexpr: a compiler that works out an action with other numbers stops here and prints this name.
@@ -34,8 +34,8 @@ struct placed;
 /// Nothing, for the kinds that are known.
 struct known_kind {};
 
-/// One letter. Without a chunk it draws its (chunk, microbatch) from the schedule's order; `F(1)` names the chunk, counted
-/// on its rank from the input side, and draws only the microbatch.
+/// One letter. Without a chunk, a token draws its (chunk, microbatch) from the schedule's order; `F(1)` names the chunk,
+/// counted on its rank from the input side, and draws only the microbatch.
 template <kind What>
 struct token {
   int chunk = any_chunk;
@@ -53,7 +53,7 @@ struct token {
       an_action_has_stage_0_to_2047_and_microbatch_0_to_65534();
     return make_action(What, stage, micro_batch);
   }
-  /// In a building block: the slot in which it starts.
+  /// In a building block: the slot in which the token's action starts.
   template <expression::operand Slot>
   constexpr placed<What, expression::node_of<Slot>> at(Slot slot) const;
 };
@@ -75,7 +75,8 @@ inline constexpr bool is_token = false;
 template <kind What>
 inline constexpr bool is_token<token<What>> = true;
 
-/// Two letters as one action in time: `overlap(F(0), B(1))`. Where the stream of one half is spent, the other half stands alone.
+/// Two letters as one action in time: `overlap(F(0), B(1))`. Where the stream of one half is spent, the other half stands
+/// alone.
 template <kind ForwardHalf, kind BackwardHalf>
 struct fused {
   static_assert(makes_output(ForwardHalf) && makes_input_gradient(BackwardHalf),
@@ -86,8 +87,8 @@ struct fused {
 template <kind ForwardHalf, kind BackwardHalf>
 inline constexpr bool is_token<fused<ForwardHalf, BackwardHalf>> = true;
 
-/// Runs a forward and a backward as one (DeepSeek's DualPipe; PyTorch's OVERLAP_F_B), so that each can hide the other's
-/// communication. See `cost_view::of_pair` for what a pair costs.
+/// Runs a forward and a backward as one (DeepSeek's DualPipe; PyTorch's OVERLAP_F_B), so that each can hide the communication
+/// of its partner. `cost_view::of_pair` is the cost of a pair.
 template <kind ForwardHalf, kind BackwardHalf>
 constexpr fused<ForwardHalf, BackwardHalf> overlap(token<ForwardHalf> forward_half, token<BackwardHalf> backward_half) {
   return {forward_half, backward_half};
@@ -113,7 +114,7 @@ inline constexpr bool is_item<sequence<Tokens...>> = true;
 template <class Count, class... Tokens>
 inline constexpr bool is_item<repeated<Count, Tokens...>> = true;
 
-/// What a phase is made of: a token, a sequence, or a repeated one.
+/// An item of a phase: a token, a sequence, or a repeated one.
 template <class Item>
 concept phase_item = is_item<std::remove_cvref_t<Item>>;
 

@@ -11,17 +11,17 @@
 
 namespace chevron::detail {
 
-/// What one rank draws from. Streams are numbered by family and chunk, the plain one of a family last.
+/// The streams that one rank draws from. They are numbered by family and chunk, the plain one of a family last.
 struct streams {
   int micro_batches;            // those that are kept
   int played;                   // those that the phases are worked out for
   int held;                     // stages on this rank
-  int* length_of;               // by stream: how many it holds,
+  int* length_of;               // by stream: its length,
   int* next_of;                 // and how many are drawn
-  drawn const* forward_order;   // what the plain streams hold
+  drawn const* forward_order;   // the plain streams' items
   drawn const* backward_order;  //
   drawn* queue;                 // where a plain W takes the oldest I that has none: those I's
-  std::uint8_t* whole;          // by chunk and microbatch: a B took it, its W is done
+  std::uint8_t* whole;          // by chunk and microbatch: a B has run, so its W is done
   int const* stages;            // by chunk
 };
 
@@ -69,7 +69,7 @@ constexpr void play_rounds(int rounds, bound_phase const& phase, bound_token con
   }
 }
 
-/// Plays a rank's score into `out` from `filled` on; returns where it stops. `out` is an array where the compiler knows its
+/// Plays a rank's score into `out` from `filled` on; returns the end. `out` is an array where the compiler knows its
 /// size: constant evaluation reads and writes those at half the cost of a pointer.
 template <class Score, class Actions>
 constexpr int unroll(Score const& score, streams const& s, Actions& out, int filled) {
@@ -103,7 +103,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
       bool took = false;
       int open_pair = -1;  // the forward half whose backward half comes next
       int repeats = 0;     // of the sequence that this token stands in
-      bool drew = false;   // anything, in this repeat of it
+      bool drew = false;   // whether this repeat drew an action
       for (int t = 0; t < phase.tokens; ++t) {
         bound_token const token = tokens[t];
         bool const queued = queues && token.what == kind::backward_weight;

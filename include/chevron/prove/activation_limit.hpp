@@ -1,23 +1,24 @@
 #pragma once
 
 /// \file
-/// How much a rank may hold.
+/// A limit on the activations of a rank.
 
 namespace chevron {
 
-/// How much a rank may hold, counted in chunks whose backward has not begun. Between I and W a chunk holds a share of
-/// that: 1 in the model of `peak_in_flight`, less where I lets go of what only it needs (arXiv 2401.10241, table 1).
+/// A limit on the activations of a rank, in chunks whose backward has not begun. Between I and W a chunk holds a share of its
+/// activations: 1 in the model of `peak_in_flight`, less where I frees activations that W does not need (arXiv 2401.10241,
+/// table 1).
 struct activation_limit {
   double most = 0;             ///< 0: no limit
   double kept_for_weight = 1;  ///< above 0, at most 1
 
-  /// What is above a limit by no more than this is within it: shares that are added up are rounded.
+  /// Sums above a limit by no more than this are within the limit: shares that are added up are rounded.
   static constexpr double rounding = 1e-9;
-  /// How many whole chunks may be held.
+  /// The number of whole chunks that a rank may hold.
   constexpr int chunks() const { return whole(most + rounding); }
-  /// `most`, or the whole number that it misses by rounding.
+  /// `most`, or the whole number next to it where rounding alone made the difference.
   constexpr double rounded() const { return most > chunks() + rounding ? most : chunks(); }
-  /// How many chunks may wait for their W, if nothing else is held.
+  /// The number of chunks that may wait for their W, if the rank holds no others.
   constexpr int waiting_chunks() const { return whole((most + rounding) / kept_for_weight); }
 
  private:

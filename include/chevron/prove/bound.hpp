@@ -12,7 +12,7 @@
 #include <chevron/prove/wire_bound.hpp>
 
 /// \file
-/// What no order of the actions can beat: bounds from where stages live, what they cost and how many chunks may be in flight.
+/// Lower bounds of every order of the actions: from placement, costs and the limit of chunks in flight.
 
 namespace chevron {
 
@@ -22,8 +22,8 @@ struct lower_bounds {
   double span = 0;
 };
 
-/// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch comes out at the end, it
-/// has left one chunk with each stage.
+/// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch comes out at the end,
+/// it has left one chunk with each stage.
 constexpr int least_in_flight(plan_view const& plan) {
   if (plan.forward_only) return 0;
   int most = 0;
@@ -43,7 +43,7 @@ constexpr double sum_of_most(double const* values, int kinds, int times, int cou
   double last = 0;
   bool first = true;
   while (count > 0) {
-    // The next value in that order, and how many entries have it.
+    // The next value in that order, and the number of its entries.
     double next = 0;
     int same = 0;
     for (int i = 0; i < kinds; ++i) {
@@ -70,7 +70,7 @@ constexpr double sum_of_most(double const* values, int kinds, int times, int cou
 struct unhindered {
   buffer<double> forward_start;   ///< by stage: from the step's start to the start of F
   buffer<double> backward_start;  ///< to the start of I (or B)
-  buffer<double> after;           ///< from the end of I to the end of everything that it leads to
+  buffer<double> after;           ///< from the end of I to the end of all actions that depend on it
 
   constexpr unhindered(plan_view const& plan, cost_view const& costs)
       : forward_start(plan.stages), backward_start(plan.stages), after(plan.stages) {
@@ -101,14 +101,14 @@ struct unhindered {
 
 namespace detail {
 
-/// Microbatches of unequal length, for bounds. A way's parts are linear in the factors: so many computations, transfers,
+/// Factors of microbatches of unequal length, for bounds. The time of a path is linear in them: computations, transfers,
 /// latencies.
 struct unequal_lengths {
   sorted_factors computation, transfer;
   owned_costs least;  ///< at the least factor of each kind: no microbatch is quicker anywhere
   owned_costs long_one;
-  unhindered long_way;                       ///< of the microbatch whose computations take longest
-  unhindered of_computations, of_transfers;  ///< what ways have of each, with factor 1
+  unhindered long_way;                       ///< of the microbatch with the longest computations
+  unhindered of_computations, of_transfers;  ///< the parts of a path, with factor 1
 
   constexpr unequal_lengths(plan_view const& plan, cost_view const& costs)
       : computation(costs.lengths.computation, costs.lengths.count, plan.size.micro_batches),
@@ -119,8 +119,8 @@ struct unequal_lengths {
         of_computations(plan, without_latency(scaled(costs, plan.stages, 1, 0).view())),
         of_transfers(plan, without_latency(scaled(costs, plan.stages, 0, 1).view())) {}
 
-  /// What `count` microbatches take in sum from the start of a stage's F to the end of its I, unhindered, given the sums of their
-  /// factors.
+  /// The sum of the times of `count` microbatches from the start of a stage's F to the end of its I, unhindered, given the sums
+  /// of their factors.
   constexpr double trips(int stage, double at_least, cost_view const& each, int count, double computations,
                          double transfers) const {
     double const input = each.of_input(stage);
@@ -173,7 +173,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double sum_input = 0;
     double sum_weight = 0;
     double held = 0;     // by one microbatch, or of unequal ones by all: amount times time
-    double densest = 0;  // the most work that is left for a unit of what is held
+    double densest = 0;  // the most work left for a unit of held activations
     for (int s = 0; s < stages; ++s) {
       if (plan.rank_of[s] != r) continue;
       first = first < 0 ? s : first;
@@ -210,7 +210,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       continue;
     }
     double const input_end = backward_start[last] + costs.of_input(last);
-    // From the end of the last chunk's I to the end of what it leads to on this rank.
+    // From the end of the last chunk's I to the end of its dependent actions on this rank.
     auto const leaves_by = [&](unhindered const& one, cost_view const& at) {
       double out = 0;
       double const from = one.backward_start.data[last] + at.of_input(last);
@@ -233,7 +233,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       return lengths == nullptr ? sum_of_most(by_chunk.data, chunks, micro_batches, count, largest)
                                 : lengths->computation.products(by_chunk.data, chunks, count, largest);
     };
-    // Before the first I only so many forwards can run: from the rank's first start on it waits at least so long.
+    // Before the first I only so many forwards can run: from its first start on the rank waits at least so long.
     double const wait = backward_start[last] - enters - sum_of(forward, ahead, true);
     double const late = wait > 0 ? wait : 0;
     // Work done when the last I ends, and when the last F does.
@@ -251,7 +251,8 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double const held_by_all = lengths == nullptr ? micro_batches * held : held;
     raise(span, held_by_all / (limited ? memory.most : all));
     if (limited && ahead > 0 && memory.kept_for_weight == 1 && !(costs.hidden > 0)) {
-      // With what no order can use. W that are left when the last I ends may run while that goes out.
+      // With the time of places that no order can use. W that are left when the last I ends may run while its gradient goes
+      // out.
       free_places const unused(plan, costs, r);
       double const filled = held_by_all + unused.lost(ahead, micro_batches);
       double const left_last = sum_of(weight, ahead, true) - unused.lost_to_last_weights(ahead) / ahead;
@@ -272,7 +273,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     for (int s = 0; s < stages && limited; ++s) {
       if (plan.rank_of[s] != r) continue;
       whole = whole && weight.data[nested] == weight.data[0];
-      ++nested;  // who holds this chunk before its I is done holds those of the earlier stages, too
+      ++nested;  // a rank that holds this chunk before its I holds those of the earlier stages, too
       int const places = ahead / nested > 1 ? ahead / nested : 1;
       int const turns = (micro_batches + places - 1) / places;
       double const w = costs.of(kind::backward_weight, s);
@@ -313,21 +314,21 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
 
 }  // namespace detail
 
-/// Bounds for every plan of this size with these stages on these ranks that keeps the limit; the actions themselves are not
-/// looked at. For each rank:
-///   - it does all its work, after the first microbatch has come to it;
-///   - before the first gradient is back it can only run forwards, and no more of them than memory allows;
+/// Lower bounds for every plan of this size with these stages on these ranks that keeps the limit; the plan's own actions do
+/// not count. For each rank:
+///   - the rank does all its work, after the first microbatch has arrived;
+///   - before the first gradient is back the rank runs forwards alone, and no more of them than memory allows;
 ///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
 ///     memory leaves no choice;
-///   - after its last F that microbatch has to go round once more, while only what is still in flight can be worked off;
+///   - after the rank's last F that microbatch has to go round once more, while only chunks in flight are left to run;
 ///   - each chunk is held at least once round and back, only so many at a time: one by one, and in sum with lost `free_places`;
-///   - the rank of an earlier stage begins before it, and ends after it, by the ways in and out.
-/// And for each wire, where transfers occupy it: it carries all its messages one after the other, between their ways in and
-/// out. A full backward counts as its I and W, a fused pair with what it can hide at most. Transfers that occupy ranks count as
+///   - the rank of an earlier stage begins earlier, and ends later, by the ways in and out.
+/// And for each wire, where transfers occupy wires: all its messages one after another, between their ways in and out. A full
+/// backward counts as its I and W, a fused pair with the most that the pair can hide. Transfers that occupy ranks count as
 /// delays only.
 ///
-/// Of microbatches of unequal length sums are exact; each way in, round or out is that of a microbatch with the least factor of
-/// each kind, a wait is shortened by the longest forwards that memory allows, the shortest take a place's turns, and the
+/// Microbatches of unequal length: sums are exact; each way in, round or out is that of a microbatch with the least factor of
+/// each kind; the longest forwards that memory allows shorten a wait; the shortest microbatches take a place's turns, and the
 /// longest one has its way to go, too.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
   if (costs.lengths.alike()) return detail::bounds_at(plan, costs, costs, nullptr, memory);
@@ -336,7 +337,7 @@ constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, act
   return detail::bounds_at(plan, costs, least, &lengths, memory);
 }
 
-/// The same with the plan's own declared limit of chunks in flight, if it has one.
+/// Lower bounds with the plan's own declared limit of chunks in flight, if the plan has one.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs) {
   return bounds(plan, costs, {static_cast<double>(plan.in_flight_limit), 1});
 }

@@ -13,14 +13,14 @@
 #include <chevron/prove/walk.hpp>
 
 /// \file
-/// The laws on a plan. `check` returns the first one that is broken, as a value: `checked<>` makes it a compile error, a
+/// The laws on a plan. `check` returns the first broken one as a value: `checked<>` makes that a compile error, a
 /// running program an exception, both with `describe`'s sentence.
 
 namespace chevron {
 
 namespace detail {
 
-// What is known of a cell while a rank's list is read: bits of the kinds that were there.
+// The state of a cell while a rank's list is read: bits of the kinds that were there.
 inline constexpr std::uint8_t seen_forward = kind_bit(kind::forward);
 inline constexpr std::uint8_t seen_backward = kind_bit(kind::backward);
 inline constexpr std::uint8_t seen_input = kind_bit(kind::backward_input);
@@ -70,8 +70,8 @@ constexpr finding misplaced(plan_view const& plan, finding f) {
   return f;
 }
 
-/// Of how many chunks of its rank an I or B that comes too early may have been drawn, where another chunk's F of this microbatch
-/// was there for it; else 0.
+/// Of how many chunks of its rank an I or B that comes too early may have been drawn, where another chunk's F of this
+/// microbatch was there for it; else 0.
 constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind what, std::uint8_t const* seen) {
   if (what == kind::backward_weight) return 0;
   int chunks = 0;
@@ -84,7 +84,7 @@ constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind
   return ready ? chunks : 0;
 }
 
-/// The kind, -1 if none, that a cell has run before this one, though an own kind's row has it after.
+/// The kind, -1 if none, that a cell has run before this one against the row of an own kind.
 /// \param seen bits of the kinds that the cell has run
 constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
   for (int k = 0; k < own_kinds && plan.has_own_kinds(); ++k) {
@@ -98,7 +98,7 @@ constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
   return -1;
 }
 
-/// Every cell of the grid must hold F, and B or I and W, and what the rows of own kinds want there.
+/// Every cell of the grid must hold F, and B or I and W, and the own kinds that their rows ask for.
 constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen) {
   int const micro_batches = plan.size.micro_batches;
   for (int stage = 0; stage < plan.stages; ++stage) {
@@ -143,7 +143,7 @@ constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen
 constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   int const micro_batches = plan.size.micro_batches;
   action const* const actions = plan.actions;
-  finding late;  // an order broken; reported only if nothing is missing, since a missing F explains it better
+  finding late;  // a broken order; reported only if no action is missing, since a missing F is the better explanation
   for (int r = 0; r < plan.size.ranks; ++r) {
     int const first = plan.begin[r];
     int const stop = plan.begin[r + 1];
@@ -232,7 +232,7 @@ struct need {
   bool open = false;
   action what{};
 };
-/// \param made by result: whether it is there
+/// \param made by result: whether an action has made it
 /// \param seen by cell: the kinds that its rank's list holds
 constexpr need need_of(step_graph const& graph, action a, std::uint8_t const* made, std::uint8_t const* seen) {
   int const result = graph.needs(a);
@@ -244,8 +244,8 @@ constexpr need need_of(step_graph const& graph, action a, std::uint8_t const* ma
 }
 
 /// For a plan whose lists are in order but which does not run to its end: the ranks that wait for each other. Each stuck rank
-/// waits for a computation queued on some rank behind that rank's own next action. Following that chain ends in a cycle; the rank
-/// with the lowest number on it speaks for all.
+/// waits for a computation queued on some rank behind that rank's own next action. Following that chain ends in a cycle; the
+/// rank with the lowest number on it speaks for all.
 constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen) {
   int const ranks = plan.size.ranks;
   step_graph const graph(plan);

@@ -14,18 +14,20 @@ namespace chevron {
 /// One action of a critical path.
 struct path_step {
   int action = 0;            ///< index into `plan_view::actions`; of a fused pair, its forward half
-  int rank = 0;              ///< where it runs
-  bool by_message = false;   ///< it waited for another rank's message, not for its own rank's previous action
+  int rank = 0;              ///< the action's rank
+  bool by_message = false;   ///< waited for another rank's message, not for its own rank's previous action
   double communicating = 0;  ///< time of messages between the end of the step before and the start of this one
 };
 
-/// A chain of actions that fills the makespan: each starts as soon as the one before lets it, so every delay in it delays the
-/// end. The actions' durations and `communicating` add up to the makespan.
+/// A chain of actions that fills the makespan: each starts as soon as the one before allows, so every delay of a step delays
+/// the end. The actions' durations and `communicating` add up to the makespan.
 struct critical_path {
   buffer<path_step> steps;  ///< in the order of time; room for more, `count` of them have a meaning
   int count = 0;
 
+  /// The first step in time.
   constexpr path_step const* begin() const { return steps.data; }
+  /// Behind the last step in time.
   constexpr path_step const* end() const { return steps.data + count; }
 };
 
@@ -34,8 +36,9 @@ struct critical_path {
 /// Where a message has waited for its wire, the step before is the one whose message found the wire free, and `communicating`
 /// spans all transfers that went from there on.
 ///
-/// Ties: the path ends at the lowest rank among those that end last. Where an action's rank and its message are there at the same
-/// moment, the path stays on the rank; where both messages of a pair arrive at the same moment, it is the forward's.
+/// Ties: the path ends at the lowest rank among those that end last. Where an action's rank and its message are there at the
+/// same moment, the path stays on the rank; where both messages of a pair arrive at the same moment, the path takes the
+/// forward's.
 constexpr critical_path critical_path_of(plan_view const& plan, cost_view const& costs, timeline const& when) {
   critical_path result;
   int const total = plan.total();
@@ -44,7 +47,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   bool const receiver = costs.occupies_receiver();
 
   step_graph const graph(plan);
-  buffer<int> maker_memory(graph.results(), zeroed);  // by result: the action that made it
+  buffer<int> maker_memory(graph.results(), zeroed);  // by result: its action
   int* const maker = maker_memory.data;
   for (int i = 0; i < total; ++i) {
     if (int const made = graph.makes(plan.actions[i]); made >= 0) maker[made] = i;
@@ -52,7 +55,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   auto const first_of_pair = [&](int i) {
     return i > plan.begin[plan.rank_of[plan.actions[i].stage]] && plan.actions[i - 1].fused != 0 ? i - 1 : i;
   };
-  // Where transfers occupy wires: when each has ended, and which action's message found the wire free before it.
+  // Where transfers occupy wires: the end of each, and the action whose message found the wire free before.
   detail::wires const links(plan, costs);
   buffer<double> left(links.count > 0 ? total : 0);
   buffer<int> queue(links.count > 0 ? total : 0);
@@ -69,7 +72,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
     queue.data[i] = queue_of.data[wire];
     left.data[i] = free = (finds_it_free ? when.end.data[i] : free) + costs.of_message(boundary, static_cast<int>(a.micro_batch));
   }
-  // When a rank has sent all up to and including what action `i` made.
+  // The time at which a rank has sent all results up to and including action `i`'s.
   auto const sent_at = [&](int i) {
     double time = when.end.data[i];
     for (int half = first_of_pair(i); half <= i; ++half) {
@@ -91,8 +94,8 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   while (at >= 0) {
     int const rank = plan.rank_of[plan.actions[at].stage];
     path_step& step = backwards.data[count++] = {at, rank, false, 0};
-    // What was there last is the cause: the rank itself, free after its previous action and that one's sends, or a message. What
-    // has been received counts as if the rank had been busy with it.
+    // The latest input is the cause: the rank itself, free after its previous action and the sends of that, or a message. Time
+    // of receiving counts as if the rank had been busy.
     bool const alone = at == plan.begin[rank];
     int cause = alone ? -1 : first_of_pair(at - 1);
     double there = alone ? 0 : sender ? sent_at(at - 1) : when.end.data[at - 1];

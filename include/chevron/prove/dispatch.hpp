@@ -4,18 +4,18 @@
 #include <chevron/prove/rows.hpp>
 
 /// \file
-/// A step played in the order of time, without an order of its own: ranks are free or busy, inputs arrive, and a policy says
-/// which ready action a rank takes. Eager orders and back filling are policies. List scheduling shares the turns alone: as a
-/// policy it took a fourth more of the compiler's evaluator operations, and a twelfth more time.
+/// Plays a step in the order of time, without a given order of actions: ranks are free or busy, inputs arrive, and a policy
+/// selects the ready action that a rank takes. Eager orders and back filling are policies. List scheduling shares only `turns`:
+/// as a policy, list scheduling took a fourth more of the compiler's evaluator operations, and a twelfth more time.
 
 namespace chevron::detail {
 
 /// A time that does not come.
 inline constexpr double never = 1e300;
 
-/// Whose turn it is. Ranks act in the order of the times of their next tries, of equal times the lower rank first. A tree of the
-/// earliest times is walked from left to right through the ranks that are due now, and brought up to date on the way: about two
-/// nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
+/// Gives the turn to one rank after another, in the order of the times of their next tries, of equal times to the lower rank
+/// first. Walks a tree of the earliest times from left to right through the ranks that are due now, and updates the tree on the
+/// way: about two nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
 class turns {
  public:
   /// All ranks are due at time 0.
@@ -28,10 +28,10 @@ class turns {
     descend(1);
   }
 
-  double now = 0;  ///< `never`: nobody has anything to wait for
-  int rank = 0;    ///< whose turn it is
+  double now = 0;  ///< `never`: no rank has a next try
+  int rank = 0;    ///< the rank that has the turn
 
-  /// The rank whose turn it is tries again at `time`; whose turn comes next?
+  /// Sets the next try of the rank that has the turn to `time`, and moves on to the next rank.
   constexpr void next_turn(double time) {
     double* const earliest = earliest_.data;
     bool const on = !goes_back_;
@@ -53,7 +53,7 @@ class turns {
     descend(1);
   }
 
-  /// A rank that waits tries at `time`, unless it would try earlier anyway.
+  /// Lets a rank that waits try at `time`, unless its next try is earlier.
   constexpr void wake(int sleeper, double time) {
     double* const earliest = earliest_.data;
     for (int i = leaves_ + sleeper; i > 0 && time < earliest[i]; i /= 2) earliest[i] = time;
@@ -78,20 +78,20 @@ class turns {
   buffer<double> earliest_;  // node i: the earlier of 2i and 2i + 1; from `leaves_` on the ranks
 };
 
-/// What a rank does instead of an action.
+/// Answers of a policy in place of an action.
 inline constexpr int sleeps = -1, gives_up = -2;
 
-/// Plays a step: takes every action once, each on its rank, ranks in the order of time. A policy says which action a rank takes,
-/// or lets it sleep until something arrives. Messages that occupy ranks and microbatches of unequal length count; wires do not,
-/// as in `rows`. A policy has
+/// Plays a step: takes every action once, each on its rank, ranks in the order of time. A policy selects the action of a rank,
+/// or lets the rank sleep until a message arrives. Messages that occupy ranks and microbatches of unequal length count; wires
+/// do not, as in `rows`. A policy has
 ///
 /// - `number(row, k)`: the action of a row that is taken k-th
 /// - `take(rank, now, ready, taken, until)`: the row whose next action the rank takes now; or `sleeps`: until `until`, or until
-///   an action arrives that it may take next; or `gives_up`, which ends the step. By row, `ready` says when the next action can
-///   start (`never`: not known, or none is left), `taken` how many were taken
+///   an action arrives that the rank may take next; or `gives_up`, which ends the step. By row, `ready` holds the earliest
+///   start of the next action (`never`: not known, or none is left), `taken` the number of actions taken
 /// - `free_again(number, now, end)`: when a rank that took an action is free
 ///
-/// \param backwards played from the end of the step to its beginning: what needs an action comes before it
+/// \param backwards plays from the end of the step to its beginning: consumers of a result come before its producer
 /// \returns false where all ranks sleep, or the policy gave up
 template <class Policy>
 constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) {
@@ -109,11 +109,11 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
   buffer<bool> asleep_memory(of.ranks, zeroed);
   int* const taken = taken_memory.data;
   double* const ready = ready_memory.data;
-  double* const start = start_memory.data;  // by number: when all that it needs is there
-  double* const first = first_memory.data;  // by cell: backwards an I needs its W and the I of the stage before; what came first
+  double* const start = start_memory.data;  // by number: the arrival of its last input
+  double* const first = first_memory.data;  // by cell, backwards, where an I needs its W and the I before: the first of both
   bool* const asleep = asleep_memory.data;
   for (double& one : first_memory) one = -1;
-  // Which row of its own stage a row feeds: I its W, or backwards the other way round.
+  // The row of its own stage that a row feeds: I its W, or backwards W its I.
   int const own_from = of.kinds < 3 ? 3 * count : (backwards ? 2 : 1) * of.stages;
   int const own_way = backwards ? -of.stages : of.stages;
   for (int row = 0; row < count; ++row) {
@@ -134,7 +134,7 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
     start[number] = there;
     if (policy.number(row, taken[row]) != number) return;
     ready[row] = there;
-    // A rank that computes is not disturbed: it looks when it is free.
+    // A rank that computes is not woken: its next try comes when it is free.
     if (asleep[rank_of[row]]) turn.wake(rank_of[row], there);
   };
   for (int left = count * micro_batches; left > 0;) {

@@ -7,7 +7,7 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// What a plan takes of its ranks' memory, in bytes: what is always there, and what is in flight at the worst moment.
+/// The memory of a plan's ranks, in bytes: static memory, and the peak of activations in flight.
 
 namespace chevron {
 
@@ -18,8 +18,8 @@ constexpr std::int64_t static_bytes(plan_view const& plan, footprint_view const&
   return sum;
 }
 
-/// What actions change, in bytes of a footprint. A recomputed stage holds its input from F on, all activations while its B or I
-/// runs, or from its R on, and what W needs from then on.
+/// Changes of a footprint by actions, in bytes. A recomputed stage holds its input from F on, all activations while its B or I
+/// runs, or from its R on, and from then on the part that W needs.
 struct footprint_changes {
   footprint_view of;
   bool forward_only = false;
@@ -39,8 +39,8 @@ struct footprint_changes {
   }
 };
 
-/// The most bytes that a rank holds at any time. Where nothing is recomputed and W needs all that F left, it is `static_bytes`
-/// and `peak_bytes`.
+/// The most bytes that a rank holds at any time. Where no stage is recomputed and W needs all activations of F, the sum is
+/// `static_bytes` and `peak_bytes`.
 constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank) {
   footprint_changes const changes{of, plan.forward_only, recomputed_chunks(plan)};
   return peak(plan, rank, changes, static_bytes(plan, of, rank)).most;

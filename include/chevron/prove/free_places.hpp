@@ -9,19 +9,19 @@
 
 namespace chevron::detail {
 
-/// What a rank loses of its places for chunks, each of which is taken from the start of an F to the end of that chunk's W. At any
-/// time u places are free, and p chunks only wait for their W. These are whole numbers, and only the rank's own actions change
-/// them:
+/// The least time that a rank's places for chunks are lost. A place is taken from the start of an F to the end of that chunk's
+/// W. At any time u places are free, and p chunks only wait for their W. Both are whole numbers, and only the rank's own
+/// actions change them:
 ///   - a W that ends makes u one more, an F that begins one less;
 ///   - an I that ends makes p one more, a W that begins one less;
-///   - so an I makes u + p one more, an F one less, and a W leaves it as it is.
-/// At the end of a step all three are what they were at its beginning. Read while an action runs, its own chunk neither free nor
-/// waiting, they say: for every j as many I run while u + p = j as F do, as many W while p = j as I, and as many W while u = j
-/// as F. So whatever departs from I, W, F, I, W, F ... costs a whole round: to an F that runs while a place is free belong an I
-/// that runs while one is free or a chunk waits, and a W that runs while one is free.
+///   - so an I makes u + p one more, an F one less, and a W leaves u + p unchanged.
+/// At the end of a step u, p and u + p have the values of its beginning. While an action runs, its own chunk counts as neither
+/// free nor waiting. So for every j as many I run while u + p = j as F do, as many W while p = j as I, and as many W while u =
+/// j as F. Each departure from I, W, F, I, W, F ... costs a whole round: an F that runs while a place is free goes with an I
+/// that runs while a place is free or a chunk waits, and with a W that runs while a place is free.
 struct free_places {
-  double forward = 0, input = 0, weight = 0;  ///< the least that one takes on the rank
-  int turns = 0;                              ///< how often a microbatch goes on from a stage of the rank to its next one
+  double forward = 0, input = 0, weight = 0;  ///< the shortest F, I and W of the rank
+  int turns = 0;                              ///< pairs of neighbouring stages that both lie on the rank
 
   /// \param costs at the least factors of any microbatch
   constexpr free_places(plan_view const& plan, cost_view const& costs, int rank) {
@@ -41,19 +41,17 @@ struct free_places {
   /// turn for the F or I of the next stage.
   ///
   /// In the beginning the i-th F leaves places - i free, of which a turn may count one. And at each turn a microbatch loses
-  ///   - on its way forwards I + W: if no place is free while the first F runs, the second waits for a W, and if no chunk waits
-  ///     for its W either, for an I, too. If one is free, or waits, that costs a round, and its I and the W by u are counted
-  ///     here;
-  ///   - on its way back F + W: if no chunk waits for its W while the second I runs, a W stood before it, and if no place is
-  ///     free either, an F, too. If one is free, that costs a round, and its F is counted here; if a chunk waits, its F and the
-  ///     W by p.
+  ///   - on its way forwards I + W: with no place free while the first F runs, the second F waits for a W, and with no chunk that
+  ///     waits for its W either, for an I, too. A free place, or a waiting chunk, costs a round: its I and the W by u count here;
+  ///   - on its way back F + W: with no chunk that waits for its W while the second I runs, a W stood before that I, and with no
+  ///     place free either, an F, too. A free place costs a round: its F counts here; a waiting chunk: its F and the W by p.
   /// \param places how many chunks the rank may hold, fewer than a step has
   constexpr double lost(int places, int micro_batches) const {
     return micro_batches * turns * (forward + input + 2 * weight) + (forward + input + weight) * rounds(places);
   }
-  /// As many W as there are places may be left when the last I ends. For that the chunks of the places must have waited before,
-  /// in sum at least so long. (With fewer left this is less, but one more adds fewer than `places` of the least W here, and
-  /// `places` times its own length may run after that end: a bound has to assume that all are.)
+  /// The least sum of waits that leaves `places` W for after the end of the last I, the most that can be left: their chunks
+  /// have waited before. (Fewer W left wait less, but one more W adds fewer than `places` of the least W here, and `places`
+  /// times its own length may run after that end: a bound has to assume that all are left.)
   constexpr double lost_to_last_weights(int places) const { return weight * rounds(places); }
 
  private:

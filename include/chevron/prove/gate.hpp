@@ -13,7 +13,7 @@
 
 namespace chevron {
 
-/// What the compiler names when a law is broken. The sentence is there for people, in pieces where the compiler would cut it
+/// The type that a compiler names when a law is broken, with its sentence, in pieces where the compiler would cut the sentence
 /// short; law, rank and step as plain arguments too, since some compilers print text as numbers.
 template <law Broken, int Rank, int Step, fixed_string... Sentence>
 struct invalid_schedule {
@@ -28,28 +28,32 @@ concept plan_function = requires(Source const& make, shape size) {
   { make(size) } -> std::same_as<plan>;
 };
 
-// What the gate asks of a schedule. Descriptions answer in describe/, a function answers here.
+// The questions of the gate to a schedule. Descriptions answer in describe/, a function answers here.
+/// The plan that a function makes at this size.
 template <plan_function Source>
 constexpr plan expand(Source const& make, shape size) {
   return make(size);
 }
+/// The number of actions of a function's plan at this size; 0 where the plan has a problem.
 template <plan_function Source>
 constexpr int actions_at_most(Source const& make, shape size) {
   plan const p = make(size);
   return p.problem ? 0 : p.view().total();
 }
+/// The number of stages of a function's plan at this size.
 template <plan_function Source>
 constexpr int stages_of(Source const& make, shape size) {
   return make(size).stages;
 }
 
-/// Anything that makes a plan once it is told a shape.
+/// A schedule: `expand` makes its plan at a shape.
 template <class Source>
 concept plan_source = requires(Source const& source, shape size) {
   expand(source, size);
 };
 
-/// What only a plan can be asked.
+/// Refuses a schedule without a shape: does not compile, and says how a schedule is proved.
+/// \returns never anything that is used
 template <plan_source Source>
 constexpr proved_plan prove(Source const&) {
   static_assert(!plan_source<Source>,
@@ -57,6 +61,8 @@ constexpr proved_plan prove(Source const&) {
                 "compiling checked<schedule, shape{.ranks = 4, .micro_batches = 8}>");
   return prove(plan());
 }
+/// Refuses a schedule without a shape: does not compile, and says how a schedule is checked.
+/// \returns never anything that is used
 template <plan_source Source>
 constexpr finding check(Source const&) {
   static_assert(!plan_source<Source>,
@@ -68,14 +74,14 @@ namespace detail {
 
 constexpr int at_least_none(int count) { return count > 0 ? count : 0; }
 
-/// How much of a sentence goes into one template argument: all of it, or what clang prints of a text before it cuts it off.
+/// The length of a sentence's piece in one template argument: the whole sentence, or the most that clang prints of a text.
 #ifdef __clang__
 inline constexpr int longest_piece = 32;
 #else
 inline constexpr int longest_piece = text::capacity;
 #endif
 
-/// Where the piece of a sentence that begins at `first` ends: behind a space, if one is in reach.
+/// The end of the piece of a sentence that begins at `first`: behind a space, if one is in reach.
 constexpr int piece_end(text const& said, int first) {
   int const reach = first + longest_piece;
   if (reach >= said.length) return said.length;
@@ -93,7 +99,7 @@ constexpr fixed_string<static_cast<std::size_t>(Length)> piece_of(text const& sa
   return piece;
 }
 
-/// Runs once per schedule and shape: works the plan out, proves it, keeps it.
+/// Makes, proves and keeps the plan of a schedule at a shape, once for each.
 template <auto const& Source, shape Size>
 struct gate {
   static constexpr int ranks = at_least_none(Size.ranks);
@@ -101,7 +107,7 @@ struct gate {
   static constexpr int actions = at_least_none(actions_at_most(Source, Size));
   using plan_type = static_plan<ranks, stages, actions>;
 
-  // The size as a parameter: clang would work out `made` a second time, for itself, if nothing in it were unknown.
+  // The size as a parameter: clang would evaluate `made` a second time if no part of it were unknown.
   static constexpr plan_type work_out(shape size) {
     if constexpr (requires(plan_type & to) { expand(Source, size, to); }) {
       plan_type made;
@@ -135,7 +141,7 @@ struct gate {
   static constexpr finding found = prove();
   static constexpr text said = describe(found);
 
-  // Names the verdict without asking it, so that the compiler's error is about the verdict alone.
+  // Names the verdict without a use of its value, so that the compiler's error is about the verdict alone.
   template <int First, fixed_string... Before>
   static constexpr auto verdict_from() {
     if constexpr (found.broken == law::none || First == said.length) {
@@ -171,7 +177,7 @@ constexpr proved_plan through_the_gate() {
 }  // namespace detail
 
 /// A proved plan, as a constant: a handle that may be copied. `Source` is a description (or a constexpr function `plan(shape)`)
-/// with static storage, passed by reference so that it does not enter symbol names.
+/// with static storage, passed by reference so that symbol names do not contain it.
 ///
 /// ```cpp
 /// constexpr auto plan = chevron::checked<chevron::catalogue::zb_v, chevron::shape{.ranks = 4, .micro_batches = 8}>;

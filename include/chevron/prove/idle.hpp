@@ -6,26 +6,27 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// When a rank does not compute, and why: the pipeline fills, the pattern itself has gaps, or the pipeline drains.
+/// Idle time of ranks, by cause: the pipeline fills, the pattern itself has gaps, or the pipeline drains.
 
 namespace chevron {
 
 /// A rank's time in the makespan that is not computing, in the costs' unit. With `busy` it adds up to the makespan.
 ///
-/// The first three are idle time. What a schedule loses to `fill` and `drain` it loses once a step, however many microbatches
-/// there are; what it loses in its `steady` state grows with them.
+/// The first three are idle time. A schedule loses `fill` and `drain` once a step, for any number of microbatches; the loss in
+/// its `steady` state grows with their number.
 struct idle_time {
   double fill = 0;           ///< before the rank's first backward
   double steady = 0;         ///< between, until its last forward
   double drain = 0;          ///< after its last forward and its first backward, until the end of the makespan
   double communicating = 0;  ///< kept from computing by transfers: 0 unless `communication_occupies` names them
 
+  /// The sum of the three idle times.
   constexpr double idle() const { return fill + steady + drain; }
 };
 
 namespace detail {
 
-/// How long the transfers of [first, last] keep their own rank from computing: those it sends, or those it receives.
+/// The time for which transfers of the actions [first, last] keep their own rank from computing: its sends, or its receives.
 constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int first, int last, bool sent) {
   step_graph const graph(plan);
   double sum = 0;
@@ -38,8 +39,8 @@ constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int
 
 }  // namespace detail
 
-/// Where the time of each rank goes besides computing, under a complete timeline of the plan. A forward-only plan fills until the
-/// rank's first action and drains after its last. O(actions).
+/// The idle time of each rank, under a complete timeline of the plan. A forward-only plan fills until
+/// the rank's first action and drains after its last. O(actions).
 constexpr buffer<idle_time> idle_times(plan_view const& plan, cost_view const& costs, timeline const& when) {
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();
@@ -55,7 +56,7 @@ constexpr buffer<idle_time> idle_times(plan_view const& plan, cost_view const& c
     if (first_backward == stop) first_backward = first;
 
     idle_time sum;
-    double free_from = 0;  // the end of what ran before, and of its transfers
+    double free_from = 0;  // the end of the previous action, and of its transfers
     for (int i = first; i < stop;) {
       int const last = last_of_pair(plan.actions, i, stop);
       double const receives = receiver ? detail::transfers_of(plan, costs, i, last, false) : 0;

@@ -15,7 +15,7 @@ struct in_flight_from {
   int chunks = 0;
 };
 
-/// How many chunks a rank has in flight over time, under a complete timeline: one entry for each F, at its start, and one for
+/// The chunks in flight of a rank over time, under a complete timeline: one entry for each F, at its start, and one for
 /// each B or W, at its end, in the order of time. Of a pair, the forward's chunk is there before the backward's is gone.
 constexpr buffer<in_flight_from> in_flight_over_time(plan_view const& plan, timeline const& when, int rank) {
   int const stop = plan.begin[rank + 1];

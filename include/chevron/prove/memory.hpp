@@ -8,7 +8,7 @@
 #include <chevron/plan/sizes.hpp>
 
 /// \file
-/// How many chunks are in flight on a rank, from a chunk's F until its B, or its W when the backward is split; how many messages
+/// Chunks in flight on a rank, from a chunk's F until its B, or its W when the backward is split; the number of messages
 /// a step sends; and both in bytes where stages declare sizes, of a chunk with
 /// an R the inputs alone until the R, everything from then on.
 
@@ -18,12 +18,12 @@ namespace chevron {
 template <class Amount>
 struct held_peak {
   Amount most{};
-  int position = -1;  ///< in the rank's list: where it first holds that; -1: never more than at first
+  int position = -1;  ///< in the rank's list: the first action after which it holds that; -1: never more than at first
 };
 
-/// The most that a rank holds while its list runs. A limit is a peak that ends where it is above `enough`.
-/// \param changes changes(action, held): brings up to date what the rank holds, and gives the most that it holds meanwhile
-/// \param held    what the rank holds before its first action
+/// The most that a rank holds while its list runs. The search ends at a peak above `enough`, a limit.
+/// \param changes changes(action, held): updates the rank's amount, and gives the most of it meanwhile
+/// \param held    the rank's amount before its first action
 /// \param enough  the list is read up to the first action with which the rank holds more
 template <class Amount, class Changes>
 constexpr held_peak<Amount> peak(plan_view const& plan, int rank, Changes const& changes, Amount held = {},
@@ -42,7 +42,7 @@ constexpr held_peak<Amount> peak(plan_view const& plan, int rank, Changes const&
   }
   return {most, at - first};
 }
-/// The most over all ranks.
+/// The peak of a plan: the most on any of its ranks, by these changes.
 template <class Amount, class Changes>
 constexpr Amount peak(plan_view const& plan, Changes const& changes) {
   Amount most{};
@@ -57,12 +57,14 @@ constexpr Amount peak(plan_view const& plan, Changes const& changes) {
 class recomputed_chunks {
  public:
   constexpr recomputed_chunks() = default;  ///< none
+  /// The chunks of a plan's R.
   constexpr explicit recomputed_chunks(plan_view const& plan)
       : micro_batches_(plan.size.micro_batches), is_(plan.holds(kind::recompute) ? plan.stages * micro_batches_ : 0, zeroed) {
     for (int i = 0; i < plan.total() && is_.count > 0; ++i) {
       if (plan.actions[i].kind == kind::recompute) is_.data[cell_of(plan.actions[i])] = true;
     }
   }
+  /// Whether the chunk of this action is one of them.
   constexpr bool hold(action a) const { return is_.count > 0 && is_.data[cell_of(a)]; }
 
  private:
@@ -72,16 +74,18 @@ class recomputed_chunks {
   buffer<bool> is_;  // by (stage, microbatch); empty: none
 };
 
-/// What actions change, in chunks in flight; each chunk holds one stage's activations for one microbatch.
+/// Changes of the chunks in flight by actions; each chunk holds one stage's activations for one microbatch.
 struct chunk_changes {
   bool forward_only = false;
+  /// Adds an action's change to `held`, and returns the sum.
   constexpr int operator()(action const& a, int& held) const { return held += in_flight_change(a.kind, forward_only); }
 };
-/// The same in bytes of activations.
+/// Changes of the bytes of activations that are held, by actions.
 struct byte_changes {
   size_view sizes;
   bool forward_only = false;
   recomputed_chunks again{};
+  /// Adds an action's change to `held`, and returns the sum.
   constexpr std::int64_t operator()(action const& a, std::int64_t& held) const {
     int const stage = static_cast<int>(a.stage);
     if (a.kind == kind::recompute) return held += sizes.activation_of(stage) - sizes.input_of(stage);
@@ -94,26 +98,26 @@ struct byte_changes {
 constexpr int peak_in_flight(plan_view const& plan, int rank) {
   return peak<int>(plan, rank, chunk_changes{plan.forward_only}).most;
 }
-/// The most over all ranks.
+/// The most chunks in flight on any rank of a plan.
 constexpr int peak_in_flight(plan_view const& plan) { return peak<int>(plan, chunk_changes{plan.forward_only}); }
 
 /// The most bytes of activations that a rank holds at any time.
 constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes, int rank) {
   return peak<std::int64_t>(plan, rank, byte_changes{sizes, plan.forward_only, recomputed_chunks(plan)}).most;
 }
-/// The most over all ranks.
+/// The most bytes of activations on any rank of a plan, of stages of these sizes.
 constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes) {
   return peak<std::int64_t>(plan, byte_changes{sizes, plan.forward_only, recomputed_chunks(plan)});
 }
 
-/// Messages a step sends: one for each activation and each gradient that crosses from one rank to another.
+/// The number of messages that a step of a plan sends: one for each activation and each gradient that crosses between ranks.
 constexpr int messages(plan_view const& plan) {
   int crossings = 0;
   for (int s = 0; s + 1 < plan.stages; ++s) crossings += plan.rank_of[s] != plan.rank_of[s + 1] ? 1 : 0;
   return crossings * plan.size.micro_batches * (plan.forward_only ? 1 : 2);
 }
 
-/// Bytes of all messages of a step.
+/// The bytes of all messages of a step of a plan, of stages of these sizes.
 constexpr std::int64_t message_bytes(plan_view const& plan, size_view const& sizes) {
   std::int64_t sum = 0;
   for (int s = 0; s + 1 < plan.stages; ++s) sum += plan.rank_of[s] != plan.rank_of[s + 1] ? sizes.message_of(s) : 0;

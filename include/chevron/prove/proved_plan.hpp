@@ -10,16 +10,16 @@
 #include <chevron/prove/check.hpp>
 
 /// \file
-/// The proof as a type: whoever has a `proved_plan` has a plan that keeps every law.
+/// The proof as a type: a `proved_plan` keeps every law.
 
 namespace chevron {
 
-/// What `prove` throws: the first law that a plan breaks, with `describe`'s sentence. It is no `chevron::error`, since no run is
-/// there yet; where it leaves `run_main` the exit code is 1.
+/// The exception of `prove`: the first law that a plan breaks, with `describe`'s sentence. No `chevron::error`, since no run
+/// has begun; the exit code of `run_main` is 1.
 class invalid_schedule_error : public std::exception {
  public:
   explicit invalid_schedule_error(finding const& broken) : found_(broken), said_(describe(broken)) {}
-  /// The sentence: rank, step and what is wrong there.
+  /// The sentence: rank, step and the fault.
   char const* what() const noexcept override { return said_.characters; }
   /// Which law, where and why.
   finding const& found() const { return found_; }
@@ -40,7 +40,7 @@ class proved_program;
 /// `prove` owns its plan, that of `checked<>` is a handle to a constant. Either may be held by value and copied.
 class proved_plan {
  public:
-  /// The plan, for as long as this lives. Not of a temporary: it would point to what is gone.
+  /// The plan, for as long as this object lives. Not of a temporary: the view would dangle.
   constexpr plan_view view() const& { return owned_.begin.count > 0 ? owned_.view() : constant_; }
   constexpr plan_view view() const&& = delete;
   constexpr operator plan_view() const& { return view(); }
@@ -60,13 +60,13 @@ class proved_plan {
 };
 
 /// The forwards of a proved plan; to be proved again: `prove(forward_part(plan))`.
-/// \param micro_batches how many; above what the plan has: all
+/// \param micro_batches number of microbatches; above the plan's: all
 constexpr plan forward_part(proved_plan const& of, int micro_batches = max_micro_batches) {
   return forward_part(of.view(), micro_batches);
 }
 
 /// Proves a plan, in time and memory linear in the number of actions.
-/// \param source `catalogue::make_plan(name, shape)`, `expand(schedule, shape)`, what was read from a file; moved in, not copied
+/// \param source `catalogue::make_plan(name, shape)`, `expand(schedule, shape)`, a plan read from a file; moved in, not copied
 /// \throws invalid_schedule_error for one that breaks a law; compiled without exceptions, says its sentence and aborts
 constexpr proved_plan prove(plan source) {
   if (finding const f = check(source.view())) detail::raise(invalid_schedule_error(f));

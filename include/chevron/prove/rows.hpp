@@ -7,7 +7,7 @@
 #include <chevron/plan/step_graph.hpp>
 
 /// \file
-/// A step's actions as numbers, and what each kind of a stage takes and needs.
+/// A step's actions as numbers, with the durations and inputs of each kind of a stage.
 
 namespace chevron::detail {
 
@@ -20,9 +20,9 @@ constexpr bool splits_backwards(plan_view const& plan) {
 }
 
 /// The actions of a step in rows: a row is a kind of a stage, kind · stages + stage, the kinds being F, I (or B) and W. An
-/// action's number, row · microbatches + microbatch, is that of `step_graph`. Occupied ranks and messages become part of a row's
-/// times. Wires do not: messages count as if they found theirs free. Where microbatches are of unequal length, each action has
-/// times of its own behind those of the rows, which are then of the mean.
+/// action's number, row · microbatches + microbatch, is that of `step_graph`. Occupied ranks and messages become part of a
+/// row's times. Wires do not: messages count as if they found theirs free. Where microbatches are of unequal length, each
+/// action has times of its own behind those of the rows, which are then of the mean.
 struct rows {
   /// \param from  says where stages live
   /// \param split whether backwards are: three kinds, else two
@@ -64,20 +64,20 @@ struct rows {
     int const row = number / micro_batches;
     return make_action(kind_of(row), row % stages, number % micro_batches);
   }
-  /// Where an action's times stand.
+  /// The index of an action's times.
   constexpr int time_at(int number) const { return alike ? number / micro_batches : count + number; }
 
   int ranks, stages, micro_batches, kinds;
   int count;            ///< rows
   bool alike;           ///< whether microbatches are of equal length
   buffer<int> rank_of;  ///< by row
-  buffer<int> fed_by;   ///< by row: from an action's number to that of what it needs; 0: nothing, or its own I
-  buffer<int> feeds;    ///< by row: to that of what needs it, its own W aside; 0: nothing
+  buffer<int> fed_by;   ///< by row: from an action's number to its input's; 0: no input, or its own I
+  buffer<int> feeds;    ///< by row: to its consumer's, its own W aside; 0: none
   // By row and, where microbatches are of unequal length, behind that by number: see `time_at`.
-  buffer<double> lasts;   ///< how long, with a message that occupies the receiver before it
+  buffer<double> lasts;   ///< the duration, with a message before it that occupies the receiver
   buffer<double> before;  ///< of that, the message
   buffer<double> post;    ///< how long a message then occupies the sender
-  buffer<double> lag;     ///< from the end of what it needs until that is there
+  buffer<double> lag;     ///< from the end of the input's action to its arrival
 
  private:
   constexpr int times() const { return alike ? count : count * (1 + micro_batches); }

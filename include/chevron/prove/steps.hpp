@@ -10,8 +10,8 @@
 
 namespace chevron {
 
-/// The plan of `steps` steps back to back: a plan like any other, in which microbatch m of step k is number k × M + m. Lengths of
-/// M microbatches are those of each step.
+/// The plan of `steps` steps back to back: a plan like any other, in which microbatch m of step k is number k × M + m. Lengths
+/// of M microbatches are those of each step.
 constexpr plan back_to_back(plan_view const& one, int steps) {
   plan made;
   int const micro_batches = one.size.micro_batches;
@@ -48,12 +48,13 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
   return made;
 }
 
-/// How much time each further step takes once many have run back to back.
+/// The time of each further step once many have run back to back.
 struct step_time {
   double most = 0;   ///< a step takes no longer
   double least = 0;  ///< and no less; the same as `most` once the pattern of the steps has settled
   int steps = 0;     ///< played until that was known
 
+  /// Whether both bounds are the same, but for rounding.
   constexpr bool settled() const { return most - least <= 1e-9 * most; }
 };
 
@@ -72,10 +73,11 @@ constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
 }  // namespace detail
 
 /// Plays steps back to back until each takes as long as the one before, at most `most_steps` of them. O(actions) a step.
+/// \returns bounds of the time that each of many steps takes
 ///
-/// What a step adds depends on when the ranks (and the wires) become free, in sums and maxima only. Hence, from any step to any
-/// later one, the rank that moves most and the rank that moves least bound what a step takes in the long run (the max-plus form
-/// of Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only
+/// The time that a step adds depends on when ranks (and wires) become free, in sums and maxima only. Hence, from any step to
+/// any later one, the rank that moves most and the rank that moves least bound the time of a step in the long run (the max-plus
+/// form of Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only
 /// plan, ranks drift apart for ever; then those that move most are played by themselves, the others being no hindrance.
 constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
   constexpr int kept = 8;  // a pattern may repeat only every few steps

@@ -9,7 +9,7 @@
 #include <chevron/prove/wires.hpp>
 
 /// \file
-/// When each action of a plan runs if every action starts as soon as it can: makespan, span and bubble are read off here.
+/// Plays a plan: each action starts as soon as its rank and its inputs are there; makespan, span and bubble follow.
 
 namespace chevron {
 
@@ -21,13 +21,13 @@ struct timeline {
   bool complete = false;
 };
 
-/// The last action of what begins at `i`, in a list that ends before `stop`: of a fused pair its B or I, else the action itself.
+/// The last action of the item at `i`, in a list that ends before `stop`: of a fused pair its B or I, else the action itself.
 constexpr int last_of_pair(action const* actions, int i, int stop) { return actions[i].fused != 0 && i + 1 < stop ? i + 1 : i; }
 
 namespace detail {
 
-/// Plays a plan once, O(actions): each rank goes through its list and waits only for what the next action needs. A rank begins
-/// at `clock` and leaves there when it is free again; behind the ranks' entries stand those of the wires. Gives how many
+/// Plays a plan once, O(actions): each rank goes through its list and waits only for inputs of its next action. A rank begins
+/// at `clock`, where its next free time is stored; behind the ranks' entries stand those of the wires. Gives how many
 /// actions ran. `Costs` is a `cost_view`, or one that knows more of each action.
 template <class Costs>
 constexpr int play(plan_view const& plan, Costs const& costs, wires const& links, double* clock, double* start, double* end) {
@@ -37,13 +37,14 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();
   bool const wired = links.count > 0;
-  // As `of_message`, without a call: searches play plans while compiling, and calls are what that takes.
+  // As `of_message`, without a call: searches play plans while compiling, and calls take most of that time.
   double const* const transfer = costs.communication;
   int const transfers = costs.communication_stride;
   bool const alike = costs.lengths.alike();
 
-  // When a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by the stage that needs them:
-  // where that takes a message, when it arrives; if the receiver is occupied by it, when it can begin. Negative: not yet.
+  // The time from which a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by their
+  // consumer: the arrival of their message, if any; the earliest start of the transfer, if it occupies the receiver. Negative:
+  // not yet.
   int const cells = plan.stages * micro_batches;
   buffer<double> made_memory(2 * cells);
   buffer<int> next_memory(ranks);
@@ -69,10 +70,10 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
     int const stop = plan.begin[rank + 1];
     int i = next[rank];
     double now = clock[rank];
-    double earliest = now;  // when what is looked at could start
+    double earliest = now;  // the earliest start of the action
     double finish = now;
-    bool joins = false;  // a pair's second half joins what its first half waited for
-    int halves = 0;      // of a pair whose time is known: still to be written down
+    bool joins = false;  // a pair's second half joins the wait of its first half
+    int halves = 0;      // of a pair whose time is known: halves still to be written
     for (; i < stop; ++i) {
       action const a = actions[i];
       int const stage = static_cast<int>(a.stage);
@@ -136,7 +137,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
               free_from = leaves + takes;
             }
             made[result] = leaves + (receiver ? 0 : takes) + costs.of_latency(boundary);
-            // Whoever waits for exactly this may go on.
+            // A rank that waits for this result may go on.
             if (waits_for[consumer] == result) {
               waits_for[consumer] = -1;
               ready[ready_count++] = consumer;
@@ -157,7 +158,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   return done;
 }
 
-/// When every action runs, for costs that may be of each action.
+/// The timeline of a plan, for costs that may be of each action.
 template <class Costs>
 constexpr timeline simulate_once(plan_view const& plan, Costs const& costs) {
   int const total = plan.total();
@@ -170,10 +171,10 @@ constexpr timeline simulate_once(plan_view const& plan, Costs const& costs) {
 
 }  // namespace detail
 
-/// When every action runs if each starts as soon as it can, all ranks free from 0 on. O(actions).
+/// The timeline of a plan under these costs: each action starts as soon as it can, all ranks are free from 0 on. O(actions).
 constexpr timeline simulate(plan_view const& plan, cost_view const& costs) { return detail::simulate_once(plan, costs); }
 
-/// First start to last end over all ranks: what a step costs when the optimizer waits for every rank.
+/// The time from the first start to the last end over all ranks: that of a step when the optimizer waits for every rank.
 constexpr double makespan(plan_view const& plan, timeline const& when) {
   double last = 0;
   for (int i = 0; i < plan.total(); ++i) last = when.end.data[i] > last ? when.end.data[i] : last;
@@ -186,7 +187,7 @@ constexpr double span_of_rank(plan_view const& plan, timeline const& when, int r
   return when.end.data[plan.begin[rank + 1] - 1] - when.start.data[plan.begin[rank]];
 }
 
-/// The longest single rank's first start to last end: what a step costs when consecutive steps overlap.
+/// The longest time of a single rank from its first start to its last end: that of a step when consecutive steps overlap.
 constexpr double span(plan_view const& plan, timeline const& when) {
   double longest = 0;
   for (int r = 0; r < plan.size.ranks; ++r) {
@@ -196,7 +197,7 @@ constexpr double span(plan_view const& plan, timeline const& when) {
   return longest;
 }
 
-/// Time a rank computes, whatever the order.
+/// The time that a rank computes, in any order.
 constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
   double sum = 0;
   int const stop = plan.begin[rank + 1];
@@ -215,11 +216,15 @@ constexpr double bubble(plan_view const& plan, cost_view const& costs, double le
   return length > 0 ? 1 - sum / (plan.size.ranks * length) : 0;
 }
 
+/// The makespan of a plan's timeline under these costs.
 constexpr double makespan(plan_view const& plan, cost_view const& costs) { return makespan(plan, simulate(plan, costs)); }
+/// The span of a plan's timeline under these costs.
 constexpr double span(plan_view const& plan, cost_view const& costs) { return span(plan, simulate(plan, costs)); }
+/// The share of the makespan in which ranks do not compute, by a plan and its costs.
 constexpr double bubble_makespan(plan_view const& plan, cost_view const& costs) {
   return bubble(plan, costs, makespan(plan, costs));
 }
+/// The share of the span in which ranks do not compute, by a plan and its costs.
 constexpr double bubble_span(plan_view const& plan, cost_view const& costs) { return bubble(plan, costs, span(plan, costs)); }
 
 }  // namespace chevron

@@ -5,7 +5,7 @@
 
 namespace chevron::detail {
 
-/// Where each stuck rank waits for another stuck one, the chain of waits ends in a cycle.
+/// Finds the cycle in which a chain of waits ends, where each stuck rank waits for another stuck one.
 struct wait_cycle {
   int first = 0;  ///< the rank of the cycle with the lowest `number_of`
   int links = 0;  ///< ranks of the cycle

@@ -10,7 +10,7 @@
 
 namespace chevron::detail {
 
-/// What is known of one (stage, microbatch) while a plan is played: how far it has come, in ascending order, and, added to that,
+/// The state of one (stage, microbatch) while a plan is played: its progress, in ascending order, and, added to that,
 /// whether a rank waits for its forward or its gradient. Enumerators, which cost constant evaluation nothing.
 enum progress : std::uint8_t {
   untouched = 0,
@@ -22,19 +22,19 @@ enum progress : std::uint8_t {
   gradient_done = 16  // by B, or by I and W: nothing is to come
 };
 
-/// Whether every rank runs to the end of its list, each action where it belongs, after what it needs, exactly once. Sends may
-/// be rendezvous: on a lowered program receives are posted ahead of their use in the order of the sends, so what blocks a rank
-/// is always the computation it waits for.
+/// Whether every rank runs to the end of its list, each action where it belongs, after its inputs, exactly once. Sends may
+/// be rendezvous: on a lowered program receives are posted ahead of their use in the order of the sends, so a rank is blocked
+/// only by the computation that it waits for.
 ///
-/// The ranks take turns in a ring. A rank that finds what it needs not yet there leaves the ring until the action it waits for
-/// has run. `InTurns`: a turn ends after a B or I, which keeps the ranks of most schedules so well in step that hardly any has
-/// to wait; otherwise a turn goes as far as it can. The answer is the same: the first is faster for a compiler, the second for a
+/// The ranks take turns in a ring. A rank whose input is not there leaves the ring until the action that it waits for has run.
+/// `InTurns`: a turn ends after a B or I, which keeps the ranks of most schedules so well in step that hardly any has to wait;
+/// otherwise a turn goes as far as it can. The answer is the same: the first is faster for a compiler, the second for a
 /// processor.
 ///
 /// The caller brings the memory, as arrays or as pointers: `state`, stages × microbatches zeros; `next` and `after`, one
 /// element a rank. Constant evaluation pays for each expression, and again for each large number that is new to it: hence
-/// arrays rather than pointers, locals that are not const (a const one is converted whenever it is read), neighbouring cells for
-/// neighbouring stages, and a single comparison for a cell that nobody waits for.
+/// arrays rather than pointers, locals that are not const (a const one is converted whenever it is read), neighbouring cells
+/// for neighbouring stages, and a single comparison for a cell that no rank waits for.
 template <bool InTurns, class Plan, class States, class Positions>
 constexpr bool plays_through(Plan const& plan, States& state, Positions& next, Positions& after) {
   int ranks = plan.size.ranks;
@@ -43,7 +43,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   int micro_batches = plan.size.micro_batches;
   bool forward_only = plan.forward_only;
   if (ranks < 1) return stages * micro_batches == 0;
-  // What a complete plan holds: F and B of each (stage, microbatch), and one more for each I, its W, and for each R. No action
+  // The work of a complete plan: F and B of each (stage, microbatch), and one more for each I, its W, and for each R. No action
   // runs twice, so one that holds as many holds them all.
   int missing = (forward_only ? 1 : 2) * stages * micro_batches - (plan.begin[ranks] - plan.begin[0]);
   for (int r = 0; r < ranks; ++r) {
@@ -105,7 +105,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
             state[cell] = gradient_done;
             continue;
           }
-          if (is_own(a.kind)) {  // no rank waits for it: its row is `check_lists`' (check.hpp)
+          if (is_own(a.kind)) {  // no rank waits for own actions: their rows are `check_lists`' (check.hpp)
             if (!plan.own[own_number(a.kind)].declared) return false;
             ++missing;
             continue;
@@ -132,7 +132,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
         if (now != forward_done + gradient_awaited && now != recomputed + gradient_awaited) return false;
         --stage;  // whose rank waits
       }
-      // Who waited has its turn next.
+      // The rank that waited has its turn next.
       int woken = plan.rank_of[stage];
       after[woken] = after[rank];
       after[rank] = woken;

@@ -6,11 +6,11 @@
 #include <chevron/prove/wires.hpp>
 
 /// \file
-/// What narrow links alone make a step take: a part of `bounds`.
+/// Raises bounds by narrow links alone: a part of `bounds`.
 
 namespace chevron::detail {
 
-/// What goes along one wire.
+/// The messages of one wire.
 struct wire_load {
   double transfers = 0;  ///< of a step, in sum
   double before = 0;     ///< least time until the first can begin
@@ -24,7 +24,7 @@ struct wire_load {
   constexpr double length() const { return transfers > 0 ? before + transfers + behind : 0; }
 };
 
-/// Raises bounds to what each wire takes for its messages, where transfers occupy them. For the makespan, from the step's start
+/// Raises bounds to the time of each wire's messages, where transfers occupy them. For the makespan, from the step's start
 /// to the end of what the last message leads to. For the span of the rank that has the earlier stage: its own F stands before
 /// what it sends with the forwards, and the gradient comes back to it; what it gets against the forwards follows an F of its
 /// own.

@@ -36,7 +36,7 @@ struct wires {
       newest.data[sender(i)] = i;
     }
   }
-  /// The wire of what crosses a boundary between stages, with the forwards or against them; -1: it stays on its rank.
+  /// The wire of messages across a boundary between stages, with the forwards or against them; -1: both stages are on one rank.
   constexpr int carrying(int boundary, bool forwards) const { return number_.data[forwards ? boundary : stages_ + boundary]; }
 
  private:

@@ -19,8 +19,9 @@ namespace chevron::search::detail {
 
 /// Simulated annealing of one order. A trial takes an action on a critical path and puts it elsewhere in its rank's list; what
 /// became longer is kept if it is not much longer, and less and less of that towards the end. (Only such moves can shorten a
-/// step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992.) The whole order is played only where the longest way
-/// through the actions that a move touches leaves a hope. The order must be lawful, hold no fused pairs, and keep the limit.
+/// step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992.) The whole order is played only where the longest
+/// way through the actions that a move touches leaves a hope. The order must be lawful, hold no fused pairs, and keep the
+/// limit.
 class annealing {
  public:
   constexpr annealing(plan_view const& start, problem const& asked, std::uint64_t seed)
@@ -43,7 +44,7 @@ class annealing {
     find_path();
   }
 
-  /// Runs trials while the best is longer than `bound` and nobody says stop; gives how many.
+  /// Runs trials while the best is longer than `bound` and the watcher does not stop them; gives their number.
   constexpr int run(int trials, double bound, watched& watch) {
     double const hottest = longest_action_ * (played_.total < short_order ? temperature_if_short : temperature);
     for (int trial = 0; trial < trials; ++trial) {
@@ -70,7 +71,7 @@ class annealing {
   static constexpr int near = 4;
   static constexpr int far = 40;
 
-  /// How good an order is: its length, and a little of what all ranks take on average, so that a step towards a shorter length
+  /// The score of an order: its length, and a little of the ranks' mean time, so that a step towards a shorter length
   /// counts before the length itself is shorter.
   struct merit {
     double length = 0;
@@ -88,7 +89,7 @@ class annealing {
     out.energy = out.length + weight_of_mean * sum / played_.ranks;
     return out;
   }
-  /// Writes down where actions stand and what is held after each.
+  /// Notes the places of actions, and the chunks held after each.
   constexpr void note(int rank, int from, int to) {
     played_.note(from, to);
     double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
@@ -230,7 +231,7 @@ struct ascent {
     if (length >= 0 && search.best_length() >= length) return tried;
     plan made = copy_of(from);
     search.write_best(made);
-    // Local search takes every wire to be free: what messages wait for it, the simulation says.
+    // Local search takes every wire to be free: the simulation knows how long messages wait for one.
     double const made_length = asked.costs.occupies_wire() ? length_of(asked.goal, made, asked.costs) : search.best_length();
     if (length >= 0 && made_length >= length) return tried;
     best = static_cast<plan&&>(made);

@@ -14,14 +14,14 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Gaps of an order, filled with what comes later in it.
+/// Fills gaps of an order with later actions of it.
 
 namespace chevron::search::detail {
 
 /// Plays an order forwards or backwards in time. Where a rank would wait for its next action, it takes the first of those
 /// behind that it can take without making that one wait longer, and without holding more than the limit then or at any place of
-/// the order up to where the action taken stood. Backwards, what is taken early comes late. (Passes in turn both ways are Li and
-/// Willis' way to improve schedules: European Journal of Operational Research 56(3), 1992.)
+/// the order up to where the action taken stood. Backwards, actions that are taken early come late. (Passes in turn both ways
+/// are Li and Willis' way to improve schedules: European Journal of Operational Research 56(3), 1992.)
 class backfill {
  public:
   constexpr backfill(replay& played, activation_limit memory)
@@ -62,7 +62,7 @@ class backfill {
     return true;
   }
 
-  /// What `dispatch` asks.
+  /// The policy of `dispatch`.
   constexpr int number(int row, int k) const { return in_row_.data[number_at(row, k)]; }
   constexpr int take(int rank, double now, double const* ready, int const* taken, double& until) {
     int const row = choose(rank, now, ready, taken, until);
@@ -114,7 +114,7 @@ class backfill {
   };
 
   constexpr int number_at(int row, int k) const { return row * played_.micro_batches + k; }
-  /// How long an action occupies its rank.
+  /// The time for which an action occupies its rank.
   constexpr double busy(int number) const {
     int const time = played_.time_of.data[number];
     return played_.lasts.data[time] + played_.post.data[time];
@@ -140,7 +140,7 @@ class backfill {
   buffer<int> given_;  // the order, in the direction of time
   buffer<int> made_;
   buffer<int> at_;          // by number: where in the order it was given
-  buffer<double> held_at_;  // by place in the order: what is held after it, with what was taken early
+  buffer<double> held_at_;  // by place in the order: chunks held after the action, those taken early included
   buffer<int> in_row_;      // by row: its actions as they were given, which need not be in the order of microbatches
   chevron::detail::stages_by_rank by_rank_;  // of rows, not stages
   buffer<progress> come_;
@@ -162,10 +162,10 @@ constexpr void fill_gaps(plan& order, double& length, problem const& asked, doub
   }
 }
 
-/// The same, also as if messages took twice and three times as long, and then as they are. Where two ranks wait for each other's
-/// messages in turn, an action that is taken earlier gains nothing, for the next one waits just as long; slower messages lead to
-/// orders in which such ranks have a microbatch more in hand. Very many actions are filled anew only
-/// once, and where they are near the bound.
+/// The same, also as if messages took twice and three times as long, and then as they are. Where two ranks wait for each
+/// other's messages in turn, an action that is taken earlier gains nothing, for the next one waits just as long; slower
+/// messages lead to orders in which such ranks have a microbatch more in hand. Very many actions are filled anew only once, and
+/// where they are near the bound.
 constexpr void fill_gaps_by_slower_messages(plan& order, double& length, problem const& asked, double bound, watched& watch) {
   plan const start = copy_of(order);
   fill_gaps(order, length, asked, bound, watch);

@@ -29,16 +29,18 @@ struct searched_schedule {
   effort how_hard;
   char const* name;
 
-  /// The most chunks in flight on any rank, as the gate counts them; at least as many as a rank has stages.
+  /// The same description with a most of chunks in flight on any rank, as the gate counts them; at least as many as a rank has
+  /// stages.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     auto const to = limits.with_in_flight(expression::as_node(most));
     return searched_schedule<Placement, Costs, std::remove_const_t<decltype(to)>>{where, times, work, to, goal, how_hard, name};
   }
-  /// What is made short: the makespan, unless told.
+  /// The same description with another objective; without this call the search makes the makespan short.
   constexpr searched_schedule by(objective other) const { return {where, times, work, limits, other, how_hard, name}; }
-  /// How long to try: `trying({.trials = 3000})`. More is not always shorter.
+  /// The same description with another effort: `trying({.trials = 3000})`. More trials do not always give a shorter schedule.
   constexpr searched_schedule trying(effort other) const { return {where, times, work, limits, goal, other, name}; }
+  /// The same description under the name `as`.
   constexpr searched_schedule named(char const* as) const { return {where, times, work, limits, goal, how_hard, as}; }
 };
 
@@ -72,16 +74,19 @@ inline constexpr int stages_costed<stage_costs<Stages>> = Stages;
 
 namespace chevron {
 
+/// The number of stages of a searched schedule at this size.
 template <class... Parts>
 constexpr int stages_of(search::searched_schedule<Parts...> const& what, shape size) {
   return stages_in(what.where, size);
 }
+/// The number of actions of a searched schedule at this size.
 template <class... Parts>
 constexpr int actions_at_most(search::searched_schedule<Parts...> const& what, shape size) {
   return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.micro_batches;
 }
 
-/// Searches. What cannot be made comes back with `problem` set.
+/// Searches for the schedule at this size.
+/// \returns a plan; one with `problem`, where the search finds none
 template <class Placement, class Costs, class Limits>
 constexpr plan expand(search::searched_schedule<Placement, Costs, Limits> const& what, shape size) {
   plan placed;

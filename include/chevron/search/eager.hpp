@@ -14,19 +14,20 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Orders in which no rank waits while it could do anything: what a search by span begins with where memory is plentiful.
+/// Orders in which no rank waits while an action of it is ready: the start of a search by span where memory is plentiful.
 
 namespace chevron::search::detail {
 
-/// What a rank does first of what it can do, in a part of the step. Numbers of microbatches are those of the first and of the
-/// last rank; in between, in proportion.
+/// The order of preference among a rank's ready actions, in a part of the step. Numbers of microbatches are those of the first
+/// and of the last rank; ranks in between have numbers in proportion.
 struct eager_phase {
   double few[2];   ///< with fewer in flight, from F to I, F goes first, then I
   double most[2];  ///< with so many in flight no F
   double left;     ///< with so many W left to do, W goes first; it is the last choice otherwise
 };
 
-/// The same in all of a step: in its beginning forwards have to be many, in its end W have to be left for when nothing else is.
+/// The preferences of a rank in all of a step: in its beginning forwards have to be many, at its end W have to be left for
+/// times without other ready actions.
 struct eager_rule {
   static constexpr int parts = 3;
   eager_phase phases[parts];
@@ -61,7 +62,7 @@ class eager_order {
     return chevron::detail::dispatch(played_, *this);
   }
 
-  /// What `dispatch` asks.
+  /// The policy of `dispatch`.
   constexpr int take(int rank, double now, double const* ready, int const* taken, double& until) {
     int const row = choose(rank, now, ready, taken, until);
     if (row == chevron::detail::sleeps) return row;
@@ -105,7 +106,7 @@ class eager_order {
         if (k == 0) {
           double const room = 2 * stage < played_.stages ? most * rule_->most_early : most;
           bool const full = memory_.most > 0 && come_.data[rank].held + 1 > memory_.most + activation_limit::rounding;
-          if (full || (flying > 0 && flying >= room)) continue;  // full with nothing in flight: there is a W to run
+          if (full || (flying > 0 && flying >= room)) continue;  // full with nothing in flight: a W is left to run
         }
         if (ready[row] <= now) {
           can[k] = row;
@@ -137,12 +138,12 @@ class eager_order {
   double longest_ = never;
 };
 
-/// W wait for an occasion, however many are left.
+/// No number of W left makes a rank run them before it would idle.
 inline constexpr double never_left = 1e9;
 
-/// The shortest of orders by drawn rules, in rounds, after a fifth of each drawn near its best ones; without actions if there
-/// is none. Backwards must be split.
-/// \param how_hard a rule is drawn for every five trials: 20 to 40,000 in all, fewer where there are many actions
+/// The shortest of orders by randomly drawn rules; a plan without actions where no rule gives an order. Draws in
+/// rounds: a fifth of each freely, the rest near the best rules of the round. Backwards must be split.
+/// \param how_hard a rule is drawn for every five trials: 20 to 40,000 in all, fewer where plans have many actions
 constexpr plan eager_start(plan const& like, problem const& asked, effort const& how_hard, double bound, watched& watch) {
   constexpr int kept = 20;
   constexpr int rounds = 8;  // some end where nothing near is better

@@ -10,14 +10,14 @@
 
 namespace chevron::search {
 
-/// Looks for the shortest schedule of this shape on this placement: from the catalogue's schedules, the zero-bubble paper's
-/// orders (with one stage a rank) and list schedules, the best is improved by local search, trial by trial. So the result is
-/// never longer than the best of the catalogue that lives on this placement and keeps the limit. Of a small pipeline all orders
-/// are looked through (`refute`); then nothing is shorter, and that is said: `found.optimal()`.
+/// Looks for the shortest schedule of this shape on this placement. Local search improves the best of the catalogue's
+/// schedules, the zero-bubble paper's orders (with one stage a rank) and list schedules, trial by trial. So the result is never
+/// longer than any schedule of the catalogue that lives on this placement and keeps the limit. Of a small pipeline `refute`
+/// looks through all orders; `found.optimal()` then says that no order is shorter.
 ///
 /// \param judge accepts orders among those that keep the limit, as `detail::any_order` does
-/// \returns a plan that passes `check` and declares its limit of chunks in flight: `lower(prove(found.best))`. Where there is
-/// none, `best.problem` says why; it does not throw
+/// \returns a plan that passes `check` and declares its limit of chunks in flight: `lower(prove(found.best))`. Where no
+/// plan is found, `best.problem` says why; nothing is thrown
 template <class Judge = detail::any_order>
 constexpr found find(problem const& asked, effort how_hard = {}, Judge const& judge = {}) {
   if (finding const f = detail::refusal(asked)) return detail::refused(asked, f);

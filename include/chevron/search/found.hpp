@@ -16,10 +16,10 @@ namespace chevron::search {
 
 /// The result of a search. A search that answers more than the order derives its result from this.
 struct found {
-  plan best;          ///< proved; or, where there is none, `best.problem` says why
+  plan best;          ///< proved; or `best.problem` says why no plan was found
   double length = 0;  ///< of the best, in the costs' unit
   double bound = 0;   ///< no schedule on this placement is shorter; of unequal microbatches none that takes them as given
-  plan_name start;    ///< what the best was made from
+  plan_name start;    ///< the order from which the best was made
   plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
   double published_length = 0;  ///< its length, in the costs' unit
   std::int64_t trials = 0;      ///< changes tried
@@ -31,7 +31,7 @@ struct found {
   /// Whether a further round is of no use, or its watcher has said stop.
   bool settled() const { return best.problem || optimal() || stopped; }
   double shortest() const { return length; }
-  /// Takes what a further round came to, if that is shorter.
+  /// Takes the result of a further round, `next`, if it is shorter.
   void add(found&& next) {
     std::int64_t const all = trials + next.trials;
     bool const ended = next.stopped;

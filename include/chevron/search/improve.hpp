@@ -13,7 +13,7 @@
 #include <chevron/search/steady.hpp>
 
 /// \file
-/// A search that is small enough for a compiler: what is known at one limit, improved there.
+/// A search small enough for a compiler: improves known schedules at one limit.
 
 namespace chevron::search {
 
@@ -31,10 +31,11 @@ constexpr bool lives_on(plan const& placed, Schedule const& one) {
 
 }  // namespace detail
 
-/// The shortest of what is known at one limit (the catalogue's schedules, the zero-bubble paper's rule, list schedules and, where
-/// memory is short, periodic orders), improved by local search. Never longer than the best of the catalogue that lives on this
-/// placement and keeps the limit; mostly longer than what `find` finds, which comes up from smaller limits and tries for longer.
-/// With 8 ranks and 32 microbatches a compiler does it in seconds, and finds what the running program finds.
+/// The shortest of the schedules known at one limit (the catalogue's schedules, the zero-bubble paper's rule, list schedules
+/// and, where memory is short, periodic orders), improved by local search. Never longer than the best of the catalogue that
+/// lives on this placement and keeps the limit; mostly longer than the result of `find`, which comes up from smaller limits and
+/// tries for longer. With 8 ranks and 32 microbatches a compiler takes seconds, and finds the same schedule as the running
+/// program.
 ///
 /// \param how_hard `trials` of local search, 0: 1000. Where memory is short a tenth of them, after as many changes of a period,
 /// or of each of two from 2000 trials on

@@ -13,28 +13,30 @@
 #include <chevron/search/random.hpp>
 
 /// \file
-/// What a step takes where computations do not take what they were planned with: drawn times, and what is said of many draws.
+/// The time of a step whose computations take other times than planned: random durations, and figures of many draws.
 
 namespace chevron::search {
 
-/// How times vary. Each draw is a step of all replicas.
+/// The variation of times. Each draw is a step of all replicas.
 struct jitter {
-  double spread = 0;        ///< standard deviation of what a computation takes, as a share of its mean; 0.05 is 5 %
+  double spread = 0;        ///< standard deviation of a computation's time, as a share of its mean; 0.05 is 5 %
   int replicas = 1;         ///< pipelines side by side: a step ends with the slowest
-  double slow_replica = 1;  ///< what one of them multiplies its computations' times by
+  double slow_replica = 1;  ///< factor of the times of one replica's computations
   int draws = 200;
   std::uint64_t seed = 1;
 };
 
-/// What each computation of one pipeline takes in one draw: its cost times a log-normal factor of mean 1. A factor belongs to
-/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations whatever their order; a B
-/// takes what its I and W take. Messages take what they cost.
+/// The time of each computation of one pipeline in one draw: its cost times a log-normal factor of mean 1. A factor belongs to
+/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations in any order; a B takes
+/// the sum of its I and W. Messages take their costs.
 ///
 /// A factor is exp(s·z - s²/2) with s² = ln(1 + spread²) and, by Box and Muller, z = √(-2 ln(1 - u))·cos(2πv). Here u and v are
 /// the first two shares of random numbers seeded with mixed(d + 2^32·kind + 2^16·stage + microbatch), where d is
 /// mixed(mixed(seed) + 2^32·draw + replica), mixed(x) the first number after seed x, and kind 0, 1, 2 for F, I, W.
 class duration_sample {
  public:
+  /// Draws the factors.
+  /// \param draw seeds the random numbers, together with `replica`, the number of the pipeline in this draw
   duration_sample(jitter const& how, int stages, int micro_batches, int draw, int replica)
       : stages_(stages), micro_batches_(micro_batches), factor_(static_cast<std::size_t>(3 * stages * micro_batches)) {
     using detail::random_numbers;
@@ -76,8 +78,11 @@ class duration_sample {
 
 /// Costs that a draw has changed.
 struct sampled_costs : cost_view {
+  /// \param planned the costs before the draw
+  /// \param drawn the factors, which outlive this object
   sampled_costs(cost_view const& planned, duration_sample const& drawn) : cost_view(planned), now(&drawn) {}
 
+  /// The duration of an action in the draw.
   double of_action(action a) const {
     int const s = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
@@ -86,6 +91,7 @@ struct sampled_costs : cost_view {
     return length * (of_input(s) * now->factor(gradient_kind(true), s, m) +
                      of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m));
   }
+  /// The duration of a fused pair of these actions in the draw.
   double of_pair(action forward_half, action backward_half) const {
     return of_halves(of_action(forward_half), of_action(backward_half));
   }
@@ -93,12 +99,12 @@ struct sampled_costs : cost_view {
   duration_sample const* now;
 };
 
-/// When every action of a lawful plan runs in a draw, its order being kept.
+/// The timeline of a lawful plan in a draw, whose order is kept.
 inline timeline simulate_sampled(plan_view const& plan, sampled_costs const& costs) {
   return chevron::detail::simulate_once(plan, costs);
 }
 
-/// How long a step of a lawful plan is in each draw, in the costs' unit.
+/// The length of a lawful plan's step in each draw, in the costs' unit.
 inline std::vector<double> sampled_lengths(plan_view const& plan, cost_view const& costs, jitter const& how,
                                            objective goal = objective::makespan) {
   std::vector<double> out;
@@ -126,12 +132,13 @@ inline double quantile(std::vector<double> values, double share) {
 /// The share of draws that a plan is judged by.
 inline constexpr double target_percentile = 0.9;
 
-/// What many draws say of one plan, in the costs' unit.
+/// Figures of one plan over many draws, in the costs' unit.
 struct sampled_figures {
   double median = 0;
   double p90 = 0;     ///< nine steps of ten take less
-  double spread = 0;  ///< from what one step of ten stays below to what nine of ten do
+  double spread = 0;  ///< between the lengths that one step of ten, and nine of ten, stay below
 
+  /// \param lengths of a step, one in each draw
   explicit sampled_figures(std::vector<double> const& lengths)
       : median(quantile(lengths, 0.5)),
         p90(quantile(lengths, target_percentile)),
@@ -143,13 +150,15 @@ struct sampled_difference {
   double by = 0;
   double error = 0;  ///< its standard error
 
-  /// Chance alone makes a difference of two standard errors once in twenty times.
+  /// Whether the difference is above two standard errors: chance alone makes such a one once in twenty times.
   bool clear() const { return std::abs(by) > 2 * error; }
+  /// Whether the first plan's percentile is clearly below the other's.
   bool below() const { return by < 0 && clear(); }
 };
 
-/// The standard error is the bootstrap's (Efron, The Annals of Statistics 7(1), 1979): 200 times as many draws are taken from
-/// these, with repetition and the same for both.
+/// The difference between two plans' percentiles, by their lengths in the same draws. Its standard error is the bootstrap's
+/// (Efron, The Annals of Statistics 7(1), 1979): takes as many draws 200 times from these, with repetition, the same for both.
+/// \param mine lengths of the first plan's step, \param other of the second's
 inline sampled_difference difference(std::vector<double> const& mine, std::vector<double> const& other) {
   constexpr int times = 200;
   sampled_difference out{quantile(mine, target_percentile) - quantile(other, target_percentile), 0};

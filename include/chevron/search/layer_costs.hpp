@@ -10,11 +10,11 @@
 #include <chevron/plan/profile.hpp>
 
 /// \file
-/// What layers cost, read off what stages were measured to cost; and what stages cost that hold other layers.
+/// Costs of layers, by measured costs of stages; and costs of stages that hold other layers.
 
 namespace chevron::search {
 
-/// What a piece of a model costs a microbatch.
+/// The costs of a piece of a model, for a microbatch.
 struct piece_costs {
   double forward = 0, backward_input = 0, backward_weight = 0;
 };
@@ -24,8 +24,8 @@ struct piece_costs {
 struct layer_costs {
   std::vector<piece_costs> layers;
   piece_costs embedding, head;    ///< the first stage's backward is all W where `first_input` says so; else as in the others
-  double first_input = -1;        ///< what the first stage's missing input gradient takes nevertheless; below 0: it has one
-  double communication = 0;       ///< of a message, whatever the boundary
+  double first_input = -1;        ///< time of the first stage's missing input gradient all the same; below 0: the stage has one
+  double communication = 0;       ///< of a message, at any boundary
   std::vector<double> transfers;  ///< of a message by boundary, where links differ; empty: `communication` on each
   std::vector<double> latency;    ///< of a message by boundary; empty: none
   occupies communication_occupies = occupies::nobody;
@@ -75,15 +75,15 @@ inline std::vector<int> even_layers(int layers, int stages) {
   return out;
 }
 
-/// How many layers each stage holds, as `--layers` of chevron-train takes it: `4,4,3,1`.
+/// The number of layers of each stage, as `--layers` of chevron-train takes it: `4,4,3,1`.
 inline std::string layers_text(std::vector<int> const& layers) {
   std::string out;
   for (int const count : layers) out += (out.empty() ? "" : ",") + std::to_string(count);
   return out;
 }
 
-/// What layers cost, worked out of stages that held `measured.layers` each: the layers of a stage between first and last cost
-/// alike, those of the first and the last stage what a layer of the stage beside them costs; embedding and head are the rest.
+/// The costs of layers, by stages that held `measured.layers` each: the layers of a stage between first and last cost
+/// alike, those of the first and the last stage as much as a layer of the stage beside them; embedding and head are the rest.
 /// \param split whether I and W are needed one by one
 inline layer_costs layer_costs_of(profile const& measured, bool split) {
   layer_costs out;
@@ -117,7 +117,7 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
   auto const each_of = [](piece_costs const& all, int count) {
     return piece_costs{all.forward / count, all.backward_input / count, all.backward_weight / count};
   };
-  // Of a number of layers at one end: what is left beside them, and what each of them takes where that would be below nothing.
+  // Of a number of layers at one end: the rest beside them, and the cost of each where that rest would be below 0.
   auto const rest = [](double all, int count, double& of_layer) {
     if (count > 0 && all < count * of_layer) of_layer = all / count;
     return all - count * of_layer;

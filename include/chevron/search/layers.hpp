@@ -16,7 +16,7 @@
 #include <chevron/search/problem/effort.hpp>
 
 /// \file
-/// How many layers each stage should hold, found together with the order.
+/// Searches for the number of layers of each stage, together with the order.
 
 namespace chevron::search {
 
@@ -31,7 +31,7 @@ struct layers_found : found {
 
   /// Whether a further round is of no use, or its watcher has said stop.
   bool settled() const { return best.problem || stopped || (nothing_better && optimal()); }
-  /// Takes what a further round came to, if that is shorter.
+  /// Takes the result of a further round, `next`, if it is shorter.
   void add(layers_found&& next) {
     bool const ended = next.stopped;
     if (!next.best.problem) {
@@ -86,7 +86,7 @@ class promising_cuts {
   }
 
   std::vector<candidate> const& candidates() const { return candidates_; }
-  /// Whether these are all cuts that there are.
+  /// Whether these are all possible cuts.
   bool complete() const { return complete_; }
 
  private:
@@ -188,7 +188,7 @@ class promising_cuts {
 
 }  // namespace detail
 
-/// How hard `find_layers` tries.
+/// The effort of `find_layers`.
 struct layer_effort {
   effort brief{.trials = 1000};  ///< of the search on every cut that is looked at
   effort thorough{};             ///< of that on the best of them
@@ -198,19 +198,22 @@ struct layer_effort {
 
 /// Searches for the order of one cut within the problem's limit of chunks.
 struct find_in_chunks {
+  /// Searches for the schedule of one cut.
+  /// \returns the result of `find`
   found operator()(problem const& of_cut, std::vector<int> const& /*layers*/, effort const& how_hard) const {
     return find(of_cut, how_hard);
   }
 };
 
-/// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order of
-/// what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was found;
-/// those that come out shortest are searched again, thoroughly. A watcher ends all of it if both efforts name it. Every stage but
-/// the first and the last holds a layer at least.
+/// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order
+/// of what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was
+/// found; those that come out shortest are searched again, thoroughly. A watcher ends all of it if both efforts name it. Every
+/// stage but the first and the last holds a layer at least.
 ///
 /// \param costs without a problem; at least `stages - 2` layers
 /// \param asked without costs; within a limit of chunks fewer cuts are looked at
-/// \param search `found(problem of a cut, std::vector<int> its layers of the stages, effort)`: a search that keeps another limit
+/// \param search `found(problem of a cut, std::vector<int> its layers of the stages, effort)`: a search that keeps another
+///   limit
 /// \returns where `search` refuses, its problem in `best.problem`
 template <class Search = find_in_chunks>
 layers_found find_layers(layer_costs const& costs, problem const& asked, layer_effort const& how_hard = {},

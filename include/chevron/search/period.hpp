@@ -14,7 +14,7 @@ namespace chevron::search::detail {
 
 /// A steady pipeline. Each kind of a stage has one action for each microbatch of a period; every rank repeats them in a window
 /// as long as the period, each for the microbatches that are so many windows late. Times that keep this order are kept with it,
-/// so that what a change would push back is found from the change on.
+/// so that the effects of a change are found from the change on.
 class period_order {
  public:
   constexpr period_order(chevron::detail::rows const& of, activation_limit memory, int in_period)
@@ -55,7 +55,7 @@ class period_order {
   }
 
   constexpr bool exists() const { return best_period_ > 0; }
-  /// The shortest period that was kept, and what a rank's work takes at least, for one microbatch.
+  /// The shortest period that was kept, and the least time of a rank's work, for one microbatch.
   constexpr double period() const { return best_period_ / per_; }
   constexpr double least() const { return least_ / per_; }
 
@@ -83,13 +83,13 @@ class period_order {
   }
 
  protected:
-  /// When what an action needs is there, in the frame of the action's own window.
+  /// The arrival of an action's input, in the frame of the action's own window.
   constexpr double ready(int x) const {
     int const from = source_.data[x];
     if (from < 0) return -chevron::detail::never;
     return start_.data[from] + comes_after_.data[x] - period_ * (late_.data[x] - late_.data[from]);
   }
-  /// Those that need what an action makes may have to move.
+  /// Queues the consumers of an action's result, which may have to move.
   constexpr void push_fed(int x) {
     if (feeds_.data[x] >= 0) push(feeds_.data[x]);
     if (weight_.data[x] >= 0) push(weight_.data[x]);
@@ -179,7 +179,7 @@ class period_order {
     }
   }
 
-  /// Writes down for each action what the rows say of it: a change asks for that many times.
+  /// Copies the rows' facts of each action: a change reads them many times.
   constexpr void link() {
     int const stages = rows_.stages;
     for (int x = 0; x < count_; ++x) {
@@ -214,11 +214,11 @@ class period_order {
   buffer<double> start_;  // in the first microbatches' window, less the windows it is late
   buffer<int> best_sequence_;
   buffer<int> best_late_;
-  buffer<int> queue_;  // a ring of those whose starts may have to move
+  buffer<int> queue_;  // a ring of actions whose starts may have to move
   buffer<bool> queued_;
   buffer<int> rank_;
-  buffer<double> lasts_;        // with what a rank's own sends take of its time
-  buffer<int> source_;          // what an action needs from another, or -1
+  buffer<double> lasts_;        // with the time of the rank's own sends
+  buffer<int> source_;          // the action whose result it takes, or -1
   buffer<double> comes_after_;  // how long after the start of its source an action can begin
   buffer<int> feeds_;           // the next action of the same microbatch's way, or -1
   buffer<int> weight_;          // of an I: the W that it leaves, or -1

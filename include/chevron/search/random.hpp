@@ -7,7 +7,7 @@
 
 namespace chevron::search::detail {
 
-/// The same numbers for the same seed on every machine (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+/// Random numbers, the same for the same seed on every machine (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
 class random_numbers {
  public:
   constexpr explicit random_numbers(std::uint64_t seed) : state_(seed) {}

@@ -23,7 +23,7 @@ constexpr void move_up(action* list, int from, int to) {
 }
 
 /// Of one rank, moves R's of later chunks into the first wait of a timeline that is long enough for one of them.
-/// \returns whether there was one
+/// \returns whether an R was moved
 constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& when, int rank, size_view const& sizes,
                           std::int64_t most) {
   action* const list = made.actions.data;
@@ -53,7 +53,7 @@ constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& wh
       wait -= takes;
       ++place;
     }
-    // Behind what was moved, times are others: they are looked up in the next round.
+    // Behind the moved action times have changed: the next round reads them anew.
     if (place > i) return true;
     free_from = when.end.data[last];
     i = last + 1;
@@ -63,10 +63,10 @@ constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& wh
 
 }  // namespace detail
 
-/// A plan with its R's moved into the waits of their ranks, as far as memory allows: where a rank waits longer than an R takes, a
-/// later chunk's R runs then, and holds that chunk's activations from then on. No action begins later than before, so the step
-/// is never longer; of the plans on the way, the first of the shortest is returned. (Mario, Liu et al., PPoPP 2025, has the same
-/// aim; its search is another.) O(actions) a round.
+/// A plan with its R's moved into the waits of their ranks, as far as memory allows: where a rank waits longer than an R takes,
+/// a later chunk's R runs then, and holds that chunk's activations from then on. No action begins later than before, so the
+/// step is never longer; of the plans on the way, the first of the shortest is returned. (Mario, Liu et al., PPoPP 2025, has
+/// the same aim; its search is another.) O(actions) a round.
 /// \param of a lawful plan with R's, such as one of `with_recomputation`
 /// \param sizes,most bytes of activations, and how many a rank may hold; 0: any number
 /// \returns a plan to be proved

@@ -11,8 +11,8 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// An order that local search changes: when each action ends, and how much comes after it, so that what a move would cost is
-/// known from the few actions that it passes.
+/// An order that local search changes, with the end of each action and the longest path after it: the cost of a move follows from
+/// the few actions that it passes.
 
 namespace chevron::search::detail {
 
@@ -45,7 +45,7 @@ class replay : public chevron::detail::rows {
     for (int i = 0; i < total; ++i) order.data[i] = graph.number_of(from.actions[i]);
   }
 
-  /// By how much an action of this row changes what its rank holds.
+  /// The change of a rank's held chunks by an action of this row.
   constexpr double change_of(int row, activation_limit const& memory) const { return held_change(kind_of(row), memory); }
 
   /// Writes down where the actions at [from, to] now stand.
@@ -104,14 +104,14 @@ class replay : public chevron::detail::rows {
     for (int i = 0; i < total; ++i) made.actions.data[i] = action_of(order.data[i]);
   }
 
-  /// When the rank is free again after an action.
+  /// The time at which the rank is free again after an action.
   constexpr double free_after(int a) const { return finish.data[a] + post.data[time_of.data[a]]; }
-  /// When a rank begins to compute.
+  /// The time at which a rank begins to compute.
   constexpr double begins(int rank) const {
     int const a = order.data[begin.data[rank]];
     return finish.data[a] - lasts.data[time_of.data[a]] + before.data[time_of.data[a]];
   }
-  /// What of the length a rank's last action stands for, its end aside.
+  /// The part of the length that a rank's last action adds to its end.
   constexpr double end_value(int rank) const { return span_ ? -begins(rank) : 0; }
   constexpr double length_of(int rank) const {
     return begin.data[rank] == begin.data[rank + 1] ? 0 : finish.data[order.data[begin.data[rank + 1] - 1]] + end_value(rank);
@@ -147,7 +147,7 @@ class replay : public chevron::detail::rows {
   constexpr bool resequence(int from, int to) {
     int* const sequence = sequence_.data;
     int const moved = order.data[to];
-    int const passed = order.data[to < from ? to + 1 : to - 1];  // what it passed last: the farthest
+    int const passed = order.data[to < from ? to + 1 : to - 1];  // the last action that it passed: the farthest
     int const low = place_.data[to < from ? passed : moved];
     int const high = place_.data[to < from ? moved : passed];
     if (low > high) return true;
@@ -155,7 +155,7 @@ class replay : public chevron::detail::rows {
     int with = 0;
     bool possible = true;
     if (to < from) {
-      // What it needs, directly or not, goes before what it passed.
+      // Its direct and indirect inputs go before the actions that it passed.
       with = high - low + 1;
       for (int i = high; i >= low; --i) {
         int const a = sequence[i];
@@ -240,7 +240,7 @@ class replay : public chevron::detail::rows {
       }
     }
   }
-  /// The same for `after`.
+  /// Updates `after` in the same way.
   constexpr void look_back_from(int from, int to) {
     if (span_ && first_moved_) {
       first_moved_ = false;
@@ -281,8 +281,8 @@ class replay : public chevron::detail::rows {
     }
   }
 
-  /// The longest way through the actions at [from, to] in the order as it now stands, from what is known of the others before it
-  /// was changed there. Not below what playing gives for these, unless ways lead out of the window and back into it.
+  /// The longest way through the actions at [from, to] in the order as it now stands, from what is known of the others before
+  /// it was changed there. Not below what playing gives for these, unless ways lead out of the window and back into it.
   constexpr double longest_through(int rank, int from, int to, double* ends) const {
     double now = from > begin.data[rank] ? free_after(order.data[from - 1]) : 0;
     for (int i = from; i <= to; ++i) {
@@ -335,7 +335,7 @@ class replay : public chevron::detail::rows {
     return i < lowest ? i : lowest;
   }
 
-  buffer<int> sequence_;  // all actions, each after what it needs
+  buffer<int> sequence_;  // all actions, each after its inputs
   buffer<int> place_;     // by number: where in the sequence
   buffer<int> region_;
   buffer<std::uint64_t> stale_;  // a bit for each place in the sequence

@@ -24,23 +24,23 @@
 
 namespace chevron::search::detail {
 
-/// The limits at which a search stops on its way up, whatever the limit asked for: every chunk, or a sixteenth of what all stages
-/// hold of one microbatch; an eighth of that for 64 stages or more, a quarter above it and for 256 or more.
+/// The limits at which a search stops on its way up, for any limit that is asked for: every chunk, or a sixteenth of what all
+/// stages hold of one microbatch; an eighth of that for 64 stages or more, a quarter above it and for 256 or more.
 constexpr int next_limit(int limit, int stages) {
   int const parts = limit >= stages || stages >= 256 ? 4 : stages >= 64 ? 8 : 16;
   int const step = stages / parts > 1 ? stages / parts : 1;
   return (limit / step + 1) * step;
 }
 
-/// How many schedules the catalogue has.
+/// The number of schedules in the catalogue.
 inline constexpr int published_count = [] {
   int count = 0;
   catalogue::for_each([&](auto const&) { ++count; });
   return count;
 }();
 
-/// Judges the orders of a search, and accepts all that keep the limit of chunks. A judge that counts otherwise, such as bytes by
-/// rank, has the same members.
+/// Judges the orders of a search, and accepts all that keep the limit of chunks. A judge that counts otherwise, such as bytes
+/// by rank, has the same members.
 struct any_order {
   /// \returns the limit of chunks that every accepted order keeps: the search's own
   constexpr activation_limit widest(activation_limit memory) const { return memory; }

@@ -15,13 +15,13 @@
 #include <chevron/search/start.hpp>
 
 /// \file
-/// A schedule that is short where computations do not take what they were planned with.
+/// Searches for a schedule that is short where computations take other times than planned.
 
 namespace chevron::search {
 
 /// The schedule found under jitter; `length`, `bound` and `published_length` are of times as planned, `published` is the
-/// catalogue's best under this jitter. All drawn lengths are of the same draws, `jitter::draws` of `jitter::seed`, in the costs'
-/// unit; no schedule was made or chosen by them, but that the catalogue's stays where nothing is clearly below it.
+/// catalogue's best under this jitter. All drawn lengths are of the same draws, `jitter::draws` of `jitter::seed`, in the
+/// costs' unit; no schedule was made or chosen by them, but that the catalogue's stays where nothing is clearly below it.
 struct robust_found : found {
   found planned;       ///< by the times as planned: where the search began
   bool drawn = false;  ///< whether the best's order was made over draws
@@ -32,7 +32,7 @@ struct robust_found : found {
 namespace detail {
 
 /// Local search of one order by its mean over a few draws, the same for every trial. It takes an action on the critical path of
-/// one draw, puts it elsewhere in its rank's list, and keeps what is not longer on average.
+/// one draw, puts it elsewhere in its rank's list, and keeps changes that are not longer on average.
 class drawn_descent {
  public:
   drawn_descent(plan const& start, problem const& asked, jitter const& how)
@@ -45,7 +45,7 @@ class drawn_descent {
     for (int i = 0; i < best_.actions.count; ++i) at_[cell(best_.actions.data[i])] = i;
   }
 
-  /// Until nobody wants more; a trial plays the whole order for each draw that it looks at.
+  /// Runs so many trials, unless the watcher stops them; a trial plays the whole order for each draw that it uses.
   void run(int trials, watched& watch) {
     for (int trial = 0; trial < trials && !watch.stop(); ++trial) {
       auto const k = static_cast<std::size_t>(random_.below(static_cast<int>(now_.size())));
@@ -122,8 +122,8 @@ class drawn_descent {
   }
   static constexpr double hopeless = 0.001;
 
-  /// Whether the order is as short as the best, on average over the draws. What is longer by a thousandth in the first draws is
-  /// not looked at further.
+  /// Whether the order is as short as the best, on average over the draws. An order longer by a thousandth in the first draws
+  /// is not looked at further.
   bool not_longer(std::size_t first) {
     then_ = lengths_;
     double more = 0;
@@ -150,15 +150,15 @@ class drawn_descent {
 
 }  // namespace detail
 
-/// Looks for the schedule whose 90th percentile under jitter is the smallest. It begins with `find`, improves what that found and
-/// the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly below
-/// the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile is never
-/// above that of a published schedule on this placement within the limit.
+/// Looks for the schedule whose 90th percentile under jitter is the smallest. Begins with `find`, improves its schedule
+/// and the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly
+/// below the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile
+/// is never above that of a published schedule on this placement within the limit.
 ///
-/// \param planned what a search by the times as planned has found, for the same problem
-/// \param how without a spread there is nothing to draw, and the result is that of `find`
-/// \param how_hard a watcher may end it at any time; what was found is then still judged, by all draws
-/// \returns a plan that passes `check`; or `best.problem` says why there is none
+/// \param planned the result of a search by the planned times, for the same problem
+/// \param how with a spread of 0 the result is that of `find`
+/// \param how_hard a watcher may end it at any time; the best so far is then still judged, by all draws
+/// \returns a plan that passes `check`; or `best.problem` says why none was found
 inline robust_found find_robust(found planned, problem const& asked, jitter const& how, effort how_hard = {}) {
   using namespace detail;
   constexpr int draws_to_descend = 24;
@@ -204,7 +204,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   drawn_descent from_planned(taken_apart(out.planned.best, asked.split()), asked, made_by);
   std::optional<drawn_descent> from_published;
   if (any) from_published.emplace(taken_apart(out.published, asked.split()), asked, made_by);
-  // In turn, so that both have had their share whenever somebody ends it.
+  // In turn, so that both have had their share whenever a watcher ends the search.
   for (int left = trials / 20 + 1; left > 0 && !watch.stop(); left -= drawn_descent::in_turn) {
     int const some = std::min(left, drawn_descent::in_turn);
     from_planned.run(some, watch);
@@ -236,7 +236,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   return out;
 }
 
-/// The same with that search before it.
+/// `find_robust` after `find`, both by the same problem and effort.
 inline robust_found find_robust(problem const& asked, jitter const& how, effort how_hard = {}) {
   return find_robust(find(asked, how_hard), asked, how, how_hard);
 }

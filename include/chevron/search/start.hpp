@@ -16,11 +16,11 @@
 #include <chevron/search/zero_bubble.hpp>
 
 /// \file
-/// What a search begins with: the shortest of the orders that are known without one.
+/// The start of a search: the shortest of the orders that are known without one.
 
 namespace chevron::search::detail {
 
-/// The same order one action at a time: no fused pairs and, if wanted, each B as its I and W.
+/// A plan's order one action at a time: no fused pairs and, if wanted, each B as its I and W.
 constexpr plan taken_apart(plan_view const& from, bool split) {
   plan to = copy_of(from);
   int total = from.total();
@@ -56,8 +56,8 @@ constexpr void finish(plan& made, activation_limit memory) {
   made.in_flight_limit = counted ? memory.chunks() : peak_in_flight(made);
 }
 
-/// A plan to begin with, with microbatches in ascending order where they are of unequal length: changing their order then would
-/// change how long the plan is, and local search keeps it.
+/// A plan to begin with. Puts microbatches of equal length in ascending order; of unequal length, another order would change
+/// how long the plan is, and local search keeps the plan's order.
 constexpr plan to_begin_with(plan made, cost_view const& costs) {
   if (costs.lengths.alike() || made.problem || check(made)) return made;
   return in_ascending_order(made);
@@ -85,7 +85,7 @@ class starting_point {
     if (!keeps(memory_, made) || check(made)) return false;
     double const length = length_of(made);
     take_if_shorter(shortest, shortest_length, made, length, name);
-    // Not one call with `whole ? … : …`: what comes out of ?: as a new object is freed twice by GCC 12 while it compiles.
+    // Not one call with `whole ? … : …`: GCC 12's constant evaluator frees a new object of ?: twice.
     if (whole) {
       take_if_shorter(apart, apart_length, made, length, name);
     } else {
@@ -142,8 +142,8 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
   return out;
 }
 
-/// List schedules with every order of preference that keep so many chunks in flight, counted until W: as many as the limit takes
-/// in the worst case and, where I lets go of some of it, more.
+/// List schedules with every order of preference that keep so many chunks in flight, counted until W: as many as the limit
+/// takes in the worst case and, where I lets go of some of it, more.
 constexpr void add_list_schedules(starting_point& to, problem const& asked) {
   using namespace letters;
   plan_view const placed = asked.where;

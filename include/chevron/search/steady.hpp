@@ -14,7 +14,7 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Search for a period, without unrolling it, and what orders come of it.
+/// Searches for a period, without unrolling it, and for the orders made of it.
 
 namespace chevron::search::detail {
 
@@ -187,7 +187,7 @@ class steady_order : public period_order {
     int const y = sequence_.data[from + other];
     by += start_.data[y] - start_.data[x];
     by += (later ? lasts_.data[y] : -lasts_.data[x]) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
-    // Who goes with it.
+    // The actions that go with it.
     for (int i = 0; i < count_; ++i) {
       old_start_.data[i] = start_.data[i];
       old_late_.data[i] = late_.data[i];
@@ -278,8 +278,8 @@ struct periodic_effort {
   double beat;   ///< only a shorter order counts; below 0: any
 };
 
-/// The best of several periodic orders, every other one made for messages that take twice as long, `samples` of each with its
-/// period, beginnings and ends filled, if it is shorter than `beat`; else without actions.
+/// The best of several periodic orders, if it is shorter than `beat`; else a plan without actions. Every other period is made
+/// for messages that take twice as long; each gives `samples` orders, with beginnings and ends filled.
 /// \param tried gets the changes that were tried added
 constexpr plan periodic_start(plan const& like, problem const& asked, periodic_effort const& how_hard, std::int64_t& tried,
                               watched& watch) {

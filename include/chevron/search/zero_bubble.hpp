@@ -11,13 +11,13 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): one stage a rank, orders made
-/// for given costs and memory.
+/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): one stage a rank, an
+/// order for given costs and memory.
 
 namespace chevron::search {
 
-// What activations weigh: how much each action of a stage takes or gives back, and how much a rank has. The unit is the caller's
-// (chunks, bytes, bytes of one layer …), the same throughout.
+// The weight of activations: the amount that each action of a stage takes or gives back, and a rank's limit. The unit is the
+// caller's (chunks, bytes, bytes of one layer …), the same throughout.
 
 /// A memory model seen by a search: one entry a stage, or one for all (`stride` 0). What F takes, I and W give back: the
 /// three add up to 0.
@@ -25,21 +25,23 @@ struct memory_view {
   double const* forward = nullptr;
   double const* backward_input = nullptr;
   double const* backward_weight = nullptr;
-  double const* limit = nullptr;  ///< what a rank has, by rank or one for all as above; 0: no limit
+  double const* limit = nullptr;  ///< of a rank, by rank or one for all as above; 0: no limit
   int stride = 0;
 
   /// The limit of a rank that is not without one.
   constexpr bool limited(int rank) const { return limit[rank * stride] > 0; }
 };
 
-/// The same model for every stage.
+/// One model for every stage.
 struct memory_model {
-  double forward = 1;           ///< what F of a microbatch takes
+  double forward = 1;           ///< F of a microbatch
   double backward_input = 0;    ///< its I: 0 or below, since it gives back
   double backward_weight = -1;  ///< its W
-  double limit = 0;             ///< what a rank has; 0: no limit
+  double limit = 0;             ///< of a rank; 0: no limit
 
+  /// A view of this model, for all stages.
   constexpr memory_view view() const { return {&forward, &backward_input, &backward_weight, &limit, 0}; }
+  /// `view()`.
   constexpr operator memory_view() const { return view(); }
 };
 
@@ -51,15 +53,17 @@ struct stage_memory {
   double backward_weight[array_size(Stages)]{};
   double limit[array_size(Stages)]{};
 
+  /// A view of this model, of each stage.
   constexpr memory_view view() const { return {forward, backward_input, backward_weight, limit, 1}; }
+  /// `view()`.
   constexpr operator memory_view() const { return view(); }
 };
 
-/// Counts chunks from F until W, as `peak_in_flight` does; `most` 0: no limit.
+/// The memory model that counts chunks from F until W, as `peak_in_flight` does; `most` 0: no limit.
 constexpr memory_model chunks_in_flight(int most) { return {1, 0, -1, static_cast<double>(most)}; }
 
-/// A transformer layer in fp16 (Qi et al., arXiv 2401.10241, table 1): bytes per token of one layer, F taking 34h + 5as, of which
-/// I gives back all but the 32h that W needs. The limit is `pending` times what F takes: P for ZB-1p, 2P for ZB-2p.
+/// A transformer layer in fp16 (Qi et al., arXiv 2401.10241, table 1): bytes per token of one layer, F taking 34h + 5as, of
+/// which I gives back all but the 32h that W needs. The limit is `pending` times what F takes: P for ZB-1p, 2P for ZB-2p.
 constexpr memory_model transformer_layer(int hidden, int heads, int sequence, int pending) {
   double const forward = 34.0 * hidden + 5.0 * heads * sequence;
   double const weight = -32.0 * hidden;
@@ -76,8 +80,8 @@ struct zero_bubble_choice {
 };
 
 /// Builds one zero-bubble order: rank by rank and round by round, a round being one forward and one input gradient on each
-/// rank. Weight gradients go where a rank would wait, where memory runs out, and at the end. No policy of `dispatch`, which goes
-/// by time: with 8 ranks and 32 microbatches 86 % of all actions begin before one that was chosen earlier.
+/// rank. Weight gradients go where a rank would wait, where memory runs out, and at the end. No policy of `dispatch`, which
+/// goes by time: with 8 ranks and 32 microbatches 86 % of all actions begin before one that was chosen earlier.
 struct zero_bubble_weaver {
   cost_view costs;
   memory_view memory;
@@ -115,7 +119,7 @@ struct zero_bubble_weaver {
     return most;
   }
 
-  /// When what the next F or I of a rank needs from its neighbour is there; 0 where it needs nothing.
+  /// The arrival of the neighbour's result for the next F or I of a rank; 0 where the action takes none.
   constexpr double arrival(int rank, family f) {
     action const next = make_action(kinds[f], rank, count(rank, f));
     int const needed = graph.needs(next);
@@ -134,7 +138,7 @@ struct zero_bubble_weaver {
   }
   constexpr bool has_weight(int rank) { return count(rank, weights) < count(rank, inputs); }
 
-  /// Weight gradients until `f` fits; false: there are not enough.
+  /// Runs weight gradients until `f` fits; false: too few are left.
   constexpr bool make_room(int rank, family f) {
     while (!fits(rank, held[rank] + change(rank, f))) {
       if (!has_weight(rank)) return false;
@@ -212,7 +216,7 @@ struct zero_bubble_weaver {
     for (int r = ranks - 1; r >= 0; --r) {
       if (!make_room(r, inputs)) return false;
       fill(r, inputs);
-      // Nobody waits for what the first rank does after its last forward.
+      // No rank waits for actions of the first rank after its last forward.
       while (r == 0 && count(r, forwards) == micro_batches && has_weight(r)) take(r, weights);
       take(r, inputs);
     }
@@ -233,7 +237,7 @@ struct zero_bubble_weaver {
   }
 };
 
-/// What is wrong with a memory model for one stage a rank.
+/// The finding about a memory model for one stage a rank.
 constexpr finding check_memory(memory_view const& memory, int ranks) {
   finding f;
   f.broken = law::description;

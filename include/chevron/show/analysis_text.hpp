@@ -12,7 +12,7 @@
 #include <chevron/show/text.hpp>
 
 /// \file
-/// What goes below a plan's timeline on a terminal: where each rank's time goes, and the critical path.
+/// The text below a plan's timeline on a terminal: the time of each rank by use, and the critical path.
 
 namespace chevron::show {
 
@@ -35,7 +35,8 @@ inline std::string right_aligned(std::vector<std::vector<std::string>> const& ro
 
 }  // namespace detail
 
-/// A line a rank: time that it computes, waits and, where transfers occupy it, communicates; its peak in flight.
+/// A table of a plan's figures, a line a rank: its time of computing, of waiting and, where transfers occupy ranks, of
+/// communicating, and its peak in flight.
 inline std::string ranks_text(figures const& f, text_style const& style = {}, bool forward_only = false) {
   bool const communicates = std::any_of(f.idle.begin(), f.idle.end(), [](idle_time const& t) { return t.communicating > 0; });
   std::vector<std::vector<std::string>> rows{{"rank", "computes"}};
@@ -56,7 +57,7 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}, bo
          "   draining: after the last forward\n";
 }
 
-/// The critical path, with what stays on one rank drawn together: `0F0 > 1F0 … 1B7 (12 actions) > 0B7`.
+/// The critical path of a plan under these costs, with steps on one rank drawn together: `0F0 > 1F0 … 1B7 (12 actions) > 0B7`.
 inline std::string critical_path_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   critical_path const path = critical_path_of(plan, costs, simulate(plan, costs));
   auto const spelled = [&](int i) {

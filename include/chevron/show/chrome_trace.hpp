@@ -40,8 +40,8 @@ inline int stream_of(kind what) {
   }
 }
 
-/// A track for each box. Slices of one track must not overlap in part, so what runs at once on one stream (two sends under way)
-/// goes to further tracks: `lane` 0, 1, 2 … of the stream.
+/// A track for each box. Slices of one track must not overlap in part, so boxes at the same time on one stream (two sends under
+/// way) goes to further tracks: `lane` 0, 1, 2 … of the stream.
 inline std::vector<int> lanes_of(picture const& p) {
   std::vector<int> order(p.boxes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -166,8 +166,10 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
   return out + "\n]}\n";
 }
 
+/// The trace of one picture.
 inline std::string chrome_trace(picture const& one) { return chrome_trace(std::span<picture const>(&one, 1)); }
 
+/// The trace of a plan under these costs.
 inline std::string chrome_trace(plan_view const& plan, cost_view const& costs) { return chrome_trace(picture_of(plan, costs)); }
 
 }  // namespace chevron::show

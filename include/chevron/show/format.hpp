@@ -98,7 +98,8 @@ inline std::string json_string(std::string_view s) {
   return out += '"';
 }
 
-/// Text for XML and HTML, inside an element or a quoted attribute. What XML cannot hold becomes the replacement character.
+/// Text for XML and HTML, inside an element or a quoted attribute. Characters that XML cannot hold become the replacement
+/// character.
 inline std::string xml_text(std::string_view s) {
   std::string out;
   while (!s.empty()) {

@@ -20,7 +20,7 @@ namespace detail {
 
 // The viewer's files, each a raw string. The playground has them, too.
 
-/// How a report looks.
+/// The style sheet of a report.
 inline constexpr char const* viewer_style =
 #include <chevron/show/viewer/viewer.css.inc>
     ;
@@ -144,6 +144,7 @@ inline std::string html(std::span<picture const> pictures, std::span<drawn_facts
   return detail::page(pictures, numbers, facts);
 }
 
+/// The page of one picture.
 inline std::string html(picture const& one) { return html(std::span<picture const>(&one, 1)); }
 
 /// A plan's page, with all that the analyses know; `steps` back to back are drawn, the numbers are one step's. `unit`: the

@@ -19,11 +19,11 @@
 
 namespace chevron::show {
 
-/// What a picture does not know of itself, as far as it is known.
+/// Facts about a plan that its picture does not hold, as far as they are known.
 struct drawn_facts {
   double bound = 0;             ///< no schedule is shorter, in the picture's unit; 0: not known
   int limit = 0;                ///< chunks that may be in flight on a rank; 0: none
-  std::vector<double> message;  ///< what a message takes, by boundary or by boundary and microbatch; empty: not known
+  std::vector<double> message;  ///< the time of a message, by boundary or by boundary and microbatch; empty: not known
 };
 
 namespace detail {
@@ -46,7 +46,7 @@ class number_text {
   std::string out;
 };
 
-/// One row: what kinds of boxes it holds (`works`, six numbers each), and each box as one of these, with how it differs from the
+/// One row: the kinds of its boxes (`works`, six numbers each), and each box as one of these, with how it differs from the
 /// one before of its kind: in most cases the next microbatch, at once, for the same time.
 inline std::string model_row(picture const& p, std::vector<int> const& boxes, double zero, double tick) {
   std::map<std::tuple<int, int, int, int, int>, std::size_t> known;
@@ -87,8 +87,8 @@ inline std::string model_row(picture const& p, std::vector<int> const& boxes, do
 
 }  // namespace detail
 
-/// Pictures as JSON for the viewer, `examples/playground/viewer.js`, which reads it back in `decode`. Times are whole numbers of
-/// `tick`, from each picture's first compute on. `facts`: one entry a picture, or none.
+/// Pictures as JSON, which `decode` of `show/viewer/viewer.js.inc` reads back. Times are whole numbers of `tick`, counted from
+/// each picture's first compute. `facts`: one entry a picture, or none.
 inline std::string html_model(std::span<picture const> pictures, std::span<drawn_facts const> facts = {}) {
   double longest = 0;
   for (picture const& p : pictures) {
@@ -147,8 +147,8 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
   return out + "]}";
 }
 
-/// What a plan under its costs adds to its picture. `steps` of it are drawn, of which the bound knows nothing where they are
-/// several.
+/// The facts of a plan under its costs, for its picture. `steps` of it are drawn, of which the bound knows nothing where they
+/// are several.
 inline drawn_facts facts_of(plan_view const& plan, cost_view const& costs, int steps = 1) {
   drawn_facts out;
   out.limit = plan.in_flight_limit;

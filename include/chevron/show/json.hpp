@@ -28,7 +28,7 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 }
 }  // namespace detail
 
-/// The keys are a promise. Times are in the costs' unit, bubbles are shares from 0 to 1, what says nothing else has one entry a
+/// The keys are a promise. Times are in the costs' unit, bubbles are shares from 0 to 1, all other lists have one entry a
 /// rank:
 ///
 /// - `schedule ranks chunks stages micro_batches`;
@@ -39,9 +39,9 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// - `peak_in_flight` in chunks, `in_flight_over_time` as lists of `[time, chunks from then on]`, `peak_bytes`; `messages` and
 ///   `message_bytes` in a step; bytes are null where stages declare no sizes;
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
-/// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a microbatch
-/// with factor 1; where microbatches are of
-///   unequal length, also `computation_factors` and `transfer_factors` with one entry a microbatch;
+/// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a
+/// microbatch with factor 1; where microbatches are of unequal length, also `computation_factors` and `transfer_factors` with
+/// one entry a microbatch;
 /// - `actions` as strings such as `"3F0"`, a fused pair being one, `"(0F7;7B3)OVERLAP_F_B"`.
 inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
   figures const f = figures_of(plan, costs, sizes);
@@ -119,11 +119,11 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   return out + "\n}\n";
 }
 
-/// A profile as JSON. The keys are a promise: `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages
-/// micro_batches replicas steps`, `pipeline step` (measured), `forward backward backward_input backward_weight` with one entry a
-/// stage, `recompute` too where an R ran, `communication` with one a boundary, `hidden` (a share); null is what was not measured.
-/// Where it is known, `layers` says how many layers each stage held, and `static_bytes activation_bytes kept_bytes input_bytes`,
-/// whole numbers, what it needs.
+/// A profile as JSON. The keys are a promise: `chevron_profile` (1, the version), `unit` ("ms"),
+/// `schedule ranks chunks stages micro_batches replicas steps`, `pipeline step` (measured),
+/// `forward backward backward_input backward_weight` with one entry a stage, `recompute` too where an R ran, `communication`
+/// with one a boundary, `hidden` (a share); null stands for a value that was not measured. Where known, `layers` says how many
+/// layers each stage held, and `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, what it needs.
 inline std::string json(profile const& p) {
   auto const list = [](std::vector<double> const& times) {
     std::string out;

@@ -15,21 +15,21 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// What there is to draw: boxes in time, one row a rank. A plan's simulation and a measured trace both become a `picture`, so
+/// Boxes in time, one row a rank, for all drawings. A plan's simulation and a measured trace both become a `picture`, so
 /// that every drawing treats "predicted" and "measured" alike.
-// The larger functions are templates, so that only who draws compiles them: <chevron/schedule.hpp> brings them to everybody.
+// The larger functions are templates, so that only programs that draw compile them: <chevron/schedule.hpp> includes them.
 
 namespace chevron::show {
 
 /// Which part of a fused pair a box is. The two halves of a pair are neighbours among the boxes, with the same start and end.
 enum class half : unsigned char { none, first, second };
 
-/// How far an action had come when a run failed.
+/// The progress of an action when a run failed.
 enum class progress : unsigned char { unknown, done, waiting, under_way, not_begun };
 
 /// One action in time.
 struct box {
-  int rank = 0;      ///< row: pipeline rank, or global rank (replica × P + pipeline rank) where there are replicas
+  int rank = 0;      ///< row: pipeline rank, or global rank (replica × P + pipeline rank) with replicas
   double start = 0;  ///< in the picture's unit
   double end = 0;
   action op{};    ///< any kind: compute, messages, gradient sums, optimizer
@@ -39,7 +39,7 @@ struct box {
   progress so_far = progress::unknown;
 };
 
-/// Boxes and what is needed to label them.
+/// Boxes and their labels.
 struct picture {
   std::string title;     ///< `predicted`, `measured` …; shown where several pictures share an axis
   std::string schedule;  ///< as the catalogue spells it
@@ -54,7 +54,7 @@ struct picture {
   std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty where it is not known
 
   // Of a run that has failed only.
-  std::string note;                        ///< what became of it, instead of the plan's numbers
+  std::string note;                        ///< the outcome of a run, instead of the plan's numbers
   std::vector<std::string> row_notes;      ///< by row, at its end
   std::vector<std::pair<int, int>> waits;  ///< boxes: one that waits, and the one that it waits for
   int awaited = -1;                        ///< the box for which all waited in the end
@@ -102,8 +102,8 @@ picture picture_of(plan_view const& plan, timeline const& when, std::string titl
   return out;
 }
 
-/// A plan's picture under its costs, with its critical path and, where they occupy a rank, with its transfers: a send right after
-/// its action, a receive right before it.
+/// A plan's picture under its costs, with its critical path and, where they occupy a rank, with its transfers: a send right
+/// after its action, a receive right before it.
 template <class = void>
 picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
   timeline const when = simulate(plan, costs);
@@ -187,7 +187,7 @@ picture only_step(picture const& all, int step) {
   return out;
 }
 
-/// The same picture in another unit: times are multiplied by `factor`.
+/// A picture in another unit: multiplies its times by `factor`.
 template <class = void>
 picture scaled(picture p, double factor, std::string unit) {
   for (box& b : p.boxes) {

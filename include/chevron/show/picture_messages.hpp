@@ -10,7 +10,7 @@
 #include <chevron/show/picture.hpp>
 
 /// \file
-/// What the boxes of a picture tell besides themselves: messages, and chunks in flight over time.
+/// Messages, and chunks in flight over time, by the boxes of a picture.
 
 namespace chevron::show {
 
@@ -24,7 +24,7 @@ struct message {
 /// produce and consume it.
 template <class = void>
 std::vector<message> messages_of(picture const& p) {
-  // Every box by what it is, in one number: step and replica, kind, stage, microbatch. Of equal ones the first counts.
+  // The key of every box, in one number: step and replica, kind, stage, microbatch. Of equal ones the first counts.
   struct entry {
     std::uint64_t what;
     int box;
@@ -80,8 +80,8 @@ struct in_flight_point {
 
 template <class = void>
 std::vector<in_flight_point> in_flight_over_time(picture const& p) {
-  // Where one action ends at the moment the next one starts, the order of a row's boxes decides. (Not std::stable_sort, of which
-  // clang 19 warns in the headers of GCC 12.)
+  // Where one action ends at the moment the next one starts, the order of a row's boxes decides. (Not std::stable_sort, of
+  // which clang 19 warns in the headers of GCC 12.)
   std::vector<std::pair<double, std::size_t>> order;
   for (std::size_t i = 0; i < p.boxes.size(); ++i) {
     box const& b = p.boxes[i];

@@ -96,7 +96,7 @@ class profile_reader {
     return out_.problem.empty();
   }
 
-  /// Finds a key's value. \returns null where there is none
+  /// Finds a key's value. \returns null where the text has none
   json const* find(char const* key) {
     unread_.erase(key);
     auto const found = all_.find(key);
@@ -155,7 +155,7 @@ class profile_reader {
     if (json const* const unit = take("unit"); unit != nullptr && *unit != "ms")
       fault("'unit' is " + shown(*unit) + ", not \"ms\"");
   }
-  /// Reads what costs were measured under.
+  /// Reads the conditions under which costs were measured.
   void read_circumstances() {
     if (json const* const schedule = take_known("schedule"); schedule != nullptr) {
       if (schedule->is_string())
@@ -218,8 +218,8 @@ class profile_reader {
 }  // namespace detail
 
 /// Strict: the version, the unit, the number of stages and the lists of costs must be there, and no key twice or unknown; lists
-/// must have one entry a stage or boundary. What costs were measured under, `layers` and bytes may be left out or null: a profile
-/// may be written by hand.
+/// must have one entry a stage or boundary. The conditions of the measurement, `layers` and bytes may be left out or null: a
+/// profile may be written by hand.
 inline read_profile_result read_profile(std::string_view text) { return detail::profile_reader().read(text); }
 
 }  // namespace chevron

@@ -11,8 +11,8 @@
 
 namespace chevron::show {
 
-/// One block a rank, one line an instruction: position, action, peer, and where its tensors are. The halves of a fused pair have
-/// a line each, and name each other.
+/// A program as text, one block a rank, one line an instruction: position, action, peer, and where its tensors are. The halves
+/// of a fused pair have a line each, and name each other.
 inline std::string program_text(program_view const& program) {
   std::string out;
   for (int r = 0; r < program.plan.size.ranks; ++r) {

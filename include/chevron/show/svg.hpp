@@ -18,6 +18,7 @@
 
 namespace chevron::show {
 
+/// The size of an SVG drawing, and its parts.
 struct svg_style {
   int width = 1000;            ///< in pixels at normal size
   bool standalone = true;      ///< with a size, a heading and a white sheet behind it; a page that embeds it has its own
@@ -56,7 +57,7 @@ class svg_sheet {
     std::string words;
     char const* fill;
   };
-  /// Where a picture stands.
+  /// The place of a picture.
   struct frame {
     picture const& of;
     double zero, top, pitch;
@@ -140,7 +141,7 @@ class svg_sheet {
     if (failed_) guides_.out += progress_marks(p, places);
     y_ = at.top + p.rows * pitch - row_gap_;
     rows_at_.push_back({at.top - 2, y_ + 6});
-    // Where the picture ends, so that two of them can be compared at a glance.
+    // Where the picture ends, so that two pictures can be compared at a glance.
     if (several_) guides_.line(left + width, at.top - 4, left + width, y_ + 4, "stroke=\"#1f2630\" stroke-dasharray=\"3 3\"");
   }
 
@@ -339,8 +340,9 @@ inline std::string svg(std::span<picture const> pictures, svg_style const& style
   return detail::svg_sheet(pictures, style).drawn();
 }
 
+/// The drawing of one picture.
 inline std::string svg(picture const& one, svg_style const& style = {}) { return svg(std::span<picture const>(&one, 1), style); }
-
+/// The drawing of a plan under these costs.
 inline std::string svg(plan_view const& plan, cost_view const& costs, svg_style const& style = {}) {
   return svg(picture_of(plan, costs), style);
 }

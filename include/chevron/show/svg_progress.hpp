@@ -11,7 +11,7 @@
 #include <chevron/show/svg_drawing.hpp>
 
 /// \file
-/// How far a failed run had come, drawn on its plan's timeline: what was done, what was under way, who waited for what.
+/// The progress of a failed run, drawn on its plan's timeline: actions done and under way, and the waits of ranks.
 
 namespace chevron::show::detail {
 
@@ -23,14 +23,14 @@ inline bool is_awaited_row(picture const& p, int row) {
   return p.awaited >= 0 && p.boxes[static_cast<std::size_t>(p.awaited)].rank == row;
 }
 
-/// Where a box was drawn.
+/// The rectangle of a box.
 struct place {
   double x = 0, y = 0, width = 0, height = 0;
 };
 
 inline bool is_faint(progress so_far) { return so_far == progress::not_begun || so_far == progress::waiting; }
 
-/// What a box's rectangle has besides its colour.
+/// The attributes of a box's rectangle besides its colour.
 inline std::string look_of(progress so_far) {
   if (is_faint(so_far)) return " fill-opacity=\"0.24\"";
   return so_far == progress::under_way ? " fill-opacity=\"0.55\"" : "";
@@ -71,7 +71,7 @@ inline std::string wait_arrow(place const& from, place const& to) {
   return d.out;
 }
 
-/// What lies over the boxes.
+/// The marks over the boxes.
 /// \param places by box
 inline std::string progress_marks(picture const& p, std::vector<place> const& places) {
   std::string out = "<g class=\"progress\">\n";
@@ -93,7 +93,7 @@ inline std::string progress_marks(picture const& p, std::vector<place> const& pl
   return out + "</g>\n";
 }
 
-/// What these signs mean, in one line.
+/// The legend of these marks, in one line.
 inline std::string progress_legend(picture const& p, double x, double y, double size) {
   auto const has = [&](progress so_far) {
     return std::any_of(p.boxes.begin(), p.boxes.end(), [&](box const& b) { return b.so_far == so_far; });

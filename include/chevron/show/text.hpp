@@ -13,7 +13,7 @@
 
 /// \file
 /// Timelines for a terminal: one line a rank, time from left to right.
-// The larger functions are templates, so that only who draws compiles them: <chevron/schedule.hpp> brings them to everybody.
+// The larger functions are templates, so that only programs that draw compile them: <chevron/schedule.hpp> includes them.
 
 namespace chevron::show {
 
@@ -43,12 +43,13 @@ std::string header_text(picture const& p, figures const& f, text_style const& st
   return out;
 }
 
-/// A whole timeline: header, rows and legend.
+/// A picture's whole timeline as text: header, rows and legend.
 template <class = void>
 std::string timeline_text(picture const& p, text_style const& style = {}) {
   return header_text(p, figures_of(p), style) + "\n" + rows_text(p, style);
 }
 
+/// The timeline of a plan under these costs.
 template <class = void>
 std::string timeline_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   return timeline_text(picture_of(plan, costs), style);

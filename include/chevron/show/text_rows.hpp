@@ -53,7 +53,7 @@ class text_rows {
   /// Kinds and chunks, which share a column of an overview.
   std::size_t sorts() const { return static_cast<std::size_t>(compute_kinds * chunks_); }
 
-  /// Adds what a box of an overview fills of each column to its kind and chunk.
+  /// Adds the share of each column that a box of an overview fills to the box's kind and chunk.
   void cover(box const& b) {
     double left = (b.start - zero_) * scale_.columns_per_unit;
     double right = (b.end - zero_) * scale_.columns_per_unit;
@@ -99,7 +99,7 @@ class text_rows {
       int const middle = middle_of_pair(begin, end, first_half ? length : others, first_half ? others : length, scale_.band);
       (first_half ? end : begin) = middle;
     }
-    // A box cut by the end of a band carries its label where there is more room.
+    // A box cut by the end of a band carries its label on the side with more room.
     int const cut = (begin / scale_.band + 1) * scale_.band;
     int const label_at = cut < end && cut - begin < length && end - cut > cut - begin ? cut : begin;
     int const background = style_.colour ? background_of(b.op.kind, b.chunk, p_.size.chunks) : 1;

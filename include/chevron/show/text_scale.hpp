@@ -9,11 +9,12 @@
 #include <chevron/show/picture.hpp>
 
 /// \file
-/// How a timeline fits a terminal: columns, colours, bands and line breaks.
+/// Fits a timeline into a terminal: columns, colours, bands and line breaks.
 
 namespace chevron::show {
 
-/// How a terminal wants its text. Whether to colour is the caller's decision: a terminal, and no NO_COLOR in the environment.
+/// The width and colours of a terminal's text. Whether to colour is the caller's decision: a terminal, and no NO_COLOR in the
+/// environment.
 struct text_style {
   int width = 80;       ///< columns
   bool colour = false;  ///< ANSI, 256 colours
@@ -44,7 +45,7 @@ std::string paint(int background, int foreground) {
   return "\x1b[0;48;5;" + std::to_string(background) + ";38;5;" + std::to_string(foreground) + "m";
 }
 
-/// What is written for an action. One chunk: `F3`. Two: `F3` and, for the second, `f3`. More: with the stage in front, `5F3`.
+/// The label of an action. One chunk: `F3`. Two: `F3` and, for the second, `f3`. More: with the stage in front, `5F3`.
 template <class = void>
 std::string label_of(box const& b, int chunks) {
   std::string letter = letters_of(b.op.kind);
@@ -53,8 +54,8 @@ std::string label_of(box const& b, int chunks) {
   return out + letter + std::to_string(b.op.micro_batch);
 }
 
-/// Where in the columns [begin, end) of a pair its second half begins: each half has its label and its share of what the labels
-/// leave, and where a band ends within the pair, the halves part there if their labels fit.
+/// The column in [begin, end) of a pair in which its second half begins: each half has its label and its share of the columns
+/// that the labels leave, and where a band ends within the pair, the halves part there if their labels fit.
 inline int middle_of_pair(int begin, int end, int first_label, int second_label, int band) {
   int const cut = (begin / band + 1) * band;
   if (cut - begin > first_label && end - cut >= second_label) return cut;
@@ -67,7 +68,7 @@ struct cell {
   bool edge = false;   ///< the thin line between two boxes, dark on every colour
 };
 
-/// The smallest time that all starts and ends are multiples of, if there is one of a fair size; else 0.
+/// The smallest time of which all starts and ends are multiples, if a fair size has that property; else 0.
 template <class = void>
 double time_grid(picture const& p, double zero) {
   double shortest = 0;
@@ -87,11 +88,11 @@ double time_grid(picture const& p, double zero) {
   return 0;
 }
 
-/// How time becomes columns.
+/// The scale from time to columns.
 struct scale {
   double columns_per_unit = 1;
   int columns = 0;        ///< of the whole picture
-  int band = 0;           ///< columns of one band: the picture is cut into as many as it needs, one below the other
+  int band = 0;           ///< columns of one band: the picture is cut into bands, one below another
   bool overview = false;  ///< too long for labels: one letter a column
 };
 
@@ -121,7 +122,7 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   }
   double const grid = time_grid(p, zero);
   auto const whole = [&](double s) { return grid > 0 ? std::ceil(s * grid - 1e-6) / grid : s; };
-  constexpr double most = 1e9;  // more than anybody draws, and an int
+  constexpr double most = 1e9;  // more than any drawing has, and an int
   auto const columns_at = [&](double s) { return static_cast<int>(std::ceil(std::min(makespan * s, most) - 1e-6)); };
   loose = whole(loose);
   // `10F211B0` cannot be read: labels that begin with a digit need a gap, with colours as well.

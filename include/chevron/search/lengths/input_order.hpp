@@ -25,7 +25,7 @@ namespace chevron::search {
 struct order_found : found {
   std::vector<int> order;  ///< which of the microbatches, as they were given, goes in k-th
   length_factors lengths;  ///< in that order
-  double as_given = 0;     ///< what a search takes for the order that was given: never below `length`
+  double as_given = 0;     ///< length of the best schedule for the given order: never below `length`
 };
 
 namespace detail {
@@ -44,7 +44,7 @@ inline problem with_lengths(problem const& asked, length_factors const& lengths)
   return out;
 }
 
-/// Exchanges places of microbatches in an order while the plan stays, and keeps what makes it no longer.
+/// Exchanges places of microbatches in an order while the plan stays, and keeps exchanges that make it no longer.
 inline void exchange_places(plan_view const& plan, problem const& asked, int trials, random_numbers& random, watched& watch,
                             std::vector<int>& order) {
   int const count = static_cast<int>(order.size());
@@ -73,12 +73,12 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
 
 }  // namespace detail
 
-/// Looks for the order in which microbatches of unequal length should go in, with a schedule for it, made from one that is
-/// known: in milliseconds. What a step computes then adds up in that order: gradients are sums over the same microbatches, and
-/// may differ in their last bits from those of another order.
+/// Looks for the order in which microbatches of unequal length should go in, and for its schedule, from a known schedule: in
+/// milliseconds. A step's gradients add up in that order: sums over the same microbatches, whose last bits may differ from
+/// those of another order.
 ///
-/// As given, shortest first, longest in the middle and longest first are looked at; from the shortest schedule on, microbatches
-/// change places while that is no longer, and it is planned again.
+/// Tries the given order, shortest first, longest in the middle and longest first. In the shortest of these schedules
+/// microbatches change places while the schedule gets no longer, and the result is planned again.
 ///
 /// \param asked as `replan` takes it; its costs have the factors of the microbatches as they are given
 /// \param how_hard as `replan` takes it, for each order that is looked at
@@ -124,8 +124,10 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
   return best;
 }
 
-/// The same from nothing, with a whole search before and after it. Its `as_given` is what `find` finds for the order that was
-/// given, and the schedule is never longer.
+/// `reorder` without a known schedule, between two whole searches. `as_given` is the result of `find` for the given order, and
+/// the schedule is never longer.
+/// \param asked as `reorder` takes it
+/// \returns a schedule and the order that the caller puts the data into
 inline order_found find_order(problem const& asked, effort how_hard = {}) {
   order_found first{find(asked, how_hard), {}, {}};
   if (first.best.problem) return first;

@@ -18,11 +18,11 @@
 
 namespace chevron::search {
 
-/// A plan with the same stages on the same ranks, made from a lawful one: its gaps are filled, then it goes through local search.
-/// It is never longer than that one under these costs, and adds gradients up in the same order. A hundredth of what `find` takes,
-/// and mostly as short within a percent where the memory is that of the plan.
+/// A plan with the same stages on the same ranks, made from a lawful one: its gaps are filled, then it goes through local
+/// search. The result is never longer than that one under these costs, and adds gradients up in the same order. Takes a
+/// hundredth of `find`'s time, and mostly as short within a percent where the memory is that of the plan.
 ///
-/// \param known what runs, or ran; it keeps the limit
+/// \param known the schedule that runs, or ran, within the limit
 /// \param asked of which `where` and `work` are left out: the plan says both
 /// \param how_hard `trials` of local search, 0: 1000
 /// \returns as `find`, with `published` left out; `best.problem` where `known` is not lawful or breaks the limit

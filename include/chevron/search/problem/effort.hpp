@@ -7,11 +7,11 @@
 #include <chevron/describe/list_works.hpp>
 
 /// \file
-/// How hard a search tries, and who looks on and may end it.
+/// The effort of a search, and its watcher, which may end the search.
 
 namespace chevron::search {
 
-/// How far a search is.
+/// The progress of a search.
 struct progress {
   double length = 0;  ///< the shortest so far, in the costs' unit; 0: none yet
   double bound = 0;   ///< no schedule is shorter
@@ -20,27 +20,27 @@ struct progress {
 };
 
 /// Looks on while a search runs, and may end it. The thread that searches asks it every 32 changes and between the parts of a
-/// search; with 100,000 actions such a part takes a few tenths of a second. What was ended gives the best so far, and that is
-/// never longer than the best of the catalogue, which is always looked at, or, where none fits, than a list schedule. Clocks and
-/// signals are the caller's.
+/// search; with 100,000 actions such a part takes a few tenths of a second. A search that was ended gives the best so far, and
+/// that is never longer than the best of the catalogue, which is always looked at, or, where none fits, than a list schedule.
+/// Clocks and signals are the caller's.
 struct watcher {
   bool (*stops)(progress const& now, void* with) = nullptr;  ///< true: stop
   void* with = nullptr;                                      ///< passed on
 };
 
-/// How hard to try. The same effort gives the same schedule everywhere, unless a watcher ends the search.
+/// The effort of a search. The same effort gives the same schedule everywhere, unless a watcher ends the search.
 struct effort {
   int trials = 0;  ///< of which each limit on the way up gets a share (by span, some get all again); 0: as many as is usual
   std::uint64_t seed = 1;  ///< of the random changes
   watcher watch{};
 };
 
-/// How many actions a search puts in order.
+/// The number of actions that a search puts in order, for so many stages and microbatches.
 constexpr int actions_of(int stages, int micro_batches, work_graph work) {
   return (work == work_graph::split_backward ? 3 : 2) * stages * micro_batches;
 }
 
-/// How many changes `find` tries for so many actions, unless told.
+/// The number of changes that `find` tries for so many actions, by default.
 constexpr int usual_trials(int actions) {
   int const by_size = 600'000'000 / (actions > 0 ? actions : 1);
   return by_size < 2000 ? 2000 : by_size > 600'000 ? 600'000 : by_size;
@@ -48,7 +48,7 @@ constexpr int usual_trials(int actions) {
 
 namespace detail {
 
-/// What a search shows its watcher, and whether that has said stop.
+/// Reports to the watcher of a search, and its answers: whether to stop.
 class watched {
  public:
   constexpr explicit watched(watcher const& by) : by_(by) {}
@@ -66,7 +66,7 @@ class watched {
   bool stopped_ = false;
 };
 
-/// Passes on what a round shows, with its number and the best of all rounds.
+/// Passes on the reports of a round, with its number and the best of all rounds.
 struct round_watcher {
   watcher of;
   int round = 1;

@@ -3,7 +3,7 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// What a search makes short.
+/// The length that a search makes short.
 
 namespace chevron::search {
 

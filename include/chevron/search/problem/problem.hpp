@@ -34,7 +34,7 @@ struct placed_stages : plan {
 
 /// Places stages.
 /// \param where `placement::linear`, `loop`, `vee`, `wave<n>` or a map
-/// \returns where the placement does not exist at this size, stages whose `problem` says why; searches pass it on
+/// \returns stages; with a `problem`, which searches pass on, where the placement does not exist at this size
 template <placement_policy Placement>
 constexpr placed_stages placed_on(Placement const& where, shape size) {
   plan made;
@@ -49,8 +49,8 @@ namespace search {
 /// F, I and W take one unit each, messages nothing.
 inline constexpr costs equal_costs{};
 
-/// Asks a search for a schedule. A problem owns the stages' places, but not the costs: the memory behind `costs` must outlive the
-/// search.
+/// Asks a search for a schedule. A problem owns the stages' places, but not the costs: the memory behind `costs` must outlive
+/// the search.
 struct problem {
   placed_stages where{};          ///< `placed_on(placement::vee, {.ranks = 4, .micro_batches = 8})`, or any plan
   cost_view costs = equal_costs;  ///< by stage or one for all, in any unit of time

@@ -15,7 +15,7 @@
 
 namespace chevron::detail {
 
-/// What came of going through cases.
+/// The outcome of a walk through cases.
 enum class verdict : std::uint8_t { refuted, met, unknown };
 
 /// Makes orders action by action, as Giffler & Thompson (1960) do: of all actions that can come next, the one that could end
@@ -23,11 +23,11 @@ enum class verdict : std::uint8_t { refuted, met, unknown };
 /// whatever comes instead. Where it is a forward that memory might not hold so early, the rank may also wait for what cannot
 /// start yet.
 ///
-/// A case is left when an action would end too late, when a rank cannot do in time what is left (`one_rank`), or when a refuted
-/// case with the same actions done had every rank free and every tensor there no later.
+/// A case is left when an action would end too late, when a rank cannot do the rest of its work in time (`one_rank`), or when a
+/// refuted case with the same actions done had every rank free and every tensor there no later.
 class cases {
  public:
-  /// \param work_left counted in steps of inner loops; what is used is taken off
+  /// \param work_left counted in steps of inner loops; used steps are taken off
   cases(integer_durations const& of, bool by_span, std::int64_t& work_left)
       : of_(of),
         by_span_(by_span),
@@ -87,7 +87,7 @@ class cases {
     int from = -1;
     whole_time delay = 0;
   };
-  /// What may come next on one rank.
+  /// The possible next actions of one rank.
   struct node {
     int rank;
     std::size_t next, stop;      ///< choices that are left
@@ -115,7 +115,7 @@ class cases {
     return done[0] - done[1] * (1 - of_.kept_for_weight) - done[2] * of_.kept_for_weight;
   }
   bool full(int rank) const { return of_.limited && held(rank) + 1 > of_.most; }
-  /// Whether the limit can matter for what a rank has left.
+  /// Whether the limit can matter for the rest of a rank's work.
   bool tight(int rank) const {
     int const all = of_.stages_on[at(rank)] * of_.micro_batches;
     return of_.limited && held(rank) + all - counts_[at(3 * rank)] > of_.most;
@@ -225,7 +225,7 @@ class cases {
     now.taken = -1;
   }
 
-  /// Puts what may come next on the way; refuted: nothing may; met: nothing is left.
+  /// Puts the possible next actions on the way; refuted: there are none; met: no action is left.
   verdict branch() {
     int first = -1;
     whole_time first_end = 0;
@@ -293,7 +293,7 @@ class cases {
     }
   }
 
-  /// What decides about all that is left: when ranks are free and have begun, when what is on its way arrives.
+  /// The state that decides about the rest of the step: when ranks are free and have begun, when results on their way arrive.
   void describe() {
     std::vector<whole_time>& now = known_.times;
     now.clear();

@@ -11,7 +11,7 @@
 #include <chevron/search/problem/problem.hpp>
 
 /// \file
-/// The actions of a step without an order, in whole units of time, and what must come before what in every order.
+/// The actions of a step without an order, in whole units of time, and the pairs of which one comes first in every order.
 
 namespace chevron::detail {
 
@@ -153,7 +153,7 @@ class integer_durations {
   };
   static constexpr int most_chains = 64;  // on a rank: sets of them have a bit each
 
-  /// What a limit says of two actions. When F of a stage begins for microbatch m, that stage and the rank's earlier ones, j in
+  /// Orders two actions by a limit. When F of a stage begins for microbatch m, that stage and the rank's earlier ones, j in
   /// all, have begun m + 1 each. A microbatch whose I of this stage is to come holds all j, so m + 1 less the I done is at most
   /// most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept * (W done) is at most
   /// `most`, and of the W of one stage m less (most - j) / kept at least are done.

@@ -7,7 +7,7 @@
 #include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
-/// Whether one rank can do what it has left in time.
+/// Decides whether one rank can do the rest of its work in time.
 
 namespace chevron::detail {
 
@@ -23,7 +23,7 @@ class one_rank {
 
   /// \param start, takes, end of all actions: each starts no earlier and ends no later
   /// \param latest no action ends later
-  /// \param chains what is left; changed
+  /// \param chains the rest of the work; changed
   /// \param work taken off for each step
   static bool in_time(std::vector<chain>& chains, whole_time const* start, whole_time const* takes, whole_time const* end,
                       whole_time latest, std::int64_t& work) {

@@ -53,7 +53,7 @@ class refuter {
       }
     }
     double const proved = of_.time_of(low - of_.rounding);
-    // What is nearer than costs can be told apart is the same.
+    // Times that are nearer than costs can be told apart count as equal.
     if (proved >= length * (1 - 1e-12) - of_.time_of(2 * of_.rounding)) return length;
     return std::max(proved, bound);
   }
@@ -88,8 +88,9 @@ class refuter {
     int fed = -1;  // the first stage of the only rank that does not begin at once (`beginnings_are_known`)
     for (int r = 0; r < of_.ranks && by_span_ && alike_; ++r) fed = std::max(fed, of_.first_stage[of_.at(r)]);
     if (fed <= 0) return judge(of_, true, deadline, work);
-    // That rank begins when an input arrives for its first stage. By span that counts, and as microbatches may be exchanged, it
-    // may be that of any of them: each way to begin is a case. The other rank runs the forwards before that without a wait.
+    // The fed rank begins when an input arrives for its first stage. A span counts from there, and as microbatches may be
+    // exchanged, any of them may be the first: each is a case. The feeding rank runs the forwards before that one without a
+    // wait.
     for (int m = 0; m < of_.micro_batches; ++m) {
       if (work < 0) return verdict::unknown;
       integer_durations now = of_;
@@ -119,9 +120,9 @@ class refuter {
   plan shorter_;
 };
 
-/// Whether the times at which ranks begin are those that cases try, which counts by span. Each rank has to begin with what
-/// another rank's first stage sends: then it begins with the first microbatch, at a time that is known. But microbatches that
-/// are alike may come in any order, and with three ranks one may wait for a later microbatch after its first: the third then
+/// Whether the cases cover all times at which ranks may begin, which matters by span. Each rank has to begin with an input from
+/// the first stage of another rank: then it begins with the first microbatch, at a known time. But microbatches that are alike
+/// may come in any order, and with three ranks one rank may wait for a later microbatch after its first: the third rank then
 /// begins at a time that no case has, so two ranks are the most.
 inline bool beginnings_are_known(plan_view const& placed, bool alike) {
   std::vector<int> first(static_cast<std::size_t>(placed.size.ranks), -1);
@@ -137,28 +138,28 @@ inline bool beginnings_are_known(plan_view const& placed, bool alike) {
   return !alike || fed <= 1;
 }
 
-/// With more actions than this writing down what must come before what costs more than it brings.
+/// With more actions than this the table of pairs of which one comes first costs more than it saves.
 inline constexpr int most_refuted = 100'000;
 
 }  // namespace detail
 
-/// What came of refuting.
+/// The outcome of `refute`.
 struct refutation {
   double bound = 0;  ///< no plan is shorter
-  plan shorter;      ///< an order that is shorter than what was known; or, if none turned up, a plan without actions
+  plan shorter;      ///< a plan shorter than the known one; or, if none was found, a plan without actions
 };
 
-/// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For each
-/// such time all orders are gone through, case by case (`search/refute/cases.hpp`), within windows that heads and tails leave
-/// (`search/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing: in any
-/// plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight gradients
-/// of a stage, those within B too.
+/// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For
+/// each such time all orders are gone through, case by case (`search/refute/cases.hpp`), within windows that heads and tails
+/// leave (`search/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing:
+/// in any plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight
+/// gradients of a stage, those within B too.
 ///
-/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, and, by span,
-/// transfers that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan
-/// such transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
+/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, and, by span, transfers
+/// that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan such
+/// transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
 ///
-/// \param bound what is known, in the costs' unit
+/// \param bound the known lower bound, in the costs' unit
 /// \param length of a plan: the bound is raised up to this at most, and equal to it if no plan is shorter
 /// \param work steps of inner loops, of which some 10^9 take a second
 inline refutation refute(search::problem const& asked, double bound, double length, std::int64_t work = 100'000'000) {

@@ -21,7 +21,7 @@ enum class idle_cells {
 
 namespace detail {
 
-/// How many of a list's actions the one at this position stands for in time: 2 at the F of a fused pair, else 1.
+/// The number of a list's actions that run as one at this position: 2 at the F of a fused pair, else 1.
 constexpr int actions_at(plan_view const& plan, int rank, int position) {
   return plan.at(rank, position).fused != 0 && position + 1 < plan.length(rank) ? 2 : 1;
 }
@@ -33,12 +33,12 @@ inline std::string cell_at(plan_view const& plan, int rank, int position) {
   return to_text(fused_pair{a, plan.at(rank, position + 1)}).str();
 }
 
-/// What has been made so far while a plan is played, step by step.
+/// The results made so far while a plan is played, step by step.
 class made_so_far {
  public:
   explicit made_so_far(plan_view const& plan) : plan_(plan), graph_(plan), made_(static_cast<std::size_t>(graph_.results())) {}
 
-  /// Whether an action has what it needs.
+  /// Whether the inputs of an action are there.
   bool ready(action a) const { return is_made(graph_.needs(a)) && is_made(graph_.needs_of_cell(a)); }
   /// Whether all that starts at this position has.
   bool ready(int rank, int position) const {
@@ -60,8 +60,8 @@ class made_so_far {
 
 }  // namespace detail
 
-/// A plan as CSV. PyTorch's `compute_only` loader takes both forms. With `idle_cells::written` the columns line up in time; ranks
-/// that can never go on (a deadlock) end where they stop.
+/// A plan as CSV. PyTorch's `compute_only` loader takes both forms. With `idle_cells::written` the columns line up in time;
+/// ranks that can never go on (a deadlock) end where they stop.
 inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left_out) {
   int const ranks = plan.size.ranks;
   std::vector<std::string> rows(static_cast<std::size_t>(ranks));
@@ -75,7 +75,7 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
       for (int i = 0; i < plan.length(r); i += detail::actions_at(plan, r, i)) add(r, detail::cell_at(plan, r, i));
     }
   } else {
-    // Step by step: an action runs in the first step in which what it needs ran before.
+    // Step by step: an action runs in the first step after those of its inputs.
     detail::made_so_far made(plan);
     std::vector<int> next(static_cast<std::size_t>(ranks));
     std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not yet written: none after the last action
@@ -147,7 +147,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
           ran = true;
           add(r, detail::cell_at(plan, r, position));
           int const stop = position + detail::actions_at(plan, r, position);
-          i += stop - position - 1;  // the other half of a pair is the next instruction
+          i += stop - position - 1;  // the second half of a pair is the next instruction
           for (; position < stop; ++position) made.make(plan.at(r, position));
         } else if (a.kind == kind::send_forward || a.kind == kind::send_backward) {
           bool const up = a.kind == kind::send_forward;

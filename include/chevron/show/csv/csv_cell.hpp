@@ -59,7 +59,7 @@ class csv_scanner {
   constexpr bool done() const { return at_ >= text_.size() && !after_comma_ && other_half_.empty; }
   constexpr bool row_ended() const { return row_ended_; }
   constexpr int line() const { return line_; }
-  /// What kept the last cell from being read, if anything.
+  /// The fault of the last cell, if any.
   constexpr finding const& problem() const { return problem_; }
 
   constexpr csv_cell next() {
@@ -137,7 +137,7 @@ class csv_scanner {
     problem_.words = words;
   }
 
-  /// What kept a cell from being read; what explains it better goes first.
+  /// Sets the fault of a cell: a byte order mark or a NUL byte in place of `words`, where the cell holds one.
   constexpr void fail_cell(csv_cell const& cell, std::string_view there, char const* words) {
     if (there.starts_with("\xef\xbb\xbf")) words = " begins with a byte order mark: save the file as UTF-8 without one";
     for (char c : there) {
@@ -170,7 +170,7 @@ class csv_scanner {
     return i == first ? -1 : i > first + 1 && there[first] == '0' ? -2 : value > highest ? -3 : value;
   }
 
-  /// `(0F7;7B3)OVERLAP_F_B`: the F becomes `cell`, the other half is kept for the next call.
+  /// `(0F7;7B3)OVERLAP_F_B`: the F becomes `cell`, the second half is kept for the next call.
   constexpr void read_pair(csv_cell& cell, std::string_view there) {
     int const column = cell.column;
     constexpr auto none = std::string_view::npos;
@@ -228,7 +228,7 @@ class csv_scanner {
       return wrong(whole.substr(static_cast<std::size_t>(word), static_cast<std::size_t>(i - word)) == "BW"
                        ? ": BW is a retired spelling: today the full backward is B, the input gradient I (once B), the weight "
                          "gradient W"
-                       : " has no type that is known: wanted is F, B, I, W or R after the stage, such as 2F0");
+                       : unknown_type.data());
     }
     spelling const& found = spellings[static_cast<std::size_t>(known)];
     cell.what = found.what;
@@ -249,7 +249,28 @@ class csv_scanner {
     cell.empty = false;
   }
 
-  /// The kinds by their letters, and what the dialects know besides.
+  /// The refusal of a type, with the letters of all compute kinds, by `plan/kinds.hpp`.
+  static constexpr auto unknown_type = [] {
+    std::array<char, 160> words{};
+    std::size_t length = 0;
+    auto const add = [&](std::string_view part) {
+      for (char const c : part) words[length++] = c;
+    };
+    add(" has no type that is known: wanted is ");
+    for (int k = 0; k < static_cast<int>(kind::own_x); ++k) {
+      add(k == 0 ? "" : k + 1 < static_cast<int>(kind::own_x) ? ", " : " or ");
+      add(letters_of(static_cast<kind>(k)));
+    }
+    add(" after the stage, such as 2F0 (");
+    for (int k = 0; k < own_kinds; ++k) {
+      add(k == 0 ? "" : k + 1 < own_kinds ? ", " : " or ");
+      add(letters_of(static_cast<kind>(static_cast<int>(kind::own_x) + k)));
+    }
+    add(" where the plan declares it)");
+    return words;
+  }();
+
+  /// The kinds by their letters, and further words of the dialects.
   static constexpr auto spellings = [] {
     std::array<spelling, program_kinds - 1 + 3> all{};
     int count = 0;

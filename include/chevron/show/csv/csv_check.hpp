@@ -16,7 +16,7 @@ namespace chevron {
 
 namespace detail {
 
-// What a rank's row has done with one (stage, microbatch) so far.
+// The progress of a rank's row in one (stage, microbatch).
 inline constexpr std::uint16_t row_forward = 1, row_gradient = 2, row_done = 4;
 inline constexpr int row_messages = 3;  // from this bit on, a bit for each kind from SEND_F to WAIT_SEND_B
 constexpr std::uint16_t row_bit(kind what) {
@@ -31,7 +31,7 @@ constexpr bool follows(program_view const& program, int rank, int position, acti
   return false;
 }
 
-/// What one row can break by itself: each message is there once, made before it is sent, received before it is used.
+/// Checks the laws of one row by itself: each message is there once, made before it is sent, received before it is used.
 constexpr finding check_row(program_view const& program, int rank, bool waits, std::uint16_t* seen, int* done) {
   plan_view const& plan = program.plan;
   int const micro_batches = plan.size.micro_batches;
@@ -124,7 +124,9 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
 }  // namespace detail
 
 /// The first broken law of messages as a file gives them: each there once, on the right rank, in the order of its edge, and no
-/// rank waiting for ever. The plan has passed `check`. Slots are not looked at: CSV has none.
+/// rank waiting for ever. CSV has no slots, so their laws do not count.
+/// \param program of the file, with a plan that has passed `check`
+/// \param waits whether the file has a wait for each send
 constexpr finding check_messages(program_view const& program, bool waits) {
   plan_view const& plan = program.plan;
   buffer<std::uint16_t> seen(plan.stages * plan.size.micro_batches, zeroed);
@@ -136,8 +138,10 @@ constexpr finding check_messages(program_view const& program, bool waits) {
   return detail::check_program_progress(program);
 }
 
-/// The words of the dialects that are no instructions here: each about a stage of its own rank, and reductions waited for one by
-/// one. The plan has passed `check`.
+/// Checks the words of the dialects that are no instructions here: each about a stage of its own rank, and reductions waited
+/// for one by one.
+/// \param read the schedule that was read from `text`, whose plan has passed `check`
+/// \returns the first fault
 constexpr finding check_csv_extras(csv_schedule const& read, std::string_view text) {
   csv_scanner scan(text);
   int reducing = -1;  // the stage whose reduction this rank has started and not waited for
@@ -197,7 +201,7 @@ constexpr bool spells_as_before(plan_view const& plan) {
   return count(gradient_kind(true)) == 0 && count(kind::backward) == count(kind::backward_weight);
 }
 
-/// A broken law of computations, with what a file's dialect says of it.
+/// A broken law of computations, with the words of the file's dialect.
 constexpr finding check_computations(plan_view const& plan) {
   finding f = check(plan);
   if (f.broken == law::no_duplicate && f.other_position < 0 && f.what.kind == kind::backward_weight && spells_as_before(plan)) {
@@ -227,7 +231,7 @@ struct csv_place {
   int column = 0;
 };
 
-/// Where the first cell stands for which `wanted(cell, rank)` holds.
+/// The place of the first cell for which `wanted(cell, rank)` holds.
 template <class Wanted>
 constexpr csv_place find_csv_cell(std::string_view text, Wanted wanted) {
   csv_scanner scan(text);
@@ -241,7 +245,7 @@ constexpr csv_place find_csv_cell(std::string_view text, Wanted wanted) {
   return {};
 }
 
-/// Where in the text a finding stands. `of_program`: it comes from `check_messages`, whose steps count messages too.
+/// The place of a finding in the text. `of_program`: a finding of `check_messages`, whose steps count messages too.
 constexpr csv_place place_of(finding const& f, std::string_view text, bool of_program) {
   if (f.line > 0) return {f.line, f.column};
   if (f.rank < 0) return {};
@@ -261,7 +265,7 @@ inline std::string describe(finding const& f, csv_schedule const& read, std::str
   auto const words = [](csv_place at) { return "line " + std::to_string(at.line) + ", column " + std::to_string(at.column); };
   if (csv_place const at = place_of(f, text, of_program); at.line > 0) out = words(at) + ": " + out;
 
-  // The other action of the sentence.
+  // The second action of the sentence.
   csv_place second;
   std::string name;
   if (f.broken == law::no_duplicate) {

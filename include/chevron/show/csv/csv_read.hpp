@@ -9,13 +9,13 @@
 
 /// \file
 /// From PyTorch's schedule CSV to a plan: a row a rank. Ranks are the rows, stages and microbatches the largest number plus one,
-/// a stage lives where its actions stand. What is read is not yet checked: the laws do that.
+/// a stage lives where its actions stand. The result is not checked yet: the laws do that.
 
 namespace chevron {
 
-/// What a file holds besides computation.
+/// The content of a file besides computation.
 enum class csv_dialect {
-  compute_only,        ///< nothing: whoever runs it adds communication
+  compute_only,        ///< nothing: the runtime adds communication
   communication,       ///< sends and receives, as PyTorch 2.11 runs them
   communication_waits  ///< each send and each reduction is waited for, as PyTorch 2.15 wants it
 };
@@ -47,7 +47,7 @@ constexpr finding csv_finding(law broken, int line, int column, char const* word
   return f;
 }
 
-/// How much of everything a text holds; the first thing wrong with it.
+/// The sizes of a text, by which memory is allocated, and its first fault.
 struct csv_sizes {
   int ranks = 0;
   int computations = 0;
@@ -163,7 +163,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
       begin.data[rank] = filled;
     }
   }
-  // A stage that nobody names is missed by the laws; it is looked for beside the one before it.
+  // The laws look for a stage that no cell names beside the stage before.
   for (int s = 0; s < sizes.stages; ++s) {
     if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
   }
@@ -174,7 +174,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
   }
   if (!lowered) return out;
 
-  // Who is at the other end of each message; whether there is anybody is for the laws to say.
+  // The peer of each message; the laws find a message without one.
   for (int i = 0; i < filled; ++i) {
     instruction& one = instructions.data[i];
     kind const what = one.op.kind;

@@ -16,11 +16,13 @@ namespace chevron {
 /// constexpr auto const& plan = chevron::checked<mine, chevron::shape{.ranks = 2, .micro_batches = 2}>;
 /// ```
 ///
-/// What cannot be read and what breaks a law does not compile; the sentence has line and column. With communication in the text,
-/// its messages are proved too.
+/// A text that cannot be read or breaks a law does not compile; the sentence has line and column. With communication in the
+/// text, its messages are proved too.
 struct csv_source {
   std::string_view text;
 
+  /// The plan of the text, or its first fault in `problem`.
+  /// \param size the text's own; 0 chunks stand for as many as the text has
   constexpr plan operator()(shape size) const {
     csv_schedule const read = read_csv(text);
     plan made = read.plan;
@@ -57,12 +59,15 @@ struct csv_source {
   }
 };
 
-// For the gate, which has to know the sizes before it asks for the plan: no less than what is read, without reading it.
+// For the gate, which has to know the sizes before it asks for the plan: upper bounds, without a parse.
+
+/// At least as many actions as the source's text has.
 constexpr int actions_at_most(csv_source const& source, shape) {
   int cells = 1;
   for (char c : source.text) cells += c == ',' || c == ';' || c == '\n' ? 1 : 0;
   return cells;
 }
+/// At least as many stages as the source's text has.
 constexpr int stages_of(csv_source const& source, shape) {
   int stages = 0;
   int number = 0;
@@ -82,11 +87,13 @@ constexpr int stages_of(csv_source const& source, shape) {
   return stages;
 }
 
-/// Takes a literal: the text must outlive everything made from it.
+/// The schedule of a literal; other texts must outlive everything made from them, and go to `read_csv`.
 template <std::size_t N>
 constexpr csv_source from_csv(char const (&literal)[N]) {
   return {{literal, N - 1}};
 }
+/// Other arguments: does not compile, and says that `from_csv` takes a literal.
+/// \returns never anything that is used
 template <class Text>
 constexpr csv_source from_csv(Text const&) {
   static_assert(sizeof(Text) == 0,

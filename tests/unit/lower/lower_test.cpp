@@ -13,7 +13,7 @@
 #include <range/v3/view/subrange.hpp>
 #include <range/v3/view/transform.hpp>
 
-#include "mutants.hpp"
+#include "unit/prove/mutants.hpp"
 
 #include <doctest/doctest.h>
 

@@ -12,7 +12,7 @@
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
 
-#include "../static/analysis_claims.hpp"
+#include "static/analysis_claims.hpp"
 
 using namespace chevron;
 using namespace chevron::tests;

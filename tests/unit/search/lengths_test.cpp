@@ -15,7 +15,7 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/html_model.hpp>
 
-#include "bound_support.hpp"
+#include "unit/prove/bound_support.hpp"
 
 using namespace chevron;
 using namespace chevron::test;

@@ -1,11 +1,11 @@
 // Weight gradients that ranks hold back (run/execution/deferred_weights.hpp): the oracle says of the orders that may come of it, at random
 // sizes of the pool and with messages that come when they like, whether they are lawful.
-#include "oracle.hpp"
+#include "unit/prove/oracle.hpp"
 
 #include <deque>
 #include <vector>
 
-#include "mutants.hpp"
+#include "unit/prove/mutants.hpp"
 
 #include <doctest/doctest.h>
 

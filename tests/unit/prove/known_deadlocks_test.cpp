@@ -9,7 +9,7 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/csv/csv_source.hpp>
 
-#include "show_support.hpp"
+#include "unit/show/show_support.hpp"
 
 // Deadlocks that people met in pipelines, each brought down to the smallest schedule that has it: from a plan, or from a file
 // with messages in which a send is waited for at once, as a rendezvous is. Each is refused and its cycle named; beside each

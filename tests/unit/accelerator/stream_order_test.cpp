@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "mutants.hpp"
+#include "unit/prove/mutants.hpp"
 
 #include <doctest/doctest.h>
 

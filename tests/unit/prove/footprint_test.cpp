@@ -10,7 +10,7 @@
 #include <chevron/prove/memory.hpp>
 #include <chevron/show/profile_read.hpp>
 
-#include "show_support.hpp"
+#include "unit/show/show_support.hpp"
 
 using namespace chevron;
 

@@ -10,7 +10,7 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 
-#include "show_support.hpp"
+#include "unit/show/show_support.hpp"
 
 using namespace chevron;
 using show_test::split;

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "mutants.hpp"
+#include "unit/prove/mutants.hpp"
 #include "stream_oracle.hpp"
 
 #include <doctest/doctest.h>

@@ -8,7 +8,7 @@
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/csv/csv_source.hpp>
 
-#include "show_support.hpp"
+#include "unit/show/show_support.hpp"
 
 using namespace chevron;
 
@@ -108,6 +108,20 @@ TEST_SUITE("csv read") {
       CHECK(said(other).find("old spelling") == std::string::npos);
   }
 
+  TEST_CASE("the refusal of a type names the letter of every kind that a plan may hold") {
+    std::string const refusal = said("0G0");
+    std::string const wanted = refusal.substr(refusal.find("wanted is"));
+    for (int k = 0; k < compute_kinds; ++k) {
+      std::string const letter = letters_of(static_cast<kind>(k));
+      CAPTURE(letter);
+      bool const named = wanted.find(" " + letter + ",") != std::string::npos ||
+                         wanted.find(" " + letter + " ") != std::string::npos ||
+                         wanted.find("(" + letter + ",") != std::string::npos;
+      CHECK(named);
+      CHECK(said("0" + letter + "0").find("no type") == std::string::npos);
+    }
+  }
+
   TEST_CASE("forward-only files, and several stages on a rank") {
     CHECK(read_csv("0F0\n1F0").plan.forward_only);
     CHECK(said("0F0\n1F0") == "all laws hold");
@@ -129,7 +143,10 @@ TEST_SUITE("csv read") {
              {fine + "1F,1B0", "line 2, column 1: '1F' has no microbatch: an action ends in its microbatch, such as 2F0"},
              {fine + "1F-1", "line 2, column 1: '1F-1' has no microbatch"},
              {"2BW0", "line 1, column 1: '2BW0': BW is a retired spelling: today the full backward is B"},
-             {fine + "1F0,1G0", "line 2, column 5: '1G0' has no type that is known: wanted is F, B, I, W or R after the stage"},
+             {fine + "1F0,1G0",
+              "line 2, column 5: '1G0' has no type that is known: wanted is F, B, I, W or R after the stage, such as 2F0 (X, Y "
+              "or Z "
+              "where the plan declares it)"},
              {"0f0", "line 1, column 1: '0f0' has no type that is known"},
              {"00F0", "line 1, column 1: '00F0' has a stage with leading zeros"},
              {"0F01", "line 1, column 1: '0F01' has a microbatch with leading zeros"},

@@ -11,7 +11,7 @@
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/program_text.hpp>
 
-#include "show_support.hpp"
+#include "unit/show/show_support.hpp"
 
 using namespace chevron;
 using show_test::split;

@@ -19,7 +19,7 @@
 #include <chevron/search/start.hpp>
 #include <chevron/show/csv/csv_read.hpp>
 
-#include "bound_support.hpp"
+#include "unit/prove/bound_support.hpp"
 
 using namespace chevron;
 using namespace chevron::test;
