@@ -6,7 +6,7 @@
 /// \file
 /// Which result of which stage an action needs, and which rank boundary that crosses; of both, the rule is data in kinds.hpp, and
 /// so is the order within a cell. The proof's sweep (prove/walk.hpp) and the timeline (prove/timeline.hpp) say the same by hand,
-/// for the compiler's sake; tests/unit/step_graph_test.cpp holds them to the graph.
+/// for the compiler's sake; tests/unit/plan/step_graph_test.cpp holds them to the graph.
 
 namespace chevron {
 
