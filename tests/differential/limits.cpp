@@ -50,8 +50,8 @@ bool changes_a_view_behind_its_cut(program const& p) {
   for (stage_text const& s : p.stages) {
     crossed = view;
     for (block const& b : s.blocks) {
-      if (in_place(b) && crossed) return true;
       if (s.form.name == "parts") crossed = crossed || view;
+      if (in_place(b) && crossed) return true;
       bool const keeps = in_place(b) || b.name == "drop" || b.name == "del" || b.name == "int" || b.name == "bool" ||
                          b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl";
       bool makes = false;
