@@ -61,8 +61,6 @@ MUTANTS = [
      r"comm\.start_share_gather\(first_bucket_ \+ static_cast<int>\(k\), memory_of\(values\), one\.cut\);", "", "shard="),
     ("the norm of one replica's share", RUN + "optimizer/step_statistics.hpp",
      r"replica = 1; sharded_ && replica <", "replica = 1; false && replica <", "shard=.*clip=|clip=.*shard="),
-    ("tied gradients scattered before they are added up", RUN + "optimizer/gradient_buckets.hpp",
-     r"if \(!sharded_ \|\| of\.tied\)", "if (!sharded_)", "shard=.*tie"),
     ("a tied share counted twice in the norm", RUN + "optimizer/gradient_buckets.hpp",
      r"if \(!counts_here\(i\)\) return;", "", "clip=.*tie"),
     ("shares clipped by nobody", RUN + "optimizer/gradient_buckets.hpp",
