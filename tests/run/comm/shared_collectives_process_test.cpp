@@ -35,6 +35,17 @@ struct bucket {
   at::ScalarType type;
 };
 
+/// 1, with a line that says so, where a bucket's result is not the sum in the order of replicas; else 0.
+int differs(gloo_transport& comm, at::Tensor const& got, bucket const& of, int round, int number, char const* what) {
+  topology const& where = comm.topology();
+  at::Tensor wanted = part(where.pipeline_rank(), 0, of.numbers, of.type, round);
+  for (int r = 1; r < where.replicas; ++r) wanted.add_(part(where.pipeline_rank(), r, of.numbers, of.type, round));
+  if (at::equal(got, wanted)) return 0;
+  std::fprintf(stderr, "rank %d, round %d, bucket %d: %s not the sum in the order of replicas\n", where.global_rank, round, number,
+               what);
+  return 1;
+}
+
 /// Sums of shares, and from them those of all: what an optimizer that is sharded over replicas does between. Uneven shares.
 int compare_shares(gloo_transport& comm, std::vector<bucket> const& buckets, int round) {
   int const p = comm.topology().pipeline_rank(), replicas = comm.topology().replicas;
@@ -55,18 +66,13 @@ int compare_shares(gloo_transport& comm, std::vector<bucket> const& buckets, int
   int wrong = 0;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     comm.wait_bucket(static_cast<int>(b));
-    at::Tensor wanted = part(p, 0, buckets[b].numbers, buckets[b].type, round);
-    for (int r = 1; r < replicas; ++r) wanted.add_(part(p, r, buckets[b].numbers, buckets[b].type, round));
-    if (at::equal(mine[b], wanted)) continue;
-    ++wrong;
-    std::fprintf(stderr, "rank %d, round %d, bucket %d: gathered shares are not the sum in the order of replicas\n",
-                 comm.topology().global_rank, round, static_cast<int>(b));
+    wrong += differs(comm, mine[b], buckets[b], round, static_cast<int>(b), "gathered shares are");
   }
   return wrong;
 }
 
 int compare(gloo_transport& comm) {
-  int const p = comm.topology().pipeline_rank(), replicas = comm.topology().replicas;
+  int const p = comm.topology().pipeline_rank();
   std::vector<bucket> const buckets{{1, at::kFloat},      {1000, at::kFloat},      {262144, at::kFloat}, {1500003, at::kFloat},
                                     {70001, at::kDouble}, {300007, at::kBFloat16}, {9, at::kHalf}};
   int wrong = 0;
@@ -79,12 +85,7 @@ int compare(gloo_transport& comm) {
     }
     for (std::size_t b = 0; b < buckets.size(); ++b) {
       comm.wait_bucket(static_cast<int>(b));
-      at::Tensor wanted = part(p, 0, buckets[b].numbers, buckets[b].type, round);
-      for (int r = 1; r < replicas; ++r) wanted.add_(part(p, r, buckets[b].numbers, buckets[b].type, round));
-      if (at::equal(mine[b], wanted)) continue;
-      ++wrong;
-      std::fprintf(stderr, "rank %d, round %d, bucket %d: not the sum in the order of replicas\n", comm.topology().global_rank,
-                   round, static_cast<int>(b));
+      wrong += differs(comm, mine[b], buckets[b], round, static_cast<int>(b), "the result is");
     }
     wrong += compare_shares(comm, buckets, round);
   }

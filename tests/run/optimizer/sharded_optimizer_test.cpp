@@ -351,7 +351,30 @@ TEST_CASE("a checkpoint holds no trace of the cut: the same bytes, and training 
   }
 }
 
-TEST_CASE("refused, with the remedy: a step that needs whole gradients, and LBFGS") {
+TEST_CASE("a factory that leaves parameters out, and adds a tensor of its own") {
+  at::set_num_threads(1);
+  scratch_folder const place;
+  setting what{.replicas = 3, .steps = 3};
+  what.make = [](std::vector<chevron::named_parameter> const& all) {
+    std::vector<at::Tensor> stepped{at::zeros({3}).requires_grad_()};
+    for (auto const& p : all) {
+      if (p.name.ends_with("weight")) stepped.push_back(p.value);
+    }
+    return std::make_unique<torch::optim::AdamW>(std::move(stepped), torch::optim::AdamWOptions(1e-2));
+  };
+  check_same_as_unsharded(what);
+  what.to = place.path / "whole";
+  on_threads(what);
+  what.to = place.path / "shares";
+  on_threads(sharded(what));
+  for (char const* const file : {"optimizer-0.safetensors", "optimizer-1.safetensors"}) {
+    auto const in = [&](char const* folder) { return content_of(place.path / folder / "step-00000003" / file); };
+    CHECK(!in("whole").empty());
+    CHECK(in("whole") == in("shares"));
+  }
+}
+
+TEST_CASE("refused, with the remedy: a step that needs whole gradients, LBFGS, saving a state that is not known") {
   setting what = sharded({});
   what.options.before_optimizer_step = [](chevron::final_gradients const&) {};
   CHECK_THROWS_WITH_AS(on_threads(what), doctest::Contains("before_optimizer_step does not go with a sharded optimizer"),
@@ -359,4 +382,10 @@ TEST_CASE("refused, with the remedy: a step that needs whole gradients, and LBFG
   what = sharded({});
   what.make = chevron::optimizer<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1));
   CHECK_THROWS_WITH_AS(on_threads(what), doctest::Contains("LBFGS wants the gradient several times"), chevron::usage_error);
+  scratch_folder const place;
+  what = sharded({.steps = 1, .make = [](std::vector<at::Tensor> all) {
+                    return std::make_unique<own_optimizer>(std::move(all), torch::optim::SGDOptions(0.1));
+                  }});
+  what.to = place.path;
+  CHECK_THROWS_WITH_AS(on_threads(what), doctest::Contains("can neither be saved nor loaded"), chevron::error);
 }

@@ -109,8 +109,6 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
   detail::whole_optimizer const optimizer{train.optimizer(), train.share()};
-  auto const rates = optimizer.rates();
-  auto const states = optimizer.states(comm);
   std::vector<detail::unnamed_file> written;
   std::map<detail::saved_name, std::string> base;
   nlohmann::json mine = {{"optimizer", ""}, {"files", nlohmann::json::object()}};
@@ -119,6 +117,8 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     mine["optimizer"] = detail::kind_to_save(train.optimizer());
     if (comm.topology().global_rank == 0) job = detail::claim(train, folder);
   });
+  auto const rates = optimizer.rates();
+  auto const states = optimizer.states(comm);
   detail::together(comm, [&] {
     std::error_code failed;
     std::filesystem::create_directories(target, failed);

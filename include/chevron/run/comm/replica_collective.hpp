@@ -96,5 +96,11 @@ inline std::vector<std::int64_t> cut_into_shares(std::span<std::int64_t const> s
   return cut;
 }
 
+/// A cut as a part of the row sees it, which begins at `begin` and has `elements`.
+inline std::vector<std::int64_t> part_of_cut(std::vector<std::int64_t> cut, std::int64_t begin, std::int64_t elements) {
+  for (std::int64_t& at : cut) at = std::clamp<std::int64_t>(at - begin, 0, elements);
+  return cut;
+}
+
 }  // namespace detail
 }  // namespace chevron

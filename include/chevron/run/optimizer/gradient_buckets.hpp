@@ -173,8 +173,7 @@ class gradient_buckets {
   }
 
   /// Cuts the parameters of this stage into shares, one for each replica, of nearly equal size; once, before the first sum. A
-  /// parameter is cut between two blocks of its norm; cuts of tied parameters depend on their sizes alone, so that they are alike
-  /// on all stages that hold them.
+  /// parameter is cut between two blocks of its norm.
   /// \param whole parameters are not cut: a replica has the whole of each in its share, or nothing
   void cut(int replicas, int replica, bool whole) {
     replica_ = static_cast<std::size_t>(replica);
@@ -189,13 +188,11 @@ class gradient_buckets {
       }
       flats_[f].cut = detail::cut_into_shares(sizes, blocks, replicas);
     }
+    for (std::size_t i = 0; i < trained_.size(); ++i)
+      cuts_.push_back(detail::part_of_cut(flats_[homes_[i].flat].cut, homes_[i].offset, trained_[i].value.numel()));
   }
-  /// Which elements of a parameter are in whose share, in the order of its memory: replica r's are [cut[r], cut[r + 1]).
-  std::vector<std::int64_t> cut_of(std::size_t i) const {
-    std::vector<std::int64_t> out = flats_[homes_[i].flat].cut;
-    for (std::int64_t& at : out) at = std::clamp<std::int64_t>(at - homes_[i].offset, 0, trained_[i].value.numel());
-    return out;
-  }
+  /// A parameter's elements in the order of its memory, by share: replica r's are [cut[r], cut[r + 1]).
+  std::vector<std::int64_t> const& cut_of(std::size_t i) const { return cuts_[i]; }
   /// The gradient in the order of its parameter's memory.
   at::Tensor row(std::size_t i) const {
     return flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel());
@@ -211,7 +208,7 @@ class gradient_buckets {
   void each_counted(std::size_t i, See const& see) const {
     if (!counts_here(i)) return;
     if (!sharded_) return see(counted_gradient{views_[i]});
-    std::vector<std::int64_t> const at = cut_of(i);
+    std::vector<std::int64_t> const& at = cuts_[i];
     if (at[replica_] == at[replica_ + 1]) return;
     if (!is_cut(i)) return see(counted_gradient{views_[i]});
     detail::each_block(row(i), at[replica_], at[replica_ + 1], see);
@@ -227,8 +224,8 @@ class gradient_buckets {
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
 
-  /// Starts to sum this stage's gradients over the replicas: of a sharded optimizer each share for its replica alone, but for
-  /// tied parameters, whose gradients are then added up over stages.
+  /// Starts to sum this stage's gradients over the replicas: of a sharded optimizer each share for its replica alone. Tied
+  /// parameters are summed whole: stages add their gradients up next, and a tie on another stage may be cut elsewhere.
   void start_sums(transport& comm) {
     for (int b = 0; b < buckets(); ++b) {
       bucket const& one = buckets_[static_cast<std::size_t>(b)];
@@ -237,10 +234,9 @@ class gradient_buckets {
         comm.start_all_reduce(first_bucket_ + b, one.values);
         continue;
       }
-      std::int64_t const per_element = of.memory.is_complex() ? 2 : 1;
-      std::vector<std::int64_t> here = of.cut;
-      for (std::int64_t& at : here) at = std::clamp<std::int64_t>(at * per_element - one.begin, 0, one.values.numel());
-      comm.start_reduce_scatter(first_bucket_ + b, one.values, here);
+      std::vector<std::int64_t> numbers = of.cut;
+      for (std::int64_t& at : numbers) at *= of.memory.is_complex() ? 2 : 1;
+      comm.start_reduce_scatter(first_bucket_ + b, one.values, detail::part_of_cut(numbers, one.begin, one.values.numel()));
     }
   }
   void wait_sums(transport& comm) {
@@ -327,7 +323,7 @@ class gradient_buckets {
 
   bool is_cut(std::size_t i) const {
     if (!sharded_) return false;
-    std::vector<std::int64_t> const at = cut_of(i);
+    std::vector<std::int64_t> const& at = cuts_[i];
     return std::any_of(at.begin(), at.end(), [&](std::int64_t where) { return where > 0 && where < at.back(); });
   }
   at::Tensor own_share_of(flat const& f) const {
@@ -339,6 +335,7 @@ class gradient_buckets {
   std::vector<parameter> frozen_, frozen_ties_;
   std::vector<flat> flats_;
   std::vector<home> homes_;
+  std::vector<std::vector<std::int64_t>> cuts_;  // by parameter; empty unless sharded
   tensors views_;
   std::vector<bucket> buckets_;
   bool sharded_;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -28,7 +29,7 @@
 
 namespace chevron {
 
-/// Of each parameter the elements that this replica steps, and the collectives that give each replica the others' elements.
+/// The elements of each parameter that this replica steps, and the collectives that give each replica the others' elements.
 ///
 /// The optimizer is made for whole parameters, so that a factory sees names and shapes. Then each parameter of its groups is
 /// exchanged for the piece in this replica's share: the parameter itself, a view of a part of its memory, or none. The
@@ -44,15 +45,16 @@ class optimizer_share {
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       for (std::size_t i = 0; gradients[s] != nullptr && i < gradients[s]->trained().size(); ++i) {
         at::Tensor const& p = gradients[s]->trained()[i].value;
-        if (find(p) == nullptr) held_.push_back(piece_of(s, i, p));
+        if (find(held_, p) == nullptr) held_.push_back(held_in(s, i, p));
       }
     }
     for (std::size_t g = 0; g < of.param_groups().size(); ++g) {
       std::vector<at::Tensor> mine;
       for (at::Tensor const& p : of.param_groups()[g].params()) {
-        held& one = *find(p);
-        one.group = g;
-        if (one.piece.defined()) mine.push_back(one.piece);
+        held* const one = find(held_, p);
+        if (one != nullptr) one->group = g;
+        // A tensor that a factory has added, of no stage, is stepped on all replicas.
+        if (at::Tensor const& piece = one != nullptr ? one->piece : p; piece.defined()) mine.push_back(piece);
       }
       of.param_groups()[g].params() = std::move(mine);
     }
@@ -65,9 +67,6 @@ class optimizer_share {
       take_state(one.whole, whole.get());
     }
   }
-
-  /// How many numbers of collectives are taken.
-  int buckets() const { return static_cast<int>(held_.size()); }
 
   /// Gives the pieces their gradients for the optimizer's step, rounded to the dtype of their parameter.
   void set_gradients() {
@@ -105,7 +104,6 @@ class optimizer_share {
       if (one.staged.defined()) one.whole.detach().copy_(std::exchange(one.staged, {}));
     }
   }
-  bool gathering() const { return gathering_; }
 
   /// The parameter of a piece; undefined for any other tensor.
   at::Tensor parameter_of(at::Tensor const& piece) const {
@@ -114,13 +112,14 @@ class optimizer_share {
   }
   /// The piece of a parameter; undefined where none is in this replica's share.
   at::Tensor piece_of(at::Tensor const& p) const {
-    held const* const found = find(p);
+    held const* const found = find(held_, p);
     return found == nullptr ? at::Tensor() : found->piece;
   }
-  /// The options that a parameter is stepped with, on whichever replica; null for one that is not trained.
+  /// The options that a parameter is stepped with, by whichever replica; null for one that is in no group.
   torch::optim::OptimizerOptions const* options_of(at::Tensor const& p) const {
-    held const* const found = find(p);
-    return found == nullptr ? nullptr : &std::as_const(*optimizer_).param_groups()[found->group].options();
+    held const* const found = find(held_, p);
+    if (found == nullptr || !found->group) return nullptr;
+    return &std::as_const(*optimizer_).param_groups()[*found->group].options();
   }
 
   /// The parameters of a group, those of other replicas' shares included.
@@ -135,7 +134,7 @@ class optimizer_share {
   /// Keeps this replica's share of a parameter's state.
   /// \param whole of the whole parameter; null: the parameter begins without one
   void take_state(at::Tensor const& p, torch::optim::OptimizerParamState const* whole) {
-    held const& one = *find(p);
+    held const& one = *find(held_, p);
     if (!one.piece.defined()) return;
     if (whole == nullptr) {
       optimizer_->state().erase(one.piece.unsafeGetTensorImpl());
@@ -157,8 +156,9 @@ class optimizer_share {
   /// replicas, with no gather under way.
   std::unique_ptr<torch::optim::OptimizerParamState> whole_state(transport& comm, at::Tensor const& p) const {
     at::NoGradGuard const off;
-    if (find(p) == nullptr) return nullptr;
-    held const& one = *find(p);
+    held const* const found = find(held_, p);
+    if (found == nullptr) return nullptr;
+    held const& one = *found;
     std::string const kind = kind_of(*optimizer_);
     auto const mine = one.piece.defined() ? optimizer_->state().find(one.piece.unsafeGetTensorImpl()) : optimizer_->state().end();
     bool const held_here = mine != optimizer_->state().end();
@@ -193,7 +193,7 @@ class optimizer_share {
     std::size_t stage, index;
     std::vector<std::int64_t> cut;  // elements by replica
     std::size_t replica;
-    std::size_t group = 0;
+    std::optional<std::size_t> group = {};  // of the optimizer
 
     std::int64_t begin() const { return cut[replica]; }
     std::int64_t size() const { return cut[replica + 1] - cut[replica]; }
@@ -203,7 +203,7 @@ class optimizer_share {
   /// A tensor's elements in the order of its memory.
   static at::Tensor memory_of(at::Tensor const& t) { return t.detach().as_strided({t.numel()}, {1}); }
 
-  held piece_of(std::size_t stage, std::size_t index, at::Tensor const& p) const {
+  held held_in(std::size_t stage, std::size_t index, at::Tensor const& p) const {
     held out{p, {}, {}, stage, index, (*gradients_)[stage]->cut_of(index), static_cast<std::size_t>(where_.replica())};
     if (out.is_whole() && out.size() > 0) {
       out.piece = p;
@@ -212,11 +212,12 @@ class optimizer_share {
     }
     return out;
   }
-  held const* find(at::Tensor const& p) const {
-    auto const found = std::find_if(held_.begin(), held_.end(), [&](held const& one) { return one.whole.is_same(p); });
-    return found == held_.end() ? nullptr : &*found;
+  /// Null for a tensor that is no parameter of this rank's stages.
+  template <class List>
+  static auto find(List& in, at::Tensor const& p) -> decltype(in.data()) {
+    auto const found = std::find_if(in.begin(), in.end(), [&](held const& one) { return one.whole.is_same(p); });
+    return found == in.end() ? nullptr : &*found;
   }
-  held* find(at::Tensor const& p) { return const_cast<held*>(std::as_const(*this).find(p)); }
 
   /// The largest that any replica has of each number.
   std::vector<double> largest_of_replicas(transport& comm, std::vector<double> const& mine) const {

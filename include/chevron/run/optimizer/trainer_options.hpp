@@ -48,7 +48,7 @@ enum class gradient_reduction {
   sum    ///< each replica has the mean over its own samples, and these are added
 };
 
-/// What each replica of a stage has its share of alone, instead of all of it (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+/// State that is cut over the replicas of a stage: each replica holds its share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
 enum class sharding {
   nothing,   ///< each replica holds and steps everything
   optimizer  ///< the optimizer's state: a replica steps its share of the parameters, and gets the rest from the others
@@ -68,10 +68,10 @@ struct trainer_options {
   /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
   /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
   bool broadcast_buffers = true;
-  /// What is cut over the replicas. On threads, and replicas of one machine, every bit stays what it is. `optimizer()` then steps
-  /// the pieces of parameters that are in this replica's share; with `post_validation` a step ends before this rank has the
-  /// others' shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that checkpoints know,
-  /// and Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
+  /// State that is cut over the replicas. On threads, and replicas of one machine, every bit stays what it is. The groups of
+  /// `optimizer()` then hold the pieces of parameters that are in this replica's share; with `post_validation` a step ends before
+  /// this rank has the others' shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that
+  /// checkpoints know, and Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
   sharding shard = sharding::nothing;
   loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over

@@ -163,9 +163,8 @@ class trainer {
     return next;
   }
 
-  /// Whether training should stop now, since a rank was asked to: by a signal (`stop_signals`), by the clock
-  /// (`request_stop_after`) or by `request_stop`. The same on all ranks after the same step: after the one in which the wish
-  /// came, with `post_validation` after the one that follows.
+  /// Whether training should stop now, as a signal (`stop_signals`), the clock (`request_stop_after`) or `request_stop` asks a
+  /// rank to. The same on all ranks, after the step of the request, with `post_validation` after the step that follows.
   bool should_stop() const { return !update_->stop_reason().empty(); }
   /// Why, in words that name the rank; empty where training may go on.
   std::string const& stop_reason() const { return update_->stop_reason(); }
@@ -187,8 +186,7 @@ class trainer {
   std::vector<measured_bytes> bytes_by_stage() {
     return detail::bytes_by_stage(context_.stages(), *gradients_, *update_, measured_);
   }
-  /// Seconds that this rank waited for the replicas' sums after the last gradients of its last step: what computation did not
-  /// hide.
+  /// Seconds of the last step in which this rank waited for the replicas' sums, after its last gradients.
   double last_sum_wait() const { return gradients_->sum_wait(); }
   /// Why computations of the last step were not launched as graphs, in words; empty where they were.
   std::string graph_fallback_reason() const { return executor_->graph_fallback_reason(); }
@@ -299,7 +297,10 @@ class trainer {
     }
     buffers_before_.take();
     executor_->run_ahead(batch_, step_, last);
-    if (!settle()) buffers_before_.put_back(), executor_->withdraw();
+    if (!settle()) {
+      buffers_before_.put_back();
+      executor_->withdraw();
+    }
     gradients_->zero();
     batch_.scale_gradients(update_->scaling().factor());
     return executor_->finish();

@@ -57,8 +57,8 @@ class stream_monitor {
       owner_->busy_ = busy_ = true;
       seen_done_ = false;
     }
-    /// Whether the watch has seen that the operation was done, and done right. From then on no failure of another rank takes that
-    /// back, and no deadline runs for it.
+    /// Whether the monitor has seen the operation's end, before any rank had ended its streams. No later failure makes its result
+    /// worthless, and no deadline runs any more.
     bool seen_done() const { return seen_done_; }
     /// Waited for by others than the watch; not to be recorded meanwhile.
     event const& at() const { return at_; }
