@@ -19,14 +19,14 @@
 
 namespace chevron {
 
-/// Brings the buffers of replica 0 to all other replicas of its stages, bit for bit: as bytes, to which the others add zeros. So
-/// between two steps a stage is the same on all replicas, and one copy of it is all there is to save or to evaluate.
+/// Brings the buffers of replica 0 to all other replicas of its stages, bit for bit: a gather of shares in which replica 0 has the
+/// whole. So between two steps a stage is the same on all replicas, and one copy of it is all there is to save or to evaluate.
 class replica_buffers {
  public:
   /// Nothing to bring.
   replica_buffers() = default;
 
-  /// \param device what this rank computes on \param bucket the number of the sum that carries them
+  /// \param device what this rank computes on \param bucket the number of the collective that carries them
   replica_buffers(std::vector<stage> const& stages, topology const& where, at::Device device, int bucket)
       : device_(device), bucket_(bucket), gives_(where.replica() == 0) {
     if (where.replicas == 1) return;
@@ -46,10 +46,10 @@ class replica_buffers {
     lay_out();
     if (gives_) {
       for (std::size_t i = 0; i < buffers_.size(); ++i) places_[i].copy_(buffers_[i]);
-    } else {
-      bytes_.zero_();
     }
-    comm.start_all_reduce(bucket_, bytes_);
+    std::vector<std::int64_t> cut(static_cast<std::size_t>(comm.topology().replicas) + 1, bytes_.numel());
+    cut.front() = 0;
+    comm.start_share_gather(bucket_, bytes_, cut);
   }
 
   /// Waits for them. Before the next forward.
