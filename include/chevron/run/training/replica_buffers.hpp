@@ -19,7 +19,7 @@
 
 namespace chevron {
 
-/// Brings the buffers of replica 0 to all other replicas of its stages, bit for bit: a gather of shares in which replica 0 has the
+/// Brings the buffers of replica 0 to all other replicas of its stages, bit for bit: a gather of shares, replica 0 with the
 /// whole. So between two steps a stage is the same on all replicas, and one copy of it is all there is to save or to evaluate.
 class replica_buffers {
  public:
