@@ -187,6 +187,8 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   using order = item_order<std::remove_cvref_t<decltype(what.items)>>;
   constexpr order ordered{};
   constexpr int items = order::count;
+  if (finding const sliced = whole_sequences("a building block repeats whole microbatches: slices must be 1, not ", size))
+    return sliced;
   int const ranks = size.ranks;
   int const stages = stages_of(what, size);
 
@@ -197,7 +199,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   f.broken = law::description;
   bool by_zero = false;
   for (int r = 0; r < ranks; ++r) {
-    rank_parameters const here{r, ranks, size.micro_batches, placed_here.held(r), &by_zero};
+    rank_parameters const here{r, ranks, size.micro_batches, placed_here.held(r), 1, &by_zero};
     int const* to = ordered.position;
     hana::for_each(what.items, [&](auto const& item) { at.data[r * items + *to++] = worked_out(item, here); });
     if (by_zero) return division_by_zero(r);
@@ -234,7 +236,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
     }
   }
 
-  rank_parameters const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
+  rank_parameters const anywhere{0, ranks, size.micro_batches, size.chunks, 1, &by_zero};
   block_layout const block{ranks, stages,  size.micro_batches, what.interval(anywhere), order::forwards, order::placed,
                            items, at.data, &rank_of[0]};
   if (by_zero) return division_by_zero(0);

@@ -18,7 +18,7 @@ namespace chevron {
 /// The most actions a description can unroll to at this shape.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr int actions_at_most(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
-  return detail::kinds_in<Phases> * stages_in(what.where, size) * size.micro_batches;
+  return detail::kinds_in<Phases> * stages_in(what.where, size) * size.units();
 }
 
 /// The stages a description cuts a model into, at this shape.
@@ -29,24 +29,35 @@ constexpr int stages_of(description<Parts...> const& what, shape size) {
 
 namespace detail {
 
+/// Exchanges each microbatch of an order for its slices, one after another, or from the last one to the first.
+constexpr void into_slices(drawn* order, int count, int slices, bool from_last) {
+  for (int i = count - 1; i >= 0; --i) {
+    drawn const one = order[i];
+    for (int s = 0; s < slices; ++s)
+      order[i * slices + s] = {one.chunk, one.micro_batch * slices + (from_last ? slices - 1 - s : s)};
+  }
+}
+
 /// Works a description out into arrays that are long enough; `size.chunks` is filled in and the stages are placed.
 template <class Description, class Actions, class Begin, class RankOf>
 constexpr finding expand_into(Description const& what, shape size, Actions& actions, Begin& begin, RankOf const& rank_of,
                               own_kind* own) {
   int const ranks = size.ranks;
   int const stages = stages_of(what, size);
+  int const slices = size.slices;
   stages_by_rank const placed(ranks, stages, rank_of);
   int const most_held = placed.most;
 
   bool by_zero = false;
-  rank_parameters const anywhere{0, ranks, size.micro_batches, size.chunks, &by_zero};
+  rank_parameters const anywhere{0, ranks, size.micro_batches, size.chunks, slices, &by_zero};
   if constexpr (requires { what.order.problem(anywhere); }) {
     finding const f = what.order.problem(anywhere);
     if (f && !by_zero) return f;
   }
   int const wanted = what.at_least(anywhere);
   if (by_zero) return division_by_zero(0);
-  int const played = wanted > size.micro_batches ? wanted : size.micro_batches;
+  int const played_batches = wanted > size.micro_batches ? wanted : size.micro_batches;
+  int const played = played_batches * slices;
   int const most_cells = most_held * played;
   using phases_type = std::remove_cvref_t<decltype(what.how)>;
   constexpr int drawn_from = families_in<phases_type>;
@@ -61,10 +72,14 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
   int filled = 0;
   for (int r = 0; r < ranks; ++r) {
     int const held_here = placed.held(r);
-    rank_parameters const here{r, ranks, played, held_here, &by_zero};
+    rank_parameters const here{r, ranks, played_batches, held_here, slices, &by_zero};
     int const cells = held_here * played;
     if (held_here != ordered_for) {
       what.order.fill(here, forward_order.data, backward_order.data);
+      if (slices > 1) {
+        into_slices(forward_order.data, cells / slices, slices, false);
+        into_slices(backward_order.data, cells / slices, slices, true);
+      }
       ordered_for = held_here;
       in_sequence[0] = in_sequence[1] = held_here == 1;
       for (int m = 0; held_here == 1 && m < played; ++m) {
@@ -81,7 +96,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
     int const* const stages_here = placed.stage.data + placed.first.data[r];
     if (finding const f = ready(score, r, held_here, played, stages_here, in_sequence, own)) return f;
     filled = unroll(score,
-                    streams{size.micro_batches, played, held_here, length_of.data, next_of.data, forward_order.data,
+                    streams{size.units(), played, held_here, slices, length_of.data, next_of.data, forward_order.data,
                             backward_order.data, queue.data, whole.data, stages_here},
                     actions, filled);
     begin[r + 1] = filled;

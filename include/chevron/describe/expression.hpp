@@ -6,7 +6,8 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// Rank expressions: arithmetic and comparisons over `rank`, `ranks`, `micro_batches` and `chunks`, evaluated for each rank.
+/// Rank expressions: arithmetic and comparisons over `rank`, `ranks`, `micro_batches`, `chunks` and `slices`, evaluated
+/// for each rank.
 
 namespace chevron {
 
@@ -16,6 +17,7 @@ struct rank_parameters {
   int ranks = 0;
   int micro_batches = 0;
   int chunks = 0;
+  int slices = 1;
   bool* divided_by_zero = nullptr;  ///< set where an expression divides by 0; null: no check
 };
 
@@ -59,6 +61,9 @@ struct micro_batches_t : node {
 };
 struct chunks_t : node {
   constexpr int operator()(rank_parameters const& s) const { return s.chunks; }
+};
+struct slices_t : node {
+  constexpr int operator()(rank_parameters const& s) const { return s.slices; }
 };
 
 template <class Left, class Right>
@@ -216,6 +221,7 @@ inline constexpr expression::rank_t rank{};                    ///< this rank, f
 inline constexpr expression::ranks_t ranks{};                  ///< P
 inline constexpr expression::micro_batches_t micro_batches{};  ///< M
 inline constexpr expression::chunks_t chunks{};                ///< V, stages on this rank
+inline constexpr expression::slices_t slices{};                ///< k, slices of each microbatch
 }  // namespace terms
 
 }  // namespace chevron

@@ -114,7 +114,7 @@ constexpr int stages_of(listing<Parts...> const& what, shape size) {
 /// The number of actions of a list schedule at this size.
 template <class... Parts>
 constexpr int actions_at_most(listing<Parts...> const& what, shape size) {
-  return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.micro_batches;
+  return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.units();
 }
 
 /// Makes the plan of a list schedule at this size, by playing a step.
@@ -124,7 +124,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   plan result;
   if (finding const f = detail::begin_plan_of(what, size, result)) return detail::refused(size, what.name, f);
   int const ranks = size.ranks;
-  int const micro_batches = size.micro_batches;
+  int const micro_batches = size.units();
   detail::stages_by_rank const placed(ranks, result.stages, result.rank_of.data);
   detail::listed_works works(what, result, placed);
   int const families = works.families;

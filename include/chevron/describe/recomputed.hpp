@@ -21,7 +21,7 @@ constexpr plan with_recomputation(plan_view const& of, bool const* stages = null
   static_cast<plan_facts&>(made) = of;
   made.name = of.name;
   detail::copy_bytes(of, made);
-  made.actions = buffer<action>(of.total() + of.stages * of.size.micro_batches);
+  made.actions = buffer<action>(of.total() + of.stages * of.size.units());
   made.begin = buffer<int>(of.size.ranks + 1);
   made.rank_of = buffer<std::int16_t>(of.stages);
   for (int s = 0; s < of.stages; ++s) made.rank_of.data[s] = of.rank_of[s];

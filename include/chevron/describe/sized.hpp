@@ -96,8 +96,11 @@ template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
   if (size.ranks < 1) return shape_problem("ranks must be at least 1, not ", size.ranks);
   if (size.micro_batches < 1) return shape_problem("micro_batches must be at least 1, not ", size.micro_batches);
+  if (size.slices < 1) return shape_problem("slices must be at least 1, not ", size.slices);
   if (size.micro_batches > max_micro_batches)
     return shape_problem("micro_batches must be at most 65535, not ", size.micro_batches);
+  if (size.slices > max_micro_batches / size.micro_batches)
+    return shape_problem("micro_batches x slices must be at most 65535, not ", product_or_most(size.micro_batches, size.slices));
   if (size.chunks < 0) return shape_problem("chunks must be at least 1, not ", size.chunks);
   int fits = size.chunks;
   if constexpr (counted_placement<Placement>) {
@@ -150,6 +153,11 @@ constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, 
   return p.rank_of;
 }
 
+/// Refuses slices where a generator makes plans of whole sequences alone.
+constexpr finding whole_sequences(char const* words, shape size) {
+  return size.slices > 1 ? shape_problem(words, size.slices) : finding{};
+}
+
 /// Begins a plan for every generator: checks the shape, fills its chunks in, and sets the plan's size and each stage's rank.
 template <placement_policy Placement, class Plan>
 constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
@@ -168,7 +176,7 @@ constexpr finding begin_plan_of(Source const& what, shape& size, Plan& to) {
   to.name = what.name;
   if (finding const f = begin_plan(what.where, size, to)) return f;
   bool by_zero = false;
-  finding const problem = what.limits.declare(to, rank_parameters{0, size.ranks, size.micro_batches, size.chunks, &by_zero});
+  finding const problem = what.limits.declare(to, rank_parameters{0, size.ranks, size.micro_batches, size.chunks, size.slices, &by_zero});
   return by_zero ? division_by_zero(0) : problem;
 }
 

@@ -136,14 +136,19 @@ struct schedule_table {
     };
     if (size.ranks != Ranks)
       differs("a table has a row for each rank: with this one ranks can be ", Ranks, size.ranks);
-    else if (size.micro_batches != made.size.micro_batches)
-      differs("with this table micro_batches can be ", made.size.micro_batches, size.micro_batches);
+    else if (size.slices < 1 || size.units() != made.size.micro_batches)
+      differs(size.slices == 1 ? "with this table micro_batches can be " : "with this table micro_batches x slices can be ",
+              made.size.micro_batches, size.units());
     else if (size.chunks != 0 && size.chunks != made.size.chunks)
       differs("with this table chunks can be ", made.size.chunks, size.chunks);
     made.problem = f;
+    if (f) return made;
+    made.size.micro_batches = size.micro_batches;
+    made.size.slices = size.slices;
     return made;
   }
-  /// The only shape that the table has.
+  /// The only shape that the table has, of whole microbatches. Of a table whose actions are slices' the microbatches are fewer, as
+  /// many as the units by the slices: `shape{.ranks = 2, .micro_batches = 2, .slices = 2}` for units 0 to 3.
   constexpr shape size() const { return plan_of_actions(actions, begin, Ranks, name).size; }
 };
 

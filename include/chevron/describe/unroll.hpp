@@ -5,6 +5,7 @@
 #include <chevron/describe/order.hpp>
 #include <chevron/describe/score.hpp>
 #include <chevron/plan/action.hpp>
+#include <chevron/plan/shape.hpp>
 
 /// \file
 /// One rank's score, played against its streams: where tokens become actions.
@@ -13,9 +14,10 @@ namespace chevron::detail {
 
 /// The streams that one rank draws from. They are numbered by family and chunk, the plain one of a family last.
 struct streams {
-  int micro_batches;            // those that are kept
+  int units;                    // those that are kept
   int played;                   // those that the phases are worked out for
   int held;                     // stages on this rank
+  int slices;                   // of each microbatch
   int* length_of;               // by stream: its length,
   int* next_of;                 // and how many are drawn
   drawn const* forward_order;   // the plain streams' items
@@ -31,8 +33,9 @@ constexpr int whole_rounds(bound_phase const& phase, bound_token const* tokens, 
   for (int t = 0; t < phase.tokens; ++t) {
     int const next = s.next_of[tokens[t].stream];
     int left = s.length_of[tokens[t].stream] - next;
-    if (tokens[t].stage >= 0 && s.micro_batches - next < left) left = s.micro_batches - next;
-    if (tokens[t].stage < 0 && s.micro_batches != s.played) left = 0;
+    if (tokens[t].stage >= 0 && s.units - next < left) left = s.units - next;
+    if (tokens[t].stage < 0 && s.units != s.played) left = 0;
+    if (tokens[t].stage >= 0 && !tokens[t].by_forwards && s.slices > 1) left = 0;
     rounds = left < rounds ? left : rounds;
   }
   return rounds > 0 ? rounds : 0;
@@ -112,18 +115,20 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
           int const length = s.length_of[token.stream];
           int at = s.next_of[token.stream];
           if (skips && token.what == kind::backward_weight) {
-            while (at < length &&
-                   s.whole[token.stage >= 0 ? token.cell + at : order[at].chunk * s.played + order[at].micro_batch] != 0)
+            while (at < length && s.whole[token.stage >= 0 ? token.cell + (s.slices == 1 ? at : mirrored(at, s.slices))
+                                                         : order[at].chunk * s.played + order[at].micro_batch] != 0)
               ++at;
           }
           if (at >= length) break;
           s.next_of[token.stream] = at + 1;
           took = drew = true;
           int const chunk = token.stage >= 0 ? token.cell / s.played : order[at].chunk;
-          int const micro_batch = token.stage >= 0 ? at : order[at].micro_batch;
+          int const micro_batch = token.stage < 0                          ? order[at].micro_batch
+                                  : token.by_forwards || s.slices == 1 ? at
+                                                                           : mirrored(at, s.slices);
           if (skips && token.what == kind::backward) s.whole[chunk * s.played + micro_batch] = 1;
           if (queues && leaves_weight(token.what)) s.queue[s.length_of[queue_stream]++] = {chunk, micro_batch};
-          if (micro_batch >= s.micro_batches) continue;
+          if (micro_batch >= s.units) continue;
           if (open_pair >= 0 && open_pair == filled - 1) out[open_pair].fused = 1;
           open_pair = token.pairs ? filled : -1;
           out[filled++] = make_action(token.what, s.stages[chunk], micro_batch);

@@ -36,7 +36,7 @@ constexpr finding check_instructions(program_view const& program) {
       }
       if (a.kind == kind::optimizer_step) continue;
       int const stage = static_cast<int>(a.stage);
-      if (stage >= plan.stages || static_cast<int>(a.micro_batch) >= plan.size.micro_batches || plan.rank_of[stage] != r)
+      if (stage >= plan.stages || static_cast<int>(a.micro_batch) >= plan.size.units() || plan.rank_of[stage] != r)
         return misplaced(plan, f);
       if (a.kind == kind::reduce_gradients) continue;
       if (is_own(a.kind)) continue;
@@ -84,7 +84,7 @@ constexpr finding check_instructions(program_view const& program) {
 constexpr finding check_computations(program_view const& program) {
   plan_view const& plan = program.plan;
   buffer<int> left(plan.stages);  // gradients still to come; -1: summed
-  for (int s = 0; s < plan.stages; ++s) left.data[s] = plan.size.micro_batches;
+  for (int s = 0; s < plan.stages; ++s) left.data[s] = plan.size.units();
   for (int r = 0; r < plan.size.ranks; ++r) {
     int next = plan.begin[r];
     bool stepped = false;

@@ -23,7 +23,7 @@ inline constexpr std::uint8_t holds_gradients = 4;  // of the inputs: until they
 /// not there, nothing is left at the end.
 constexpr finding check_slots(program_view const& program) {
   plan_view const& plan = program.plan;
-  int const micro_batches = plan.size.micro_batches;
+  int const micro_batches = plan.size.units();
   int const cells = plan.stages * micro_batches;
   buffer<std::uint16_t> arrived_memory(2 * cells, zeroed);  // receive slot of each input and gradient, counted from 1
   std::uint16_t* const arrived = arrived_memory.data;

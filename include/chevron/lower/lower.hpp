@@ -51,7 +51,7 @@ constexpr int most_cells_of_a_rank(plan_view const& plan) {
     int const now = ++held.data[plan.rank_of[s]];
     most = now > most ? now : most;
   }
-  return most * plan.size.micro_batches;
+  return most * plan.size.units();
 }
 
 }  // namespace detail
@@ -69,7 +69,7 @@ class program_writer {
  public:
   constexpr program_writer(plan_view const& plan, program& result)
       : plan_(plan),
-        micro_batches_(plan.size.micro_batches),
+        micro_batches_(plan.size.units()),
         cells_(plan.stages * micro_batches_),
         last_stage_(plan.stages - 1),
         rank_of_(plan.rank_of),

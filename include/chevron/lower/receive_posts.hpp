@@ -47,7 +47,7 @@ struct receive_posts {
 
  private:
   constexpr void note_positions(plan_view const& plan, int begin, int end) {
-    int const micro_batches = plan.size.micro_batches;
+    int const micro_batches = plan.size.units();
     for (int i = begin; i < end; ++i) {
       action const a = plan.actions[i];
       int const cell = static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch);
@@ -61,7 +61,7 @@ struct receive_posts {
   /// \param earliest_use room for one entry a rank
   constexpr void post_for(plan_view const& plan, int sender, int cells, int* const earliest_use) {
     constexpr int ahead = 1;
-    int const micro_batches = plan.size.micro_batches;
+    int const micro_batches = plan.size.units();
     action const* const actions = plan.actions;
     receivers const* const to = of_stage.data;
     int* const bucket = first.data;

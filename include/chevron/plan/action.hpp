@@ -13,7 +13,8 @@ namespace chevron {
 inline constexpr int max_stages = 2048;
 inline constexpr int max_micro_batches = 65535;
 
-/// One action: this kind of work, on this stage, for this microbatch. Written `3F0`: stage 3, forward, microbatch 0.
+/// One action: this kind of work, on this stage, for this microbatch. Written `3F0`: stage 3, forward, microbatch 0. Where
+/// sequences are sliced, `micro_batch` is the number of a unit (shape.hpp); of two slices, unit 5 is written `3F2.1`.
 ///
 /// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two actions next to each other: an F
 /// with `fused` set, then its B or I. The two are one action in time: the pair starts when both have what they need, and both
@@ -34,14 +35,21 @@ constexpr action make_action(kind what, int stage, int micro_batch) {
   return action{what, 0, static_cast<std::uint32_t>(stage) & 0x7ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
 }
 
-constexpr void append(text& out, action a) {
+/// Writes a unit: its microbatch and, where there are several slices, a point and its slice.
+constexpr void append_unit(text& out, int unit, int slices) {
+  out.append(unit / slices);
+  if (slices > 1) out.append('.').append(unit % slices);
+}
+
+/// \param slices of the action's plan
+constexpr void append(text& out, action a, int slices = 1) {
   if (a.kind == kind::optimizer_step) {
     out.append(letters_of(a.kind));
     return;
   }
   out.append(static_cast<int>(a.stage));
   out.append(letters_of(a.kind));
-  if (a.kind != kind::reduce_gradients) out.append(static_cast<int>(a.micro_batch));
+  if (a.kind != kind::reduce_gradients) append_unit(out, static_cast<int>(a.micro_batch), slices);
 }
 
 /// The two halves of a fused pair, for its text: `(0F7;7B3)OVERLAP_F_B`, as PyTorch spells it.

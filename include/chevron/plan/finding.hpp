@@ -20,7 +20,7 @@ enum class law : int {
   ids_in_range,  ///< every action names a stage and a microbatch that exist, on the stage's own rank
   no_duplicate,  ///< no action appears twice; a microbatch has B, or I and W, not both
   complete,      ///< every stage has F, and B or I and W, for every microbatch
-  order,         ///< on its own rank F comes before B or I, and I before W
+  order,         ///< on its own rank F comes before B or I, and I before W; slices go in order, and their B or I in reverse
   fused_pair,    ///< a fused pair is an F and then the B or I of another microbatch or stage
   deadlock,      ///< no rank waits for what is queued, directly or through others, behind its own next action
   in_flight,     ///< never more chunks in flight than declared
@@ -57,6 +57,7 @@ struct finding {
   std::int64_t number = 0;
   std::int64_t limit = 0;
   char const* words = "";
+  int slices = 1;  ///< of the plan, to spell its actions
   // For a schedule that came as text: the place, counted from 1, and what stands there. With a place and no rank, `words` say
   // all.
   int line = 0;
@@ -86,9 +87,9 @@ constexpr void append_quoted(text& out, std::string_view there) {
 }
 
 /// What a rank has next: an action, or the pair that begins with it.
-constexpr void append_head(text& out, action a) {
+constexpr void append_head(text& out, action a, int slices) {
   if (a.fused != 0) out.append("the pair of ");
-  append(out, a);
+  append(out, a, slices);
 }
 
 }  // namespace detail
@@ -114,9 +115,9 @@ constexpr text describe(finding const& f) {
       break;
     case law::description:
       if (f.links == 2) {  // two actions of the description that do not go together
-        append(out, f.what);
+        append(out, f.what, f.slices);
         out.append(f.words);
-        append(out, f.other);
+        append(out, f.other, f.slices);
         break;
       }
       out.append(f.words).append(f.number);
@@ -127,7 +128,7 @@ constexpr text describe(finding const& f) {
       if (f.limit > 0) out.append(" (there are ").append(f.limit).append(" ranks)");
       break;
     case law::ids_in_range:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(f.words);
       if (f.other_rank >= 0)
         out.append(f.other_rank);
@@ -135,19 +136,24 @@ constexpr text describe(finding const& f) {
         out.append(f.limit);
       break;
     case law::no_duplicate:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(f.words);
       if (f.other_position >= 0) out.append(f.other_position);
       break;
     case law::complete:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(" is missing: ").append(f.words);
       break;
     case law::order:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(" comes before ");
-      append(out, f.other);
+      append(out, f.other, f.slices);
       out.append(", which it needs");
+      if (f.slices > 1 && makes_input_gradient(f.what.kind) && makes_output(f.other.kind)) {
+        out.append("; a schedule of slices runs slices - 1 forwards more before its first backward, as in ");
+        out.append("warmup(F * (ranks - 1 - rank + slices - 1))");
+        break;
+      }
       // Text names stages itself.
       if (f.number > 1 && f.line == 0) {
         out.append("; rank ").append(f.rank).append(" holds ").append(f.number);
@@ -155,36 +161,36 @@ constexpr text describe(finding const& f) {
       }
       break;
     case law::fused_pair:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(f.words);
-      if (f.links > 0) append(out, f.other);
+      if (f.links > 0) append(out, f.other, f.slices);
       break;
     case law::deadlock:
-      detail::append_head(out, f.what);
+      detail::append_head(out, f.what, f.slices);
       out.append(" waits for ");
-      append(out, f.other);
+      append(out, f.other, f.slices);
       out.append(", which is queued on rank ").append(f.other_rank).append(" behind ");
-      detail::append_head(out, f.behind);
+      detail::append_head(out, f.behind, f.slices);
       if (f.links == 1) break;
       out.append("; ");
-      detail::append_head(out, f.behind);
+      detail::append_head(out, f.behind, f.slices);
       out.append(" waits for ");
-      append(out, f.then);
+      append(out, f.then, f.slices);
       if (f.links == 2) {
         out.append(", which is queued behind ");
       } else {
         out.append(", and so on round ").append(f.links).append(" ranks to ");
-        append(out, f.last_behind);
+        append(out, f.last_behind, f.slices);
         out.append(", queued behind ");
       }
-      detail::append_head(out, f.what);
+      detail::append_head(out, f.what, f.slices);
       break;
     case law::in_flight:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(" makes ").append(f.number).append(" chunks in flight, ").append(f.words).append(f.limit);
       break;
     case law::bytes:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(" makes ").append(f.number).append(" bytes in flight, the declared limit is ").append(f.limit);
       break;
     case law::messages:
@@ -192,9 +198,9 @@ constexpr text describe(finding const& f) {
       break;
     case law::matched:
     case law::slots:
-      append(out, f.what);
+      append(out, f.what, f.slices);
       out.append(f.words);
-      append(out, f.other);
+      append(out, f.other, f.slices);
       break;
     case law::none:
       break;

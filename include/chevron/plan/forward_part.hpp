@@ -12,7 +12,7 @@
 
 namespace chevron {
 
-/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many. Lawful if the plan
+/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many, with all their slices. Lawful if the plan
 /// was. Takes a plan, or what `checked<…>` gives; programs, so what `lower` and `lowered<…>` give, are taken by
 /// lower/program.hpp.
 constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_batches) {
@@ -26,7 +26,7 @@ constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_b
   if (micro_batches < of.size.micro_batches) only.size.micro_batches = micro_batches;
   int const ranks = of.size.ranks, total = of.total();
   auto const wanted = [&](action what) {
-    return what.kind == kind::forward && static_cast<int>(what.micro_batch) < micro_batches;
+    return what.kind == kind::forward && static_cast<int>(what.micro_batch) / of.size.slices < micro_batches;
   };
   int forwards = 0;
   for (int i = 0; i < total; ++i) forwards += wanted(of.actions[i]) ? 1 : 0;

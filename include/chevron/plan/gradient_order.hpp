@@ -12,8 +12,8 @@ namespace chevron {
 
 /// Whether both plans run the W's (or B's) of each stage in the same order of microbatches. False for plans of different sizes.
 constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
-  if (a.stages != b.stages || a.size.micro_batches != b.size.micro_batches) return false;
-  int const cells = a.stages * a.size.micro_batches;
+  if (a.stages != b.stages || a.size.units() != b.size.units()) return false;
+  int const cells = a.stages * a.size.units();
   buffer<int> order[2] = {buffer<int>(cells, zeroed), buffer<int>(cells, zeroed)};
   plan_view const* const plans[2] = {&a, &b};
   for (int k = 0; k < 2; ++k) {
@@ -22,7 +22,7 @@ constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
       action const one = plans[k]->actions[i];
       if (one.kind != kind::backward && one.kind != kind::backward_weight) continue;
       int const stage = static_cast<int>(one.stage);
-      order[k].data[stage * a.size.micro_batches + next.data[stage]++] = static_cast<int>(one.micro_batch) + 1;
+      order[k].data[stage * a.size.units() + next.data[stage]++] = static_cast<int>(one.micro_batch) + 1;
     }
   }
   for (int i = 0; i < cells; ++i) {
@@ -37,7 +37,7 @@ constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
 /// stage's backwards are all whole or all split, any two such plans add gradients up in the same order.
 constexpr plan in_ascending_order(plan_view const& from) {
   plan to = copy_of(from);
-  int const micro_batches = from.size.micro_batches;
+  int const micro_batches = from.size.units();
   buffer<int> forwards(from.stages, zeroed), backwards(from.stages, zeroed), weights(from.stages, zeroed);
   buffer<int> split(from.stages, zeroed);  // I's so far
   buffer<int> of_split(from.stages * micro_batches);  // by stage: their microbatches

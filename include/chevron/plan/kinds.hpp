@@ -4,7 +4,7 @@
 
 /// \file
 /// The kinds of action, a row each: spelling, whose result an action takes, to which stage it hands its own, its order beside
-/// other actions of its cell, and memory.
+/// other actions of its cell and beside other slices, and memory.
 
 namespace chevron {
 
@@ -45,26 +45,29 @@ struct kind_row {
   std::uint8_t after = 0;     ///< bits of kinds: these run before it in its cell
   std::uint8_t excludes = 0;  ///< bits of kinds: none of these runs before it in its cell
   int in_flight = 0;          ///< by how much the chunks in flight change once it has run
+  int carry = 0;  ///< relative to its slice, the slice whose carry it takes on its own stage: -1 what F carries, +1 gradients
 };
 
 constexpr std::uint8_t kind_bit(kind k) { return static_cast<std::uint8_t>(1 << static_cast<int>(k)); }
 
 /// By kind.
 inline constexpr kind_row kind_rows[program_kinds] = {
-    {.letters = "F", .words = "forward", .from = -1, .to = 1, .in_flight = 1},
+    {.letters = "F", .words = "forward", .from = -1, .to = 1, .in_flight = 1, .carry = -1},
     {.letters = "B",
      .words = "backward",
      .from = 1,
      .to = -1,
      .after = kind_bit(kind::forward),
      .excludes = kind_bit(kind::backward_input) | kind_bit(kind::backward_weight),
-     .in_flight = -1},
+     .in_flight = -1,
+     .carry = 1},
     {.letters = "I",
      .words = "input gradient",
      .from = 1,
      .to = -1,
      .after = kind_bit(kind::forward),
-     .excludes = kind_bit(kind::backward)},
+     .excludes = kind_bit(kind::backward),
+     .carry = 1},
     {.letters = "W",
      .words = "weight gradient",
      .after = kind_bit(kind::backward_input),

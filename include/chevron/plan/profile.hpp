@@ -184,7 +184,7 @@ inline double cost_drift(profile const& then, profile const& now) {
 /// Whether a plan is the one that a profile was taken under, so that its measured times are what the plan's prediction is about.
 inline bool taken_under(profile const& measured, plan_view const& plan) {
   return measured.pipeline > 0 && measured.schedule == plan.name && measured.size.ranks == plan.size.ranks &&
-         measured.size.micro_batches == plan.size.micro_batches && measured.stages == plan.stages;
+         measured.size.units() == plan.size.units() && measured.stages == plan.stages;
 }
 
 }  // namespace chevron

@@ -10,15 +10,16 @@
 
 namespace chevron {
 
-/// The actions of a step as a graph, without their order. A *cell* numbers a (stage, microbatch). A *result* numbers a tensor
+/// The actions of a step as a graph, without their order. A *cell* numbers a (stage, unit). A *result* numbers a tensor
 /// that one stage makes for its neighbour: that of cell c is c if it is the output, `cells() + c` if it is the input gradient.
 class step_graph {
  public:
   static constexpr int none = -1;
 
-  constexpr explicit step_graph(plan_view const& plan) : step_graph(plan.rank_of, plan.stages, plan.size.micro_batches) {}
-  constexpr step_graph(std::int16_t const* rank_of, int stages, int micro_batches)
-      : rank_of_(rank_of), stages_(stages), micro_batches_(micro_batches) {}
+  constexpr explicit step_graph(plan_view const& plan) : step_graph(plan.rank_of, plan.stages, plan.size.units(), plan.size.slices) {}
+  /// \param micro_batches units, where sequences are sliced
+  constexpr step_graph(std::int16_t const* rank_of, int stages, int micro_batches, int slices = 1)
+      : rank_of_(rank_of), stages_(stages), micro_batches_(micro_batches), slices_(slices) {}
 
   constexpr int cells() const { return stages_ * micro_batches_; }
   constexpr int results() const { return 2 * cells(); }
@@ -49,6 +50,12 @@ class step_graph {
     int const after = row_of(a.kind).after;
     if (after == 0) return none;
     return (after & kind_bit(kind::forward)) != 0 ? cell_of(a) : cells() + cell_of(a);
+  }
+  /// The unit whose carry an action takes on its own stage, or `none`: F the slice before, B and I the slice behind.
+  constexpr int carries_from(action a) const {
+    int const unit = static_cast<int>(a.micro_batch);
+    int const slice = unit % slices_ + row_of(a.kind).carry;
+    return row_of(a.kind).carry == 0 || slice < 0 || slice >= slices_ ? none : unit + row_of(a.kind).carry;
   }
   constexpr int stage_of_result(int result) const { return result % cells() / micro_batches_; }
   constexpr int micro_batch_of_result(int result) const { return result % micro_batches_; }
@@ -83,7 +90,7 @@ class step_graph {
   }
 
   std::int16_t const* rank_of_;
-  int stages_, micro_batches_;
+  int stages_, micro_batches_, slices_;
 };
 
 }  // namespace chevron

@@ -111,8 +111,8 @@ struct unequal_lengths {
   unhindered of_computations, of_transfers;  ///< the parts of a path, with factor 1
 
   constexpr unequal_lengths(plan_view const& plan, cost_view const& costs)
-      : computation(costs.lengths.computation, costs.lengths.count, plan.size.micro_batches),
-        transfer(costs.lengths.transfer, costs.lengths.count, plan.size.micro_batches),
+      : computation(costs.lengths.computation, costs.lengths.count, plan.size.units()),
+        transfer(costs.lengths.transfer, costs.lengths.count, plan.size.units()),
         least(scaled(costs, plan.stages, computation.least(), transfer.least())),
         long_one(scaled(costs, plan.stages, computation.most(), transfer_of_longest(plan, costs))),
         long_way(plan, long_one.view()),
@@ -133,7 +133,7 @@ struct unequal_lengths {
  private:
   static constexpr double transfer_of_longest(plan_view const& plan, cost_view const& costs) {
     int longest = 0;
-    for (int m = 1; m < plan.size.micro_batches; ++m) {
+    for (int m = 1; m < plan.size.units(); ++m) {
       if (costs.lengths.of_computation(m) > costs.lengths.of_computation(longest)) longest = m;
     }
     return costs.lengths.of_transfer(longest);
@@ -152,7 +152,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
                                  unequal_lengths const* lengths, activation_limit memory) {
   int const stages = plan.stages;
   int const ranks = plan.size.ranks;
-  int const micro_batches = plan.size.micro_batches;
+  int const micro_batches = plan.size.units();
   lower_bounds best;
   auto const raise = [](double& bound, double value) { bound = value > bound ? value : bound; };
   double const computations = lengths == nullptr ? micro_batches : lengths->computation.sum;

@@ -63,8 +63,8 @@ constexpr finding misplaced(plan_view const& plan, finding f) {
   f.broken = law::ids_in_range;
   if (static_cast<int>(f.what.stage) >= plan.stages)
     f.words = " names a stage that does not exist; stages: ", f.limit = plan.stages;
-  else if (static_cast<int>(f.what.micro_batch) >= plan.size.micro_batches)
-    f.words = " names a microbatch that does not exist; microbatches: ", f.limit = plan.size.micro_batches;
+  else if (static_cast<int>(f.what.micro_batch) >= plan.size.units())
+    f.words = " names a microbatch that does not exist; microbatches: ", f.limit = plan.size.units();
   else
     f.words = " is on the wrong rank: its stage lives on rank ", f.other_rank = plan.rank_of[f.what.stage];
   return f;
@@ -79,7 +79,7 @@ constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind
   for (int s = 0; s < plan.stages; ++s) {
     if (plan.rank_of[s] != plan.rank_of[stage]) continue;
     ++chunks;
-    ready = ready || (seen[s * plan.size.micro_batches + micro_batch] & seen_forward) != 0;
+    ready = ready || (seen[s * plan.size.units() + micro_batch] & seen_forward) != 0;
   }
   return ready ? chunks : 0;
 }
@@ -100,7 +100,7 @@ constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
 
 /// Every cell of the grid must hold F, and B or I and W, and the own kinds that their rows ask for.
 constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen) {
-  int const micro_batches = plan.size.micro_batches;
+  int const micro_batches = plan.size.units();
   for (int stage = 0; stage < plan.stages; ++stage) {
     for (int m = 0; m < micro_batches; ++m) {
       int const all = seen[stage * micro_batches + m];
@@ -139,9 +139,29 @@ constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen
   return {};
 }
 
+/// Whether each stage's F come in the order of a microbatch's slices, and its B or I in reverse, of a plan that `plays_through`.
+/// Neighbouring slices of a stage lie on one rank, so the lists alone decide.
+constexpr bool slices_in_order(plan_view const& plan) {
+  int slices = plan.size.slices;
+  if (slices == 1) return true;
+  int micro_batches = plan.size.micro_batches;
+  int cells = plan.stages * micro_batches;
+  buffer<int> run(2 * cells, zeroed);  // by kind, stage and microbatch: slices that have run
+  for (int i = 0; i < plan.total(); ++i) {
+    action a = plan.actions[i];
+    int unit = static_cast<int>(a.micro_batch);
+    if (row_of(a.kind).carry == 0) continue;
+    bool forward = makes_output(a.kind);
+    int& next = run.data[(forward ? 0 : cells) + static_cast<int>(a.stage) * micro_batches + unit / slices];
+    if (next++ != (forward ? unit : mirrored(unit, slices)) % slices) return false;
+  }
+  return true;
+}
+
 /// Everything that one rank's list can break by itself.
 constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
-  int const micro_batches = plan.size.micro_batches;
+  int const micro_batches = plan.size.units();
+  step_graph const graph(plan);
   action const* const actions = plan.actions;
   finding late;  // a broken order; reported only if no action is missing, since a missing F is the better explanation
   for (int r = 0; r < plan.size.ranks; ++r) {
@@ -220,6 +240,13 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
         f.number = drawn_from(plan, stage, micro_batch, a.kind, seen);
         late = f;
       }
+      int const carried = graph.carries_from(a);
+      std::uint8_t const carriers = makes_output(a.kind) ? seen_forward : seen_backward | seen_input;
+      if (carried >= 0 && (seen[stage * micro_batches + carried] & carriers) == 0 && !late) {
+        f.broken = law::order;
+        f.other = make_action(a.kind, stage, carried);
+        late = f;
+      }
       cell = static_cast<std::uint8_t>(cell | bit);
     }
   }
@@ -293,16 +320,20 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen)
 
 /// For a plan that does not play through: the first broken law, in words.
 constexpr finding diagnose(plan_view const& plan) {
-  buffer<std::uint8_t> seen(plan.stages * plan.size.micro_batches, zeroed);
-  if (finding const f = check_lists(plan, seen.data)) return f;
-  return find_deadlock(plan, seen.data);
+  buffer<std::uint8_t> seen(plan.stages * plan.size.units(), zeroed);
+  finding f = check_lists(plan, seen.data);
+  if (!f) f = find_deadlock(plan, seen.data);
+  f.slices = plan.size.slices;
+  return f;
 }
 
 /// All limits, declared or not.
 constexpr finding check_limits(plan_view const& plan) {
-  if (finding const f = check_in_flight(plan)) return f;
-  if (finding const f = check_bytes(plan)) return f;
-  return check_message_count(plan);
+  finding f = check_in_flight(plan);
+  if (!f) f = check_bytes(plan);
+  if (!f) f = check_message_count(plan);
+  f.slices = plan.size.slices;
+  return f;
 }
 
 }  // namespace detail
@@ -314,12 +345,12 @@ constexpr finding check_limits(plan_view const& plan) {
 constexpr finding check(plan_view const& plan) {
   if (plan.problem) return plan.problem;
   if (finding const f = detail::check_placement(plan)) return f;
-  buffer<std::uint8_t> state(plan.stages * plan.size.micro_batches, zeroed);
+  buffer<std::uint8_t> state(plan.stages * plan.size.units(), zeroed);
   buffer<int> next(plan.size.ranks), after(plan.size.ranks);
   // Not const: the value of a const bool is tried as a constant first, and there the answer is always yes.
   bool through = std::is_constant_evaluated() ? detail::plays_through<true>(plan, state.data, next.data, after.data)
                                               : detail::plays_through<false>(plan, state.data, next.data, after.data);
-  if (!through || plan.has_own_kinds()) {
+  if (!through || plan.has_own_kinds() || !detail::slices_in_order(plan)) {
     if (finding const f = detail::diagnose(plan)) return f;
   }
   return detail::check_limits(plan);

@@ -129,11 +129,11 @@ struct gate {
     plan_view const plan = result.view();
     if (plan.problem) return plan.problem;
     if (finding const f = check_placement(plan)) return f;
-    if (stages * plan.size.micro_batches > actions) return diagnose(plan);
+    if (stages * plan.size.units() > actions) return diagnose(plan);
     std::uint8_t state[array_size(actions)]{};
     int next[array_size(ranks + 1)], after[array_size(ranks + 1)];
     bool through = plays_through<true>(result, state, next, after);
-    if (!through || plan.has_own_kinds()) {
+    if (!through || plan.has_own_kinds() || !slices_in_order(plan)) {
       if (finding const f = diagnose(plan)) return f;
     }
     return check_limits(plan);

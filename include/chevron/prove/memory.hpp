@@ -59,7 +59,7 @@ class recomputed_chunks {
   constexpr recomputed_chunks() = default;  ///< none
   /// The chunks of a plan's R.
   constexpr explicit recomputed_chunks(plan_view const& plan)
-      : micro_batches_(plan.size.micro_batches), is_(plan.holds(kind::recompute) ? plan.stages * micro_batches_ : 0, zeroed) {
+      : micro_batches_(plan.size.units()), is_(plan.holds(kind::recompute) ? plan.stages * micro_batches_ : 0, zeroed) {
     for (int i = 0; i < plan.total() && is_.count > 0; ++i) {
       if (plan.actions[i].kind == kind::recompute) is_.data[cell_of(plan.actions[i])] = true;
     }
@@ -114,14 +114,14 @@ constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes)
 constexpr int messages(plan_view const& plan) {
   int crossings = 0;
   for (int s = 0; s + 1 < plan.stages; ++s) crossings += plan.rank_of[s] != plan.rank_of[s + 1] ? 1 : 0;
-  return crossings * plan.size.micro_batches * (plan.forward_only ? 1 : 2);
+  return crossings * plan.size.units() * (plan.forward_only ? 1 : 2);
 }
 
 /// The bytes of all messages of a step of a plan, of stages of these sizes.
 constexpr std::int64_t message_bytes(plan_view const& plan, size_view const& sizes) {
   std::int64_t sum = 0;
   for (int s = 0; s + 1 < plan.stages; ++s) sum += plan.rank_of[s] != plan.rank_of[s + 1] ? sizes.message_of(s) : 0;
-  return sum * plan.size.micro_batches * (plan.forward_only ? 1 : 2);
+  return sum * plan.size.units() * (plan.forward_only ? 1 : 2);
 }
 
 }  // namespace chevron

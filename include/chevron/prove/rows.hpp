@@ -29,7 +29,7 @@ struct rows {
   constexpr rows(plan_view const& from, bool split, cost_view const& costs)
       : ranks(from.size.ranks),
         stages(from.stages),
-        micro_batches(from.size.micro_batches),
+        micro_batches(from.size.units()),
         kinds(split ? 3 : 2),
         count(kinds * stages),
         alike(costs.lengths.alike()),

@@ -14,9 +14,9 @@ namespace chevron {
 /// of M microbatches are those of each step.
 constexpr plan back_to_back(plan_view const& one, int steps) {
   plan made;
-  int const micro_batches = one.size.micro_batches;
+  int const micro_batches = one.size.units();
   static_cast<plan_facts&>(made) = one;
-  made.size.micro_batches = micro_batches * steps;
+  made.size.micro_batches = one.size.micro_batches * steps;
   made.message_limit = one.message_limit * steps;
   made.name = one.name;
   if (steps < 1 || steps > max_micro_batches / micro_batches) {
@@ -64,9 +64,9 @@ namespace detail {
 constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
   for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
-  double const transfers = mean_factors(costs.lengths, plan.size.micro_batches).transfer;
+  double const transfers = mean_factors(costs.lengths, plan.size.units()).transfer;
   for (int s = 0; s + 1 < plan.stages; ++s)
-    sum += 2 * plan.size.micro_batches * (transfers * costs.of_message(s) + costs.of_latency(s));
+    sum += 2 * plan.size.units() * (transfers * costs.of_message(s) + costs.of_latency(s));
   return sum;
 }
 

@@ -32,7 +32,7 @@ namespace detail {
 template <class Costs>
 constexpr int play(plan_view const& plan, Costs const& costs, wires const& links, double* clock, double* start, double* end) {
   int const ranks = plan.size.ranks;
-  int const micro_batches = plan.size.micro_batches;
+  int const micro_batches = plan.size.units();
   int const last_stage = plan.stages - 1;
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();

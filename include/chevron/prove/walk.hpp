@@ -40,7 +40,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   int ranks = plan.size.ranks;
   int stages = plan.stages;
   int last_stage = stages - 1;
-  int micro_batches = plan.size.micro_batches;
+  int micro_batches = plan.size.units();
   bool forward_only = plan.forward_only;
   if (ranks < 1) return stages * micro_batches == 0;
   // The work of a complete plan: F and B of each (stage, microbatch), and one more for each I, its W, and for each R. No action

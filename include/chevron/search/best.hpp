@@ -82,7 +82,7 @@ constexpr int stages_of(search::searched_schedule<Parts...> const& what, shape s
 /// The number of actions of a searched schedule at this size.
 template <class... Parts>
 constexpr int actions_at_most(search::searched_schedule<Parts...> const& what, shape size) {
-  return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.micro_batches;
+  return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.units();
 }
 
 /// Searches for the schedule at this size.

@@ -155,7 +155,7 @@ constexpr plan eager_start(plan const& like, problem const& asked, effort const&
   int const wanted = by_size < by_trials ? by_size : by_trials;
   int const draws = wanted < 20 ? 20 : wanted;
   int const per_round = draws / rounds + 1;
-  double const all = static_cast<double>(like.size.micro_batches) * like.stages / like.size.ranks;
+  double const all = static_cast<double>(like.size.units()) * like.stages / like.size.ranks;
   double const limit = asked.memory.most > 0 && asked.memory.most < all ? asked.memory.most : all;
   eager_rule best[kept]{};
   double lengths[kept]{};

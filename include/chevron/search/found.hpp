@@ -82,7 +82,7 @@ constexpr finding nothing_found(problem const& asked, bool stopped) {
   f.broken = law::description;
   f.words = stopped ? "the search was ended before an order was found that keeps the memory limit; microbatches: "
                     : "no order was found that keeps the memory limit; microbatches: ";
-  f.number = asked.where.size.micro_batches;
+  f.number = asked.where.size.units();
   return f;
 }
 

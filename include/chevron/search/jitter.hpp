@@ -111,7 +111,7 @@ inline std::vector<double> sampled_lengths(plan_view const& plan, cost_view cons
   for (int draw = 0; draw < how.draws; ++draw) {
     double longest = 0;
     for (int replica = 0; replica < how.replicas; ++replica) {
-      duration_sample const now(how, plan.stages, plan.size.micro_batches, draw, replica);
+      duration_sample const now(how, plan.stages, plan.size.units(), draw, replica);
       longest = std::max(longest, length_of(goal, plan, simulate_sampled(plan, {costs, now})));
     }
     out.push_back(longest);

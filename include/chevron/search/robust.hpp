@@ -37,11 +37,11 @@ class drawn_descent {
  public:
   drawn_descent(plan const& start, problem const& asked, jitter const& how)
       : best_(copy_of(start)), memory_(asked.memory), goal_(asked.goal), random_(how.seed) {
-    for (int draw = 0; draw < how.draws; ++draw) now_.emplace_back(how, start.stages, start.size.micro_batches, draw, 0);
+    for (int draw = 0; draw < how.draws; ++draw) now_.emplace_back(how, start.stages, start.size.units(), draw, 0);
     for (duration_sample const& one : now_) costs_.emplace_back(asked.costs, one);
     lengths_.resize(now_.size());
     for (std::size_t k = 0; k < now_.size(); ++k) lengths_[k] = length_under(k);
-    at_.resize(static_cast<std::size_t>(3 * best_.stages * best_.size.micro_batches));
+    at_.resize(static_cast<std::size_t>(3 * best_.stages * best_.size.units()));
     for (int i = 0; i < best_.actions.count; ++i) at_[cell(best_.actions.data[i])] = i;
   }
 
@@ -62,7 +62,7 @@ class drawn_descent {
  private:
   std::size_t cell(action a) const {
     int const k = a.kind == kind::forward ? 0 : a.kind == kind::backward_weight ? 2 : 1;
-    return static_cast<std::size_t>((k * best_.stages + static_cast<int>(a.stage)) * best_.size.micro_batches +
+    return static_cast<std::size_t>((k * best_.stages + static_cast<int>(a.stage)) * best_.size.units() +
                                     static_cast<int>(a.micro_batch));
   }
   /// Negative for an order that gets stuck.
@@ -83,7 +83,7 @@ class drawn_descent {
       action const a = best_.actions.data[at];
       bool const first = at == best_.begin.data[rank_of(at)];
       int cause = first ? -1 : at - 1;
-      int const feeder = step_graph(best_.rank_of.data, best_.stages, best_.size.micro_batches).from(a);
+      int const feeder = step_graph(best_.rank_of.data, best_.stages, best_.size.units()).from(a);
       if (feeder >= 0 && (first || when_.start.data[at] > when_.end.data[at - 1])) {
         action from = a;
         from.stage = static_cast<std::uint32_t>(feeder) & 0x7ffu;
@@ -196,7 +196,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   made_by.seed = seeds.next();
   made_by.draws = draws_to_descend;
   chosen_by.seed = seeds.next();
-  int const actions = actions_of(placed.stages, placed.size.micro_batches, asked.work);
+  int const actions = actions_of(placed.stages, placed.size.units(), asked.work);
   int const trials = how_hard.trials > 0 ? how_hard.trials : usual_trials(actions);
   plan challenger = copy_of(out.planned.best);
   std::vector<double> challenging = sampled_lengths(challenger, asked.costs, chosen_by, asked.goal);

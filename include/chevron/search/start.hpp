@@ -136,7 +136,7 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
   }
   if (crossings > 0) out.communication /= crossings;
   if (of.lengths.alike()) return out;
-  chevron::detail::mean_factors const mean(of.lengths, where.size.micro_batches);
+  chevron::detail::mean_factors const mean(of.lengths, where.size.units());
   for (double* one : {&out.forward, &out.backward_input, &out.backward_weight}) *one *= mean.computation;
   out.communication *= mean.transfer;
   return out;
@@ -152,7 +152,7 @@ constexpr void add_list_schedules(starting_point& to, problem const& asked) {
   auto const where = placement::mapped([stages = placed.stages](shape) { return stages; },
                                        [rank_of = placed.rank_of](int stage, shape) -> int { return rank_of[stage]; });
   auto const base = schedule_of(asked.work).place(where).assuming(average(placed, asked.costs));
-  int const all = placed.size.micro_batches * placed.size.chunks;
+  int const all = placed.size.units() * placed.size.chunks;
   bool const limited = memory.most > 0 && memory.most < all;
   int const most = limited && memory.waiting_chunks() < all ? memory.waiting_chunks() : all;
   int const least = limited ? memory.chunks() : all;
@@ -183,8 +183,8 @@ constexpr void for_each_with_slack(problem const& asked, Visit const& visit) {
   shape const size = asked.where.size;
   cost_view const& costs = asked.costs;
   activation_limit const& memory = asked.memory;
-  int const room = memory.most > 0 ? memory.chunks() - size.ranks : size.micro_batches;
-  chevron::detail::mean_factors const factors(costs.lengths, size.micro_batches);
+  int const room = memory.most > 0 ? memory.chunks() - size.ranks : size.units();
+  chevron::detail::mean_factors const factors(costs.lengths, size.units());
   int const counted = costs.lengths.alike() ? 0 : size.ranks;
   owned_costs const mean = scaled(costs, counted, factors.computation, factors.transfer);
   buffer<catalogue::slack> const needed =

@@ -295,13 +295,13 @@ constexpr plan periodic_start(plan const& like, problem const& asked, periodic_e
   double shortest = beat;
   for (int draw = 0; draw < draws && !watch.stop(); ++draw) {
     int const in_period = 1 + 2 * draw / draws;
-    if (in_period > like.size.micro_batches) continue;
+    if (in_period > like.size.units()) continue;
     if (draw == 0) played.play();
     steady_order repeat(draw % 2 == 0 ? played : slower, asked.memory, seed + static_cast<std::uint64_t>(draw), in_period,
                         draw == 0 ? &played : nullptr);
     if (!repeat.exists()) continue;
     tried += repeat.run(trials, watch);
-    if (shortest > 0 && repeat.period() * (like.size.micro_batches - like.size.ranks) > shortest) continue;
+    if (shortest > 0 && repeat.period() * (like.size.units() - like.size.ranks) > shortest) continue;
     for (int sample = 0; sample < samples; ++sample) {
       if (shortest >= 0 && shortest <= bound * (1 + 1e-12)) return best;
       if (sample > 0 && watch.stop()) break;

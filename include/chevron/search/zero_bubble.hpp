@@ -267,14 +267,14 @@ constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, sh
   if (finding const f = detail::check_memory(memory, size.ranks)) return chevron::detail::refused(size, "ZB", f);
   size.chunks = 1;
   int const ranks = size.ranks;
-  int const total = 3 * ranks * size.micro_batches;
+  int const total = 3 * ranks * size.units();
   plan result;
   result.size = size;
   result.stages = ranks;
   result.name = "ZB";
   result.begin = buffer<int>(ranks + 1);
   result.rank_of = buffer<std::int16_t>(ranks);
-  for (int r = 0; r <= ranks; ++r) result.begin.data[r] = r * 3 * size.micro_batches;
+  for (int r = 0; r <= ranks; ++r) result.begin.data[r] = r * 3 * size.units();
   for (int r = 0; r < ranks; ++r) result.rank_of.data[r] = static_cast<std::int16_t>(r);
   for (int pending = 1; pending <= 2; ++pending) {
     bool same = true;
@@ -294,7 +294,7 @@ constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, sh
   for (int answers = 0; answers < 8; ++answers) {
     // In the paper's program the first of equals stays, too, which decides some of its numbers.
     detail::zero_bubble_choice const choice{(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0};
-    detail::zero_bubble_weaver weaver{costs,     memory,    ranks,      size.micro_batches, choice,    order.data, graph,
+    detail::zero_bubble_weaver weaver{costs,     memory,    ranks,      size.units(), choice,    order.data, graph,
                                       made.data, done.data, clock.data, held.data,          idle.data, demand.data};
     if (!weaver.weave()) continue;
     plan_view seen = result.view();
@@ -309,7 +309,7 @@ constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, sh
     finding f;
     f.broken = law::description;
     f.words = "the memory limit leaves no place for the next forward though all weight gradients are done; microbatches: ";
-    f.number = size.micro_batches;
+    f.number = size.units();
     return chevron::detail::refused(size, result.name, f);
   }
   result.in_flight_limit = peak_in_flight(result);

@@ -152,7 +152,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
 inline drawn_facts facts_of(plan_view const& plan, cost_view const& costs, int steps = 1) {
   drawn_facts out;
   out.limit = plan.in_flight_limit;
-  int const each = costs.lengths.alike() ? 1 : plan.size.micro_batches;
+  int const each = costs.lengths.alike() ? 1 : plan.size.units();
   for (int s = 0; s + 1 < plan.stages; ++s) {
     for (int m = 0; m < each; ++m) out.message.push_back(costs.of_delay(s, m));
   }

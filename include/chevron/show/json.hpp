@@ -97,7 +97,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
                      ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
                      "\", \"hidden\": " + exact(costs.hidden) + "}");
   if (!costs.lengths.alike()) {
-    length_factors const factors = factors_of(costs.lengths, plan.size.micro_batches);
+    length_factors const factors = factors_of(costs.lengths, plan.size.units());
     entry("computation_factors", detail::json_list(factors.computation, [](double one) { return exact(one); }));
     entry("transfer_factors", detail::json_list(factors.transfer, [](double one) { return exact(one); }));
   }

@@ -151,8 +151,8 @@ picture picture_of_steps(plan_view const& plan, cost_view const& costs, int step
   out.steps = steps;
   for (box& b : out.boxes) {
     int const micro_batch = static_cast<int>(b.op.micro_batch);
-    b.step = micro_batch / plan.size.micro_batches;
-    b.op.micro_batch = static_cast<std::uint32_t>(micro_batch % plan.size.micro_batches) & 0xffffu;
+    b.step = micro_batch / plan.size.units();
+    b.op.micro_batch = static_cast<std::uint32_t>(micro_batch % plan.size.units()) & 0xffffu;
   }
   return out;
 }

@@ -38,7 +38,7 @@ namespace chevron {
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)
-      : micro_batches_(static_cast<std::size_t>(plan.size.micro_batches)),
+      : micro_batches_(static_cast<std::size_t>(plan.size.units())),
         chunks_(static_cast<std::size_t>(plan.stages) * micro_batches_),
         found_(static_cast<std::size_t>(plan.stages)) {
     for (std::size_t s = 0; s < found_.size(); ++s) found_[s].stage = static_cast<int>(s);

@@ -40,9 +40,9 @@ inline speculation speculation_of(program_view const& program, int rank) {
   plan_view const& plan = program.plan;
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   auto const cell = [&](int stage, action a) {
-    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(plan.size.micro_batches) + a.micro_batch;
+    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(plan.size.units()) + a.micro_batch;
   };
-  std::vector<bool> done(static_cast<std::size_t>(plan.stages * plan.size.micro_batches));
+  std::vector<bool> done(static_cast<std::size_t>(plan.stages * plan.size.units()));
   std::vector<int> ends(ranks);
   for (bool moved = true; moved;) {
     moved = false;

@@ -62,7 +62,7 @@ class stage_runner {
         own_(settings.own_actions),
         streams_(settings.streams),
         slots_(static_cast<std::size_t>(steps.slots[where.pipeline_rank()].activation)),
-        losses_(static_cast<std::size_t>(plan_.size.micro_batches)),
+        losses_(static_cast<std::size_t>(plan_.size.units())),
         stage_losses_(losses_.size() * stages.size()),
         outputs_(plan_.forward_only ? losses_.size() : 0) {
     std::size_t next = 0;

@@ -94,7 +94,7 @@ class step_statistics {
   std::span<double> copies() { return std::span(mine_).subspan(first_of_copies(), copies_); }
   double const* copies_of(int global_rank) const { return of_rank(global_rank) + first_of_copies(); }
   std::span<double const> losses() const {
-    return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.micro_batches));
+    return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.units()));
   }
   /// The first stage with trained parameters.
   int lowest_trained() const { return names_.lowest_trained(); }
@@ -184,7 +184,7 @@ class step_statistics {
     report.loss = 0;
     int const rank = plan_.rank_of_stage(plan_.stages - 1);
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
-      for (int m = 0; m < plan_.size.micro_batches; ++m) {
+      for (int m = 0; m < plan_.size.units(); ++m) {
         double const loss = of_rank(replica * plan_.size.ranks + rank)[header + m];
         finite += std::isfinite(loss) ? 1 : 0;
         if (culprit.empty() && !std::isfinite(loss)) {
@@ -286,7 +286,7 @@ class step_statistics {
   static constexpr int header = 8;
   static constexpr int per_loss = 3;
 
-  int first_of_losses() const { return header + plan_.size.micro_batches; }
+  int first_of_losses() const { return header + plan_.size.units(); }
   int first_of_data() const { return first_of_losses() + per_loss * static_cast<int>(most_losses_); }
   std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
   std::size_t first_norm() const { return first_of_copies() + copies_; }

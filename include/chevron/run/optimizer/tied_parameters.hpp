@@ -227,7 +227,7 @@ class tied_parameters {
     };
     // A number past all microbatches marks these messages, one for each receiver: a rank sends to several under one stage.
     auto const label = [&](kind what, int sender, int receiver) {
-      return make_action(what, sender + (what == kind::receive_forward ? 1 : 0), plan_.size.micro_batches + receiver);
+      return make_action(what, sender + (what == kind::receive_forward ? 1 : 0), plan_.size.units() + receiver);
     };
     auto const slot = [&](int first, std::size_t k) { return static_cast<std::uint16_t>(first + static_cast<int>(k)); };
     for (std::size_t k = 0; k < peers_.size(); ++k) {

@@ -141,7 +141,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
   out.stages = plan.stages;
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   auto const stages = static_cast<std::size_t>(plan.stages);
-  auto const micro_batches = static_cast<std::size_t>(plan.size.micro_batches);
+  auto const micro_batches = static_cast<std::size_t>(plan.size.units());
   out.replicas = static_cast<int>(all.size() / ranks);
   out.steps = static_cast<int>(all.front().size());
 

@@ -66,11 +66,11 @@ class evaluator {
   /// \param whole this replica's batch
   /// \throws usage_error where there is no loss function, or all microbatches count nothing
   double loss(batch const& whole) {
-    return loss_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.micro_batches); });
+    return loss_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.units()); });
   }
   /// The same of microbatches that the caller has cut.
   double loss(std::vector<batch> const& micro_batches) {
-    return loss_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.micro_batches); });
+    return loss_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.units()); });
   }
   /// The same without side inputs.
   double loss(tensors const& inputs, tensors const& targets) { return loss(batch{inputs, targets}); }
@@ -81,11 +81,11 @@ class evaluator {
   /// together along dimension 0; of an output that is one number, there is one for each microbatch. An output that is undefined
   /// stays so.
   tensors outputs(batch const& whole) {
-    return outputs_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.micro_batches); });
+    return outputs_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.units()); });
   }
   /// The same of microbatches that the caller has cut.
   tensors outputs(std::vector<batch> const& micro_batches) {
-    return outputs_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.micro_batches); });
+    return outputs_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.units()); });
   }
   /// The same without side inputs.
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
@@ -221,7 +221,7 @@ class evaluator {
   }
 
   static proved_program forwards_of(program_view training, int micro_batches) {
-    int const most = training.plan.size.micro_batches;
+    int const most = training.plan.size.units();
     if (micro_batches < 0 || micro_batches > most) {
       throw usage_error("evaluation in " + std::to_string(micro_batches) + " microbatches, but the trainer's program has " +
                         std::to_string(most) + ": give a number from 1 to " + std::to_string(most) +

@@ -127,7 +127,7 @@ class length_schedule {
   /// What all ranks were given, by replica and microbatch.
   std::vector<std::vector<double>> lengths_of(std::vector<std::string> const& all) const {
     auto const pipeline = static_cast<std::size_t>(train_->program().plan.size.ranks);
-    auto const wanted = static_cast<std::size_t>(train_->program().plan.size.micro_batches);
+    auto const wanted = static_cast<std::size_t>(train_->program().plan.size.units());
     std::vector<std::vector<double>> out;
     for (std::size_t r = 0; r < all.size(); ++r) {
       std::size_t const of_replica = r - r % pipeline;

@@ -35,7 +35,7 @@ inline std::uint64_t fingerprint(program_view const& program) {
   };
   plan_view const& plan = program.plan;
   mix(static_cast<std::uint64_t>(plan.size.ranks));
-  mix(static_cast<std::uint64_t>(plan.size.micro_batches));
+  mix(static_cast<std::uint64_t>(plan.size.units()));
   mix(static_cast<std::uint64_t>(plan.stages));
   mix(plan.forward_only ? 1 : 0);
   for (int s = 0; s < plan.stages; ++s) mix(static_cast<std::uint64_t>(plan.rank_of[s]));
@@ -57,7 +57,7 @@ inline void add_program(named_values& out, program_view const& program) {
   char const* const name = program.plan.name;
   out.add("schedule", *name != 0 ? name : "(unnamed)");
   out.add("pipeline ranks", std::to_string(program.plan.size.ranks));
-  out.add("microbatches", std::to_string(program.plan.size.micro_batches));
+  out.add("microbatches", std::to_string(program.plan.size.units()));
   out.add("stages", std::to_string(program.plan.stages));
   out.add("program", std::to_string(fingerprint(program)));
 }
@@ -138,7 +138,7 @@ inline void check_change(transport& comm, program_view const& now, program_view 
              ". Remedy: one of the same size, or another trainer");
   };
   differs("ranks", now.plan.size.ranks, next.plan.size.ranks);
-  differs("microbatches", now.plan.size.micro_batches, next.plan.size.micro_batches);
+  differs("microbatches", now.plan.size.units(), next.plan.size.units());
   differs("stages", now.plan.stages, next.plan.stages);
   for (int s = 0; s < now.plan.stages; ++s) {
     if (now.plan.rank_of_stage(s) == next.plan.rank_of_stage(s)) continue;

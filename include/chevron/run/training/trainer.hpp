@@ -65,7 +65,7 @@ class trainer {
       : program_(std::move(setup.program)),
         initial_program_(program_),
         context_(setup.transport, std::move(setup.loss), std::move(setup.options)),
-        accumulated_(program_.view().plan.size.micro_batches) {
+        accumulated_(program_.view().plan.size.units()) {
     transport& comm = context_.comm();
     trainer_options const& options = context_.options();
     collective_scope const doing(comm, "making the trainer");
@@ -206,11 +206,11 @@ class trainer {
  private:
   void cut(batch const& whole) {
     check_detached(whole);
-    batch_.split(context_.on_device(whole), program_.view().plan.size.micro_batches);
+    batch_.split(context_.on_device(whole), program_.view().plan.size.units());
   }
   void cut(std::vector<batch> const& micro_batches) {
     for (batch const& one : micro_batches) check_detached(one);
-    batch_.take(context_.on_device(micro_batches), program_.view().plan.size.micro_batches);
+    batch_.take(context_.on_device(micro_batches), program_.view().plan.size.units());
   }
 
   void make_executor() {

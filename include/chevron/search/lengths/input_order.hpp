@@ -49,7 +49,7 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
                             std::vector<int>& order) {
   int const count = static_cast<int>(order.size());
   if (count < 2) return;
-  length_factors now = factors_of(asked.costs.lengths, plan.size.micro_batches).in(order);
+  length_factors now = factors_of(asked.costs.lengths, plan.size.units()).in(order);
   cost_view seen = asked.costs;
   seen.lengths = now.view();
   double length = length_of(asked.goal, plan, seen);
@@ -84,8 +84,8 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
 /// \param how_hard as `replan` takes it, for each order that is looked at
 /// \returns a schedule never longer than `replan`'s for the order that was given; the caller puts the data into `order`
 inline order_found reorder(plan_view const& known, problem const& asked, effort how_hard = {}) {
-  length_factors const given = factors_of(asked.costs.lengths, known.size.micro_batches);
-  std::vector<int> as_given(static_cast<std::size_t>(known.size.micro_batches));
+  length_factors const given = factors_of(asked.costs.lengths, known.size.units());
+  std::vector<int> as_given(static_cast<std::size_t>(known.size.units()));
   std::iota(as_given.begin(), as_given.end(), 0);
   auto const look = [&](std::vector<int> const& order, plan_view const& from) {
     order_found one{{}, order, given.in(order)};
@@ -117,7 +117,7 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
   detail::random_numbers random(how_hard.seed);
   for (int round = 0; round < 8 && !watch.stop(); ++round) {
     std::vector<int> order = best.order;
-    detail::exchange_places(best.best, asked, 20 * known.size.micro_batches, random, watch, order);
+    detail::exchange_places(best.best, asked, 20 * known.size.units(), random, watch, order);
     if (order == best.order || !take(look(order, copy_of(best.best)))) break;
   }
   best.stopped = watch.stopped();

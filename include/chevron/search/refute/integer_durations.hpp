@@ -47,7 +47,7 @@ class integer_durations {
   integer_durations(search::problem const& asked, double longest)
       : ranks(asked.where.size.ranks),
         stages(asked.where.stages),
-        micro_batches(asked.where.size.micro_batches),
+        micro_batches(asked.where.size.units()),
         kinds(asked.split() ? 3 : 2),
         count(stages * kinds * micro_batches),
         first_stage(static_cast<std::size_t>(ranks), -1),

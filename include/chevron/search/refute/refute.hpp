@@ -169,7 +169,7 @@ inline refutation refute(search::problem const& asked, double bound, double leng
   if (asked.costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
   if (by_span && asked.costs.communication_occupies != occupies::nobody) return out;
   if (by_span && !detail::beginnings_are_known(placed, asked.costs.lengths.alike())) return out;
-  if (std::int64_t{placed.stages} * placed.size.micro_batches * (asked.split() ? 3 : 2) > detail::most_refuted) return out;
+  if (std::int64_t{placed.stages} * placed.size.units() * (asked.split() ? 3 : 2) > detail::most_refuted) return out;
   owned_costs const whole = unsplit(asked.costs, placed.stages);
   search::problem const counted = asked.at(asked.split() ? asked.costs : whole.view());
   detail::refuter cases(counted, length, work);

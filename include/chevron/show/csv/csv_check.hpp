@@ -34,7 +34,7 @@ constexpr bool follows(program_view const& program, int rank, int position, acti
 /// Checks the laws of one row by itself: each message is there once, made before it is sent, received before it is used.
 constexpr finding check_row(program_view const& program, int rank, bool waits, std::uint16_t* seen, int* done) {
   plan_view const& plan = program.plan;
-  int const micro_batches = plan.size.micro_batches;
+  int const micro_batches = plan.size.units();
   int const last_stage = plan.stages - 1;
   step_graph const graph(plan);
   for (int i = program.begin[rank]; i < program.begin[rank + 1]; ++i) {
@@ -129,7 +129,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
 /// \param waits whether the file has a wait for each send
 constexpr finding check_messages(program_view const& program, bool waits) {
   plan_view const& plan = program.plan;
-  buffer<std::uint16_t> seen(plan.stages * plan.size.micro_batches, zeroed);
+  buffer<std::uint16_t> seen(plan.stages * plan.size.units(), zeroed);
   buffer<int> done(plan.stages, zeroed);
   for (int r = 0; r < plan.size.ranks; ++r) {
     if (finding const f = detail::check_row(program, r, waits, seen.data, done.data)) return f;
