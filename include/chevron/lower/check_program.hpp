@@ -195,11 +195,13 @@ constexpr finding check_channels(program_view const& program) {
 /// The first broken law of a program, its plan's first, or `law::none`.
 constexpr finding check(program_view const& program) {
   if (finding const f = check(program.plan)) return f;
-  if (finding const f = detail::check_instructions(program)) return f;
-  if (finding const f = detail::check_computations(program)) return f;
-  if (finding const f = detail::check_channels(program)) return f;
-  if (finding const f = detail::check_slots(program)) return f;
-  return detail::check_program_progress(program);
+  finding f = detail::check_instructions(program);
+  if (!f) f = detail::check_computations(program);
+  if (!f) f = detail::check_channels(program);
+  if (!f) f = detail::check_slots(program);
+  if (!f) f = detail::check_program_progress(program);
+  f.slices = program.plan.size.slices;
+  return f;
 }
 
 }  // namespace chevron

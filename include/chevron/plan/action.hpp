@@ -58,12 +58,20 @@ struct fused_pair {
   action backward_half;
 };
 
-constexpr void append(text& out, fused_pair pair) {
+constexpr void append(text& out, fused_pair pair, int slices = 1) {
   out.append('(');
-  append(out, pair.forward_half);
+  append(out, pair.forward_half, slices);
   out.append(';');
-  append(out, pair.backward_half);
+  append(out, pair.backward_half, slices);
   out.append(")OVERLAP_F_B");
+}
+
+/// An action, or a pair, of a plan of so many slices.
+template <class Action>
+constexpr text to_text(Action const& one, int slices) {
+  text out;
+  append(out, one, slices);
+  return out;
 }
 
 }  // namespace chevron

@@ -61,8 +61,8 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}, bo
 inline std::string critical_path_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   critical_path const path = critical_path_of(plan, costs, simulate(plan, costs));
   auto const spelled = [&](int i) {
-    std::string const one = to_text(plan.actions[i]).str();
-    return plan.actions[i].fused != 0 ? one + "+" + to_text(plan.actions[i + 1]).str() : one;
+    std::string const one = to_text(plan.actions[i], plan.size.slices).str();
+    return plan.actions[i].fused != 0 ? one + "+" + to_text(plan.actions[i + 1], plan.size.slices).str() : one;
   };
   std::string const dots = style.unicode ? " \xe2\x80\xa6 " : " .. ";
   std::string const arrow = style.unicode ? "\xe2\x86\x92 " : "> ";

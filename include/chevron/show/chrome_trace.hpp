@@ -77,6 +77,7 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     picture const& p = pictures.front();
     out += "\"schedule\": " + json_string(p.schedule) + ", \"ranks\": " + std::to_string(p.size.ranks) +
            ", \"chunks\": " + std::to_string(p.size.chunks) + ", \"micro_batches\": " + std::to_string(p.size.micro_batches) +
+           ", \"slices\": " + std::to_string(p.size.slices) +
            ", \"time\": " +
            json_string(p.unit.empty() ? "a cost of 1 is drawn as " + number(p.microseconds) + " us" : "microseconds");
   }
@@ -126,14 +127,17 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
       std::string args;
       if (b.op.kind != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.op.stage) + ", ";
       if (b.op.kind != kind::optimizer_step && b.op.kind != kind::reduce_gradients) {
-        args += "\"micro_batch\": " + std::to_string(b.op.micro_batch) + ", \"chunk\": " + std::to_string(b.chunk) + ", ";
+        auto const unit = static_cast<int>(b.op.micro_batch);
+        args += "\"micro_batch\": " + std::to_string(unit / p.size.slices) + ", ";
+        if (p.size.slices > 1) args += "\"slice\": " + std::to_string(unit % p.size.slices) + ", ";
+        args += "\"chunk\": " + std::to_string(b.chunk) + ", ";
       }
-      std::string name = to_text(b.op).str();
+      std::string name = to_text(b.op, p.size.slices).str();
       if (b.of_pair == half::first) {
         box const& other = p.boxes[i + 1];
-        name = to_text(fused_pair{b.op, other.op}).str();
+        name = to_text(fused_pair{b.op, other.op}, p.size.slices).str();
         args += "\"backward_stage\": " + std::to_string(other.op.stage) +
-                ", \"backward_micro_batch\": " + std::to_string(other.op.micro_batch) +
+                ", \"backward_micro_batch\": " + std::to_string(static_cast<int>(other.op.micro_batch) / p.size.slices) +
                 ", \"backward_chunk\": " + std::to_string(other.chunk) + ", ";
       }
       event("\"name\": " + json_string("PP:" + name) + ", \"cat\": " + category + ", \"ph\": \"X\", \"ts\": " +

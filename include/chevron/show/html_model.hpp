@@ -114,6 +114,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
     entry("chunks", std::to_string(p.size.chunks));
     entry("stages", std::to_string(p.stages));
     entry("micro_batches", std::to_string(p.size.micro_batches));
+    entry("slices", std::to_string(p.size.slices));
     entry("steps", std::to_string(p.steps));
     entry("first_rank", std::to_string(p.first_rank));
     entry("forward_only", p.forward_only ? "1" : "0");

@@ -31,7 +31,7 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// The keys are a promise. Times are in the costs' unit, bubbles are shares from 0 to 1, all other lists have one entry a
 /// rank:
 ///
-/// - `schedule ranks chunks stages micro_batches`;
+/// - `schedule ranks chunks stages micro_batches slices`;
 /// - `makespan span steady_step_time`, `bubble_makespan bubble_span bubble_steady`: of one step, the third of each of many back
 /// to
 ///   back; `steps`, and `makespan_of_steps` of that many without a barrier between;
@@ -41,8 +41,8 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
 /// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a
 /// microbatch with factor 1; where microbatches are of unequal length, also `computation_factors` and `transfer_factors` with
-/// one entry a microbatch;
-/// - `actions` as strings such as `"3F0"`, a fused pair being one, `"(0F7;7B3)OVERLAP_F_B"`.
+/// one entry a microbatch, or a slice of one;
+/// - `actions` as strings such as `"3F0"`, of slices `"3F0.1"`, a fused pair being one, `"(0F7;7B3)OVERLAP_F_B"`.
 inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
   figures const f = figures_of(plan, costs, sizes);
   timeline const when = simulate(plan, costs);
@@ -53,7 +53,8 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   auto const cost_list = [&](kind what) { return detail::json_list(each, [&](int s) { return exact(costs.of(what, s)); }); };
   auto const spell = [&](int i) {
     action const a = plan.actions[i];
-    text const words = a.fused != 0 ? to_text(fused_pair{a, plan.actions[i + 1]}) : to_text(a);
+    int const slices = plan.size.slices;
+    text const words = a.fused != 0 ? to_text(fused_pair{a, plan.actions[i + 1]}, slices) : to_text(a, slices);
     return json_string(words.view());
   };
   std::string out = "{\n";
@@ -65,6 +66,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   entry("chunks", std::to_string(plan.size.chunks));
   entry("stages", std::to_string(plan.stages));
   entry("micro_batches", std::to_string(plan.size.micro_batches));
+  entry("slices", std::to_string(plan.size.slices));
   entry("makespan", exact(f.makespan));
   entry("span", exact(f.span));
   entry("steady_step_time", exact(f.steady));

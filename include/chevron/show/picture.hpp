@@ -147,7 +147,7 @@ template <class = void>
 picture picture_of_steps(plan_view const& plan, cost_view const& costs, int steps, std::string title = "predicted") {
   chevron::plan const all = back_to_back(plan, steps);
   picture out = picture_of(all, costs, std::move(title));
-  out.size.micro_batches = plan.size.micro_batches;
+  out.size.micro_batches = plan.size.micro_batches;  // of one step
   out.steps = steps;
   for (box& b : out.boxes) {
     int const micro_batch = static_cast<int>(b.op.micro_batch);
@@ -199,7 +199,15 @@ picture scaled(picture p, double factor, std::string unit) {
   return p;
 }
 
-/// `4 ranks × 2 chunks, 8 microbatches`.
+/// The number that a box shows: `3`, or of slices `3.1`.
+template <class = void>
+std::string unit_words(action a, int slices) {
+  text out;
+  append_unit(out, static_cast<int>(a.micro_batch), slices);
+  return out.str();
+}
+
+/// `4 ranks × 2 chunks, 8 microbatches × 4 slices`.
 template <class = void>
 std::string size_words(picture const& p, char const* times = "\xc3\x97") {
   auto const some = [](int n, char const* one, char const* ending = "s") {
@@ -211,6 +219,7 @@ std::string size_words(picture const& p, char const* times = "\xc3\x97") {
   }
   if (p.size.chunks > 1) out += std::string(" ") + times + " " + some(p.size.chunks, "chunk");
   out += ", " + some(p.size.micro_batches, "microbatch", "es");
+  if (p.size.slices > 1) out += std::string(" ") + times + " " + some(p.size.slices, "slice");
   return p.steps > 1 ? out + ", " + some(p.steps, "step") : out;
 }
 

@@ -164,7 +164,7 @@ class svg_sheet {
     int const s = strip_of(b.op.kind);
     std::string hint;
     if (boxes_ <= 6000) {
-      hint = "<title>" + xml_text(to_text(b.op).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - at.zero) +
+      hint = "<title>" + xml_text(to_text(b.op, at.of.size.slices).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - at.zero) +
              " to " + number(b.end - at.zero) + xml_text(unit_) + "</title>";
     }
     if (s >= 0) {
@@ -183,7 +183,7 @@ class svg_sheet {
                  hint);
     places.resize(at.of.boxes.size());
     places[static_cast<std::size_t>(&b - at.of.boxes.data())] = {x, top, width - gap, height};
-    std::string const words = std::to_string(b.op.micro_batch);
+    std::string const words = unit_words(b.op, at.of.size.slices);
     if (text_width(words, whole ? 11 : 9.5) + 2 > width - gap || height < 11) return;
     (whole ? labels_ : pair_labels_)
         .push_back(

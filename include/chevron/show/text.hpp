@@ -63,7 +63,7 @@ std::string steps_text(plan_view const& plan, finding const& mark = {}) {
   for (int r = 0; r < plan.size.ranks; ++r) longest = std::max(longest, plan.length(r));
   int const digits = std::max(2, static_cast<int>(std::to_string(std::max(longest - 1, 0)).size()));
   std::vector<int> width(static_cast<std::size_t>(plan.size.ranks));
-  auto const spelled = [](action a) { return to_text(a).str() + (a.fused != 0 ? "+" : ""); };
+  auto const spelled = [&](action a) { return to_text(a, plan.size.slices).str() + (a.fused != 0 ? "+" : ""); };
   for (int r = 0; r < plan.size.ranks; ++r) {
     int& w = width[static_cast<std::size_t>(r)];
     w = columns_of("Rank " + std::to_string(r));

@@ -80,7 +80,7 @@ class text_rows {
         sample.op.kind = static_cast<kind>(which / chunks_);
         sample.chunk = which % chunks_;
         int const background = style_.colour ? background_of(sample.op.kind, sample.chunk, chunks_) : 1;
-        c = {label_of(sample, std::min(chunks_, 2)).substr(0, 1), background, false};
+        c = {label_of(sample, std::min(chunks_, 2), 1).substr(0, 1), background, false};
       }
     }
   }
@@ -90,12 +90,12 @@ class text_rows {
     auto& row = rows_[static_cast<std::size_t>(b.rank)];
     int begin = static_cast<int>(std::lround((b.start - zero_) * scale_.columns_per_unit));
     int end = std::min(static_cast<int>(std::lround((b.end - zero_) * scale_.columns_per_unit)), scale_.columns);
-    std::string const label = label_of(b, p_.size.chunks);
+    std::string const label = label_of(b, p_.size.chunks, p_.size.slices);
     int const length = static_cast<int>(label.size());
     bool const first_half = b.of_pair == half::first;
     if (b.of_pair != half::none) {
       pairs_ = true;
-      int const others = static_cast<int>(label_of(p_.boxes[first_half ? index + 1 : index - 1], p_.size.chunks).size());
+      int const others = static_cast<int>(label_of(p_.boxes[first_half ? index + 1 : index - 1], p_.size.chunks, p_.size.slices).size());
       int const middle = middle_of_pair(begin, end, first_half ? length : others, first_half ? others : length, scale_.band);
       (first_half ? end : begin) = middle;
     }

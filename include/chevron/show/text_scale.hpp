@@ -45,13 +45,14 @@ std::string paint(int background, int foreground) {
   return "\x1b[0;48;5;" + std::to_string(background) + ";38;5;" + std::to_string(foreground) + "m";
 }
 
-/// The label of an action. One chunk: `F3`. Two: `F3` and, for the second, `f3`. More: with the stage in front, `5F3`.
+/// The label of an action. One chunk: `F3`. Two: `F3` and, for the second, `f3`. More: with the stage in front, `5F3`. Of
+/// slices: `F3.1`.
 template <class = void>
-std::string label_of(box const& b, int chunks) {
+std::string label_of(box const& b, int chunks, int slices) {
   std::string letter = letters_of(b.op.kind);
   if (chunks == 2 && b.chunk == 1) letter[0] = static_cast<char>(letter[0] - 'A' + 'a');
   std::string out = chunks > 2 ? std::to_string(b.op.stage) : "";
-  return out + letter + std::to_string(b.op.micro_batch);
+  return out + letter + unit_words(b.op, slices);
 }
 
 /// The column in [begin, end) of a pair in which its second half begins: each half has its label and its share of the columns
@@ -113,7 +114,7 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   for (box const& b : p.boxes) {
     double const length = b.end - b.start;
     if (!is_compute(b.op.kind) || length < 0.3 * typical) continue;
-    int label = columns_of(label_of(b, p.size.chunks));
+    int label = columns_of(label_of(b, p.size.chunks, p.size.slices));
     if (b.of_pair == half::second) label += 1 + first_half;
     first_half = label;
     if (b.of_pair == half::first) continue;

@@ -29,8 +29,8 @@ constexpr int actions_at(plan_view const& plan, int rank, int position) {
 /// The cell for it.
 inline std::string cell_at(plan_view const& plan, int rank, int position) {
   action const a = plan.at(rank, position);
-  if (actions_at(plan, rank, position) == 1) return to_text(a).str();
-  return to_text(fused_pair{a, plan.at(rank, position + 1)}).str();
+  if (actions_at(plan, rank, position) == 1) return to_text(a, plan.size.slices).str();
+  return to_text(fused_pair{a, plan.at(rank, position + 1)}, plan.size.slices).str();
 }
 
 /// The results made so far while a plan is played, step by step.
@@ -121,7 +121,10 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
     std::string& row = rows[static_cast<std::size_t>(rank)];
     row += (row.empty() ? "" : ",") + cell;
   };
-  auto const name = [](kind what, int stage, int micro_batch) { return to_text(make_action(what, stage, micro_batch)).str(); };
+  int const slices = plan.size.slices;
+  auto const name = [&](kind what, int stage, int micro_batch) {
+    return to_text(make_action(what, stage, micro_batch), slices).str();
+  };
   detail::made_so_far made(plan);
   std::vector<int> next(static_cast<std::size_t>(ranks));      // in the program
   std::vector<int> computed(static_cast<std::size_t>(ranks));  // in the plan, which has the same computations in the same order
@@ -151,13 +154,13 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
           for (; position < stop; ++position) made.make(plan.at(r, position));
         } else if (a.kind == kind::send_forward || a.kind == kind::send_backward) {
           bool const up = a.kind == kind::send_forward;
-          add(r, to_text(a).str());
+          add(r, to_text(a, slices).str());
           add(one.peer, name(up ? kind::receive_forward : kind::receive_backward, up ? stage + 1 : stage - 1, m));
         } else if (a.kind == kind::wait_send_forward || a.kind == kind::wait_send_backward) {
-          if (waits == csv_waits::written) add(r, to_text(a).str());
+          if (waits == csv_waits::written) add(r, to_text(a, slices).str());
         } else if (a.kind == kind::reduce_gradients) {
           wait_for_reduction(r);  // at most one is under way
-          add(r, to_text(a).str());
+          add(r, to_text(a, slices).str());
           reducing[static_cast<std::size_t>(r)] = stage;
         }
         moved = true;

@@ -36,7 +36,8 @@ struct csv_cell {
   csv_extra extra = csv_extra::none;
   kind what{};
   int stage = 0;
-  int micro_batch = 0;
+  int micro_batch = 0;  ///< or the unit, where the scanner was told the number of slices
+  int slice = -1;       ///< behind the microbatch's point; -1: there is none
   int column = 0;  ///< of the first character that is no blank, counted from 1
 
   constexpr bool is_instruction() const { return !empty && extra == csv_extra::none; }
@@ -52,7 +53,8 @@ struct csv_cell {
 /// halves, each with its own column.
 class csv_scanner {
  public:
-  constexpr explicit csv_scanner(std::string_view text) : text_(text) {
+  /// \param slices of each microbatch, as `measure_csv` finds them
+  constexpr explicit csv_scanner(std::string_view text, int slices = 1) : text_(text), slices_(slices) {
     while (!text_.empty() && (is_blank(text_.back()) || text_.back() == '\n' || text_.back() == '\r')) text_.remove_suffix(1);
   }
 
@@ -240,6 +242,11 @@ class csv_scanner {
                      : cell.micro_batch == -2 ? " has a microbatch with leading zeros: write 2F1, not 2F01"
                                               : " names a microbatch above 65534, the highest there can be");
       }
+      if (i < length && there[i] == '.') {
+        cell.slice = take_number(there, ++i, length, max_micro_batches - 1);
+        if (cell.slice < 0) return wrong(" has no slice after its point: an action of a slice is such as 2F0.1");
+        if (slices_ > 1) cell.micro_batch = cell.micro_batch * slices_ + cell.slice;
+      }
     }
     if (i < length) {
       return wrong(half                    ? " goes on after its end: each half of a fused pair is one action, such as 0F7"
@@ -301,6 +308,7 @@ class csv_scanner {
   }
 
   std::string_view text_;
+  int slices_ = 1;
   std::size_t at_ = 0;
   std::size_t line_start_ = 0;
   int line_ = 1;

@@ -222,7 +222,9 @@ constexpr finding check(csv_schedule const& read, std::string_view text) {
   if (finding const f = detail::check_computations(read.plan.view())) return f;
   if (read.dialect == csv_dialect::compute_only) return {};
   if (finding const f = check_csv_extras(read, text)) return f;
-  return check_messages(read.program.view(), read.dialect == csv_dialect::communication_waits);
+  finding f = check_messages(read.program.view(), read.dialect == csv_dialect::communication_waits);
+  f.slices = read.plan.size.slices;
+  return f;
 }
 
 /// A place in a text; line 0: nowhere.
@@ -233,8 +235,8 @@ struct csv_place {
 
 /// The place of the first cell for which `wanted(cell, rank)` holds.
 template <class Wanted>
-constexpr csv_place find_csv_cell(std::string_view text, Wanted wanted) {
-  csv_scanner scan(text);
+constexpr csv_place find_csv_cell(std::string_view text, int slices, Wanted wanted) {
+  csv_scanner scan(text, slices);
   int rank = 0;
   while (!scan.done()) {
     csv_cell const cell = scan.next();
@@ -251,7 +253,7 @@ constexpr csv_place place_of(finding const& f, std::string_view text, bool of_pr
   if (f.rank < 0) return {};
   if (f.position < 0) return {f.rank + 1, 1};
   int step = -1;
-  return find_csv_cell(text, [&](csv_cell const& cell, int rank) {
+  return find_csv_cell(text, f.slices, [&](csv_cell const& cell, int rank) {
     if (rank != f.rank || !(of_program ? cell.is_instruction() : cell.computes())) return false;
     return ++step == f.position;
   });
@@ -266,6 +268,7 @@ inline std::string describe(finding const& f, csv_schedule const& read, std::str
   if (csv_place const at = place_of(f, text, of_program); at.line > 0) out = words(at) + ": " + out;
 
   // The second action of the sentence.
+  int const slices = read.plan.size.slices;
   csv_place second;
   std::string name;
   if (f.broken == law::no_duplicate) {
@@ -277,18 +280,18 @@ inline std::string describe(finding const& f, csv_schedule const& read, std::str
              cell.micro_batch == static_cast<int>(f.what.micro_batch);
     };
     bool const again = f.other_position >= 0 || of_program;
-    second = again ? find_csv_cell(text, same) : find_csv_cell(text, split);
+    second = again ? find_csv_cell(text, slices, same) : find_csv_cell(text, slices, split);
     name = again ? "the first" : "the other backward";
     if (read.plan.forward_only) second = {};
   } else if (f.broken == law::ids_in_range && f.other_rank >= 0) {
-    second = find_csv_cell(text, [&](csv_cell const& cell, int rank) {
+    second = find_csv_cell(text, slices, [&](csv_cell const& cell, int rank) {
       return rank == f.other_rank && cell.computes() && cell.stage == static_cast<int>(f.what.stage);
     });
     name = "stage " + std::to_string(f.what.stage);
   } else if (f.broken == law::order || f.broken == law::deadlock || (f.broken == law::fused_pair && f.links > 0) ||
              (f.broken == law::matched && !(f.other == f.what))) {
-    second = find_csv_cell(text, [&](csv_cell const& cell, int) { return cell.is_instruction() && cell.as_action() == f.other; });
-    name = to_text(f.other).str();
+    second = find_csv_cell(text, slices, [&](csv_cell const& cell, int) { return cell.is_instruction() && cell.as_action() == f.other; });
+    name = to_text(f.other, slices).str();
   }
   if (second.line > 0) out += "; " + name + " is at " + words(second);
   return out;

@@ -54,6 +54,7 @@ struct csv_sizes {
   int instructions = 0;
   int stages = 0;
   int micro_batches = 0;
+  int slices = 1;
   bool only_forward = true;
   csv_dialect dialect = csv_dialect::compute_only;
   finding problem{};
@@ -64,6 +65,7 @@ constexpr csv_sizes measure_csv(std::string_view text) {
   int empty_line = 0, empty_column = 0;
   int largest_line = 1, largest_column = 1;  // where the last number that made stages or microbatches grow stands
   int in_row = 0;
+  bool sliced = false;
   csv_scanner scan(text);
   while (!scan.done()) {
     csv_cell const cell = scan.next();
@@ -85,6 +87,16 @@ constexpr csv_sizes measure_csv(std::string_view text) {
       } else if (!cell.computes() && out.dialect == csv_dialect::compute_only) {
         out.dialect = csv_dialect::communication;
       }
+    }
+    if (cell.is_instruction() && cell.what != kind::reduce_gradients) {
+      bool const first = out.instructions == 1;
+      if (!first && sliced != (cell.slice >= 0)) {
+        out.problem = csv_finding(law::description, scan.line(), cell.column,
+                                  "some actions name a slice, such as 2F0.1, and some do not: either all do or none does");
+        return out;
+      }
+      sliced = cell.slice >= 0;
+      if (cell.slice >= out.slices) out.slices = cell.slice + 1;
     }
     if (cell.computes()) {
       ++out.computations;
@@ -115,7 +127,10 @@ constexpr csv_sizes measure_csv(std::string_view text) {
   } else if (out.dialect != csv_dialect::compute_only && empty_line > 0) {
     out.problem = csv_finding(law::description, empty_line, empty_column,
                               "an empty cell: with communication in the file there are no idle steps");
-  } else if (out.stages > out.computations / out.micro_batches) {
+  } else if (out.slices > max_micro_batches / out.micro_batches) {
+    out.problem = csv_finding(law::shape, largest_line, largest_column,
+                              "with this number there are more than 65535 microbatches times slices");
+  } else if (out.stages > out.computations / (out.micro_batches * out.slices)) {
     // Said before memory is asked for, so that one absurd number costs nothing.
     out.problem =
         csv_finding(law::complete, largest_line, largest_column,
@@ -137,7 +152,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
     return out;
   }
   plan& made = out.plan;
-  made.size = {sizes.ranks, sizes.micro_batches, 0};
+  made.size = {sizes.ranks, sizes.micro_batches, 0, sizes.slices};
   made.stages = sizes.stages;
   made.forward_only = sizes.only_forward;
   made.actions = buffer<action>(sizes.computations);
@@ -149,7 +164,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
   buffer<int> begin(sizes.ranks + 1);
   int computations = 0, filled = 0, rank = 0;
   made.begin.data[0] = begin.data[0] = 0;
-  csv_scanner scan(text);
+  csv_scanner scan(text, sizes.slices);
   while (!scan.done()) {
     csv_cell const cell = scan.next();
     if (cell.computes()) {

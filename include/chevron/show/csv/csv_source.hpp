@@ -49,6 +49,9 @@ struct csv_source {
     } else if (asked.micro_batches != has.micro_batches) {
       f.words = "asked for another number of microbatches than the CSV has; it has ";
       f.number = has.micro_batches;
+    } else if (asked.slices != has.slices) {
+      f.words = "asked for another number of slices than the CSV has; it has ";
+      f.number = has.slices;
     } else if (asked.chunks != 0 && asked.chunks != has.chunks) {
       f.words = "asked for another number of chunks than the CSV has; it has ";
       f.number = has.chunks;
