@@ -2,15 +2,20 @@
 #include <cmath>
 #include <iostream>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include <range/v3/algorithm/any_of.hpp>
 #include <range/v3/algorithm/max.hpp>
 #include <range/v3/algorithm/stable_sort.hpp>
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/concat.hpp>
 #include <range/v3/view/filter.hpp>
 #include <range/v3/view/remove_if.hpp>
+#include <range/v3/view/split.hpp>
 #include <range/v3/view/transform.hpp>
 
+#include <chevron/catalogue/catalogue.hpp>
 #include <chevron/catalogue/slack.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/show/format.hpp>
@@ -35,7 +40,9 @@ struct entry {
   std::string name;
   int chunks = 0;
   chevron::show::figures numbers;
+  int slices = 1;
   int peak = 0;                 ///< chunks, on the rank that has most
+  double share = 0;             ///< the same in microbatches of a rank's whole share
   std::int64_t peak_bytes = 0;  ///< on the rank that has most
   std::string reason;
   std::vector<double> drawn;                ///< makespans by draw, where times vary
@@ -127,7 +134,7 @@ owned_costs stage_costs_of(conditions const& given, chevron::plan_view const& pl
 /// The same with the factors of its microbatches.
 owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
   owned_costs out = stage_costs_of(given, plan, problem);
-  apply_lengths(*given.asked, plan.size.micro_batches, out);
+  apply_lengths(*given.asked, plan.size, out);
   return out;
 }
 
@@ -140,6 +147,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     return out;
   }
   out.chunks = plan.size.chunks;
+  out.slices = plan.size.slices;
   plan.in_flight_limit = 0;
   if (chevron::finding const broken = check(plan)) {
     out.reason = describe(broken).str();
@@ -154,11 +162,18 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
   chevron::owned_costs const costs = with_slower_ranks(plan, planned.view(), given.slow);
   out.numbers = chevron::show::figures_of(plan, costs.view());
   if (varies(given.jitter)) out.drawn = chevron::search::sampled_lengths(plan, costs.view(), given.jitter);
-  out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
+  if (out.slices == 1)
+    out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
   if (given.profile) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
-  out.peak_bytes = given.activation_bytes * out.peak / out.chunks;
-  if (int const limit = chunk_limit(*given.asked, out.chunks); limit > 0 && out.peak > limit) {
+  bool const sliced = !out.numbers.peak_share.empty();
+  out.share = (sliced ? ranges::max(out.numbers.peak_share) : static_cast<double>(out.peak)) / out.chunks;
+  out.peak_bytes = sliced ? std::llround(static_cast<double>(given.activation_bytes) * out.share)
+                          : given.activation_bytes * out.peak / out.chunks;
+  int const limit = chunk_limit(*given.asked, out.chunks);
+  if (sliced && limit > 0 && out.share * out.chunks > limit + 1e-9) {
+    out.reason = "peak " + number(out.share) + " is above the limit of " + given.asked->memory_limit;
+  } else if (limit > 0 && !sliced && out.peak > limit) {
     out.reason = "peak " + number(static_cast<double>(out.peak) / out.chunks);
     if (out.chunks > 1) out.reason += " (" + std::to_string(out.peak) + " chunks of 1/" + std::to_string(out.chunks) + ")";
     out.reason += " is above the limit of " + given.asked->memory_limit;
@@ -170,7 +185,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
 entry look_at(std::string const& name, chevron::shape size, conditions const& given) {
   chevron::plan plan = plan_named(name, size);
   // A schedule whose number of chunks is fixed takes part with its own.
-  if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
+  if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0, size.slices});
   return look_at(name, std::move(plan), given);
 }
 
@@ -212,14 +227,43 @@ std::string field(std::string const& words) {
   return out + "\"";
 }
 
+/// The numbers that `--slices` lists.
+std::vector<int> slice_counts(request const& asked) {
+  auto const count = [](auto&& word) {
+    return whole_number(word | ranges::to<std::string>(), "--slices", 1, chevron::max_micro_batches);
+  };
+  std::string const ended = asked.slices + ",";
+  return ended | ranges::views::split(',') | ranges::views::transform(count) | ranges::to<std::vector>();
+}
+
+/// Where slices end, a line for each number of them; empty without slices.
+std::string slice_words(request const& asked, std::vector<int> const& counts) {
+  std::string out;
+  for (int const slices : counts) {
+    if (slices == 1) continue;
+    out += std::to_string(slices) + " slices end at";
+    for (double const end : slice_ends_of(asked, slices)) out += " " + number(end);
+    out += " of a sequence's tokens" + std::string(asked.slice_ends.empty() ? " and take equal time" : "") + ".\n";
+  }
+  return out;
+}
+
 }  // namespace
 
 int run_compare(request const& asked) {
   std::string const format = format_of(asked, {"text", "csv", "json"});
   foreign from;
   chevron::shape size;
+  std::vector<int> const counts = slice_counts(asked);
   if (asked.schedule.empty()) {
-    size = shape_of(asked);
+    request whole = asked;
+    whole.slices = "1";
+    size = shape_of(whole);
+    for (int const slices : counts) {
+      if (slices > chevron::max_micro_batches / size.micro_batches)
+        throw usage("--slices " + asked.slices + " with --microbatches " + asked.micro_batches + " makes more than " +
+                    std::to_string(chevron::max_micro_batches) + " slices in all: ask for fewer of either");
+    }
   } else {
     if (!is_file(asked.schedule)) throw no_csv_file(asked);
     from = read_file(asked);
@@ -236,6 +280,12 @@ int run_compare(request const& asked) {
   for (std::string& name : names_with_slack(size, given)) names.push_back(std::move(name));
   auto all = names | ranges::views::transform([&](std::string const& name) { return look_at(name, size, given); }) |
              ranges::to<std::vector>();
+  for (int const slices : counts) {
+    chevron::shape const of_slices{size.ranks, size.micro_batches, size.chunks, slices};
+    if (slices == 1) continue;
+    boost::hana::for_each(chevron::catalogue::sliced,
+                          [&](auto const* one) { all.push_back(look_at(one->name, of_slices, given)); });
+  }
   if (!asked.schedule.empty()) all.push_back(look_at(asked, from, given));
   auto const fits = [](entry const& e) { return e.reason.empty(); };
   auto const unfit = all | ranges::views::remove_if(fits) | ranges::to<std::vector>();
@@ -243,7 +293,7 @@ int run_compare(request const& asked) {
   ranges::stable_sort(fit, [](entry const& a, entry const& b) {
     if (std::abs(a.numbers.makespan - b.numbers.makespan) > 1e-9 * a.numbers.makespan)
       return a.numbers.makespan < b.numbers.makespan;
-    return a.peak * b.chunks < b.peak * a.chunks;
+    return a.share < b.share - 1e-12;
   });
   bool const drawn = varies(given.jitter);
   auto const p90 = [](entry const& e) { return chevron::search::quantile(e.drawn, chevron::search::target_percentile); };
@@ -256,17 +306,17 @@ int run_compare(request const& asked) {
     return drawn_numbers{chevron::search::sampled_figures(e.drawn), chevron::search::difference(e.drawn, fit.front().drawn)};
   };
 
-  auto const share = [](entry const& e) { return static_cast<double>(e.peak) / e.chunks; };
+  auto const share = [](entry const& e) { return e.share; };
   bool const held = given.activation_bytes >= 0;
   bool const sent = given.message_bytes >= 0;
-  auto const sent_bytes = [&](entry const& e) { return given.message_bytes * e.numbers.messages; };
+  auto const sent_bytes = [&](entry const& e) { return given.message_bytes * e.numbers.messages / e.slices; };
   std::string out;
   if (format == "json") {
     out = "[";
     for (entry const& e : ranges::views::concat(fit, unfit)) {
       out += std::string(out.size() > 1 ? "," : "") + "\n  {\"schedule\": " + json_string(e.name);
       if (e.reason.empty()) {
-        out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"makespan\": " + exact(e.numbers.makespan) +
+        out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"slices\": " + std::to_string(e.slices) + ", \"makespan\": " + exact(e.numbers.makespan) +
                ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) +
                ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"steady_step_time\": " + exact(e.numbers.steady) +
                ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
@@ -287,12 +337,12 @@ int run_compare(request const& asked) {
     out += "\n]\n";
   } else if (format == "csv") {
     out =
-        "schedule,chunks,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_share,"
+        "schedule,chunks,slices,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_share,"
         "peak_bytes,messages,message_bytes," +
         std::string(drawn ? "median,p90,spread,p90_above_first,p90_above_first_error," : "") + "reason\n";
     auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
     for (entry const& e : fit) {
-      out += name(e) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
+      out += name(e) + "," + std::to_string(e.chunks) + "," + std::to_string(e.slices) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
              "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + exact(e.numbers.steady) + "," +
              exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," + exact(share(e)) + "," +
              (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
@@ -303,7 +353,7 @@ int run_compare(request const& asked) {
       }
       out += "\n";
     }
-    for (entry const& e : unfit) out += name(e) + ",,,,,,,,,,,,," + (drawn ? ",,,,," : "") + field(e.reason) + "\n";
+    for (entry const& e : unfit) out += name(e) + ",,,,,,,,,,,,,," + (drawn ? ",,,,," : "") + field(e.reason) + "\n";
   } else {
     auto const some = [](int n, char const* one, char const* ending) {
       return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
@@ -332,13 +382,15 @@ int run_compare(request const& asked) {
     out += link_words(asked) + ".\n";
     if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
     if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
-    out += length_words(asked) + jitter_words(asked, given.jitter) + "\n";
+    out += length_words(asked) + slice_words(asked, counts) + jitter_words(asked, given.jitter) + "\n";
     if (!fit.empty() && drawn) {
       auto const row = [&](entry const& e) { return drawn_row{e.name, e.chunks, e.numbers.makespan, e.drawn, share(e)}; };
       out += drawn_table(fit | ranges::views::transform(row) | ranges::to<std::vector>(), style);
     } else if (!fit.empty()) {
       std::vector<table_row> rows{
           {"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
+      bool const sliced = ranges::any_of(fit, [](entry const& e) { return e.slices > 1; });
+      if (sliced) rows.front().push_back("slices");
       if (held) rows.front().push_back("peak bytes");
       if (sent) rows.front().push_back("bytes sent");
       double const best = fit.front().numbers.makespan;
@@ -347,6 +399,7 @@ int run_compare(request const& asked) {
         rows.push_back({e.name, std::to_string(e.chunks), number(e.numbers.makespan), more > 1e-9 ? percent(more) : "-",
                         percent(e.numbers.bubble_makespan), number(e.numbers.span), number(e.numbers.steady),
                         percent(e.numbers.bubble_steady), number(share(e)), std::to_string(e.numbers.messages)});
+        if (sliced) rows.back().push_back(std::to_string(e.slices));
         if (held) rows.back().push_back(chevron::show::bytes(e.peak_bytes));
         if (sent) rows.back().push_back(chevron::show::bytes(sent_bytes(e)));
       }

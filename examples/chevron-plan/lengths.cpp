@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <chevron/plan/lengths.hpp>
+#include <chevron/plan/slices.hpp>
 #include <chevron/show/format.hpp>
 
 #include "request.hpp"
@@ -19,17 +20,44 @@ double length_number(std::string const& value, std::string const& flag) {
 
 }  // namespace
 
-void apply_lengths(request const& asked, int micro_batches, owned_costs& costs) {
+std::vector<double> slice_ends_of(request const& asked, int slices) {
+  double const attention = asked.attention.empty() ? 0 : share_number(asked.attention, "--attention");
+  if (asked.slice_ends.empty()) return chevron::slice_ends(slices, attention);
+  if (lower_case(asked.slice_ends) == "equal") return chevron::slice_ends(slices, 0);
+  std::vector<double> ends =
+      value_list(asked.slice_ends, "--slice-ends", slices, "slices", [](std::string const& value, std::string const& flag) {
+        return share_number(value, flag);
+      });
+  double before = 0;
+  for (double const end : ends) {
+    if (end <= before) throw usage("--slice-ends " + quoted(asked.slice_ends) + " do not rise: each slice has tokens");
+    before = end;
+  }
+  if (ends.back() != 1) throw usage("--slice-ends " + quoted(asked.slice_ends) + " do not end at 1, the end of the sequence");
+  return ends;
+}
+
+void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs) {
+  if (!asked.slice_ends.empty() && asked.slices == "1" && size.slices == 1)
+    throw usage("--slice-ends says nothing without --slices: give that, too");
   if (asked.lengths.empty()) {
     if (!asked.measured_length.empty()) throw usage("--measured-length says nothing without --lengths: give that, too");
-    if (!asked.attention.empty()) throw usage("--attention says nothing without --lengths: give that, too");
-    return;
+    if (!asked.attention.empty() && asked.slices == "1" && size.slices == 1)
+      throw usage("--attention says nothing without --lengths or --slices: give one of them, too");
+    if (size.slices == 1) return;
   }
-  std::vector<double> const lengths = value_list(asked.lengths, "--lengths", micro_batches, "microbatches", length_number);
-  double const mean = std::accumulate(lengths.begin(), lengths.end(), 0.0) / static_cast<double>(lengths.size());
-  double const measured = asked.measured_length.empty() ? mean : length_number(asked.measured_length, "--measured-length");
   double const attention = asked.attention.empty() ? 0 : share_number(asked.attention, "--attention");
-  chevron::length_factors made = chevron::factors_of(lengths, measured, attention);
+  std::vector<double> lengths{1};
+  double measured = 1;
+  if (!asked.lengths.empty()) {
+    lengths = value_list(asked.lengths, "--lengths", size.micro_batches, "microbatches", length_number);
+    double const mean = std::accumulate(lengths.begin(), lengths.end(), 0.0) / static_cast<double>(lengths.size());
+    measured = asked.measured_length.empty() ? mean : length_number(asked.measured_length, "--measured-length");
+  }
+  for (double& length : lengths) length /= measured;
+  chevron::length_factors made = size.slices == 1
+                                     ? chevron::factors_of(lengths, 1, attention)
+                                     : chevron::factors_of_slices(slice_ends_of(asked, size.slices), attention, lengths);
   costs.computation_factors = std::move(made.computation);
   costs.transfer_factors = std::move(made.transfer);
 }

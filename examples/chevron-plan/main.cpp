@@ -84,6 +84,15 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->type_name("BYTES");
 }
 
+void add_slices(CLI::App& command, request& asked, char const* what) {
+  command.add_option("--slices", asked.slices, what)->type_name("K")->capture_default_str();
+  command
+      .add_option("--slice-ends", asked.slice_ends,
+                  "where slices end, as shares of a sequence's tokens with commas between, the last 1; or equal: slices of equal "
+                  "length. Without it, slices that take equal time, by --attention")
+      ->type_name("SHARE,...|equal");
+}
+
 void add_memory(CLI::App& command, request& asked) {
   memory_request& typed = asked.bytes;
   command.add_option("--memory", typed.memory, "what a rank has, such as 80GiB; bytes are those of a rank's whole share")
@@ -109,7 +118,8 @@ void add_lengths(CLI::App& command, request& asked) {
       ->type_name("TOKENS");
   command
       .add_option("--attention", asked.attention,
-                  "share of those costs that goes with the square of a length, from 0 to 1; without it, all goes with the length")
+                  "share of those costs that goes with the square of a length, from 0 to 1: attention; without it, all goes with the "
+                  "length")
       ->type_name("SHARE");
 }
 
@@ -174,6 +184,7 @@ int main(int argc, char** argv) {
     one.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation, or one of: " + names)
         ->type_name("NAME|FILE.csv");
     add_shape(one, asked);
+    add_slices(one, asked, "slices of each microbatch's sequences, for a schedule that takes them, such as Seq1F1B");
   };
   char const* const limit_help =
       "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks where it has 2";
@@ -199,6 +210,8 @@ int main(int argc, char** argv) {
   compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
       ->type_name("FILE.csv");
   add_shape(compare, asked);
+  add_slices(compare, asked,
+             "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are compared");
   add_costs(
       compare, asked,
       "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "

@@ -154,6 +154,7 @@ chevron::shape shape_of(request const& asked) {
   size.ranks = whole_number(asked.ranks, "--ranks", 1, 1024);
   size.micro_batches = whole_number(asked.micro_batches, "--microbatches", 1, 16384);
   size.chunks = asked.chunks.empty() ? 0 : whole_number(asked.chunks, "--chunks", 1, 64);
+  size.slices = whole_number(asked.slices, "--slices", 1, chevron::max_micro_batches / size.micro_batches);
   int const stages = size.ranks * std::max(size.chunks, 1);
   if (stages > chevron::max_stages) {
     throw usage("--ranks " + asked.ranks + " with --chunks " + asked.chunks + " makes " + std::to_string(stages) +
@@ -191,6 +192,7 @@ foreign read_file(request const& asked) {
     differs(asked.ranks_given, "--ranks", asked.ranks, chevron::max_csv_ranks, plan.size.ranks);
     differs(asked.micro_batches_given, "--microbatches", asked.micro_batches, chevron::max_micro_batches,
             plan.size.micro_batches);
+    differs(asked.slices != "1", "--slices", asked.slices, chevron::max_micro_batches, plan.size.slices);
     if (!asked.chunks.empty()) differs(true, "--chunks", asked.chunks, chevron::max_stages, plan.size.chunks);
     // A program numbers its slots with 16 bits; a microbatch of a stage takes two receive slots at most.
     for (int r = 0; r < plan.size.ranks; ++r) {
@@ -241,7 +243,7 @@ chevron::plan plan_of(request const& asked) {
   chevron::shape const size = shape_of(asked);
   chevron::plan made = plan_named(asked.schedule, size);
   if (made.problem && size.chunks != 0) {
-    chevron::plan const without = plan_named(asked.schedule, {size.ranks, size.micro_batches, 0});
+    chevron::plan const without = plan_named(asked.schedule, {size.ranks, size.micro_batches, 0, size.slices});
     if (!without.problem) {
       throw usage("--chunks " + asked.chunks + " does not go with " + without.name.characters + ", which has " +
                   std::to_string(without.size.chunks) + " per rank by itself (" + describe(made.problem).str() +

@@ -79,6 +79,8 @@ struct request {
   std::string ranks = "4";
   std::string chunks;
   std::string micro_batches = "8";
+  std::string slices = "1";  ///< of each microbatch; `compare` takes several numbers
+  std::string slice_ends;    ///< shares of a sequence's tokens, or `equal`; empty: slices that take equal time
   std::string forward = "1";
   std::string backward_input = "1";
   std::string backward_weight = "1";
@@ -154,7 +156,7 @@ chevron::occupies occupies_of(request const& asked);
 std::vector<std::string> schedule_names();
 /// Those, and the schedules that evaluate.
 std::vector<std::string> all_names();
-/// The shape that `--ranks --chunks --microbatches` ask for.
+/// The shape that `--ranks --chunks --microbatches --slices` ask for.
 chevron::shape shape_of(request const& asked);
 /// Whether `--schedule` names a file: it ends in `.csv` or holds a `/`.
 bool is_file(std::string const& schedule);
@@ -170,8 +172,10 @@ std::string law_words(request const& asked, chevron::finding const& broken);
 chevron::plan plan_of(request const& asked);
 /// The same for one name and shape, without a complaint: look at `problem`.
 chevron::plan plan_named(std::string const& name, chevron::shape size);
-/// Gives costs of so many microbatches the factors that `--lengths` asks for; none without it.
-void apply_lengths(request const& asked, int micro_batches, owned_costs& costs);
+/// Gives costs of a plan of this size the factors that `--lengths` asks for, and its slices theirs; none without either.
+void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs);
+/// Where the slices of such a plan end.
+std::vector<double> slice_ends_of(request const& asked, int slices);
 /// What `--lengths` asks for, as a sentence; empty without it.
 std::string length_words(request const& asked);
 /// Costs from the flags, for so many stages as `split` has entries: a number for all, or one a stage; of messages, one a
@@ -181,7 +185,7 @@ owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::
 /// The same for a plan, with the factors of its microbatches.
 inline owned_costs costs_of(request const& asked, chevron::plan_view const& plan) {
   owned_costs out = costs_of(asked, chevron::split_stages(plan), {plan.rank_of, static_cast<std::size_t>(plan.stages)});
-  apply_lengths(asked, plan.size.micro_batches, out);
+  apply_lengths(asked, plan.size, out);
   return out;
 }
 /// The profile that `--profile` names, if it names any.

@@ -39,6 +39,9 @@ constexpr source sources[] = {
     SOURCE(v_min, "Controllable Memory, arXiv 2405.15362"),
     SOURCE(dual_pipe_v, "DeepSeek's DualPipe; PyTorch's ScheduleDualPipeV"),
     SOURCE(one_f_one_b_recompute, "Mario, PPoPP 2025; for stages that recompute"),
+    SOURCE(seq_1f1b, "Seq1F1B, arXiv 2406.03488; with --slices"),
+    SOURCE(seq_zb_h1, "Seq1F1B, arXiv 2406.03488, and Zero Bubble; with --slices"),
+    SOURCE(seq_interleaved_1f1b, "SlimPipe, arXiv 2504.14519; with --slices"),
     SOURCE(forward_only, "PyTorch's _ScheduleForwardOnly; evaluation alone"),
 };
 #undef SOURCE
@@ -50,6 +53,7 @@ constexpr bool complete() {
   auto const next = [&](auto const& one) { same = same && at < std::size(sources) && sources[at++].name == one.name; };
   chevron::catalogue::for_each(next);
   boost::hana::for_each(chevron::catalogue::recomputing, [&](auto const* one) { next(*one); });
+  boost::hana::for_each(chevron::catalogue::sliced, [&](auto const* one) { next(*one); });
   boost::hana::for_each(chevron::catalogue::evaluation, [&](auto const* one) { next(*one); });
   return same && at == std::size(sources);
 }
@@ -78,6 +82,7 @@ std::vector<std::string> schedule_names() {
 std::vector<std::string> all_names() {
   std::vector<std::string> names = schedule_names();
   boost::hana::for_each(chevron::catalogue::recomputing, [&](auto const* one) { names.emplace_back(one->name); });
+  boost::hana::for_each(chevron::catalogue::sliced, [&](auto const* one) { names.emplace_back(one->name); });
   boost::hana::for_each(chevron::catalogue::evaluation, [&](auto const* one) { names.emplace_back(one->name); });
   return names;
 }

@@ -413,7 +413,7 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
       if (layers) return part_on(asked, placements[i], what, *layers, time, share);
       owned_costs costs = costs_of(asked, split, homes(placements[i], what.size));
       if (what.recompute) recompute_all(costs);
-      apply_lengths(asked, what.size.micro_batches, costs);
+      apply_lengths(asked, what.size, costs);
       return (what.order ? order_on : find_on)(placements[i], what, std::move(costs), time, share);
     };
     entry one = find_one();

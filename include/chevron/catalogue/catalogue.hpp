@@ -15,6 +15,7 @@
 #include <chevron/catalogue/interleaved_zero_bubble.hpp>
 #include <chevron/catalogue/looped_bfs.hpp>
 #include <chevron/catalogue/one_f_one_b.hpp>
+#include <chevron/catalogue/seq_1f1b.hpp>
 #include <chevron/catalogue/slack.hpp>
 #include <chevron/catalogue/v_half.hpp>
 #include <chevron/catalogue/v_min.hpp>
@@ -34,6 +35,9 @@ inline constexpr auto all =
 
 /// Schedules that train stages which recompute.
 inline constexpr auto recomputing = hana::make_basic_tuple(&one_f_one_b_recompute);
+
+/// Schedules that train slices of sequences. Of one slice they are schedules of `all` under another name.
+inline constexpr auto sliced = hana::make_basic_tuple(&seq_1f1b, &seq_zb_h1, &seq_interleaved_1f1b);
 
 /// Schedules that evaluate: forwards alone. They go by name like the others, but nobody can train with them.
 inline constexpr auto evaluation = hana::make_basic_tuple(&forward_only);
@@ -61,7 +65,8 @@ struct other_name {
   std::string_view own, other;
 };
 inline constexpr other_name other_names[] = {
-    {zb_v.name, "ZB-V"}, {one_f_one_b.name, "one_f_one_b"}, {one_f_one_b_recompute.name, "one_f_one_b_recompute"}};
+    {zb_v.name, "ZB-V"}, {one_f_one_b.name, "one_f_one_b"}, {one_f_one_b_recompute.name, "one_f_one_b_recompute"},
+    {seq_zb_h1.name, "seq_zb_h1"}};
 
 /// Whether the schedule that is called `own` here goes by this name.
 constexpr bool goes_by(std::string_view own, std::string_view name) {
@@ -87,6 +92,7 @@ constexpr bool trains(std::string_view name) {
   }
   for_each([&](auto const& one) { found = found || goes_by(one.name, name); });
   hana::for_each(recomputing, [&](auto const* one) { found = found || goes_by(one->name, name); });
+  hana::for_each(sliced, [&](auto const* one) { found = found || goes_by(one->name, name); });
   return found;
 }
 
@@ -107,7 +113,7 @@ constexpr plan make_plan(std::string_view name, shape size) {
   finding unknown;
   unknown.broken = law::description;
   unknown.words = "no schedule of the catalogue has that name; it holds ";
-  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value +
+  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value + decltype(hana::size(sliced))::value +
                                     decltype(hana::size(evaluation))::value);
   plan made = chevron::detail::refused(size, "", unknown);
   auto const work_out = [&](auto const* one) {
@@ -115,6 +121,7 @@ constexpr plan make_plan(std::string_view name, shape size) {
   };
   hana::for_each(all, work_out);
   hana::for_each(recomputing, work_out);
+  hana::for_each(sliced, work_out);
   hana::for_each(evaluation, work_out);
   name_parts const parts = parts_of(name);
   if (parts.slacks.count == 0 || !parts.good) return made;

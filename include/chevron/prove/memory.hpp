@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <chevron/plan/buffer.hpp>
+#include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/sizes.hpp>
 
@@ -80,17 +81,33 @@ struct chunk_changes {
   /// Adds an action's change to `held`, and returns the sum.
   constexpr int operator()(action const& a, int& held) const { return held += in_flight_change(a.kind, forward_only); }
 };
+/// Changes of the microbatches held, by actions: a slice is held as the share of its microbatch's tokens that it has.
+struct share_changes {
+  length_view lengths;
+  bool forward_only = false;
+  /// Adds an action's change to `held`, and returns the sum.
+  constexpr double operator()(action const& a, double& held) const {
+    return held += in_flight_change(a.kind, forward_only) * lengths.of_transfer(static_cast<int>(a.micro_batch));
+  }
+};
 /// Changes of the bytes of activations that are held, by actions.
 struct byte_changes {
   size_view sizes;
   bool forward_only = false;
   recomputed_chunks again{};
+  length_view slices{};  ///< of slices, whose sizes are those of a microbatch: the shares that they have of it
   /// Adds an action's change to `held`, and returns the sum.
   constexpr std::int64_t operator()(action const& a, std::int64_t& held) const {
     int const stage = static_cast<int>(a.stage);
-    if (a.kind == kind::recompute) return held += sizes.activation_of(stage) - sizes.input_of(stage);
-    if (makes_output(a.kind) && again.hold(a)) return held += sizes.input_of(stage);
-    return held += in_flight_change(a.kind, forward_only) * sizes.activation_of(stage);
+    if (a.kind == kind::recompute) return held += part(a, sizes.activation_of(stage)) - part(a, sizes.input_of(stage));
+    if (makes_output(a.kind) && again.hold(a)) return held += part(a, sizes.input_of(stage));
+    return held += in_flight_change(a.kind, forward_only) * part(a, sizes.activation_of(stage));
+  }
+
+ private:
+  constexpr std::int64_t part(action a, std::int64_t whole) const {
+    if (slices.alike()) return whole;
+    return static_cast<std::int64_t>(slices.of_transfer(static_cast<int>(a.micro_batch)) * static_cast<double>(whole) + 0.5);
   }
 };
 
@@ -101,9 +118,22 @@ constexpr int peak_in_flight(plan_view const& plan, int rank) {
 /// The most chunks in flight on any rank of a plan.
 constexpr int peak_in_flight(plan_view const& plan) { return peak<int>(plan, chunk_changes{plan.forward_only}); }
 
+/// The most microbatches that a rank holds of its chunks at any time, slices by their share of a microbatch's tokens. With
+/// slices of equal length that is `peak_in_flight` by their number; where slices take equal time the first ones are longer, and
+/// are kept longest.
+/// \param lengths factors of the units' transfers, which go with their tokens (plan/slices.hpp)
+constexpr double peak_share(plan_view const& plan, length_view const& lengths, int rank) {
+  return peak<double>(plan, rank, share_changes{lengths, plan.forward_only}).most;
+}
+/// The most on any rank.
+constexpr double peak_share(plan_view const& plan, length_view const& lengths) {
+  return peak<double>(plan, share_changes{lengths, plan.forward_only});
+}
+
 /// The most bytes of activations that a rank holds at any time.
-constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes, int rank) {
-  return peak<std::int64_t>(plan, rank, byte_changes{sizes, plan.forward_only, recomputed_chunks(plan)}).most;
+/// \param slices of a plan of slices, the factors of its units' transfers; sizes are then those of a microbatch
+constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes, int rank, length_view const& slices = {}) {
+  return peak<std::int64_t>(plan, rank, byte_changes{sizes, plan.forward_only, recomputed_chunks(plan), slices}).most;
 }
 /// The most bytes of activations on any rank of a plan, of stages of these sizes.
 constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes) {

@@ -42,6 +42,7 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}, bo
   std::vector<std::vector<std::string>> rows{{"rank", "computes"}};
   if (communicates) rows.front().push_back("communicates");
   for (char const* name : {"idle: filling", "steady", "draining", "peak in flight"}) rows.front().push_back(name);
+  if (!f.peak_share.empty()) rows.front().push_back("in microbatches");
   if (!f.peak_bytes.empty()) rows.front().push_back("peak bytes");
   for (std::size_t r = 0; r < f.idle.size(); ++r) {
     idle_time const& t = f.idle[r];
@@ -49,6 +50,7 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}, bo
     if (communicates) row.push_back(number(t.communicating));
     for (double idle : {t.fill, t.steady, t.drain}) row.push_back(number(idle));
     row.push_back(std::to_string(f.peak_in_flight[r]));
+    if (!f.peak_share.empty()) row.push_back(number(f.peak_share[r]));
     if (!f.peak_bytes.empty()) row.push_back(bytes(f.peak_bytes[r]));
     rows.push_back(row);
   }

@@ -30,6 +30,7 @@ struct figures {
   double steady = 0;                     ///< each of many steps back to back; 0: not known
   double bubble_steady = 0;              ///< share of rows × steady without compute
   std::vector<idle_time> idle;           ///< per row: when it does not compute
+  std::vector<double> peak_share;        ///< per row: the same as microbatches, slices by their tokens; empty without slices
   std::vector<std::int64_t> peak_bytes;  ///< per row: most bytes of activations; empty where stages declare no sizes
   std::int64_t message_bytes = -1;       ///< of all messages; -1 where stages declare no sizes
 };
@@ -84,11 +85,15 @@ figures figures_of(plan_view const& plan, cost_view const& costs, size_view cons
   for (int r = 0; r < plan.size.ranks; ++r) {
     out.idle.push_back(idle.data[r]);
     out.peak_in_flight.push_back(peak_in_flight(plan, r));
-    if (sizes.activation != nullptr) out.peak_bytes.push_back(peak_bytes(plan, sizes, r));
+    bool const sliced = plan.size.slices > 1 && !costs.lengths.alike();
+    if (sliced) out.peak_share.push_back(peak_share(plan, costs.lengths, r));
+    if (sizes.activation != nullptr)
+      out.peak_bytes.push_back(peak_bytes(plan, sizes, r, sliced ? costs.lengths : length_view{}));
     out.busy.push_back(busy(plan, costs, r));
   }
   out.messages = messages(plan);
-  if (sizes.message != nullptr) out.message_bytes = message_bytes(plan, sizes);
+  // The slices of a microbatch send together what it would send whole.
+  if (sizes.message != nullptr) out.message_bytes = message_bytes(plan, sizes) / plan.size.slices;
   return out;
 }
 

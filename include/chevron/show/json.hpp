@@ -36,7 +36,7 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// to
 ///   back; `steps`, and `makespan_of_steps` of that many without a barrier between;
 /// - `busy`, `idle` as objects of `fill steady drain communicating`;
-/// - `peak_in_flight` in chunks, `in_flight_over_time` as lists of `[time, chunks from then on]`, `peak_bytes`; `messages` and
+/// - `peak_in_flight` in chunks, of slices `peak_share` in microbatches, `in_flight_over_time` as lists of `[time, chunks from then on]`, `peak_bytes`; `messages` and
 ///   `message_bytes` in a step; bytes are null where stages declare no sizes;
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
 /// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a
@@ -76,6 +76,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   entry("steps", std::to_string(steps));
   entry("makespan_of_steps", exact(steps == 1 ? f.makespan : makespan(back_to_back(plan, steps), costs)));
   entry("peak_in_flight", detail::json_list(f.peak_in_flight, [](int n) { return std::to_string(n); }));
+  if (!f.peak_share.empty()) entry("peak_share", detail::json_list(f.peak_share, [](double share) { return exact(share); }));
   entry("peak_bytes",
         sizes.activation == nullptr ? "null" : detail::json_list(f.peak_bytes, [](std::int64_t n) { return std::to_string(n); }));
   entry("messages", std::to_string(f.messages));
