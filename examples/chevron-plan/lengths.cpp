@@ -6,6 +6,7 @@
 #include <chevron/plan/slices.hpp>
 #include <chevron/show/format.hpp>
 
+#include "../common/nearest.hpp"
 #include "request.hpp"
 #include "value_list.hpp"
 
