@@ -24,7 +24,7 @@ double length_number(std::string const& value, std::string const& flag) {
 std::vector<double> slice_ends_of(request const& asked, int slices) {
   double const attention = asked.attention.empty() ? 0 : share_number(asked.attention, "--attention");
   if (asked.slice_ends.empty()) return chevron::slice_ends(slices, attention);
-  if (lower_case(asked.slice_ends) == "equal") return chevron::slice_ends(slices, 0);
+  if (unknown::lower_case(asked.slice_ends) == "equal") return chevron::slice_ends(slices, 0);
   std::vector<double> ends =
       value_list(asked.slice_ends, "--slice-ends", slices, "slices", [](std::string const& value, std::string const& flag) {
         return share_number(value, flag);
