@@ -91,7 +91,7 @@ inline promela_tables promela_tables_of(program_view const& program) {
   auto const slot = [](std::uint16_t n) { return n == no_slot ? promela_tables::none : static_cast<int>(n); };
   out.ranks = plan.size.ranks;
   out.stages = plan.stages;
-  out.micro_batches = plan.size.micro_batches;
+  out.micro_batches = plan.size.units();
   out.forward_only = plan.forward_only ? 1 : 0;
   out.in_flight_limit = plan.in_flight_limit;
   out.message_limit = plan.message_limit;
@@ -105,11 +105,11 @@ inline promela_tables promela_tables_of(program_view const& program) {
     out.weight.push_back(all);
     out.input_weight.push_back(input == 0 ? all : input);
   }
-  out.runs_again.assign(static_cast<std::size_t>(plan.stages * plan.size.micro_batches), 0);
+  out.runs_again.assign(static_cast<std::size_t>(plan.stages * plan.size.units()), 0);
   for (int i = 0; i < plan.total(); ++i) {
     action const a = plan.actions[i];
     if (a.kind == kind::recompute && static_cast<int>(a.stage) < plan.stages)
-      out.runs_again[static_cast<std::size_t>(static_cast<int>(a.stage) * plan.size.micro_batches) + a.micro_batch] = 1;
+      out.runs_again[static_cast<std::size_t>(static_cast<int>(a.stage) * plan.size.units()) + a.micro_batch] = 1;
   }
   out.byte_limit = unit == 0 ? 0 : plan.byte_limit / unit;
   // Less than one unit is a limit that the smallest chunk breaks, and not none.

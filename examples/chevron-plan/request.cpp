@@ -333,7 +333,7 @@ owned_sizes sizes_of(request const& asked, int stages) {
 int steps_of(request const& asked, chevron::plan_view const& plan) {
   // Drawings of more are of no use to anybody.
   constexpr int most_actions = 4'000'000;
-  int const most = std::min(chevron::max_micro_batches / plan.size.micro_batches, most_actions / std::max(plan.total(), 1));
+  int const most = std::min(chevron::max_micro_batches / plan.size.units(), most_actions / std::max(plan.total(), 1));
   return whole_number(asked.steps, "--steps", 1, std::max(most, 1));
 }
 

@@ -31,6 +31,7 @@ char const* placement_of(chevron::plan_view const& plan) {
 std::optional<shorter_schedule> shorter_than(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs,
                                              int costs_of) {
   constexpr int trials = 100, most_actions = 30'000;
+  if (plan.size.slices > 1) return std::nullopt;
   bool const few = plan.size.micro_batches < 2 * plan.size.ranks;
   bool const varies = !asked.lengths.empty() || !asked.jitter.spread.empty() || !asked.jitter.slow_ranks.empty();
   if (!few || varies || plan.forward_only || plan.total() > most_actions || !chevron::catalogue::contains(plan.name))

@@ -37,7 +37,7 @@ namespace detail {
 struct stream_laws {
   stream_clocks const& order;
   plan_view const& plan = order.plan;
-  int const cells = plan.stages * plan.size.micro_batches;
+  int const cells = plan.stages * plan.size.units();
   buffer<int> forward{cells}, gradient{cells}, weight{cells};  // the operations that did it; -1: not yet. B is the last two
   buffer<int> added{plan.stages}, additions{plan.stages}, summed{plan.stages};
   // Of the rank under way. By slot, the RECV or SEND that is in there; by peer, the last SEND and the last RECV.
@@ -124,7 +124,7 @@ struct stream_laws {
     bool const goes_forward = a.kind == kind::forward;
     int const m = static_cast<int>(a.micro_batch);
     if (plan.rank_of[from] == plan.rank_of[a.stage]) {
-      int const made = (goes_forward ? forward : gradient).data[from * plan.size.micro_batches + m];
+      int const made = (goes_forward ? forward : gradient).data[from * plan.size.units() + m];
       if (made < 0) return early(i, make_action(goes_forward ? kind::forward : kind::backward, from, m));
       return before(made, i) ? stream_finding{} : late(law::order, i, made, ", whose results it takes");
     }
@@ -142,6 +142,11 @@ struct stream_laws {
     bool const adds = a.kind == kind::backward || a.kind == kind::backward_weight;
     if (stream_finding const f = allocate(i)) return f;
     if (stream_finding const f = take_input(i)) return f;
+    if (int const unit = step_graph(plan).carries_from(a); unit >= 0) {
+      int const carried = (makes_output(a.kind) ? forward : gradient).data[stage * plan.size.units() + unit];
+      if (carried < 0) return early(i, make_action(a.kind, stage, unit));
+      if (!before(carried, i)) return late(law::order, i, carried, ", whose carry it takes");
+    }
     int& made = (a.kind == kind::forward ? forward : a.kind == kind::backward_weight ? weight : gradient).data[cell];
     if (made >= 0) return again(i);
     made = i;
@@ -203,9 +208,9 @@ struct stream_laws {
     int const stage = static_cast<int>(at(i).op.stage);
     if (summed.data[stage] >= 0) return again(i);
     summed.data[stage] = i;
-    if (additions.data[stage] < plan.size.micro_batches) {
+    if (additions.data[stage] < plan.size.units()) {
       int m = 0;
-      while (weight.data[stage * plan.size.micro_batches + m] >= 0) ++m;
+      while (weight.data[stage * plan.size.units() + m] >= 0) ++m;
       return early(i, make_action(kind::backward, stage, m));
     }
     int const last = added.data[stage];

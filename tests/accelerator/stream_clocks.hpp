@@ -24,7 +24,7 @@ namespace detail {
 struct stream_clocks {
   plan_view const& plan;
   int const ranks = plan.size.ranks;
-  int const micro_batches = plan.size.micro_batches;
+  int const micro_batches = plan.size.units();
   buffer<stream_operation> operations;
   buffer<int> begin;         // rank r has operations [begin[r], begin[r + 1])
   int streams = 0;           // stream r is the compute stream of rank r

@@ -235,7 +235,7 @@ void write_mutants(int count, int most) {
     dice d{std::mt19937(seed)};
     plan const p = lawful_plan(d);
     if (p.view().has_own_kinds()) continue;  // the model takes a plan's order as given, and knows no rows
-    if (p.size.ranks > most || p.size.micro_batches > most || p.stages > 2 * most) continue;
+    if (p.size.ranks > most || p.size.units() > most || p.stages > 2 * most) continue;
     program const whole = lower(prove(p)).copy();
     if (whole.view().total() > 160) continue;  // SPIN's time goes with the orders there are
     int const sort = d.below(12);

@@ -31,7 +31,7 @@ inline stream_lists stream_lists_of(program_view const& program) {
 class stream_machine {
  public:
   stream_machine(plan_view const& plan, stream_lists const& lists)
-      : plan_(plan), ranks_(lists.size()), slots_(static_cast<std::size_t>(2 * plan.stages * plan.size.micro_batches), -1) {
+      : plan_(plan), ranks_(lists.size()), slots_(static_cast<std::size_t>(2 * plan.stages * plan.size.units()), -1) {
     for (std::size_t r = 0; r < lists.size() && host_fault_.empty(); ++r) issue(static_cast<int>(r), lists[r]);
   }
 
@@ -72,8 +72,16 @@ class stream_machine {
 
   bool local(int stage, int rank) const { return plan_.rank_of[stage] == rank; }
   int result(bool gradient, int stage, int m) const {
-    return ((gradient ? plan_.stages : 0) + stage) * plan_.size.micro_batches + m;
+    return ((gradient ? plan_.stages : 0) + stage) * plan_.size.units() + m;
   }
+  /// The slice of its microbatch, on its stage, whose carry an F takes, or whose carry's gradient a B or I.
+  static bool takes_from_before(action a) { return a.kind == kind::forward; }
+  bool carries(action a) const {
+    int const slice = static_cast<int>(a.micro_batch) % plan_.size.slices;
+    bool const computes_gradient = a.kind == kind::backward || a.kind == kind::backward_input;
+    return takes_from_before(a) ? slice > 0 : computes_gradient && slice + 1 < plan_.size.slices;
+  }
+  int carried_by(action a) const { return static_cast<int>(a.micro_batch) + (takes_from_before(a) ? -1 : 1); }
   int sent_by(action a) const {
     return result(a.kind == kind::send_backward, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
   }
@@ -127,8 +135,10 @@ class stream_machine {
         one.record = recorded[event];
       }
       if (o.does == stream_task::work) {
-        auto const has = [&](kind k, int s) { return issued.count({k, result(false, s, m)}) > 0; };
-        auto const has_gradient = [&](int s) { return has(kind::backward, s) || has(kind::backward_input, s); };
+        auto const has = [&](kind k, int s, int unit = -1) { return issued.count({k, result(false, s, unit < 0 ? m : unit)}) > 0; };
+        auto const has_gradient = [&](int s, int unit = -1) {
+          return has(kind::backward, s, unit) || has(kind::backward_input, s, unit);
+        };
         if (sends(a.kind) || receives(a.kind)) {
           auto const ends = sends(a.kind) ? std::pair(rank, static_cast<int>(o.peer)) : std::pair(static_cast<int>(o.peer), rank);
           one.channel = static_cast<int>(channels_.try_emplace(ends, channels_.size()).first->second);
@@ -139,6 +149,8 @@ class stream_machine {
           if (!forward && !weights && has_gradient(stage)) return wrong("computes a gradient twice");
           if (weights && (!has(kind::backward_input, stage) || has(kind::backward, stage))) return wrong("W without I");
           if (!forward && !weights && !has(kind::forward, stage)) return wrong("no graph to go back");
+          if (carries(a) && !(forward ? has(kind::forward, stage, carried_by(a)) : has_gradient(stage, carried_by(a))))
+            return wrong("its carry is not there");
           int const from = weights ? -1 : forward ? stage - 1 : stage + 1;
           if (from >= 0 && from < plan_.stages) {
             if (local(from, rank) ? !(forward ? has(kind::forward, from) : has_gradient(from))
@@ -167,7 +179,7 @@ class stream_machine {
           one.memory = static_cast<int>(memories_.try_emplace({rank, o.slot}, memories_.size()).first->second);
           slots_[static_cast<std::size_t>(received_by(a))] = one.memory;
         } else if (a.kind == kind::reduce_gradients) {
-          if (sums[a.stage]++ != 0 || additions[stage] != plan_.size.micro_batches) return wrong("sums too early, or twice");
+          if (sums[a.stage]++ != 0 || additions[stage] != plan_.size.units()) return wrong("sums too early, or twice");
         } else {
           for (int s = 0; s < plan_.stages; ++s) {
             if (local(s, rank) && sums[static_cast<std::size_t>(s)] == 0) return wrong("steps without a sum");
@@ -184,8 +196,8 @@ class stream_machine {
 
   std::string run(std::mt19937& random, int late, bool begun) {
     state_.assign(all_.size(), state::queued);
-    made_.assign(static_cast<std::size_t>(2 * plan_.stages * plan_.size.micro_batches), 0);
-    graph_ = made_;
+    made_.assign(static_cast<std::size_t>(2 * plan_.stages * plan_.size.units()), 0);
+    graph_ = carried_ = made_;
     additions_.assign(static_cast<std::size_t>(plan_.stages), 0);
     summing_ = summed_ = additions_;
     content_.assign(memories_.size(), -1);
@@ -278,7 +290,7 @@ class stream_machine {
     }
     if (a.kind == kind::reduce_gradients) {
       (begins ? summing_ : summed_)[a.stage] = 1;
-      return additions_[a.stage] == plan_.size.micro_batches ? "" : "sums what is not complete";
+      return additions_[a.stage] == plan_.size.units() ? "" : "sums what is not complete";
     }
     for (int s = 0; s < plan_.stages; ++s) {
       if (local(s, o.rank) && summed_[static_cast<std::size_t>(s)] == 0) return "steps before the sums are there";
@@ -300,6 +312,7 @@ class stream_machine {
     if (stage > 0 && (forward || !local(stage - 1, o.rank)) && !there(false, stage - 1)) return "its input is not there";
     if (!forward && stage + 1 < plan_.stages && (!weights || !local(stage + 1, o.rank)) && !there(true, stage + 1))
       return "its gradient is not there";
+    if (carries(a) && carried_[static_cast<std::size_t>(result(!forward, stage, carried_by(a)))] == 0) return "its carry is not there";
     int& graph = graph_[static_cast<std::size_t>(result(false, stage, m))];
     if (graph != (forward ? 0 : weights ? 2 : 1)) return "its graph is not there";
     if (adds(a.kind)) {
@@ -307,6 +320,7 @@ class stream_machine {
       if (additions_[a.stage] != o.turn) return "adds out of turn";
     }
     if (begins) return {};
+    if (!weights) carried_[static_cast<std::size_t>(result(!forward, stage, m))] = 1;
     if (forward) graph = 1, made_[static_cast<std::size_t>(result(false, stage, m))] = 1;
     if (!forward && !weights) graph = 2, made_[static_cast<std::size_t>(result(true, stage, m))] = 1;
     if (adds(a.kind)) ++additions_[a.stage];
@@ -325,7 +339,7 @@ class stream_machine {
   // Of a run.
   std::vector<state> state_;
   std::vector<std::size_t> turn_;  // of a message that has begun: how many of its channel began before it
-  std::vector<int> made_, graph_, additions_, summing_, summed_, working_, content_;
+  std::vector<int> made_, carried_, graph_, additions_, summing_, summed_, working_, content_;
   std::vector<std::vector<int>> sends_, receives_;  // by channel, as they began
 };
 

@@ -2,6 +2,7 @@
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/schedule.hpp>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,9 @@ using namespace chevron::tests;
 namespace {
 
 bool sweep_passes(plan_view const& p) {
-  buffer<std::uint8_t> state(p.stages * p.size.micro_batches, zeroed);
+  buffer<std::uint8_t> state(p.stages * p.size.units(), zeroed);
   buffer<int> next(p.size.ranks), after(p.size.ranks);
-  return detail::plays_through<false>(p, state.data, next.data, after.data);
+  return detail::plays_through<false>(p, state.data, next.data, after.data) && detail::slices_in_order(p);
 }
 
 }  // namespace
@@ -66,6 +67,15 @@ TEST_CASE("in a timeline each action begins after all that the graph has it need
         CHECK(start >= there + (graph.comes_over(a) >= 0 ? 0.75 : 0));
         CHECK(graph.stage_of_result(result) == graph.from(a));
         CHECK(graph.micro_batch_of_result(result) == static_cast<int>(a.micro_batch));
+      }
+      if (int const carried = graph.carries_from(a); carried >= 0) {
+        auto const end_of = [&](kind k) {
+          int const cell = graph.cell_of(static_cast<int>(a.stage), carried);
+          return ended[static_cast<std::size_t>(cell * compute_kinds + static_cast<int>(k))];
+        };
+        double const end = makes_output(a.kind) ? end_of(kind::forward)
+                                                : std::max(end_of(kind::backward), end_of(kind::backward_input));
+        CHECK((end >= 0 && end <= start));
       }
       for (int k = 0; k < compute_kinds; ++k) {
         double const end = ended[static_cast<std::size_t>(graph.cell_of(a) * compute_kinds + k)];

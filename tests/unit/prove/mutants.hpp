@@ -79,7 +79,7 @@ inline void with_own_actions(dice& d, plan& p, lists<action>& order) {
     bool const every = d.one_in(3);
     bool all = true;
     for (int s = 0; s < p.stages; ++s) {
-      for (int m = 0; m < p.size.micro_batches; ++m) {
+      for (int m = 0; m < p.size.units(); ++m) {
         auto& list = order[static_cast<std::size_t>(p.rank_of.data[s])];
         std::size_t first = 0, last = list.size();
         for (std::size_t i = 0; i < list.size(); ++i) {
@@ -108,11 +108,14 @@ inline void with_own_actions(dice& d, plan& p, lists<action>& order) {
 /// which everything comes after what it needs, cut into the ranks' lists. In half of them neighbours that were ready
 /// together are fused here and there.
 inline plan random_order(dice& d) {
-  int const ranks = 1 + d.below(5), micro_batches = 1 + d.below(6);
+  std::mt19937 ahead = d.random;  // slices take no throw: plans without them stay those of their seeds
+  int const slices = ahead() % 4 == 0 ? 2 + static_cast<int>(ahead() % 2) : 1;
+  int const ranks = 1 + d.below(5);
+  int const micro_batches = (1 + d.below(slices > 1 ? 3 : 6)) * slices;  // or slices of them
   std::vector<int> const rank_of = d.one_in(3) ? any_placement(d, ranks) : known_placement(d, ranks);
   int const stages = static_cast<int>(rank_of.size());
   plan out;
-  out.size = {ranks, micro_batches, 0};
+  out.size = {ranks, micro_batches / slices, 0, slices};
   out.stages = stages;
   out.forward_only = d.one_in(12);
   out.rank_of = buffer<std::int16_t>(stages);
@@ -131,30 +134,41 @@ inline plan random_order(dice& d) {
     bool const split = splits == 1 || (splits == 2 && d.one_in(2));
     return make_action(split ? kind::backward_input : kind::backward, s, m);
   };
-  for (int m = 0; m < micro_batches; ++m) becomes_ready(make_action(kind::forward, 0, m));
   lists<action> order(static_cast<std::size_t>(ranks));
-  // A backward is ready once its chunk has what it computes with, and the gradient has come.
-  std::vector<bool> chunk_is(static_cast<std::size_t>(stages * micro_batches)), gradient_came(chunk_is.size());
-  auto const half_ready = [&](std::vector<bool>& this_half, std::vector<bool> const& other_half, int s, int m) {
-    auto const cell = static_cast<std::size_t>(s * micro_batches + m);
-    this_half[cell] = true;
-    if (other_half[cell]) becomes_ready(backward_of(s, m));
+  // How much each cell's F and backward still wait for: F for the input and the carry of the slice before; a backward for what the
+  // chunk computes with, the gradient, and the carry's gradient of the slice behind.
+  std::vector<int> forward_waits(static_cast<std::size_t>(stages * micro_batches)), backward_waits(forward_waits.size());
+  auto const cell_of = [&](int s, int m) { return static_cast<std::size_t>(s * micro_batches + m); };
+  for (int s = 0; s < stages; ++s) {
+    for (int m = 0; m < micro_batches; ++m) {
+      forward_waits[cell_of(s, m)] = (s > 0 ? 1 : 0) + (m % slices > 0 ? 1 : 0);
+      backward_waits[cell_of(s, m)] = 2 + (m % slices + 1 < slices ? 1 : 0);
+      if (forward_waits[cell_of(s, m)] == 0) becomes_ready(make_action(kind::forward, s, m));
+    }
+  }
+  auto const forward_gets = [&](int s, int m) {
+    if (--forward_waits[cell_of(s, m)] == 0) becomes_ready(make_action(kind::forward, s, m));
+  };
+  auto const backward_gets = [&](int s, int m) {
+    if (--backward_waits[cell_of(s, m)] == 0) becomes_ready(backward_of(s, m));
   };
   auto const done = [&](action a) {
     int const s = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
     if (a.kind == kind::forward) {
-      if (s + 1 < stages) becomes_ready(make_action(kind::forward, s + 1, m));
+      if (s + 1 < stages) forward_gets(s + 1, m);
+      if (m % slices + 1 < slices) forward_gets(s, m + 1);
       if (out.forward_only) return;
-      if (s + 1 == stages) half_ready(gradient_came, chunk_is, s, m);
+      if (s + 1 == stages) backward_gets(s, m);
       if (recomputes == 1 || (recomputes == 2 && d.one_in(2)))
         becomes_ready(make_action(kind::recompute, s, m));
       else
-        half_ready(chunk_is, gradient_came, s, m);
+        backward_gets(s, m);
     } else if (a.kind == kind::recompute) {
-      half_ready(chunk_is, gradient_came, s, m);
+      backward_gets(s, m);
     } else if (a.kind != kind::backward_weight) {
       if (a.kind == kind::backward_input) becomes_ready(make_action(kind::backward_weight, s, m));
-      if (s > 0) half_ready(gradient_came, chunk_is, s - 1, m);
+      if (s > 0) backward_gets(s - 1, m);
+      if (m % slices > 0) backward_gets(s, m - 1);
     }
   };
   while (!ready.empty()) {
@@ -327,7 +341,7 @@ inline plan mutant(dice& d, plan const& of) {
   lists<action> order = lists_of(out.view());
   for (int changes = 1 + d.below(2); changes > 0; --changes) {
     mutate(d, order,
-           [&](action& a) { renumber(d, a, out.stages, out.size.micro_batches, d.one_in(6) ? program_kinds : compute_kinds); });
+           [&](action& a) { renumber(d, a, out.stages, out.size.units(), d.one_in(6) ? program_kinds : compute_kinds); });
   }
   if (out.in_flight_limit > 1 && d.one_in(4)) --out.in_flight_limit;
   if (out.byte_limit > 1 && d.one_in(4)) --out.byte_limit;
@@ -451,7 +465,7 @@ inline program mutant(dice& d, program const& of) {
           one.local = any_slot(most);
           break;
         default:
-          renumber(d, one.op, out.source.stages, out.source.size.micro_batches, program_kinds);
+          renumber(d, one.op, out.source.stages, out.source.size.units(), program_kinds);
           break;
       }
     });
@@ -466,7 +480,7 @@ inline program mutant(dice& d, program const& of) {
 }
 
 inline std::string written(plan_view const& p) {
-  std::string out = "P=" + std::to_string(p.size.ranks) + " M=" + std::to_string(p.size.micro_batches) + " limit " +
+  std::string out = "P=" + std::to_string(p.size.ranks) + " M=" + std::to_string(p.size.micro_batches) + " k=" + std::to_string(p.size.slices) + " limit " +
                     std::to_string(p.in_flight_limit) + " chunks, " + std::to_string(p.byte_limit) + " bytes, " +
                     std::to_string(p.message_limit) + " messages" + (p.forward_only ? " forward only" : "") + ", stages on ranks";
   for (int s = 0; s < p.stages; ++s) out += " " + std::to_string(p.rank_of[s]);

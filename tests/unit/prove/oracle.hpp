@@ -24,7 +24,8 @@ namespace chevron::tests {
 /// Which laws a plan breaks, by an exhaustive look at it: `1 << law`; 0: lawful. Deadlock is only looked for in plans that
 /// are otherwise sound.
 inline unsigned broken_laws(plan_view const& plan) {
-  int const ranks = plan.size.ranks, stages = plan.stages, micro_batches = plan.size.micro_batches;
+  int const ranks = plan.size.ranks, stages = plan.stages, slices = plan.size.slices;
+  int const micro_batches = plan.size.micro_batches * slices;  // or slices of them
   auto const bit = [](law l) { return 1u << static_cast<int>(l); };
   unsigned broken = 0;
   std::set<int> inhabited;
@@ -87,6 +88,23 @@ inline unsigned broken_laws(plan_view const& plan) {
         }
       }
       if (w > 0 && i == 0 && b == 0) broken |= bit(law::complete);
+      // A slice's F reads the carry of the slice before; its B or I the carry's gradient, of the slice behind.
+      auto const places = [&](std::vector<kind> const& kinds, int unit) {
+        std::vector<int> out;
+        for (kind const k : kinds) out.insert(out.end(), stands[{k, s, unit}].begin(), stands[{k, s, unit}].end());
+        return out;
+      };
+      auto const in_order = [&](std::vector<kind> const& kinds, int first, int second) {
+        for (int const x : places(kinds, first)) {
+          for (int const y : places(kinds, second)) {
+            if (x > y) broken |= bit(law::order);
+          }
+        }
+      };
+      if (m % slices != 0) {
+        in_order({kind::forward}, m - 1, m);
+        in_order({kind::backward, kind::backward_input}, m, m - 1);
+      }
     }
   }
   for (int r = 0; r < ranks && !plan.forward_only; ++r) {
@@ -272,7 +290,7 @@ class machine {
   static outcome wrong(std::string why) { return {false, std::move(why)}; }
 
   bool lives_here(action a, int r) const {
-    return static_cast<int>(a.stage) < plan_.stages && static_cast<int>(a.micro_batch) < plan_.size.micro_batches &&
+    return static_cast<int>(a.stage) < plan_.stages && static_cast<int>(a.micro_batch) < plan_.size.units() &&
            plan_.rank_of_stage(static_cast<int>(a.stage)) == r;
   }
 
@@ -310,7 +328,7 @@ class machine {
       case kind::reduce_gradients:
         if (plan_.forward_only) return wrong("nothing to sum");
         if (stage >= plan_.stages || plan_.rank_of_stage(stage) != r) return wrong("not this rank's stage");
-        if (added_[stage] != plan_.size.micro_batches) return wrong("summed before all gradients are there");
+        if (added_[stage] != plan_.size.units()) return wrong("summed before all gradients are there");
         if (!mine.summed.insert(stage).second) return wrong("summed twice");
         return {};
       case kind::optimizer_step:

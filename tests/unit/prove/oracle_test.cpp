@@ -90,7 +90,7 @@ TEST_SUITE("oracle") {
       if (p.problem || detail::check_placement(p)) continue;
       auto const plays = [&](auto in_turns) {
         plan_view const view = p;
-        buffer<std::uint8_t> state(view.stages * view.size.micro_batches, zeroed);
+        buffer<std::uint8_t> state(view.stages * view.size.units(), zeroed);
         buffer<int> next(view.size.ranks), after(view.size.ranks);
         return detail::plays_through<in_turns.value>(view, state.data, next.data, after.data);
       };
