@@ -227,15 +227,6 @@ std::string field(std::string const& words) {
   return out + "\"";
 }
 
-/// The numbers that `--slices` lists.
-std::vector<int> slice_counts(request const& asked) {
-  auto const count = [](auto&& word) {
-    return whole_number(word | ranges::to<std::string>(), "--slices", 1, chevron::max_micro_batches);
-  };
-  std::string const ended = asked.slices + ",";
-  return ended | ranges::views::split(',') | ranges::views::transform(count) | ranges::to<std::vector>();
-}
-
 /// Where slices end, a line for each number of them; empty without slices.
 std::string slice_words(request const& asked, std::vector<int> const& counts) {
   std::string out;
@@ -256,14 +247,7 @@ int run_compare(request const& asked) {
   chevron::shape size;
   std::vector<int> const counts = slice_counts(asked);
   if (asked.schedule.empty()) {
-    request whole = asked;
-    whole.slices = "1";
-    size = shape_of(whole);
-    for (int const slices : counts) {
-      if (slices > chevron::max_micro_batches / size.micro_batches)
-        throw usage("--slices " + asked.slices + " with --microbatches " + asked.micro_batches + " makes more than " +
-                    std::to_string(chevron::max_micro_batches) + " slices in all: ask for fewer of either");
-    }
+    size = whole_shape_of(asked);
   } else {
     if (!is_file(asked.schedule)) throw no_csv_file(asked);
     from = read_file(asked);

@@ -58,6 +58,7 @@ cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron:
       for (double& cost : *list) cost /= chunks;
     }
   }
+  apply_lengths(asked, where.size, out.costs);
   out.bytes = of.bytes.of_stages(stages, chunks);
   out.problem = out.bytes.problem;
   return out;
@@ -93,10 +94,13 @@ fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<boo
     recomputed.data[s] = recomputing[static_cast<std::size_t>(plan.rank_of[s])];
     if (recomputed.data[s]) costs.backward_input[i] += costs.forward[i];
   }
+  bool const sliced = plan.size.slices > 1;
+  if (sliced) out.schedule += " k=" + std::to_string(plan.size.slices);
   out.time = chevron::makespan(plan, costs.view());
+  chevron::length_view const slices = sliced ? costs.view().lengths : chevron::length_view{};
   chevron::footprint_view const takes = of.bytes.view(recomputed.data);
   for (int r = 0; r < plan.size.ranks; ++r) {
-    std::int64_t const one = chevron::peak_memory(plan, takes, r);
+    std::int64_t const one = chevron::peak_memory(plan, takes, r, slices);
     if (one <= out.bytes) continue;
     out.bytes = one;
     out.rank = r;
@@ -115,9 +119,10 @@ void look_at_ways(found_all& out, chevron::plan_view const& plan, cut const& of,
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, false)));
   if (!with.bytes.recomputes()) return;
+  chevron::length_view const slices = plan.size.slices > 1 ? of.costs.view().lengths : chevron::length_view{};
   std::vector<bool> needed(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
-    needed[r] = chevron::peak_memory(plan, of.bytes.view(), static_cast<int>(r)) > with.bytes.memory;
+    needed[r] = chevron::peak_memory(plan, of.bytes.view(), static_cast<int>(r), slices) > with.bytes.memory;
   auto const count = std::count(needed.begin(), needed.end(), true);
   if (count > 0 && count < plan.size.ranks) out.points.push_back(look_at(plan, of, needed));
   out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, true)));
@@ -263,7 +268,7 @@ int run_fit(request const& asked) {
   foreign from;
   chevron::shape size;
   if (asked.schedule.empty()) {
-    size = shape_of(asked);
+    size = whole_shape_of(asked);
   } else {
     if (!is_file(asked.schedule)) throw no_csv_file(asked);
     from = read_file(asked);
@@ -277,6 +282,7 @@ int run_fit(request const& asked) {
   int const chunks = size.chunks > 0 ? size.chunks : 2;
 
   found_all found;
+  fit_chart chart;
   auto const consider = [&](std::string const& name, chevron::plan plan) {
     plan.in_flight_limit = 0;
     chevron::finding const broken = plan.problem ? plan.problem : check(plan);
@@ -302,10 +308,16 @@ int run_fit(request const& asked) {
     if (plan.problem && size.chunks != 0) plan = plan_named(name, {size.ranks, size.micro_batches, 0});
     consider(name, std::move(plan));
   }
+  for (int const slices : slice_counts(asked)) {
+    if (slices == 1) continue;
+    chart.sliced = true;
+    boost::hana::for_each(chevron::catalogue::sliced, [&](auto const* one) {
+      consider(one->name, plan_named(one->name, {size.ranks, size.micro_batches, size.chunks, slices}));
+    });
+  }
   if (found.points.empty())
     throw usage("no schedule can be looked at; " + found.left_out.front().first + ": " + found.left_out.front().second);
 
-  fit_chart chart;
   chevron::search::effort const effort = effort_of(asked);
   for (bool const recompute : {false, true}) {
     if (recompute && !with.bytes.recomputes()) break;

@@ -38,6 +38,7 @@ struct fit_chart {
   std::string title, subtitle;
   std::string unit;         ///< of time; empty: the costs'
   std::int64_t memory = 0;  ///< that a rank has
+  bool sliced = false;      ///< schedules of slices are among the points: the bounds are of whole microbatches
   std::vector<fit_point> points;
   std::vector<fit_bound> bound, bound_recomputed;  ///< the fewest bytes first; without and with recomputation of everything
 };

@@ -213,7 +213,7 @@ std::string fit_picture(fit_chart const& chart, bool page) {
            "\" y1=\"" + drawing::at(y - 4) + "\" y2=\"" + drawing::at(y - 4) + "\"" + dashes + "/>\n";
   };
   x += 8;
-  if (!chart.bound.empty()) entry(stroke(""), "none is faster");
+  if (!chart.bound.empty()) entry(stroke(""), chart.sliced ? "of whole microbatches none is faster" : "none is faster");
   x += 8;
   if (!chart.bound_recomputed.empty()) entry(stroke(" stroke-dasharray=\"5 4\""), "none is faster with everything recomputed");
   std::string outside;

@@ -21,6 +21,21 @@ double length_number(std::string const& value, std::string const& flag) {
 
 }  // namespace
 
+std::vector<int> slice_counts(request const& asked) {
+  int const micro_batches = whole_shape_of(asked).micro_batches;
+  auto const count = [&](auto&& word) {
+    return whole_number(word | ranges::to<std::string>(), "--slices", 1, chevron::max_micro_batches / micro_batches);
+  };
+  std::string const ended = asked.slices + ",";
+  return ended | ranges::views::split(',') | ranges::views::transform(count) | ranges::to<std::vector>();
+}
+
+chevron::shape whole_shape_of(request const& asked) {
+  request whole = asked;
+  whole.slices = "1";
+  return shape_of(whole);
+}
+
 std::vector<double> slice_ends_of(request const& asked, int slices) {
   double const attention = asked.attention.empty() ? 0 : share_number(asked.attention, "--attention");
   if (asked.slice_ends.empty()) return chevron::slice_ends(slices, attention);

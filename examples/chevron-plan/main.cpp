@@ -107,6 +107,14 @@ void add_memory(CLI::App& command, request& asked) {
       ->type_name("BYTES");
 }
 
+void add_attention(CLI::App& command, request& asked) {
+  command
+      .add_option("--attention", asked.attention,
+                  "share of those costs that goes with the square of a length, from 0 to 1: attention; without it, all goes with the "
+                  "length")
+      ->type_name("SHARE");
+}
+
 void add_lengths(CLI::App& command, request& asked) {
   command
       .add_option("--lengths", asked.lengths,
@@ -116,12 +124,9 @@ void add_lengths(CLI::App& command, request& asked) {
       .add_option("--measured-length", asked.measured_length,
                   "tokens of the microbatch whose costs are given; without it, the mean of --lengths")
       ->type_name("TOKENS");
-  command
-      .add_option("--attention", asked.attention,
-                  "share of those costs that goes with the square of a length, from 0 to 1: attention; without it, all goes with the "
-                  "length")
-      ->type_name("SHARE");
+  add_attention(command, asked);
 }
+
 
 void add_jitter(CLI::App& command, request& asked) {
   command
@@ -286,7 +291,10 @@ int main(int argc, char** argv) {
   fit.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to look at beside the others")
       ->type_name("FILE.csv");
   add_shape(fit, asked);
+  add_slices(fit, asked,
+             "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are tried");
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
+  add_attention(fit, asked);
   add_memory(fit, asked);
   fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");
   fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();

@@ -111,7 +111,7 @@ std::string command_text(request const& asked, std::string const& command, chevr
   if (asked.no_first_input_gradient) out += " --no-first-input-gradient";
   if_typed("--lengths", asked.lengths, "");
   if_typed("--measured-length", asked.measured_length, "");
-  if_typed("--attention", asked.attention, "");
+  if (!asked.lengths.empty()) if_typed("--attention", asked.attention, "");
   if (!asked.bytes.memory.empty()) {
     add("--memory", asked.bytes.memory);
     if_typed("--static-bytes", asked.bytes.fixed, "");

@@ -174,6 +174,10 @@ chevron::plan plan_of(request const& asked);
 chevron::plan plan_named(std::string const& name, chevron::shape size);
 /// Gives costs of a plan of this size the factors that `--lengths` asks for, and its slices theirs; none without either.
 void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs);
+/// The numbers that `--slices` lists, each of which goes with `--microbatches`.
+std::vector<int> slice_counts(request const& asked);
+/// The shape asked for, without slices.
+chevron::shape whole_shape_of(request const& asked);
 /// Where the slices of such a plan end.
 std::vector<double> slice_ends_of(request const& asked, int slices);
 /// What `--lengths` asks for, as a sentence; empty without it.

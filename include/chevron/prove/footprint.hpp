@@ -24,25 +24,32 @@ struct footprint_changes {
   footprint_view of;
   bool forward_only = false;
   recomputed_chunks again{};
+  length_view slices{};  ///< of slices, whose bytes are those of a microbatch: the shares that they have of it
 
   constexpr std::int64_t operator()(action a, std::int64_t& held) const {
     int const s = static_cast<int>(a.stage);
     bool const gives_back = makes_input_gradient(a.kind), by_action = again.hold(a);
-    std::int64_t const left = by_action ? of.input[s] : of.after_forward(s);
+    auto const part = [&](std::int64_t whole) {
+      if (slices.alike()) return whole;
+      return static_cast<std::int64_t>(slices.of_transfer(static_cast<int>(a.micro_batch)) * static_cast<double>(whole) + 0.5);
+    };
+    std::int64_t const all = part(of.activation[s]), kept = part(of.kept[s]);
+    std::int64_t const left = part(by_action ? of.input[s] : of.after_forward(s));
     if (makes_output(a.kind)) held += left;
-    if (a.kind == kind::recompute || (gives_back && !by_action)) held += of.activation[s] - left;
+    if (a.kind == kind::recompute || (gives_back && !by_action)) held += all - left;
     std::int64_t const most = held;
-    if (forward_only) held -= of.after_forward(s);
-    if (gives_back) held -= of.activation[s] - (ends_cell(a.kind) ? 0 : of.kept[s]);
-    if (!gives_back && ends_cell(a.kind)) held -= of.kept[s];
+    if (forward_only) held -= part(of.after_forward(s));
+    if (gives_back) held -= all - (ends_cell(a.kind) ? 0 : kept);
+    if (!gives_back && ends_cell(a.kind)) held -= kept;
     return most;
   }
 };
 
 /// The most bytes that a rank holds at any time. Where no stage is recomputed and W needs all activations of F, the sum is
 /// `static_bytes` and `peak_bytes`.
-constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank) {
-  footprint_changes const changes{of, plan.forward_only, recomputed_chunks(plan)};
+/// \param slices of a plan of slices, the factors of its units' transfers (plan/slices.hpp)
+constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank, length_view const& slices = {}) {
+  footprint_changes const changes{of, plan.forward_only, recomputed_chunks(plan), slices};
   return peak(plan, rank, changes, static_bytes(plan, of, rank)).most;
 }
 
