@@ -125,6 +125,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   if (finding const f = detail::begin_plan_of(what, size, result)) return detail::refused(size, what.name, f);
   int const ranks = size.ranks;
   int const micro_batches = size.units();
+  int const slices = size.slices;
   detail::stages_by_rank const placed(ranks, result.stages, result.rank_of.data);
   detail::listed_works works(what, result, placed);
   int const families = works.families;
@@ -132,6 +133,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   double* const ready_of = works.ready.data;
   int const* const room_of = works.room.data;
   double const communication = what.times.communication + what.times.latency;
+  detail::sliced_room of_slices(result, placed);
   bool const counts_bytes = result.byte_limit > 0;
 
   // The earliest start of each, by work and microbatch: inputs of stage 0 are there.
@@ -180,6 +182,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
       double const ready = ready_of[taken];
       if (ready >= soonest || come.in_flight >= room_of[taken]) continue;
       if (counts_bytes && come.bytes > work[taken].bytes_room) continue;
+      if (slices > 1 && work[taken].what.kind == kind::forward && !of_slices.admits(static_cast<int>(work[taken].what.stage))) continue;
       if (ready <= now) break;
       soonest = ready;
     }
@@ -196,18 +199,24 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     one.taken = after;
     double const end = now + one.length;
     action next = one.what;
-    next.micro_batch = static_cast<std::uint32_t>(m) & 0xffffu;
+    bool const forward = next.kind == kind::forward;
+    next.micro_batch = static_cast<std::uint32_t>(slices == 1 || forward ? m : mirrored(m, slices)) & 0xffffu;
     actions[come.at] = next;
     ++filled;
     progress[rank] = {come.at + 1, come.in_flight + one.change, come.bytes + one.bytes_change, false};
     ready_of[taken] = after < one.known ? starts[taken * micro_batches + after] : detail::never;
+    if (slices > 1) of_slices.change(static_cast<int>(next.stage), one.change);
+    // The gradients of the last stage begin with a microbatch's last slice, when all its slices have run forward.
+    bool const turns = slices > 1 && forward && static_cast<int>(next.stage) == result.stages - 1;
     for (int i = 0; i < one.fed; ++i) {
+      if (turns && after % slices != 0) continue;
       int const to = one.feeds[i];
       detail::listed_work& other = work[to];
       double const arrives = other.rank == rank ? end : end + communication;
-      starts[to * micro_batches + m] = arrives;
+      int const from = turns ? after - slices : m;
+      for (int j = from; j < after; ++j) starts[to * micro_batches + j] = arrives;
       other.known = after;
-      if (other.taken != m) continue;
+      if (other.taken != from) continue;
       ready_of[to] = arrives;
       // A rank that is computing is not disturbed: its next try is at its end.
       if (progress[other.rank].waits) turn.wake(other.rank, arrives);

@@ -77,7 +77,8 @@ struct listed_works {
 
     std::int64_t const* const bytes = into.byte_limit > 0 ? into.stage_bytes.data : nullptr;
     for (int r = 0; r < into.size.ranks; ++r) {
-      // Places that the later stages of the rank will need while a stage's forward is in flight.
+      // Places that the later stages of the rank will need while a stage's forward is in flight. Of slices see `sliced_room`.
+      bool const limited = into.in_flight_limit > 0 && into.size.slices == 1;
       int later = 0;
       std::int64_t later_bytes = 0;
       for (int i = first[r + 1] - 1; i >= first[r]; --i) {
@@ -92,8 +93,8 @@ struct listed_works {
           w.length = length[family];
           w.change = forward ? 1 : family == families - 1 ? -1 : 0;
           w.bytes_change = w.change * bytes_here;
-          w.bytes_room = forward ? into.byte_limit - bytes_here - later_bytes : most_bytes;
-          room.data[at] = forward && into.in_flight_limit > 0 ? into.in_flight_limit - later : most_chunks;
+          w.bytes_room = forward && into.size.slices == 1 ? into.byte_limit - bytes_here - later_bytes : most_bytes;
+          room.data[at] = forward && limited ? into.in_flight_limit - later : most_chunks;
           ready.data[at] = never;
           int const source = graph.source_of(w.what);
           if (source < 0) continue;
@@ -110,6 +111,45 @@ struct listed_works {
  private:
   static constexpr int most_chunks = 2147483647;
   static constexpr std::int64_t most_bytes = 9223372036854775807;
+};
+
+/// The room that limits leave for forwards of slices. The gradients of a microbatch begin when all its slices have come through,
+/// so what a stage and the earlier ones of its rank hold must leave room for a whole microbatch on each later one; with that the
+/// oldest microbatch always gets on.
+class sliced_room {
+ public:
+  constexpr sliced_room(plan const& into, stages_by_rank const& placed)
+      : into_(into), placed_(placed), held_(into.size.slices > 1 ? into.stages : 0, zeroed) {}
+
+  /// Whether a forward of this stage goes in.
+  constexpr bool admits(int stage) const {
+    int const slices = into_.size.slices, rank = into_.rank_of[stage];
+    int const first = placed_.first.data[rank], last = placed_.first.data[rank + 1];
+    int chunks = 0, later = last - first;
+    std::int64_t bytes = 0, later_bytes = 0;
+    for (int i = first; i < last; ++i) later_bytes += bytes_of(placed_.stage.data[i]);
+    bool behind = false;
+    for (int i = first; i < last; ++i) {
+      int const here = placed_.stage.data[i];
+      behind = behind || here == stage;
+      chunks += held_.data[here] + (here == stage ? 1 : 0);
+      bytes += (held_.data[here] + (here == stage ? 1 : 0)) * bytes_of(here);
+      --later;
+      later_bytes -= bytes_of(here);
+      if (!behind) continue;
+      if (into_.in_flight_limit > 0 && chunks > into_.in_flight_limit - slices * later) return false;
+      if (into_.byte_limit > 0 && bytes > into_.byte_limit - slices * later_bytes) return false;
+    }
+    return true;
+  }
+  constexpr void change(int stage, int by) { held_.data[stage] += by; }
+
+ private:
+  constexpr std::int64_t bytes_of(int stage) const { return into_.byte_limit > 0 ? into_.stage_bytes[stage] : 0; }
+
+  plan const& into_;
+  stages_by_rank const& placed_;
+  buffer<int> held_;  // by stage: slices in flight
 };
 
 /// The progress of a rank.

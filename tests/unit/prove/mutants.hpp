@@ -104,12 +104,17 @@ inline void with_own_actions(dice& d, plan& p, lists<action>& order) {
   }
 }
 
+/// In one of four cases 2 or 3 slices. They take no throw: plans without slices stay those of their seeds.
+inline int slices_without_a_throw(dice const& d) {
+  std::mt19937 ahead = d.random;
+  return ahead() % 4 == 0 ? 2 + static_cast<int>(ahead() % 2) : 1;
+}
+
 /// A lawful plan: a random placement, each chunk's backward whole or split at random, and a random order of all the work in
 /// which everything comes after what it needs, cut into the ranks' lists. In half of them neighbours that were ready
 /// together are fused here and there.
 inline plan random_order(dice& d) {
-  std::mt19937 ahead = d.random;  // slices take no throw: plans without them stay those of their seeds
-  int const slices = ahead() % 4 == 0 ? 2 + static_cast<int>(ahead() % 2) : 1;
+  int const slices = slices_without_a_throw(d);
   int const ranks = 1 + d.below(5);
   int const micro_batches = (1 + d.below(slices > 1 ? 3 : 6)) * slices;  // or slices of them
   std::vector<int> const rank_of = d.one_in(3) ? any_placement(d, ranks) : known_placement(d, ranks);
@@ -215,7 +220,8 @@ inline plan from_catalogue(dice& d) {
 
 inline plan from_list(dice& d) {
   using namespace chevron::letters;
-  shape const size{1 + d.below(5), 1 + d.below(6), 0};
+  int const slices = slices_without_a_throw(d);
+  shape const size{1 + d.below(5), 1 + d.below(slices > 1 ? 3 : 6), 0, slices};
   bool const split = d.one_in(2);
   costs const times{.forward = 1.0 + d.below(3),
                     .backward_input = 1.0 + d.below(3),
@@ -237,7 +243,7 @@ inline plan from_list(dice& d) {
         break;
     }
     if (d.one_in(2)) return expand(base, size);
-    return expand(base.at_most_in_flight(chunks + d.below(2 * size.ranks)), size);
+    return expand(base.at_most_in_flight(chunks * slices + d.below(2 * size.ranks)), size);
   };
   switch (d.below(4)) {
     case 0:
