@@ -300,11 +300,12 @@ int run_compare(request const& asked) {
     for (entry const& e : ranges::views::concat(fit, unfit)) {
       out += std::string(out.size() > 1 ? "," : "") + "\n  {\"schedule\": " + json_string(e.name);
       if (e.reason.empty()) {
-        out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"slices\": " + std::to_string(e.slices) + ", \"makespan\": " + exact(e.numbers.makespan) +
-               ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) + ", \"span\": " + exact(e.numbers.span) +
-               ", \"bubble_span\": " + exact(e.numbers.bubble_span) + ", \"steady_step_time\": " + exact(e.numbers.steady) +
-               ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) + ", \"peak_in_flight\": " + std::to_string(e.peak) +
-               ", \"peak_share\": " + exact(share(e)) + ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
+        out += ", \"chunks\": " + std::to_string(e.chunks) + ", \"slices\": " + std::to_string(e.slices) +
+               ", \"makespan\": " + exact(e.numbers.makespan) + ", \"bubble_makespan\": " + exact(e.numbers.bubble_makespan) +
+               ", \"span\": " + exact(e.numbers.span) + ", \"bubble_span\": " + exact(e.numbers.bubble_span) +
+               ", \"steady_step_time\": " + exact(e.numbers.steady) + ", \"bubble_steady\": " + exact(e.numbers.bubble_steady) +
+               ", \"peak_in_flight\": " + std::to_string(e.peak) + ", \"peak_share\": " + exact(share(e)) +
+               ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
                ", \"messages\": " + std::to_string(e.numbers.messages) +
                ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null");
         if (drawn) {
@@ -321,15 +322,16 @@ int run_compare(request const& asked) {
     out += "\n]\n";
   } else if (format == "csv") {
     out =
-        "schedule,chunks,slices,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_share,"
+        "schedule,chunks,slices,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_"
+        "share,"
         "peak_bytes,messages,message_bytes," +
         std::string(drawn ? "median,p90,spread,p90_above_first,p90_above_first_error," : "") + "reason\n";
     auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
     for (entry const& e : fit) {
-      out += name(e) + "," + std::to_string(e.chunks) + "," + std::to_string(e.slices) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
-             "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + exact(e.numbers.steady) + "," +
-             exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," + exact(share(e)) + "," +
-             (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
+      out += name(e) + "," + std::to_string(e.chunks) + "," + std::to_string(e.slices) + "," + exact(e.numbers.makespan) + "," +
+             exact(e.numbers.bubble_makespan) + "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," +
+             exact(e.numbers.steady) + "," + exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," +
+             exact(share(e)) + "," + (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
              (sent ? std::to_string(sent_bytes(e)) : "") + ",";
       if (drawn) {
         auto const [figures, above] = drawn_of(e);

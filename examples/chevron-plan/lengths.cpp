@@ -41,9 +41,8 @@ std::vector<double> slice_ends_of(request const& asked, int slices) {
   if (asked.slice_ends.empty()) return chevron::slice_ends(slices, attention);
   if (unknown::lower_case(asked.slice_ends) == "equal") return chevron::slice_ends(slices, 0);
   std::vector<double> ends =
-      value_list(asked.slice_ends, "--slice-ends", slices, "slices", [](std::string const& value, std::string const& flag) {
-        return share_number(value, flag);
-      });
+      value_list(asked.slice_ends, "--slice-ends", slices, "slices",
+                 [](std::string const& value, std::string const& flag) { return share_number(value, flag); });
   double before = 0;
   for (double const end : ends) {
     if (end <= before) throw usage("--slice-ends " + quoted(asked.slice_ends) + " do not rise: each slice has tokens");

@@ -109,9 +109,10 @@ void add_memory(CLI::App& command, request& asked) {
 
 void add_attention(CLI::App& command, request& asked) {
   command
-      .add_option("--attention", asked.attention,
-                  "share of those costs that goes with the square of a length, from 0 to 1: attention; without it, all goes with the "
-                  "length")
+      .add_option(
+          "--attention", asked.attention,
+          "share of those costs that goes with the square of a length, from 0 to 1: attention; without it, all goes with the "
+          "length")
       ->type_name("SHARE");
 }
 
@@ -126,7 +127,6 @@ void add_lengths(CLI::App& command, request& asked) {
       ->type_name("TOKENS");
   add_attention(command, asked);
 }
-
 
 void add_jitter(CLI::App& command, request& asked) {
   command
@@ -215,8 +215,9 @@ int main(int argc, char** argv) {
   compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
       ->type_name("FILE.csv");
   add_shape(compare, asked);
-  add_slices(compare, asked,
-             "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are compared");
+  add_slices(
+      compare, asked,
+      "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are compared");
   add_costs(
       compare, asked,
       "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
@@ -291,8 +292,9 @@ int main(int argc, char** argv) {
   fit.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to look at beside the others")
       ->type_name("FILE.csv");
   add_shape(fit, asked);
-  add_slices(fit, asked,
-             "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are tried");
+  add_slices(
+      fit, asked,
+      "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are tried");
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
   add_attention(fit, asked);
   add_memory(fit, asked);

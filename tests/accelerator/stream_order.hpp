@@ -158,9 +158,7 @@ constexpr buffer<stream_operation> stream_order(program_view const& program, int
   detail::stream_writer write{list.data};
   buffer<std::uint8_t> lane_memory(plan.stages * plan.size.units());  // that a chunk's F ran on
   std::uint8_t* const lane = lane_memory.data;
-  auto const cell = [&](action a) {
-    return static_cast<int>(a.stage) * plan.size.units() + static_cast<int>(a.micro_batch);
-  };
+  auto const cell = [&](action a) { return static_cast<int>(a.stage) * plan.size.units() + static_cast<int>(a.micro_batch); };
   auto const take_message = [&](instruction const& one) {
     if (one.source != no_slot) write.add(waiting({event_kind::arrived, one.source}, compute));
   };

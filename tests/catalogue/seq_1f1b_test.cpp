@@ -63,7 +63,8 @@ constexpr auto seq_zb_h1_holds = [](plan_view const& plan) {
   int const last = plan.size.ranks - 1, slices = plan.size.slices;
   if (!lawful(plan) || !peaks_are(plan, [&](int) { return smaller_of(plan.size.units(), last + slices); })) return false;
   if (plan.size.units() < last + slices) return true;
-  return makespans_of_slices(plan, [&](costs const& c) { return last * (c.forward + c.backward_input - c.backward_weight) / slices; });
+  return makespans_of_slices(plan,
+                             [&](costs const& c) { return last * (c.forward + c.backward_input - c.backward_weight) / slices; });
 };
 
 constexpr auto seq_interleaved_holds = [](plan_view const& plan) {
@@ -134,9 +135,11 @@ TEST_CASE("slices of equal time: the bubble to the digit at every share of atten
           costs const whole{1, 1.2, 0.8, 0};
           cost_view priced = whole;
           priced.lengths = factors.view();
-          CHECK(makespan(made.view(), priced) == doctest::Approx(m * of(whole) + (ranks - 1) * of(whole) / slices).epsilon(1e-12));
+          CHECK(makespan(made.view(), priced) ==
+                doctest::Approx(m * of(whole) + (ranks - 1) * of(whole) / slices).epsilon(1e-12));
           for (int r = 0; r < ranks; ++r)
-            CHECK(peak_share(made.view(), factors.view(), r) == doctest::Approx(planned_peak(made.view(), ends, r)).epsilon(1e-9));
+            CHECK(peak_share(made.view(), factors.view(), r) ==
+                  doctest::Approx(planned_peak(made.view(), ends, r)).epsilon(1e-9));
         }
       }
     }
@@ -184,8 +187,8 @@ TEST_CASE("schedules that other rules make: with slices lawful, or refused with 
 
 TEST_CASE("tokens that name a chunk draw slices of backwards in reverse, too") {
   using namespace chevron::letters;
-  auto const by_chunk = schedule(placement::loop, warmup(F(0) * (micro_batches * slices)) | warmup(F(1) * (micro_batches * slices)) |
-                                                      steady(B(1)) | cooldown(B(0)));
+  auto const by_chunk = schedule(placement::loop, warmup(F(0) * (micro_batches * slices)) |
+                                                      warmup(F(1) * (micro_batches * slices)) | steady(B(1)) | cooldown(B(0)));
   auto const split = schedule(placement::loop, warmup(F(0) * (micro_batches * slices)) | warmup(F(1) * (micro_batches * slices)) |
                                                    steady(I(1), W(1)) | cooldown(I(0), W(0)));
   shape const size{.ranks = 2, .micro_batches = 2, .chunks = 2, .slices = 3};

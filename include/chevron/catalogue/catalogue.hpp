@@ -64,9 +64,10 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
 struct other_name {
   std::string_view own, other;
 };
-inline constexpr other_name other_names[] = {
-    {zb_v.name, "ZB-V"}, {one_f_one_b.name, "one_f_one_b"}, {one_f_one_b_recompute.name, "one_f_one_b_recompute"},
-    {seq_zb_h1.name, "seq_zb_h1"}};
+inline constexpr other_name other_names[] = {{zb_v.name, "ZB-V"},
+                                             {one_f_one_b.name, "one_f_one_b"},
+                                             {one_f_one_b_recompute.name, "one_f_one_b_recompute"},
+                                             {seq_zb_h1.name, "seq_zb_h1"}};
 
 /// Whether the schedule that is called `own` here goes by this name.
 constexpr bool goes_by(std::string_view own, std::string_view name) {
@@ -113,8 +114,8 @@ constexpr plan make_plan(std::string_view name, shape size) {
   finding unknown;
   unknown.broken = law::description;
   unknown.words = "no schedule of the catalogue has that name; it holds ";
-  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value + decltype(hana::size(sliced))::value +
-                                    decltype(hana::size(evaluation))::value);
+  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value +
+                                    decltype(hana::size(sliced))::value + decltype(hana::size(evaluation))::value);
   plan made = chevron::detail::refused(size, "", unknown);
   auto const work_out = [&](auto const* one) {
     if (goes_by(one->name, name)) made = expand(*one, size);

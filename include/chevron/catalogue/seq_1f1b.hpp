@@ -8,18 +8,17 @@ using namespace letters;
 
 /// Seq1F1B (Sun et al., arXiv 2406.03488 §3): 1F1B whose unit is a slice of a sequence. Forwards take the slices in order,
 /// backwards in reverse, so a rank runs slices - 1 forwards more before its first backward. With slices that take equal time and
-/// T_F, T_B of a whole microbatch the bubble is (P-1)(T_F+T_B)/k, and rank r keeps min(P - 1 - r + k, Mk) slices. One slice: 1F1B.
-/// Any M.
+/// T_F, T_B of a whole microbatch the bubble is (P-1)(T_F+T_B)/k, and rank r keeps min(P - 1 - r + k, Mk) slices. One slice:
+/// 1F1B. Any M.
 inline constexpr auto seq_1f1b =
     schedule(placement::linear, warmup(F*(ranks - 1 - rank + slices - 1)) | steady(F, B) | cooldown(B)).named("Seq1F1B");
 
 /// Seq1F1B with a split backward, by ZB-H1's rule (Qi et al., arXiv 2401.10241 §2.2): rank r puts its weight gradients off by r
 /// slices. Every rank keeps min(P + k - 1, Mk) slices. With slices that take equal time the bubble is (P-1)(T_F+T_I-T_W)/k, exact
 /// while T_W ≤ min(T_F, T_I) and Mk ≥ P + k - 1. One slice: ZB-H1. Any M.
-inline constexpr auto seq_zb_h1 =
-    schedule(placement::linear, warmup(F*(ranks - 1 - rank + slices - 1)) | steady((F + I) * rank) | steady(F, I, W) |
-                                    cooldown(I, W) | cooldown(W))
-        .named("SeqZB-H1");
+inline constexpr auto seq_zb_h1 = schedule(placement::linear, warmup(F*(ranks - 1 - rank + slices - 1)) | steady((F + I) * rank) |
+                                                                  steady(F, I, W) | cooldown(I, W) | cooldown(W))
+                                      .named("SeqZB-H1");
 
 /// Rounds of whole microbatches with at least as many slices as ranks.
 inline constexpr auto round_of_slices = (ranks + slices - 1) / slices;
@@ -30,7 +29,7 @@ inline constexpr auto round_of_slices = (ranks + slices - 1) / slices;
 /// the microbatches of a round. One slice: Interleaved1F1B.
 inline constexpr auto seq_interleaved_1f1b =
     schedule(placement::loop, depth_first(round_of_slices),
-             warmup(F * ((chunks - 1) * round_of(round_of_slices) * slices + slices - 1 + 2 * (ranks - 1 - rank))) | steady(F, B) |
+             warmup(F*((chunks - 1) * round_of(round_of_slices) * slices + slices - 1 + 2 * (ranks - 1 - rank))) | steady(F, B) |
                  cooldown(B))
         .named("SeqInterleaved1F1B");
 

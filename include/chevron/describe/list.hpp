@@ -182,7 +182,8 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
       double const ready = ready_of[taken];
       if (ready >= soonest || come.in_flight >= room_of[taken]) continue;
       if (counts_bytes && come.bytes > work[taken].bytes_room) continue;
-      if (slices > 1 && work[taken].what.kind == kind::forward && !of_slices.admits(static_cast<int>(work[taken].what.stage))) continue;
+      if (slices > 1 && work[taken].what.kind == kind::forward && !of_slices.admits(static_cast<int>(work[taken].what.stage)))
+        continue;
       if (ready <= now) break;
       soonest = ready;
     }

@@ -176,7 +176,8 @@ constexpr finding begin_plan_of(Source const& what, shape& size, Plan& to) {
   to.name = what.name;
   if (finding const f = begin_plan(what.where, size, to)) return f;
   bool by_zero = false;
-  finding const problem = what.limits.declare(to, rank_parameters{0, size.ranks, size.micro_batches, size.chunks, size.slices, &by_zero});
+  finding const problem =
+      what.limits.declare(to, rank_parameters{0, size.ranks, size.micro_batches, size.chunks, size.slices, &by_zero});
   return by_zero ? division_by_zero(0) : problem;
 }
 

@@ -147,8 +147,8 @@ struct schedule_table {
     made.size.slices = size.slices;
     return made;
   }
-  /// The only shape that the table has, of whole microbatches. Of a table whose actions are slices' the microbatches are fewer, as
-  /// many as the units by the slices: `shape{.ranks = 2, .micro_batches = 2, .slices = 2}` for units 0 to 3.
+  /// The only shape that the table has, of whole microbatches. Of a table whose actions are slices' the microbatches are fewer,
+  /// as many as the units by the slices: `shape{.ranks = 2, .micro_batches = 2, .slices = 2}` for units 0 to 3.
   constexpr shape size() const { return plan_of_actions(actions, begin, Ranks, name).size; }
 };
 

@@ -116,16 +116,16 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
           int at = s.next_of[token.stream];
           if (skips && token.what == kind::backward_weight) {
             while (at < length && s.whole[token.stage >= 0 ? token.cell + (s.slices == 1 ? at : mirrored(at, s.slices))
-                                                         : order[at].chunk * s.played + order[at].micro_batch] != 0)
+                                                           : order[at].chunk * s.played + order[at].micro_batch] != 0)
               ++at;
           }
           if (at >= length) break;
           s.next_of[token.stream] = at + 1;
           took = drew = true;
           int const chunk = token.stage >= 0 ? token.cell / s.played : order[at].chunk;
-          int const micro_batch = token.stage < 0                          ? order[at].micro_batch
+          int const micro_batch = token.stage < 0                      ? order[at].micro_batch
                                   : token.by_forwards || s.slices == 1 ? at
-                                                                           : mirrored(at, s.slices);
+                                                                       : mirrored(at, s.slices);
           if (skips && token.what == kind::backward) s.whole[chunk * s.played + micro_batch] = 1;
           if (queues && leaves_weight(token.what)) s.queue[s.length_of[queue_stream]++] = {chunk, micro_batch};
           if (micro_batch >= s.units) continue;

@@ -12,9 +12,9 @@
 
 namespace chevron {
 
-/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many, with all their slices. Lawful if the plan
-/// was. Takes a plan, or what `checked<…>` gives; programs, so what `lower` and `lowered<…>` give, are taken by
-/// lower/program.hpp.
+/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many, with all their
+/// slices. Lawful if the plan was. Takes a plan, or what `checked<…>` gives; programs, so what `lower` and `lowered<…>` give, are
+/// taken by lower/program.hpp.
 constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_batches) {
   plan only;
   only.size = of.size;

@@ -16,7 +16,8 @@ class step_graph {
  public:
   static constexpr int none = -1;
 
-  constexpr explicit step_graph(plan_view const& plan) : step_graph(plan.rank_of, plan.stages, plan.size.units(), plan.size.slices) {}
+  constexpr explicit step_graph(plan_view const& plan)
+      : step_graph(plan.rank_of, plan.stages, plan.size.units(), plan.size.slices) {}
   /// \param micro_batches units, where sequences are sliced
   constexpr step_graph(std::int16_t const* rank_of, int stages, int micro_batches, int slices = 1)
       : rank_of_(rank_of), stages_(stages), micro_batches_(micro_batches), slices_(slices) {}

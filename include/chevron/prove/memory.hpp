@@ -125,7 +125,7 @@ constexpr int peak_in_flight(plan_view const& plan) { return peak<int>(plan, chu
 constexpr double peak_share(plan_view const& plan, length_view const& lengths, int rank) {
   return peak<double>(plan, rank, share_changes{lengths, plan.forward_only}).most;
 }
-/// The most on any rank.
+/// The most microbatches that any rank holds of its chunks, by the factors `lengths` of the units' transfers.
 constexpr double peak_share(plan_view const& plan, length_view const& lengths) {
   return peak<double>(plan, share_changes{lengths, plan.forward_only});
 }

@@ -2,11 +2,12 @@
 
 #include <cstdint>
 
+#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file
 /// Plays a plan once, holding every action against every law about actions. A lawful plan passes here, in one sweep; `check`
-/// looks for words only where this says no.
+/// looks for words only where this says no. Slices are held to their order behind it.
 
 namespace chevron::detail {
 
@@ -151,6 +152,25 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
     if (next[r] < plan.begin[r + 1]) return false;
   }
   return missing == 0;
+}
+
+/// Whether each stage's F come in the order of a microbatch's slices, and its B or I in reverse, of a plan that `plays_through`.
+/// Neighbouring slices of a stage lie on one rank, so the lists alone decide.
+constexpr bool slices_in_order(plan_view const& plan) {
+  int slices = plan.size.slices;
+  if (slices == 1) return true;
+  int micro_batches = plan.size.micro_batches;
+  int cells = plan.stages * micro_batches;
+  buffer<int> run(2 * cells, zeroed);  // by kind, stage and microbatch: slices that have run
+  for (int i = 0; i < plan.total(); ++i) {
+    action a = plan.actions[i];
+    int unit = static_cast<int>(a.micro_batch);
+    if (row_of(a.kind).carry == 0) continue;
+    bool forward = makes_output(a.kind);
+    int& next = run.data[(forward ? 0 : cells) + static_cast<int>(a.stage) * micro_batches + unit / slices];
+    if (next++ != (forward ? unit : mirrored(unit, slices)) % slices) return false;
+  }
+  return true;
 }
 
 }  // namespace chevron::detail

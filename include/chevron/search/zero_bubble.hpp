@@ -295,7 +295,7 @@ constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, sh
     // In the paper's program the first of equals stays, too, which decides some of its numbers.
     detail::zero_bubble_choice const choice{(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0};
     detail::zero_bubble_weaver weaver{costs,     memory,    ranks,      size.units(), choice,    order.data, graph,
-                                      made.data, done.data, clock.data, held.data,          idle.data, demand.data};
+                                      made.data, done.data, clock.data, held.data,    idle.data, demand.data};
     if (!weaver.weave()) continue;
     plan_view seen = result.view();
     seen.actions = order.data;

@@ -77,8 +77,7 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     picture const& p = pictures.front();
     out += "\"schedule\": " + json_string(p.schedule) + ", \"ranks\": " + std::to_string(p.size.ranks) +
            ", \"chunks\": " + std::to_string(p.size.chunks) + ", \"micro_batches\": " + std::to_string(p.size.micro_batches) +
-           ", \"slices\": " + std::to_string(p.size.slices) +
-           ", \"time\": " +
+           ", \"slices\": " + std::to_string(p.size.slices) + ", \"time\": " +
            json_string(p.unit.empty() ? "a cost of 1 is drawn as " + number(p.microseconds) + " us" : "microseconds");
   }
   out += "},\n\"traceEvents\": [\n";

@@ -87,8 +87,7 @@ figures figures_of(plan_view const& plan, cost_view const& costs, size_view cons
     out.peak_in_flight.push_back(peak_in_flight(plan, r));
     bool const sliced = plan.size.slices > 1 && !costs.lengths.alike();
     if (sliced) out.peak_share.push_back(peak_share(plan, costs.lengths, r));
-    if (sizes.activation != nullptr)
-      out.peak_bytes.push_back(peak_bytes(plan, sizes, r, sliced ? costs.lengths : length_view{}));
+    if (sizes.activation != nullptr) out.peak_bytes.push_back(peak_bytes(plan, sizes, r, sliced ? costs.lengths : length_view{}));
     out.busy.push_back(busy(plan, costs, r));
   }
   out.messages = messages(plan);

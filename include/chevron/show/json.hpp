@@ -36,7 +36,8 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// to
 ///   back; `steps`, and `makespan_of_steps` of that many without a barrier between;
 /// - `busy`, `idle` as objects of `fill steady drain communicating`;
-/// - `peak_in_flight` in chunks, of slices `peak_share` in microbatches, `in_flight_over_time` as lists of `[time, chunks from then on]`, `peak_bytes`; `messages` and
+/// - `peak_in_flight` in chunks, of slices `peak_share` in microbatches, `in_flight_over_time` as lists of `[time, chunks from
+/// then on]`, `peak_bytes`; `messages` and
 ///   `message_bytes` in a step; bytes are null where stages declare no sizes;
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
 /// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a

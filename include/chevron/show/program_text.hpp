@@ -22,7 +22,8 @@ inline std::string program_text(program_view const& program) {
            " receive, " + std::to_string(slots.send) + " send\n";
     int const digits = static_cast<int>(std::to_string(std::max(program.length(r) - 1, 0)).size());
     std::size_t widest = 0;
-    for (int i = 0; i < program.length(r); ++i) widest = std::max(widest, to_text(program.at(r, i).op, program.plan.size.slices).view().size());
+    for (int i = 0; i < program.length(r); ++i)
+      widest = std::max(widest, to_text(program.at(r, i).op, program.plan.size.slices).view().size());
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& one = program.at(r, i);
       std::string const position = std::to_string(i);
@@ -56,8 +57,10 @@ inline std::string program_text(program_view const& program) {
         default:
           break;
       }
-      if (one.op.fused != 0 && i + 1 < program.length(r)) say("fused with " + to_text(program.at(r, i + 1).op, program.plan.size.slices).str());
-      if (i > 0 && program.at(r, i - 1).op.fused != 0) say("fused with " + to_text(program.at(r, i - 1).op, program.plan.size.slices).str());
+      if (one.op.fused != 0 && i + 1 < program.length(r))
+        say("fused with " + to_text(program.at(r, i + 1).op, program.plan.size.slices).str());
+      if (i > 0 && program.at(r, i - 1).op.fused != 0)
+        say("fused with " + to_text(program.at(r, i - 1).op, program.plan.size.slices).str());
       while (line.back() == ' ') line.pop_back();
       out += line + "\n";
     }

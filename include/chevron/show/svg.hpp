@@ -164,8 +164,8 @@ class svg_sheet {
     int const s = strip_of(b.op.kind);
     std::string hint;
     if (boxes_ <= 6000) {
-      hint = "<title>" + xml_text(to_text(b.op, at.of.size.slices).view()) + ", rank " + std::to_string(b.rank) + ", " + number(b.start - at.zero) +
-             " to " + number(b.end - at.zero) + xml_text(unit_) + "</title>";
+      hint = "<title>" + xml_text(to_text(b.op, at.of.size.slices).view()) + ", rank " + std::to_string(b.rank) + ", " +
+             number(b.start - at.zero) + " to " + number(b.end - at.zero) + xml_text(unit_) + "</title>";
     }
     if (s >= 0) {
       double const below = at.top + b.rank * at.pitch + row_ + 1.5 + (s == 1 && at.sends_below ? strip + 1.5 : 0);

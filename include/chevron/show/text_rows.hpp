@@ -95,7 +95,8 @@ class text_rows {
     bool const first_half = b.of_pair == half::first;
     if (b.of_pair != half::none) {
       pairs_ = true;
-      int const others = static_cast<int>(label_of(p_.boxes[first_half ? index + 1 : index - 1], p_.size.chunks, p_.size.slices).size());
+      int const others =
+          static_cast<int>(label_of(p_.boxes[first_half ? index + 1 : index - 1], p_.size.chunks, p_.size.slices).size());
       int const middle = middle_of_pair(begin, end, first_half ? length : others, first_half ? others : length, scale_.band);
       (first_half ? end : begin) = middle;
     }

@@ -71,9 +71,7 @@ class stream_machine {
   enum class state : char { queued, begun, ended };
 
   bool local(int stage, int rank) const { return plan_.rank_of[stage] == rank; }
-  int result(bool gradient, int stage, int m) const {
-    return ((gradient ? plan_.stages : 0) + stage) * plan_.size.units() + m;
-  }
+  int result(bool gradient, int stage, int m) const { return ((gradient ? plan_.stages : 0) + stage) * plan_.size.units() + m; }
   /// The slice of its microbatch, on its stage, whose carry an F takes, or whose carry's gradient a B or I.
   static bool takes_from_before(action a) { return a.kind == kind::forward; }
   bool carries(action a) const {
@@ -135,7 +133,9 @@ class stream_machine {
         one.record = recorded[event];
       }
       if (o.does == stream_task::work) {
-        auto const has = [&](kind k, int s, int unit = -1) { return issued.count({k, result(false, s, unit < 0 ? m : unit)}) > 0; };
+        auto const has = [&](kind k, int s, int unit = -1) {
+          return issued.count({k, result(false, s, unit < 0 ? m : unit)}) > 0;
+        };
         auto const has_gradient = [&](int s, int unit = -1) {
           return has(kind::backward, s, unit) || has(kind::backward_input, s, unit);
         };
@@ -312,7 +312,8 @@ class stream_machine {
     if (stage > 0 && (forward || !local(stage - 1, o.rank)) && !there(false, stage - 1)) return "its input is not there";
     if (!forward && stage + 1 < plan_.stages && (!weights || !local(stage + 1, o.rank)) && !there(true, stage + 1))
       return "its gradient is not there";
-    if (carries(a) && carried_[static_cast<std::size_t>(result(!forward, stage, carried_by(a)))] == 0) return "its carry is not there";
+    if (carries(a) && carried_[static_cast<std::size_t>(result(!forward, stage, carried_by(a)))] == 0)
+      return "its carry is not there";
     int& graph = graph_[static_cast<std::size_t>(result(false, stage, m))];
     if (graph != (forward ? 0 : weights ? 2 : 1)) return "its graph is not there";
     if (adds(a.kind)) {

@@ -73,8 +73,8 @@ TEST_CASE("in a timeline each action begins after all that the graph has it need
           int const cell = graph.cell_of(static_cast<int>(a.stage), carried);
           return ended[static_cast<std::size_t>(cell * compute_kinds + static_cast<int>(k))];
         };
-        double const end = makes_output(a.kind) ? end_of(kind::forward)
-                                                : std::max(end_of(kind::backward), end_of(kind::backward_input));
+        double const end =
+            makes_output(a.kind) ? end_of(kind::forward) : std::max(end_of(kind::backward), end_of(kind::backward_input));
         CHECK((end >= 0 && end <= start));
       }
       for (int k = 0; k < compute_kinds; ++k) {

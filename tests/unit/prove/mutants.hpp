@@ -140,8 +140,8 @@ inline plan random_order(dice& d) {
     return make_action(split ? kind::backward_input : kind::backward, s, m);
   };
   lists<action> order(static_cast<std::size_t>(ranks));
-  // How much each cell's F and backward still wait for: F for the input and the carry of the slice before; a backward for what the
-  // chunk computes with, the gradient, and the carry's gradient of the slice behind.
+  // How much each cell's F and backward still wait for: F for the input and the carry of the slice before; a backward for what
+  // the chunk computes with, the gradient, and the carry's gradient of the slice behind.
   std::vector<int> forward_waits(static_cast<std::size_t>(stages * micro_batches)), backward_waits(forward_waits.size());
   auto const cell_of = [&](int s, int m) { return static_cast<std::size_t>(s * micro_batches + m); };
   for (int s = 0; s < stages; ++s) {
@@ -486,9 +486,10 @@ inline program mutant(dice& d, program const& of) {
 }
 
 inline std::string written(plan_view const& p) {
-  std::string out = "P=" + std::to_string(p.size.ranks) + " M=" + std::to_string(p.size.micro_batches) + " k=" + std::to_string(p.size.slices) + " limit " +
-                    std::to_string(p.in_flight_limit) + " chunks, " + std::to_string(p.byte_limit) + " bytes, " +
-                    std::to_string(p.message_limit) + " messages" + (p.forward_only ? " forward only" : "") + ", stages on ranks";
+  std::string out = "P=" + std::to_string(p.size.ranks) + " M=" + std::to_string(p.size.micro_batches) +
+                    " k=" + std::to_string(p.size.slices) + " limit " + std::to_string(p.in_flight_limit) + " chunks, " +
+                    std::to_string(p.byte_limit) + " bytes, " + std::to_string(p.message_limit) + " messages" +
+                    (p.forward_only ? " forward only" : "") + ", stages on ranks";
   for (int s = 0; s < p.stages; ++s) out += " " + std::to_string(p.rank_of[s]);
   for (int r = 0; r < p.size.ranks; ++r) {
     out += "\n  rank " + std::to_string(r) + ":";

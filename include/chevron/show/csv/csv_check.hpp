@@ -290,7 +290,8 @@ inline std::string describe(finding const& f, csv_schedule const& read, std::str
     name = "stage " + std::to_string(f.what.stage);
   } else if (f.broken == law::order || f.broken == law::deadlock || (f.broken == law::fused_pair && f.links > 0) ||
              (f.broken == law::matched && !(f.other == f.what))) {
-    second = find_csv_cell(text, slices, [&](csv_cell const& cell, int) { return cell.is_instruction() && cell.as_action() == f.other; });
+    second = find_csv_cell(text, slices,
+                           [&](csv_cell const& cell, int) { return cell.is_instruction() && cell.as_action() == f.other; });
     name = to_text(f.other, slices).str();
   }
   if (second.line > 0) out += "; " + name + " is at " + words(second);
