@@ -227,18 +227,6 @@ std::string field(std::string const& words) {
   return out + "\"";
 }
 
-/// Where slices end, a line for each number of them; empty without slices.
-std::string slice_words(request const& asked, std::vector<int> const& counts) {
-  std::string out;
-  for (int const slices : counts) {
-    if (slices == 1) continue;
-    out += std::to_string(slices) + " slices end at";
-    for (double const end : slice_ends_of(asked, slices)) out += " " + number(end);
-    out += " of a sequence's tokens" + std::string(asked.slice_ends.empty() ? " and take equal time" : "") + ".\n";
-  }
-  return out;
-}
-
 }  // namespace
 
 int run_compare(request const& asked) {

@@ -77,6 +77,17 @@ void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs
   costs.transfer_factors = std::move(made.transfer);
 }
 
+std::string slice_words(request const& asked, std::vector<int> const& counts) {
+  std::string out;
+  for (int const slices : counts) {
+    if (slices == 1) continue;
+    out += std::to_string(slices) + " slices end at";
+    for (double const end : slice_ends_of(asked, slices)) out += " " + number(end);
+    out += " of a sequence's tokens" + std::string(asked.slice_ends.empty() ? " and take equal time" : "") + ".\n";
+  }
+  return out;
+}
+
 std::string length_words(request const& asked) {
   if (asked.lengths.empty()) return {};
   return "Microbatches have " + asked.lengths + " tokens; the costs are those of " +

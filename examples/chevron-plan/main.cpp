@@ -246,6 +246,7 @@ int main(int argc, char** argv) {
 
   CLI::App& search = *add("search", "Look for the shortest schedule with given costs and memory", run_search);
   add_shape(search, asked);
+  add_slices(search, asked, "slices of each microbatch's sequences");
   add_costs(search, asked, "(a chunk's; one number, or one a stage with commas between)",
             " (one number, or one for each boundary between stages)");
   add_lengths(search, asked);

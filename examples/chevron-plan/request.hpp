@@ -180,6 +180,8 @@ std::vector<int> slice_counts(request const& asked);
 chevron::shape whole_shape_of(request const& asked);
 /// Where the slices of such a plan end.
 std::vector<double> slice_ends_of(request const& asked, int slices);
+/// Where slices end, a line for each number of them; empty without slices.
+std::string slice_words(request const& asked, std::vector<int> const& counts);
 /// What `--lengths` asks for, as a sentence; empty without it.
 std::string length_words(request const& asked);
 /// Costs from the flags, for so many stages as `split` has entries: a number for all, or one a stage; of messages, one a

@@ -87,7 +87,7 @@ bool in_rounds(job const& asked, search_time const& time) { return time.limited(
 chevron::search::effort first_round(job const& asked) {
   using namespace chevron::search;
   effort out = asked.effort;
-  out.trials = usual_trials(actions_of(asked.size.ranks * asked.size.chunks, asked.size.micro_batches, asked.work)) / 8;
+  out.trials = usual_trials(actions_of(asked.size.ranks * asked.size.chunks, asked.size.units(), asked.work)) / 8;
   return out;
 }
 
@@ -334,11 +334,13 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
   std::string out = std::to_string(asked.size.ranks) + (asked.size.ranks == 1 ? " rank, " : " ranks, ") +
                     std::to_string(asked.size.chunks) + (asked.size.chunks == 1 ? " chunk" : " chunks") + " on each, " +
                     std::to_string(asked.size.micro_batches) + (asked.size.micro_batches == 1 ? " microbatch" : " microbatches");
+  if (asked.size.slices > 1) out += " of " + std::to_string(asked.size.slices) + " slices";
   bool const in_layers = entries.front().cut.has_value();
   if (asked.memory.most > 0) {
     out += in_layers
                ? ", at most " + number(asked.memory.most / asked.size.chunks) + " microbatches of even layers in flight on a rank"
-               : ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
+           : asked.size.slices > 1 ? ", at most " + typed.memory_limit + " microbatches in flight on a rank"
+                                   : ", at most " + number(asked.memory.most) + " chunks in flight on a rank";
   }
   if (asked.bytes) {
     out += ", at most " + chevron::show::bytes(asked.bytes->memory) + " on a rank" + (asked.recompute ? ", all recomputed" : "");
@@ -346,7 +348,7 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
   if (asked.memory.kept_for_weight < 1)
     out += std::string(" (after its I a ") + (in_layers ? "layer" : "chunk") + " counts " + number(asked.memory.kept_for_weight) +
            ")";
-  out += ".\n" + length_words(typed) + jitter_words(typed, asked.jitter) + "\n";
+  out += ".\n" + length_words(typed) + slice_words(typed, {asked.size.slices}) + jitter_words(typed, asked.jitter) + "\n";
   if (entries.front().robust) {
     std::vector<std::pair<std::string, chevron::search::robust_found const*>> all;
     for (entry const& one : entries) all.emplace_back(one.placement, &*one.robust);
@@ -397,6 +399,27 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
   return out + "\n  ],\n  \"plan\": " + plan + "\n}\n";
 }
 
+/// A search counts slices; the limit is one of microbatches, of which slices hold unequal shares. Lowers the search's limit until
+/// what is found keeps the limit asked for.
+template <class Find>
+void within_tokens(request const& asked, job& what, entry& one, Find const& find) {
+  if (what.size.slices == 1 || !(what.memory.most > 0)) return;
+  double const most = *number_in(asked.memory_limit) * what.size.chunks, typed = what.memory.most;
+  int const least = what.size.chunks * what.size.slices;
+  auto const too_much = [&] {
+    return !one.best().problem && peak_share(one.best(), one.costs.view().lengths) > most * (1 + 1e-9);
+  };
+  while (too_much() && what.memory.most > least && search_time::signal() == 0) {
+    --what.memory.most;
+    one = find();
+  }
+  what.memory.most = typed;
+  if (too_much()) {
+    throw usage("--memory-limit " + asked.memory_limit + ": no order was found that keeps it. The first slices are the longest and "
+                "are kept the longest: give more, or --slice-ends equal");
+  }
+}
+
 /// Searches on each placement. Where a signal ended it, says so; there may then be no entry at all.
 std::string search_all(request const& asked, job& what, std::vector<std::string> const& placements,
                        std::optional<chevron::search::layer_costs> const& layers, std::vector<entry>& entries) {
@@ -417,6 +440,7 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
       return (what.order ? order_on : find_on)(placements[i], what, std::move(costs), time, share);
     };
     entry one = find_one();
+    within_tokens(asked, what, one, find_one);
     chevron::finding const problem = one.best().problem;
     if (!problem) {
       entries.push_back(std::move(one));
@@ -447,13 +471,19 @@ int run_search(request const& asked) {
   job what = job_of(asked);
   what.size = shape_of(asked);
   std::vector<std::string> const placements = placements_of(asked, what.size);
-  what.memory.most = chunk_limit(asked, what.size.chunks);
+  int const least = what.size.chunks * what.size.slices;
+  what.memory.most = chunk_limit(asked, least);
+  if (what.size.slices > 1) {
+    for (auto const& [flag, given] : {std::pair{"--order", what.order}, std::pair{"--partition", asked.search.partition},
+                                      std::pair{"--memory", what.bytes.has_value()}, std::pair{"--jitter", what.jitter.spread > 0}})
+      if (given) throw usage(std::string("--slices does not go with ") + flag + ": leave one of them out");
+  }
   what.slow = slow_ranks(asked, what.size.ranks);
   if (what.size.ranks * what.size.chunks > chevron::max_stages) {
     throw usage("--ranks " + asked.ranks + " with " + std::to_string(what.size.chunks) + " chunks on each makes more than " +
                 std::to_string(chevron::max_stages) + " stages: ask for fewer of either");
   }
-  if (what.memory.most > 0 && what.memory.most < what.size.chunks) {
+  if (what.memory.most > 0 && what.memory.most < least) {
     throw usage("--memory-limit " + asked.memory_limit +
                 " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
   }

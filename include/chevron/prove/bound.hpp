@@ -23,7 +23,7 @@ struct lower_bounds {
 };
 
 /// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch comes out at the end,
-/// it has left one chunk with each stage.
+/// it has left one chunk with each stage, or one of each of its slices.
 constexpr int least_in_flight(plan_view const& plan) {
   if (plan.forward_only) return 0;
   int most = 0;
@@ -32,7 +32,7 @@ constexpr int least_in_flight(plan_view const& plan) {
     for (int t = 0; t < plan.stages; ++t) same += plan.rank_of[t] == plan.rank_of[s] ? 1 : 0;
     most = same > most ? same : most;
   }
-  return most;
+  return most * plan.size.slices;
 }
 
 namespace detail {

@@ -30,6 +30,7 @@ struct rows {
       : ranks(from.size.ranks),
         stages(from.stages),
         micro_batches(from.size.units()),
+        slices(from.size.slices),
         kinds(split ? 3 : 2),
         count(kinds * stages),
         alike(costs.lengths.alike()),
@@ -67,7 +68,10 @@ struct rows {
   /// The index of an action's times.
   constexpr int time_at(int number) const { return alike ? number / micro_batches : count + number; }
 
-  int ranks, stages, micro_batches, kinds;
+  int ranks, stages;
+  int micro_batches;  ///< or slices of them
+  int slices;         ///< of each microbatch
+  int kinds;
   int count;            ///< rows
   bool alike;           ///< whether microbatches are of equal length
   buffer<int> rank_of;  ///< by row

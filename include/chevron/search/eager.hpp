@@ -78,7 +78,9 @@ class eager_order {
     return end - come.begun + come.left > longest_ ? chevron::detail::gives_up : row;
   }
 
-  constexpr int number(int row, int k) const { return row * played_.micro_batches + k; }
+  constexpr int number(int row, int k) const {
+    return row * played_.micro_batches + (row < played_.stages || played_.slices == 1 ? k : mirrored(k, played_.slices));
+  }
   constexpr double free_again(int number, double, double end) const {
     return end + played_.post.data[played_.time_of.data[number]];
   }

@@ -53,7 +53,7 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
 
   // Schedules of other placements are not worked out: in a compiler that costs as much as hundreds of trials.
   starting_point start(asked);
-  catalogue::for_each([&](auto const& one) {
+  for_each_start(placed.size, [&](auto const& one) {
     if (lives_on(placed, one)) start.consider(to_begin_with(expand(one, placed.size), asked.costs), one.name);
   });
   bool const straight = in_line(placed);

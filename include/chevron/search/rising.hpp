@@ -36,6 +36,7 @@ constexpr int next_limit(int limit, int stages) {
 inline constexpr int published_count = [] {
   int count = 0;
   catalogue::for_each([&](auto const&) { ++count; });
+  hana::for_each(catalogue::sliced, [&](auto const*) { ++count; });
   return count;
 }();
 
@@ -152,7 +153,7 @@ class rising_search {
   /// Expands the catalogue on this placement; the shortest of its schedules that is accepted at the limit is the one to beat.
   constexpr void look_at_published() {
     starting_point anything(unlimited_);
-    catalogue::for_each([&](auto const& one) {
+    for_each_start(asked_.where.size, [&](auto const& one) {
       plan made = to_begin_with(expand(one, asked_.where.size), asked_.costs);
       if (anything.consider(made, made.name)) known_here_[count_here_++] = static_cast<plan&&>(made);
     });

@@ -57,9 +57,9 @@ constexpr void finish(plan& made, activation_limit memory) {
 }
 
 /// A plan to begin with. Puts microbatches of equal length in ascending order; of unequal length, another order would change
-/// how long the plan is, and local search keeps the plan's order.
+/// how long the plan is, and local search keeps the plan's order. Slices have an order already.
 constexpr plan to_begin_with(plan made, cost_view const& costs) {
-  if (costs.lengths.alike() || made.problem || check(made)) return made;
+  if (costs.lengths.alike() || made.size.slices > 1 || made.problem || check(made)) return made;
   return in_ascending_order(made);
 }
 
@@ -121,6 +121,14 @@ class starting_point {
   objective goal_;
   bool split_;
 };
+
+/// Calls `visit(description)` for the schedules of the catalogue that a search begins with: with slices also those made for
+/// them.
+template <class Visit>
+constexpr void for_each_start(shape size, Visit const& visit) {
+  catalogue::for_each(visit);
+  if (size.slices > 1) hana::for_each(catalogue::sliced, [&](auto const* one) { visit(*one); });
+}
 
 /// Average costs, for list scheduling, of the mean microbatch.
 constexpr costs average(plan_view const& where, cost_view const& of) {

@@ -286,6 +286,7 @@ constexpr plan periodic_start(plan const& like, problem const& asked, periodic_e
   // An order that is this much longer after two passes is not shorter after four, as far as was seen.
   constexpr double hopeless = 1.05;
   auto const [seed, draws, samples, trials, bound, beat] = how_hard;
+  if (like.size.slices > 1) return {};  // a period is of whole microbatches
   replay played(like, asked.costs, asked.goal);
   owned_costs const late = with_slower_messages(asked.costs, like.stages, 2);
   replay const slower(like, late.view(), asked.goal);

@@ -264,6 +264,8 @@ constexpr finding check_memory(memory_view const& memory, int ranks) {
 /// reaches. A model that is not one, or a limit below one microbatch, comes back with `problem` set.
 constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, shape size, objective goal = objective::span) {
   if (finding const f = chevron::detail::check_shape(placement::linear, size)) return chevron::detail::refused(size, "ZB", f);
+  if (finding const f = chevron::detail::whole_sequences("this rule orders whole microbatches: slices must be 1, not ", size))
+    return chevron::detail::refused(size, "ZB", f);
   if (finding const f = detail::check_memory(memory, size.ranks)) return chevron::detail::refused(size, "ZB", f);
   size.chunks = 1;
   int const ranks = size.ranks;
