@@ -82,7 +82,7 @@ std::string slice_words(request const& asked, std::vector<int> const& counts) {
   for (int const slices : counts) {
     if (slices == 1) continue;
     out += std::to_string(slices) + " slices end at";
-    for (double const end : slice_ends_of(asked, slices)) out += " " + number(end);
+    for (double const end : slice_ends_of(asked, slices)) out += " " + chevron::show::number(end);
     out += " of a sequence's tokens" + std::string(asked.slice_ends.empty() ? " and take equal time" : "") + ".\n";
   }
   return out;
