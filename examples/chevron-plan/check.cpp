@@ -48,7 +48,8 @@ int run_check(request const& asked) {
       {chevron::law::ids_in_range, "every action names a stage of its own rank and a microbatch that exists"},
       {chevron::law::no_duplicate, "no action twice; B, or I and W, never both"},
       {chevron::law::complete, "every stage has all its work for every microbatch"},
-      {chevron::law::order, "F before B or I, I before W"},
+      {chevron::law::order, std::string("F before B or I, I before W") +
+                                (plan.size.slices > 1 ? "; slices in their order, backwards in reverse" : "")},
       {chevron::law::fused_pair, "a pair is an F and then the B or I of another chunk"},
       {chevron::law::deadlock, "no rank waits for what is queued behind its own next action, with rendezvous sends too"},
       {chevron::law::in_flight, limit + "; at most " + std::to_string(peak_in_flight(plan)) + " chunks on a rank"},

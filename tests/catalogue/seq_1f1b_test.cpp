@@ -159,6 +159,23 @@ TEST_CASE("slices of equal length waste what attention makes unequal") {
   CHECK(peak_share(made.view(), planned.view()) == doctest::Approx(2.984).epsilon(1e-3));
 }
 
+TEST_CASE("forwards ahead: over slow links the bubble of long slices, for as many slices more in memory") {
+  using namespace chevron::letters;
+  shape const size{.ranks = 8, .micro_batches = 16, .slices = 4};
+  plan const near_by = expand(seq_1f1b, size), ahead = expand(catalogue::seq_1f1b_with(ranks - 1 - rank), size);
+  CHECK(!check(ahead));
+  CHECK(peaks_are(ahead.view(), [&](int rank) { return 2 * (7 - rank) + 4; }));
+  costs slow{1, 2, 0, 0};
+  slow.latency = 0.05;
+  cost_view priced = slow;
+  length_factors const factors = factors_of_slices(slice_ends(4, 0.5), 0.5);
+  priced.lengths = factors.view();
+  CHECK(makespan(near_by.view(), priced) - 48 == doctest::Approx(11.15));
+  CHECK(makespan(ahead.view(), priced) - 48 == doctest::Approx(5.95));
+  CHECK(peak_share(ahead.view(), factors.view()) == doctest::Approx(4.732).epsilon(1e-3));
+  CHECK(!check(expand(catalogue::seq_1f1b_with(3), size)));
+}
+
 TEST_CASE("schedules that other rules make: with slices lawful, or refused with the remedy") {
   shape const sliced{.ranks = 3, .micro_batches = 2, .slices = 3};
   CHECK(!check(expand(catalogue::gpipe, sliced)));

@@ -13,6 +13,17 @@ using namespace letters;
 inline constexpr auto seq_1f1b =
     schedule(placement::linear, warmup(F*(ranks - 1 - rank + slices - 1)) | steady(F, B) | cooldown(B)).named("Seq1F1B");
 
+/// Seq1F1B with so many forwards more before the first backward, by rank: for links whose delay is near the time of a slice, since
+/// each slice waits for its message and its gradient. Rank r keeps as many slices more. With `ranks - 1 - rank` each rank runs
+/// twice as far ahead of those behind it, as in Eager1F1B.
+/// \param ahead a number or a rank expression
+template <expression::operand Ahead>
+constexpr auto seq_1f1b_with(Ahead ahead) {
+  return schedule(placement::linear,
+                  warmup(F * (ranks - 1 - rank + slices - 1 + ahead)) | steady(F, B) | cooldown(B))
+      .named("Seq1F1B");
+}
+
 /// Seq1F1B with a split backward, by ZB-H1's rule (Qi et al., arXiv 2401.10241 §2.2): rank r puts its weight gradients off by r
 /// slices. Every rank keeps min(P + k - 1, Mk) slices. With slices that take equal time the bubble is (P-1)(T_F+T_I-T_W)/k, exact
 /// while T_W ≤ min(T_F, T_I) and Mk ≥ P + k - 1. One slice: ZB-H1. Any M.
@@ -35,6 +46,7 @@ inline constexpr auto seq_interleaved_1f1b =
 
 }  // namespace spelled_seq_1f1b
 using spelled_seq_1f1b::seq_1f1b;
+using spelled_seq_1f1b::seq_1f1b_with;
 using spelled_seq_1f1b::seq_interleaved_1f1b;
 using spelled_seq_1f1b::seq_zb_h1;
 }  // namespace chevron::catalogue

@@ -152,7 +152,9 @@ class text_rows {
     if (scale_.overview)
       out.push_back("overview: a column is " + number(1 / scale_.columns_per_unit, 3) + (p_.unit.empty() ? "" : " " + p_.unit));
     else
-      out.push_back(p_.size.chunks > 2 ? "5F3: stage 5, microbatch 3" : "F3: microbatch 3");
+      out.push_back(p_.size.slices > 1   ? "F3.1: microbatch 3, slice 1"
+                    : p_.size.chunks > 2 ? "5F3: stage 5, microbatch 3"
+                                         : "F3: microbatch 3");
     if (p_.size.chunks == 2) out.push_back("lower case: second chunk");
     if (pairs_) out.push_back(style_.colour ? "two colours: a pair, run as one" : "F3+B1: a pair, run as one");
     if (!style_.colour) out.push_back(std::string(dot()) + " idle");
