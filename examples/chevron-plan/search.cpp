@@ -415,7 +415,8 @@ void within_tokens(request const& asked, job& what, entry& one, Find const& find
   }
   what.memory.most = typed;
   if (too_much()) {
-    throw usage("--memory-limit " + asked.memory_limit + ": no order was found that keeps it. The first slices are the longest and "
+    throw usage("--memory-limit " + asked.memory_limit +
+                ": no order was found that keeps it. The first slices are the longest and "
                 "are kept the longest: give more, or --slice-ends equal");
   }
 }
@@ -474,8 +475,9 @@ int run_search(request const& asked) {
   int const least = what.size.chunks * what.size.slices;
   what.memory.most = chunk_limit(asked, least);
   if (what.size.slices > 1) {
-    for (auto const& [flag, given] : {std::pair{"--order", what.order}, std::pair{"--partition", asked.search.partition},
-                                      std::pair{"--memory", what.bytes.has_value()}, std::pair{"--jitter", what.jitter.spread > 0}})
+    for (auto const& [flag, given] :
+         {std::pair{"--order", what.order}, std::pair{"--partition", asked.search.partition},
+          std::pair{"--memory", what.bytes.has_value()}, std::pair{"--jitter", what.jitter.spread > 0}})
       if (given) throw usage(std::string("--slices does not go with ") + flag + ": leave one of them out");
   }
   what.slow = slow_ranks(asked, what.size.ranks);

@@ -13,14 +13,13 @@ using namespace letters;
 inline constexpr auto seq_1f1b =
     schedule(placement::linear, warmup(F*(ranks - 1 - rank + slices - 1)) | steady(F, B) | cooldown(B)).named("Seq1F1B");
 
-/// Seq1F1B with so many forwards more before the first backward, by rank: for links whose delay is near the time of a slice, since
-/// each slice waits for its message and its gradient. Rank r keeps as many slices more. With `ranks - 1 - rank` each rank runs
-/// twice as far ahead of those behind it, as in Eager1F1B.
+/// Seq1F1B with so many forwards more before the first backward, by rank: for links whose delay is near the time of a slice,
+/// since each slice waits for its message and its gradient. Rank r keeps as many slices more. With `ranks - 1 - rank` each rank
+/// runs twice as far ahead of those behind it, as in Eager1F1B.
 /// \param ahead a number or a rank expression
 template <expression::operand Ahead>
 constexpr auto seq_1f1b_with(Ahead ahead) {
-  return schedule(placement::linear,
-                  warmup(F * (ranks - 1 - rank + slices - 1 + ahead)) | steady(F, B) | cooldown(B))
+  return schedule(placement::linear, warmup(F * (ranks - 1 - rank + slices - 1 + ahead)) | steady(F, B) | cooldown(B))
       .named("Seq1F1B");
 }
 

@@ -287,7 +287,9 @@ class svg_sheet {
     } else {
       draw_key({"#eaedf2"}, 12,
                std::string("idle") + (chunks_ > 1 ? "; darker: later chunk" : "") +
-                   (labels_.empty() ? "" : sliced_ ? "; numbers: microbatch.slice" : "; numbers: microbatches"));
+                   (labels_.empty() ? ""
+                    : sliced_       ? "; numbers: microbatch.slice"
+                                    : "; numbers: microbatches"));
     }
   }
   /// Draws one entry of the legend, on a new line where it does not fit.
