@@ -207,6 +207,11 @@ std::string unit_words(action a, int slices) {
   return out.str();
 }
 
+/// What the numbers of boxes are, for legends.
+inline char const* number_words(picture const& p) {
+  return p.size.slices > 1 ? "; numbers: microbatch.slice" : "; numbers: microbatches";
+}
+
 /// `4 ranks × 2 chunks, 8 microbatches × 4 slices`.
 template <class = void>
 std::string size_words(picture const& p, char const* times = "\xc3\x97") {

@@ -77,7 +77,6 @@ class svg_sheet {
         pairs_ = pairs_ || b.of_pair != half::none;
       }
       chunks_ = std::max(chunks_, p.size.chunks);
-      sliced_ = sliced_ || p.size.slices > 1;
       most_rows = std::max(most_rows, p.rows);
       boxes_ += p.boxes.size();
       failed_ = failed_ || !p.note.empty();
@@ -287,9 +286,7 @@ class svg_sheet {
     } else {
       draw_key({"#eaedf2"}, 12,
                std::string("idle") + (chunks_ > 1 ? "; darker: later chunk" : "") +
-                   (labels_.empty() ? ""
-                    : sliced_       ? "; numbers: microbatch.slice"
-                                    : "; numbers: microbatches"));
+                   (labels_.empty() ? "" : number_words(first_)));
     }
   }
   /// Draws one entry of the legend, on a new line where it does not fit.
@@ -320,7 +317,7 @@ class svg_sheet {
   svg_style const& style_;
   picture const none_{};
   picture const& first_;
-  bool several_, failed_ = false, pairs_ = false, any_steps_ = false, sliced_ = false;
+  bool several_, failed_ = false, pairs_ = false, any_steps_ = false;
   bool present_[program_kinds] = {};
   int chunks_ = 1;
   std::size_t boxes_ = 0;
