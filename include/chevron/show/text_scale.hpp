@@ -48,7 +48,7 @@ std::string paint(int background, int foreground) {
 /// The label of an action. One chunk: `F3`. Two: `F3` and, for the second, `f3`. More: with the stage in front, `5F3`. Of
 /// slices: `F3.1`.
 template <class = void>
-std::string label_of(box const& b, int chunks, int slices) {
+std::string label_of(box const& b, int chunks, int slices = 1) {
   std::string letter = letters_of(b.op.kind);
   if (chunks == 2 && b.chunk == 1) letter[0] = static_cast<char>(letter[0] - 'A' + 'a');
   std::string out = chunks > 2 ? std::to_string(b.op.stage) : "";
