@@ -23,7 +23,7 @@ RUN = "chevron/run/"
 
 # name, file, old text (a regular expression), new text, what only programs with this in their text can show (empty: any)
 MUTANTS = [
-    ("roots of W that nobody used", RUN + "model/stage_graph.hpp",
+    ("roots of W that nobody used", RUN + "model/graph/stage_graph.hpp",
      r"if \(!std::all_of\(weight_gradients_[^)]*\(\), weight_gradients_[^)]*\(\), defined\)\) \{", "if (false) {", ""),
     ("strides that do not cross", RUN + "comm/tensor_strides.hpp",
      r"if \(own\) return", "if (value.is_contiguous()) return", "line=(gloo|far|streams|fork)"),
@@ -77,7 +77,7 @@ MUTANTS = [
     ("ranks with less do not hear of other shapes", RUN + "training/rank_context.hpp",
      r"others_know_more \? on_any_rank\(changed\) : changed", "changed", "less="),
     ("a rank between the ends needs its batch", RUN + "training/rank_context.hpp", r"\(stages_\.front\(\) \|\| stages_\.back\(\)\) &&", "", "less="),
-    ("microbatches of other first dimensions by their inputs", RUN + "data/split_batch.hpp", r"if \(by_samples\) return;", "return;", "odd="),
+    ("microbatches of other first dimensions by their inputs", RUN + "data/split_batch.hpp", r"if \(!by_samples\)", "if (false)", "odd="),
     ("the loss's side inputs are those of microbatch 0", RUN + "execution/stage_runner.hpp",
      r"\.side_inputs = batch\.side_inputs\(m\)", ".side_inputs = batch.side_inputs(0)", "side="),
     ("each replica's own count stands for all", RUN + "training/replica_counts.hpp",
@@ -91,9 +91,9 @@ MUTANTS = [
      r"if \(auto const finish = std::exchange\(unfinished_, \{\}\)\.lock\(\)\) \(\*finish\)\(\);", "", "pv=.*turn="),
     ("half-precision gradients added in half", RUN + "optimizer/gradient_buckets.hpp",
      r"return p\.scalar_type\(\) == at::kHalf \|\| p\.scalar_type\(\) == at::kBFloat16; \}", "return p.scalar_type() == at::kHalf; }", "bf16"),
-    ("custom functions asked by I and by W", RUN + "model/graph_nodes.hpp",
+    ("custom functions asked by I and by W", RUN + "model/graph/graph_nodes.hpp",
      r"return !node\.post_hooks\(\)\.empty\(\) \|\| !type\.starts_with\(\"N5torch8autograd9generated\"\) \|\|", "return", "(eff|noise|hook)"),
-    ("custom functions' gradients added out of turn", RUN + "model/stage_graph.hpp",
+    ("custom functions' gradients added out of turn", RUN + "model/graph/stage_graph.hpp",
      r"onward->set_sequence_nr\(node\.sequence_nr\(\)\);", "", "turn"),
     ("backwards draw from the process's generator", RUN + "model/stage_execution.hpp",
      r"if \(task\.around\.draws\) scope\.emplace\(s\.places, near, use\);", "", "(noise|hook)"),
