@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/modules/rnn.h>
@@ -57,9 +58,7 @@ inline std::shared_ptr<attention_impl> make_attention(int number) {
   at::manual_seed(500 + number);
   return std::make_shared<attention_impl>();
 }
-inline chevron::stage build_attention(int number) {
-  return chevron::stage(make_attention(number)).carries({"keys", "values"});
-}
+inline chevron::stage build_attention(int number) { return chevron::stage(make_attention(number)).carries({"keys", "values"}); }
 
 /// A recurrent layer over time; its carry is its state.
 struct recurrent_impl : torch::nn::Module {
@@ -95,16 +94,31 @@ inline sequences make_sequences(std::int64_t samples, std::int64_t tokens, int s
 /// Ends of slices of equal length, the longer ones first.
 inline std::vector<std::int64_t> equal_ends(std::int64_t tokens, int slices) {
   std::vector<std::int64_t> ends;
-  for (int s = 0; s < slices; ++s) ends.push_back((ends.empty() ? 0 : ends.back()) + tokens / slices + (s < tokens % slices ? 1 : 0));
+  for (int s = 0; s < slices; ++s)
+    ends.push_back((ends.empty() ? 0 : ends.back()) + tokens / slices + (s < tokens % slices ? 1 : 0));
   return ends;
 }
+
+inline std::vector<std::int64_t> no_ends(std::int64_t, int) { return {}; }
+
+/// What differs from run to run.
+struct plain_run {
+  long step = 0;
+  std::function<std::vector<std::int64_t>(std::int64_t tokens, int micro_batch)> ends = no_ends;
+  std::function<double(at::Tensor const& target)> counts = {};  // of a slice; empty: its share of samples
+  std::function<std::vector<chevron::side_input>(int micro_batch, std::int64_t begin, std::int64_t end)> side_inputs = {};
+  std::function<at::Tensor(at::Tensor, at::Tensor)> loss = small_model::mean_square;
+  double total = 0;   // what all count; 0: these
+  int first = 0;      // number of the first unit
+  bool adds = false;  // to the loss and gradients of the run before
+};
 
 /// The un-pipelined model: for each microbatch its slices forward in order, then backward in reverse, by plain autograd with one
 /// graph a slice. Carries are cut off between slices, and their gradients handed back by hand.
 struct reference {
   std::vector<chevron::stage> stages;
   std::vector<tensors> gradients;  // by stage, by parameter
-  double loss = 0;
+  double loss = 0, grad_norm = 0;
 
   explicit reference(int count, builder const& build) {
     for (int s = 0; s < count; ++s) stages.push_back(build(s));
@@ -117,8 +131,9 @@ struct reference {
     double counts = 0;
   };
 
-  unit forward(sequences const& part, std::int64_t begin, std::int64_t end, std::vector<tensors> const* before, chevron::rng_key key,
-               std::vector<chevron::side_input> const& side_inputs) {
+  unit forward(sequences const& part, std::int64_t begin, std::int64_t end, std::vector<tensors> const* before,
+               chevron::rng_key key, std::vector<chevron::side_input> const& side_inputs,
+               std::function<at::Tensor(at::Tensor, at::Tensor)> const& loss_of) {
     unit out;
     tensors values{part.input.narrow(1, begin, end - begin)}, next;
     for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -134,7 +149,7 @@ struct reference {
       out.left.push_back(carried);
       values = next;
     }
-    out.loss = small_model::mean_square(values[0], part.target.narrow(1, begin, end - begin));
+    out.loss = loss_of(values[0], part.target.narrow(1, begin, end - begin));
     out.counts = double(part.input.size(0)) * (double(end - begin) / double(part.input.size(1)));
     return out;
   }
@@ -147,7 +162,7 @@ struct reference {
     }
     for (std::size_t s = 0; s < stages.size(); ++s) {
       for (std::size_t k = 0; k < of.left[s].size(); ++k) {
-        if (!from_behind[s].empty() && from_behind[s][k].defined()) {
+        if (!from_behind[s].empty() && from_behind[s][k].defined() && of.left[s][k].requires_grad()) {
           roots.push_back(of.left[s][k]);
           seeds.push_back(from_behind[s][k]);
         }
@@ -161,16 +176,10 @@ struct reference {
     }
   }
 
-  using ends_of = std::function<std::vector<std::int64_t>(std::int64_t tokens, int micro_batch)>;
-
-  /// \param parts of one replica: its microbatches
-  /// \param keep  whether a unit counts in the loss
-  void run(chevron::plan const& p, std::vector<std::vector<sequences>> const& replicas, long step = 0, ends_of const& ends = {},
-           std::function<bool(int unit)> const& keep = {},
-           std::function<std::vector<chevron::side_input>(int replica, int micro_batch, std::int64_t begin, std::int64_t end)> const&
-               side_inputs = {}) {
+  /// \param replicas the microbatches of each
+  void run(chevron::plan const& p, std::vector<std::vector<sequences>> const& replicas, plain_run const& how = {}) {
     int const k = p.size.slices;
-    loss = 0;
+    if (!how.adds) loss = 0;
     std::vector<std::vector<std::vector<tensors>>> each(replicas.size());  // by replica, unit, stage, parameter
     double all = 0;
     std::vector<std::vector<unit>> units(replicas.size());
@@ -178,21 +187,24 @@ struct reference {
       double of_replica = 0;
       for (int m = 0; m < p.size.micro_batches; ++m) {
         sequences const& part = replicas[r][static_cast<std::size_t>(m)];
-        auto const cuts = ends ? ends(part.input.size(1), m) : equal_ends(part.input.size(1), k);
+        auto cuts = how.ends(part.input.size(1), m);
+        if (cuts.empty()) cuts = equal_ends(part.input.size(1), k);
         std::int64_t begin = 0;
         for (int s = 0; s < k; ++s) {
           std::int64_t const end = cuts[static_cast<std::size_t>(s)];
           int const u = m * k + s;
-          auto const extra = side_inputs ? side_inputs(static_cast<int>(r), m, begin, end) : std::vector<chevron::side_input>{};
+          auto const extra = how.side_inputs ? how.side_inputs(m, begin, end) : std::vector<chevron::side_input>{};
           units[r].push_back(forward(part, begin, end, s == 0 ? nullptr : &units[r].back().left,
-                                     {.step = step, .replica = static_cast<int>(r), .micro_batch = u}, extra));
-          if (keep && !keep(u)) units[r].back().counts = 0;
+                                     {.step = how.step, .replica = static_cast<int>(r), .micro_batch = how.first + u}, extra,
+                                     how.loss));
+          if (how.counts) units[r].back().counts = how.counts(part.target.narrow(1, begin, end - begin));
           of_replica += units[r].back().counts;
           begin = end;
         }
       }
       all += of_replica;
     }
+    if (how.total > 0) all = how.total;
     for (std::size_t r = 0; r < replicas.size(); ++r) {
       each[r].resize(units[r].size());
       for (int m = 0; m < p.size.micro_batches; ++m) {
@@ -209,20 +221,23 @@ struct reference {
       }
       for (unit const& one : units[r]) loss += one.counts > 0 ? one.loss.item<double>() * (one.counts / all) : 0;
     }
-    gradients.clear();
+    std::vector<tensors> const before = std::exchange(gradients, {});
+    double squares = 0;
     for (std::size_t s = 0; s < stages.size(); ++s) {
       gradients.emplace_back();
       for (std::size_t q = 0; q < stages[s].parameters().size(); ++q) {
         at::Tensor sum;
         for (auto const& of_replica : each) {
-          at::Tensor own = at::zeros_like(of_replica[0][s][q]);
+          at::Tensor own = how.adds ? before[s][q] : at::zeros_like(of_replica[0][s][q]);
           for (int const u : small_model::order_of(p, static_cast<int>(s))) own += of_replica[static_cast<std::size_t>(u)][s][q];
           sum = sum.defined() ? sum + own : own;
         }
         gradients.back().push_back(sum);
+        squares += chevron::sum_of_squares(sum);
         stages[s].parameters()[q].value.mutable_grad() = sum;
       }
     }
+    grad_norm = std::sqrt(squares);
   }
 
   tensors parameters() {

@@ -1,5 +1,5 @@
-// Slices of sequences at run time: gradients are those of a plain loop over microbatches and slices, to the last bit, whatever the
-// schedule, the way of the backward and the cut into parts.
+// Slices of sequences at run time: gradients are those of a plain loop over microbatches and slices, to the last bit, whatever
+// the schedule, the way of the backward and the cut into parts.
 // timeout: 400
 #include "support/gloo_ranks.hpp"
 #include "support/sliced_model.hpp"
@@ -26,15 +26,12 @@ void compare_one_step(chevron::plan const& plan, builder const& build, chevron::
   auto const program = chevron::lower(chevron::prove(plan));
   complaints wrong;
   auto const rank = [&](transport& comm) {
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = sgd,
-                            .options = options});
+    chevron::trainer train(
+        {.program = program, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd, .options = options});
     auto const report = train.step(data.input, data.target);
     if (options.post_validation) train.synchronize();
-    wrong.require(report.loss == whole.loss, where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(whole.loss));
+    wrong.require(report.loss == whole.loss,
+                  where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(whole.loss));
     if (!options.post_validation) compare_gradients(train, whole, where, wrong);
   };
   if (processes) {
@@ -48,7 +45,7 @@ void compare_one_step(chevron::plan const& plan, builder const& build, chevron::
 chevron::stage build_in_parts(int number, int recomputed) {
   auto first = build_attention(2 * number), second = build_attention(2 * number + 1);
   at::manual_seed(700 + number);
-  chevron::stage between = torch::nn::Linear(width, width);
+  chevron::stage between = torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Dropout(0.3));
   first.recompute((recomputed & 1) != 0);
   between.recompute((recomputed & 2) != 0);
   second.recompute((recomputed & 4) != 0);
@@ -63,7 +60,8 @@ TEST_CASE("gradients of slices are those of a plain loop over slices") {
   for (char const* name : {"Seq1F1B", "SeqZB-H1", "GPipe"}) {
     for (int p = 1; p <= 4; ++p) {
       for (int m = 1; m <= 4; ++m) {
-        for (int k = 1; k <= 4; ++k, ++count) compare_one_step(plan_of(name, {.ranks = p, .micro_batches = m, .slices = k}), build_attention);
+        for (int k = 1; k <= 4; ++k, ++count)
+          compare_one_step(plan_of(name, {.ranks = p, .micro_batches = m, .slices = k}), build_attention);
       }
     }
   }
@@ -101,7 +99,9 @@ TEST_CASE("sliced: the state of a recurrent layer, and the same detached") {
     compare_one_step(plan, [](int number) {
       return build_recurrent(number).carries({chevron::detached_carry("hidden"), chevron::detached_carry("cell")});
     });
-    compare_one_step(plan, [](int number) { return build_recurrent(number).carries({chevron::detached_carry("hidden"), "cell"}); });
+    compare_one_step(plan, [](int number) {
+      return build_recurrent(number).carries({chevron::detached_carry("hidden"), "cell"});
+    });
   }
 }
 
