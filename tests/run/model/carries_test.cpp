@@ -111,30 +111,41 @@ TEST_CASE("carries of frozen stages and parts") {
   }
 }
 
-TEST_CASE("carries of fused pairs, whose halves run beside each other") {
+namespace {
+
+/// Two stages on one rank, three microbatches of two slices whose actions alternate as far as the laws allow, and two fused
+/// pairs.
+chevron::plan alternating(bool split) {
+  auto const gradient = [&](int stage, int unit) { return split ? I(stage, unit) : B(stage, unit); };
+  std::vector<chevron::action> list;
+  for (int const unit : {0, 2, 1, 3, 4, 5}) list.push_back(F(0, unit));
+  for (int const unit : {0, 2, 1, 3}) list.push_back(F(1, unit));
+  for (int const unit : {4, 5}) {
+    list.push_back(F(1, unit));
+    list.back().fused = 1;
+    list.push_back(gradient(1, unit == 4 ? 1 : 3));
+  }
+  for (int const unit : {0, 5, 2, 4}) list.push_back(gradient(1, unit));
+  for (int const unit : {5, 1, 4, 0, 3, 2}) list.push_back(gradient(0, unit));
+  for (int stage = 0; split && stage < 2; ++stage) {
+    for (int const unit : {2, 0, 5, 1, 4, 3}) list.push_back(W(stage, unit));
+  }
+  int const begin[] = {0, static_cast<int>(list.size())};
+  chevron::plan plan = chevron::plan_of_actions(list.data(), begin, 1);
+  plan.size.micro_batches = 3;
+  plan.size.slices = 2;
+  auto const found = chevron::check(plan);
+  CAPTURE(chevron::describe(found).str());
+  REQUIRE(!found);
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("carries of microbatches that alternate, and of fused pairs, whose halves run beside each other") {
   at::set_num_threads(1);
   for (bool const split : {false, true}) {
-    auto const gradient = [&](int stage, int unit) { return split ? I(stage, unit) : B(stage, unit); };
-    std::vector<chevron::action> list;
-    for (int unit = 0; unit < 6; ++unit) list.push_back(F(0, unit));
-    for (int unit = 0; unit < 4; ++unit) list.push_back(F(1, unit));
-    for (int const unit : {4, 5}) {
-      list.push_back(F(1, unit));
-      list.back().fused = 1;
-      list.push_back(gradient(1, 5 - unit));
-    }
-    for (int const unit : {3, 2, 5, 4}) list.push_back(gradient(1, unit));
-    for (int const unit : {5, 4, 1, 0, 3, 2}) list.push_back(gradient(0, unit));
-    for (int stage = 0; split && stage < 2; ++stage) {
-      for (int const unit : {2, 0, 5, 1, 4, 3}) list.push_back(W(stage, unit));
-    }
-    int const begin[] = {0, static_cast<int>(list.size())};
-    chevron::plan plan = chevron::plan_of_actions(list.data(), begin, 1);
-    plan.size.micro_batches = 3;
-    plan.size.slices = 2;
-    auto const found = chevron::check(plan);
-    CAPTURE(chevron::describe(found).str());
-    REQUIRE(!found);
+    auto const plan = alternating(split);
     for (int run = 0; run < 10; ++run) {
       compare(plan, build_attention, {}, {.overlap_pairs = true});
       compare(plan, build_recurrent, {}, {.overlap_pairs = true});
@@ -189,6 +200,31 @@ TEST_CASE("what a stage cannot carry is refused") {
                        chevron::usage_error);
   CHECK_THROWS_WITH_AS(small_model::build_stage(0).carries({""}), doctest::Contains("a carry without a name"),
                        chevron::usage_error);
+}
+
+TEST_CASE("a carry that changes in place after it was handed on is refused") {
+  auto const cache = at::zeros({2});
+  auto const data = make_sequences(3, 6, 1);
+  try {
+    chevron::run_threads({.pipeline_ranks = 1}, [&](transport& comm) {
+      auto const build = [&](int number) {
+        torch::nn::Linear layer(width, width);
+        return chevron::stage(
+                   layer,
+                   [=](at::Tensor x, at::Tensor) mutable { return std::make_tuple(layer(x), number == 0 ? cache.add_(1) : x); })
+            .carries({"cache"});
+      };
+      chevron::trainer train({.program = chevron::lower(chevron::prove(alternating(false))),
+                              .transport = comm,
+                              .stages = build,
+                              .loss = mean_square,
+                              .optimizer = sgd});
+      train.step(data.input, data.target);
+    });
+    FAIL_CHECK("nothing was thrown");
+  } catch (chevron::usage_error const& e) {
+    has(e.what(), "carry `cache` was changed in place");
+  }
 }
 
 TEST_CASE("statistics of a batch are refused where it is a slice") {

@@ -5,6 +5,8 @@
 #include "support/sliced_model.hpp"
 
 #include <chevron/describe/recomputed.hpp>
+#include <chevron/run/comm/streams/stream_transport.hpp>
+#include "support/host_streams.hpp"
 
 #include <doctest/doctest.h>
 
@@ -16,9 +18,11 @@ namespace {
 
 constexpr std::int64_t tokens_of_all = 9;
 
+enum class line { threads, processes, streams };
+
 /// A trainer's step over this plan against the plain loop's.
 void compare_one_step(chevron::plan const& plan, builder const& build, chevron::trainer_options const& options = {},
-                      builder const& plain = {}, bool processes = false) {
+                      builder const& plain = {}, line over = line::threads) {
   std::string const where = words_of(plan);
   auto const data = make_sequences(plan.size.micro_batches + 1, tokens_of_all, 3);
   reference whole(plan.stages, plain ? plain : build);
@@ -34,8 +38,17 @@ void compare_one_step(chevron::plan const& plan, builder const& build, chevron::
                   where + "loss " + std::to_string(report.loss) + " instead of " + std::to_string(whole.loss));
     if (!options.post_validation) compare_gradients(train, whole, where, wrong);
   };
-  if (processes) {
+  if (over == line::processes) {
     gloo_ranks::check_all_well(gloo_ranks::on_ranks(plan.size.ranks, 1, gloo_ranks::all_share, rank));
+  } else if (over == line::streams) {
+    auto const said = thread_ranks::said(
+        thread_ranks::run(plan.size.ranks, 1, [&](chevron::topology const& place, auto const& store, auto const& watch) {
+          chevron::stream_transport<chevron::host_streams> comm(place, store, watch, std::chrono::seconds(100));
+          comm.deadline(std::chrono::seconds(100));
+          rank(comm);
+          comm.close();
+        }));
+    for (auto const& each : said) CHECK(each == "");
   } else {
     chevron::run_threads({.pipeline_ranks = plan.size.ranks}, rank);
   }
@@ -105,11 +118,12 @@ TEST_CASE("sliced: the state of a recurrent layer, and the same detached") {
   }
 }
 
-TEST_CASE("sliced: W's that are held back, processes") {
+TEST_CASE("sliced: W's that are held back, processes, streams") {
   at::set_num_threads(1);
   for (char const* name : {"Seq1F1B", "SeqZB-H1", "SeqInterleaved1F1B"}) {
     auto const plan = plan_of(name, {.ranks = 2, .micro_batches = 3, .slices = 3});
     compare_one_step(plan, build_attention, {.deferred_weights = 4});
-    compare_one_step(plan, build_attention, {}, {}, true);
+    compare_one_step(plan, build_attention, {}, {}, line::processes);
+    compare_one_step(plan, build_attention, {}, {}, line::streams);
   }
 }

@@ -88,7 +88,9 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
   for (stage_loss const& one : s.losses())
     out.add(prefix + " loss " + one.name,
             "factor " + detail::number_text(one.factor) + (one.weight ? ", with a weight of its own" : ""));
-  for (stage_carry const& one : s.carries()) out.add(prefix + " carry " + one.name, one.detached ? "detached" : "with gradient");
+  std::size_t carry = 0;  // parts of a stage may have carries of one name
+  for (stage_carry const& one : s.carries())
+    out.add(prefix + " carry " + std::to_string(carry++) + ", " + one.name, one.detached ? "detached" : "with gradient");
   out.add(prefix + " buffers", std::to_string(s.buffers().size()));
   for (parameter const& b : s.buffers()) {
     std::string const name = prefix + " buffer " + b.name;
