@@ -13,6 +13,7 @@ PLACES = {
     "accelerator": lambda name, files, text, *_: ([RUN / file for file in files], text),
     "differential": lambda name, file, text, *_: ([INCLUDE / file], text),
     "gpu_double": lambda name, file, text, *_: ([RUN / file], text),
+    "run": lambda name, file, text, *_: ([RUN / file], text),
     "torture": lambda name, kind, file, text, *_: ([RUN / file], text),
 }
 

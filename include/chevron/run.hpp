@@ -13,13 +13,13 @@
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/launch/run_main.hpp>
 #include <chevron/run/model/backward_scope.hpp>
+#include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/partition.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
-#include <chevron/run/model/stage_graph.hpp>
 #include <chevron/run/optimizer/global_step.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>

@@ -55,6 +55,36 @@ std::shared_ptr<block_module> wrap(Held m, Call call) {
   return std::make_shared<around<Held>>(m, std::move(call));
 }
 
+/// Causal attention over all tokens so far; its carries are keys and values.
+struct attention : block_module {
+  nn::Linear in{nullptr};
+  explicit attention(int width) { in = register_module("m", nn::Linear(width, 3 * width)); }
+  void run(tensors& v) override {
+    tensors const parts = in(v[0]).chunk(3, -1);
+    for (std::size_t k = 0; k < 2; ++k) carried[k] = carried[k].defined() ? at::cat({carried[k], parts[k + 1]}, 1) : parts[k + 1];
+    std::int64_t const own = v[0].size(1), all = carried[0].size(1);
+    at::Tensor const hidden = at::ones({own, all}, at::kBool).tril(all - own).logical_not();
+    at::Tensor const shares = parts[0].matmul(carried[0].transpose(1, 2)).masked_fill(hidden, -1e9).softmax(-1);
+    v[0] = v[0] + shares.matmul(carried[1].to(shares.scalar_type()));
+  }
+};
+
+/// A state and how many slices have been seen: the carries of a recurrence over slices.
+struct memory : block_module {
+  nn::Linear in{nullptr}, out{nullptr};
+  explicit memory(int width) {
+    in = register_module("in", nn::Linear(width, width));
+    out = register_module("out", nn::Linear(width, width));
+  }
+  void run(tensors& v) override {
+    at::Tensor const mean = v[0].dim() > 2 ? v[0].mean(1) : v[0];
+    at::Tensor const given = carried[0].defined() ? out(carried[0]) * carried[1].to(mean.scalar_type()) : out(mean);
+    carried[0] = (in(mean) + given).tanh();
+    carried[1] = carried[1].defined() ? carried[1] + 1 : at::ones({}, at::kLong);
+    v[0] = v[0] + (v[0].dim() > 2 ? given.unsqueeze(1) : given);
+  }
+};
+
 /// Two results of one node, of which the second may stay without use.
 struct two_results : torch::autograd::Function<two_results> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::Tensor const& x,
@@ -390,6 +420,8 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
   if (name == "buf") return std::make_shared<own_buffers>(width, b.has("felt"));
   if (name == "pen") return std::make_shared<penalty>(width);
   if (name == "cplx") return std::make_shared<complex_scale>(width);
+  if (name == "att") return std::make_shared<attention>(width);
+  if (name == "mem") return std::make_shared<memory>(width);
   if (name == "idle") return std::make_shared<unused_parameters>(width);
   static_cast<void>(flat);
   throw meaningless("there is no block `" + name + "`");

@@ -45,7 +45,28 @@ at::Tensor make_input(program const& p, dice& d, std::int64_t count, int longer)
 }
 
 samples make_samples(program const& p, dice& d, std::int64_t count, int longer) {
-  return {make_input(p, d, count, longer), normal(d, {count, 640}).to(dtype_of(p))};
+  at::Tensor const input = make_input(p, d, count, longer);
+  at::Tensor const target = normal(d, {count, 640}).to(dtype_of(p));
+  return {input, p.slices() == 1 ? target : target.view({count, input.size(1), -1})};
+}
+
+/// Slices of each microbatch: lengths differ by at most one, the longer ones come first.
+void cut_into_slices(program const& p, feed& of) {
+  if (p.slices() == 1) {
+    of.units = of.parts;
+    return;
+  }
+  for (samples const& part : of.parts) {
+    std::int64_t const tokens = part.input.size(1), slices = p.slices();
+    if (tokens < slices) throw meaningless("fewer tokens than slices");
+    std::int64_t from = 0;
+    for (std::int64_t s = 0; s < slices; ++s) {
+      std::int64_t const count = tokens / slices + (s < tokens % slices ? 1 : 0);
+      of.units.push_back({part.input.narrow(1, from, count), part.target.narrow(1, from, count),
+                          static_cast<double>(count) / static_cast<double>(tokens)});
+      from += count;
+    }
+  }
 }
 
 }  // namespace
@@ -60,6 +81,7 @@ feed feed_of(program const& p, int step, int pass, int replica) {
       int const longer = p.has("long") ? d.below(3) : 0;
       out.parts.push_back(make_samples(p, d, d.between(1, 3) + (p.number("n", parts) >= 2 * parts ? 1 : 0), longer));
     }
+    cut_into_slices(p, out);
     return out;
   }
   long n = p.number("n", parts);
@@ -73,31 +95,34 @@ feed feed_of(program const& p, int step, int pass, int replica) {
     out.parts.push_back({out.whole.input.narrow(0, from, count), out.whole.target.narrow(0, from, count)});
     from += count;
   }
+  cut_into_slices(p, out);
   return out;
 }
 
+at::Tensor rows_of(at::Tensor const& target) { return target.dim() > 2 ? target.reshape({target.size(0), -1}) : target; }
+
 double counts_of(program const& p, samples const& part) {
-  if (!p.has("weigh")) return p.has("odd") ? 1 : static_cast<double>(part.count());
-  return part.target.select(1, 0).gt(0).sum().item<double>();
+  if (!p.has("weigh")) return p.has("odd") ? 1 : static_cast<double>(part.count()) * part.share;
+  return rows_of(part.target).select(1, 0).gt(0).sum().item<double>();
 }
 
 double total_of(program const& p, int step, bool evaluation) {
   double all = 0;
   for (int replica = 0; replica < p.replicas(); ++replica) {
     for (int pass = evaluation ? -1 : 0; pass < (evaluation ? 0 : p.passes()); ++pass) {
-      for (samples const& part : feed_of(p, step, pass, replica).parts) all += counts_of(p, part);
+      for (samples const& part : feed_of(p, step, pass, replica).units) all += counts_of(p, part);
     }
   }
   return all;
 }
 
-double counts_of_own(samples const& part) { return part.target.select(1, 2).gt(0).sum().item<double>(); }
+double counts_of_own(samples const& part) { return rows_of(part.target).select(1, 2).gt(0).sum().item<double>(); }
 
 double total_of_own(program const& p, int step) {
   double all = 0;
   for (int replica = 0; replica < p.replicas(); ++replica) {
     for (int pass = 0; pass < p.passes(); ++pass) {
-      for (samples const& part : feed_of(p, step, pass, replica).parts) all += counts_of_own(part);
+      for (samples const& part : feed_of(p, step, pass, replica).units) all += counts_of_own(part);
     }
   }
   return all;

@@ -14,6 +14,7 @@ namespace differential {
 
 struct samples {
   at::Tensor input, target;
+  double share = 1;  ///< of a slice: its tokens, as a part of the sequence's
   std::int64_t count() const { return input.size(0); }
 };
 
@@ -21,14 +22,18 @@ struct samples {
 struct feed {
   samples whole;
   std::vector<samples> parts;  ///< always M of them
+  std::vector<samples> units;  ///< the same; with slices each part's, in their order
   bool own_parts = false;
 };
 
 /// \param pass of a step's accumulated batches; -1: for evaluation
 feed feed_of(program const& p, int step, int pass, int replica);
 
-/// What a microbatch counts: its samples, or with `weigh` what is said of it; with `odd`, where it has a target of another first
-/// dimension, 1.
+/// A target as rows of numbers, one a sample. With slices it has a dimension of tokens.
+at::Tensor rows_of(at::Tensor const& target);
+
+/// What a microbatch or slice counts: its samples, or with `weigh` what is said of it; with `odd`, where it has a target of
+/// another first dimension, 1.
 double counts_of(program const& p, samples const& part);
 
 /// What it counts in the loss `own` of stages.

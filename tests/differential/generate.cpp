@@ -30,7 +30,7 @@ block pick(dice& d, std::vector<choice> const& from) {
   return from.back().what;
 }
 
-block draw_block(dice& d, flow const& f, bool alone) {
+block draw_block(dice& d, flow const& f, bool alone, bool sliced) {
   int const wide = d.of(widths);
   if (f.what == kind::tokens) {
     std::set<std::string> const sparse = d.one_in(25) ? std::set<std::string>{"sparse"} : std::set<std::string>{};
@@ -98,6 +98,11 @@ block draw_block(dice& d, flow const& f, bool alone) {
     case kind::tokens:
       break;
   }
+  if (sliced && (f.what == kind::vector || f.what == kind::sequence)) {
+    std::set<std::string> const cut = d.one_in(4) ? std::set<std::string>{"det"} : std::set<std::string>{};
+    if (f.what == kind::sequence) add(20, {"att", {}, cut});
+    add(12, {"mem", {}, cut});
+  }
   if (f.what == kind::vector || f.what == kind::sequence) {
     for (char const* name : {"lin3", "res", "fn2", "buf", "pen", "idle", "eff", "hook"}) add(2, {name});
     add(1, {"buf", {}, {"felt"}});
@@ -112,7 +117,10 @@ block draw_block(dice& d, flow const& f, bool alone) {
 
 void draw_model(dice& d, program& p, int stages) {
   int const what = d.below(10);
-  if (what < 3) {
+  if (p.slices() > 1) {
+    std::string const tokens = d.one_in(2) ? "4" : "8";
+    p.options["in"] = what < 5 ? "tok:" + tokens + ":10" : "seq:" + tokens + ":" + std::to_string(d.of(widths));
+  } else if (what < 3) {
     p.options["in"] = "tok:" + std::to_string(d.between(2, 5)) + ":10";
   } else if (what < 5) {
     p.options["in"] = "seq:" + std::to_string(d.between(2, 5)) + ":" + std::to_string(d.of(widths));
@@ -132,7 +140,7 @@ void draw_model(dice& d, program& p, int stages) {
     int const count = stages > 4 ? d.between(1, 2) : d.between(1, 4);
     for (int i = 0; i < count; ++i) {
       for (int tries = 0; tries < 50; ++tries) {
-        block b = draw_block(d, f, alone);
+        block b = draw_block(d, f, alone, p.slices() > 1 && form != "seq");
         try {
           flow const next = flow_after(f, b);
           if (form == "seq" && (next.others > 0 || f.others > 0)) {
@@ -195,7 +203,7 @@ void draw_options(dice& d, program& p) {
   if (d.one_in(3)) p.options["vary"] = "1";
   if (d.one_in(6)) {
     p.options["cut"] = "own";
-    if (p.get("in").starts_with("tok") && d.one_in(2)) p.options["long"] = "1";
+    if (p.get("in").starts_with("tok") && p.slices() == 1 && d.one_in(2)) p.options["long"] = "1";
   }
   if (d.one_in(8))
     p.options["dtype"] = "f64";
@@ -209,13 +217,13 @@ void draw_options(dice& d, program& p) {
   if (d.one_in(4)) p.options["rep"] = std::to_string(d.between(2, 3));
   if (p.has("rep") && d.one_in(2)) p.options["shard"] = "1";
   if (d.one_in(6)) p.options["weigh"] = "1";
-  if (d.one_in(5)) p.options["side"] = "1";
+  if (d.one_in(5) && p.slices() == 1) p.options["side"] = "1";
   if (d.one_in(2)) p.options["eval"] = d.one_in(2) ? "each" : "last";
   if (d.one_in(4)) p.options["lr"] = "1";
   if (d.one_in(4)) p.options["bucket"] = "100";
   if (d.one_in(6)) p.options["all"] = "1";
   if (p.schedule() == "DualPipeV" && d.one_in(2)) p.options["overlap"] = "1";
-  if (p.get("cut") == "own" && !p.has("eval") && d.one_in(3)) p.options["odd"] = "1";
+  if (p.get("cut") == "own" && !p.has("eval") && p.slices() == 1 && d.one_in(3)) p.options["odd"] = "1";
   if (d.one_in(4) && (!p.has("odd") || p.has("weigh"))) p.options["less"] = "1";
   if (d.one_in(4)) p.options["zg"] = p.has("pv") ? "none" : d.of(std::vector<std::string>{"none", "zeros", "detach"});
   if (d.one_in(6)) p.options["turn"] = "1";
@@ -241,9 +249,12 @@ program generate(std::uint64_t seed) {
     p.options["seed"] = std::to_string(seed);
     plan_facts facts;
     while (facts.stages == 0 || facts.stages > 8) {
-      std::string const name = d.of(schedules());
-      int const ranks = d.between(1, 4), micro_batches = d.between(1, 8);
-      facts = facts_of(name, ranks, micro_batches);
+      int const slices = d.one_in(6) ? d.between(2, 4) : 1;
+      std::string const name = d.of(slices > 1 ? sliced_schedules() : schedules());
+      int const ranks = d.between(1, 4), micro_batches = d.between(1, slices > 1 ? 4 : 8);
+      facts = facts_of(name, ranks, micro_batches, slices);
+      p.options.erase("slices");
+      if (slices > 1) p.options["slices"] = std::to_string(slices);
       p.options["plan"] = name + "," + std::to_string(ranks) + "," + std::to_string(micro_batches);
     }
     draw_model(d, p, facts.stages);

@@ -129,6 +129,15 @@ std::string not_promised(program const& p) {
   // On the CPU LibTorch has other kernels for an LSTM without a graph (the forward of what is recomputed) than with one.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "lstm" && recomputes(s, b); }))
     return "an LSTM that is recomputed";
+  // A slice has other statistics than its sequences; of other inputs dimension 1 is no time, and shares of other lengths are no
+  // sums of halves.
+  if (p.slices() > 1) {
+    auto const words = split(p.get("in"), ':');
+    if (any_block(p, [](auto const&, block const& b) { return b.name == "bn"; })) return "BatchNorm over slices";
+    if ((words[0] != "seq" && words[0] != "tok") || words.size() < 2 || (words[1] != "4" && words[1] != "8"))
+      return "slices of inputs without 4 or 8 tokens";
+    if (p.has("side") || p.has("odd") || p.has("long")) return "slices with side inputs, odd targets, or long parts";
+  }
   // What is computed again has to be what was computed first.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";

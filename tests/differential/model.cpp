@@ -6,18 +6,33 @@
 #include <torch/optim/sgd.h>
 
 #include <cstdlib>
+#include <utility>
 
 #include "blocks.hpp"
+#include "data.hpp"
 
 namespace differential {
 
-void pieceImpl::add(std::shared_ptr<block_module> const& one) {
+void pieceImpl::add(std::shared_ptr<block_module> const& one, block const& of) {
+  int const carries = carries_of(of);
+  one->carried.resize(static_cast<std::size_t>(carries));
+  carries_.insert(carries_.end(), static_cast<std::size_t>(carries), of.has("det"));
   register_module("b" + std::to_string(blocks_.size()), one);
   blocks_.push_back(one);
 }
 
 tensors pieceImpl::run(tensors values) {
-  for (auto const& one : blocks_) one->run(values);
+  std::size_t const own = values.size() - carries_.size();
+  tensors const came(values.begin() + static_cast<std::ptrdiff_t>(own), values.end());
+  values.resize(own);
+  tensors left;
+  for (auto const& one : blocks_) {
+    std::size_t const first = left.size();
+    for (std::size_t k = 0; k < one->carried.size(); ++k) one->carried[k] = came[first + k];
+    one->run(values);
+    for (at::Tensor& t : one->carried) left.push_back(std::exchange(t, {}));
+  }
+  values.insert(values.end(), left.begin(), left.end());
   return values;
 }
 
@@ -82,6 +97,10 @@ flow flow_after(flow f, block const& b) {
     f.width = b.number(0, f.width);
   } else if (one_of({"lin3", "res", "ln", "fn2", "buf", "pen", "cplx", "idle", "eff", "hook"})) {
     needs(last_is_width);
+  } else if (n == "att") {
+    needs(f.what == kind::sequence);
+  } else if (n == "mem") {
+    needs(last_is_width);
   } else if (n == "lstm" || n == "gru") {
     needs(f.what == kind::sequence);
     f.width = b.number(0, f.width);
@@ -138,12 +157,14 @@ std::vector<piece> build_stage(program const& p, int stage) {
   stage_text const& text = p.stages[static_cast<std::size_t>(stage)];
   if (text.blocks.empty()) throw meaningless("a stage without blocks");
   std::vector<piece> out;
+  int others = 0;  // tensors that go along where the last piece begins
   for (std::size_t i = 0; i < text.blocks.size(); ++i) {
     block const& b = text.blocks[i];
     // A tied parameter begins as the lowest stage's; seeds go by place otherwise.
     at::manual_seed(p.seed() * 4096 + static_cast<std::uint64_t>(stage) * 64 + i);
     auto const made = make_block(b, f);
     if (text.form.name == "seq" && f.others > 0) throw meaningless("a Sequential that takes several tensors");
+    flow const before = f;
     f = flow_after(f, b);
     if (text.form.name == "seq" && f.others > 0) throw meaningless("a Sequential that gives several tensors");
     bool const complex = b.name == "cplx";
@@ -155,8 +176,13 @@ std::vector<piece> build_stage(program const& p, int stage) {
       for (auto& q : made->parameters()) q.requires_grad_(false);
     }
     if (b.has("eval")) made->eval();
-    if (out.empty() || text.form.name == "parts") out.push_back(std::make_shared<pieceImpl>());
-    out.back()->add(made);
+    if (out.empty() || text.form.name == "parts") {
+      out.push_back(std::make_shared<pieceImpl>());
+      others = before.others;
+    }
+    out.back()->add(made, b);
+    if (text.form.name == "seq" && carries_of(b) > 0) throw meaningless("a Sequential that carries");
+    if (1 + static_cast<std::size_t>(others) + out.back()->carries().size() > 8) throw meaningless("more than eight tensors");
   }
   if (text.form.has("eval")) {
     for (piece const& each : out) each->eval();
@@ -207,10 +233,10 @@ at::Tensor factor_of(program const& p, at::Tensor const& target) {
 
 at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& target, at::Tensor const& factor) {
   at::Tensor const y = outputs.at(0).reshape({outputs[0].size(0), -1});
-  at::Tensor const wanted = target.narrow(1, 0, y.size(1)).to(y.scalar_type());
+  at::Tensor const rows = rows_of(target), wanted = rows.narrow(1, 0, y.size(1)).to(y.scalar_type());
   at::Tensor loss;
   if (p.has("weigh")) {
-    at::Tensor const counts = target.select(1, 0).gt(0).to(y.scalar_type());
+    at::Tensor const counts = rows.select(1, 0).gt(0).to(y.scalar_type());
     loss = ((y - wanted).square().mean(1) * counts).sum() / counts.sum();
   } else {
     loss = at::mse_loss(y, wanted);

@@ -23,12 +23,14 @@ using tensors = std::vector<at::Tensor>;
 /// changes them.
 struct block_module : torch::nn::Module {
   virtual void run(tensors& values) = 0;
+  tensors carried = {};  ///< from the slice before, or undefined; `run` leaves its own
 };
 
-/// Several blocks in a row, as one module whose `forward` takes as many tensors as there are.
+/// Several blocks in a row, as one module whose `forward` takes as many tensors as there are, and then the blocks' carries, which
+/// it gives behind its results.
 class pieceImpl : public torch::nn::Module {
  public:
-  void add(std::shared_ptr<block_module> const& one);
+  void add(std::shared_ptr<block_module> const& one, block const& of = {});
   tensors run(tensors values);
 
   tensors forward(at::Tensor a) { return run({a}); }
@@ -39,11 +41,21 @@ class pieceImpl : public torch::nn::Module {
   tensors forward(at::Tensor a, at::Tensor b, at::Tensor c, at::Tensor d, at::Tensor e, at::Tensor f) {
     return run({a, b, c, d, e, f});
   }
+  tensors forward(at::Tensor a, at::Tensor b, at::Tensor c, at::Tensor d, at::Tensor e, at::Tensor f, at::Tensor g) {
+    return run({a, b, c, d, e, f, g});
+  }
+  tensors forward(at::Tensor a, at::Tensor b, at::Tensor c, at::Tensor d, at::Tensor e, at::Tensor f, at::Tensor g,
+                  at::Tensor h) {
+    return run({a, b, c, d, e, f, g, h});
+  }
 
   std::vector<std::shared_ptr<block_module>> const& blocks() const { return blocks_; }
+  /// Of each carry, whether it is detached.
+  std::vector<bool> const& carries() const { return carries_; }
 
  private:
   std::vector<std::shared_ptr<block_module>> blocks_;
+  std::vector<bool> carries_;
 };
 using piece = std::shared_ptr<pieceImpl>;
 

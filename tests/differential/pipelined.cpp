@@ -63,7 +63,8 @@ struct job {
 
  private:
   static chevron::plan plan_of(program const& of) {
-    chevron::plan made = chevron::catalogue::make_plan(of.schedule(), {.ranks = of.ranks(), .micro_batches = of.micro_batches()});
+    chevron::plan made = chevron::catalogue::make_plan(
+        of.schedule(), {.ranks = of.ranks(), .micro_batches = of.micro_batches(), .slices = of.slices()});
     if (chevron::check(made)) throw meaningless("no such plan");
     if (!of.has("ahead")) return made;
     chevron::buffer<bool> again(made.stages);
@@ -88,6 +89,15 @@ chevron::stage with_module(piece const& module, Callable call) {
   }
 }
 
+std::vector<chevron::stage_carry> carries_of(piece const& one) {
+  std::vector<chevron::stage_carry> out;
+  for (std::size_t k = 0; k < one->carries().size(); ++k) {
+    std::string const name = "carry " + std::to_string(k);
+    out.push_back(one->carries()[k] ? chevron::detached_carry(name) : chevron::stage_carry(name));
+  }
+  return out;
+}
+
 chevron::stage given_as(program const& p, int number, std::vector<piece> const& pieces) {
   stage_text const& text = p.stages[static_cast<std::size_t>(number)];
   std::string const form = text.form.name;
@@ -97,6 +107,7 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
     std::vector<chevron::stage> parts;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       parts.emplace_back(pieces[i]);
+      parts.back().carries(carries_of(pieces[i]));
       if (text.blocks[i].has("rc")) parts.back().recompute();
     }
     made = chevron::in_sequence(std::move(parts));
@@ -120,9 +131,12 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
     made = pieces[0];
   }
   if (again) made.recompute();
+  if (form != "parts") made.carries(carries_of(pieces[0]));
   for (block const& b : text.blocks) {
     if (!gives_loss(b)) continue;
-    auto const counts = [](chevron::batch const& part) { return part.targets[0].select(1, 2).gt(0).sum().item<double>(); };
+    auto const counts = [](chevron::batch const& part) {
+      return rows_of(part.targets[0]).select(1, 2).gt(0).sum().item<double>();
+    };
     b.has("own") ? made.losses({{.name = "own", .factor = 0.5, .weight = counts}})
                  : made.losses({{.name = "aux", .factor = 0.3}});
   }
@@ -167,7 +181,7 @@ chevron::trainer_options options_of(program const& p) {
   if (p.has("bucket")) out.bucket_bytes = static_cast<std::size_t>(p.number("bucket"));
   if (p.get("cast") == "bf16") out.autocast = at::kBFloat16;
   if (p.has("weigh")) {
-    out.loss_weight = [](chevron::batch const& b) { return b.targets[0].select(1, 0).gt(0).sum().item<double>(); };
+    out.loss_weight = [](chevron::batch const& b) { return rows_of(b.targets[0]).select(1, 0).gt(0).sum().item<double>(); };
   }
   if (p.has("pv")) {
     out.post_validation = true;

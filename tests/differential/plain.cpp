@@ -14,7 +14,9 @@
 #include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/random_scope.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -52,8 +54,12 @@ double squares_of(at::Tensor const& g) {
   return sum;
 }
 
+/// Carries of a slice, or their gradients: by stage, piece and carry.
+using carry_state = std::vector<std::vector<tensors>>;
+
 struct trained_parameter {
   int stage = 0;
+  std::size_t part = 0;
   std::string tie;
   at::Tensor value;
   at::Tensor sum;  // of this step's gradients; in single precision where the parameter is in half
@@ -90,7 +96,7 @@ struct replica_model {
 
 class loop {
  public:
-  loop(program const& p, graph how) : p_(p), how_(how), facts_(facts_of(p.schedule(), p.ranks(), p.micro_batches())) {
+  loop(program const& p, graph how) : p_(p), how_(how), facts_(facts_of(p.schedule(), p.ranks(), p.micro_batches(), p.slices())) {
     if (facts_.stages != static_cast<int>(p.stages.size())) throw meaningless("the plan has another number of stages");
     for (int r = 0; r < p.replicas(); ++r) build();
   }
@@ -131,11 +137,12 @@ class loop {
         }
       }
       made.listed.emplace_back();
-      for (piece const& each : made.stages.back()) {
+      for (std::size_t part = 0; part < made.stages.back().size(); ++part) {
+        piece const& each = made.stages.back()[part];
         for (auto const& item : each->named_parameters(true)) made.listed.back().push_back({item.key(), item.value()});
         for (at::Tensor const& q : each->parameters()) {
           if (!q.requires_grad()) continue;
-          trained_parameter t{s, "", q, {}};
+          trained_parameter t{s, part, "", q, {}};
           for (auto const& [word, value] : ties) {
             if (value.is_same(q)) t.tie = word;
           }
@@ -154,7 +161,8 @@ class loop {
 
   /// Runs stages [first, last) on a microbatch. Forwards and backwards draw where Chevron says they do: this is the one thing
   /// that the plain loop takes from Chevron, since nobody else could draw the same.
-  void forward(replica_model& m, int first, int last, tensors& values, std::optional<place> at,
+  /// \param carried of the slice before; this one's stand in their place afterwards
+  void forward(replica_model& m, int first, int last, tensors& values, std::optional<place> at, carry_state& carried,
                chevron::node_places* nodes = nullptr) {
     for (int s = first; s < last; ++s) {
       if (at) {
@@ -173,7 +181,11 @@ class loop {
                                          .part = static_cast<int>(part)},
                         std::span<at::Tensor const>(), nodes);
         }
+        tensors& own = carried[static_cast<std::size_t>(s)][part];
+        values.insert(values.end(), own.begin(), own.end());
         values = m.stages[static_cast<std::size_t>(s)][part]->run(std::move(values));
+        std::copy(values.end() - static_cast<std::ptrdiff_t>(own.size()), values.end(), own.begin());
+        values.resize(values.size() - own.size());
       }
     }
   }
@@ -196,89 +208,157 @@ class loop {
     casting& operator=(casting const&) = delete;
   };
 
-  /// The loss of a microbatch, its gradients in `.grad`. A microbatch is a view of its batch: matrix products round by where in
-  /// memory their operands begin. One that counts nothing has no backward.
-  /// \param own its share in the losses `own` of stages
-  double learn(replica_model& m, samples const& part, double weight, double own, place at) {
-    for (trained_parameter const& t : m.trained) t.value.mutable_grad().reset();
+  /// A carry for each that the pieces have, undefined.
+  static carry_state no_carries(replica_model const& m) {
+    carry_state out;
+    for (auto const& of_stage : m.stages) {
+      out.emplace_back();
+      for (piece const& each : of_stage) out.back().emplace_back(each->carries().size());
+    }
+    return out;
+  }
+
+  /// A microbatch, or slice, between its forward and its backward.
+  struct under_way {
+    double weight = 0, own = 0;  // shares in the loss, and in the losses `own` of stages
     chevron::node_places nodes;
-    std::vector<given_losses> aside(static_cast<std::size_t>(facts_.stages));
+    std::vector<given_losses> aside;                         // by stage
+    std::vector<std::vector<ending>> given;                  // of a cut graph, by stage
+    std::vector<chevron::detail::node_ptr<arrivals>> taken;  // the same
+    carry_state came, left;                                  // carries, with their graphs
+    at::Tensor loss;
+  };
+
+  /// The carries of the slice before, cut off from its graph. Gradients go where something is trained that they can reach.
+  static carry_state cut_off(replica_model const& m, carry_state const& before) {
+    carry_state out = no_carries(m);
+    trained_parameter const& lowest = m.trained.front();
+    for (std::size_t s = 0; s < out.size(); ++s) {
+      for (std::size_t part = 0; part < out[s].size(); ++part) {
+        int const stage = static_cast<int>(s);
+        bool const reaches = stage > lowest.stage || (stage == lowest.stage && part >= lowest.part);
+        for (std::size_t k = 0; k < out[s][part].size(); ++k) {
+          at::Tensor const& t = before[s][part][k];
+          if (!t.defined()) continue;
+          bool const flows = reaches && differentiable(t) && !m.stages[s][part]->carries()[k];
+          out[s][part][k] = t.detach().requires_grad_(flows);
+        }
+      }
+    }
+    return out;
+  }
+
+  /// The forward of a microbatch or slice. It is a view of its batch: matrix products round by where in memory their operands
+  /// begin.
+  /// \param before carries of the slice before
+  void go(replica_model& m, samples const& part, place at, carry_state const& before, under_way& here) {
+    here.aside.resize(static_cast<std::size_t>(facts_.stages));
+    here.came = cut_off(m, before);
+    here.left = here.came;
     auto const run_stage = [&](int s, tensors& values) {
       chevron::collected_losses collected;
-      forward(m, s, s + 1, values, at, &nodes);
-      note(s, at.replica, collected, weight, own, aside[static_cast<std::size_t>(s)]);
+      forward(m, s, s + 1, values, at, here.left, &here.nodes);
+      note(s, at.replica, collected, here.weight, here.own, here.aside[static_cast<std::size_t>(s)]);
+    };
+    casting const cast(p_);
+    tensors values{part.input};
+    int const lowest = m.trained.front().stage;
+    here.given.resize(static_cast<std::size_t>(facts_.stages));
+    for (int s = 0; s < facts_.stages; ++s) {
+      if (how_ == graph::whole) {
+        run_stage(s, values);
+        continue;
+      }
+      auto const entry = here.taken.emplace_back(chevron::detail::make_node<arrivals>());
+      for (at::Tensor& v : values) {
+        if (!v.defined()) continue;
+        v = v.detach();
+        if (s > lowest && differentiable(v)) torch::autograd::create_gradient_edge(v, entry);
+      }
+      entry->came.resize(entry->num_inputs());
+      run_stage(s, values);
+      // Noted now: the next stage may change these in place.
+      for (at::Tensor const& v : values) {
+        if (v.defined() && differentiable(v))
+          here.given[static_cast<std::size_t>(s)].push_back(
+              {v.requires_grad() ? torch::autograd::impl::gradient_edge(v) : torch::autograd::Edge(), v.detach()});
+      }
+    }
+    here.loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
+  }
+
+  /// Its backward: gradients in `.grad`. One that counts nothing begins at its carries alone.
+  /// \param behind the gradients of its carries from the next slice; afterwards those of the carries that it took
+  /// \returns the loss
+  double come_back(replica_model& m, under_way& here, carry_state& behind) {
+    for (trained_parameter const& t : m.trained) t.value.mutable_grad().reset();
+    // Carries of these stages to which a gradient came.
+    auto const add_carries = [&](std::size_t first, std::size_t last, tensors& roots, tensors& gradients) {
+      for (std::size_t s = first; s < last; ++s) {
+        for (std::size_t part = 0; part < behind[s].size(); ++part) {
+          for (std::size_t k = 0; k < behind[s][part].size(); ++k) {
+            if (!behind[s][part][k].defined() || !here.left[s][part][k].requires_grad()) continue;
+            roots.push_back(here.left[s][part][k]);
+            gradients.push_back(behind[s][part][k]);
+          }
+        }
+      }
     };
     // The last stage's loss and its own ones, each times its weight.
-    auto const last_of = [&](at::Tensor const& loss, given_losses const& also) {
-      at::Tensor sum = weight != 0 ? loss * weight : at::Tensor();
+    auto const begin = [&](given_losses const& also, std::size_t first) {
+      at::Tensor sum = here.weight != 0 ? here.loss * here.weight : at::Tensor();
       for (std::size_t i = 0; i < also.values.size(); ++i) {
         at::Tensor const term = also.values[i] * also.seeds[i];
         sum = sum.defined() ? sum + term : term;
       }
-      return sum;
-    };
-    if (how_ == graph::whole) {
-      at::Tensor loss;
-      {
-        casting const cast(p_);
-        tensors values{part.input};
-        for (int s = 0; s < facts_.stages; ++s) run_stage(s, values);
-        loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
+      tensors roots, gradients;
+      if (sum.defined()) {
+        roots.push_back(sum);
+        gradients.push_back(at::ones_like(sum));
       }
+      add_carries(first, here.left.size(), roots, gradients);
+      if (!roots.empty()) torch::autograd::backward(roots, gradients);
+    };
+    chevron::backward_scope const draws(here.nodes);
+    if (how_ == graph::whole) {
       given_losses all;
-      for (given_losses const& of_stage : aside) {
+      for (given_losses const& of_stage : here.aside) {
         all.values.insert(all.values.end(), of_stage.values.begin(), of_stage.values.end());
         all.seeds.insert(all.seeds.end(), of_stage.seeds.begin(), of_stage.seeds.end());
       }
-      chevron::backward_scope const draws(nodes);
-      if (at::Tensor const sum = last_of(loss, all); sum.defined()) sum.backward();
-      return loss.item<double>();
-    }
-    int const lowest = m.trained.front().stage;
-    std::vector<std::vector<ending>> given(static_cast<std::size_t>(facts_.stages));
-    std::vector<chevron::detail::node_ptr<arrivals>> taken;
-    at::Tensor loss;
-    tensors values{part.input};
-    {
-      casting const cast(p_);
-      for (int s = 0; s < facts_.stages; ++s) {
-        auto const here = taken.emplace_back(chevron::detail::make_node<arrivals>());
-        for (at::Tensor& v : values) {
-          if (!v.defined()) continue;
-          v = v.detach();
-          if (s > lowest && differentiable(v)) torch::autograd::create_gradient_edge(v, here);
+      begin(all, 0);
+    } else {
+      begin(here.aside.back(), here.left.size() - 1);
+      int const lowest = m.trained.front().stage;
+      for (int s = facts_.stages; --s > lowest;) {
+        torch::autograd::edge_list roots;
+        tensors gradients, carries;
+        std::size_t next = 0;
+        for (ending const& of : here.given[static_cast<std::size_t>(s - 1)]) {
+          at::Tensor const& g = here.taken[static_cast<std::size_t>(s)]->came[next++];
+          if (!of.from.is_valid()) continue;
+          roots.push_back(of.from);
+          gradients.push_back(g.defined() ? g : at::zeros_like(of.value));
         }
-        here->came.resize(here->num_inputs());
-        run_stage(s, values);
-        // Noted now: the next stage may change these in place.
-        for (at::Tensor const& v : values) {
-          if (v.defined() && differentiable(v))
-            given[static_cast<std::size_t>(s)].push_back(
-                {v.requires_grad() ? torch::autograd::impl::gradient_edge(v) : torch::autograd::Edge(), v.detach()});
+        given_losses const& also = here.aside[static_cast<std::size_t>(s - 1)];
+        for (std::size_t i = 0; i < also.values.size(); ++i) {
+          roots.push_back(torch::autograd::impl::gradient_edge(also.values[i]));
+          gradients.push_back(at::full({}, also.seeds[i], also.values[i].options().requires_grad(false)));
+        }
+        add_carries(static_cast<std::size_t>(s) - 1, static_cast<std::size_t>(s), carries, gradients);
+        for (at::Tensor const& t : carries) roots.push_back(torch::autograd::impl::gradient_edge(t));
+        if (!roots.empty()) torch::autograd::Engine::get_default_engine().execute(roots, gradients, false, false, true);
+      }
+    }
+    for (std::size_t s = 0; s < behind.size(); ++s) {
+      for (std::size_t part = 0; part < behind[s].size(); ++part) {
+        for (std::size_t k = 0; k < behind[s][part].size(); ++k) {
+          at::Tensor const& came = here.came[s][part][k];
+          behind[s][part][k] = came.defined() && came.requires_grad() ? came.grad() : at::Tensor();
         }
       }
-      loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
     }
-    chevron::backward_scope const draws(nodes);
-    if (at::Tensor const sum = last_of(loss, aside.back()); sum.defined()) sum.backward();
-    for (int s = facts_.stages; --s > lowest;) {
-      torch::autograd::edge_list roots;
-      tensors gradients;
-      std::size_t next = 0;
-      for (ending const& of : given[static_cast<std::size_t>(s - 1)]) {
-        at::Tensor const& g = taken[static_cast<std::size_t>(s)]->came[next++];
-        if (!of.from.is_valid()) continue;
-        roots.push_back(of.from);
-        gradients.push_back(g.defined() ? g : at::zeros_like(of.value));
-      }
-      given_losses const& also = aside[static_cast<std::size_t>(s - 1)];
-      for (std::size_t i = 0; i < also.values.size(); ++i) {
-        roots.push_back(torch::autograd::impl::gradient_edge(also.values[i]));
-        gradients.push_back(at::full({}, also.seeds[i], also.values[i].options().requires_grad(false)));
-      }
-      if (!roots.empty()) torch::autograd::Engine::get_default_engine().execute(roots, gradients, false, false, true);
-    }
-    return loss.item<double>();
+    return here.loss.item<double>();
   }
 
   /// Adds up what a stage's forward gave: for the report, by stage and replica, and for the backward.
@@ -313,7 +393,7 @@ class loop {
         t.sum = at::zeros_like(t.value, t.value.options().dtype(half ? at::kFloat : t.value.scalar_type()));
         t.sum.requires_grad_(false);
       }
-      std::vector<double> losses(static_cast<std::size_t>(p_.micro_batches()));
+      std::vector<double> losses(static_cast<std::size_t>(p_.units()));
       for (int pass = 0; pass < p_.passes(); ++pass) learn_pass(m, r, step, pass, all, losses);
       for (double const each : losses) step_loss += each;
     }
@@ -366,16 +446,27 @@ class loop {
 
   void learn_pass(replica_model& m, int replica, int step, int pass, double all, std::vector<double>& losses) {
     feed const given = feed_of(p_, step, pass, replica);
-    int const count = p_.micro_batches();
-    // By microbatch and parameter; added up in the order in which the schedule has each stage's backwards.
+    int const count = p_.units(), slices = p_.slices();
+    // By unit and parameter; added up in the order in which the schedule has each stage's backwards.
     std::vector<std::vector<at::Tensor>> each(static_cast<std::size_t>(count));
-    for (int b = 0; b < count; ++b) {
-      samples const& part = given.parts[static_cast<std::size_t>(b)];
-      double const weight = counts_of(p_, part) / all;
-      double const of_own = own_total_ > 0 ? counts_of_own(part) / own_total_ : 0;
-      double const loss = learn(m, part, weight, of_own, {step, replica, pass * count + b});
-      if (weight != 0) losses[static_cast<std::size_t>(b)] += loss * weight;
-      for (trained_parameter const& t : m.trained) each[static_cast<std::size_t>(b)].push_back(t.value.grad());
+    // Of each microbatch the slices forward in order, then backward in reverse.
+    for (int first = 0; first < count; first += slices) {
+      std::deque<under_way> here;
+      for (int u = first; u < first + slices; ++u) {
+        samples const& part = given.units[static_cast<std::size_t>(u)];
+        carry_state const before = here.empty() ? no_carries(m) : here.back().left;
+        under_way& now = here.emplace_back();
+        now.weight = counts_of(p_, part) / all;
+        now.own = own_total_ > 0 ? counts_of_own(part) / own_total_ : 0;
+        go(m, part, {step, replica, pass * count + u}, before, now);
+      }
+      carry_state behind = no_carries(m);
+      for (int u = first + slices; u-- > first;) {
+        under_way& now = here[static_cast<std::size_t>(u - first)];
+        double const loss = come_back(m, now, behind);
+        if (now.weight != 0) losses[static_cast<std::size_t>(u)] += loss * now.weight;
+        for (trained_parameter const& t : m.trained) each[static_cast<std::size_t>(u)].push_back(t.value.grad());
+      }
     }
     for (std::size_t i = 0; i < m.trained.size(); ++i) {
       trained_parameter& t = m.trained[i];
@@ -436,9 +527,12 @@ class loop {
       {
         at::NoGradGuard const off;
         casting const cast(p_);
-        for (samples const& part : feed_of(p_, step, -1, r).parts) {
+        int unit = 0;
+        carry_state carried;
+        for (samples const& part : feed_of(p_, step, -1, r).units) {
+          if (unit++ % p_.slices() == 0) carried = no_carries(m);
           tensors values{part.input};
-          forward(m, 0, facts_.stages, values, std::nullopt);
+          forward(m, 0, facts_.stages, values, std::nullopt, carried);
           double const weight = counts_of(p_, part) / all;
           if (weight != 0) mine += loss_of(p_, values, part.target, factor_of(p_, part.target)).item<double>() * weight;
         }

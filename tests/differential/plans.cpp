@@ -5,8 +5,8 @@
 
 namespace differential {
 
-plan_facts facts_of(std::string const& schedule, int ranks, int micro_batches) {
-  auto const plan = chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches});
+plan_facts facts_of(std::string const& schedule, int ranks, int micro_batches, int slices) {
+  auto const plan = chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches, .slices = slices});
   plan_facts out;
   if (chevron::check(plan)) return out;
   out.stages = plan.stages;
@@ -26,6 +26,11 @@ std::vector<std::string> const& schedules() {
     chevron::catalogue::for_each([&](auto const& one) { all.emplace_back(one.name); });
     return all;
   }();
+  return names;
+}
+
+std::vector<std::string> const& sliced_schedules() {
+  static std::vector<std::string> const names{"Seq1F1B", "SeqZB-H1", "SeqInterleaved1F1B", "GPipe", "LoopedBFS"};
   return names;
 }
 

@@ -12,11 +12,14 @@ namespace differential {
 struct plan_facts {
   int stages = 0;                           ///< 0: there is no such plan
   std::vector<int> rank_of;                 ///< by stage
-  std::vector<std::vector<int>> additions;  ///< by stage: microbatches, in the order of the stage's B or W
+  std::vector<std::vector<int>>
+      additions;  ///< by stage: microbatches, or their slices by unit, in the order of the stage's B or W
 };
 
-plan_facts facts_of(std::string const& schedule, int ranks, int micro_batches);
+plan_facts facts_of(std::string const& schedule, int ranks, int micro_batches, int slices = 1);
 
 std::vector<std::string> const& schedules();
+/// Schedules that run slices.
+std::vector<std::string> const& sliced_schedules();
 
 }  // namespace differential

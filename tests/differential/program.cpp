@@ -63,10 +63,12 @@ bool gives_losses(program const& p) {
                      [](stage_text const& s) { return std::any_of(s.blocks.begin(), s.blocks.end(), gives_loss); });
 }
 
+int carries_of(block const& b) { return b.name == "att" || b.name == "mem" ? 2 : 0; }
+
 bool learns(block const& b) {
-  static std::set<std::string> const those{"lin",   "lin3", "res",  "lstm", "gru", "mha",  "enc", "conv1",
-                                           "conv2", "ln",   "gn",   "bn",   "in",  "emb",  "bag", "img",
-                                           "fn2",   "pen",  "cplx", "idle", "eff", "hook", "aux"};
+  static std::set<std::string> const those{"lin",  "lin3", "res", "lstm", "gru", "mha", "enc", "conv1", "conv2",
+                                           "ln",   "gn",   "bn",  "in",   "emb", "bag", "img", "fn2",   "pen",
+                                           "cplx", "idle", "eff", "hook", "aux", "att", "mem"};
   return those.contains(b.name) || (b.name == "rep" && b.has("scaled"));
 }
 

@@ -55,6 +55,8 @@ struct program {
   std::string schedule() const;  ///< of `plan=name,P,M`
   int ranks() const;
   int micro_batches() const;
+  int slices() const { return static_cast<int>(number("slices", 1)); }
+  int units() const { return micro_batches() * slices(); }
 };
 
 /// Stages with a tied parameter, ascending.
@@ -64,6 +66,9 @@ std::vector<int> tied_stages(program const& p);
 bool gives_loss(block const& b);
 /// Does any block?
 bool gives_losses(program const& p);
+
+/// How many carries has this block? `att` keys and values, `mem` a state and a number.
+int carries_of(block const& b);
 
 /// Has this block parameters?
 bool learns(block const& b);

@@ -24,8 +24,8 @@ std::vector<program> smaller(program const& p) {
   if (p.get("line") != "threads") with([](program& q) { q.options["line"] = "threads"; });
   if (p.get("line") == "fork" || p.get("line") == "far") with([](program& q) { q.options["line"] = "gloo"; });
   for (char const* key :
-       {"shard", "rep", "ahead",  "acc", "pv",   "eval", "clip", "cast", "dtype",   "weigh", "side",   "odd", "less",
-        "zg",    "lr",  "bucket", "all", "vary", "turn", "cut",  "long", "overlap", "cl",    "groups", "slip"}) {
+       {"shard",  "rep", "ahead", "acc",    "pv",  "eval", "clip", "cast", "dtype", "weigh",   "side", "odd",    "less",
+        "slices", "zg",  "lr",    "bucket", "all", "vary", "turn", "cut",  "long",  "overlap", "cl",   "groups", "slip"}) {
     if (p.has(key)) with([&](program& q) { q.options.erase(key); });
   }
   if (p.replicas() > 2) with([](program& q) { q.options["rep"] = "2"; });
@@ -33,7 +33,7 @@ std::vector<program> smaller(program const& p) {
   if (p.steps() > 1) with([&](program& q) { q.options["steps"] = std::to_string(p.steps() - 1); });
   if (p.steps() > 2) with([](program& q) { q.options["steps"] = "1"; });
   // Fewer stages: two become one, or one goes, under a schedule for as many.
-  for (char const* name : {"GPipe", "1F1B", "ZB-H1"}) {
+  for (char const* name : {"GPipe", "1F1B", "ZB-H1", "Seq1F1B", "SeqZB-H1"}) {
     auto const on = [&](program& q, std::size_t count, int micro_batches) {
       q.options["plan"] = std::string(name) + "," + std::to_string(count) + "," + std::to_string(micro_batches);
     };
@@ -97,7 +97,7 @@ found shrink(program p, judgement said, double seconds) {
       if (std::chrono::steady_clock::now() > end) return best;
       ++best.tries;
       try {
-        auto const facts = facts_of(one.schedule(), one.ranks(), one.micro_batches());
+        auto const facts = facts_of(one.schedule(), one.ranks(), one.micro_batches(), one.slices());
         if (facts.stages != static_cast<int>(one.stages.size())) continue;
       } catch (meaningless const&) {
         continue;

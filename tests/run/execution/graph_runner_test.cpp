@@ -1,6 +1,7 @@
 // Steps whose computations were captured, on graphs of LibTorch's operators: the same to the last bit as kernel by kernel,
 // whatever changes from step to step, and in words why they were not launched.
 #include "support/host_graphs.hpp"
+#include "support/sliced_model.hpp"
 #include "support/small_model.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -380,4 +381,38 @@ TEST_CASE("the peak of a step's memory, beside what the schedule keeps") {
   none.begin_step();
   CHECK(!none.watches());
   CHECK(none.peak(50).planned == 0);
+}
+
+TEST_CASE("carries with graphs") {
+  at::set_num_threads(1);
+  for (char const* name : {"Seq1F1B", "SeqZB-H1"}) {
+    auto const plan = sliced_model::plan_of(name, {.ranks = 2, .micro_batches = 2, .slices = 2});
+    std::vector<std::vector<double>> losses;
+    std::size_t graphs = 0;
+    for (bool const with : {false, true}) {
+      auto& own = losses.emplace_back();
+      chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
+        auto const maker = std::make_shared<host_graphs::maker>();
+        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                .transport = comm,
+                                .stages = sliced_model::build_attention,
+                                .loss = small_model::mean_square,
+                                .optimizer = small_model::sgd,
+                                .options = {.graphs = with ? maker : nullptr}});
+        for (int step = 0; step < 8; ++step) {
+          auto const data = sliced_model::make_sequences(2, 8, step);
+          auto const report = train.step(data.input, data.target);
+          if (comm.topology().global_rank == 0) own.push_back(report.loss);
+        }
+        if (with && comm.topology().global_rank == 0) {
+          graphs = maker->graphs;
+          INFO(train.graph_fallback_reason());
+          CHECK(train.graph_fallback_reason().empty());
+        }
+      });
+    }
+    CHECK(graphs > 0);
+    REQUIRE(losses[0].size() == losses[1].size());
+    for (std::size_t i = 0; i < losses[0].size(); ++i) CHECK(losses[0][i] == doctest::Approx(losses[1][i]).epsilon(1e-6));
+  }
 }

@@ -10,8 +10,8 @@
 #include <torch/nn/modules/rnn.h>
 
 #include <chevron/run/core/libtorch.hpp>
+#include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/model/stage_graph.hpp>
 
 #include <chrono>
 #include <cstring>

@@ -122,7 +122,7 @@ TEST_SUITE("check") {
 
   TEST_CASE("an unknown name or an impossible shape is a finding, not a crash") {
     constexpr int named = decltype(hana::size(catalogue::all))::value + decltype(hana::size(catalogue::recomputing))::value +
-                          decltype(hana::size(catalogue::evaluation))::value;
+                          decltype(hana::size(catalogue::sliced))::value + decltype(hana::size(catalogue::evaluation))::value;
     DOCTEST_CHECK(describe(check(catalogue::make_plan("2F2B", {4, 8}))).str() ==
                   "no schedule of the catalogue has that name; it holds " + std::to_string(named));
     DOCTEST_CHECK(describe(check(catalogue::make_plan("1F1B", {0, 8}))).view() == "ranks must be at least 1, not 0");

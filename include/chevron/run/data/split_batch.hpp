@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,74 +16,30 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/data/batch.hpp>
+#include <chevron/run/data/slice_cuts.hpp>
 
 /// \file
-/// One step's batch, cut into microbatches.
+/// One step's batch, cut into microbatches and these into slices.
 
 namespace chevron {
-
-/// Which samples of a batch a microbatch holds.
-struct sample_range {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-
-/// Parts that differ by at most one sample, the larger ones first: 10 samples in 4 parts are 3, 3, 2, 2.
-/// \param micro_batch which of the parts, from 0
-constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int micro_batch) {
-  std::int64_t const small = samples / micro_batches;
-  std::int64_t const larger = samples % micro_batches;
-  std::int64_t const before = micro_batch < larger ? micro_batch : larger;
-  return {micro_batch * small + before, small + (micro_batch < larger ? 1 : 0)};
-}
-
-/// One step's data, of one replica: the same on all ranks of its pipeline. A rank may be given less, nothing even, but for what
-/// its stages and the loss use: inputs on the rank of stage 0, inputs or targets on that of the last stage.
-///
-/// Dimension 0 of inputs, of targets and of side inputs that are not `whole` is samples, equally many in each. Undefined tensors
-/// and single numbers have no such dimension and go whole to each microbatch. No tensor may need a gradient.
-struct batch {
-  tensors inputs;                            ///< of stage 0
-  tensors targets;                           ///< of the loss
-  std::vector<side_input> side_inputs = {};  ///< for stages that ask for them by name (`stage::side_inputs`)
-};
-
-/// A view of the same memory with a version counter of its own, so that a change in place of one microbatch does not
-/// invalidate the graphs of the others.
-inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
-
-/// No gradient leaves the pipeline for what it was given: whatever computed a batch would not be trained.
-/// \throws usage_error for a tensor that needs a gradient
-inline void check_detached(batch const& given) {
-  auto const look = [](at::Tensor const& t, std::string const& name) {
-    if (!t.defined() || !t.requires_grad()) return;
-    throw usage_error(name +
-                      " needs a gradient, which does not leave the pipeline: what it was computed with would not be trained. "
-                      "Remedy: compute it in stage 0 or in the loss, or detach() it");
-  };
-  for (std::size_t i = 0; i < given.inputs.size(); ++i) look(given.inputs[i], "input " + std::to_string(i));
-  for (std::size_t i = 0; i < given.targets.size(); ++i) look(given.targets[i], "target " + std::to_string(i));
-  for (side_input const& e : given.side_inputs) look(e.value, "side input `" + e.name + "`");
-}
-
-/// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these. A finite
-/// number from 0; a microbatch of 0 is left out.
-using loss_weight_function = std::function<double(batch const& micro_batch)>;
 
 /// There is no mean over nothing.
 [[noreturn]] inline void refuse_empty_mean(error_context const& here = {}) {
   throw usage_error("the microbatches of this step count nothing: there is no mean loss", here);
 }
 
-/// A batch (of one replica) in M parts: cut along dimension 0 (views, nothing is copied), or as the user cut it.
+/// A batch (of one replica) in M parts: cut along dimension 0 (views, nothing is copied), or as the user cut it. Where a plan has
+/// slices each of these is cut along dimension 1 (tokens) into as many parts as it has slices: what is called a microbatch below
+/// is such a slice then, numbered as the plan's units are.
 ///
 /// Each microbatch weighs its share of all microbatches of *all* replicas. The mean loss of a microbatch times its weight, added
 /// up, is the mean loss over all samples (or tokens), and gradients of it need no scaling afterwards, whatever the sizes.
 class split_batch {
  public:
-  /// Cuts a batch; each part counts as many as it has samples.
+  /// Cuts a batch; each part counts as many as it has samples, a slice its share of them by tokens.
   /// \throws usage_error when the tensors disagree about the number of samples, or there are fewer samples than microbatches
-  void split(batch const& whole, int count) {
+  void split(batch const& whole, int count, slicing const& into = {}) {
     std::optional<std::int64_t> const samples = samples_in(whole);
     if (!samples && is_given(whole)) throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut");
     samples_ = samples.value_or(0);
@@ -99,15 +55,16 @@ class split_batch {
       cut(whole.targets, range, p.data.targets);
       p.data.side_inputs.clear();
       for (side_input const& e : whole.side_inputs)
-        p.data.side_inputs.push_back({e.name, counted_alone(e.whole ? e.value : samples_of_tensor(e.value, range)), true});
+        p.data.side_inputs.push_back({e.name, counted_alone(e.whole ? e.value : samples_of_tensor(e.value, range)), e.whole});
       p.counts = samples ? static_cast<double>(range.count) : unknown;
     }
+    slice(into);
   }
 
   /// Takes microbatches as they are, none for a rank that is given nothing. Where the inputs and targets of each have one number
   /// of samples it counts these, else each counts 1.
   /// \throws usage_error when there are not `count` of them
-  void take(std::span<batch const> micro_batches, int count) {
+  void take(std::span<batch const> micro_batches, int count, slicing const& into = {}) {
     if (!micro_batches.empty() && micro_batches.size() != static_cast<std::size_t>(count)) {
       throw usage_error("the program runs " + std::to_string(count) + " microbatches a step, " +
                         std::to_string(micro_batches.size()) + " were given");
@@ -127,9 +84,11 @@ class split_batch {
       }
       for (side_input& e : p.data.side_inputs) e.value = counted_alone(e.value);
     }
-    if (by_samples) return;
-    samples_ = count;
-    for (part& p : parts_) p.counts = is_given(p.data) ? 1 : unknown;
+    if (!by_samples) {
+      samples_ = count;
+      for (part& p : parts_) p.counts = is_given(p.data) ? 1 : unknown;
+    }
+    slice(into);
   }
 
   /// Lets `loss_weight` say what each microbatch counts, instead of its samples.
@@ -324,6 +283,30 @@ class split_batch {
   }
   static at::Tensor samples_of_tensor(at::Tensor const& t, sample_range range) {
     return has_samples(t) ? t.narrow(0, range.first, range.count) : t;
+  }
+
+  /// Cuts each part into slices.
+  void slice(slicing const& into) {
+    if (into.slices == 1 && !into.start_on) return;
+    std::vector<part> const whole = std::exchange(parts_, {});
+    for (std::size_t m = 0; m < whole.size(); ++m) {
+      std::string const which = "microbatch " + std::to_string(m);
+      batch const& data = whole[m].data;
+      std::optional<std::int64_t> const length = detail::sequence_length_in(data, which);
+      if (!length && is_given(data) && into.slices > 1) {
+        throw usage_error("no input or target of " + which + " has a dimension of tokens (dimension 1) to be cut into " +
+                          std::to_string(into.slices) +
+                          " slices. Remedy: tensors of [samples, tokens, ...], or a plan with slices = 1");
+      }
+      std::vector<std::int64_t> const bounds =
+          length ? detail::slice_bounds(data, *length, into, which) : std::vector<std::int64_t>(into.slices + 1);
+      for (std::size_t s = 0; s + 1 < bounds.size(); ++s) {
+        part& p = parts_.emplace_back();
+        p.data = detail::slice_of(data, bounds[s], bounds[s + 1]);
+        p.counts = whole[m].counts * (length ? static_cast<double>(bounds[s + 1] - bounds[s]) / static_cast<double>(*length) : 1);
+        if (into.start_on) detail::add_slice_start(p.data, bounds[s], *into.start_on);
+      }
+    }
   }
 
   double weight_of(loss_weight_function const& weigh, std::size_t m) const {

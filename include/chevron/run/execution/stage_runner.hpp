@@ -22,6 +22,7 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/activation_meter.hpp>
+#include <chevron/run/execution/carry_store.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
 #include <chevron/run/execution/operation.hpp>
 #include <chevron/run/model/loss.hpp>
@@ -64,7 +65,8 @@ class stage_runner {
         slots_(static_cast<std::size_t>(steps.slots[where.pipeline_rank()].activation)),
         losses_(static_cast<std::size_t>(plan_.size.units())),
         stage_losses_(losses_.size() * stages.size()),
-        outputs_(plan_.forward_only ? losses_.size() : 0) {
+        outputs_(plan_.forward_only ? losses_.size() : 0),
+        carries_(plan_, stages) {
     std::size_t next = 0;
     for (stage const& one : stages) {
       first_losses_.push_back(next);
@@ -149,6 +151,7 @@ class stage_runner {
     stage_call task = task_of(o, frame);
     auto const run = [&] {
       (this->*o.body)(o, task, given);
+      carries_.end(o.what->op);
       given.clear();
     };
     meter_ ? meter_->measure(o.what->op, task, o.slot->work, given, o.slot->outputs, run) : run();
@@ -175,6 +178,7 @@ class stage_runner {
     int const lane = 1 - b.slot->lane;
     f.slot->lane = lane;
     tensors const held = inputs;
+    tensors const carried = carries_.held(f.what->op), gradients = carries_.held(b.what->op);
     streams_->both(lane, forward, backward);
   }
 
@@ -191,6 +195,7 @@ class stage_runner {
   /// Lets go of all microbatches under way.
   void drop() {
     for (activation& slot : slots_) slot = {};
+    carries_.clear();
   }
 
  protected:
@@ -247,14 +252,16 @@ class stage_runner {
                        .draws = draws,
                        .drew = &o.slot->drew,
                        .evaluation = plan_.forward_only,
-                       .targets = &batch.targets(m)},
+                       .targets = &batch.targets(m),
+                       .sliced = plan_.size.slices > 1},
             .training = !plan_.forward_only,
             .differentiable = stage_number > lowest_trained_,
             .untrained = stage_number < lowest_trained_,
             .loss = with_loss ? &loss_ : nullptr,
             .autocast = autocast_,
             .targets = with_loss ? &batch.targets(m) : nullptr,
-            .loss_seeds = seeds_of(o, batch)};
+            .loss_seeds = seeds_of(o, batch),
+            .carried = carries_.begin(o.what->op)};
   }
 
   /// \throws usage_error on a rank that does not know what the microbatch counts
@@ -292,6 +299,7 @@ class stage_runner {
   std::vector<tensors> stage_losses_;      // by stage and microbatch
   std::vector<std::size_t> first_losses_;  // by stage: the number of its first loss among the rank's
   std::vector<tensors> outputs_;
+  carry_store carries_;
   std::optional<activation_meter> meter_;
 };
 

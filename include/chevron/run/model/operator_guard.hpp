@@ -24,13 +24,15 @@ namespace chevron::detail {
 /// - running statistics (of batch and instance norm) that are no buffers of the stage: its callable runs a module that the stage
 ///   was not given. Evaluation would go on training them, and no checkpoint would hold them.
 /// - dropout in evaluation, by a callable that was given no module: nothing told it that this is not training.
+/// - statistics over a batch, where it is a slice of sequences: those of whole sequences are others.
 /// - sparse gradients: the stage's gradients are dense, and so are added in another order.
 class operator_guard {
  public:
-  operator_guard(bool has_module, std::vector<parameter> const& buffers, bool evaluation)
+  operator_guard(bool has_module, std::vector<parameter> const& buffers, bool evaluation, bool sliced = false)
       : has_module_(has_module),
         buffers_(buffers),
         evaluation_(evaluation),
+        sliced_(sliced),
         outer_(current()),
         include_((install(), random_key)) {
     current() = this;
@@ -52,6 +54,14 @@ class operator_guard {
     throw usage_error(
         "it changes running statistics that are none of its buffers: its callable runs a module that the stage was not given, so "
         "evaluation would change them and checkpoints would not hold them. Remedy: chevron::stage(module, callable)");
+  }
+  void see_batch_statistics(bool of_batch) const {
+    if (!of_batch || !sliced_) return;
+    throw usage_error(
+        "it normalizes by the mean and variance of its batch (BatchNorm in training), and the plan cuts sequences into slices: "
+        "the "
+        "statistics of a slice are not those of the sequences. Remedy: module->eval() for that layer, a norm of each token "
+        "(LayerNorm), or a plan with slices = 1");
   }
   void see_dropout(bool drops, double share) const {
     if (!drops || !(share > 0) || !evaluation_ || has_module_) return;
@@ -82,6 +92,7 @@ class operator_guard {
         }
         if (name == "p" && value.isDouble()) share = value.toDouble();
         if (!value.isBool()) continue;
+        if (name == "training") watch->see_batch_statistics(value.toBool());
         if (name == "training" || name == "use_input_stats") watch->see_statistics(tensor, value.toBool());
         if (name == "train") watch->see_dropout(value.toBool(), share);
         if (name == "sparse") watch->see_sparse(tensor, value.toBool());
@@ -112,6 +123,7 @@ class operator_guard {
   bool has_module_;
   std::vector<parameter> const& buffers_;
   bool evaluation_;
+  bool sliced_;
   operator_guard const* outer_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };

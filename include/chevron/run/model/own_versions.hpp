@@ -45,10 +45,10 @@ class kept_inputs {
     inputs_ = values;
   }
   /// \throws usage_error where an input was changed in place since
-  void check(char const* who) const {
+  void check(char const* who, char const* what = "input") const {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (version_of(inputs_[i]) == versions_[i]) continue;
-      throw usage_error(std::string(who) + " changes its input " + std::to_string(i) +
+      throw usage_error(std::string(who) + " changes its " + what + " " + std::to_string(i) +
                         " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
     }
   }

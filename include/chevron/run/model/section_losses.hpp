@@ -13,8 +13,8 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/stage_loss.hpp>
+#include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/model/stage_graph.hpp>
 
 /// \file
 /// The losses that a piece of a stage's forward gives: ends of its graph, at which its backward begins, too.

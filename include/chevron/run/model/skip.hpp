@@ -10,8 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/model/stage_graph.hpp>
 
 /// \file
 /// Skip connections: a tensor of one stage that a later one takes, past the stages between.

@@ -20,44 +20,13 @@
 #include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/operator_guard.hpp>
 #include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/stage_parts.hpp>
 #include <chevron/run/model/tensor_call.hpp>
 
 /// \file
 /// A stage: a piece of the model, whatever it is made of.
 
 namespace chevron {
-
-/// What a stage gets besides the tensors that go through the pipeline.
-struct forward_context {
-  std::span<side_input const> side_inputs = {};  ///< of this microbatch
-  std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
-  bool* drew = nullptr;                          ///< if given: set to true where one was drawn
-  node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
-  bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
-  tensors const* targets = nullptr;              ///< of this microbatch
-  std::vector<collected_losses::given>* losses =
-      nullptr;  ///< if given: gets the losses of `add_loss`; else they are the caller's
-};
-
-/// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
-struct skip_marks {
-  std::vector<bool> arriving;   ///< by tensor that arrives: it ends here (else it passes by)
-  std::vector<bool> departing;  ///< by tensor that departs: it begins here (else it passes by)
-};
-
-namespace detail {
-
-/// Something to be called, with what it takes from the batch.
-struct stage_part {
-  std::function<void(tensors&, tensors&)> forward;
-  std::optional<module_mode> mode;  ///< of its module; none for a callable alone
-  std::vector<std::string> side_inputs;
-  bool targets = false;
-  bool recompute = false;
-  std::size_t parameters = 0;  ///< so many of the stage's are its
-};
-
-}  // namespace detail
 
 /// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
 ///
@@ -189,6 +158,33 @@ class stage {
   }
   std::vector<stage_loss> const& losses() const { return losses_; }
 
+  /// Tensors that it hands from slice to slice of a sequence, by name: its forward takes them after its inputs, side inputs and
+  /// targets, and gives them as its last results, in this order. The first slice takes undefined tensors. Of a stage in parts:
+  /// the carries of its first part; parts that are stages of their own declare theirs before `in_sequence`.
+  ///
+  ///     chevron::stage(attention).carries({"keys", "values"})
+  ///
+  /// \throws usage_error for a name that is empty or given twice
+  stage& carries(std::vector<stage_carry> declared) {
+    detail::check_carries(declared);
+    if (!parts_.empty()) parts_.front().carries = std::move(declared);
+    return *this;
+  }
+  /// The carries of all its parts, in their order.
+  std::vector<stage_carry> carries() const {
+    std::vector<stage_carry> all;
+    for (detail::stage_part const& part : parts_) all.insert(all.end(), part.carries.begin(), part.carries.end());
+    return all;
+  }
+  /// How many carries the parts before this one have; of `parts()`: all.
+  std::size_t carries_before(std::size_t part) const {
+    std::size_t sum = 0;
+    for (std::size_t p = 0; p < part; ++p) sum += parts_[p].carries.size();
+    return sum;
+  }
+  /// The carries of one part.
+  std::vector<stage_carry> const& carries_of(std::size_t part) const { return parts_[part].carries; }
+
   /// What it takes of the batch by name, all its parts together.
   std::vector<std::string> side_input_names() const {
     std::vector<std::string> names;
@@ -226,17 +222,20 @@ class stage {
   void forward_parts(std::size_t first, std::size_t last, tensors& values, forward_context const& around) {
     tensors results;  // of this call: the halves of a fused pair may be the same stage's
     if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
+    at::Tensor* carried = around.carried == nullptr ? nullptr : around.carried->data() + carries_before(first);
     for (std::size_t p = first; p < last; ++p) {
       for (std::string const& name : parts_[p].side_inputs)
         values.push_back(detail::side_input_named(name, around.side_inputs, "it"));
       if (parts_[p].targets) add_targets(values, around);
+      std::vector<stage_carry> const& carries = parts_[p].carries;
+      for (std::size_t k = 0; k < carries.size(); ++k) values.push_back(carried != nullptr ? carried[k] : at::Tensor());
       std::optional<random_scope> scope;
       if (around.draws) {
         rng_key place = *around.draws;
         place.part = static_cast<int>(p);
         scope.emplace(place, values, around.places);
       }
-      detail::operator_guard const watch(parts_[p].mode.has_value(), buffers_, around.evaluation);
+      detail::operator_guard const watch(parts_[p].mode.has_value(), buffers_, around.evaluation, around.sliced);
       {
         std::optional<collected_losses> given;
         if (around.losses != nullptr) given.emplace();
@@ -244,6 +243,10 @@ class stage {
         if (given) around.losses->insert(around.losses->end(), given->all().begin(), given->all().end());
       }
       if (scope && around.drew != nullptr && scope->drew()) *around.drew = true;
+      if (!carries.empty()) {
+        detail::take_carries(carries, results, carried);
+        if (carried != nullptr) carried += carries.size();
+      }
       std::swap(values, results);
       results.clear();
     }

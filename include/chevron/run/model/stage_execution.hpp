@@ -12,41 +12,27 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/autocast.hpp>
 #include <chevron/run/model/backward_scope.hpp>
 #include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/own_versions.hpp>
 #include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/section_carries.hpp>
 #include <chevron/run/model/section_losses.hpp>
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/model/stage_graph.hpp>
 #include <chevron/run/model/storage_recorder.hpp>
 #include <chevron/run/model/storage_set.hpp>
+#include <chevron/run/model/unlisted_leaves.hpp>
 
 /// \file
 /// One stage's work on one microbatch, from its F to its B or W.
 
 namespace chevron {
-
-/// What a chunk is about. The same for its F and its backward, which may have to run the forward again.
-struct stage_call {
-  stage* owner = nullptr;
-  forward_context around = {};
-  bool training = false;          ///< a backward will follow
-  bool differentiable = false;    ///< a stage before it is trained, and wants the gradients of its inputs
-  bool untrained = false;         ///< neither it nor a stage before it is trained: its backward does nothing
-  loss_function* loss = nullptr;  ///< the last stage's, or null
-  std::optional<at::ScalarType> autocast = {};
-  tensors const* targets = nullptr;  ///< of the loss
-  tensors loss_seeds = {};  ///< in B and I: of the stage's declared losses, the gradients of their values, one number each;
-                            ///< undefined where the microbatch counts nothing
-  storage_set* built = nullptr;      ///< gets what graphs hold that B, I or W builds; null: nobody asks
-};
 
 /// A stage's parts that are computed and differentiated together make a *section*, with a graph of its own: each part that
 /// recomputes, and each run of parts that do not. Between sections gradients are handed on as they are between stages.
@@ -56,6 +42,9 @@ struct stage_call {
 /// once. Where nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
 ///
 /// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops: it gives no gradients of inputs.
+///
+/// Carries go from slice to slice of each section, and their gradients back (section_carries.hpp): where the slice before wants
+/// one, I computes it, also where nobody wants the gradient of inputs.
 ///
 /// Tensors that only pass by on their way to a later stage (skip.hpp) are in no graph: F hands them on, and B or I their
 /// gradients.
@@ -73,13 +62,17 @@ class stage_execution {
     values.clear();
     std::swap(values, inputs);
     at::Tensor loss;
+    begin_carries(task, task.carried);
     for (section& s : sections_) {
+      s.carries.arrive(carries_);
       if (s.recomputes) {
         s.inputs.keep(values);
+        s.carries.keep(carries_);
         at::AutoGradMode const without(false);
         std::vector<std::uint32_t> const side_inputs = detail::versions_of(task.around.side_inputs);
         loss = run(task, s, values);
         s.inputs.check("it");
+        s.carries.check_kept("it");
         if (side_inputs != detail::versions_of(task.around.side_inputs)) {
           throw usage_error(
               "it changes what it takes from the batch in place, and so cannot be computed again from it: "
@@ -91,14 +84,13 @@ class stage_execution {
       s.losses.add_to(losses_);
       s.losses.drop_values();
     }
+    end_carries(task);
     if (task.training) versions_.note(*task.owner);
     if (task.loss != nullptr) {
       values.clear();
       return loss.detach();
     }
-    for (at::Tensor& t : values) {
-      if (t.defined()) t = aliases_module_state(task, t) ? t.detach().clone() : t.detach();
-    }
+    for (at::Tensor& t : values) t = apart(task, t);
     passing_.depart(task.owner->skips(), values);
     return loss;
   }
@@ -118,7 +110,7 @@ class stage_execution {
   /// I.
   void backward_input(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
-      if (s.recomputes && !s.differentiable) {
+      if (s.recomputes && !s.gives_gradients()) {
         s.postponed = output_gradients;
         input_gradients.clear();
       } else {
@@ -133,7 +125,7 @@ class stage_execution {
   void backward_weight(stage_call const& task) {
     for (std::size_t i = sections_.size(); i-- > 0;) {
       section& s = sections_[i];
-      if (s.recomputes && !s.differentiable) {
+      if (s.recomputes && !s.gives_gradients()) {
         compute_again(task, s);
         differentiate(task, s, random_use::backward, s.postponed, [&] { s.graph.backward(s.postponed, scratch_); });
         s.postponed.clear();
@@ -141,7 +133,7 @@ class stage_execution {
         tensors near;
         if (!task.owner->parameters().empty()) near.push_back(task.owner->parameters().front().value);
         // Without an I before it, a W is the whole backward.
-        random_use const use = s.differentiable ? random_use::backward_weight : random_use::backward;
+        random_use const use = s.gives_gradients() ? random_use::backward_weight : random_use::backward;
         differentiate(task, s, use, near, [&] { s.graph.backward_weight(); });
       }
     }
@@ -172,8 +164,10 @@ class stage_execution {
     detail::kept_inputs inputs;          // where it recomputes: from F until the graph is built
     tensors postponed;                   // output gradients, from I to W
     detail::section_losses losses;       // by `add_loss`
-    int examined = 0;                    // how often; see examine()
-    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> unlisted_leaves;
+    detail::section_carries carries;     // from the slice before, and for the next one
+    detail::unlisted_leaves unlisted;
+    /// Something before it gets gradients from it: the section or stage below, or the slice before.
+    bool gives_gradients() const { return differentiable || carries.gives_gradients(); }
   };
 
   /// A buffer or parameter of the stage's own changes while its outputs are under way.
@@ -184,6 +178,25 @@ class stage_execution {
     auto const &parameters = task.owner->parameters(), &buffers = task.owner->buffers();
     return output.has_storage() && (std::any_of(buffers.begin(), buffers.end(), same_memory) ||
                                     std::any_of(parameters.begin(), parameters.end(), same_memory));
+  }
+
+  /// A result, cut off from its graph, and from memory in which forwards of other microbatches write.
+  static at::Tensor apart(stage_call const& task, at::Tensor const& result) {
+    return !result.defined() ? result : aliases_module_state(task, result) ? result.detach().clone() : result.detach();
+  }
+
+  /// \param given what comes from a neighbouring slice; null or empty: nothing
+  void begin_carries(stage_call const& task, tensors const* given) {
+    carries_.assign(task.owner->carries_before(task.owner->parts()), at::Tensor());
+    if (given != nullptr && !given->empty()) carries_ = *given;
+  }
+  /// Hands them on.
+  void end_carries(stage_call const& task) {
+    if (task.carried != nullptr) {
+      task.carried->clear();
+      for (at::Tensor const& t : carries_) task.carried->push_back(apart(task, t));
+    }
+    carries_.clear();
   }
 
   void lay_out(stage_call const& task) {
@@ -204,6 +217,7 @@ class stage_execution {
       s.differentiable = task.training && (p > lowest || task.differentiable);
     }
     sections_.resize(count);
+    for (section& s : sections_) s.carries.lay_out(*task.owner, s.first, s.last, lowest, task.training && !task.untrained);
   }
 
   /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
@@ -213,9 +227,11 @@ class stage_execution {
     std::vector<collected_losses::given> given;
     around.places = &s.places;
     around.losses = &given;
+    around.carried = &carries_;
     s.places.clear();
     task.owner->forward_parts(s.first, s.last, values, around);
     s.losses.note(*task.owner, given);
+    s.carries.note(carries_);
     if (task.loss == nullptr || &s != &sections_.back()) return {};
     std::optional<random_scope> scope;
     if (task.around.draws) {
@@ -257,6 +273,7 @@ class stage_execution {
   at::Tensor compute(stage_call const& task, section& s, tensors& values) {
     at::AutoGradMode const follow(task.training);
     s.graph.enter(values, s.differentiable, scratch_);
+    s.carries.enter(s.graph, carries_);
     values.clear();
     std::swap(values, scratch_);
     at::Tensor loss = run(task, s, values);
@@ -267,31 +284,13 @@ class stage_execution {
     } else if (task.training) {
       s.graph.leave(values);
     }
-    if (task.training) s.losses.leave(*task.owner, s.graph);
-    if (task.training && s.examined < 2) examine(*task.owner, s);
+    if (task.training) {
+      s.losses.leave(*task.owner, s.graph);
+      s.carries.leave(s.graph, carries_);
+    }
+    if (task.training && !s.unlisted.is_done()) s.unlisted.examine(*task.owner, s.graph);
     if (task.untrained) s.graph.clear();
     return loss;
-  }
-
-  /// Looks for parameters that a callable uses without listing them: nobody would train them. What requires a gradient, is not
-  /// listed and is there in two computations was not made by either of them.
-  static void examine(stage const& owner, section& s) {
-    auto const before = std::exchange(s.unlisted_leaves, {});
-    ++s.examined;
-    for (at::Tensor const& leaf : s.graph.leaves()) {
-      bool const listed = std::any_of(owner.parameters().begin(), owner.parameters().end(),
-                                      [&](parameter const& p) { return p.value.is_same(leaf); });
-      if (listed) continue;
-      for (auto const& earlier : before) {
-        if (earlier.lock().get() != leaf.unsafeGetTensorImpl()) continue;
-        std::string sizes;
-        for (std::int64_t const n : leaf.sizes()) sizes += (sizes.empty() ? "" : ", ") + std::to_string(n);
-        throw usage_error("it uses a parameter of sizes [" + sizes +
-                          "] that it does not list, and that would not be trained: give the stage its module, too, "
-                          "chevron::stage(module, callable), or let it need no gradient");
-      }
-      if (s.examined == 1) s.unlisted_leaves.emplace_back(leaf.getIntrusivePtr());
-    }
   }
 
   /// Runs the forward of a section that recomputes, once more and once in all, to build its graph. Buffers keep the values that F
@@ -299,6 +298,7 @@ class stage_execution {
   void compute_again(stage_call const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     s.inputs.check("a later part or stage, to which it was passed on,");
+    s.carries.check_kept("a later slice, part or stage");
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (parameter const& b : task.owner->buffers()) {
       // variable_data: for autograd, which may have saved the buffer, nothing happens to it.
@@ -307,9 +307,12 @@ class stage_execution {
     {
       std::optional<storage_recorder> seen;
       if (task.built != nullptr) seen.emplace(*task.built);
-      tensors inputs = s.inputs.take();
+      tensors inputs = s.inputs.take(), under_way = std::move(carries_);
+      begin_carries(task, nullptr);
+      s.carries.take_kept(carries_);
       compute(task, s, inputs);
       s.losses.drop_values();
+      carries_ = std::move(under_way);  // what this forward leaves is F's
     }
     if (task.built != nullptr) task.built->drop_gone();
     for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
@@ -322,18 +325,23 @@ class stage_execution {
     if (task.untrained) return output_gradients.clear();
     check_losses(task);
     passing_.take(output_gradients);
+    begin_carries(task, task.carried);  // gradients
     for (std::size_t i = sections_.size(); i-- > 0;) {
       sections_[i].losses.append_gradients(task.loss_seeds, output_gradients);
+      sections_[i].carries.append_gradients(carries_, output_gradients);
       step(sections_[i]);
+      sections_[i].carries.take_gradients(input_gradients, carries_);
       output_gradients.clear();
       if (!sections_[i].differentiable) break;
       if (i > 0) std::swap(output_gradients, input_gradients);
     }
+    end_carries(task);
     task.differentiable ? passing_.give(input_gradients) : passing_.drop();
   }
 
   std::vector<section> sections_;
-  tensors losses_;  // of F, by declaration
+  tensors losses_;   // of F, by declaration
+  tensors carries_;  // of the computation under way, or their gradients, by declaration
   passing_tensors passing_;
   own_versions versions_;  // when F was over
   tensors scratch_;

@@ -14,6 +14,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/data/data_agreement.hpp>
+#include <chevron/run/data/slice_cuts.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/device_graph.hpp>
 #include <chevron/run/model/own_work.hpp>
@@ -74,6 +75,9 @@ struct trainer_options {
   /// checkpoints know, and Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
   sharding shard = sharding::nothing;
   loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
+  /// Where sequences are cut, of a plan with slices: `slices_by_cost`, or a function of the microbatch, by the borders of its
+  /// documents, say. Empty: slices of equal lengths, the longer ones first.
+  slice_cuts_function slice_cuts = {};
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
   /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
   /// layer, say) and change them in place, on all replicas alike (random numbers are), which the reported norm does not show. It
@@ -173,6 +177,7 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("over replicas sharded", options.shard == sharding::nothing ? "nothing" : "optimizer");
   out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
   out.add("microbatches count", options.loss_weight ? "what the caller weighs" : "their samples");
+  if (options.slice_cuts) out.add("slices", "cut by the caller");
   out.add("data compared", options.check_data == data_check::never        ? "never"
                            : options.check_data == data_check::every_step ? "in every step"
                                                                           : "in the first step");

@@ -64,6 +64,7 @@ class auto_schedule {
   explicit auto_schedule(trainer& train, auto_options options = {})
       : train_(&train), options_(std::move(options)), watch_every_(options_.watch_every) {
     check_options();
+    detail::refuse_slices(train, "auto_schedule");
     plan_view const running = train.program().plan;
     if (!same_gradient_order(running, in_ascending_order(running))) {
       throw usage_error(std::string("schedule ") + running.name +

@@ -66,11 +66,11 @@ class evaluator {
   /// \param whole this replica's batch
   /// \throws usage_error where there is no loss function, or all microbatches count nothing
   double loss(batch const& whole) {
-    return loss_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.units()); });
+    return loss_of([&] { cut(whole); });
   }
   /// The same of microbatches that the caller has cut.
   double loss(std::vector<batch> const& micro_batches) {
-    return loss_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.units()); });
+    return loss_of([&] { cut(micro_batches); });
   }
   /// The same without side inputs.
   double loss(tensors const& inputs, tensors const& targets) { return loss(batch{inputs, targets}); }
@@ -78,14 +78,14 @@ class evaluator {
   double loss(at::Tensor const& input, at::Tensor const& target) { return loss(batch{{input}, {target}}); }
 
   /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put
-  /// together along dimension 0; of an output that is one number, there is one for each microbatch. An output that is undefined
-  /// stays so.
+  /// together along dimension 0, those of slices along dimension 1; of an output that is one number, there is one for each
+  /// microbatch or slice. An output that is undefined stays so.
   tensors outputs(batch const& whole) {
-    return outputs_of([&] { batch_.split(context_->on_device(whole), program_.view().plan.size.units()); });
+    return outputs_of([&] { cut(whole); });
   }
   /// The same of microbatches that the caller has cut.
   tensors outputs(std::vector<batch> const& micro_batches) {
-    return outputs_of([&] { batch_.take(context_->on_device(micro_batches), program_.view().plan.size.units()); });
+    return outputs_of([&] { cut(micro_batches); });
   }
   /// The same without side inputs.
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
@@ -129,6 +129,11 @@ class evaluator {
     return p.plan.forward_only ? setup.program : forwards_of(p, 0);
   }
 
+  template <class Given>
+  void cut(Given const& given) {
+    context_->cut(given, program_.view().plan, batch_);
+  }
+
   void synchronize() {
     if (owner_ != nullptr) owner_->synchronize();
   }
@@ -142,9 +147,16 @@ class evaluator {
     cut_batch();
     std::vector<tensors>& parts = run(without_loss_).outputs;
     tensors whole;
+    auto const slices = static_cast<std::size_t>(program_.view().plan.size.slices);
     for (std::size_t i = 0; i < parts.front().size(); ++i) {
-      tensors of_one;
-      for (tensors& part : parts) of_one.push_back(std::move(part[i]));
+      tensors of_one, of_slices;
+      for (tensors& part : parts) {
+        of_slices.push_back(std::move(part[i]));
+        if (of_slices.size() < slices) continue;
+        if (slices > 1 && of_slices[0].defined() && of_slices[0].dim() > 0) of_slices = {together(of_slices, i, 1)};
+        of_one.insert(of_one.end(), of_slices.begin(), of_slices.end());
+        of_slices.clear();
+      }
       whole.push_back(together(of_one, i));
     }
     for (tensors& part : parts) part.clear();
@@ -200,18 +212,18 @@ class evaluator {
     return sum;
   }
 
-  static at::Tensor together(tensors const& parts, std::size_t output) {
+  static at::Tensor together(tensors const& parts, std::size_t output, std::int64_t dimension = 0) {
     auto const defined =
         static_cast<std::size_t>(std::count_if(parts.begin(), parts.end(), [](at::Tensor const& t) { return t.defined(); }));
     if (defined == 0) return {};
     try {
       if (defined < parts.size()) throw usage_error("some are undefined");
       if (parts[0].dim() == 0) return at::stack(parts);
-      return parts.size() == 1 ? parts[0] : at::cat(parts);
+      return parts.size() == 1 ? parts[0] : at::cat(parts, dimension);
     } catch (std::exception const& e) {
       auto const* const of_torch = dynamic_cast<c10::Error const*>(&e);
-      throw usage_error("output " + std::to_string(output) + " of the microbatches cannot be put together: " +
-                        (of_torch != nullptr ? of_torch->what_without_backtrace() : e.what()));
+      throw usage_error("output " + std::to_string(output) + " of the " + (dimension == 0 ? "microbatches" : "slices") +
+                        " cannot be put together: " + (of_torch != nullptr ? of_torch->what_without_backtrace() : e.what()));
     }
   }
 
@@ -221,7 +233,7 @@ class evaluator {
   }
 
   static proved_program forwards_of(program_view training, int micro_batches) {
-    int const most = training.plan.size.units();
+    int const most = training.plan.size.micro_batches;
     if (micro_batches < 0 || micro_batches > most) {
       throw usage_error("evaluation in " + std::to_string(micro_batches) + " microbatches, but the trainer's program has " +
                         std::to_string(most) + ": give a number from 1 to " + std::to_string(most) +

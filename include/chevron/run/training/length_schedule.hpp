@@ -76,6 +76,7 @@ class length_schedule {
   explicit length_schedule(trainer& train, length_options options = {})
       : train_(&train), options_(std::move(options)), first_(copy_of(train.program().plan)) {
     check_options();
+    detail::refuse_slices(train, "length_schedule");
     if (!(options_.memory.most > 0)) options_.memory.most = peak_in_flight(first_);
     named_values lines;
     auto const add = [&](char const* name, double value) {

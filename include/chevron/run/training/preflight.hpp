@@ -57,7 +57,8 @@ inline void add_program(named_values& out, program_view const& program) {
   char const* const name = program.plan.name;
   out.add("schedule", *name != 0 ? name : "(unnamed)");
   out.add("pipeline ranks", std::to_string(program.plan.size.ranks));
-  out.add("microbatches", std::to_string(program.plan.size.units()));
+  out.add("microbatches", std::to_string(program.plan.size.micro_batches));
+  if (program.plan.size.slices > 1) out.add("slices of a microbatch", std::to_string(program.plan.size.slices));
   out.add("stages", std::to_string(program.plan.stages));
   out.add("program", std::to_string(fingerprint(program)));
 }
@@ -87,6 +88,9 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
   for (stage_loss const& one : s.losses())
     out.add(prefix + " loss " + one.name,
             "factor " + detail::number_text(one.factor) + (one.weight ? ", with a weight of its own" : ""));
+  std::size_t carry = 0;  // parts of a stage may have carries of one name
+  for (stage_carry const& one : s.carries())
+    out.add(prefix + " carry " + std::to_string(carry++) + ", " + one.name, one.detached ? "detached" : "with gradient");
   out.add(prefix + " buffers", std::to_string(s.buffers().size()));
   for (parameter const& b : s.buffers()) {
     std::string const name = prefix + " buffer " + b.name;
@@ -138,7 +142,8 @@ inline void check_change(transport& comm, program_view const& now, program_view 
              ". Remedy: one of the same size, or another trainer");
   };
   differs("ranks", now.plan.size.ranks, next.plan.size.ranks);
-  differs("microbatches", now.plan.size.units(), next.plan.size.units());
+  differs("microbatches", now.plan.size.micro_batches, next.plan.size.micro_batches);
+  differs("slices", now.plan.size.slices, next.plan.size.slices);
   differs("stages", now.plan.stages, next.plan.stages);
   for (int s = 0; s < now.plan.stages; ++s) {
     if (now.plan.rank_of_stage(s) == next.plan.rank_of_stage(s)) continue;

@@ -7,11 +7,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <chevron/plan/plan.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
@@ -22,6 +24,7 @@
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
+#include <chevron/run/training/build_stages.hpp>
 #include <chevron/run/training/replica_counts.hpp>
 
 /// \file
@@ -69,6 +72,17 @@ class rank_context {
     std::vector<batch> out;
     for (batch const& one : micro_batches) out.push_back(on_device(one));
     return out;
+  }
+
+  /// Cuts a batch for a plan, with what this rank needs of it on its device.
+  template <class Given>
+  void cut(Given const& given, plan_view const& plan, split_batch& into) {
+    slicing_.slices = plan.size.slices;
+    if constexpr (std::is_same_v<Given, batch>) {
+      into.split(on_device(given), plan.size.micro_batches, slicing_);
+    } else {
+      into.take(on_device(given), plan.size.micro_batches, slicing_);
+    }
   }
 
   /// Says what each microbatch counts, as far as this rank was given what tells.
@@ -120,6 +134,9 @@ class rank_context {
       }
     }
     takes_targets_ = detail::takes_targets(stages_);
+    std::vector<std::string> const taken = detail::side_inputs_taken(stages_, loss_);
+    slicing_.cuts = options_.slice_cuts;
+    if (std::find(taken.begin(), taken.end(), slice_start) != taken.end()) slicing_.start_on = streams_->where();
     count_with(0);
   }
 
@@ -154,6 +171,7 @@ class rank_context {
   std::shared_ptr<compute_streams> streams_;
   std::vector<stage> stages_;
   bool takes_targets_ = false;
+  slicing slicing_;
   std::vector<detail::rank_loss> losses_;
   std::vector<loss_weight_function> weights_;  // of these
   detail::data_agreement data_;

@@ -25,6 +25,16 @@ inline search::objective objective_of(trainer& train) {
   return train.context().options().post_validation ? search::objective::span : search::objective::makespan;
 }
 
+/// Planning is for whole microbatches.
+/// \param planner its name
+/// \throws usage_error, the same on every rank, for a program whose plan has slices
+inline void refuse_slices(trainer const& train, std::string const& planner) {
+  int const slices = train.program().plan.size.slices;
+  if (slices == 1) return;
+  throw usage_error(planner + " plans for whole microbatches, and this program cuts each into " + std::to_string(slices) +
+                    " slices. Remedy: keep the schedule, without " + planner + ", or a program with slices = 1");
+}
+
 /// What `decide` says on global rank 0, on every rank. Collective.
 /// \param what is planned, in a word or two for the error
 /// \param step at which

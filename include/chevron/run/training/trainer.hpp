@@ -98,7 +98,7 @@ class trainer {
   trainer(trainer const&) = delete;
   trainer& operator=(trainer const&) = delete;
 
-  /// One optimizer step over a batch of this replica, cut into the program's microbatches along dimension 0.
+  /// One optimizer step over a batch of this replica, cut into microbatches along dimension 0 and into slices along dimension 1.
   /// \param total what the step counts, with `gradient_reduction::sum` on this replica only: the denominators of mean losses. 0:
   /// replicas add it up, where no batches are accumulated
   /// \returns its report; with `post_validation` it may not be `settled` yet
@@ -206,11 +206,11 @@ class trainer {
  private:
   void cut(batch const& whole) {
     check_detached(whole);
-    batch_.split(context_.on_device(whole), program_.view().plan.size.units());
+    context_.cut(whole, program_.view().plan, batch_);
   }
   void cut(std::vector<batch> const& micro_batches) {
     for (batch const& one : micro_batches) check_detached(one);
-    batch_.take(context_.on_device(micro_batches), program_.view().plan.size.units());
+    context_.cut(micro_batches, program_.view().plan, batch_);
   }
 
   void make_executor() {

@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include <chevron/run/model/graph_nodes.hpp>
+#include <chevron/run/model/graph/graph_nodes.hpp>
 
 /// \file
 /// Where the nodes of a stage's graph lead to: to its inputs, to parameters, or to both.

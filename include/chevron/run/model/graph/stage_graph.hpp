@@ -19,8 +19,8 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/model/graph_nodes.hpp>
-#include <chevron/run/model/graph_walk.hpp>
+#include <chevron/run/model/graph/graph_nodes.hpp>
+#include <chevron/run/model/graph/graph_walk.hpp>
 
 /// \file
 /// The backward of one stage and microbatch: at once (B), or the input gradient first (I) and the parameters' later (W).
@@ -65,6 +65,15 @@ class stage_graph {
       }
       seen_by_stage.push_back(std::move(seen));
     }
+    inputs_ = entry_ ? entry_->num_inputs() : 0;
+  }
+
+  /// Follows one tensor more, floating-point, which the stage shall see cut off from what came before. After `enter`: its
+  /// gradient comes behind those of the inputs, undefined if it was not used.
+  void follow(at::Tensor& more) {
+    more = more.detach();
+    if (!entry_) entry_ = detail::make_node<detail::graph_entry>();
+    torch::autograd::create_gradient_edge(more, entry_);
   }
 
   /// Notes where the outputs come from. The outputs themselves are not kept.
@@ -97,7 +106,7 @@ class stage_graph {
   std::size_t gradients_taken() const { return ends_.size(); }
 
   /// B: adds to the parameters' gradients and gives those of the inputs (floating-point ones, in order; zeros for one that was
-  /// not used). `output_gradients` may hold undefined tensors for outputs nobody used.
+  /// not used) and of what is followed besides. `output_gradients` may hold undefined tensors for outputs nobody used.
   void backward(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
     detail::edge_list roots;
     detail::variable_list gradients;
@@ -256,16 +265,17 @@ class stage_graph {
     if (!entry_) return;
     arrived.resize(entry_->num_inputs());
     for (std::uint32_t i = 0; i < entry_->num_inputs(); ++i) {
-      if (!arrived[i].defined()) arrived[i] = entry_->input_metadata(i).zeros_like();
+      if (i < inputs_ && !arrived[i].defined()) arrived[i] = entry_->input_metadata(i).zeros_like();
       input_gradients.push_back(std::move(arrived[i]));
     }
   }
 
   detail::node_ptr<detail::graph_entry> entry_;  // of the inputs; null without a differentiable one
-  detail::edge_list ends_;                      // of the floating-point outputs; invalid where no gradient is needed
-  std::vector<detail::kept_node> kept_;         // between I and W
+  std::uint32_t inputs_ = 0;                     // so many of what enters are inputs
+  detail::edge_list ends_;                       // of the floating-point outputs; invalid where no gradient is needed
+  std::vector<detail::kept_node> kept_;          // between I and W
   std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // of nodes asked once
-  detail::edge_list weight_roots_;              // outputs that lead to parameters only
+  detail::edge_list weight_roots_;                                  // outputs that lead to parameters only
   detail::variable_list weight_gradients_;
 };
 

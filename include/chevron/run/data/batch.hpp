@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+
+/// \file
+/// One step's data, and shares of its samples.
+
+namespace chevron {
+
+/// Which samples of a batch a microbatch holds.
+struct sample_range {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+/// Parts that differ by at most one sample, the larger ones first: 10 samples in 4 parts are 3, 3, 2, 2.
+/// \param micro_batch which of the parts, from 0
+constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int micro_batch) {
+  std::int64_t const small = samples / micro_batches;
+  std::int64_t const larger = samples % micro_batches;
+  std::int64_t const before = micro_batch < larger ? micro_batch : larger;
+  return {micro_batch * small + before, small + (micro_batch < larger ? 1 : 0)};
+}
+
+/// One step's data, of one replica: the same on all ranks of its pipeline. A rank may be given less, nothing even, but for what
+/// its stages and the loss use: inputs on the rank of stage 0, inputs or targets on that of the last stage.
+///
+/// Dimension 0 of inputs, of targets and of side inputs that are not `whole` is samples, equally many in each. Undefined tensors
+/// and single numbers have no such dimension and go whole to each microbatch. No tensor may need a gradient.
+struct batch {
+  tensors inputs;                            ///< of stage 0
+  tensors targets;                           ///< of the loss
+  std::vector<side_input> side_inputs = {};  ///< for stages that ask for them by name (`stage::side_inputs`)
+};
+
+/// A view of the same memory with a version counter of its own, so that a change in place of one microbatch does not
+/// invalidate the graphs of the others.
+inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
+
+/// No gradient leaves the pipeline for what it was given: whatever computed a batch would not be trained.
+/// \throws usage_error for a tensor that needs a gradient
+inline void check_detached(batch const& given) {
+  auto const look = [](at::Tensor const& t, std::string const& name) {
+    if (!t.defined() || !t.requires_grad()) return;
+    throw usage_error(name +
+                      " needs a gradient, which does not leave the pipeline: what it was computed with would not be trained. "
+                      "Remedy: compute it in stage 0 or in the loss, or detach() it");
+  };
+  for (std::size_t i = 0; i < given.inputs.size(); ++i) look(given.inputs[i], "input " + std::to_string(i));
+  for (std::size_t i = 0; i < given.targets.size(); ++i) look(given.targets[i], "target " + std::to_string(i));
+  for (side_input const& e : given.side_inputs) look(e.value, "side input `" + e.name + "`");
+}
+
+/// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these. A finite
+/// number from 0; a microbatch of 0 is left out.
+using loss_weight_function = std::function<double(batch const& micro_batch)>;
+
+}  // namespace chevron

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <c10/core/Device.h>
+
+#include <chevron/plan/slices.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/data/batch.hpp>
+
+/// \file
+/// Where the sequences of a microbatch are cut into slices.
+
+namespace chevron {
+
+/// Gives the inner boundaries of a microbatch's slices, one fewer than slices: numbers of tokens from the beginning, rising,
+/// above 0 and below `length`. On each rank it sees what this rank was given of the microbatch, and must give the same.
+using slice_cuts_function = std::function<std::vector<std::int64_t>(batch const& micro_batch, std::int64_t length, int slices)>;
+
+/// The side input by which a stage or loss asks for its slice's first token, a number of int64 without dimensions: for position
+/// ids and rotary embeddings. No side input of a batch may have this name then.
+inline constexpr char const* slice_start = "slice_start";
+
+/// Cuts where slices take equal time (plan/slices.hpp), for `trainer_options::slice_cuts`.
+/// \param attention share of causal attention in the time of a whole sequence, from 0 to 1; 0: equal lengths
+/// \param multiple of which inner boundaries are multiples, from 1
+/// \throws usage_error for other numbers
+inline slice_cuts_function slices_by_cost(double attention, std::int64_t multiple = 1) {
+  if (!(attention >= 0 && attention <= 1))
+    throw usage_error("slices_by_cost: attention is " + std::to_string(attention) + ". Remedy: a share of the time, from 0 to 1");
+  if (multiple < 1) throw usage_error("slices_by_cost: multiple is " + std::to_string(multiple) + ". Remedy: a number from 1");
+  return [=](batch const&, std::int64_t length, int slices) {
+    std::vector<double> const ends = slice_ends(slices, attention);
+    std::vector<std::int64_t> cuts;
+    std::int64_t const steps = (length - 1) / multiple;  // the last place for a cut
+    for (int i = 1; i < slices; ++i) {
+      double const wanted = ends[static_cast<std::size_t>(i - 1)] * static_cast<double>(length) / static_cast<double>(multiple);
+      std::int64_t const least = cuts.empty() ? 1 : cuts.back() / multiple + 1;
+      cuts.push_back(std::max(least, std::min(std::int64_t{std::llround(wanted)}, steps - (slices - 1 - i))) * multiple);
+    }
+    return cuts;
+  };
+}
+
+/// How microbatches are cut into slices.
+struct slicing {
+  int slices = 1;                           ///< of each microbatch
+  slice_cuts_function cuts = {};            ///< empty: equal lengths, the longer ones first
+  std::optional<at::Device> start_on = {};  ///< where a stage asks for `slice_start`: its device
+};
+
+namespace detail {
+
+/// How many tokens the sequences of a microbatch have: dimension 1 of each tensor that is cut.
+/// \returns nothing where no tensor has that dimension
+/// \throws usage_error where they disagree
+inline std::optional<std::int64_t> sequence_length_in(batch const& micro_batch, std::string const& which) {
+  std::optional<std::int64_t> tokens;
+  std::string first;
+  auto const look = [&](at::Tensor const& t, std::string const& name) {
+    if (!t.defined() || t.dim() < 2) return;
+    if (!tokens) {
+      tokens = t.size(1);
+      first = name;
+    } else if (t.size(1) != *tokens) {
+      throw usage_error(name + " of " + which + " has " + std::to_string(t.size(1)) + " tokens (dimension 1) but " + first +
+                        " has " + std::to_string(*tokens) +
+                        ", and both are cut into slices. Remedy: as many in each; a side input that is `whole`, or a tensor of "
+                        "fewer dimensions, goes to each slice as it is");
+    }
+  };
+  for (std::size_t i = 0; i < micro_batch.inputs.size(); ++i) look(micro_batch.inputs[i], "input " + std::to_string(i));
+  for (std::size_t i = 0; i < micro_batch.targets.size(); ++i) look(micro_batch.targets[i], "target " + std::to_string(i));
+  for (side_input const& e : micro_batch.side_inputs) {
+    if (!e.whole) look(e.value, "side input `" + e.name + "`");
+  }
+  return tokens;
+}
+
+/// The boundaries of slices, from 0 to the length.
+/// \throws usage_error for fewer tokens than slices, and for cuts that are no boundaries
+inline std::vector<std::int64_t> slice_bounds(batch const& micro_batch, std::int64_t length, slicing const& how,
+                                              std::string const& which) {
+  if (length < how.slices) {
+    throw usage_error("the sequences of " + which + " have " + std::to_string(length) + " tokens (dimension 1), too few for " +
+                      std::to_string(how.slices) + " slices. Remedy: longer sequences, or a plan with fewer slices");
+  }
+  std::vector<std::int64_t> bounds{0};
+  if (how.cuts) {
+    std::vector<std::int64_t> const inner = how.cuts(micro_batch, length, how.slices);
+    bounds.insert(bounds.end(), inner.begin(), inner.end());
+    bounds.push_back(length);
+    bool const rising = std::adjacent_find(bounds.begin(), bounds.end(), std::greater_equal<>()) == bounds.end();
+    if (inner.size() + 1 == static_cast<std::size_t>(how.slices) && rising) return bounds;
+    std::string words;
+    for (std::int64_t const one : inner) words += (words.empty() ? "" : ", ") + std::to_string(one);
+    throw usage_error("slice_cuts gives [" + words + "] for " + which + ", whose sequences have " + std::to_string(length) +
+                      " tokens. Remedy: " + std::to_string(how.slices - 1) + " boundaries for " + std::to_string(how.slices) +
+                      " slices, rising, above 0 and below " + std::to_string(length));
+  }
+  for (int s = 0; s < how.slices; ++s) bounds.push_back(bounds.back() + samples_of(length, how.slices, s).count);
+  return bounds;
+}
+
+/// Tokens [begin, end) of a tensor that has tokens; all of any other.
+inline at::Tensor slice_of_tensor(at::Tensor const& t, std::int64_t begin, std::int64_t end) {
+  return counted_alone(t.defined() && t.dim() > 1 ? t.narrow(1, begin, end - begin) : t);
+}
+
+/// One slice of a microbatch: views.
+inline batch slice_of(batch const& micro_batch, std::int64_t begin, std::int64_t end) {
+  batch out;
+  for (at::Tensor const& t : micro_batch.inputs) out.inputs.push_back(slice_of_tensor(t, begin, end));
+  for (at::Tensor const& t : micro_batch.targets) out.targets.push_back(slice_of_tensor(t, begin, end));
+  for (side_input const& e : micro_batch.side_inputs)
+    out.side_inputs.push_back({e.name, e.whole ? counted_alone(e.value) : slice_of_tensor(e.value, begin, end), true});
+  return out;
+}
+
+/// Adds the slice's first token to what stages may ask for.
+/// \throws usage_error where the batch has a side input of that name
+inline void add_slice_start(batch& slice, std::int64_t start, at::Device where) {
+  for (side_input const& e : slice.side_inputs) {
+    if (e.name != slice_start) continue;
+    throw usage_error(
+        "the batch has a side input `slice_start`, the name by which a stage asks for its slice's first token. "
+        "Remedy: another name");
+  }
+  slice.side_inputs.push_back({slice_start, at::full({}, start, at::TensorOptions(at::kLong).device(where)), true});
+}
+
+}  // namespace detail
+}  // namespace chevron

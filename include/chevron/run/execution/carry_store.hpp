@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/own_versions.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// The carries of a rank's stages, between one slice and the next.
+
+namespace chevron {
+
+/// For each stage and microbatch a place for the carries, from one F to the next, and a place for their gradients, from one B or
+/// I to the next. A plan's laws keep the slices of a microbatch in order, so one place of each kind is enough; slices of several
+/// microbatches may be under way at once. Activation slots hold no carries: in evaluation a slot is free directly after its F.
+///
+/// F and B of a fused pair may use the store at the same time: their places differ.
+class carry_store {
+ public:
+  /// \param stages by number, those of other ranks empty
+  carry_store(plan_view const& plan, std::vector<stage> const& stages) : plan_(plan), of_stage_(stages.size()) {
+    if (plan.size.slices == 1) return;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      std::vector<stage_carry> const carries = stages[s].carries();
+      if (carries.empty()) continue;
+      for (stage_carry const& one : carries) of_stage_[s].names.push_back(one.name);
+      of_stage_[s].values.resize(static_cast<std::size_t>(plan.size.micro_batches));
+      of_stage_[s].gradients.resize(of_stage_[s].values.size());
+    }
+  }
+
+  /// What a computation takes of the slice before (F) or behind (B and I), and where its own goes; null where its stage carries
+  /// nothing, and for W and R.
+  /// \throws usage_error where a carry was changed in place since it was left
+  tensors* begin(action what) {
+    place* const here = place_of(what);
+    if (here == nullptr) return nullptr;
+    if (step_graph(plan_).carries_from(what) == step_graph::none) here->held.clear();
+    for (std::size_t k = 0; k < here->held.size(); ++k) {
+      if (detail::version_of(here->held[k]) == here->versions[k]) continue;
+      throw usage_error("carry `" + of_stage_[what.stage].names[k] +
+                        "` was changed in place after the slice before had handed it on. Remedy: a clone, where a stage gives it "
+                        "as a carry and as an output, too, or changes it in place");
+    }
+    return &here->held;
+  }
+  /// The computation is over: lets go of what no slice will take.
+  void end(action what) {
+    place* const here = place_of(what);
+    if (here == nullptr) return;
+    int const slice = static_cast<int>(what.micro_batch) % plan_.size.slices;
+    if (slice == (what.kind == kind::forward ? plan_.size.slices - 1 : 0)) here->held.clear();
+    here->versions.clear();
+    for (at::Tensor const& t : here->held) here->versions.push_back(detail::version_of(t));
+  }
+  /// What a computation would take, to be kept while another stream may still read it.
+  tensors held(action what) {
+    place* const here = place_of(what);
+    return here == nullptr ? tensors() : here->held;
+  }
+
+  /// Lets go of all.
+  void clear() {
+    for (carries_of_stage& one : of_stage_) {
+      for (std::vector<place>* const places : {&one.values, &one.gradients}) {
+        for (place& each : *places) each = {};
+      }
+    }
+  }
+
+ private:
+  struct place {
+    tensors held;
+    std::vector<std::uint32_t> versions;
+  };
+  struct carries_of_stage {
+    std::vector<std::string> names;
+    std::vector<place> values, gradients;  // by microbatch; empty without carries
+  };
+
+  place* place_of(action what) {
+    carries_of_stage& of = of_stage_[what.stage];
+    if (of.values.empty() || row_of(what.kind).carry == 0) return nullptr;
+    auto const m = static_cast<std::size_t>(static_cast<int>(what.micro_batch) / plan_.size.slices);
+    return what.kind == kind::forward ? &of.values[m] : &of.gradients[m];
+  }
+
+  plan_view plan_;
+  std::vector<carries_of_stage> of_stage_;
+};
+
+}  // namespace chevron

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/graph/stage_graph.hpp>
+#include <chevron/run/model/own_versions.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// The carries of a piece of a stage's forward: tensors from the slice before enter its graph beside the inputs, and those for
+/// the next slice leave it behind the outputs.
+
+namespace chevron::detail {
+
+/// The carries of one section of a stage and one slice, from F to B or W. Vectors of carries, and of their gradients, hold one
+/// tensor for each carry of the whole stage, in the order of their declaration; a section reads and writes its own.
+///
+/// F takes the carries of the slice before and leaves its own. B or I takes the gradients of what F left, which the next slice
+/// has computed, and leaves those of what F took. A forward that is computed again takes what F took; what it leaves is dropped.
+class section_carries {
+ public:
+  /// \param parts [first, last) of the stage, which the section consists of
+  /// \param lowest below this part nothing is trained, so carries have no gradient \param trained a backward will follow
+  void lay_out(stage const& owner, std::size_t first, std::size_t last, std::size_t lowest, bool trained) {
+    begin_ = owner.carries_before(first);
+    ways_.clear();
+    for (std::size_t p = first; p < last; ++p) {
+      for (stage_carry const& one : owner.carries_of(p))
+        ways_.push_back({.name = one.name, .flows = trained && p >= lowest && !one.detached});
+    }
+  }
+
+  /// F: notes what came from the slice before.
+  void arrive(tensors const& carries) {
+    for (std::size_t k = 0; k < ways_.size(); ++k) {
+      at::Tensor const& value = carries[begin_ + k];
+      ways_[k].arrived = value.scalar_type();
+      ways_[k].entered = ways_[k].flows && carries_gradient(value);
+    }
+  }
+  /// Whether the slice before gets gradients from this one.
+  bool gives_gradients() const {
+    for (way const& one : ways_) {
+      if (one.entered) return true;
+    }
+    return false;
+  }
+  /// Keeps what came for a forward that will be computed again.
+  void keep(tensors const& carries) {
+    if (ways_.empty()) return;
+    tensors own(carries.begin() + static_cast<std::ptrdiff_t>(begin_), carries.begin() + static_cast<std::ptrdiff_t>(end()));
+    kept_.keep(own);
+  }
+  /// \throws usage_error where a carry that was kept was changed in place since
+  void check_kept(char const* who) const { kept_.check(who, "carry"); }
+  /// Puts what was kept back among the carries of the stage.
+  void take_kept(tensors& carries) {
+    if (ways_.empty()) return;
+    carries.resize(std::max(carries.size(), end()));
+    tensors own = kept_.take();
+    for (std::size_t k = 0; k < own.size(); ++k) carries[begin_ + k] = std::move(own[k]);
+  }
+  /// Lets the graph follow the carries that get a gradient.
+  void enter(stage_graph& graph, tensors& carries) const {
+    for (std::size_t k = 0; k < ways_.size(); ++k) {
+      if (ways_[k].entered) graph.follow(carries[begin_ + k]);
+    }
+  }
+
+  /// Notes what the forward gave.
+  /// \throws usage_error for a carry that was defined before this slice and is not, or has another dtype
+  void note(tensors const& carries) {
+    for (std::size_t k = 0; k < ways_.size(); ++k) {
+      way& one = ways_[k];
+      at::Tensor const& value = carries[begin_ + k];
+      if (one.arrived != at::ScalarType::Undefined && value.scalar_type() != one.arrived) {
+        throw usage_error(
+            "carry `" + one.name + "` is " + words_of(one.arrived) + " before this slice and " + words_of(value.scalar_type()) +
+            " after it. Remedy: one dtype in all slices, and where a document begins an empty tensor or zeros, not an "
+            "undefined tensor");
+      }
+      one.left = one.flows && carries_gradient(value);
+    }
+  }
+  /// Notes as ends of the graph, behind the outputs, the carries to which a gradient comes.
+  void leave(stage_graph& graph, tensors const& carries) const {
+    for (std::size_t k = 0; k < ways_.size(); ++k) {
+      if (ways_[k].left) graph.leave(std::span(&carries[begin_ + k], 1));
+    }
+  }
+
+  /// Appends the gradients of what F left to those of the outputs.
+  void append_gradients(tensors const& of_carries, tensors& output_gradients) const {
+    for (std::size_t k = 0; k < ways_.size(); ++k) {
+      if (ways_[k].left) output_gradients.push_back(of_carries[begin_ + k]);
+    }
+  }
+  /// Takes the gradients of what F took off the end of those of the inputs.
+  void take_gradients(tensors& input_gradients, tensors& of_carries) const {
+    for (std::size_t k = ways_.size(); k-- > 0;) {
+      at::Tensor& gradient = of_carries[begin_ + k];
+      gradient = at::Tensor();
+      if (!ways_[k].entered) continue;
+      gradient = std::move(input_gradients.back());
+      input_gradients.pop_back();
+    }
+  }
+
+ private:
+  struct way {
+    std::string name;
+    bool flows = false;    // gradients go from slice to slice
+    bool entered = false;  // one goes to the slice before
+    bool left = false;     // one comes from the next slice
+    at::ScalarType arrived = at::ScalarType::Undefined;
+  };
+
+  static std::string words_of(at::ScalarType dtype) {
+    return dtype == at::ScalarType::Undefined ? "undefined" : c10::toString(dtype);
+  }
+  std::size_t end() const { return begin_ + ways_.size(); }
+
+  std::size_t begin_ = 0;  // among the carries of the stage
+  std::vector<way> ways_;  // of the section's carries
+  kept_inputs kept_;       // where the forward will be computed again
+};
+
+}  // namespace chevron::detail

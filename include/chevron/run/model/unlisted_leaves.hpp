@@ -1,0 +1,53 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/graph/stage_graph.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// Parameters that a stage uses without listing them.
+
+namespace chevron::detail {
+
+/// Looks for parameters that a callable uses without listing them: nobody would train them. What requires a gradient, is not
+/// listed and is there in two computations was not made by either of them.
+class unlisted_leaves {
+ public:
+  /// Two graphs are looked at; of later ones nothing new is learned.
+  bool is_done() const { return examined_ == 2; }
+  /// \throws usage_error for such a parameter
+  void examine(stage const& owner, stage_graph const& graph) {
+    auto const before = std::exchange(seen_, {});
+    ++examined_;
+    for (at::Tensor const& leaf : graph.leaves()) {
+      bool const listed = std::any_of(owner.parameters().begin(), owner.parameters().end(),
+                                      [&](parameter const& p) { return p.value.is_same(leaf); });
+      if (listed) continue;
+      for (auto const& earlier : before) {
+        if (earlier.lock().get() != leaf.unsafeGetTensorImpl()) continue;
+        std::string sizes;
+        for (std::int64_t const n : leaf.sizes()) sizes += (sizes.empty() ? "" : ", ") + std::to_string(n);
+        throw usage_error("it uses a parameter of sizes [" + sizes +
+                          "] that it does not list, and that would not be trained: give the stage its module, too, "
+                          "chevron::stage(module, callable), or let it need no gradient");
+      }
+      if (examined_ == 1) seen_.emplace_back(leaf.getIntrusivePtr());
+    }
+  }
+
+ private:
+  int examined_ = 0;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> seen_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Do the tests of slices notice what is wrong? Changes chevron's headers in a copy, one mistake at a time, and runs a test of
+chevron-slice-tests, which must fail. Run by hand, about a minute each:
+
+    tests/run/mutants.py --build build              all of them
+    tests/run/mutants.py --build build gradient     those whose name contains one of these words
+
+`--build` is a folder in which chevron-slice-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
+longer in the headers is an error, too.
+"""
+import pathlib
+import re
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from header_mutants import Mutant, options, run
+
+SECTION = "model/section_carries.hpp"
+STAGE = "model/stage_execution.hpp"
+PARTS = "model/stage_parts.hpp"
+STORE = "execution/carry_store.hpp"
+RUNNER = "execution/stage_runner.hpp"
+CUTS = "data/slice_cuts.hpp"
+SPLIT = "data/split_batch.hpp"
+
+SLICES, CARRIES, PACKED = "model/slices", "model/carries", "training/packed_documents"  # the test that is to notice the mistake
+HELD = r"output_gradients\.push_back\(of_carries\[begin_ \+ k\]\);"
+
+# name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
+MUTANTS = [
+    ("gradient of a carry: dropped", SECTION, HELD, "output_gradients.emplace_back();", SLICES),
+    ("gradient of a carry: added twice", SECTION, HELD,
+     "output_gradients.push_back(of_carries[begin_ + k].defined() ? of_carries[begin_ + k] * 2 : at::Tensor());", SLICES),
+    ("gradient of a carry: of another carry", SECTION, HELD, "output_gradients.push_back(of_carries[begin_ + ways_.size() - 1 - k]);", SLICES),
+    ("gradient of a carry: of another microbatch's slice", STORE, r"&of\.gradients\[m\]", "&of.gradients[0]", CARRIES),
+    ("gradient of a carry: the last slice takes that of an earlier step", STORE,
+     r"if \(step_graph\(plan_\)\.carries_from\(what\) == step_graph::none\) here->held\.clear\(\);(.*?)if \(slice == \(what\.kind == kind::forward \? plan_\.size\.slices - 1 : 0\)\) here->held\.clear\(\);",
+     r"\1static_cast<void>(slice);", SLICES),
+    ("gradient of a carry: not given where inputs need none", STAGE, r"return differentiable \|\| carries\.gives_gradients\(\);", "return differentiable;", SLICES),
+    ("gradient of a carry: flows into one that is detached", SECTION, r"p >= lowest && !one\.detached", "p >= lowest", SLICES),
+    ("gradient of a carry: none in the lowest part that is trained", SECTION, r"p >= lowest", "p > lowest", SLICES),
+    ("gradient of a carry: left in the place of another section's", SECTION, r"gradient = at::Tensor\(\);\n", "", SLICES,
+     "a carry that takes no gradient in one slice never gave one"),
+    ("carry: of another microbatch's slice", STORE, r"&of\.values\[m\]", "&of.values[0]", CARRIES),
+    ("carry: appended twice by a forward that is run again", STAGE, r"( *s\.carries\.keep\(carries_\);\n)(.*?loss = run\(task, s, values\);\n)", r"\2\1", SLICES),
+    ("carry: none for a forward that is run again", STAGE, r"s\.carries\.take_kept\(carries_\);", "", SLICES),
+    ("carry: a forward that is run again leaves its own among gradients", STAGE, r"carries_ = std::move\(under_way\);", "", SLICES),
+    ("carry: given in the order of declaration, backwards", PARTS, r"into\[k\] = std::move\(results\[outputs \+ k\]\);",
+     "into[k] = std::move(results[results.size() - 1 - k]);", SLICES),
+    ("carry: stays when forwards are thrown away", RUNNER, r"    carries_\.clear\(\);\n", "", SLICES,
+     "the first slices take none, whatever is left"),
+    ("carry: changes in place are not noticed", STORE, r"== here->versions\[k\]\) continue;", "== here->versions[k] || true) continue;", CARRIES),
+    ("carry: may lose its dtype", SECTION, r"value\.scalar_type\(\) != one\.arrived", "false", CARRIES),
+    ("statistics of slices are not refused", RUNNER, r"\.sliced = plan_\.size\.slices > 1", ".sliced = false", CARRIES),
+    ("slices count alike, whatever their length", SPLIT, r"\* \(length \? .*? : 1\);", "/ into.slices;", SLICES),
+    ("every slice starts at 0", SPLIT, r"add_slice_start\(p\.data, bounds\[s\],", "add_slice_start(p.data, 0,", PACKED),
+    ("boundaries of the caller are left aside", CUTS, r"if \(how\.cuts\) \{", "if (how.cuts && false) {", PACKED),
+]
+
+
+def failed(output):
+    why = re.search(r"(ERROR|FATAL ERROR): .*", output)
+    return why.group(0)[:150] if why else ""
+
+
+if __name__ == "__main__":
+    all_of = [Mutant(name, header, text, instead, f"run/{test}_test.cpp", ["--no-colors", f"--source-file=*/{test}_test.cpp", "--abort-after=1"], *unseen)
+              for name, header, text, instead, test, *unseen in MUTANTS]
+    sys.exit(run("bin/chevron-slice-tests", all_of, options(__doc__), failed, longest=300))

@@ -1,0 +1,280 @@
+#pragma once
+
+// What tests of slices share: stages that carry keys and values, or the state of a recurrent layer, from slice to slice, and the
+// same model in a plain loop over microbatches and slices.
+
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/modules/rnn.h>
+
+#include "support/small_model.hpp"
+
+namespace sliced_model {
+
+using chevron::tensors;
+using small_model::builder, small_model::complaints;
+
+inline constexpr std::int64_t width = 6;
+
+/// Causal attention over all tokens so far, whose keys and values are its carry.
+struct attention_impl : torch::nn::Module {
+  attention_impl() {
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    in = register_module("in", torch::nn::Linear(width, 3 * width));
+    out = register_module("out", torch::nn::Linear(width, width));
+  }
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(at::Tensor x, at::Tensor keys, at::Tensor values) {
+    return attend(x, keys, values, {});
+  }
+  /// \param documents by token, or none; tokens attend within their document \param before of the tokens that are carried
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> attend(at::Tensor x, at::Tensor keys, at::Tensor values, at::Tensor same) {
+    tensors const parts = in(norm(x)).chunk(3, -1);
+    // Sums of the carry's gradient over slices are made in the carry's dtype.
+    at::Tensor own_keys = parts[1].to(carried), own_values = parts[2].to(carried);
+    if (keys.defined()) {
+      own_keys = at::cat({keys, own_keys}, 1);
+      own_values = at::cat({values, own_values}, 1);
+    }
+    std::int64_t const tokens = x.size(1), all = own_keys.size(1);
+    at::Tensor seen = at::ones({tokens, all}, at::kBool).tril(all - tokens).unsqueeze(0);
+    if (same.defined()) seen = seen.logical_and(same);
+    at::Tensor const scores = parts[0].matmul(own_keys.transpose(1, 2).to(parts[0].dtype())) / std::sqrt(double(width));
+    at::Tensor const shares = scores.masked_fill(seen.logical_not(), -1e9).softmax(-1);
+    at::Tensor const mixed = shares.matmul(own_values.to(shares.dtype()));
+    return {x + out(mixed.to(parts[0].dtype())).tanh(), own_keys, own_values};
+  }
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear in{nullptr}, out{nullptr};
+  at::ScalarType carried = at::kFloat;
+};
+
+inline std::shared_ptr<attention_impl> make_attention(int number) {
+  at::manual_seed(500 + number);
+  return std::make_shared<attention_impl>();
+}
+inline chevron::stage build_attention(int number) { return chevron::stage(make_attention(number)).carries({"keys", "values"}); }
+
+/// A recurrent layer over time; its carry is its state.
+struct recurrent_impl : torch::nn::Module {
+  recurrent_impl() { layer = register_module("layer", torch::nn::LSTM(torch::nn::LSTMOptions(width, width).batch_first(true))); }
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(at::Tensor x, at::Tensor hidden, at::Tensor cell) {
+    torch::optional<std::tuple<at::Tensor, at::Tensor>> state;
+    if (hidden.defined()) state = std::make_tuple(hidden, cell);
+    auto const [y, next] = layer(x, state);
+    return {x + y, std::get<0>(next), std::get<1>(next)};
+  }
+  torch::nn::LSTM layer{nullptr};
+};
+inline chevron::stage build_recurrent(int number) {
+  at::manual_seed(600 + number);
+  return chevron::stage(std::make_shared<recurrent_impl>()).carries({"hidden", "cell"});
+}
+
+inline chevron::plan plan_of(char const* name, chevron::shape size) {
+  auto plan = chevron::catalogue::make_plan(name, size);
+  auto const found = chevron::check(plan);
+  if (found) throw std::runtime_error(chevron::describe(found).str());
+  return plan;
+}
+
+struct sequences {
+  at::Tensor input, target;
+};
+inline sequences make_sequences(std::int64_t samples, std::int64_t tokens, int seed) {
+  auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
+  return {at::randn({samples, tokens, width}, generator), at::randn({samples, tokens, width}, generator)};
+}
+
+/// Ends of slices of equal length, the longer ones first.
+inline std::vector<std::int64_t> equal_ends(std::int64_t tokens, int slices) {
+  std::vector<std::int64_t> ends;
+  for (int s = 0; s < slices; ++s)
+    ends.push_back((ends.empty() ? 0 : ends.back()) + tokens / slices + (s < tokens % slices ? 1 : 0));
+  return ends;
+}
+
+inline std::vector<std::int64_t> no_ends(std::int64_t, int) { return {}; }
+
+/// What differs from run to run.
+struct plain_run {
+  long step = 0;
+  std::function<std::vector<std::int64_t>(std::int64_t tokens, int micro_batch)> ends = no_ends;
+  std::function<double(at::Tensor const& target)> counts = {};  // of a slice; empty: its share of samples
+  std::function<std::vector<chevron::side_input>(int micro_batch, std::int64_t begin, std::int64_t end)> side_inputs = {};
+  std::function<at::Tensor(at::Tensor, at::Tensor)> loss = small_model::mean_square;
+  double total = 0;   // what all count; 0: these
+  int first = 0;      // number of the first unit
+  bool adds = false;  // to the loss and gradients of the run before
+};
+
+/// The un-pipelined model: for each microbatch its slices forward in order, then backward in reverse, by plain autograd with one
+/// graph a slice. Carries are cut off between slices, and their gradients handed back by hand.
+struct reference {
+  std::vector<chevron::stage> stages;
+  std::vector<tensors> gradients;  // by stage, by parameter
+  double loss = 0, grad_norm = 0;
+
+  explicit reference(int count, builder const& build) {
+    for (int s = 0; s < count; ++s) stages.push_back(build(s));
+  }
+
+  /// What of a unit is needed for its backward.
+  struct unit {
+    at::Tensor loss;
+    std::vector<tensors> came, left;  // carries, by stage
+    double counts = 0;
+  };
+
+  unit forward(sequences const& part, std::int64_t begin, std::int64_t end, std::vector<tensors> const* before,
+               chevron::rng_key key, std::vector<chevron::side_input> const& side_inputs,
+               std::function<at::Tensor(at::Tensor, at::Tensor)> const& loss_of) {
+    unit out;
+    tensors values{part.input.narrow(1, begin, end - begin)}, next;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      auto const declared = stages[s].carries();
+      tensors carried(declared.size());
+      for (std::size_t k = 0; before != nullptr && k < declared.size(); ++k) {
+        at::Tensor const& t = (*before)[s][k];
+        if (t.defined()) carried[k] = t.detach().requires_grad_(t.is_floating_point() && !declared[k].detached);
+      }
+      out.came.push_back(carried);
+      key.stage = static_cast<int>(s);
+      stages[s].forward(values, next, {.side_inputs = side_inputs, .draws = key, .carried = &carried});
+      out.left.push_back(carried);
+      values = next;
+    }
+    out.loss = loss_of(values[0], part.target.narrow(1, begin, end - begin));
+    out.counts = double(part.input.size(0)) * (double(end - begin) / double(part.input.size(1)));
+    return out;
+  }
+
+  void backward(unit const& of, double weight, std::vector<tensors>& from_behind) {
+    tensors roots, seeds;
+    if (weight > 0) {
+      roots.push_back(of.loss);
+      seeds.push_back(at::full({}, weight));
+    }
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (std::size_t k = 0; k < of.left[s].size(); ++k) {
+        if (!from_behind[s].empty() && from_behind[s][k].defined() && of.left[s][k].requires_grad()) {
+          roots.push_back(of.left[s][k]);
+          seeds.push_back(from_behind[s][k]);
+        }
+      }
+      for (auto& q : stages[s].parameters()) q.value.mutable_grad().reset();
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, seeds);
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      from_behind[s].clear();
+      for (at::Tensor const& t : of.came[s]) from_behind[s].push_back(t.defined() && t.requires_grad() ? t.grad() : at::Tensor());
+    }
+  }
+
+  /// \param replicas the microbatches of each
+  void run(chevron::plan const& p, std::vector<std::vector<sequences>> const& replicas, plain_run const& how = {}) {
+    int const k = p.size.slices;
+    if (!how.adds) loss = 0;
+    std::vector<std::vector<std::vector<tensors>>> each(replicas.size());  // by replica, unit, stage, parameter
+    double all = 0;
+    std::vector<std::vector<unit>> units(replicas.size());
+    for (std::size_t r = 0; r < replicas.size(); ++r) {
+      double of_replica = 0;
+      for (int m = 0; m < p.size.micro_batches; ++m) {
+        sequences const& part = replicas[r][static_cast<std::size_t>(m)];
+        auto cuts = how.ends(part.input.size(1), m);
+        if (cuts.empty()) cuts = equal_ends(part.input.size(1), k);
+        std::int64_t begin = 0;
+        for (int s = 0; s < k; ++s) {
+          std::int64_t const end = cuts[static_cast<std::size_t>(s)];
+          int const u = m * k + s;
+          auto const extra = how.side_inputs ? how.side_inputs(m, begin, end) : std::vector<chevron::side_input>{};
+          units[r].push_back(forward(part, begin, end, s == 0 ? nullptr : &units[r].back().left,
+                                     {.step = how.step, .replica = static_cast<int>(r), .micro_batch = how.first + u}, extra,
+                                     how.loss));
+          if (how.counts) units[r].back().counts = how.counts(part.target.narrow(1, begin, end - begin));
+          of_replica += units[r].back().counts;
+          begin = end;
+        }
+      }
+      all += of_replica;
+    }
+    if (how.total > 0) all = how.total;
+    for (std::size_t r = 0; r < replicas.size(); ++r) {
+      each[r].resize(units[r].size());
+      for (int m = 0; m < p.size.micro_batches; ++m) {
+        std::vector<tensors> from_behind(stages.size());
+        for (int s = k - 1; s >= 0; --s) {
+          std::size_t const u = static_cast<std::size_t>(m * k + s);
+          backward(units[r][u], units[r][u].counts / all, from_behind);
+          for (auto& one : stages) {
+            each[r][u].emplace_back();
+            for (auto& q : one.parameters())
+              each[r][u].back().push_back(q.value.grad().defined() ? q.value.grad().clone() : at::zeros_like(q.value));
+          }
+        }
+      }
+      for (unit const& one : units[r]) loss += one.counts > 0 ? one.loss.item<double>() * (one.counts / all) : 0;
+    }
+    std::vector<tensors> const before = std::exchange(gradients, {});
+    double squares = 0;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      gradients.emplace_back();
+      for (std::size_t q = 0; q < stages[s].parameters().size(); ++q) {
+        at::Tensor sum;
+        for (auto const& of_replica : each) {
+          at::Tensor own = how.adds ? before[s][q] : at::zeros_like(of_replica[0][s][q]);
+          for (int const u : small_model::order_of(p, static_cast<int>(s))) own += of_replica[static_cast<std::size_t>(u)][s][q];
+          sum = sum.defined() ? sum + own : own;
+        }
+        gradients.back().push_back(sum);
+        squares += chevron::sum_of_squares(sum);
+        stages[s].parameters()[q].value.mutable_grad() = sum;
+      }
+    }
+    grad_norm = std::sqrt(squares);
+  }
+
+  tensors parameters() {
+    tensors all;
+    for (auto& s : stages) {
+      for (auto& q : s.parameters()) all.push_back(q.value);
+    }
+    return all;
+  }
+};
+
+/// The microbatches of a batch.
+inline std::vector<sequences> parts_of(sequences const& whole, int micro_batches) {
+  std::vector<sequences> out;
+  for (int m = 0; m < micro_batches; ++m) {
+    auto const range = chevron::samples_of(whole.input.size(0), micro_batches, m);
+    out.push_back({whole.input.narrow(0, range.first, range.count), whole.target.narrow(0, range.first, range.count)});
+  }
+  return out;
+}
+
+/// Gradients of this rank's stages against the reference's.
+inline void compare_gradients(chevron::trainer& train, reference const& whole, std::string const& where, complaints& wrong) {
+  int checked = 0;
+  for (std::size_t s = 0; s < train.stages().size(); ++s) {
+    auto const& mine = train.stages()[s].parameters();
+    for (std::size_t q = 0; q < mine.size(); ++q, ++checked)
+      wrong.require(at::equal(mine[q].value.grad(), whole.gradients[s][q]),
+                    where + "gradient of stage " + std::to_string(s) + " " + mine[q].name);
+  }
+  wrong.require(checked > 0, where + "no gradient was compared");
+}
+
+inline std::string words_of(chevron::plan const& plan) {
+  chevron::text size;
+  append(size, plan.size);
+  return std::string(plan.name) + ", " + size.str() + ": ";
+}
+
+}  // namespace sliced_model
