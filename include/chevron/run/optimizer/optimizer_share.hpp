@@ -74,7 +74,7 @@ class optimizer_share {
     for (held& one : held_) {
       if (!one.piece.defined()) continue;
       gradient_buckets const& of = *(*gradients_)[one.stage];
-      at::Tensor const gradient = one.is_whole() ? of.views()[one.index] : of.row(one.index).narrow(0, one.begin(), one.size());
+      at::Tensor const gradient = one.is_whole() ? of.whole(one.index) : of.share_of(one.index);
       one.piece.mutable_grad() = gradient.to(one.piece.scalar_type());
     }
   }
@@ -84,7 +84,8 @@ class optimizer_share {
     at::NoGradGuard const off;
     for (std::size_t k = 0; k < held_.size(); ++k) {
       held& one = held_[k];
-      if (one.piece.defined() && !one.is_whole()) one.piece.mutable_grad().reset();
+      bool const own_gradient = !one.is_whole() || (*gradients_)[one.stage]->is_freed(one.index);
+      if (one.piece.defined() && own_gradient) one.piece.mutable_grad().reset();
       // A parameter that does not fill its memory goes by way of one that does.
       bool const dense = one.whole.is_non_overlapping_and_dense();
       if (!dense) one.staged = one.whole.detach().contiguous();

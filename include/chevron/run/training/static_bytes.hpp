@@ -19,8 +19,8 @@
 namespace chevron::detail {
 
 /// Parameters, buffers, gradients, the optimizer's state, and what post-validation copies of them: as they are now, each piece
-/// of memory once. A parameter that two stages share counts for both, which may be on different ranks. `unknown` for an
-/// optimizer of which it is not known what it keeps.
+/// of memory once; gradients that are freed as they are during the stage's backwards. A parameter that two stages share counts
+/// for both, which may be on different ranks. `unknown` for an optimizer of which it is not known what it keeps.
 inline std::int64_t static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update) {
   storage_set all;
   bool known = true;
@@ -30,8 +30,8 @@ inline std::int64_t static_bytes(stage const& of, gradient_buckets const& gradie
     known = update.each_tensor_of(p.value, [&](at::Tensor const& t) { all.add(t); }) && known;
   }
   for (parameter const& b : of.buffers()) all.add(b.value);
-  for (at::Tensor const& view : gradients.views()) all.add(view);
-  return known ? all.bytes() : measured_bytes::unknown;
+  gradients.each_tensor([&](at::Tensor const& t) { all.add(t); });
+  return known ? all.bytes() + gradients.bytes_freed() : measured_bytes::unknown;
 }
 
 /// With what was counted of microbatches; `counted` is empty where nothing was.
