@@ -350,6 +350,7 @@ void train_on_rank(task const& what, rank_place const& where) {
     comparison outcome = compared(train.program(), texts, o.post_validation);
     outcome.measured.layers = layers_of(o, plan.stages);
     if (!o.profile.empty()) add_bytes(outcome.measured, bytes);
+    outcome.measured.shard = o.shard ? o.replicas : 1;
     std::printf("\n%s\n", table_of(outcome, where.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_files(o, outcome);
     std::fflush(stdout);
