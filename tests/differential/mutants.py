@@ -66,7 +66,7 @@ MUTANTS = [
     ("shares clipped by nobody", RUN + "optimizer/gradient_buckets.hpp",
      r"f\.own\(\)\.mul_\(factor\);", "if (!f.is_shared()) f.own().mul_(factor);", "clip=0.01.*shard="),
     ("a step done over leaves the others' shares", RUN + "optimizer/global_step.hpp",
-     r"share_->start_gather\(\*comm_\);\n    share_->finish_gather\(\*comm_\);", "static_cast<void>(0);", "pv=.*shard="),
+     r"share_->start_gather\(\*comm_, step_\);\n    share_->finish_gather\(\*comm_\);", "static_cast<void>(0);", "pv=.*shard="),
     ("calls that one rank refuses", RUN + "optimizer/step_statistics.hpp",
      r"if \(of_rank\(r\)\[6\] == of_rank\(0\)\[6\]\) continue;", "continue;", "slip=one"),
     ("autocast keeps casts", RUN + "model/autocast.hpp",

@@ -20,6 +20,7 @@
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
@@ -80,9 +81,12 @@ class optimizer_share {
   }
 
   /// Starts to give all replicas the parameters that this one has stepped. All replicas call it alike.
-  void start_gather(transport& comm) {
+  /// \param step for tests that make a rank fail
+  void start_gather(transport& comm, long step) {
     at::NoGradGuard const off;
+    detail::fault_point(where_.global_rank, step, "stepped");
     for (std::size_t k = 0; k < held_.size(); ++k) {
+      if (k == held_.size() / 2) detail::fault_point(where_.global_rank, step, "gathering");
       held& one = held_[k];
       bool const own_gradient = !one.is_whole() || (*gradients_)[one.stage]->is_freed(one.index);
       if (one.piece.defined() && own_gradient) one.piece.mutable_grad().reset();
