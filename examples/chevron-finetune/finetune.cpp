@@ -183,7 +183,9 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
        .options = {.clip_grad_norm = o.clip_grad_norm,
                    .learning_rate = [rate](long step) { return rate(step - 1); },
                    .autocast = o.precision == train::precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
-                   .shard = o.shard ? sharding::optimizer : sharding::nothing,
+                   .shard = o.shard_gradients ? sharding::gradients
+                            : o.shard         ? sharding::optimizer
+                                              : sharding::nothing,
                    .post_validation = o.post_validation,
                    .on_report = [&](step_report const& report) { teller.tell(report); },
                    .device = where.device,

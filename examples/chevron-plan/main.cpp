@@ -105,6 +105,12 @@ void add_memory(CLI::App& command, request& asked) {
       ->type_name("BYTES");
   command.add_option("--input-bytes", typed.input, "what a recomputed stage keeps of a microbatch: its input")
       ->type_name("BYTES");
+  command.add_option("--state-bytes", typed.state, "of --static-bytes, the optimizer's state; for --shard")->type_name("BYTES");
+  command
+      .add_option("--shard", typed.shard,
+                  "replicas that share the optimizer's state: a rank holds its share; with --state-bytes, or a --profile with "
+                  "state_bytes")
+      ->type_name("REPLICAS");
 }
 
 void add_attention(CLI::App& command, request& asked) {

@@ -32,9 +32,10 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
   memory_request const& typed = asked.bytes;
   if (typed.memory.empty()) throw usage("--memory is not given: say what a rank has, such as --memory 80GiB");
   memory = bytes_up_to(most_bytes, typed.memory, "--memory");
+  if (!typed.shard.empty()) shard_ = whole_number(typed.shard, "--shard", 1, 4096);
   if (asked.activation_bytes.empty()) {
     for (auto const& [value, flag] : {std::pair{&typed.fixed, "--static-bytes"}, std::pair{&typed.kept, "--kept-bytes"},
-                                      std::pair{&typed.input, "--input-bytes"}}) {
+                                      std::pair{&typed.input, "--input-bytes"}, std::pair{&typed.state, "--state-bytes"}}) {
       if (!value->empty()) throw usage(std::string(flag) + " " + *value + " does not stand alone: add --activation-bytes");
     }
     if (!measured) {
@@ -42,7 +43,7 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
           "what a microbatch takes is not known: add --activation-bytes and --static-bytes, of a rank's whole share of the "
           "model, or a --profile with bytes");
     }
-    std::string const problem = chevron::bytes_of(*measured, measured->stages).problem;
+    std::string const problem = chevron::bytes_of(*measured, measured->stages, shard_).problem;
     if (!problem.empty())
       throw usage("--profile '" + asked.profile + "': " + problem + "; or add --activation-bytes and --static-bytes");
     profile_ = measured;
@@ -54,6 +55,19 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
   }
   activation_ = bytes_up_to(most_bytes, asked.activation_bytes, "--activation-bytes");
   fixed_ = bytes_up_to(most_bytes, typed.fixed, "--static-bytes");
+  if (typed.state.empty() != typed.shard.empty()) {
+    throw usage(typed.state.empty()
+                    ? "--shard " + typed.shard +
+                          ": how much of --static-bytes is the optimizer's state is not known: add "
+                          "--state-bytes"
+                    : "--state-bytes " + typed.state + " says nothing without --shard: add how many replicas share it");
+  }
+  if (!typed.state.empty()) {
+    std::int64_t const state = bytes_up_to(most_bytes, typed.state, "--state-bytes");
+    if (state > fixed_)
+      throw usage("--state-bytes " + bytes(state) + " is more than --static-bytes " + bytes(fixed_) + ", of which it is a part");
+    fixed_ += (state + shard_ - 1) / shard_ - state;
+  }
   kept_ = typed.kept.empty() ? activation_ : bytes_up_to(most_bytes, typed.kept, "--kept-bytes");
   if (!typed.input.empty()) input_ = bytes_up_to(most_bytes, typed.input, "--input-bytes");
   if (input_ > activation_)
@@ -61,7 +75,7 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
 }
 
 chevron::stage_bytes memory_model::of_stages(int stages, int chunks) const {
-  if (profile_) return chevron::bytes_of(*profile_, stages);
+  if (profile_) return chevron::bytes_of(*profile_, stages, shard_);
   chevron::stage_bytes out;
   auto const all = [&](std::int64_t one) { return std::vector<std::int64_t>(static_cast<std::size_t>(stages), one); };
   // A chunk's part is rounded up: what is said to fit does.
@@ -118,6 +132,8 @@ std::string command_text(request const& asked, std::string const& command, chevr
     if_typed("--activation-bytes", asked.activation_bytes, "");
     if_typed("--kept-bytes", asked.bytes.kept, "");
     if_typed("--input-bytes", asked.bytes.input, "");
+    if_typed("--state-bytes", asked.bytes.state, "");
+    if_typed("--shard", asked.bytes.shard, "");
   }
   if_typed("--trials", asked.search.trials, "");
   if_typed("--seed", asked.search.seed, "1");

@@ -29,6 +29,7 @@ class memory_model {
 
  private:
   std::optional<chevron::profile> profile_;  ///< whose bytes count
+  int shard_ = 0;                            ///< replicas that share the optimizer's state; 0: as the profile has it
   std::int64_t fixed_ = 0, activation_ = 0, kept_ = 0;
   std::int64_t input_ = -1;  ///< of a stage, however many there are; -1: not known
 };

@@ -68,6 +68,8 @@ struct memory_request {
   std::string fixed;   ///< `--static-bytes`
   std::string kept;
   std::string input;
+  std::string state;  ///< `--state-bytes`, a part of `--static-bytes`
+  std::string shard;  ///< replicas that share the optimizer's state; empty: as `--static-bytes` or the profile has it
 };
 
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.

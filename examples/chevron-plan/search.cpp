@@ -178,7 +178,8 @@ std::optional<memory_model> bytes_of(request const& asked, job const& what) {
   if (asked.bytes.memory.empty()) {
     for (auto const& [flag, given] :
          {std::pair{"--static-bytes", !asked.bytes.fixed.empty()}, std::pair{"--kept-bytes", !asked.bytes.kept.empty()},
-          std::pair{"--input-bytes", !asked.bytes.input.empty()}, std::pair{"--recompute", what.recompute}})
+          std::pair{"--input-bytes", !asked.bytes.input.empty()}, std::pair{"--state-bytes", !asked.bytes.state.empty()},
+          std::pair{"--shard", !asked.bytes.shard.empty()}, std::pair{"--recompute", what.recompute}})
       if (given) throw usage(std::string(flag) + " says nothing without --memory: say what a rank has, such as --memory 80GiB");
     return std::nullopt;
   }

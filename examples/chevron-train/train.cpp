@@ -266,7 +266,9 @@ void train_on_rank(task const& what, rank_place const& where) {
                  .options = {.clip_grad_norm = o.clip_grad_norm,
                              .learning_rate = [rate](long step) { return rate(step - 1); },
                              .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
-                             .shard = o.shard ? sharding::optimizer : sharding::nothing,
+                             .shard = o.shard_gradients ? sharding::gradients
+                                      : o.shard         ? sharding::optimizer
+                                                        : sharding::nothing,
                              .post_validation = o.post_validation,
                              .on_report = [&](step_report const& report) { teller.tell(report); },
                              .device = where.device,
@@ -348,6 +350,7 @@ void train_on_rank(task const& what, rank_place const& where) {
     comparison outcome = compared(train.program(), texts, o.post_validation);
     outcome.measured.layers = layers_of(o, plan.stages);
     if (!o.profile.empty()) add_bytes(outcome.measured, bytes);
+    outcome.measured.shard = o.shard ? o.replicas : 1;
     std::printf("\n%s\n", table_of(outcome, where.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_files(o, outcome);
     std::fflush(stdout);

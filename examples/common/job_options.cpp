@@ -225,7 +225,14 @@ void job_flags::training() {
       ->group("Training");
   app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
-  app_.add_flag("--shard", o_.shard, "each replica keeps the optimizer's state for its share of the parameters alone")
+  app_.add_option(
+          "--shard", shard_name_,
+          "each replica keeps the optimizer's state for its share of the parameters alone; with gradients also their sums, "
+          "until the stage's next backward")
+      ->expected(0, 1)
+      ->default_str("optimizer")
+      ->check(one_of({"optimizer", "gradients"}))
+      ->type_name("optimizer|gradients")
       ->group("Training");
   app_.add_option("--deferred-weights", o_.deferred_weights,
                   "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
@@ -311,6 +318,11 @@ void job_flags::read(int argc, char** argv) {
         "away");
   if (o_.cuda_graph && !train::is_on_gpus(o_.backend))
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
+  o_.shard = !shard_name_.empty();
+  o_.shard_gradients = shard_name_ == "gradients";
+  if (o_.shard_gradients && o_.cuda_graph) {
+    throw usage_error("--shard gradients does not go with --cuda-graph, whose gradients stay where they are. Remedy: --shard");
+  }
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
   if (precision_name_ == "autocast") o_.precision = precision::autocast;
   bool const makes = placement_ != nullptr && o_.schedule == "auto";

@@ -48,7 +48,8 @@ struct job_options {
   double learning_rate = 3e-3;
   double clip_grad_norm = 1;
   bool post_validation = false;
-  bool shard = false;        ///< the optimizer, over replicas
+  bool shard = false;            ///< the optimizer, over replicas
+  bool shard_gradients = false;  ///< gradients, too
   int deferred_weights = 0;  ///< most W's that a rank holds back
   bool check_messages = false;
   bool recompute = false;
@@ -94,7 +95,7 @@ class job_flags {
 
   CLI::App& app_;
   job_options& o_;
-  std::string backend_name_ = "threads", precision_name_ = "float32";
+  std::string backend_name_ = "threads", precision_name_ = "float32", shard_name_;
   CLI::Option *ranks_ = nullptr, *chunks_ = nullptr, *micro_batches_ = nullptr, *backend_ = nullptr;
   CLI::Option *placement_ = nullptr, *memory_limit_ = nullptr;  // null where `auto` is not known
 };

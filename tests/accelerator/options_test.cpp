@@ -88,20 +88,27 @@ TEST_CASE("tied weights, with messages outside of all programs") {
   compare({.schedule = "1F1B", .ranks = 4, .replicas = 2, .micro_batches = 5, .build = tied}, "tied, replicas");
 }
 
-TEST_CASE("a sharded optimizer") {
+TEST_CASE("a sharded optimizer, with gradients that are freed and without") {
   for (char const* const name : some) {
     for (bool const is_ahead : {false, true}) {
-      compare({.schedule = name,
-               .ranks = 2,
-               .replicas = 2,
-               .micro_batches = 4,
-               .options =
-                   {.clip_grad_norm = 1, .shard = chevron::sharding::optimizer, .post_validation = is_ahead, .stable_steps = 1},
-               .steps = 6,
-               .large_batches = true},
-              "shares");
+      for (auto const shard : {chevron::sharding::optimizer, chevron::sharding::gradients}) {
+        compare({.schedule = name,
+                 .ranks = 2,
+                 .replicas = 2,
+                 .micro_batches = 4,
+                 .options = {.clip_grad_norm = 1, .shard = shard, .post_validation = is_ahead, .stable_steps = 1},
+                 .steps = 6,
+                 .large_batches = true},
+                "shares");
+      }
     }
   }
+  compare({.schedule = "LoopedBFS",
+           .ranks = 2,
+           .replicas = 2,
+           .micro_batches = 4,
+           .options = {.shard = chevron::sharding::gradients}},
+          "shares of several chunks");
   compare({.schedule = "1F1B",
            .ranks = 4,
            .replicas = 2,

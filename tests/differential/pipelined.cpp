@@ -188,7 +188,7 @@ chevron::trainer_options options_of(program const& p) {
     out.stable_steps = static_cast<int>(p.number("pv"));
   }
   out.overlap_pairs = p.has("overlap");
-  if (p.has("shard")) out.shard = chevron::sharding::optimizer;
+  if (p.has("shard")) out.shard = p.get("shard") == "gradients" ? chevron::sharding::gradients : chevron::sharding::optimizer;
   return out;
 }
 

@@ -124,6 +124,37 @@ sed 's/, "static_bytes".*/}/; /"activation_bytes"/d' profile.json > old.json
 expect 2 "--profile 'old.json': 'activation_bytes' is not there: .* or add --activation-bytes" fit --ranks 2 --memory 25KB --profile old.json
 expect 0 '^Recomputation was not looked at' fit --ranks 2 --memory 25KB --profile old.json --activation-bytes 1000 --static-bytes 5000 --trials 100 --microbatches 3
 
+# The optimizer's state over replicas: worked out a second time.
+sed 's/"input_bytes"/"state_bytes": [2500, 2000, 2000, 4501], "input_bytes"/' profile.json > state.json
+for shard in 1 2 4; do
+  expect 0 . fit --ranks 2 --microbatches 8 --memory 25KB --profile state.json --shard $shard --trials 100 --format json
+  cp output profile-$shard.fit
+  expect 0 . fit $given $bytes --state-bytes 5GiB --memory 64GiB --shard $shard --format json
+  cp output flags-$shard.fit
+done
+python3 - <<'PYTHON' || failed=1
+import json
+def fixed(name):
+    return {(p["schedule"], p["recomputed"]): p["static_bytes"] for p in json.load(open(name))["schedules"] if not p["searched"]}
+GiB = 1 << 30
+for shard in 1, 2, 4:
+    for (schedule, recomputed), bytes in fixed(f"flags-{shard}.fit").items():
+        whole = 5 * GiB + 5 * GiB // shard
+        assert whole <= bytes < whole + 16, (shard, schedule, bytes)
+    known = [5000, 4000, 4000, 9000], [2500, 2000, 2000, 4501]
+    of_stage = [static - state + -(-state // shard) for static, state in zip(*known)]
+    got = fixed(f"profile-{shard}.fit")["ZBVZeroBubble", None]
+    assert got in (of_stage[0] + of_stage[3], of_stage[1] + of_stage[2]), (shard, got, of_stage)
+PYTHON
+expect 0 '^Its schedule: chevron-plan search .* --state-bytes 5GiB --shard 2 \|^The fastest found' fit $given $bytes --state-bytes 5GiB --shard 2 --memory 25GiB
+expect 2 "--profile 'profile.json': 'state_bytes' is not there" fit --ranks 2 --memory 25KB --profile profile.json --shard 2
+expect 2 "--shard 2: how much of --static-bytes is the optimizer's state is not known: add --state-bytes" fit $given $bytes --memory 25GiB --shard 2
+expect 2 "--state-bytes 1GiB says nothing without --shard" fit $given $bytes --memory 25GiB --state-bytes 1GiB
+expect 2 "--state-bytes 11 GiB is more than --static-bytes 10 GiB, of which it is a part" fit $given $bytes --memory 25GiB --state-bytes 11GiB --shard 2
+expect 2 "--shard" fit $given $bytes --memory 25GiB --state-bytes 1GiB --shard 0
+expect 2 "--state-bytes 1GiB does not stand alone: add --activation-bytes" fit --memory 25GiB --state-bytes 1GiB
+expect 2 "--shard says nothing without --memory" search --ranks 2 --shard 2
+
 expect 2 "--memory is not given: say what a rank has, such as --memory 80GiB" fit --activation-bytes 1GiB
 expect 2 "--memory 'much' is not a size: give bytes up to 1PiB" fit --memory much
 expect 2 "what a microbatch takes is not known: add --activation-bytes and --static-bytes" fit --memory 80GiB

@@ -116,10 +116,27 @@ for name in "1F1B", "ZBVZeroBubble", "ZB-H1", "DualPipeV":
     for key, wanted in zip(["static_bytes", "activation_bytes", "input_bytes"], zip(*known)):
         assert told[key] == list(wanted), (name, key, told[key], wanted)
     assert ("kept_bytes" in told) == (name != "1F1B"), told
+    moments = [static // 2 for static, _, _ in known]
+    assert told["state_bytes"] == moments and told["shard"] == 1, (name, told["state_bytes"], moments)
     for kept, (_, activation, _) in zip(told.get("kept_bytes", []), known):
         assert 0.5 * activation < kept < 1.5 * activation, (name, kept, activation)
 PYTHON
 fi
+# A sharded optimizer's state, and what it is over another number of replicas.
+timeout 150 "$train" $small --schedule 1F1B --ranks 2 --replicas 2 --shard --profile shares.json > output 2>&1 || { cat output; exit 1; }
+for file in shares 1F1B; do
+  "$plan" fit --ranks 2 --microbatches 6 --profile $file.json --shard 1 --memory 2MiB --trials 100 --format json > $file.fit
+done
+"$python" - <<'PYTHON'
+import json
+whole, share = json.load(open("1F1B.json")), json.load(open("shares.json"))
+assert share["shard"] == 2 and share["activation_bytes"] == whole["activation_bytes"], share
+for key, least, most in ("state_bytes", 0.5, 0.6), ("static_bytes", 0.75, 0.8):
+    for some, all in zip(share[key], whole[key]):
+        assert least * all <= some <= most * all, (key, some, all)
+fixed = [{p["schedule"]: p["static_bytes"] for p in json.load(open(name + ".fit"))["schedules"]}["1F1B"] for name in ("shares", "1F1B")]
+assert fixed[1] <= fixed[0] <= 1.1 * fixed[1], fixed
+PYTHON
 "$plan" fit --ranks 2 --microbatches 6 --profile ZBVZeroBubble.json --memory 2MiB --trials 200 > fits
 grep -q '^The fastest found that fits: .* ms, ' fits || { cat fits; exit 1; }
 code=0

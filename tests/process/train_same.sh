@@ -65,6 +65,8 @@ done
 for backend in threads gloo; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule 1F1B --backend $backend --shard
   same replicated this "1F1B with a sharded optimizer, $backend," "the same with whole ones"
+  run this --ranks 2 --replicas 2 --microbatches 4 --schedule ZBVZeroBubble --backend $backend --shard gradients
+  same replicated this "ZBVZeroBubble with sharded gradients, $backend," "the same with whole ones"
 done
 # Ranks begin to rely on steps after ten that needed no correction.
 steps=16

@@ -20,7 +20,8 @@ struct job_shape {
   std::string schedule = "ZB-H1";
   int pipeline_ranks = 2, replicas = 1, micro_batches = 4;
   bool post_validation = false;
-  bool shares = false;  ///< the optimizer is sharded
+  bool shares = false;     ///< the optimizer is sharded
+  bool gradients = false;  ///< gradients, too
 };
 
 inline chevron::trainer_setup setup_of(job_shape const& shape, chevron::transport& comm) {
@@ -31,7 +32,9 @@ inline chevron::trainer_setup setup_of(job_shape const& shape, chevron::transpor
           .loss = small_model::mean_square,
           .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-3),
           .options = {.clip_grad_norm = shape.post_validation ? 0.0 : 1.0,
-                      .shard = shape.shares ? chevron::sharding::optimizer : chevron::sharding::nothing,
+                      .shard = shape.gradients ? chevron::sharding::gradients
+                               : shape.shares  ? chevron::sharding::optimizer
+                                               : chevron::sharding::nothing,
                       .post_validation = shape.post_validation,
                       .stable_steps = 0}};
 }

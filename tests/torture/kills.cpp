@@ -66,9 +66,11 @@ std::vector<pid_t> ranks_of(pid_t launcher) {
 }  // namespace
 
 std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, std::size_t processes) {
-  std::vector<job_shape> const shapes{{.schedule = "ZB-H1", .pipeline_ranks = 2},
-                                      {.schedule = "ZBVZeroBubble", .pipeline_ranks = 2, .replicas = 2, .shares = true},
-                                      {.schedule = "ZB-H2", .pipeline_ranks = 2, .post_validation = true}};
+  std::vector<job_shape> const shapes{
+      {.schedule = "ZB-H1", .pipeline_ranks = 2},
+      {.schedule = "ZBVZeroBubble", .pipeline_ranks = 2, .replicas = 2, .shares = true},
+      {.schedule = "LoopedBFS", .pipeline_ranks = 2, .replicas = 2, .shares = true, .gradients = true},
+      {.schedule = "ZB-H2", .pipeline_ranks = 2, .post_validation = true}};
   std::vector<std::map<long, std::string>> whole;
   double longest = 0;
   for (job_shape const& shape : shapes) {
@@ -91,15 +93,29 @@ std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, s
     // A third of a run is its start, where nothing is lost; on a busy machine it takes longer than it did alone.
     double const part = 0.3 + 0.9 * static_cast<double>(draw() % 1000) / 1000;
     auto const instant = std::chrono::microseconds(static_cast<long>(part * longest * 1e6));
-    auto const killed = run_apart([&] { return train(shape, folder.path, keeps_two); }, 60s, [&](pid_t job) {
+    // Half of the sharded ones die on one rank where others have a part of what it has stepped.
+    bool const at_gather = shape.shares && draw() % 2 == 0;
+    std::string const fault =
+        "rank " + std::to_string(draw() % static_cast<std::uint64_t>(shape.pipeline_ranks * shape.replicas)) + ", step " +
+        std::to_string(draw() % last_step) + (draw() % 2 == 0 ? ", stepped" : ", gathering") + ": kill";
+    auto const first_run = [&] {
+      if (at_gather) ::setenv("CHEVRON_FAULT", fault.c_str(), 1);
+      return train(shape, folder.path, keeps_two);
+    };
+    auto const killed = run_apart(first_run, 60s, [&](pid_t job) {
+      if (at_gather) return;
       ::usleep(static_cast<useconds_t>(instant.count()));
       auto const ranks = ranks_of(job);
       auto const choice = draw() % (ranks.size() + 2);
-      if (choice == 0 || ranks.empty()) ::kill(-job, SIGKILL);       // all of them
-      else if (choice == 1) ::kill(job, SIGKILL);                    // the launcher
-      else ::kill(ranks[choice - 2], SIGKILL);                       // a rank
+      if (choice == 0 || ranks.empty())
+        ::kill(-job, SIGKILL);  // all of them
+      else if (choice == 1)
+        ::kill(job, SIGKILL);  // the launcher
+      else
+        ::kill(ranks[choice - 2], SIGKILL);  // a rank
     });
     if (killed.hangs) return "it hangs after the kill\n" + killed.output;
+    if (at_gather && killed.code != 3) return fault + ": exit code " + std::to_string(killed.code) + "\n" + killed.output;
     long const newest = [&] {
       auto const last = chevron::last_checkpoint(folder.path);
       return last ? std::stol(last->filename().string().substr(5)) : 0L;

@@ -34,7 +34,32 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
           one.saves = turn == 3;
           if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
           one.shares = one.replicas == 2 && out.size() % 16 >= 8;
+          one.gradients = one.shares && out.size() % 32 >= 16;
           out.push_back(one);
+        }
+      }
+    }
+  }
+}
+
+/// Of a sharded optimizer: its share is stepped, and nobody has it; some have a part of it.
+void add_gathers(std::vector<scenario>& out) {
+  for (std::string const schedule : {"1F1B", "ZBVZeroBubble"}) {
+    for (std::string const backend : {"gloo", "threads"}) {
+      for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
+        if (kind == "corrupt_message") continue;
+        for (std::string const point : {"stepped", "gathering"}) {
+          for (int rank = 0; rank < 2 * pipeline_ranks; ++rank) {
+            out.push_back({.schedule = schedule,
+                           .backend = backend,
+                           .replicas = 2,
+                           .post_validation = rank % 2 == 1,
+                           .shares = true,
+                           .gradients = schedule != "1F1B",
+                           .rank = rank,
+                           .point = "step " + std::to_string(struck_step) + ", " + point,
+                           .kind = kind});
+          }
         }
       }
     }
@@ -45,7 +70,7 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
 
 std::string scenario::text() const {
   return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") +
-         (shares ? " shares" : "") + (saves ? " saves" : "") + " | " + fault();
+         (shares ? " shares" : "") + (gradients ? " gradients" : "") + (saves ? " saves" : "") + " | " + fault();
 }
 
 scenario scenario_of(std::string const& line) {
@@ -57,7 +82,12 @@ scenario scenario_of(std::string const& line) {
   std::string word;
   head >> out.schedule >> out.backend >> word;
   out.replicas = std::stoi(word.substr(1));
-  while (head >> word) (word == "saves" ? out.saves : word == "shares" ? out.shares : out.post_validation) = true;
+  while (head >> word) {
+    (word == "saves"       ? out.saves
+     : word == "shares"    ? out.shares
+     : word == "gradients" ? out.gradients
+                           : out.post_validation) = true;
+  }
   std::string const fault = line.substr(bar + 3, colon - bar - 3);
   auto const comma = fault.find(", ");
   out.rank = std::stoi(fault.substr(5));
@@ -69,6 +99,7 @@ scenario scenario_of(std::string const& line) {
 std::vector<scenario> all_scenarios() {
   std::vector<scenario> out;
   chevron::catalogue::for_each([&](auto const& one) { add_actions(out, one.name); });
+  add_gathers(out);
   std::string const saved_step = std::to_string(struck_step + 1);
   for (int rank = 0; rank < pipeline_ranks; ++rank) {
     for (std::string const kind : {"kill", "stop", "exit", "throw", "bad_alloc"})

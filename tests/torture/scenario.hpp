@@ -13,7 +13,8 @@ struct scenario {
   std::string backend;   ///< `gloo`: forked processes; `threads`
   int replicas = 1;
   bool post_validation = false;
-  bool shares = false;  ///< the optimizer is sharded
+  bool shares = false;     ///< the optimizer is sharded
+  bool gradients = false;  ///< gradients, too
   bool saves = false;  ///< a checkpoint after each step
   int rank = 0;        ///< where the fault strikes; global
   std::string point;   ///< as in fault_point.hpp: `step 2, before 1F0`, `joining`
@@ -32,8 +33,9 @@ constexpr int pipeline_ranks = 4, micro_batches = 4;
 /// Steps are short; the fault strikes in the middle one.
 constexpr long job_steps = 5, struck_step = 2;
 
-/// Each action of one step of each schedule of the catalogue that trains, with each kind of fault, over Gloo and in threads; then some
-/// of them with replicas, post-validation and checkpoints; then joining, saving and leaving.
+/// Each action of one step of each schedule of the catalogue that trains, with each kind of fault, over Gloo and in threads; then
+/// some of them with replicas, sharded, with post-validation and checkpoints; then gathers of shares, joining, saving and
+/// leaving.
 std::vector<scenario> all_scenarios();
 
 }  // namespace torture

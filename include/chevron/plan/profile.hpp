@@ -43,6 +43,9 @@ struct profile {
   std::vector<int> layers;            ///< one entry a stage: how many of the layers that can be moved it holds; empty: not known
   /// Bytes, one entry a stage, or empty where they are not known; each means what it means in `footprint_view`.
   std::vector<std::int64_t> static_bytes, activation_bytes, kept_bytes, input_bytes;
+  /// Bytes of the optimizer's state within `static_bytes`, one entry a stage; empty: not known.
+  std::vector<std::int64_t> state_bytes;
+  int shard = 1;  ///< replicas over which that state was cut
 };
 
 /// Costs made of a profile, for one number of stages.
@@ -64,7 +67,8 @@ struct stage_bytes {
 
 /// Bytes of a model cut into so many stages, which are neighbours of the profile's put together. What W needs is, where the
 /// profile does not say it, all of the activations.
-inline stage_bytes bytes_of(profile const& measured, int stages) {
+/// \param shard replicas over which the optimizer's state is cut: each holds its share; 0: over as many as when it was measured
+inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) {
   stage_bytes out;
   char const* const missing = measured.activation_bytes.empty() ? "activation_bytes"
                               : measured.static_bytes.empty() ? "static_bytes"
@@ -72,6 +76,13 @@ inline stage_bytes bytes_of(profile const& measured, int stages) {
                                                                 : nullptr;
   if (missing != nullptr) {
     out.problem = std::string("'") + missing + "' is not there: write one entry for each stage, in bytes, into it";
+    return out;
+  }
+  bool const anew = shard > 0 && shard != measured.shard;
+  if (anew && measured.state_bytes.empty()) {
+    out.problem =
+        "'state_bytes' is not there, so that a share of it is not known: write bytes of the optimizer's state into it, one entry "
+        "for each stage";
     return out;
   }
   if (stages == 0 || measured.stages % stages != 0) {
@@ -85,7 +96,13 @@ inline stage_bytes bytes_of(profile const& measured, int stages) {
     return sum;
   };
   for (int s = 0; s < stages; ++s) {
-    out.fixed.push_back(together(measured.static_bytes, s));
+    std::int64_t fixed = together(measured.static_bytes, s);
+    if (anew) {
+      // Rounded up: what is said to fit does.
+      std::int64_t const state = together(measured.state_bytes, s);
+      fixed += (state * measured.shard + shard - 1) / shard - state;
+    }
+    out.fixed.push_back(fixed);
     out.activation.push_back(together(measured.activation_bytes, s));
     out.kept.push_back(together(measured.kept_bytes.empty() ? measured.activation_bytes : measured.kept_bytes, s));
     out.input.push_back(measured.input_bytes[static_cast<std::size_t>(s * each)]);

@@ -46,12 +46,15 @@ class profile_reader {
       read_layers();
       for (auto const& [key, bytes] :
            {std::pair{"static_bytes", &p_.static_bytes}, std::pair{"activation_bytes", &p_.activation_bytes},
-            std::pair{"kept_bytes", &p_.kept_bytes}, std::pair{"input_bytes", &p_.input_bytes}})
+            std::pair{"kept_bytes", &p_.kept_bytes}, std::pair{"input_bytes", &p_.input_bytes},
+            std::pair{"state_bytes", &p_.state_bytes}})
         read_bytes(key, *bytes);
+      p_.shard = std::max(whole_known("shard", 1 << 12), 1);
       for (std::size_t s = 0; s < p_.activation_bytes.size(); ++s) {
         if (s < p_.input_bytes.size() && p_.input_bytes[s] > p_.activation_bytes[s])
           fault("'input_bytes' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
       }
+      read_state();
       if (!unread_.empty()) fault("'" + *unread_.begin() + "' is no key of a profile");
     }
     return std::move(out_);
@@ -195,6 +198,19 @@ class profile_reader {
       p_.layers = value->get<std::vector<int>>();
     else
       fault("'layers' is " + shown(*value) + ", no list of whole numbers from 0 with " + for_each_of(p_.stages, "stages"));
+  }
+  /// State is a part of what a stage takes all the time.
+  void read_state() {
+    if (!p_.state_bytes.empty() && p_.static_bytes.empty()) fault("'state_bytes' is there without 'static_bytes'");
+    for (std::size_t s = 0; out_.problem.empty() && s < p_.state_bytes.size(); ++s) {
+      if (p_.state_bytes[s] > p_.static_bytes[s]) {
+        fault("'state_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.state_bytes[s]) +
+              ", more than its 'static_bytes', of which it is a part");
+      } else if (p_.state_bytes[s] > most_stage_bytes / p_.shard) {
+        fault("'state_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.state_bytes[s]) + ", a share of " +
+              std::to_string(p_.shard) + ", and no stage has more than " + std::to_string(most_stage_bytes));
+      }
+    }
   }
   void read_bytes(char const* key, std::vector<std::int64_t>& bytes) {
     json const* const value = take_known(key);

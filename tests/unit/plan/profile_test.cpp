@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 using namespace chevron;
@@ -236,6 +237,39 @@ TEST_CASE("a profile of finer stages serves coarser ones, and says what it canno
   profile gap = sample(4);
   gap.communication[1] = profile::not_measured;
   CHECK(costs_of(gap, std::vector<bool>(4)).communication[1] == 0.75);
+}
+
+TEST_CASE("the optimizer's state over other numbers of replicas: each holds its share, rounded up") {
+  profile one = sample(4);
+  one.static_bytes = {1000, 400, 400, 900};
+  one.activation_bytes = one.input_bytes = {1, 1, 1, 1};
+  CHECK(bytes_of(one, 4).fixed == one.static_bytes);
+  CHECK(bytes_of(one, 4, 1).fixed == one.static_bytes);
+  CHECK(bytes_of(one, 4, 2).problem.starts_with("'state_bytes' is not there, so that a share of it is not known"));
+  one.state_bytes = {501, 200, 200, 0};
+  CHECK(bytes_of(one, 4, 2).fixed == std::vector<std::int64_t>{750, 300, 300, 900});
+  CHECK(bytes_of(one, 2, 4).fixed == std::vector<std::int64_t>{1400 - 701 + 176, 1300 - 200 + 50});
+  // Measured over three replicas.
+  one.shard = 3;
+  CHECK(bytes_of(one, 4).fixed == one.static_bytes);
+  CHECK(bytes_of(one, 4, 3).fixed == one.static_bytes);
+  CHECK(bytes_of(one, 4, 1).fixed == std::vector<std::int64_t>{1000 + 2 * 501, 800, 800, 900});
+  CHECK(bytes_of(one, 4, 6).fixed == std::vector<std::int64_t>{750, 300, 300, 900});
+
+  std::string const text = show::json(one);
+  auto const back = read_profile(text);
+  CHECK(back.problem == "");
+  CHECK(show::json(back.value) == text);
+  CHECK(back.value.shard == 3);
+  for (auto const& [what, by, words] :
+       {std::tuple{"\"shard\": 3", "\"shard\": 0", "'shard' is 0, not a whole number from 1 to 4096"},
+        std::tuple{"[501, 200", "[1001, 200", "'state_bytes' of stage 0 is 1001, more than its 'static_bytes'"},
+        std::tuple{"[501, 200, 200, 0]", "[501, 200, 200]", "'state_bytes' is no list with one entry for each of 4 stages"},
+        std::tuple{"[501, 200", "[-1, 200", "'state_bytes', entry 0, is -1, no whole number of bytes"},
+        std::tuple{"\"static_bytes\": [1000, 400, 400, 900]", "\"static_bytes\": null", "'state_bytes' is there without"}}) {
+    auto const read = read_profile(replaced(text, what, by));
+    CHECK_MESSAGE(read.problem.find(words) != std::string::npos, read.problem, " instead of ", words);
+  }
 }
 
 TEST_CASE("a profile is read as it was written, and nothing else is") {

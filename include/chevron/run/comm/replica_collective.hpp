@@ -12,7 +12,7 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Which collectives run over the replicas of a pipeline rank, and how a cut divides a tensor among replicas.
+/// What is cut over the replicas of a pipeline rank, which collectives run over them, and how a cut divides a tensor.
 
 namespace chevron {
 
@@ -22,8 +22,19 @@ enum class replica_collective {
   share_gather     ///< each gets every replica's share as it is
 };
 
+/// State that is cut over the replicas of a stage: each replica holds its share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+enum class sharding {
+  nothing,    ///< each replica holds and steps everything
+  optimizer,  ///< the optimizer's state: a replica steps its share of the parameters, and gets the rest from the others
+  gradients   ///< that, and gradients: between the sum over the replicas and the stage's next backward a replica has its share
+};
+
 namespace detail {
 
+/// In the words of `--shard`, a literal.
+inline char const* words_of(sharding what) {
+  return what == sharding::nothing ? "nothing" : what == sharding::optimizer ? "optimizer" : "gradients";
+}
 /// What a rank waits for, a literal.
 inline char const* words_of(replica_collective what) {
   switch (what) {

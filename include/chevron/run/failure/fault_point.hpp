@@ -40,8 +40,9 @@ namespace chevron::detail {
 #ifdef CHEVRON_FAULT_POINTS
 
 /// One fault. Points are `before` and `after` each action of a program, as it is printed (`before 0SEND_F1`), `before` and `after
-/// OPTIMIZER_STEP`, and outside of steps `joining`, `saving` (the files are written, none has its name), `publishing` (before
-/// the manifest) and `leaving`.
+/// OPTIMIZER_STEP`, within it of a sharded optimizer `stepped` (no replica has this rank's share yet) and `gathering` (half of
+/// the parameters' shares are on their way), and outside of steps `joining`, `saving` (the files are written, none has its name),
+/// `publishing` (before the manifest) and `leaving`.
 struct fault {
   enum class kind {
     kill,            ///< SIGKILL to this process

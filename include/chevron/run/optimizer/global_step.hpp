@@ -121,7 +121,7 @@ class global_step {
       stepped_ = true;
     }
     // Also where this rank did not step: another replica may have.
-    if (share_) share_->start_gather(*comm_);
+    if (share_) share_->start_gather(*comm_, step_);
     gradient_changes_ = gradients_->changes();
     if (optimizer_) before_.note_versions(*optimizer_);
   }
@@ -280,7 +280,7 @@ class global_step {
   }
   void gather_parameters() {
     if (!share_) return;
-    share_->start_gather(*comm_);
+    share_->start_gather(*comm_, step_);
     share_->finish_gather(*comm_);
   }
 

@@ -4,22 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <chevron/run/comm/flat_gradients.hpp>
 #include <chevron/run/comm/replica_collective.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/execution/gradient_place.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/gradient_norm.hpp>
 
@@ -35,13 +34,17 @@ namespace chevron {
 /// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as
 /// soon as it is there, and `.grad` is left empty); `start_sums` hands them to the transport in buckets, once the stage's
 /// last W or B is done, and nobody writes to them until `wait_sums` returned.
+///
+/// With `sharding::gradients` a buffer, but of tied parameters, is made anew before the stage's first B, I or W of a step
+/// (`make`), and `wait_sums` frees all but this replica's share. While no buffer exists, `.grad` is empty.
 class gradient_buckets {
  public:
   /// \param first_bucket buckets are numbered over the whole rank; this stage's begin here
   /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
-  /// \param sharded each replica steps its share of the parameters (`cut` says which), and gets the sums of that share alone
-  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, bool sharded = false)
-      : first_bucket_(first_bucket), sharded_(sharded) {
+  /// \param over_replicas other than `nothing`: each replica steps its share of the parameters (`cut` says which), and gets the
+  /// sums of that share alone
+  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, sharding over_replicas = sharding::nothing)
+      : over_replicas_(over_replicas) {
     for (parameter const& p : owner.parameters()) {
       if (!p.value.requires_grad()) {
         frozen_.push_back(p);
@@ -53,30 +56,16 @@ class gradient_buckets {
         continue;
       }
       trained_.push_back(p);
-      flat& with = flat_for(p);
-      homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.elements});
-      with.elements += p.value.numel();
+      flat_gradients& with = flat_for(p);
+      homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.add(p.value.numel())});
     }
-    for (flat& f : flats_) {
-      f.memory = at::zeros({f.elements}, f.options);
-      // Neither Gloo nor NCCL sums complex numbers.
-      at::Tensor const numbers = f.memory.is_complex() ? at::view_as_real(f.memory).flatten() : f.memory;
-      std::int64_t const most = std::max<std::int64_t>(1, static_cast<std::int64_t>(bucket_bytes) / numbers.element_size());
-      for (std::int64_t at = 0; at < numbers.numel(); at += most) {
-        std::int64_t const size = std::min(most, numbers.numel() - at);
-        buckets_.push_back({numbers.narrow(0, at, size), static_cast<std::size_t>(&f - flats_.data()), at});
-      }
-    }
-    for (std::size_t i = 0; i < trained_.size(); ++i) {
-      at::Tensor const row = flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel());
-      // Detached: `zero_grad` of LibTorch calls detach_(), which autograd refuses to views.
-      views_.push_back(view_for(trained_[i].value, row).detach());
-    }
+    for (flat_gradients& f : flats_) buckets_ += f.number(first_bucket + buckets_, bucket_bytes);
+    views_.resize(trained_.size());
     zero();
   }
   ~gradient_buckets() {
     for (parameter const& p : trained_) {
-      if (hook_of(p.value) != nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p.value, nullptr);
+      if (detail::hook_of(p.value) != nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p.value, nullptr);
     }
   }
   gradient_buckets(gradient_buckets const&) = delete;
@@ -86,7 +75,7 @@ class gradient_buckets {
   std::vector<parameter> const& trained() const { return trained_; }
   /// Those that need no gradient.
   std::vector<parameter> const& frozen() const { return frozen_; }
-  /// The gradient of each that is trained.
+  /// The gradient of each that is trained; undefined while its buffer does not exist.
   tensors const& views() const { return views_; }
   /// Parameters that need no gradient and yet are said to be tied.
   std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }
@@ -107,7 +96,19 @@ class gradient_buckets {
 
   /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
   void zero() {
-    for (flat& f : flats_) f.memory.zero_();
+    for (flat_gradients& f : flats_) f.zero();
+    emptied_.clear();
+    make_views();
+    attach_all();
+  }
+  /// Whether all buffers exist.
+  bool is_there() const {
+    return std::all_of(flats_.begin(), flats_.end(), [](flat_gradients const& f) { return f.is_there(); });
+  }
+  /// Makes the buffers that do not exist, of zeros.
+  void make() {
+    for (flat_gradients& f : flats_) f.make();
+    make_views();
     attach_all();
   }
   /// Gives the parameters these gradients to add to, without changing what is in them.
@@ -119,13 +120,15 @@ class gradient_buckets {
   /// `attach_all` (in half precision: given, where it is empty otherwise).
   bool is_detached(std::size_t i) const {
     at::Tensor const& gradient = trained_[i].value.grad();
-    return in_float(trained_[i].value) ? gradient.defined() : !gradient.is_same(views_[i]);
+    if (detail::in_float(trained_[i].value) || !views_[i].defined()) return gradient.defined() || was_emptied(i);
+    return !gradient.is_same(views_[i]);
   }
   /// Takes over a gradient that a parameter was given between two runs of a step, in place of what was added up; none is zeros.
   /// \throws usage_error for one of another shape or layout
   void take_over(std::size_t i, at::Tensor const& given, int stage_number) {
     at::NoGradGuard const off;
     at::Tensor const& p = trained_[i].value;
+    if (!is_there()) make();
     if (!given.defined()) {
       at::Tensor(views_[i]).zero_();
     } else if (given.layout() == at::kStrided && given.sizes() == p.sizes()) {
@@ -141,7 +144,7 @@ class gradient_buckets {
   /// How often the gradients were changed in place.
   std::int64_t changes() const {
     std::int64_t sum = 0;
-    for (flat const& f : flats_) sum += static_cast<std::int64_t>(f.memory._version());
+    for (flat_gradients const& f : flats_) sum += f.changes();
     return sum;
   }
 
@@ -150,7 +153,7 @@ class gradient_buckets {
     at::NoGradGuard const off;
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       at::Tensor const& p = trained_[i].value;
-      if (in_float(p)) p.mutable_grad() = views_[i].to(p.scalar_type());
+      if (detail::in_float(p)) p.mutable_grad() = views_[i].to(p.scalar_type());
     }
   }
 
@@ -169,7 +172,7 @@ class gradient_buckets {
 
   /// Of a sharded optimizer the share of this replica alone.
   void scale(double factor) {
-    for (flat& f : flats_) own_share_of(f).mul_(factor);
+    for (flat_gradients& f : flats_) f.own().mul_(factor);
   }
 
   /// Cuts the parameters of this stage into shares, one for each replica, of nearly equal size; once, before the first sum. A
@@ -177,6 +180,7 @@ class gradient_buckets {
   /// \param whole parameters are not cut: a replica has the whole of each in its share, or nothing
   void cut(int replicas, int replica, bool whole) {
     replica_ = static_cast<std::size_t>(replica);
+    is_cut_ = true;
     for (std::size_t f = 0; f < flats_.size(); ++f) {
       std::vector<std::int64_t> sizes, blocks;
       for (std::size_t i = 0; i < trained_.size(); ++i) {
@@ -186,16 +190,35 @@ class gradient_buckets {
         sizes.push_back(elements);
         blocks.push_back(may_be_cut ? norm_block(elements) : std::max<std::int64_t>(elements, 1));
       }
-      flats_[f].cut = detail::cut_into_shares(sizes, blocks, replicas);
+      flats_[f].cut(detail::cut_into_shares(sizes, blocks, replicas), replica_);
     }
     for (std::size_t i = 0; i < trained_.size(); ++i)
-      cuts_.push_back(detail::part_of_cut(flats_[homes_[i].flat].cut, homes_[i].offset, trained_[i].value.numel()));
+      cuts_.push_back(detail::part_of_cut(flats_[homes_[i].flat].cut(), homes_[i].offset, trained_[i].value.numel()));
   }
   /// A parameter's elements in the order of its memory, by share: replica r's are [cut[r], cut[r + 1]).
   std::vector<std::int64_t> const& cut_of(std::size_t i) const { return cuts_[i]; }
-  /// The gradient in the order of its parameter's memory.
-  at::Tensor row(std::size_t i) const {
-    return flats_[homes_[i].flat].memory.narrow(0, homes_[i].offset, trained_[i].value.numel());
+  /// The part of a gradient in this replica's share, in the order of its parameter's memory.
+  at::Tensor share_of(std::size_t i) const {
+    std::int64_t const begin = cuts_[i][replica_];
+    return flat_of(i).row(homes_[i].offset + begin, cuts_[i][replica_ + 1] - begin);
+  }
+  /// A whole gradient, which is in this replica's share where its buffer does not exist.
+  at::Tensor whole(std::size_t i) const {
+    at::Tensor const& p = trained_[i].value;
+    return views_[i].defined() ? views_[i] : detail::gradient_view(p, flat_of(i).row(homes_[i].offset, p.numel()));
+  }
+  /// Whether a gradient's buffer is freed between two steps' backwards.
+  bool is_freed(std::size_t i) const { return flat_of(i).is_freed(); }
+  /// Calls `see(tensor)` for the gradients' memory that exists now.
+  template <class See>
+  void each_tensor(See const& see) const {
+    for (flat_gradients const& f : flats_) f.each_tensor(see);
+  }
+  /// Bytes by which the buffers are larger when all of them exist.
+  std::int64_t bytes_freed() const {
+    std::int64_t sum = 0;
+    for (flat_gradients const& f : flats_) sum += f.bytes_freed();
+    return sum;
   }
 
   /// How many numbers a step gathers of a parameter's norm: one, or one for each block where several replicas share it.
@@ -207,11 +230,11 @@ class gradient_buckets {
   template <class See>
   void each_counted(std::size_t i, See const& see) const {
     if (!counts_here(i)) return;
-    if (!sharded_) return see(counted_gradient{views_[i]});
+    if (!is_cut_) return see(counted_gradient{views_[i]});
     std::vector<std::int64_t> const& at = cuts_[i];
     if (at[replica_] == at[replica_ + 1]) return;
-    if (!is_cut(i)) return see(counted_gradient{views_[i]});
-    detail::each_block(row(i), at[replica_], at[replica_ + 1], see);
+    if (!is_cut(i)) return see(counted_gradient{whole(i)});
+    detail::each_block(share_of(i), at[replica_], trained_[i].value.numel(), see);
   }
 
   /// The largest finite number that the optimizer sees of this gradient.
@@ -222,77 +245,57 @@ class gradient_buckets {
     return std::numeric_limits<double>::infinity();
   }
 
-  int buckets() const { return static_cast<int>(buckets_.size()); }
+  int buckets() const { return buckets_; }
 
   /// Starts to sum this stage's gradients over the replicas: of a sharded optimizer each share for its replica alone. Tied
   /// parameters are summed whole: stages add their gradients up next, and a tie on another stage may be cut elsewhere.
   void start_sums(transport& comm) {
-    for (int b = 0; b < buckets(); ++b) {
-      bucket const& one = buckets_[static_cast<std::size_t>(b)];
-      flat const& of = flats_[one.flat];
-      if (!sharded_ || of.tied) {
-        comm.start_all_reduce(first_bucket_ + b, one.values);
-        continue;
-      }
-      std::vector<std::int64_t> numbers = of.cut;
-      for (std::int64_t& at : numbers) at *= of.memory.is_complex() ? 2 : 1;
-      comm.start_reduce_scatter(first_bucket_ + b, one.values, detail::part_of_cut(numbers, one.begin, one.values.numel()));
-    }
+    if (!is_there()) make();  // no backward of this step has reached the stage
+    for (flat_gradients& f : flats_) f.start_sums(comm);
+    summing_ = true;
   }
+  /// Waits for the sums that were started, and frees buffers that are freed then.
   void wait_sums(transport& comm) {
-    for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b);
+    if (!std::exchange(summing_, false)) return;
+    for (flat_gradients& f : flats_) f.wait_sums(comm);
+    free();
   }
 
  private:
-  /// Adds a gradient in single precision and lets go of it.
-  struct add_in_float final : torch::autograd::PostAccumulateGradHook {
-    at::Tensor into;
-    void operator()(at::Tensor const& p) override {
-      at::NoGradGuard const off;
-      into.add_(p.grad());
-      p.mutable_grad().reset();
+  void attach(std::size_t i) { detail::add_gradients_into(trained_[i].value, views_[i]); }
+
+  void free() {
+    if (over_replicas_ != sharding::gradients) return;
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      at::Tensor const& p = trained_[i].value;
+      if (!is_freed(i)) continue;
+      // `check_attached` looks when the step ends.
+      if (!p.grad().defined() && !detail::in_float(p)) emptied_.push_back(i);
+      if (!is_detached(i)) p.mutable_grad().reset();
+      if (detail::hook_of(p) != nullptr) detail::hook_of(p)->into.reset();
     }
-  };
-
-  static bool in_float(at::Tensor const& p) { return p.scalar_type() == at::kHalf || p.scalar_type() == at::kBFloat16; }
-
-  static add_in_float* hook_of(at::Tensor const& p) {
-    return dynamic_cast<add_in_float*>(torch::autograd::impl::post_acc_grad_hooks(p).get());
+    for (flat_gradients& f : flats_) f.keep_share();
+    make_views();
   }
-
-  void attach(std::size_t i) {
-    at::Tensor const& p = trained_[i].value;
-    if (!in_float(p)) {
-      if (!p.grad().is_same(views_[i])) p.mutable_grad() = views_[i];
-      return;
+  /// Of buffers that exist.
+  void make_views() {
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      if (!flat_of(i).is_there()) {
+        views_[i].reset();
+      } else if (!views_[i].defined()) {
+        at::Tensor const row = flat_of(i).row(homes_[i].offset, trained_[i].value.numel());
+        // Detached: `zero_grad` of LibTorch calls detach_(), which autograd refuses to views.
+        views_[i] = detail::gradient_view(trained_[i].value, row).detach();
+      }
     }
-    p.mutable_grad().reset();
-    if (hook_of(p) == nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<add_in_float>());
-    hook_of(p)->into = views_[i];
   }
+  bool was_emptied(std::size_t i) const { return std::find(emptied_.begin(), emptied_.end(), i) != emptied_.end(); }
+  flat_gradients const& flat_of(std::size_t i) const { return flats_[homes_[i].flat]; }
 
-  struct flat {
-    at::TensorOptions options;
-    bool tied = false;  // holds tied parameters, of a sharded optimizer
-    std::int64_t elements = 0;
-    at::Tensor memory;
-    std::vector<std::int64_t> cut;  // replicas + 1 offsets; empty unless sharded
-  };
-  /// A piece of a flat buffer that is summed over the replicas.
-  struct bucket {
-    at::Tensor values;
-    std::size_t flat;
-    std::int64_t begin;  // in real numbers
-  };
   struct home {
     std::size_t flat;
     std::int64_t offset;
   };
-
-  /// With the parameter's own strides, as autograd has it: kernels choose their ways by them.
-  static at::Tensor view_for(at::Tensor const& p, at::Tensor const& row) {
-    return p.is_non_overlapping_and_dense() ? row.as_strided(p.sizes(), p.strides()) : row.view(p.sizes());
-  }
 
   parameter* held(at::Tensor const& p) {
     auto const found = std::find_if(trained_.begin(), trained_.end(), [&](parameter const& t) { return t.value.is_same(p); });
@@ -309,39 +312,38 @@ class gradient_buckets {
     known.tied_as = again.tied_as;
   }
 
-  /// A tied parameter of a sharded optimizer has a buffer of its own.
-  flat& flat_for(parameter const& of) {
+  /// A tied parameter of a sharded optimizer has a buffer of its own, whose sum each replica gets whole.
+  flat_gradients& flat_for(parameter const& of) {
     at::Tensor const& p = of.value;
-    bool const tied = sharded_ && !of.tied_as.empty();
-    auto const options = at::TensorOptions().dtype(in_float(p) ? at::kFloat : p.scalar_type()).device(p.device());
-    for (flat& f : flats_) {
-      if (!tied && !f.tied && f.options.dtype() == options.dtype() && f.options.device() == options.device()) return f;
+    bool const sharded = over_replicas_ != sharding::nothing, shared = sharded && of.tied_as.empty();
+    auto const options = at::TensorOptions().dtype(detail::in_float(p) ? at::kFloat : p.scalar_type()).device(p.device());
+    for (flat_gradients& f : flats_) {
+      bool const alike = f.options().dtype() == options.dtype() && f.options().device() == options.device();
+      if (alike && shared == f.is_shared() && (shared || !sharded)) return f;
     }
-    flats_.push_back({.options = options, .tied = tied, .memory = {}, .cut = {}});
+    flats_.emplace_back(options, shared, shared && over_replicas_ == sharding::gradients);
     return flats_.back();
   }
 
   bool is_cut(std::size_t i) const {
-    if (!sharded_) return false;
+    if (!is_cut_) return false;
     std::vector<std::int64_t> const& at = cuts_[i];
     return std::any_of(at.begin(), at.end(), [&](std::int64_t where) { return where > 0 && where < at.back(); });
   }
-  at::Tensor own_share_of(flat const& f) const {
-    return sharded_ ? f.memory.narrow(0, f.cut[replica_], f.cut[replica_ + 1] - f.cut[replica_]) : f.memory;
-  }
 
-  int first_bucket_;
+  sharding over_replicas_;
   std::vector<parameter> trained_;
   std::vector<parameter> frozen_, frozen_ties_;
-  std::vector<flat> flats_;
+  std::vector<flat_gradients> flats_;
   std::vector<home> homes_;
-  std::vector<std::vector<std::int64_t>> cuts_;  // by parameter; empty unless sharded
+  std::vector<std::vector<std::int64_t>> cuts_;  // by parameter; empty unless cut
   tensors views_;
-  std::vector<bucket> buckets_;
-  bool sharded_;
+  int buckets_ = 0;
+  bool is_cut_ = false, summing_ = false;
   std::size_t replica_ = 0;
   std::vector<std::size_t> shared_;     // see shares(i)
   std::vector<std::size_t> elsewhere_;  // see counts_elsewhere()
+  std::vector<std::size_t> emptied_;    // gradients without a `.grad` when their buffer was freed
 };
 
 }  // namespace chevron

@@ -78,12 +78,14 @@ struct counted_gradient {
 namespace detail {
 
 /// Calls `see(counted_gradient)` for each block of a gradient in a share.
-/// \param row the whole gradient in the order of its memory \param begin, end of the share, between blocks
+/// \param share of the gradient in the order of its memory, between blocks \param begin of the share \param elements of the whole
 template <class See>
-void each_block(at::Tensor const& row, std::int64_t begin, std::int64_t end, See const& see) {
-  std::int64_t const block = norm_block(row.numel());
-  for (std::int64_t at = begin; at < end; at += block)
-    see(counted_gradient{row.narrow(0, at, std::min(block, end - at)), static_cast<std::size_t>(at / block), true});
+void each_block(at::Tensor const& share, std::int64_t begin, std::int64_t elements, See const& see) {
+  std::int64_t const block = norm_block(elements);
+  for (std::int64_t at = 0; at < share.numel(); at += block) {
+    at::Tensor const one = share.narrow(0, at, std::min(block, share.numel() - at));
+    see(counted_gradient{one, static_cast<std::size_t>((begin + at) / block), true});
+  }
 }
 
 }  // namespace detail

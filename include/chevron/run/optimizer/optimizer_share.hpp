@@ -20,6 +20,7 @@
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
@@ -74,17 +75,21 @@ class optimizer_share {
     for (held& one : held_) {
       if (!one.piece.defined()) continue;
       gradient_buckets const& of = *(*gradients_)[one.stage];
-      at::Tensor const gradient = one.is_whole() ? of.views()[one.index] : of.row(one.index).narrow(0, one.begin(), one.size());
+      at::Tensor const gradient = one.is_whole() ? of.whole(one.index) : of.share_of(one.index);
       one.piece.mutable_grad() = gradient.to(one.piece.scalar_type());
     }
   }
 
   /// Starts to give all replicas the parameters that this one has stepped. All replicas call it alike.
-  void start_gather(transport& comm) {
+  /// \param step for tests that make a rank fail
+  void start_gather(transport& comm, long step) {
     at::NoGradGuard const off;
+    detail::fault_point(where_.global_rank, step, "stepped");
     for (std::size_t k = 0; k < held_.size(); ++k) {
+      if (k == held_.size() / 2) detail::fault_point(where_.global_rank, step, "gathering");
       held& one = held_[k];
-      if (one.piece.defined() && !one.is_whole()) one.piece.mutable_grad().reset();
+      bool const own_gradient = !one.is_whole() || (*gradients_)[one.stage]->is_freed(one.index);
+      if (one.piece.defined() && own_gradient) one.piece.mutable_grad().reset();
       // A parameter that does not fill its memory goes by way of one that does.
       bool const dense = one.whole.is_non_overlapping_and_dense();
       if (!dense) one.staged = one.whole.detach().contiguous();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -32,13 +33,14 @@ class rank_gradients final : public gradient_store {
  public:
   /// \param stages all stages by number; empty on other ranks
   /// \param bucket_bytes largest size of a piece that is summed over the replicas
-  /// \param sharded each replica steps its share of the parameters; then `cut` comes before the first sum
-  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes, bool sharded = false)
+  /// \param over_replicas other than `nothing`: each replica steps its share; then `cut` comes before the first sum
+  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes,
+                 sharding over_replicas = sharding::nothing)
       : comm_(&comm) {
     by_stage_.resize(stages.size());
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (!stages[s]) continue;
-      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes, sharded);
+      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes, over_replicas);
       buckets_ += by_stage_[s]->buckets();
     }
   }
@@ -65,7 +67,15 @@ class rank_gradients final : public gradient_store {
     return out;
   }
 
-  void attach(int stage) override { by_stage_[static_cast<std::size_t>(stage)]->attach(); }
+  /// Where the stage's buffers do not exist, waits until those of stages that are done are freed, and makes them.
+  void attach(int stage) override {
+    gradient_buckets& of = *by_stage_[static_cast<std::size_t>(stage)];
+    if (!of.is_there()) {
+      early_wait_ += seconds_of_wait();
+      of.make();
+    }
+    of.attach();
+  }
   void attach_all() override {
     each([](gradient_buckets& g) { g.attach_all(); });
   }
@@ -75,12 +85,8 @@ class rank_gradients final : public gradient_store {
     each([this](gradient_buckets& g) { g.start_sums(*comm_); });
   }
   /// Waits for the replicas' sums of all stages.
-  void wait_sums() {
-    auto const from = std::chrono::steady_clock::now();
-    each([this](gradient_buckets& g) { g.wait_sums(*comm_); });
-    sum_wait_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
-  }
-  /// Seconds that the last `wait_sums` took.
+  void wait_sums() { sum_wait_ = std::exchange(early_wait_, 0) + seconds_of_wait(); }
+  /// Seconds that the last `wait_sums` took, and waits of `attach` before it.
   double sum_wait() const { return sum_wait_; }
 
   /// Once a step, before its first B or W.
@@ -167,6 +173,12 @@ class rank_gradients final : public gradient_store {
   }
 
  private:
+  double seconds_of_wait() {
+    auto const from = std::chrono::steady_clock::now();
+    each([this](gradient_buckets& g) { g.wait_sums(*comm_); });
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+  }
+
   template <class See>
   void each(See const& see) const {
     for (auto const& g : by_stage_) {
@@ -189,7 +201,8 @@ class rank_gradients final : public gradient_store {
   bool is_any_view(at::Tensor const& gradient) const {
     bool found = false;
     each([&](gradient_buckets const& g) {
-      found = found || std::any_of(g.views().begin(), g.views().end(), [&](at::Tensor const& v) { return v.is_same(gradient); });
+      found = found || std::any_of(g.views().begin(), g.views().end(),
+                                   [&](at::Tensor const& v) { return v.defined() && v.is_same(gradient); });
     });
     return found;
   }
@@ -220,7 +233,7 @@ class rank_gradients final : public gradient_store {
   transport* comm_;
   std::vector<std::unique_ptr<gradient_buckets>> by_stage_;
   int buckets_ = 0;
-  double sum_wait_ = 0;
+  double sum_wait_ = 0, early_wait_ = 0;
 };
 
 }  // namespace chevron

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/comm/replica_collective.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/data/data_agreement.hpp>
@@ -49,12 +50,6 @@ enum class gradient_reduction {
   sum    ///< each replica has the mean over its own samples, and these are added
 };
 
-/// State that is cut over the replicas of a stage: each replica holds its share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
-enum class sharding {
-  nothing,   ///< each replica holds and steps everything
-  optimizer  ///< the optimizer's state: a replica steps its share of the parameters, and gets the rest from the others
-};
-
 /// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights` and the two
 /// functions that are called with what happened.
 struct trainer_options {
@@ -73,6 +68,11 @@ struct trainer_options {
   /// `optimizer()` then hold the pieces of parameters that are in this replica's share; with `post_validation` a step ends before
   /// this rank has the others' shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that
   /// checkpoints know, and Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
+  ///
+  /// `sharding::gradients` also frees a stage's gradients, but this replica's share, between their sum over the replicas and the
+  /// stage's next backward. The rank waits for sums of its other stages before a stage's gradients are made anew. That saves
+  /// memory where a rank has several stages whose backwards follow one another; with one stage a rank it saves none, as the peak
+  /// comes before the sum. `.grad()` is then empty when `step` returns, but of tied parameters. Not with `graphs`.
   sharding shard = sharding::nothing;
   loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
   /// Where sequences are cut, of a plan with slices: `slices_by_cost`, or a function of the microbatch, by the borders of its
@@ -161,6 +161,11 @@ inline void check(trainer_options const& options) {
         "before_optimizer_step does not go with a sharded optimizer: no replica has all gradients. Remedy: shard = "
         "sharding::nothing, or leave before_optimizer_step out");
   }
+  if (options.shard == sharding::gradients && options.graphs) {
+    throw usage_error(
+        "shard = sharding::gradients does not go with graphs: a graph adds gradients where their buffer was at its capture, and "
+        "this buffer is made anew in each step. Remedy: sharding::optimizer, or no graphs");
+  }
   if (options.scaling) loss_scale const acceptable(*options.scaling);
 }
 
@@ -174,7 +179,7 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
   out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
   out.add("gradients over replicas", options.reduction == gradient_reduction::mean ? "mean" : "sum");
-  out.add("over replicas sharded", options.shard == sharding::nothing ? "nothing" : "optimizer");
+  out.add("over replicas sharded", words_of(options.shard));
   out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
   out.add("microbatches count", options.loss_weight ? "what the caller weighs" : "their samples");
   if (options.slice_cuts) out.add("slices", "cut by the caller");

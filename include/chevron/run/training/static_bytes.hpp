@@ -19,19 +19,22 @@
 namespace chevron::detail {
 
 /// Parameters, buffers, gradients, the optimizer's state, and what post-validation copies of them: as they are now, each piece
-/// of memory once. A parameter that two stages share counts for both, which may be on different ranks. `unknown` for an
-/// optimizer of which it is not known what it keeps.
-inline std::int64_t static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update) {
-  storage_set all;
+/// of memory once; gradients that are freed as they are during the stage's backwards. A parameter that two stages share counts
+/// for both, which may be on different ranks. `unknown` for an optimizer of which it is not known what it keeps.
+/// \param out gets `fixed` and, as a part of it, `state`: that of the optimizer, and copies
+inline void add_static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update, measured_bytes& out) {
+  storage_set all, state;
   bool known = true;
   for (parameter const& p : of.parameters()) {
     all.add(p.value);
     all.add(p.value.grad());
-    known = update.each_tensor_of(p.value, [&](at::Tensor const& t) { all.add(t); }) && known;
+    known = update.each_tensor_of(p.value, [&](at::Tensor const& t) { state.add(t); }) && known;
   }
   for (parameter const& b : of.buffers()) all.add(b.value);
-  for (at::Tensor const& view : gradients.views()) all.add(view);
-  return known ? all.bytes() : measured_bytes::unknown;
+  gradients.each_tensor([&](at::Tensor const& t) { all.add(t); });
+  all.merge(state);
+  out.fixed = known ? all.bytes() + gradients.bytes_freed() : measured_bytes::unknown;
+  out.state = known ? state.bytes() : measured_bytes::unknown;
 }
 
 /// With what was counted of microbatches; `counted` is empty where nothing was.
@@ -42,7 +45,7 @@ inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stag
     if (!stages[s]) continue;
     out.push_back(counted.empty() ? measured_bytes{} : counted[s]);
     out.back().stage = static_cast<int>(s);
-    out.back().fixed = static_bytes(stages[s], *gradients[s], update);
+    add_static_bytes(stages[s], *gradients[s], update, out.back());
   }
   return out;
 }

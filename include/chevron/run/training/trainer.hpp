@@ -79,7 +79,7 @@ class trainer {
     check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
-    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes, options.shard != sharding::nothing);
+    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
     buffers_before_ = buffer_snapshot(stages);
     if (options.broadcast_buffers)
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
@@ -186,7 +186,7 @@ class trainer {
   std::vector<measured_bytes> bytes_by_stage() {
     return detail::bytes_by_stage(context_.stages(), *gradients_, *update_, measured_);
   }
-  /// Seconds of the last step in which this rank waited for the replicas' sums, after its last gradients.
+  /// Seconds of the last step in which this rank waited for the replicas' sums instead of computing.
   double last_sum_wait() const { return gradients_->sum_wait(); }
   /// Why computations of the last step were not launched as graphs, in words; empty where they were.
   std::string graph_fallback_reason() const { return executor_->graph_fallback_reason(); }

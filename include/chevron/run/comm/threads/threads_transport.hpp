@@ -158,6 +158,7 @@ class threads_transport final : public transport {
     // Outside the lock: until `done` counts up no rank touches the tensors.
     stream_handoff result =
         whole.carry_out(bucket, {.rank = rank(), .step = step(), .action = replicas_at(bucket).action_text()});
+    whole = detail::thread_collective();  // a rank that goes on may free what it brought
     {
       std::lock_guard const hold(hub_->mutex);
       buckets()[b].result = std::move(result);

@@ -1,0 +1,142 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+
+#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/transport.hpp>
+
+/// \file
+/// One flat buffer of gradients, and its sum over the replicas.
+
+namespace chevron {
+
+/// Gradients of one dtype and device in a row, summed over the replicas in buckets. A buffer that is `freed` exists from `make`
+/// until its sums are there; from then until the next `zero` this replica's share of it stays.
+class flat_gradients {
+ public:
+  /// \param is_shared the replicas get the sums of their own shares alone, once the buffer is cut
+  /// \param is_freed it is; only of a buffer that is shared
+  flat_gradients(at::TensorOptions const& options, bool is_shared, bool is_freed)
+      : options_(options), shared_(is_shared), freed_(is_freed) {}
+
+  at::TensorOptions const& options() const { return options_; }
+  /// Whether each replica gets the sums of its own share alone.
+  bool is_shared() const { return shared_; }
+  bool is_freed() const { return freed_; }
+
+  /// Makes room for a gradient. Before the first `make`.
+  /// \returns where it begins, in elements
+  std::int64_t add(std::int64_t elements) { return std::exchange(elements_, elements_ + elements); }
+  /// Numbers the buckets. Before the first sum.
+  /// \param first of the rank's buckets so far \param bytes largest size of one \returns how many there are
+  int number(int first, std::size_t bytes) {
+    first_bucket_ = first;
+    auto const each = static_cast<std::int64_t>(c10::elementSize(c10::toRealValueType(dtype())));
+    most_ = std::max<std::int64_t>(1, static_cast<std::int64_t>(bytes) / each);
+    return buckets();
+  }
+  int buckets() const { return static_cast<int>((numbers() + most_ - 1) / most_); }
+
+  /// \param at replicas + 1 offsets in elements, ascending, from 0 to the end \param replica of this rank
+  void cut(std::vector<std::int64_t> at, std::size_t replica) {
+    cut_ = std::move(at);
+    replica_ = replica;
+  }
+  std::vector<std::int64_t> const& cut() const { return cut_; }
+
+  /// Whether the whole buffer exists.
+  bool is_there() const { return memory_.defined(); }
+  /// Makes a buffer of zeros, where none exists.
+  void make() {
+    if (!is_there()) memory_ = at::zeros({elements_}, options_);
+    share_.reset();
+  }
+  /// Before a step: zeros; of a buffer that is freed nothing is left.
+  void zero() {
+    share_.reset();
+    if (freed_) return memory_.reset();
+    make();
+    memory_.zero_();
+  }
+
+  /// A part of the row; where the whole buffer does not exist it lies in this replica's share.
+  at::Tensor row(std::int64_t begin, std::int64_t elements) const {
+    return is_there() ? memory_.narrow(0, begin, elements) : share_.narrow(0, begin - cut_[replica_], elements);
+  }
+  /// This replica's share; all of a buffer that is not cut.
+  at::Tensor own() const {
+    if (cut_.empty()) return memory_;
+    return row(cut_[replica_], cut_[replica_ + 1] - cut_[replica_]);
+  }
+
+  /// Starts the sums over the replicas.
+  void start_sums(transport& comm) {
+    if (elements_ == 0) return;
+    // Neither Gloo nor NCCL sums complex numbers.
+    at::Tensor const all = memory_.is_complex() ? at::view_as_real(memory_).flatten() : memory_;
+    std::vector<std::int64_t> in_numbers = cut_;
+    for (std::int64_t& at : in_numbers) at *= memory_.is_complex() ? 2 : 1;
+    for (int b = 0; b < buckets(); ++b) {
+      std::int64_t const begin = b * most_, size = std::min(most_, numbers() - begin);
+      at::Tensor const values = all.narrow(0, begin, size);
+      if (shared_) {
+        comm.start_reduce_scatter(first_bucket_ + b, values, detail::part_of_cut(in_numbers, begin, size));
+      } else {
+        comm.start_all_reduce(first_bucket_ + b, values);
+      }
+    }
+  }
+  /// Waits for the sums.
+  void wait_sums(transport& comm) {
+    for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b);
+  }
+  /// Frees the buffer, whose sums are there, all but this replica's share.
+  void keep_share() {
+    if (!freed_ || !is_there()) return;
+    at::Tensor const mine = own();
+    share_ = mine.numel() == elements_ ? memory_ : mine.clone();
+    memory_.reset();
+  }
+
+  /// Calls `see(tensor)` for the memory that exists.
+  template <class See>
+  void each_tensor(See const& see) const {
+    if (is_there()) see(memory_);
+    if (share_.defined()) see(share_);
+  }
+  /// Bytes of the whole buffer beyond the memory that exists now.
+  std::int64_t bytes_freed() const {
+    std::int64_t const whole = elements_ * static_cast<std::int64_t>(c10::elementSize(dtype()));
+    return is_there() ? 0 : whole - (share_.defined() ? static_cast<std::int64_t>(share_.nbytes()) : 0);
+  }
+  /// How often the memory that exists was changed in place.
+  std::int64_t changes() const {
+    std::int64_t sum = 0;
+    each_tensor([&](at::Tensor const& t) { sum += static_cast<std::int64_t>(t._version()); });
+    return sum;
+  }
+
+ private:
+  at::ScalarType dtype() const { return c10::typeMetaToScalarType(options_.dtype()); }
+  /// Real numbers that the sums handle.
+  std::int64_t numbers() const { return elements_ * (c10::isComplexType(dtype()) ? 2 : 1); }
+
+  at::TensorOptions options_;
+  bool shared_, freed_;
+  std::int64_t elements_ = 0;
+  int first_bucket_ = 0;
+  std::int64_t most_ = 1;          // real numbers of a bucket
+  std::vector<std::int64_t> cut_;  // empty unless cut
+  std::size_t replica_ = 0;
+  at::Tensor memory_, share_;
+};
+
+}  // namespace chevron
