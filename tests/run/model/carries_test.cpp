@@ -171,6 +171,30 @@ TEST_CASE("slices that count nothing") {
   }
 }
 
+TEST_CASE("nothing is carried from one step to the next") {
+  at::set_num_threads(1);
+  auto const plan = plan_of("SeqZB-H1", {.ranks = 2, .micro_batches = 2, .slices = 2});
+  auto const data = make_sequences(3, 8, 3);
+  reference whole(plan.stages, build_attention);
+  auto const optimizer = sgd(whole.parameters());
+  std::vector<double> losses;
+  for (long step = 0; step < 3; ++step) {
+    whole.run(plan, {parts_of(data, 2)}, {.step = step});
+    losses.push_back(whole.loss);
+    optimizer->step();
+  }
+  complaints wrong;
+  chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                            .transport = comm,
+                            .stages = build_attention,
+                            .loss = mean_square,
+                            .optimizer = sgd});
+    for (double const loss : losses) wrong.require(train.step(data.input, data.target).loss == loss, "loss of a later step");
+  });
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
 TEST_CASE("a plan with one slice, and stages without a carry") {
   at::set_num_threads(1);
   compare(plan_of("ZB-H1", {.ranks = 2, .micro_batches = 3}), build_attention);
