@@ -225,15 +225,15 @@ void job_flags::training() {
       ->group("Training");
   app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
-  app_.add_option(
-          "--shard", shard_name_,
-          "each replica keeps the optimizer's state for its share of the parameters alone; with gradients also their sums, "
-          "until the stage's next backward")
-      ->expected(0, 1)
-      ->default_str("optimizer")
-      ->check(one_of({"optimizer", "gradients"}))
-      ->type_name("optimizer|gradients")
-      ->group("Training");
+  CLI::Validator const known = one_of({"optimizer", "gradients"});
+  shard_ = app_.add_option("--shard", shard_name_,
+                           "each replica keeps the optimizer's state for its share of the parameters alone; with gradients also "
+                           "their sums, until the stage's next backward; without a word: optimizer")
+               ->expected(0, 1)
+               ->default_str("")
+               ->check([known](std::string const& given) { return given.empty() ? std::string() : known(given); })
+               ->type_name("optimizer|gradients")
+               ->group("Training");
   app_.add_option("--deferred-weights", o_.deferred_weights,
                   "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
       ->check(whole(0, 1'000'000))
@@ -318,7 +318,7 @@ void job_flags::read(int argc, char** argv) {
         "away");
   if (o_.cuda_graph && !train::is_on_gpus(o_.backend))
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
-  o_.shard = !shard_name_.empty();
+  o_.shard = shard_->count() > 0;
   o_.shard_gradients = shard_name_ == "gradients";
   if (o_.shard_gradients && o_.cuda_graph) {
     throw usage_error("--shard gradients does not go with --cuda-graph, whose gradients stay where they are. Remedy: --shard");
