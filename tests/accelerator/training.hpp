@@ -16,6 +16,7 @@
 
 #include "accelerator/accelerator_streams.hpp"
 #include "accelerator/device.hpp"
+#include "support/sliced_model.hpp"
 #include "support/small_model.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -38,6 +39,8 @@ struct job {
   int passes = 1;                                                  // runs of the program for a step
   bool large_batches = false;                                      // every third step's gradients are large
   std::function<void(chevron::trainer&, long step)> between = {};  // after a step
+  int slices = 1;
+  std::function<chevron::plan()> plan = {};  // in place of the schedule's
 };
 
 struct outcome {
@@ -68,7 +71,10 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
     losses.push_back(report.loss);
     norms.push_back(report.grad_norm);
   };
-  auto const program = chevron::lower(chevron::prove(small_model::plan_of(what.schedule, what.ranks, what.micro_batches)));
+  auto const program = chevron::lower(chevron::prove(
+      what.plan ? what.plan()
+                : sliced_model::plan_of(what.schedule,
+                                        {.ranks = what.ranks, .micro_batches = what.micro_batches, .slices = what.slices})));
   chevron::trainer train({.program = program,
                           .transport = comm,
                           .stages = [&](int s) { return moved(what.build(s), where); },
@@ -79,7 +85,12 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
     // The last steps have other shapes, and for good.
     int const samples = 2 * what.micro_batches + (step < what.steps - 1 ? 1 : 0);
     auto const data = [&](int pass) {
-      auto b = small_model::make_batch(samples, 100 * comm.topology().replica() + 10 * pass + step);
+      int const seed = 100 * comm.topology().replica() + 10 * pass + step;
+      auto b = small_model::make_batch(samples, seed);
+      if (what.slices > 1) {
+        auto const all = sliced_model::make_sequences(samples, 7, seed);
+        b = {all.input, all.target};
+      }
       if (what.large_batches && step % 3 == 2) b.target.mul_(100);
       // The user computes on a stream of their own.
       if (!where.is_cpu()) b = {b.input.to(where).mul(1), b.target.to(where).mul(1)};

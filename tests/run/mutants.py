@@ -46,7 +46,7 @@ MUTANTS = [
     ("carry: none for a forward that is run again", STAGE, r"s\.carries\.take_kept\(carries_\);", "", SLICES),
     ("carry: a forward that is run again leaves its own among gradients", STAGE, r"carries_ = std::move\(under_way\);", "", SLICES),
     ("carry: given in the order of declaration, backwards", PARTS, r"into\[k\] = std::move\(results\[outputs \+ k\]\);",
-     "into[k] = std::move(results[results.size() - 1 - k]);", SLICES),
+     "into[k] = std::move(results[results.size() - 1 - k]);", PACKED),
     ("carry: stays when forwards are thrown away", RUNNER, r"    carries_\.clear\(\);\n", "", SLICES,
      "the first slices take none, whatever is left"),
     ("carry: changes in place are not noticed", STORE, r"== here->versions\[k\]\) continue;", "== here->versions[k] || true) continue;", CARRIES),

@@ -13,6 +13,8 @@
 
 #include <torch/nn/modules/rnn.h>
 
+#include <chevron/describe/table.hpp>
+
 #include "support/small_model.hpp"
 
 namespace sliced_model {
@@ -78,6 +80,33 @@ inline chevron::stage build_recurrent(int number) {
 
 inline chevron::plan plan_of(char const* name, chevron::shape size) {
   auto plan = chevron::catalogue::make_plan(name, size);
+  auto const found = chevron::check(plan);
+  if (found) throw std::runtime_error(chevron::describe(found).str());
+  return plan;
+}
+
+/// Two stages on one rank, three microbatches of two slices whose actions alternate as far as the laws allow, and two fused
+/// pairs.
+inline chevron::plan alternating(bool split) {
+  using chevron::letters::B, chevron::letters::F, chevron::letters::I, chevron::letters::W;
+  auto const gradient = [&](int stage, int unit) { return split ? I(stage, unit) : B(stage, unit); };
+  std::vector<chevron::action> list;
+  for (int const unit : {0, 2, 1, 3, 4, 5}) list.push_back(F(0, unit));
+  for (int const unit : {0, 2, 1, 3}) list.push_back(F(1, unit));
+  for (int const unit : {4, 5}) {
+    list.push_back(F(1, unit));
+    list.back().fused = 1;
+    list.push_back(gradient(1, unit == 4 ? 1 : 3));
+  }
+  for (int const unit : {0, 5, 2, 4}) list.push_back(gradient(1, unit));
+  for (int const unit : {5, 1, 4, 0, 3, 2}) list.push_back(gradient(0, unit));
+  for (int stage = 0; split && stage < 2; ++stage) {
+    for (int const unit : {2, 0, 5, 1, 4, 3}) list.push_back(W(stage, unit));
+  }
+  int const begin[] = {0, static_cast<int>(list.size())};
+  chevron::plan plan = chevron::plan_of_actions(list.data(), begin, 1);
+  plan.size.micro_batches = 3;
+  plan.size.slices = 2;
   auto const found = chevron::check(plan);
   if (found) throw std::runtime_error(chevron::describe(found).str());
   return plan;

@@ -4,7 +4,6 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
-#include <chevron/describe/table.hpp>
 #include <chevron/run/training/auto_schedule.hpp>
 #include <chevron/run/training/length_schedule.hpp>
 
@@ -12,7 +11,6 @@
 
 using namespace sliced_model;
 using chevron::transport;
-using chevron::letters::B, chevron::letters::F, chevron::letters::I, chevron::letters::W;
 using small_model::mean_square, small_model::sgd;
 
 namespace {
@@ -110,37 +108,6 @@ TEST_CASE("carries of frozen stages and parts") {
     compare(plan, [](int number) { return number == 1 ? frozen(build_attention(number)) : build_attention(number); });
   }
 }
-
-namespace {
-
-/// Two stages on one rank, three microbatches of two slices whose actions alternate as far as the laws allow, and two fused
-/// pairs.
-chevron::plan alternating(bool split) {
-  auto const gradient = [&](int stage, int unit) { return split ? I(stage, unit) : B(stage, unit); };
-  std::vector<chevron::action> list;
-  for (int const unit : {0, 2, 1, 3, 4, 5}) list.push_back(F(0, unit));
-  for (int const unit : {0, 2, 1, 3}) list.push_back(F(1, unit));
-  for (int const unit : {4, 5}) {
-    list.push_back(F(1, unit));
-    list.back().fused = 1;
-    list.push_back(gradient(1, unit == 4 ? 1 : 3));
-  }
-  for (int const unit : {0, 5, 2, 4}) list.push_back(gradient(1, unit));
-  for (int const unit : {5, 1, 4, 0, 3, 2}) list.push_back(gradient(0, unit));
-  for (int stage = 0; split && stage < 2; ++stage) {
-    for (int const unit : {2, 0, 5, 1, 4, 3}) list.push_back(W(stage, unit));
-  }
-  int const begin[] = {0, static_cast<int>(list.size())};
-  chevron::plan plan = chevron::plan_of_actions(list.data(), begin, 1);
-  plan.size.micro_batches = 3;
-  plan.size.slices = 2;
-  auto const found = chevron::check(plan);
-  CAPTURE(chevron::describe(found).str());
-  REQUIRE(!found);
-  return plan;
-}
-
-}  // namespace
 
 TEST_CASE("carries of microbatches that alternate, and of fused pairs, whose halves run beside each other") {
   at::set_num_threads(1);
