@@ -2,15 +2,16 @@
 
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/one_hot.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -20,6 +21,7 @@
 
 #include <chevron/run/data/stage_loss.hpp>
 
+#include "common/sliced_attention.hpp"
 #include "gpt_size.hpp"
 
 /// \file
@@ -109,12 +111,12 @@ class block_impl : public torch::nn::Module {
     source.draw(narrow_, into_residual);
   }
 
-  at::Tensor forward(at::Tensor const& x) {
+  /// \param cache keys and values of the slices before
+  at::Tensor forward(at::Tensor const& x, slice_cache& cache) {
     auto const samples = x.size(0), length = x.size(1), width = x.size(2);
     // [samples, length, 3, heads, width of a head] -> 3 × [samples, heads, length, width of a head]
     auto const qkv = query_key_value_(norm_1_(x)).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4});
-    auto const seen =
-        at::scaled_dot_product_attention(qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2), {}, 0.0, /*is_causal=*/true);
+    auto const seen = cache.attend(qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2));
     auto const attended = x + project_(seen.transpose(1, 2).reshape({samples, length, width}));
     at::Tensor const normed = norm_2_(attended);
     return attended + (experts_.is_empty() ? narrow_(at::gelu(widen_(normed))) : experts_(normed));
@@ -131,10 +133,13 @@ class block_impl : public torch::nn::Module {
 };
 TORCH_MODULE_IMPL(block, block_impl);
 
-/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out.
+/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out. Of slices it takes
+/// also where its bytes begin, and what it carries.
 class gpt_stage_impl : public torch::nn::Module {
  public:
-  gpt_stage_impl(gpt_size const& size, layer_cut const& cut, std::uint64_t seed) : cut_(cut) {
+  /// \param sliced whether it asks for its first byte's position
+  gpt_stage_impl(gpt_size const& size, layer_cut const& cut, std::uint64_t seed, bool sliced = false)
+      : cut_(cut), sliced_(sliced) {
     if (cut.embeds) {
       weight_source source(seed, -1);
       bytes_ = register_module("bytes", torch::nn::Embedding(vocabulary, size.width));
@@ -152,15 +157,25 @@ class gpt_stage_impl : public torch::nn::Module {
     }
   }
 
-  at::Tensor forward(at::Tensor const& input) {
-    at::Tensor x = input;
-    if (cut_.embeds) x = bytes_(x) + positions_(at::arange(x.size(1), x.options()));
-    for (auto& each : blocks_) x = each(x);
-    return cut_.predicts ? head_(norm_(x)) : x;
+  /// \param given input; of an embedding over slices, the position of the first byte; carries
+  tensors forward(std::span<at::Tensor const> given) {
+    at::Tensor x = given[0];
+    std::size_t taken = 1;
+    if (cut_.embeds) {
+      at::Tensor places = at::arange(x.size(1), x.options());
+      if (sliced_) places = places + given[taken++];
+      x = bytes_(x) + positions_(places);
+    }
+    slice_cache cache(given.subspan(taken), blocks_.size());
+    for (auto& each : blocks_) x = each->forward(x, cache);
+    tensors out{cut_.predicts ? head_(norm_(x)) : x};
+    out.insert(out.end(), cache.carries().begin(), cache.carries().end());
+    return out;
   }
 
  private:
   layer_cut cut_;
+  bool sliced_;
   torch::nn::Embedding bytes_{nullptr};
   torch::nn::Embedding positions_{nullptr};
   std::vector<block> blocks_;

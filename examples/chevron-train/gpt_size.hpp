@@ -39,6 +39,12 @@ struct gpt_size {
     return (4 * w * w + 4 * w) + (4 * w * w + w);
   }
 
+  /// The share of a step's operations that goes with the square of the context: causal attention's of a block's.
+  constexpr double attention_share() const {
+    double const s = context, block = static_cast<double>(4 * std::int64_t{width} * width + two_maps());
+    return width * s / (block + width * s);
+  }
+
   /// Floating-point operations that training spends on a token, as torchtitan counts them: 6 for each parameter that multiplies,
   /// and attention's own, as if it saw the whole window.
   constexpr double flops_per_token() const {

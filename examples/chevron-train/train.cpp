@@ -65,10 +65,13 @@ at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following)
 stage make_stage(task const& what, c10::Device device, int stages, int number) {
   options const& o = what.options;
   layer_cut const cut = cut_of(o.model.layers, stages, number, o.cut);
-  gpt_stage made(o.model, cut, o.seed);
+  bool const sliced = o.slices > 1;
+  gpt_stage made(o.model, cut, o.seed, sliced);
   if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
   made->to(device);
-  stage out(made);
+  stage out(made, [made](std::span<at::Tensor const> given) mutable { return made->forward(given); });
+  if (sliced && cut.embeds) out.side_inputs({slice_start});
+  out.carries(slice_cache::names(cut.last - cut.first, o.slices));
   // Switch Transformers' factor, for each block.
   if (o.model.experts > 1 && cut.last > cut.first) out.losses({{.name = "balance", .factor = 0.01}});
   return out.recompute(o.recompute);
@@ -96,7 +99,8 @@ void print_header(task const& what, rank_place const& where) {
       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
       {"schedule",
        (o.automatic ? "auto, beginning with " : "") + std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
-      {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
+      {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
+                   (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " +
                    some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
                    " bytes in all"},
       {"proved", (what.programs->proved_while_compiling ? "while this program was compiled: "
@@ -269,6 +273,7 @@ void train_on_rank(task const& what, rank_place const& where) {
                              .shard = o.shard_gradients ? sharding::gradients
                                       : o.shard         ? sharding::optimizer
                                                         : sharding::nothing,
+                             .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : o.model.attention_share()),
                              .post_validation = o.post_validation,
                              .on_report = [&](step_report const& report) { teller.tell(report); },
                              .device = where.device,

@@ -70,11 +70,12 @@ namespace {
 std::string schedule_names() {
   std::string out;
   catalogue::for_each([&](auto const& one) { out += (out.empty() ? "" : ", ") + std::string(one.name); });
+  hana::for_each(catalogue::sliced, [&](auto const* one) { out += ", " + std::string(one->name); });
   return out;
 }
 
 struct plan_size {
-  int ranks, micro_batches;
+  int ranks, micro_batches, slices;
 };
 
 /// Reads `o.schedule` as a file, into `o.schedule_text`.
@@ -99,7 +100,7 @@ plan_size read_schedule_file(job_options& o) try {
   if (read.plan.forward_only)
     throw usage_error("--schedule " + o.schedule +
                       " runs forwards alone: it evaluates and cannot train. Remedy: a schedule with backwards");
-  return {read.plan.size.ranks, read.plan.size.micro_batches};
+  return {read.plan.size.ranks, read.plan.size.micro_batches, read.plan.size.slices};
 } catch (std::bad_alloc const&) {
   throw error(
       exit_code::other,
@@ -126,6 +127,7 @@ void add_values(named_values& to, job_options const& o) {
   to.add("--context", std::to_string(o.context));
   to.add("--microbatch-size", std::to_string(o.micro_batch_size));
   to.add("--dtype", name_of(o.precision));
+  if (o.attention >= 0) to.add("--attention", show::exact(o.attention));
   to.add("--recompute", o.recompute ? "yes" : "no");
   to.add("--steps", std::to_string(o.steps));
   to.add("--seed", std::to_string(o.seed));
@@ -160,6 +162,18 @@ void job_flags::pipeline(bool automatic) {
                        ->check(whole(1, 4096))
                        ->type_name("M")
                        ->group("Pipeline");
+  slices_ = app_.add_option("--slices", o_.slices,
+                            "slices of each sequence, for a schedule that takes them: Seq1F1B, SeqZB-H1, SeqInterleaved1F1B, GPipe")
+                ->check(whole(1, 1024))
+                ->type_name("K")
+                ->group("Pipeline");
+  attention_ = app_.add_option("--attention", o_.attention,
+                               "of slices: the share of a sequence's time that is causal attention, by which they are cut into "
+                               "equal times; 0: equal lengths. Without it, the model's share of operations")
+                   ->check(CLI::Range(0.0, 1.0))
+                   ->type_name("SHARE")
+                   ->default_str("")
+                   ->group("Pipeline");
   app_.add_option("--replicas", o_.replicas, "copies of the pipeline, each on its own data")
       ->check(whole(1, 1024))
       ->type_name("R")
@@ -331,12 +345,18 @@ void job_flags::read(int argc, char** argv) {
       throw usage_error(flag->get_name() +
                         " is about a schedule that is made while training. Remedy: --schedule auto, or leave it away");
   }
+  if (attention_->count() > 0 && o_.slices == 1 && !o_.schedule.ends_with(".csv"))
+    throw usage_error("--attention says where slices end. Remedy: --slices 2 or more, or leave it away");
   if (makes) {
+    if (o_.slices > 1)
+      throw usage_error("--slices does not go with --schedule auto, which measures whole microbatches. Remedy: --schedule Seq1F1B, or "
+                        "what chevron-plan search --slices finds");
     read_automatic();
   } else if (o_.schedule.ends_with(".csv") || o_.schedule.find('/') != std::string::npos) {
     plan_size const size = read_schedule_file(o_);
     take_size("--ranks", ranks_->count() > 0, size.ranks, o_.ranks);
     take_size("--microbatches", micro_batches_->count() > 0, size.micro_batches, o_.micro_batches);
+    take_size("--slices", slices_->count() > 0, size.slices, o_.slices);
     if (chunks_->count() > 0 && o_.chunks != 0)
       throw usage_error("--chunks cannot be chosen: --schedule " + o_.schedule +
                         " places its stages itself. Remedy: leave the flag out");

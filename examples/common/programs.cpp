@@ -49,9 +49,11 @@ int chunk_limit(job_options const& o) {
 }
 
 proved_plan proved_by_options(job_options const& o) {
-  shape size{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks};
+  shape size{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks, .slices = o.slices};
   // A placement that takes any number of chunks has none of its own: two, then.
-  if (size.chunks == 0 && catalogue::same_name(o.schedule, catalogue::interleaved_1f1b.name)) size.chunks = 2;
+  if (size.chunks == 0 && (catalogue::same_name(o.schedule, catalogue::interleaved_1f1b.name) ||
+                           catalogue::same_name(o.schedule, catalogue::seq_interleaved_1f1b.name)))
+    size.chunks = 2;
 
   if (o.automatic) return prove_option(first_plan(o, size), size, o.schedule);
   plan made = o.schedule_text.empty() ? catalogue::make_plan(o.schedule, size) : read_csv(o.schedule_text).plan;
