@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +17,6 @@
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/where.h>
 #include <torch/nn/module.h>
@@ -25,6 +25,7 @@
 #include <torch/nn/pimpl.h>
 
 #include "chevron-finetune/decoder_config.hpp"
+#include "common/sliced_attention.hpp"
 
 /// \file
 /// A decoder of Llama's kind in plain LibTorch, cut into stages. Modules have the names that Hugging Face gives them, so that a
@@ -60,9 +61,9 @@ class rotary {
     if (c.stretched) stretch(*c.stretched);
   }
 
-  /// \param x [samples, heads, length, width of a head]
-  at::Tensor turned(at::Tensor const& x) const {
-    at::Tensor const positions = at::arange(x.size(2), at::TensorOptions(at::kFloat).device(x.device()));
+  /// \param x [samples, heads, length, width of a head] \param start position of the first of them
+  at::Tensor turned(at::Tensor const& x, std::int64_t start) const {
+    at::Tensor const positions = at::arange(start, start + x.size(2), at::TensorOptions(at::kFloat).device(x.device()));
     at::Tensor const half = at::outer(positions, frequencies_.to(x.device()));
     at::Tensor const angles = at::cat({half, half}, -1);
     auto const halves = x.chunk(2, -1);
@@ -102,22 +103,16 @@ class attention_impl : public torch::nn::Module {
     key_norm_ = register_module("k_norm", rms_norm(c.head_width, c.norm_epsilon));
   }
 
-  at::Tensor forward(at::Tensor const& x) {
-    auto const samples = x.size(0), length = x.size(1);
+  /// \param cache keys and values of the slices before
+  at::Tensor forward(at::Tensor const& x, train::slice_cache& cache) {
+    auto const samples = x.size(0), length = x.size(1), start = cache.length();
     auto const in_heads = [&](at::Tensor const& all, std::int64_t heads, rms_norm norm = nullptr) {
       at::Tensor const cut = all.view({samples, length, heads, head_width_});
       return (norm ? norm(cut) : cut).transpose(1, 2);
     };
-    auto const for_each_query = [&](at::Tensor const& all) {
-      if (heads_ == key_heads_) return all;
-      return all.unsqueeze(2)
-          .expand({samples, key_heads_, heads_ / key_heads_, length, head_width_})
-          .reshape({samples, heads_, length, head_width_});
-    };
-    auto const queries = rotary_.turned(in_heads(query_(x), heads_, query_norm_));
-    auto const keys = for_each_query(rotary_.turned(in_heads(key_(x), key_heads_, key_norm_)));
-    auto const values = for_each_query(in_heads(value_(x), key_heads_));
-    auto const seen = at::scaled_dot_product_attention(queries, keys, values, {}, 0.0, /*is_causal=*/true);
+    auto const queries = rotary_.turned(in_heads(query_(x), heads_, query_norm_), start);
+    auto const keys = rotary_.turned(in_heads(key_(x), key_heads_, key_norm_), start);
+    auto const seen = cache.attend(queries, keys, in_heads(value_(x), key_heads_));
     return output_(seen.transpose(1, 2).reshape({samples, length, heads_ * head_width_}));
   }
 
@@ -152,8 +147,8 @@ class decoder_layer_impl : public torch::nn::Module {
         before_attention_(register_module("input_layernorm", rms_norm(c.width, c.norm_epsilon))),
         before_maps_(register_module("post_attention_layernorm", rms_norm(c.width, c.norm_epsilon))) {}
 
-  at::Tensor forward(at::Tensor const& x) {
-    at::Tensor const attended = x + attention_(before_attention_(x));
+  at::Tensor forward(at::Tensor const& x, train::slice_cache& cache) {
+    at::Tensor const attended = x + attention_->forward(before_attention_(x), cache);
     return attended + maps_(before_maps_(attended));
   }
 
@@ -168,7 +163,8 @@ TORCH_MODULE_IMPL(decoder_layer, decoder_layer_impl);
 class module_group_impl : public torch::nn::Module {};
 TORCH_MODULE_IMPL(module_group, module_group_impl);
 
-/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out.
+/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out; and what it carries from
+/// slice to slice.
 class decoder_stage_impl : public torch::nn::Module {
  public:
   decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut) : cut_(cut) {
@@ -194,11 +190,15 @@ class decoder_stage_impl : public torch::nn::Module {
     head_ = register_module("lm_head", linear_map(c.width, c.vocabulary, false));
   }
 
-  at::Tensor forward(at::Tensor const& input) {
-    at::Tensor x = cut_.embeds ? embedding_(input) : input;
-    for (decoder_layer& each : layers_) x = each(x);
-    if (!cut_.predicts) return x;
-    return head_ ? head_(norm_(x)) : at::linear(norm_(x), embedding_->weight);
+  /// \param given input and, of slices, carries
+  tensors forward(std::span<at::Tensor const> given) {
+    at::Tensor x = cut_.embeds ? embedding_(given[0]) : given[0];
+    train::slice_cache cache(given.subspan(1), layers_.size());
+    for (decoder_layer& each : layers_) x = each->forward(x, cache);
+    if (cut_.predicts) x = head_ ? head_(norm_(x)) : at::linear(norm_(x), embedding_->weight);
+    tensors out{x};
+    out.insert(out.end(), cache.carries().begin(), cache.carries().end());
+    return out;
   }
 
   /// What a tie of embedding and head over two stages names; empty: this stage has neither.

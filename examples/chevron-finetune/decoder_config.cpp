@@ -138,6 +138,13 @@ std::int64_t decoder_config::parameters() const {
   return vocabulary * width * (tied ? 1 : 2) + layers * (attention + maps + norms) + width;
 }
 
+double decoder_config::attention_share(std::int64_t context) const {
+  std::int64_t const queries = heads * head_width, keys = key_heads * head_width;
+  auto const maps = static_cast<double>(width * (2 * queries + 2 * keys) + 3 * width * inner);
+  double const square = static_cast<double>(queries) * static_cast<double>(context);
+  return square / (maps + square);
+}
+
 double decoder_config::flops_per_token(std::int64_t context) const {
   double const multiplying = static_cast<double>(parameters()) - static_cast<double>(tied ? 0 : vocabulary * width);
   return 6 * multiplying +

@@ -46,6 +46,8 @@ struct decoder_config {
   std::int64_t parameters() const;
   /// Floating-point operations that training spends on a token, as torchtitan counts them.
   double flops_per_token(std::int64_t context) const;
+  /// The share of a layer's operations that goes with the square of the context: causal attention's.
+  double attention_share(std::int64_t context) const;
 };
 
 /// Reads `config.json` of a folder: keys, defaults of missing ones, and which of two spellings counts are those of

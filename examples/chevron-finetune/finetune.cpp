@@ -46,14 +46,16 @@ at::Tensor next_token_loss(at::Tensor const& logits, at::Tensor const& following
 }
 
 stage make_stage(task const& what, c10::Device device, int stages, int number) {
-  decoder_stage made(what.model, cut_of(what.model, stages, number));
+  train::layer_cut const cut = cut_of(what.model, stages, number);
+  decoder_stage made(what.model, cut);
   {
     at::NoGradGuard const off;
     for (at::Tensor& p : made->parameters()) p.zero_();  // until weights are loaded; replicas must begin alike
   }
   if (what.options.precision == train::precision::bfloat16) made->to(at::kBFloat16);
   made->to(device);
-  stage out(made);
+  stage out(made, [made](std::span<at::Tensor const> given) mutable { return made->forward(given); });
+  out.carries(train::slice_cache::names(cut.last - cut.first, what.options.slices));
   // One stage alone has the table once.
   if (what.model.tied && stages > 1 && !made->tied_name().empty()) out.tie(made->tied_name(), "embedding");
   return out.recompute(what.options.recompute);
@@ -105,7 +107,8 @@ void print_header(task const& what, train::rank_place const& where) {
             " epochs"},
        {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
        {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
-       {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") + " of " +
+       {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
+                      (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " +
                     some(o.micro_batch_size, "sample") + " for each replica, " + train::grouped(samples * o.context) +
                     " tokens in all"},
        {"predicted", "bubble " + show::percent(bubble_makespan(plan, costs{})) +
@@ -186,6 +189,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                    .shard = o.shard_gradients ? sharding::gradients
                             : o.shard         ? sharding::optimizer
                                               : sharding::nothing,
+                   .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : what.model.attention_share(o.context)),
                    .post_validation = o.post_validation,
                    .on_report = [&](step_report const& report) { teller.tell(report); },
                    .device = where.device,

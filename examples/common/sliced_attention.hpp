@@ -132,6 +132,12 @@ class slice_cache {
     return at::scaled_dot_product_attention(queries, each_key, each_value, visible);
   }
 
+  /// Tokens of the slices before, as the next layer has them.
+  std::int64_t length() const {
+    std::int64_t sum = 0;
+    for (std::size_t i = of_layer_ * layer_; i < of_layer_ * (layer_ + 1) && carries_[i].defined(); i += 2) sum += carries_[i].size(2);
+    return sum;
+  }
   /// For the next slice.
   tensors const& carries() const { return carries_; }
 
