@@ -68,6 +68,22 @@ for backend in threads gloo; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule ZBVZeroBubble --backend $backend --shard gradients
   same replicated this "ZBVZeroBubble with sharded gradients, $backend," "the same with whole ones"
 done
+# Slices: the same bits under every schedule of them, and what whole sequences give within rounding.
+run whole.sliced --ranks 1 --replicas 1 --microbatches 5 --schedule Seq1F1B --slices 3
+first_loss() { sed -n '1s/.*"loss": *\([0-9.]*\).*/\1/p' "$1"; }
+awk -v a="$(first_loss whole)" -v b="$(first_loss whole.sliced)" 'BEGIN { exit !(a > 1 && a - b < 1e-4 && b - a < 1e-4) }' || {
+  echo "slices give the loss $(first_loss whole.sliced), whole sequences $(first_loss whole)"
+  exit 1
+}
+for schedule in Seq1F1B SeqZB-H1 SeqInterleaved1F1B GPipe; do
+  run this --ranks 3 --replicas 1 --microbatches 5 --schedule $schedule --slices 3
+  same whole.sliced this "$schedule in slices on 3 ranks" "the model in one piece, sliced alike"
+done
+run this --ranks 2 --replicas 1 --microbatches 5 --schedule SeqZB-H1 --slices 3 --backend gloo --recompute
+same whole.sliced this "SeqZB-H1 in slices, gloo, recomputed," "the model in one piece, sliced alike"
+run replicated.sliced --ranks 1 --replicas 2 --microbatches 4 --schedule Seq1F1B --slices 2
+run this --ranks 2 --replicas 2 --microbatches 4 --schedule Seq1F1B --slices 2 --backend gloo --shard
+same replicated.sliced this "Seq1F1B in slices with a sharded optimizer, gloo," "two replicas of the model in one piece"
 # Ranks begin to rely on steps after ten that needed no correction.
 steps=16
 for schedule in ZB-H2 ZBVZeroBubble; do
