@@ -39,7 +39,6 @@ MUTANTS = [
     ("lanes: record of every order", COMPUTE, r"(here_->record\(earlier\);)", ""),
     ("lanes: wait of every order", COMPUTE, r"(here_->block\(later\);)", ""),
     ("pair: F's inputs are held until its end", ["execution/stage_runner.hpp"], r"(tensors const held = inputs;)", ""),
-    ("pair: carries are held until its end", ["execution/stage_runner.hpp"], r"(tensors const carried = [^;]*;)", ""),
     ("hand-over: record", HANDOFF, r"(ready_->record\([^;]*;)", ""),
     ("hand-over: wait of who takes it", HANDOFF, r"(ready_->block\(stream\);)", ""),
     ("hand-over: record_stream on one device", HANDOFF, r"(value\.record_stream\(stream\);)\s*continue;", ""),

@@ -128,7 +128,8 @@ TEST_CASE("packed documents with borders and cuts anywhere") {
                                   .loss = mean_square,
                                   .optimizer = sgd,
                                   .options = {.slice_cuts = cuts_of}});
-          auto const report = train.step(chevron::batch{{data.input}, {data.target}, {{"document", documents}}});
+          chevron::batch const given{{data.input}, {data.target}, {{"document", documents}}};
+          auto const report = train.step(given);
           wrong.require(report.loss == sliced.loss, words_of(plan) + "loss");
           compare_gradients(train, sliced, words_of(plan), wrong);
         });
@@ -136,6 +137,39 @@ TEST_CASE("packed documents with borders and cuts anywhere") {
       }
     }
   }
+}
+
+TEST_CASE("packed documents in steps that do not wait for each other") {
+  at::set_num_threads(1);
+  std::mt19937 random(9);
+  auto const plan = plan_of("SeqZB-H1", {.ranks = 2, .micro_batches = 2, .slices = 3});
+  std::vector<std::vector<double>> losses;
+  std::vector<chevron::batch> batches;
+  for (int step = 0; step < 4; ++step) {
+    auto const data = make_sequences(3, 9, step);
+    batches.push_back({{data.input}, {data.target}, {{"document", random_documents(3, 9, random)}}});
+  }
+  for (bool const ahead : {false, true}) {
+    auto& own = losses.emplace_back();
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer_options options{.clip_grad_norm = 0.01, .slice_cuts = cuts_of};
+      options.post_validation = ahead;
+      options.stable_steps = 0;
+      options.on_report = [&](chevron::step_report const& report) {
+        if (comm.topology().global_rank == 0) own.push_back(report.loss);
+      };
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                              .transport = comm,
+                              .stages = build_packed_attention,
+                              .loss = mean_square,
+                              .optimizer = sgd,
+                              .options = options});
+      for (auto const& given : batches) train.step(given);
+      train.synchronize();
+    });
+  }
+  CHECK(losses[0].size() == 4);
+  CHECK(losses[0] == losses[1]);
 }
 
 TEST_CASE("microbatches that the caller has cut may have sequences of other lengths") {

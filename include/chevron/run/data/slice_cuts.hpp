@@ -136,7 +136,9 @@ inline void add_slice_start(batch& slice, std::int64_t start, at::Device where) 
         "the batch has a side input `slice_start`, the name by which a stage asks for its slice's first token. "
         "Remedy: another name");
   }
-  slice.side_inputs.push_back({slice_start, at::full({}, start, at::TensorOptions(at::kLong).device(where)), true});
+  // A version counter that begins at 0: what stages change in place is refused where a step may be done over.
+  at::Tensor const number = counted_alone(at::full({}, start, at::TensorOptions(at::kLong).device(where)));
+  slice.side_inputs.push_back({slice_start, number, true});
 }
 
 }  // namespace detail
