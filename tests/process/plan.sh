@@ -38,6 +38,32 @@ expect 0 '"communication": \[1, 8, 1\], "latency": \[0.02, 3, 0.02\], "communica
 expect 0 '"communication": \[0, 1, 0, 0, 0, 1, 0\], ' show ZBVZeroBubble --message-bytes 4 --link 1-2=0:4 --format json
 expect 0 '^1F1B+1@3-4 .* 215 ' compare --ranks 8 --microbatches 64 --link 3-4=1
 expect 0 'peak chunks: 6 5 3 2 1 ' show 1f1b+1@1-2 --ranks 5
+# Slices: costs are those of whole microbatches, slices take equal time, and the first ones are the longest.
+long="--ranks 8 --microbatches 16 --attention .5 --backward-input 2 --backward-weight 0"
+expect 0 'makespan 13.5 ' show Seq1F1B --ranks 4 --microbatches 3 --slices 2
+expect 0 'makespan 53.25 ' show Seq1F1B $long --slices 4
+expect 0 'makespan 72.0938 ' show Seq1F1B $long --slices 4 --slice-ends equal
+expect 0 'makespan 53.25 ' show Seq1F1B $long --slices 4 --slice-ends 0.3660254,0.6180340,0.8228757,1
+expect 0 '^   0 .* 11 *2.98406$' show Seq1F1B $long --slices 4
+expect 0 '^4 slices end at 0.366025 0.618034 0.822876 1 of' compare $long --slices 2,4
+expect 0 '^Seq1F1B .* 2.98406 .* 4$' compare $long --slices 2,4
+expect 0 '^Seq1F1B,1,58.5,.*,2,$' compare $long --slices 2,4 --format csv
+expect 0 'slices in their order, backwards in reverse' check Seq1F1B --slices 3
+expect 0 '0SEND_F0.1 *to rank 1' lower Seq1F1B --ranks 2 --microbatches 2 --slices 2
+expect 0 '^0F0.0,0F0.1,0F1.0,0B0.1,' show Seq1F1B --ranks 2 --microbatches 2 --slices 2 --format csv
+expect 0 '"peak_share": \[1.5, 1\]' show Seq1F1B --ranks 2 --microbatches 2 --slices 2 --format json
+expect 0 'linear .* optimal ' search --ranks 2 --microbatches 2 --slices 2 --memory-limit 1.5 --trials 100
+expect 0 'SeqZB-H1 k=4  ' fit --ranks 4 --slices 2,4 --memory 40GiB --static-bytes 20GiB --activation-bytes 4GiB --trials 10
+expect 5 "2B0.2 comes before 2F0.2, which it needs; a schedule of slices runs slices - 1 forwards more" check 1F1B --slices 3
+expect 2 'a building block repeats whole microbatches: slices must be 1, not 2' show V-Half --slices 2
+expect 2 "--slice-ends '0.5,0.4' do not rise" show Seq1F1B --slices 2 --slice-ends 0.5,0.4
+expect 2 "--slice-ends '0.5,0.9' do not end at 1" show Seq1F1B --slices 2 --slice-ends 0.5,0.9
+expect 2 "--slice-ends says nothing without --slices" show Seq1F1B --slice-ends 0.5,1
+expect 2 "--attention says nothing without --lengths or --slices" show 1F1B --attention 0.5
+expect 2 "--slices '0' is not usable" compare --slices 2,0
+expect 2 "--slices does not go with --order" search --slices 2 --order --lengths 1,2,3,4,5,6,7,8
+expect 2 "--memory-limit 1.2: no order was found that keeps it" \
+  search --ranks 2 --microbatches 2 --slices 2 --attention .9 --memory-limit 1.2 --trials 100
 expect 0 '^0F0,0F1,0B0,0B1$' show GPipe --ranks 1 --microbatches 2 --format csv
 expect 0 '"ph": "X"' show 1F1B --format trace
 expect 0 '<!doctype html>' show 1F1B --format HTML
