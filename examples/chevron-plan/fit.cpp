@@ -40,7 +40,13 @@ struct model {
 struct cut {
   owned_costs costs;
   chevron::stage_bytes bytes;
+  freed_gradients freed;
   std::string problem;
+
+  /// Bytes that a rank's stages cannot do without at some time: all that is there all the time, with one stage's gradients.
+  std::int64_t fixed(chevron::plan_view const& plan, chevron::footprint_view const& takes, int rank) const {
+    return chevron::static_bytes(plan, takes, rank) - freed.sum(plan, rank) + freed.largest(plan, rank);
+  }
 };
 
 /// \param where says on which rank a stage is, for links that are slower than others
@@ -61,6 +67,7 @@ cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron:
   apply_lengths(asked, where.size, out.costs);
   out.bytes = of.bytes.of_stages(stages, chunks);
   out.problem = out.bytes.problem;
+  if (of.bytes.frees_gradients()) out.freed = {out.bytes.gradient, of.bytes.shard()};
   return out;
 }
 
@@ -100,11 +107,11 @@ fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<boo
   chevron::length_view const slices = sliced ? costs.view().lengths : chevron::length_view{};
   chevron::footprint_view const takes = of.bytes.view(recomputed.data);
   for (int r = 0; r < plan.size.ranks; ++r) {
-    std::int64_t const one = chevron::peak_memory(plan, takes, r, slices);
+    std::int64_t const one = of.freed.peak(plan, takes, r, slices);
     if (one <= out.bytes) continue;
     out.bytes = one;
     out.rank = r;
-    out.fixed = chevron::static_bytes(plan, takes, r);
+    out.fixed = of.fixed(plan, takes, r);
   }
   return out;
 }
@@ -122,7 +129,7 @@ void look_at_ways(found_all& out, chevron::plan_view const& plan, cut const& of,
   chevron::length_view const slices = plan.size.slices > 1 ? of.costs.view().lengths : chevron::length_view{};
   std::vector<bool> needed(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
-    needed[r] = chevron::peak_memory(plan, of.bytes.view(), static_cast<int>(r), slices) > with.bytes.memory;
+    needed[r] = of.freed.peak(plan, of.bytes.view(), static_cast<int>(r), slices) > with.bytes.memory;
   auto const count = std::count(needed.begin(), needed.end(), true);
   if (count > 0 && count < plan.size.ranks) out.points.push_back(look_at(plan, of, needed));
   out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, true)));
@@ -157,9 +164,9 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
   std::int64_t most_fixed = 0, least_fixed = std::numeric_limits<std::int64_t>::max(), smallest = least_fixed;
   for (int s = 0; s < stages; ++s) smallest = std::min(smallest, std::max<std::int64_t>(takes.after_forward(s), 1));
   for (int r = 0; r < size.ranks; ++r) {
-    std::int64_t const one = chevron::static_bytes(placed, takes, r);
-    most_fixed = std::max(most_fixed, one);
-    least_fixed = std::min(least_fixed, one);
+    most_fixed = std::max(most_fixed, of.fixed(placed, takes, r));
+    // Freed gradients need not exist while the most chunks are in flight.
+    least_fixed = std::min(least_fixed, chevron::static_bytes(placed, takes, r) - of.freed.sum(placed, r));
   }
   double const least_kept = chunks_within(placed, takes, with.bytes.memory).least_kept;
   auto const work = split ? chevron::work_graph::split_backward : chevron::work_graph::full_backward;

@@ -305,6 +305,12 @@ int main(int argc, char** argv) {
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
   add_attention(fit, asked);
   add_memory(fit, asked);
+  fit.add_flag(
+      "--shard-gradients", asked.bytes.shard_gradients,
+      "with --shard: from the sum of a stage's gradients to the stage's next backward a rank holds its share of them; with "
+      "--gradient-bytes, or a --profile with gradient_bytes");
+  fit.add_option("--gradient-bytes", asked.bytes.gradient, "of --static-bytes, gradients, but of tied parameters")
+      ->type_name("BYTES");
   fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");
   fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();
   add_output(fit, asked, "text, json, svg, html, or csv: the fastest schedule that fits");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <chevron/prove/footprint.hpp>
 #include <chevron/show/format.hpp>
 
 #include "value_list.hpp"
@@ -33,9 +34,17 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
   if (typed.memory.empty()) throw usage("--memory is not given: say what a rank has, such as --memory 80GiB");
   memory = bytes_up_to(most_bytes, typed.memory, "--memory");
   if (!typed.shard.empty()) shard_ = whole_number(typed.shard, "--shard", 1, 4096);
+  frees_ = typed.shard_gradients;
+  if (frees_ && typed.shard.empty())
+    throw usage("--shard-gradients says nothing without --shard: add how many replicas share them");
+  if (!typed.gradient.empty() && !frees_) {
+    throw usage("--gradient-bytes " + typed.gradient +
+                " says nothing without --shard-gradients: add it and --shard, or leave it out");
+  }
   if (asked.activation_bytes.empty()) {
     for (auto const& [value, flag] : {std::pair{&typed.fixed, "--static-bytes"}, std::pair{&typed.kept, "--kept-bytes"},
-                                      std::pair{&typed.input, "--input-bytes"}, std::pair{&typed.state, "--state-bytes"}}) {
+                                      std::pair{&typed.input, "--input-bytes"}, std::pair{&typed.state, "--state-bytes"},
+                                      std::pair{&typed.gradient, "--gradient-bytes"}}) {
       if (!value->empty()) throw usage(std::string(flag) + " " + *value + " does not stand alone: add --activation-bytes");
     }
     if (!measured) {
@@ -46,6 +55,11 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
     std::string const problem = chevron::bytes_of(*measured, measured->stages, shard_).problem;
     if (!problem.empty())
       throw usage("--profile '" + asked.profile + "': " + problem + "; or add --activation-bytes and --static-bytes");
+    if (frees_ && measured->gradient_bytes.empty()) {
+      throw usage("--profile '" + asked.profile +
+                  "': 'gradient_bytes' is not there, so that a share of them is not known: write bytes of gradients into it, one "
+                  "entry for each stage, or leave --shard-gradients out");
+    }
     profile_ = measured;
     return;
   }
@@ -68,6 +82,15 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
       throw usage("--state-bytes " + bytes(state) + " is more than --static-bytes " + bytes(fixed_) + ", of which it is a part");
     fixed_ += (state + shard_ - 1) / shard_ - state;
   }
+  if (frees_) {
+    if (typed.gradient.empty())
+      throw usage("--shard-gradients: how much of --static-bytes are gradients is not known: add --gradient-bytes");
+    gradient_ = bytes_up_to(most_bytes, typed.gradient, "--gradient-bytes");
+    if (gradient_ > fixed_) {
+      throw usage("--gradient-bytes " + bytes(gradient_) +
+                  " is more than what --static-bytes leaves beside the optimizer's state, " + bytes(fixed_));
+    }
+  }
   kept_ = typed.kept.empty() ? activation_ : bytes_up_to(most_bytes, typed.kept, "--kept-bytes");
   if (!typed.input.empty()) input_ = bytes_up_to(most_bytes, typed.input, "--input-bytes");
   if (input_ > activation_)
@@ -81,9 +104,54 @@ chevron::stage_bytes memory_model::of_stages(int stages, int chunks) const {
   // A chunk's part is rounded up: what is said to fit does.
   auto const part = [&](std::int64_t whole) { return (whole + chunks - 1) / chunks; };
   out.fixed = all(part(fixed_));
+  out.gradient = all(part(gradient_));
   out.activation = all(part(activation_));
   out.kept = all(part(kept_));
   out.input = all(std::min(std::max<std::int64_t>(input_, 0), part(activation_)));
+  return out;
+}
+
+std::int64_t freed_gradients::peak(chevron::plan_view const& plan, chevron::footprint_view const& takes, int rank,
+                                   chevron::length_view const& slices) const {
+  if (whole.empty()) return chevron::peak_memory(plan, takes, rank, slices);
+  chevron::footprint_changes const changes{takes, plan.forward_only, chevron::recomputed_chunks(plan), slices};
+  auto const share = [&](std::size_t s) { return (whole[s] + shard - 1) / shard; };
+  std::vector<int> left(whole.size(), plan.size.units());  // backwards
+  std::vector<bool> there(whole.size());
+  std::int64_t held = chevron::static_bytes(plan, takes, rank) - sum(plan, rank), most = held;
+  auto const free_done = [&] {
+    for (std::size_t s = 0; s < whole.size(); ++s) {
+      if (!there[s] || left[s] > 0) continue;
+      there[s] = false;
+      most = std::max(most, held + share(s));  // the share is made before the whole goes
+      held += share(s) - whole[s];
+    }
+  };
+  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
+    chevron::action const a = plan.actions[i];
+    auto const s = static_cast<std::size_t>(a.stage);
+    bool const backward = chevron::makes_input_gradient(a.kind) || chevron::ends_cell(a.kind);
+    if (backward && !there[s] && left[s] == plan.size.units()) {
+      free_done();
+      there[s] = true;
+      held += whole[s];
+    }
+    most = std::max(most, changes(a, held));
+    if (chevron::ends_cell(a.kind)) --left[s];
+  }
+  free_done();
+  return most;
+}
+
+std::int64_t freed_gradients::sum(chevron::plan_view const& plan, int rank) const {
+  std::int64_t out = 0;
+  for (std::size_t s = 0; s < whole.size(); ++s) out += plan.rank_of[s] == rank ? whole[s] : 0;
+  return out;
+}
+
+std::int64_t freed_gradients::largest(chevron::plan_view const& plan, int rank) const {
+  std::int64_t out = 0;
+  for (std::size_t s = 0; s < whole.size(); ++s) out = std::max(out, plan.rank_of[s] == rank ? whole[s] : 0);
   return out;
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <chevron/plan/footprint.hpp>
+#include <chevron/plan/plan.hpp>
 #include <chevron/plan/profile.hpp>
 
 #include "request.hpp"
@@ -22,6 +24,10 @@ class memory_model {
 
   /// Whether the bytes of a recomputed stage are known.
   bool recomputes() const { return profile_ || input_ >= 0; }
+  /// Whether gradients are freed between their sum and the stage's next backward, but a share of each replica.
+  bool frees_gradients() const { return frees_; }
+  /// Replicas that share the optimizer's state and gradients.
+  int shard() const { return shard_; }
   /// Bytes by stage; `problem` where a profile does not serve so many.
   chevron::stage_bytes of_stages(int stages, int chunks) const;
 
@@ -30,8 +36,25 @@ class memory_model {
  private:
   std::optional<chevron::profile> profile_;  ///< whose bytes count
   int shard_ = 0;                            ///< replicas that share the optimizer's state; 0: as the profile has it
-  std::int64_t fixed_ = 0, activation_ = 0, kept_ = 0;
+  bool frees_ = false;
+  std::int64_t fixed_ = 0, activation_ = 0, kept_ = 0, gradient_ = 0;
   std::int64_t input_ = -1;  ///< of a stage, however many there are; -1: not known
+};
+
+/// What a rank takes with gradients that are freed but for the share of one of `shard` replicas.
+struct freed_gradients {
+  std::vector<std::int64_t> whole;  ///< bytes by stage; empty: none are freed
+  int shard = 1;
+
+  /// The most that a rank holds at any time, as `chevron::peak_memory` without freed gradients. A stage's gradients exist from
+  /// its first B or I until all of its backwards have run and another stage's are to be made, or the step ends. Then its share
+  /// stays.
+  /// \param slices of a plan of slices, the factors of its units' transfers
+  std::int64_t peak(chevron::plan_view const& plan, chevron::footprint_view const& takes, int rank,
+                    chevron::length_view const& slices) const;
+  /// Bytes of a rank's gradients, and the largest of one stage: the others need not exist beside these.
+  std::int64_t sum(chevron::plan_view const& plan, int rank) const;
+  std::int64_t largest(chevron::plan_view const& plan, int rank) const;
 };
 
 /// Costs where every backward begins with its F again.

@@ -146,6 +146,55 @@ for shard in 1, 2, 4:
     got = fixed(f"profile-{shard}.fit")["ZBVZeroBubble", None]
     assert got in (of_stage[0] + of_stage[3], of_stage[1] + of_stage[2]), (shard, got, of_stage)
 PYTHON
+# Gradients that are freed: one chunk's at a time where backwards follow one another, all where they run in turns.
+expect 0 . fit $given $bytes --state-bytes 5GiB --gradient-bytes 2GiB --memory 64GiB --shard 4 --shard-gradients --format json
+cp output freed.fit
+for name in 1F1B LoopedBFS ZBVZeroBubble; do "$plan" show $name --ranks 4 --microbatches 12 --format csv -o $name.csv; done
+python3 - <<'PYTHON' || failed=1
+import json
+GiB = 1 << 30
+points = {(p["schedule"], p["recomputed"]): p for p in json.load(open("freed.fit"))["schedules"]}
+whole = {(p["schedule"], p["recomputed"]): p for p in json.load(open("flags-4.fit"))["schedules"]}
+saved = {}
+for name, chunks in ("1F1B", 1), ("LoopedBFS", 2), ("ZBVZeroBubble", 2):
+    static, activation, kept = 10 * GiB - 5 * GiB * 3 // 4, 4 * GiB // chunks, 3 * GiB // chunks
+    gradient, share = 2 * GiB // chunks, 2 * GiB // chunks // 4
+    most = 0
+    for line in open(name + ".csv"):
+        held, gradients, left = {}, {}, {}
+        now = lambda: static - 2 * GiB + sum(held.values()) + sum(gradients.values())
+        def free():
+            global most
+            for stage in [s for s, bytes in gradients.items() if bytes == gradient and left[s] == 0]:
+                most = max(most, now() + share)
+                gradients[stage] = share
+        for cell in line.strip().split(","):
+            kind = next(c for c in cell if c.isalpha())
+            stage, m = map(int, cell.split(kind))
+            if kind in "BIW" and stage not in gradients:
+                free()
+                gradients[stage], left[stage] = gradient, 12
+            if kind == "F":
+                held[stage, m] = activation
+            most = max(most, now())
+            if kind in "BI":
+                held[stage, m] = kept if kind == "I" else 0
+                most = max(most, now())
+            if kind == "W":
+                held[stage, m] = 0
+            if kind in "BW":
+                left[stage] -= 1
+        free()
+    assert points[name, None]["bytes"] == most, (name, most, points[name, None])
+    saved[name] = whole[name, None]["bytes"] - most
+# Where backwards of chunks run in turns, or with one chunk, nothing is saved while the most activations are held.
+assert saved["LoopedBFS"] >= GiB and saved["1F1B"] <= 0 and saved["ZBVZeroBubble"] <= GiB, saved
+PYTHON
+expect 2 "--shard-gradients says nothing without --shard" fit $given $bytes --memory 25GiB --shard-gradients
+expect 2 "--gradient-bytes 1GiB says nothing without --shard-gradients" fit $given $bytes --memory 25GiB --gradient-bytes 1GiB
+expect 2 "--shard-gradients: how much of --static-bytes are gradients is not known: add --gradient-bytes" fit $given $bytes --state-bytes 5GiB --memory 25GiB --shard 2 --shard-gradients
+expect 2 "--gradient-bytes 8 GiB is more than what --static-bytes leaves beside the optimizer's state, 7.5 GiB" fit $given $bytes --state-bytes 5GiB --gradient-bytes 8GiB --memory 25GiB --shard 2 --shard-gradients
+expect 2 "--profile 'state.json': 'gradient_bytes' is not there" fit --ranks 2 --memory 25KB --profile state.json --shard 2 --shard-gradients
 expect 0 '^Its schedule: chevron-plan search .* --state-bytes 5GiB --shard 2 \|^The fastest found' fit $given $bytes --state-bytes 5GiB --shard 2 --memory 25GiB
 expect 2 "--profile 'profile.json': 'state_bytes' is not there" fit --ranks 2 --memory 25KB --profile profile.json --shard 2
 expect 2 "--shard 2: how much of --static-bytes is the optimizer's state is not known: add --state-bytes" fit $given $bytes --memory 25GiB --shard 2

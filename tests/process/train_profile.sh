@@ -118,6 +118,7 @@ for name in "1F1B", "ZBVZeroBubble", "ZB-H1", "DualPipeV":
     assert ("kept_bytes" in told) == (name != "1F1B"), told
     moments = [static // 2 for static, _, _ in known]
     assert told["state_bytes"] == moments and told["shard"] == 1, (name, told["state_bytes"], moments)
+    assert told["gradient_bytes"] == [bytes // 2 for bytes in moments], (name, told["gradient_bytes"], moments)
     for kept, (_, activation, _) in zip(told.get("kept_bytes", []), known):
         assert 0.5 * activation < kept < 1.5 * activation, (name, kept, activation)
 PYTHON

@@ -43,8 +43,8 @@ struct profile {
   std::vector<int> layers;            ///< one entry a stage: how many of the layers that can be moved it holds; empty: not known
   /// Bytes, one entry a stage, or empty where they are not known; each means what it means in `footprint_view`.
   std::vector<std::int64_t> static_bytes, activation_bytes, kept_bytes, input_bytes;
-  /// Bytes of the optimizer's state within `static_bytes`, one entry a stage; empty: not known.
-  std::vector<std::int64_t> state_bytes;
+  /// Bytes within `static_bytes`, one entry a stage; empty: not known. The optimizer's state; gradients, but of tied parameters.
+  std::vector<std::int64_t> state_bytes, gradient_bytes;
   int shard = 1;  ///< replicas over which that state was cut
 };
 
@@ -57,6 +57,7 @@ struct profiled_costs : owned_costs {
 /// Bytes by stage that own their memory.
 struct stage_bytes {
   std::vector<std::int64_t> fixed, activation, kept, input;
+  std::vector<std::int64_t> gradient;  ///< of `fixed`, those that a replica may share with others; empty: not known
   std::string problem;  ///< why there are none; empty: there are
 
   /// \param recomputed one entry a stage, or null; it must outlive the view
@@ -106,6 +107,7 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
     out.activation.push_back(together(measured.activation_bytes, s));
     out.kept.push_back(together(measured.kept_bytes.empty() ? measured.activation_bytes : measured.kept_bytes, s));
     out.input.push_back(measured.input_bytes[static_cast<std::size_t>(s * each)]);
+    if (!measured.gradient_bytes.empty()) out.gradient.push_back(together(measured.gradient_bytes, s));
   }
   return out;
 }

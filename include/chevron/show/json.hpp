@@ -128,7 +128,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 /// `forward backward backward_input backward_weight` with one entry a stage, `recompute` too where an R ran, `communication`
 /// with one a boundary, `hidden` (a share); null stands for a value that was not measured. Where known, `layers` says how many
 /// layers each stage held, `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, what it needs, and
-/// `state_bytes` what of `static_bytes` is the optimizer's state, cut over `shard` replicas.
+/// `state_bytes` and `gradient_bytes` what of `static_bytes` is the optimizer's state, cut over `shard` replicas, and gradients.
 inline std::string json(profile const& p) {
   auto const list = [](std::vector<double> const& times) {
     std::string out;
@@ -157,7 +157,7 @@ inline std::string json(profile const& p) {
   for (auto const& [key, list_of_bytes] :
        {std::pair{"static_bytes", &p.static_bytes}, std::pair{"activation_bytes", &p.activation_bytes},
         std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes},
-        std::pair{"state_bytes", &p.state_bytes}}) {
+        std::pair{"state_bytes", &p.state_bytes}, std::pair{"gradient_bytes", &p.gradient_bytes}}) {
     if (!list_of_bytes->empty()) entry(key, detail::json_list(*list_of_bytes, [](std::int64_t n) { return std::to_string(n); }));
   }
   if (!p.state_bytes.empty()) entry("shard", std::to_string(p.shard));

@@ -47,14 +47,14 @@ class profile_reader {
       for (auto const& [key, bytes] :
            {std::pair{"static_bytes", &p_.static_bytes}, std::pair{"activation_bytes", &p_.activation_bytes},
             std::pair{"kept_bytes", &p_.kept_bytes}, std::pair{"input_bytes", &p_.input_bytes},
-            std::pair{"state_bytes", &p_.state_bytes}})
+            std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}})
         read_bytes(key, *bytes);
       p_.shard = std::max(whole_known("shard", 1 << 12), 1);
       for (std::size_t s = 0; s < p_.activation_bytes.size(); ++s) {
         if (s < p_.input_bytes.size() && p_.input_bytes[s] > p_.activation_bytes[s])
           fault("'input_bytes' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
       }
-      read_state();
+      check_parts();
       if (!unread_.empty()) fault("'" + *unread_.begin() + "' is no key of a profile");
     }
     return std::move(out_);
@@ -199,9 +199,11 @@ class profile_reader {
     else
       fault("'layers' is " + shown(*value) + ", no list of whole numbers from 0 with " + for_each_of(p_.stages, "stages"));
   }
-  /// State is a part of what a stage takes all the time.
-  void read_state() {
-    if (!p_.state_bytes.empty() && p_.static_bytes.empty()) fault("'state_bytes' is there without 'static_bytes'");
+  /// State and gradients are parts of what a stage takes all the time.
+  void check_parts() {
+    for (auto const& [key, list] : {std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}}) {
+      if (!list->empty() && p_.static_bytes.empty()) fault(std::string("'") + key + "' is there without 'static_bytes'");
+    }
     for (std::size_t s = 0; out_.problem.empty() && s < p_.state_bytes.size(); ++s) {
       if (p_.state_bytes[s] > p_.static_bytes[s]) {
         fault("'state_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.state_bytes[s]) +
@@ -209,6 +211,13 @@ class profile_reader {
       } else if (p_.state_bytes[s] > most_stage_bytes / p_.shard) {
         fault("'state_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.state_bytes[s]) + ", a share of " +
               std::to_string(p_.shard) + ", and no stage has more than " + std::to_string(most_stage_bytes));
+      }
+    }
+    for (std::size_t s = 0; out_.problem.empty() && s < p_.gradient_bytes.size(); ++s) {
+      std::int64_t const state = p_.state_bytes.empty() ? 0 : p_.state_bytes[s];
+      if (p_.gradient_bytes[s] > p_.static_bytes[s] - state) {
+        fault("'gradient_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.gradient_bytes[s]) +
+              ", more than its 'static_bytes' without its 'state_bytes', of which it is a part");
       }
     }
   }

@@ -256,6 +256,8 @@ TEST_CASE("the optimizer's state over other numbers of replicas: each holds its 
   CHECK(bytes_of(one, 4, 1).fixed == std::vector<std::int64_t>{1000 + 2 * 501, 800, 800, 900});
   CHECK(bytes_of(one, 4, 6).fixed == std::vector<std::int64_t>{750, 300, 300, 900});
 
+  one.gradient_bytes = {100, 50, 50, 7};
+  CHECK(bytes_of(one, 2).gradient == std::vector<std::int64_t>{150, 57});
   std::string const text = show::json(one);
   auto const back = read_profile(text);
   CHECK(back.problem == "");
@@ -266,6 +268,7 @@ TEST_CASE("the optimizer's state over other numbers of replicas: each holds its 
         std::tuple{"[501, 200", "[1001, 200", "'state_bytes' of stage 0 is 1001, more than its 'static_bytes'"},
         std::tuple{"[501, 200, 200, 0]", "[501, 200, 200]", "'state_bytes' is no list with one entry for each of 4 stages"},
         std::tuple{"[501, 200", "[-1, 200", "'state_bytes', entry 0, is -1, no whole number of bytes"},
+        std::tuple{"[100, 50", "[500, 50", "'gradient_bytes' of stage 0 is 500, more than its 'static_bytes' without"},
         std::tuple{"\"static_bytes\": [1000, 400, 400, 900]", "\"static_bytes\": null", "'state_bytes' is there without"}}) {
     auto const read = read_profile(replaced(text, what, by));
     CHECK_MESSAGE(read.problem.find(words) != std::string::npos, read.problem, " instead of ", words);

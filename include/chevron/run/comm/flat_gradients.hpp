@@ -23,7 +23,7 @@ namespace chevron {
 class flat_gradients {
  public:
   /// \param is_shared the replicas get the sums of their own shares alone, once the buffer is cut
-  /// \param is_freed it is; only of a buffer that is shared
+  /// \param is_freed the buffer is freed between sums and `make`; only of a buffer that is shared
   flat_gradients(at::TensorOptions const& options, bool is_shared, bool is_freed)
       : options_(options), shared_(is_shared), freed_(is_freed) {}
 

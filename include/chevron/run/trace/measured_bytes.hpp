@@ -28,14 +28,16 @@ struct measured_bytes {
   std::int64_t activation = unknown;
   std::int64_t kept = unknown;  ///< where its backward was taken in two
   std::int64_t input = unknown;
-  std::int64_t state = unknown;  ///< of `fixed`, the optimizer's state
+  std::int64_t state = unknown;     ///< of `fixed`, the optimizer's state
+  std::int64_t gradient = unknown;  ///< of `fixed`, gradients, but of tied parameters
 };
 
 /// For `transport::all_gather_text`.
 inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
   std::ostringstream out;
   for (measured_bytes const& s : of_rank)
-    out << s.stage << ' ' << s.fixed << ' ' << s.activation << ' ' << s.kept << ' ' << s.input << ' ' << s.state << '\n';
+    out << s.stage << ' ' << s.fixed << ' ' << s.activation << ' ' << s.kept << ' ' << s.input << ' ' << s.state << ' '
+        << s.gradient << '\n';
   return out.str();
 }
 
@@ -46,19 +48,20 @@ inline void add_bytes(profile& to, std::vector<std::string> const& texts) {
   std::vector<measured_bytes> all(stages);
   for (std::string const& text : texts) {
     std::istringstream in(text);
-    for (measured_bytes s; in >> s.stage >> s.fixed >> s.activation >> s.kept >> s.input >> s.state;) {
+    for (measured_bytes s; in >> s.stage >> s.fixed >> s.activation >> s.kept >> s.input >> s.state >> s.gradient;) {
       measured_bytes& most = all.at(static_cast<std::size_t>(s.stage));
       most.fixed = std::max(most.fixed, s.fixed);
       most.activation = std::max(most.activation, s.activation);
       most.kept = std::max(most.kept, s.kept);
       most.input = std::max(most.input, s.input);
       most.state = std::max(most.state, s.state);
+      most.gradient = std::max(most.gradient, s.gradient);
     }
   }
   for (auto const& [list, entry] :
        {std::pair{&to.static_bytes, &measured_bytes::fixed}, std::pair{&to.activation_bytes, &measured_bytes::activation},
         std::pair{&to.kept_bytes, &measured_bytes::kept}, std::pair{&to.input_bytes, &measured_bytes::input},
-        std::pair{&to.state_bytes, &measured_bytes::state}}) {
+        std::pair{&to.state_bytes, &measured_bytes::state}, std::pair{&to.gradient_bytes, &measured_bytes::gradient}}) {
     list->clear();
     for (measured_bytes const& s : all) list->push_back(s.*entry);
     if (std::count(list->begin(), list->end(), measured_bytes::unknown) > 0) list->clear();

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chevron/run/execution/gradient_place.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/storage_set.hpp>
 #include <chevron/run/optimizer/global_step.hpp>
@@ -21,7 +22,7 @@ namespace chevron::detail {
 /// Parameters, buffers, gradients, the optimizer's state, and what post-validation copies of them: as they are now, each piece
 /// of memory once; gradients that are freed as they are during the stage's backwards. A parameter that two stages share counts
 /// for both, which may be on different ranks. `unknown` for an optimizer of which it is not known what it keeps.
-/// \param out gets `fixed` and, as a part of it, `state`: that of the optimizer, and copies
+/// \param out gets `fixed` and, as parts of it, `gradient` and `state`: that of the optimizer, and copies
 inline void add_static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update, measured_bytes& out) {
   storage_set all, state;
   bool known = true;
@@ -35,6 +36,11 @@ inline void add_static_bytes(stage const& of, gradient_buckets const& gradients,
   all.merge(state);
   out.fixed = known ? all.bytes() + gradients.bytes_freed() : measured_bytes::unknown;
   out.state = known ? state.bytes() : measured_bytes::unknown;
+  out.gradient = 0;
+  for (parameter const& p : gradients.trained()) {
+    if (p.tied_as.empty())
+      out.gradient += p.value.numel() * static_cast<std::int64_t>(in_float(p.value) ? 4 : p.value.itemsize());
+  }
 }
 
 /// With what was counted of microbatches; `counted` is empty where nothing was.
