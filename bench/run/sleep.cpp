@@ -8,12 +8,15 @@
 //   bench-sleep --schedule NAME --backend threads|gloo
 //   bench-sleep --backend gloo --replicas 2 --parameters 4000000    and how much of the replicas' sums is hidden
 //   bench-sleep --slow-link 1 --latency 20 --microbatches 32    over a link as slow as a forward: 1F1B, ZB-H1, both with slack
-//   bench-sleep --jitter 30 --deferred-weights 2    stages whose times vary, with and without W's that are held back: one line each
+//   bench-sleep --schedule Seq1F1B --slices 4 --attention 0.5 --message-bytes 16384    slices that take equal time
+//   bench-sleep --jitter 30 --deferred-weights 2    stages whose times vary, with and without W's that are held back: one line
+//   each
 //
 // A slow link holds messages back for so many milliseconds, and for their bytes by its bandwidth, one after the other; the
 // prediction has the same. What it says beside the measured step is how far the simulation of links is right.
 //
-// Times that vary are log-normal; their mean is what they are without. Both kinds of run draw the same times for the same work, in turns.
+// Times that vary are log-normal; their mean is what they are without. Both kinds of run draw the same times for the same work,
+// in turns.
 //
 // With a synchronous optimizer sums are hidden as far as they do not make the step longer: what they take alone, all at once,
 // against how long after the step's last gradient the last of them is there. The sum of that last gradient itself cannot be
@@ -21,6 +24,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -55,6 +59,8 @@ struct options {
   std::string optimizer;
   int ranks = 4;
   int micro_batches = 8;
+  int slices = 1;
+  double attention = 0;  ///< share of the time that goes with the square of the length, of slices
   int replicas = 1;
   long parameters = 1;  ///< of a stage
   int steps = 7;
@@ -90,15 +96,29 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
   auto const build = [&](int number) {
     at::Tensor weight = at::ones({wanted.parameters});
     weight.requires_grad_(true);
-    auto const stage = std::make_shared<bench::times>(bench::times::means{seconds, seconds, seconds}, wanted.jitter / 100, number);
-    return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); }, {{"weight", weight}});
+    bench::times::means const means{seconds, seconds, seconds};
+    if (plan.size.slices > 1) {
+      // What a slice takes of its sequence's time, in millionths.
+      double const tokens = static_cast<double>(wanted.message_bytes / 4);
+      auto const stage = std::make_shared<bench::times>(bench::times::by_length(means, 1e6, 0));
+      auto const sleep = [weight, stage, tokens, attention = wanted.attention](at::Tensor x, at::Tensor start) {
+        double const from = start.item<double>() / tokens, to = from + static_cast<double>(x.size(1)) / tokens;
+        double const share = chevron::computation_factor(to, attention) - chevron::computation_factor(from, attention);
+        return bench::sleep_in(x, weight, stage.get(), std::llround(share * 1e6));
+      };
+      return chevron::stage(sleep, {{"weight", weight}}).side_inputs({chevron::slice_start});
+    }
+    auto const stage = std::make_shared<bench::times>(means, wanted.jitter / 100, number);
+    return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); },
+                          {{"weight", weight}});
   };
   chevron::trainer train({.program = program,
                           .transport = comm,
                           .stages = build,
                           .loss = [](at::Tensor y, at::Tensor) { return y.mean(); },
                           .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)),
-                          .options = {.post_validation = post_validation,
+                          .options = {.slice_cuts = chevron::slices_by_cost(wanted.attention),
+                                      .post_validation = post_validation,
                                       .deferred_weights = deferred_weights,
                                       .stable_steps = 0}});
   at::Tensor const batch = at::ones({wanted.micro_batches, wanted.message_bytes / 4});
@@ -176,7 +196,8 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
     return 1e-3 * (post_validation ? chevron::steady_step_time(plan, costs).most : chevron::makespan(plan, costs));
   };
   double const predicted = step_time({got.costs.forward.data, got.costs.backward_input.data, got.costs.backward_weight.data, 1});
-  std::vector<double> const slept(static_cast<std::size_t>(got.costs.stages()), wanted.milliseconds / plan.size.chunks);
+  std::vector<double> const slept(static_cast<std::size_t>(got.costs.stages()),
+                                  wanted.milliseconds / plan.size.chunks / plan.size.slices);
   std::vector<double> input = slept;
   input[0] = 0;  // what goes into the first stage wants no gradient
   double const ideal = step_time({slept.data(), input.data(), slept.data(), 1});
@@ -225,7 +246,7 @@ bool has_weights(chevron::plan_view const& plan) {
 }
 
 int one(options const& wanted) {
-  chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
+  chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches, wanted.slices);
   slow_links::links links;
   if (wanted.slow_link >= 0) {
     std::chrono::nanoseconds const latency(static_cast<std::int64_t>(wanted.latency * 1e6));
@@ -267,6 +288,10 @@ int main(int argc, char** argv) {
         ->check(CLI::IsMember({"synchronous", "post-validated"}));
     app.add_option("--ranks", wanted.ranks)->capture_default_str();
     app.add_option("--microbatches", wanted.micro_batches)->capture_default_str();
+    auto* const slices =
+        app.add_option("--slices", wanted.slices, "of each microbatch, with a schedule of slices")->capture_default_str();
+    app.add_option("--attention", wanted.attention, "of slices: share of the time that goes with the square of the length")
+        ->needs(slices);
     app.add_option("--replicas", wanted.replicas)->capture_default_str();
     app.add_option("--parameters", wanted.parameters, "of each stage, float32")->capture_default_str();
     app.add_option("--steps", wanted.steps, "the first is not counted, post-validated the second neither")
@@ -275,7 +300,8 @@ int main(int argc, char** argv) {
     app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
     app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
     app.add_option("--jitter", wanted.jitter, "how much stages' times vary, in per cent")->capture_default_str();
-    app.add_option("--deferred-weights", wanted.deferred_weights, "compare runs that hold back so many W's with runs that hold none")
+    app.add_option("--deferred-weights", wanted.deferred_weights,
+                   "compare runs that hold back so many W's with runs that hold none")
         ->capture_default_str();
     app.add_option("--slow-link", wanted.slow_link, "make the link between this rank and the next slow")->type_name("RANK");
     app.add_option("--latency", wanted.latency, "of the slow link, in milliseconds")->capture_default_str();
@@ -324,9 +350,11 @@ int main(int argc, char** argv) {
         if (!wanted.backend.empty() && backend != wanted.backend) continue;
         std::string const command =
             std::string(values[0]) + " --schedule " + schedule + " --backend " + backend + " --ranks " +
-            std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) + " --replicas " +
-            std::to_string(wanted.replicas) + " --parameters " + std::to_string(wanted.parameters) + " --steps " +
-            std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
+            std::to_string(wanted.ranks) + " --microbatches " + std::to_string(wanted.micro_batches) +
+            (wanted.slices > 1 ? " --slices " + std::to_string(wanted.slices) + " --attention " + std::to_string(wanted.attention)
+                               : "") +
+            " --replicas " + std::to_string(wanted.replicas) + " --parameters " + std::to_string(wanted.parameters) +
+            " --steps " + std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
             std::to_string(wanted.limit) + " --jitter " + std::to_string(wanted.jitter) + " --deferred-weights " +
             std::to_string(wanted.deferred_weights) + " --slow-link " + std::to_string(wanted.slow_link) + " --latency " +
             std::to_string(wanted.latency) + " --bandwidth " + std::to_string(wanted.bandwidth) + " --message-bytes " +
