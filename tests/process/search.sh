@@ -42,7 +42,7 @@ expect 0 '^makespan 22 ' show 1F1B --ranks 2 --microbatches 2 --lengths 1,3 --me
 expect 2 "--lengths '1,2,3' has 3 values, but the schedule has 8 microbatches: give one for all, or 8" search --lengths 1,2,3
 expect 2 "--lengths '0' is not usable: a microbatch has tokens; give numbers above 0" search --lengths 0
 expect 2 "--attention '2' is not a share" search --lengths 3 --attention 2
-expect 2 "--attention says nothing without --lengths: give that, too" compare --attention .2
+expect 2 "--attention says nothing without --lengths or --slices: give one of them, too" compare --attention .2
 expect 2 "--measured-length says nothing without --lengths" show 1F1B --measured-length 7
 expect 2 "--order has nothing to choose where microbatches are alike: give --lengths" search --order
 expect 2 "--order does not go with --jitter: leave one of them out" search --lengths 3 --order --jitter 5%
