@@ -20,7 +20,7 @@ namespace chevron::show {
 struct promela_tables {
   static constexpr int none = 65535;  ///< no peer, no slot: Promela's tables hold no negative numbers
 
-  int ranks = 0, stages = 0, micro_batches = 0, forward_only = 0, edges = 0;
+  int ranks = 0, stages = 0, micro_batches = 0, slices = 1, forward_only = 0, edges = 0;  ///< `micro_batches` are units
   std::int64_t in_flight_limit = 0, byte_limit = 0, message_limit = 0;
   std::vector<int> home;                          ///< by stage: its rank
   std::vector<std::int64_t> weight;               ///< by stage: bytes of a microbatch in flight
@@ -92,6 +92,7 @@ inline promela_tables promela_tables_of(program_view const& program) {
   out.ranks = plan.size.ranks;
   out.stages = plan.stages;
   out.micro_batches = plan.size.units();
+  out.slices = plan.size.slices;
   out.forward_only = plan.forward_only ? 1 : 0;
   out.in_flight_limit = plan.in_flight_limit;
   out.message_limit = plan.message_limit;
@@ -162,7 +163,9 @@ inline std::string promela(program_view const& program) {
   int const tensor = small ? 1 : 4;
   int const memory = all.ranks * (activations * (3 * tensor + 2) + receives * 2 * tensor + sends * (tensor + 3) + 24);
   int const queues = all.edges * ((sends + receives) * (tensor + 2) + 16);
-  int const state = ((memory + queues + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
+  int const sequences = all.slices == 1 ? 1 : all.stages * all.micro_batches / all.slices;
+  int const state =
+      ((memory + queues + 2 * sequences + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
   auto const define = [](char const* name, std::string const& value) {
     return std::string("#define ") + name + " " + value + "\n";
   };
@@ -177,13 +180,14 @@ inline std::string promela(program_view const& program) {
       "   `errors: 0` says that in no order of the ranks a wrong message, slot or order is met, a limit is broken or "
       "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. */\n";
   out += number("ranks", all.ranks) + number("stages", all.stages) + number("micro_batches", all.micro_batches) +
-         number("forward_only", all.forward_only) + number("in_flight_limit", all.in_flight_limit) +
-         number("byte_limit", all.byte_limit) + number("message_limit", all.message_limit) + number("edges", all.edges) +
-         number("none", promela_tables::none) + define("tensor", small ? "byte" : "int") +
-         define("slot_number", std::max(receives, sends) < 255 ? "byte" : "short") +
+         number("slices", all.slices) + number("forward_only", all.forward_only) +
+         number("in_flight_limit", all.in_flight_limit) + number("byte_limit", all.byte_limit) +
+         number("message_limit", all.message_limit) + number("edges", all.edges) + number("none", promela_tables::none) +
+         define("tensor", small ? "byte" : "int") + define("slot_number", std::max(receives, sends) < 255 ? "byte" : "short") +
          number("pending", small ? 255 : most_tensor + 1) + number("MOST_RANKS", all.ranks) + number("MOST_STAGES", all.stages) +
          number("MOST_EDGES", std::max(all.edges, 1)) + number("MOST_ACTIVATIONS", activations) +
-         number("MOST_RECEIVES", receives) + number("MOST_SENDS", sends) + define("prepare", "skip");
+         number("MOST_RECEIVES", receives) + number("MOST_SENDS", sends) + number("MOST_SEQUENCES", sequences) +
+         define("prepare", "skip");
   out += "#ifdef BUFFERED\n#define buffered 1\n#else\n#define buffered 0\n#endif\n";
   out += detail::promela_array("home", all.home) + detail::promela_array("weight", all.weight) +
          detail::promela_array("input_weight", all.input_weight) + detail::promela_array("runs_again", all.runs_again) +

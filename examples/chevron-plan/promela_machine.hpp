@@ -52,6 +52,8 @@ typedef memory {
   bit    stepped
 };
 memory at[MOST_RANKS];
+byte  forwards_run[MOST_SEQUENCES];   /* by stage and microbatch: slices whose F has run, */
+byte  gradients_run[MOST_SEQUENCES];  /* and whose B or I */
 short added[MOST_STAGES];             /* gradients in a stage's sum */
 bit summed[MOST_STAGES];
 int messages;
@@ -97,6 +99,20 @@ inline compute(i) {
   at[me].computed++;
   cell = cell_of(stage(i), batch(i));
   goes_forward = (op(i) == FORWARD);
+  if
+  :: slices == 1 || op(i) >= WEIGHT
+  :: else -> /* F takes the carry of the slice before, B and I its gradient, of the slice behind */
+    k = (cell - 1) / slices;
+    if
+    :: goes_forward ->
+      assert(forwards_run[k] == batch(i) % slices);
+      forwards_run[k] = forwards_run[k] + 1
+    :: else ->
+      assert(gradients_run[k] == slices - 1 - batch(i) % slices);
+      gradients_run[k] = gradients_run[k] + 1
+    fi;
+    k = 0
+  fi;
   if
   :: goes_forward
   :: else ->

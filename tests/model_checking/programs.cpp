@@ -34,7 +34,7 @@ std::map<int, sizes> models;  // by number of ranks
 std::ofstream lines;
 
 std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
-  std::vector<std::int64_t> out{t.ranks, t.stages,          t.micro_batches, t.forward_only,
+  std::vector<std::int64_t> out{t.ranks, t.stages,          t.micro_batches, t.slices,       t.forward_only,
                                 t.edges, t.in_flight_limit, t.byte_limit,    t.message_limit};
   auto const add = [&](auto const& list) {
     out.push_back(static_cast<std::int64_t>(list.size()));
@@ -93,10 +93,11 @@ std::string model_of(int ranks, sizes const& s) {
   define("MOST_ACTIVATIONS", s.activations);
   define("MOST_RECEIVES", s.receives);
   define("MOST_SENDS", s.sends);
+  define("MOST_SEQUENCES", s.cells);
   out += "#define prepare c_code { read_program(); }\n";
   std::string reads;
-  for (char const* one :
-       {"ranks", "stages", "micro_batches", "forward_only", "edges", "in_flight_limit", "byte_limit", "message_limit"}) {
+  for (char const* one : {"ranks", "stages", "micro_batches", "slices", "forward_only", "edges", "in_flight_limit", "byte_limit",
+                          "message_limit"}) {
     out += std::string("hidden int ") + one + ";\n";
     reads += std::string("  ") + one + " = next_number(from);\n";
   }
@@ -274,6 +275,12 @@ int main(int argc, char** argv) {
   catalogue::for_each(add);
   boost::hana::for_each(catalogue::recomputing, [&](auto const* one) { add(*one); });
   boost::hana::for_each(catalogue::evaluation, [&](auto const* one) { add(*one); });
+  boost::hana::for_each(catalogue::sliced, [&](auto const* one) {
+    for (int ranks = 1; ranks <= 3; ++ranks) {
+      write("schedule", std::string(one->name) + "/2 " + std::to_string(ranks) + " 2",
+            lower(prove(expand(*one, shape{.ranks = ranks, .micro_batches = 2, .slices = 2}))).copy());
+    }
+  });
   write_faults();
   write_mutants(mutants, most);
   for (auto const& [ranks, size] : models) {

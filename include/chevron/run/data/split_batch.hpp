@@ -298,8 +298,8 @@ class split_batch {
                           std::to_string(into.slices) +
                           " slices. Remedy: tensors of [samples, tokens, ...], or a plan with slices = 1");
       }
-      std::vector<std::int64_t> const bounds =
-          length ? detail::slice_bounds(data, *length, into, which) : std::vector<std::int64_t>(into.slices + 1);
+      std::vector<std::int64_t> const bounds = length ? detail::slice_bounds(data, *length, into, which)
+                                                      : std::vector<std::int64_t>(static_cast<std::size_t>(into.slices) + 1);
       for (std::size_t s = 0; s + 1 < bounds.size(); ++s) {
         part& p = parts_.emplace_back();
         p.data = detail::slice_of(data, bounds[s], bounds[s + 1]);
