@@ -17,8 +17,8 @@ namespace bench {
 
 /// A schedule of the catalogue, proved and lowered.
 inline chevron::proved_program program_of(std::string const& schedule, int ranks, int micro_batches, int slices = 1) {
-  return chevron::lower(
-      chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches, .slices = slices})));
+  return chevron::lower(chevron::prove(
+      chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches, .slices = slices})));
 }
 
 /// Runs `rank(transport&)` on every rank: threads of this process, or processes over Gloo, of which this one is the first.

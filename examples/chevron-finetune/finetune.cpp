@@ -108,9 +108,8 @@ void print_header(task const& what, train::rank_place const& where) {
        {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
        {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
        {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
-                      (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " +
-                    some(o.micro_batch_size, "sample") + " for each replica, " + train::grouped(samples * o.context) +
-                    " tokens in all"},
+                    (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " + some(o.micro_batch_size, "sample") +
+                    " for each replica, " + train::grouped(samples * o.context) + " tokens in all"},
        {"predicted", "bubble " + show::percent(bubble_makespan(plan, costs{})) +
                          " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks}});
   std::printf("\n");

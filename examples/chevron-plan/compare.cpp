@@ -316,10 +316,10 @@ int run_compare(request const& asked) {
         std::string(drawn ? "median,p90,spread,p90_above_first,p90_above_first_error," : "") + "reason\n";
     auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
     for (entry const& e : fit) {
-      out += name(e) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," +
-             exact(e.numbers.bubble_makespan) + "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," +
-             exact(e.numbers.steady) + "," + exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," +
-             exact(share(e)) + "," + (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
+      out += name(e) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
+             "," + exact(e.numbers.span) + "," + exact(e.numbers.bubble_span) + "," + exact(e.numbers.steady) + "," +
+             exact(e.numbers.bubble_steady) + "," + std::to_string(e.peak) + "," + exact(share(e)) + "," +
+             (held ? std::to_string(e.peak_bytes) : "") + "," + std::to_string(e.numbers.messages) + "," +
              (sent ? std::to_string(sent_bytes(e)) : "") + "," + std::to_string(e.slices) + ",";
       if (drawn) {
         auto const [figures, above] = drawn_of(e);

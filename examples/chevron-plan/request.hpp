@@ -68,7 +68,7 @@ struct memory_request {
   std::string fixed;   ///< `--static-bytes`
   std::string kept;
   std::string input;
-  std::string state;  ///< `--state-bytes`, a part of `--static-bytes`
+  std::string state;     ///< `--state-bytes`, a part of `--static-bytes`
   std::string gradient;  ///< `--gradient-bytes`, a part of `--static-bytes`
   bool shard_gradients = false;
   std::string shard;  ///< replicas that share the optimizer's state; empty: as `--static-bytes` or the profile has it

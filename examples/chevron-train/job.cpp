@@ -24,8 +24,9 @@ programs make_programs(options const& o) {
   proved_plan const training = proved_by_options(o);
   int const stages = training.view().stages;
   for (int s = 0; s < stages; ++s) (void)cut_of(o.model.layers, stages, s, o.cut);  // throws where they do not fit
-  bool const is_default = catalogue::same_name(o.schedule, catalogue::one_f_one_b.name) &&
-                          shape{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks, .slices = o.slices} == default_shape;
+  bool const is_default =
+      catalogue::same_name(o.schedule, catalogue::one_f_one_b.name) &&
+      shape{.ranks = o.ranks, .micro_batches = o.micro_batches, .chunks = o.chunks, .slices = o.slices} == default_shape;
   return {.training = is_default ? default_program : lower_and_check(training),
           .evaluation = lower_and_check(prove(forward_part(training))),
           .sampling = lower_and_check(prove(forward_part(training, 1))),

@@ -100,9 +100,8 @@ void print_header(task const& what, rank_place const& where) {
       {"schedule",
        (o.automatic ? "auto, beginning with " : "") + std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
       {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
-                   (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " +
-                   some(o.micro_batch_size, "sample") + " for each replica, " + grouped(samples * o.model.context) +
-                   " bytes in all"},
+                   (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " + some(o.micro_batch_size, "sample") +
+                   " for each replica, " + grouped(samples * o.model.context) + " bytes in all"},
       {"proved", (what.programs->proved_while_compiling ? "while this program was compiled: "
                                                         : "just now, by the laws the compiler uses: ") +
                      sentence},

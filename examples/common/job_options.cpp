@@ -162,11 +162,12 @@ void job_flags::pipeline(bool automatic) {
                        ->check(whole(1, 4096))
                        ->type_name("M")
                        ->group("Pipeline");
-  slices_ = app_.add_option("--slices", o_.slices,
-                            "slices of each sequence, for a schedule that takes them: Seq1F1B, SeqZB-H1, SeqInterleaved1F1B, GPipe")
-                ->check(whole(1, 1024))
-                ->type_name("K")
-                ->group("Pipeline");
+  slices_ =
+      app_.add_option("--slices", o_.slices,
+                      "slices of each sequence, for a schedule that takes them: Seq1F1B, SeqZB-H1, SeqInterleaved1F1B, GPipe")
+          ->check(whole(1, 1024))
+          ->type_name("K")
+          ->group("Pipeline");
   attention_ = app_.add_option("--attention", o_.attention,
                                "of slices: the share of a sequence's time that is causal attention, by which they are cut into "
                                "equal times; 0: equal lengths. Without it, the model's share of operations")
@@ -349,8 +350,9 @@ void job_flags::read(int argc, char** argv) {
     throw usage_error("--attention says where slices end. Remedy: --slices 2 or more, or leave it away");
   if (makes) {
     if (o_.slices > 1)
-      throw usage_error("--slices does not go with --schedule auto, which measures whole microbatches. Remedy: --schedule Seq1F1B, or "
-                        "what chevron-plan search --slices finds");
+      throw usage_error(
+          "--slices does not go with --schedule auto, which measures whole microbatches. Remedy: --schedule Seq1F1B, or "
+          "what chevron-plan search --slices finds");
     read_automatic();
   } else if (o_.schedule.ends_with(".csv") || o_.schedule.find('/') != std::string::npos) {
     plan_size const size = read_schedule_file(o_);

@@ -98,7 +98,8 @@ class job_flags {
   CLI::App& app_;
   job_options& o_;
   std::string backend_name_ = "threads", precision_name_ = "float32", shard_name_;
-  CLI::Option *ranks_ = nullptr, *chunks_ = nullptr, *micro_batches_ = nullptr, *slices_ = nullptr, *attention_ = nullptr, *backend_ = nullptr, *shard_ = nullptr;
+  CLI::Option *ranks_ = nullptr, *chunks_ = nullptr, *micro_batches_ = nullptr, *slices_ = nullptr, *attention_ = nullptr,
+              *backend_ = nullptr, *shard_ = nullptr;
   CLI::Option *placement_ = nullptr, *memory_limit_ = nullptr;  // null where `auto` is not known
 };
 

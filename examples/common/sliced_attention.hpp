@@ -22,8 +22,8 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Causal attention over the slices of a sequence, whose keys and values stages carry: each slice's once, without a copy that grows
-/// from slice to slice.
+/// Causal attention over the slices of a sequence, whose keys and values stages carry: each slice's once, without a copy that
+/// grows from slice to slice.
 
 namespace chevron::train {
 
@@ -37,16 +37,17 @@ inline at::Tensor for_each_query(at::Tensor const& t, std::int64_t heads) {
 }
 
 /// Attention of a slice's queries to the slices before, whole, and to their own, causally. Each slice is attended to alone; with
-/// the logarithms of their sums of exponentials the results make one (Ring Attention, Liu et al., arXiv 2310.01889, section 3). In
-/// the backward each slice gets its gradients from the whole output and sum. On the CPU, by LibTorch's flash attention.
+/// the logarithms of their sums of exponentials the results make one (Ring Attention, Liu et al., arXiv 2310.01889, section 3).
+/// In the backward each slice gets its gradients from the whole output and sum. On the CPU, by LibTorch's flash attention.
 struct sliced_attention : torch::autograd::Function<sliced_attention> {
   /// \param keys_values keys and values by slice, the queries' own last
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& queries, at::TensorList keys_values) {
     tensors outs, sums;
     for (std::size_t i = 0; i < keys_values.size(); i += 2) {
       bool const own = i + 2 == keys_values.size();
-      auto [out, sum] = at::_scaled_dot_product_flash_attention_for_cpu(queries, for_each_query(keys_values[i], queries.size(1)),
-                                                                        for_each_query(keys_values[i + 1], queries.size(1)), 0.0, own);
+      auto [out, sum] =
+          at::_scaled_dot_product_flash_attention_for_cpu(queries, for_each_query(keys_values[i], queries.size(1)),
+                                                          for_each_query(keys_values[i + 1], queries.size(1)), 0.0, own);
       outs.push_back(std::move(out));
       sums.push_back(std::move(sum));
     }
@@ -69,8 +70,8 @@ struct sliced_attention : torch::autograd::Function<sliced_attention> {
     for (std::size_t i = 3; i < kept.size(); i += 2) {
       bool const own = i + 2 == kept.size();
       auto const [of_queries, of_keys, of_values] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          gradients[0], queries, for_each_query(kept[i], queries.size(1)), for_each_query(kept[i + 1], queries.size(1)), mixed, whole,
-          0.0, own);
+          gradients[0], queries, for_each_query(kept[i], queries.size(1)), for_each_query(kept[i + 1], queries.size(1)), mixed,
+          whole, 0.0, own);
       out[0] = out[0].defined() ? out[0] + of_queries : of_queries;
       for (at::Tensor const& one : {of_keys, of_values}) {
         bool const shared = one.size(1) != kept[i].size(1);
@@ -101,7 +102,8 @@ class slice_cache {
     return out;
   }
 
-  /// Attention of the next layer, which sees this slice up to each query, and the slices before. Notes the slice's keys and values.
+  /// Attention of the next layer, which sees this slice up to each query, and the slices before. Notes the slice's keys and
+  /// values.
   /// \param queries [samples, heads, length, width of a head]; keys and values may have fewer heads
   at::Tensor attend(at::Tensor const& queries, at::Tensor const& keys, at::Tensor const& values) {
     std::size_t const first = of_layer_ * layer_++;
@@ -126,7 +128,8 @@ class slice_cache {
       all_keys.push_back(seen[i]);
       all_values.push_back(seen[i + 1]);
     }
-    at::Tensor const each_key = for_each_query(at::cat(all_keys, 2), heads), each_value = for_each_query(at::cat(all_values, 2), heads);
+    at::Tensor const each_key = for_each_query(at::cat(all_keys, 2), heads),
+                     each_value = for_each_query(at::cat(all_values, 2), heads);
     std::int64_t const own = queries.size(2), all = each_key.size(2);
     at::Tensor const visible = at::ones({own, all}, queries.options().dtype(at::kBool)).tril(all - own);
     return at::scaled_dot_product_attention(queries, each_key, each_value, visible);
@@ -135,7 +138,8 @@ class slice_cache {
   /// Tokens of the slices before, as the next layer has them.
   std::int64_t length() const {
     std::int64_t sum = 0;
-    for (std::size_t i = of_layer_ * layer_; i < of_layer_ * (layer_ + 1) && carries_[i].defined(); i += 2) sum += carries_[i].size(2);
+    for (std::size_t i = of_layer_ * layer_; i < of_layer_ * (layer_ + 1) && carries_[i].defined(); i += 2)
+      sum += carries_[i].size(2);
     return sum;
   }
   /// For the next slice.

@@ -1,6 +1,6 @@
 // timeout: 120
-// Slices and their carries on the simulated device: bit for bit as in main memory, and no operator without its order, also where the
-// halves of a pair run on two streams.
+// Slices and their carries on the simulated device: bit for bit as in main memory, and no operator without its order, also where
+// the halves of a pair run on two streams.
 #include "accelerator/training.hpp"
 
 using accelerator::job, accelerator::joined;
@@ -12,10 +12,11 @@ chevron::stage build_mean(int number) {
   at::manual_seed(number);
   torch::nn::Sequential inner(torch::nn::LayerNorm(torch::nn::LayerNormOptions({sliced_model::width})),
                               torch::nn::Linear(sliced_model::width, sliced_model::width));
-  return chevron::stage(inner, [inner](at::Tensor x, at::Tensor state) mutable {
-           at::Tensor const y = inner->forward(x).tanh(), out = state.defined() ? y + state : y;
-           return std::make_tuple(out, out.mean(1, true).mul(2));
-         })
+  return chevron::stage(inner,
+                        [inner](at::Tensor x, at::Tensor state) mutable {
+                          at::Tensor const y = inner->forward(x).tanh(), out = state.defined() ? y + state : y;
+                          return std::make_tuple(out, out.mean(1, true).mul(2));
+                        })
       .carries({"state"});
 }
 

@@ -284,9 +284,9 @@ class svg_sheet {
       y_ += 22;
       d_.out += progress_legend(first_, x_, y_, 12);
     } else {
-      draw_key({"#eaedf2"}, 12,
-               std::string("idle") + (chunks_ > 1 ? "; darker: later chunk" : "") +
-                   (labels_.empty() ? "" : number_words(first_)));
+      draw_key(
+          {"#eaedf2"}, 12,
+          std::string("idle") + (chunks_ > 1 ? "; darker: later chunk" : "") + (labels_.empty() ? "" : number_words(first_)));
     }
   }
   /// Draws one entry of the legend, on a new line where it does not fit.
