@@ -95,10 +95,9 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
     if (by_zero) return division_by_zero(r);
     int const* const stages_here = placed.stage.data + placed.first.data[r];
     if (finding const f = ready(score, r, held_here, played, stages_here, in_sequence, own)) return f;
-    filled = unroll(score,
-                    streams{size.units(), played, held_here, slices, length_of.data, next_of.data, forward_order.data,
-                            backward_order.data, queue.data, whole.data, stages_here},
-                    actions, filled);
+    streams const from{size.units(),        played,     held_here,  slices,     length_of.data, next_of.data, forward_order.data,
+                       backward_order.data, queue.data, whole.data, stages_here};
+    filled = slices > 1 ? unroll<true>(score, from, actions, filled) : unroll<false>(score, from, actions, filled);
     begin[r + 1] = filled;
   }
   return {};

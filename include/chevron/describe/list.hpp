@@ -117,10 +117,11 @@ constexpr int actions_at_most(listing<Parts...> const& what, shape size) {
   return (what.work == work_graph::split_backward ? 3 : 2) * stages_of(what, size) * size.units();
 }
 
-/// Makes the plan of a list schedule at this size, by playing a step.
-/// \returns a plan; one with `problem`, where the schedule gets stuck on its own limit
-template <class Placement, class Limits>
-constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
+namespace detail {
+
+/// Plays a step, without and with slices: constant evaluation pays for each condition.
+template <bool Sliced, class Placement, class Limits>
+constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
   plan result;
   if (finding const f = detail::begin_plan_of(what, size, result)) return detail::refused(size, what.name, f);
   int const ranks = size.ranks;
@@ -182,7 +183,7 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
       double const ready = ready_of[taken];
       if (ready >= soonest || come.in_flight >= room_of[taken]) continue;
       if (counts_bytes && come.bytes > work[taken].bytes_room) continue;
-      if (slices > 1 && work[taken].what.kind == kind::forward && !of_slices.admits(static_cast<int>(work[taken].what.stage)))
+      if (Sliced && work[taken].what.kind == kind::forward && !of_slices.admits(static_cast<int>(work[taken].what.stage)))
         continue;
       if (ready <= now) break;
       soonest = ready;
@@ -200,22 +201,23 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     one.taken = after;
     double const end = now + one.length;
     action next = one.what;
-    bool const forward = next.kind == kind::forward;
-    next.micro_batch = static_cast<std::uint32_t>(slices == 1 || forward ? m : mirrored(m, slices)) & 0xffffu;
+    bool const forward = Sliced && next.kind == kind::forward;
+    next.micro_batch = static_cast<std::uint32_t>(!Sliced || forward ? m : mirrored(m, slices)) & 0xffffu;
     actions[come.at] = next;
     ++filled;
     progress[rank] = {come.at + 1, come.in_flight + one.change, come.bytes + one.bytes_change, false};
     ready_of[taken] = after < one.known ? starts[taken * micro_batches + after] : detail::never;
-    if (slices > 1) of_slices.change(static_cast<int>(next.stage), one.change);
+    if (Sliced) of_slices.change(static_cast<int>(next.stage), one.change);
     // The gradients of the last stage begin with a microbatch's last slice, when all its slices have run forward.
-    bool const turns = slices > 1 && forward && static_cast<int>(next.stage) == result.stages - 1;
+    bool const turns = Sliced && forward && static_cast<int>(next.stage) == result.stages - 1;
     for (int i = 0; i < one.fed; ++i) {
-      if (turns && after % slices != 0) continue;
+      if (Sliced && turns && after % slices != 0) continue;
       int const to = one.feeds[i];
       detail::listed_work& other = work[to];
       double const arrives = other.rank == rank ? end : end + communication;
-      int const from = turns ? after - slices : m;
-      for (int j = from; j < after; ++j) starts[to * micro_batches + j] = arrives;
+      int const from = Sliced && turns ? after - slices : m;
+      starts[to * micro_batches + m] = arrives;
+      for (int j = from; Sliced && j < m; ++j) starts[to * micro_batches + j] = arrives;
       other.known = after;
       if (other.taken != from) continue;
       ready_of[to] = arrives;
@@ -225,6 +227,17 @@ constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
     turn.next_turn(end);
   }
   return result;
+}
+
+}  // namespace detail
+
+/// Makes the plan of a list schedule at this size, by playing a step.
+/// \returns a plan; one with `problem`, where the schedule gets stuck on its own limit
+template <class Placement, class Limits>
+constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
+  // Not one call with ?: GCC 12's constant evaluator frees a new object of ?: twice.
+  if (size.slices > 1) return detail::play_list<true>(what, size);
+  return detail::play_list<false>(what, size);
 }
 
 }  // namespace chevron

@@ -72,9 +72,15 @@ constexpr void play_rounds(int rounds, bound_phase const& phase, bound_token con
   }
 }
 
+/// The unit that is a chunk's `at`-th of a kind: backwards take the slices of a microbatch in reverse.
+constexpr int place_in(bound_token const& token, int at, streams const& s) {
+  return token.by_forwards ? at : mirrored(at, s.slices);
+}
+
 /// Plays a rank's score into `out` from `filled` on; returns the end. `out` is an array where the compiler knows its
 /// size: constant evaluation reads and writes those at half the cost of a pointer.
-template <class Score, class Actions>
+/// \tparam Sliced whether microbatches have several slices
+template <bool Sliced, class Score, class Actions>
 constexpr int unroll(Score const& score, streams const& s, Actions& out, int filled) {
   bool const skips = score.mixes_backwards;
   bool const queues = score.queues_weights;
@@ -115,7 +121,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
           int const length = s.length_of[token.stream];
           int at = s.next_of[token.stream];
           if (skips && token.what == kind::backward_weight) {
-            while (at < length && s.whole[token.stage >= 0 ? token.cell + (s.slices == 1 ? at : mirrored(at, s.slices))
+            while (at < length && s.whole[token.stage >= 0 ? token.cell + (Sliced ? place_in(token, at, s) : at)
                                                            : order[at].chunk * s.played + order[at].micro_batch] != 0)
               ++at;
           }
@@ -123,9 +129,9 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
           s.next_of[token.stream] = at + 1;
           took = drew = true;
           int const chunk = token.stage >= 0 ? token.cell / s.played : order[at].chunk;
-          int const micro_batch = token.stage < 0                      ? order[at].micro_batch
-                                  : token.by_forwards || s.slices == 1 ? at
-                                                                       : mirrored(at, s.slices);
+          int const micro_batch = Sliced && token.stage >= 0 ? place_in(token, at, s)
+                                  : token.stage >= 0         ? at
+                                                             : order[at].micro_batch;
           if (skips && token.what == kind::backward) s.whole[chunk * s.played + micro_batch] = 1;
           if (queues && leaves_weight(token.what)) s.queue[s.length_of[queue_stream]++] = {chunk, micro_batch};
           if (micro_batch >= s.units) continue;
