@@ -3,6 +3,7 @@
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/shape.hpp>
 
 /// \file
 /// In which order a plan adds gradients up. Sums of floating-point numbers depend on their order, and on nothing else that a
@@ -32,21 +33,22 @@ constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
 }
 
 /// The plan with microbatches in ascending order within each stage's F, B or I, and W, and every action's kind and stage where it
-/// was. A lawful plan stays lawful, with as much in flight and, where microbatches are alike, no longer: if two stages' actions
-/// keep a distance in time for every microbatch, so do the k-th of the one and the k-th of the other for every k. Where each
-/// stage's backwards are all whole or all split, any two such plans add gradients up in the same order.
+/// was. The slices of a microbatch go in their order, in B or I in reverse. A lawful plan stays lawful, with as much in flight
+/// and, where microbatches are alike, no longer: if two stages' actions keep a distance in time for every microbatch, so do the
+/// k-th of the one and the k-th of the other for every k. Where each stage's backwards are all whole or all split, any two such
+/// plans add gradients up in the same order.
 constexpr plan in_ascending_order(plan_view const& from) {
   plan to = copy_of(from);
   int const micro_batches = from.size.units();
   buffer<int> forwards(from.stages, zeroed), backwards(from.stages, zeroed), weights(from.stages, zeroed);
-  buffer<int> split(from.stages, zeroed);  // I's so far
+  buffer<int> split(from.stages, zeroed);             // I's so far
   buffer<int> of_split(from.stages * micro_batches);  // by stage: their microbatches
   for (int i = 0; i < from.total(); ++i) {
     action& one = to.actions.data[i];
     int const stage = static_cast<int>(one.stage);
     int const number = one.kind == kind::forward           ? forwards.data[stage]++
                        : one.kind == kind::backward_weight ? of_split.data[stage * micro_batches + weights.data[stage]++]
-                                                           : backwards.data[stage]++;
+                                                           : mirrored(backwards.data[stage]++, from.size.slices);
     if (leaves_weight(one.kind)) of_split.data[stage * micro_batches + split.data[stage]++] = number;
     one.micro_batch = make_action(one.kind, stage, number).micro_batch;
   }

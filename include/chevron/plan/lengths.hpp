@@ -15,12 +15,16 @@ struct length_factors {
   std::vector<double> computation, transfer;
 
   length_view view() const { return {computation.data(), transfer.data(), static_cast<int>(computation.size())}; }
-  /// In another order: `order[k]` goes in k-th.
-  length_factors in(std::vector<int> const& order) const {
+  /// In another order: microbatch `order[k]` goes in k-th.
+  /// \param slices of each microbatch, which go in together
+  length_factors in(std::vector<int> const& order, int slices = 1) const {
     length_factors out;
     for (int const m : order) {
-      out.computation.push_back(computation[static_cast<std::size_t>(m)]);
-      out.transfer.push_back(transfer[static_cast<std::size_t>(m)]);
+      for (int s = 0; s < slices; ++s) {
+        auto const unit = static_cast<std::size_t>(m * slices + s);
+        out.computation.push_back(computation[unit]);
+        out.transfer.push_back(transfer[unit]);
+      }
     }
     return out;
   }

@@ -44,12 +44,14 @@ inline problem with_lengths(problem const& asked, length_factors const& lengths)
   return out;
 }
 
-/// Exchanges places of microbatches in an order while the plan stays, and keeps exchanges that make it no longer.
+/// Exchanges places of microbatches, with all their slices, in an order while the plan stays, and keeps exchanges that make it no
+/// longer.
 inline void exchange_places(plan_view const& plan, problem const& asked, int trials, random_numbers& random, watched& watch,
                             std::vector<int>& order) {
   int const count = static_cast<int>(order.size());
   if (count < 2) return;
-  length_factors now = factors_of(asked.costs.lengths, plan.size.units()).in(order);
+  auto const slices = static_cast<std::size_t>(plan.size.slices);
+  length_factors now = factors_of(asked.costs.lengths, plan.size.units()).in(order, plan.size.slices);
   cost_view seen = asked.costs;
   seen.lengths = now.view();
   double length = length_of(asked.goal, plan, seen);
@@ -58,8 +60,10 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
     auto const b = static_cast<std::size_t>(random.below(count));
     auto const exchange = [&] {
       std::swap(order[a], order[b]);
-      std::swap(now.computation[a], now.computation[b]);
-      std::swap(now.transfer[a], now.transfer[b]);
+      for (std::size_t s = 0; s < slices; ++s) {
+        std::swap(now.computation[a * slices + s], now.computation[b * slices + s]);
+        std::swap(now.transfer[a * slices + s], now.transfer[b * slices + s]);
+      }
     };
     exchange();
     double const then = length_of(asked.goal, plan, seen);
@@ -74,8 +78,8 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
 }  // namespace detail
 
 /// Looks for the order in which microbatches of unequal length should go in, and for its schedule, from a known schedule: in
-/// milliseconds. A step's gradients add up in that order: sums over the same microbatches, whose last bits may differ from
-/// those of another order.
+/// milliseconds. The slices of a microbatch stay together, in their order. A step's gradients add up in that order: sums over the
+/// same microbatches, whose last bits may differ from those of another order.
 ///
 /// Tries the given order, shortest first, longest in the middle and longest first. In the shortest of these schedules
 /// microbatches change places while the schedule gets no longer, and the result is planned again.
@@ -85,10 +89,11 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
 /// \returns a schedule never longer than `replan`'s for the order that was given; the caller puts the data into `order`
 inline order_found reorder(plan_view const& known, problem const& asked, effort how_hard = {}) {
   length_factors const given = factors_of(asked.costs.lengths, known.size.units());
-  std::vector<int> as_given(static_cast<std::size_t>(known.size.units()));
+  int const slices = known.size.slices;
+  std::vector<int> as_given(static_cast<std::size_t>(known.size.micro_batches));
   std::iota(as_given.begin(), as_given.end(), 0);
   auto const look = [&](std::vector<int> const& order, plan_view const& from) {
-    order_found one{{}, order, given.in(order)};
+    order_found one{{}, order, given.in(order, slices)};
     static_cast<found&>(one) = replan(from, detail::with_lengths(asked, one.lengths), how_hard);
     return one;
   };
@@ -103,9 +108,13 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
     return true;
   };
   std::vector<int> ascending = as_given;
+  auto const time_of = [&](int m) {
+    auto const first = given.computation.begin() + std::ptrdiff_t{m} * slices;
+    return std::accumulate(first, first + slices, 0.0);
+  };
   // By number where lengths are equal. (Not std::stable_sort, of which clang 19 warns in the headers of GCC 12.)
   std::sort(ascending.begin(), ascending.end(), [&](int a, int b) {
-    double const first = given.computation[static_cast<std::size_t>(a)], second = given.computation[static_cast<std::size_t>(b)];
+    double const first = time_of(a), second = time_of(b);
     return first != second ? first < second : a < b;
   });
   std::vector<int> const descending(ascending.rbegin(), ascending.rend());
@@ -117,7 +126,7 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
   detail::random_numbers random(how_hard.seed);
   for (int round = 0; round < 8 && !watch.stop(); ++round) {
     std::vector<int> order = best.order;
-    detail::exchange_places(best.best, asked, 20 * known.size.units(), random, watch, order);
+    detail::exchange_places(best.best, asked, 20 * known.size.micro_batches, random, watch, order);
     if (order == best.order || !take(look(order, copy_of(best.best)))) break;
   }
   best.stopped = watch.stopped();
