@@ -224,7 +224,7 @@ std::string law_words(request const& asked, chevron::finding const& broken) {
 chevron::plan plan_of(request const& asked) {
   if (is_file(asked.schedule)) {
     chevron::plan made = read_file(asked).read.plan;
-    if (!asked.memory_limit.empty()) made.in_flight_limit = chunk_limit(asked, made.size.chunks);
+    if (!asked.memory_limit.empty()) made.in_flight_limit = chunk_limit(asked, made.size.chunks * made.size.slices);
     return made;
   }
   std::vector<std::string> const names = all_names();
@@ -254,7 +254,7 @@ chevron::plan plan_of(request const& asked) {
     throw usage("--schedule " + asked.schedule + " with --ranks " + asked.ranks + " --microbatches " + asked.micro_batches +
                 ": " + describe(made.problem).str());
   }
-  if (!asked.memory_limit.empty()) made.in_flight_limit = chunk_limit(asked, made.size.chunks);
+  if (!asked.memory_limit.empty()) made.in_flight_limit = chunk_limit(asked, made.size.chunks * made.size.slices);
   return made;
 }
 
