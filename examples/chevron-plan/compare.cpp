@@ -12,7 +12,6 @@
 #include <range/v3/view/concat.hpp>
 #include <range/v3/view/filter.hpp>
 #include <range/v3/view/remove_if.hpp>
-#include <range/v3/view/split.hpp>
 #include <range/v3/view/transform.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
@@ -162,8 +161,7 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
   chevron::owned_costs const costs = with_slower_ranks(plan, planned.view(), given.slow);
   out.numbers = chevron::show::figures_of(plan, costs.view());
   if (varies(given.jitter)) out.drawn = chevron::search::sampled_lengths(plan, costs.view(), given.jitter);
-  if (out.slices == 1)
-    out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
+  out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
   if (given.profile) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
   bool const sliced = !out.numbers.peak_share.empty();
@@ -310,9 +308,8 @@ int run_compare(request const& asked) {
     out += "\n]\n";
   } else if (format == "csv") {
     out =
-        "schedule,chunks,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,peak_"
-        "share,"
-        "peak_bytes,messages,message_bytes,slices," +
+        "schedule,chunks,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,"
+        "peak_share,peak_bytes,messages,message_bytes,slices," +
         std::string(drawn ? "median,p90,spread,p90_above_first,p90_above_first_error," : "") + "reason\n";
     auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
     for (entry const& e : fit) {

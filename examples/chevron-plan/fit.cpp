@@ -101,10 +101,9 @@ fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<boo
     recomputed.data[s] = recomputing[static_cast<std::size_t>(plan.rank_of[s])];
     if (recomputed.data[s]) costs.backward_input[i] += costs.forward[i];
   }
-  bool const sliced = plan.size.slices > 1;
-  if (sliced) out.schedule += " k=" + std::to_string(plan.size.slices);
+  if (plan.size.slices > 1) out.schedule += " k=" + std::to_string(plan.size.slices);
   out.time = chevron::makespan(plan, costs.view());
-  chevron::length_view const slices = sliced ? costs.view().lengths : chevron::length_view{};
+  chevron::length_view const slices = chevron::slice_factors(plan, costs.view());
   chevron::footprint_view const takes = of.bytes.view(recomputed.data);
   for (int r = 0; r < plan.size.ranks; ++r) {
     std::int64_t const one = of.freed.peak(plan, takes, r, slices);
@@ -126,7 +125,7 @@ void look_at_ways(found_all& out, chevron::plan_view const& plan, cut const& of,
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, false)));
   if (!with.bytes.recomputes()) return;
-  chevron::length_view const slices = plan.size.slices > 1 ? of.costs.view().lengths : chevron::length_view{};
+  chevron::length_view const slices = chevron::slice_factors(plan, of.costs.view());
   std::vector<bool> needed(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
     needed[r] = of.freed.peak(plan, of.bytes.view(), static_cast<int>(r), slices) > with.bytes.memory;

@@ -29,10 +29,7 @@ struct footprint_changes {
   constexpr std::int64_t operator()(action a, std::int64_t& held) const {
     int const s = static_cast<int>(a.stage);
     bool const gives_back = makes_input_gradient(a.kind), by_action = again.hold(a);
-    auto const part = [&](std::int64_t whole) {
-      if (slices.alike()) return whole;
-      return static_cast<std::int64_t>(slices.of_transfer(static_cast<int>(a.micro_batch)) * static_cast<double>(whole) + 0.5);
-    };
+    auto const part = [&](std::int64_t whole) { return unit_bytes(a, whole, slices); };
     std::int64_t const all = part(of.activation[s]), kept = part(of.kept[s]);
     std::int64_t const left = part(by_action ? of.input[s] : of.after_forward(s));
     if (makes_output(a.kind)) held += left;

@@ -90,6 +90,19 @@ struct share_changes {
     return held += in_flight_change(a.kind, forward_only) * lengths.of_transfer(static_cast<int>(a.micro_batch));
   }
 };
+
+/// The factors by which the slices of a plan divide a microbatch's memory: those of their transfers, which go with their tokens;
+/// none where microbatches are whole.
+constexpr length_view slice_factors(plan_view const& plan, cost_view const& costs) {
+  return plan.size.slices > 1 ? costs.lengths : length_view{};
+}
+/// The bytes of `whole`, those of a microbatch, that belong to the unit of an action.
+/// \param slices of a plan of slices, the factors of its units' transfers; without factors a unit is a microbatch
+constexpr std::int64_t unit_bytes(action a, std::int64_t whole, length_view const& slices) {
+  if (slices.alike()) return whole;
+  return static_cast<std::int64_t>(slices.of_transfer(static_cast<int>(a.micro_batch)) * static_cast<double>(whole) + 0.5);
+}
+
 /// Changes of the bytes of activations that are held, by actions.
 struct byte_changes {
   size_view sizes;
@@ -105,10 +118,7 @@ struct byte_changes {
   }
 
  private:
-  constexpr std::int64_t part(action a, std::int64_t whole) const {
-    if (slices.alike()) return whole;
-    return static_cast<std::int64_t>(slices.of_transfer(static_cast<int>(a.micro_batch)) * static_cast<double>(whole) + 0.5);
-  }
+  constexpr std::int64_t part(action a, std::int64_t whole) const { return unit_bytes(a, whole, slices); }
 };
 
 /// The most chunks in flight on a rank at any time.
@@ -147,11 +157,11 @@ constexpr int messages(plan_view const& plan) {
   return crossings * plan.size.units() * (plan.forward_only ? 1 : 2);
 }
 
-/// The bytes of all messages of a step of a plan, of stages of these sizes.
+/// The bytes of all messages of a step of a plan, of stages of these sizes; slices of a microbatch send its bytes together.
 constexpr std::int64_t message_bytes(plan_view const& plan, size_view const& sizes) {
   std::int64_t sum = 0;
   for (int s = 0; s + 1 < plan.stages; ++s) sum += plan.rank_of[s] != plan.rank_of[s + 1] ? sizes.message_of(s) : 0;
-  return sum * plan.size.units() * (plan.forward_only ? 1 : 2);
+  return sum * plan.size.micro_batches * (plan.forward_only ? 1 : 2);
 }
 
 }  // namespace chevron

@@ -82,17 +82,16 @@ figures figures_of(plan_view const& plan, cost_view const& costs, size_view cons
   out.bubble_span = bubble(plan, costs, out.span);
   out.bubble_steady = bubble(plan, costs, out.steady);
   buffer<idle_time> const idle = idle_times(plan, costs, when);
+  length_view const slices = slice_factors(plan, costs);
   for (int r = 0; r < plan.size.ranks; ++r) {
     out.idle.push_back(idle.data[r]);
     out.peak_in_flight.push_back(peak_in_flight(plan, r));
-    bool const sliced = plan.size.slices > 1 && !costs.lengths.alike();
-    if (sliced) out.peak_share.push_back(peak_share(plan, costs.lengths, r));
-    if (sizes.activation != nullptr) out.peak_bytes.push_back(peak_bytes(plan, sizes, r, sliced ? costs.lengths : length_view{}));
+    if (!slices.alike()) out.peak_share.push_back(peak_share(plan, slices, r));
+    if (sizes.activation != nullptr) out.peak_bytes.push_back(peak_bytes(plan, sizes, r, slices));
     out.busy.push_back(busy(plan, costs, r));
   }
   out.messages = messages(plan);
-  // The slices of a microbatch send together what it would send whole.
-  if (sizes.message != nullptr) out.message_bytes = message_bytes(plan, sizes) / plan.size.slices;
+  if (sizes.message != nullptr) out.message_bytes = message_bytes(plan, sizes);
   return out;
 }
 

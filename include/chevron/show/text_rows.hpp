@@ -80,7 +80,7 @@ class text_rows {
         sample.op.kind = static_cast<kind>(which / chunks_);
         sample.chunk = which % chunks_;
         int const background = style_.colour ? background_of(sample.op.kind, sample.chunk, chunks_) : 1;
-        c = {label_of(sample, std::min(chunks_, 2), 1).substr(0, 1), background, false};
+        c = {label_of(sample, std::min(chunks_, 2)).substr(0, 1), background, false};
       }
     }
   }

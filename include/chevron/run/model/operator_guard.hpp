@@ -59,9 +59,8 @@ class operator_guard {
     if (!of_batch || !sliced_) return;
     throw usage_error(
         "it normalizes by the mean and variance of its batch (BatchNorm in training), and the plan cuts sequences into slices: "
-        "the "
-        "statistics of a slice are not those of the sequences. Remedy: module->eval() for that layer, a norm of each token "
-        "(LayerNorm), or a plan with slices = 1");
+        "the statistics of a slice are not those of the sequences. Remedy: module->eval() for that layer, a norm of each "
+        "token (LayerNorm), or a plan with slices = 1");
   }
   void see_dropout(bool drops, double share) const {
     if (!drops || !(share > 0) || !evaluation_ || has_module_) return;
