@@ -98,7 +98,7 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
     weight.requires_grad_(true);
     bench::times::means const means{seconds, seconds, seconds};
     if (plan.size.slices > 1) {
-      // What a slice takes of its sequence's time, in millionths.
+      // The share of its sequence's time that a slice takes, in millionths.
       double const tokens = static_cast<double>(wanted.message_bytes / 4);
       auto const stage = std::make_shared<bench::times>(bench::times::by_length(means, 1e6, 0));
       auto const sleep = [weight, stage, tokens, attention = wanted.attention](at::Tensor x, at::Tensor start) {

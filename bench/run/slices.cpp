@@ -1,4 +1,4 @@
-// What slices of long sequences gain: a small GPT of one long sequence a microbatch, on ranks that are threads of a core each,
+// The gain of slices of long sequences: a small GPT of one long sequence a microbatch, on ranks that are threads of a core each,
 // under 1F1B and in slices under Seq1F1B, in turns within one run. Tokens a second, and the bytes of tensors that the fullest
 // rank has at the worst moment of a step above those before it.
 //

@@ -163,7 +163,7 @@ TORCH_MODULE_IMPL(decoder_layer, decoder_layer_impl);
 class module_group_impl : public torch::nn::Module {};
 TORCH_MODULE_IMPL(module_group, module_group_impl);
 
-/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out; and what it carries
+/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out; and its carries
 /// from slice to slice.
 class decoder_stage_impl : public torch::nn::Module {
  public:

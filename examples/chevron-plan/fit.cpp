@@ -43,7 +43,7 @@ struct cut {
   freed_gradients freed;
   std::string problem;
 
-  /// Bytes that a rank's stages cannot do without at some time: all that is there all the time, with one stage's gradients.
+  /// The least bytes of a rank before any activation: its static memory, and of freed gradients those of one stage.
   std::int64_t fixed(chevron::plan_view const& plan, chevron::footprint_view const& takes, int rank) const {
     return chevron::static_bytes(plan, takes, rank) - freed.sum(plan, rank) + freed.largest(plan, rank);
   }

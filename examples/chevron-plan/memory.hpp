@@ -41,7 +41,7 @@ class memory_model {
   std::int64_t input_ = -1;  ///< of a stage, however many there are; -1: not known
 };
 
-/// What a rank takes with gradients that are freed but for the share of one of `shard` replicas.
+/// The memory of a rank whose gradients are freed but for the share of one of `shard` replicas.
 struct freed_gradients {
   std::vector<std::int64_t> whole;  ///< bytes by stage; empty: none are freed
   int shard = 1;

@@ -401,7 +401,7 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
 }
 
 /// A search counts slices; the limit is one of microbatches, of which slices hold unequal shares. Lowers the search's limit until
-/// what is found keeps the limit asked for.
+/// the schedule found keeps the limit asked for.
 template <class Find>
 void within_tokens(request const& asked, job& what, entry& one, Find const& find) {
   if (what.size.slices == 1 || !(what.memory.most > 0)) return;

@@ -133,8 +133,8 @@ class block_impl : public torch::nn::Module {
 };
 TORCH_MODULE_IMPL(block, block_impl);
 
-/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out. Of slices it takes
-/// also where its bytes begin, and what it carries.
+/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out. Of a slice it also
+/// takes the position of its first byte, and carries.
 class gpt_stage_impl : public torch::nn::Module {
  public:
   /// \param sliced whether it asks for its first byte's position

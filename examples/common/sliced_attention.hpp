@@ -90,7 +90,7 @@ class slice_cache {
   slice_cache(std::span<at::Tensor const> carries, std::size_t layers)
       : carries_(carries.begin(), carries.end()), of_layer_(layers == 0 ? 0 : carries.size() / layers) {}
 
-  /// What a stage of so many layers carries: of each layer, keys and values of all slices but the last.
+  /// The carries of a stage of so many layers: of each layer, keys and values of all slices but the last.
   static std::vector<stage_carry> names(int layers, int slices) {
     std::vector<stage_carry> out;
     for (int layer = 0; layer < layers; ++layer) {

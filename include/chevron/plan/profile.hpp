@@ -99,7 +99,7 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
   for (int s = 0; s < stages; ++s) {
     std::int64_t fixed = together(measured.static_bytes, s);
     if (anew) {
-      // Rounded up: what is said to fit does.
+      // Rounded up, so that a step that fits by these bytes fits on the device.
       std::int64_t const state = together(measured.state_bytes, s);
       fixed += (state * measured.shard + shard - 1) / shard - state;
     }

@@ -19,7 +19,7 @@
 namespace chevron {
 
 /// Gradients of one dtype and device in a row, summed over the replicas in buckets. A buffer that is `freed` exists from `make`
-/// until its sums are there; from then until the next `zero` this replica's share of it stays.
+/// until its sums have arrived; from then until the next `zero` this replica's share of it stays.
 class flat_gradients {
  public:
   /// \param is_shared the replicas get the sums of their own shares alone, once the buffer is cut
@@ -36,7 +36,7 @@ class flat_gradients {
   /// \returns where it begins, in elements
   std::int64_t add(std::int64_t elements) { return std::exchange(elements_, elements_ + elements); }
   /// Numbers the buckets. Before the first sum.
-  /// \param first of the rank's buckets so far \param bytes largest size of one \returns how many there are
+  /// \param first of the rank's buckets so far \param bytes largest size of one \returns the number of buckets
   int number(int first, std::size_t bytes) {
     first_bucket_ = first;
     auto const each = static_cast<std::int64_t>(c10::elementSize(c10::toRealValueType(dtype())));
@@ -98,7 +98,7 @@ class flat_gradients {
   void wait_sums(transport& comm) {
     for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b);
   }
-  /// Frees the buffer, whose sums are there, all but this replica's share.
+  /// Frees the buffer, once its sums have arrived, but for this replica's share.
   void keep_share() {
     if (!freed_ || !is_there()) return;
     at::Tensor const mine = own();

@@ -12,7 +12,7 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// What is cut over the replicas of a pipeline rank, which collectives run over them, and how a cut divides a tensor.
+/// State cut over the replicas of a pipeline rank, the collectives among these replicas, and the cut of one tensor.
 
 namespace chevron {
 

@@ -24,7 +24,7 @@
 namespace chevron {
 
 /// Gives the inner boundaries of a microbatch's slices, one fewer than slices: numbers of tokens from the beginning, rising,
-/// above 0 and below `length`. On each rank it sees what this rank was given of the microbatch, and must give the same.
+/// above 0 and below `length`. Each rank calls it with its own tensors of the microbatch; all ranks must get the same boundaries.
 using slice_cuts_function = std::function<std::vector<std::int64_t>(batch const& micro_batch, std::int64_t length, int slices)>;
 
 /// The side input by which a stage or loss asks for its slice's first token, a number of int64 without dimensions: for position
@@ -127,7 +127,7 @@ inline batch slice_of(batch const& micro_batch, std::int64_t begin, std::int64_t
   return out;
 }
 
-/// Adds the slice's first token to what stages may ask for.
+/// Adds the position of the slice's first token to its side inputs.
 /// \throws usage_error where the batch has a side input of that name
 inline void add_slice_start(batch& slice, std::int64_t start, at::Device where) {
   for (side_input const& e : slice.side_inputs) {

@@ -39,8 +39,8 @@ class carry_store {
     }
   }
 
-  /// What a computation takes of the slice before (F) or behind (B and I), and where its own goes; null where its stage carries
-  /// nothing, and for W and R.
+  /// The carries of the slice before (F), or their gradients from the slice behind (B and I); the computation leaves its own in
+  /// their place. Null where the stage has no carries, and for W and R.
   /// \throws usage_error where a carry was changed in place since it was left
   tensors* begin(action what) {
     place* const here = place_of(what);
@@ -54,7 +54,7 @@ class carry_store {
     }
     return &here->held;
   }
-  /// The computation is over: lets go of what no slice will take.
+  /// Ends a computation: lets go of carries, or gradients, that no slice will take.
   void end(action what) {
     place* const here = place_of(what);
     if (here == nullptr) return;
@@ -63,13 +63,13 @@ class carry_store {
     here->versions.clear();
     for (at::Tensor const& t : here->held) here->versions.push_back(detail::version_of(t));
   }
-  /// What a computation would take, to be kept while another stream may still read it.
+  /// The tensors that `begin` would give, for an owner that keeps them while another stream may still read them.
   tensors held(action what) {
     place* const here = place_of(what);
     return here == nullptr ? tensors() : here->held;
   }
 
-  /// Lets go of all.
+  /// Lets go of all carries and gradients.
   void clear() {
     for (carries_of_stage& one : of_stage_) {
       for (std::vector<place>* const places : {&one.values, &one.gradients}) {

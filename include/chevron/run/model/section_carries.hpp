@@ -24,8 +24,9 @@ namespace chevron::detail {
 /// The carries of one section of a stage and one slice, from F to B or W. Vectors of carries, and of their gradients, hold one
 /// tensor for each carry of the whole stage, in the order of their declaration; a section reads and writes its own.
 ///
-/// F takes the carries of the slice before and leaves its own. B or I takes the gradients of what F left, which the next slice
-/// has computed, and leaves those of what F took. A forward that is computed again takes what F took; what it leaves is dropped.
+/// F takes the carries of the slice before and leaves its own. B or I takes the gradients, computed by the next slice, of the
+/// carries that F left, and leaves gradients of the carries that F took. A recomputed forward takes the carries that F took; the
+/// carries that it leaves are dropped.
 class section_carries {
  public:
   /// \param parts [first, last) of the stage, which the section consists of
@@ -39,7 +40,7 @@ class section_carries {
     }
   }
 
-  /// F: notes what came from the slice before.
+  /// F: notes dtypes of the carries of the slice before, and which of them get a gradient.
   void arrive(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       at::Tensor const& value = carries[begin_ + k];
@@ -54,7 +55,7 @@ class section_carries {
     }
     return false;
   }
-  /// Keeps what came for a forward that will be computed again.
+  /// Keeps the carries of the slice before for a forward that will be computed again.
   void keep(tensors const& carries) {
     if (ways_.empty()) return;
     tensors own(carries.begin() + static_cast<std::ptrdiff_t>(begin_), carries.begin() + static_cast<std::ptrdiff_t>(end()));
@@ -62,7 +63,7 @@ class section_carries {
   }
   /// \throws usage_error where a carry that was kept was changed in place since
   void check_kept(char const* who) const { kept_.check(who, "carry"); }
-  /// Puts what was kept back among the carries of the stage.
+  /// Puts the kept carries back among those of the stage.
   void take_kept(tensors& carries) {
     if (ways_.empty()) return;
     carries.resize(std::max(carries.size(), end()));
@@ -76,7 +77,7 @@ class section_carries {
     }
   }
 
-  /// Notes what the forward gave.
+  /// Notes which of the carries that the forward gave get a gradient.
   /// \throws usage_error for a carry that was defined before this slice and is not, or has another dtype
   void note(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
@@ -98,13 +99,13 @@ class section_carries {
     }
   }
 
-  /// Appends the gradients of what F left to those of the outputs.
+  /// Appends the gradients of the carries that F left to those of the outputs.
   void append_gradients(tensors const& of_carries, tensors& output_gradients) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       if (ways_[k].left) output_gradients.push_back(of_carries[begin_ + k]);
     }
   }
-  /// Takes the gradients of what F took off the end of those of the inputs.
+  /// Moves the gradients of the carries that F took from the end of the input gradients to `of_carries`.
   void take_gradients(tensors& input_gradients, tensors& of_carries) const {
     for (std::size_t k = ways_.size(); k-- > 0;) {
       at::Tensor& gradient = of_carries[begin_ + k];
@@ -118,9 +119,9 @@ class section_carries {
  private:
   struct way {
     std::string name;
-    bool flows = false;    // gradients go from slice to slice
-    bool entered = false;  // one goes to the slice before
-    bool left = false;     // one comes from the next slice
+    bool flows = false;    // a gradient goes from slice to slice
+    bool entered = false;  // the slice before gets a gradient
+    bool left = false;     // the next slice gives a gradient
     at::ScalarType arrived = at::ScalarType::Undefined;
   };
 

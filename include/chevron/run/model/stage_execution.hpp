@@ -185,7 +185,7 @@ class stage_execution {
     return !result.defined() ? result : aliases_module_state(task, result) ? result.detach().clone() : result.detach();
   }
 
-  /// \param given what comes from a neighbouring slice; null or empty: nothing
+  /// \param given carries, or gradients, of a neighbouring slice; null or empty: none
   void begin_carries(stage_call const& task, tensors const* given) {
     carries_.assign(task.owner->carries_before(task.owner->parts()), at::Tensor());
     if (given != nullptr && !given->empty()) carries_ = *given;

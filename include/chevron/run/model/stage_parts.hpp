@@ -16,7 +16,7 @@
 #include <chevron/run/model/random_scope.hpp>
 
 /// \file
-/// What a stage is made of, what its forward gets, and what a chunk is about.
+/// The parts of a stage, the context of its forward, and the description of a chunk.
 
 namespace chevron {
 
@@ -43,7 +43,7 @@ inline stage_carry detached_carry(std::string name) {
   return out;
 }
 
-/// What a stage gets besides the tensors that go through the pipeline.
+/// The inputs of a forward besides the tensors that go through the pipeline.
 struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
@@ -65,7 +65,7 @@ struct skip_marks {
   std::vector<bool> departing;  ///< by tensor that departs: it begins here (else it passes by)
 };
 
-/// What a chunk is about. The same for its F and its backward, which may have to run the forward again.
+/// The description of a chunk, the same for its F and its backward, which may have to run the forward again.
 struct stage_call {
   stage* owner = nullptr;
   forward_context around = {};

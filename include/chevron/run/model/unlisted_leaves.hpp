@@ -19,8 +19,8 @@
 
 namespace chevron::detail {
 
-/// Looks for parameters that a callable uses without listing them: nobody would train them. What requires a gradient, is not
-/// listed and is there in two computations was not made by either of them.
+/// Looks for parameters that a callable uses without listing them: no optimizer would train them. An unlisted tensor that
+/// requires a gradient and stands in two computations was made by neither of them.
 class unlisted_leaves {
  public:
   /// Two graphs are looked at; of later ones nothing new is learned.

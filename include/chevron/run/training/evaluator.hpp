@@ -78,8 +78,8 @@ class evaluator {
   double loss(at::Tensor const& input, at::Tensor const& target) { return loss(batch{{input}, {target}}); }
 
   /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put
-  /// together along dimension 0, those of slices along dimension 1; of an output that is one number, there is one for each
-  /// microbatch or slice. An output that is undefined stays so.
+  /// together along dimension 0, those of slices along dimension 1; an output that is one number gives one for
+  /// each microbatch or slice. An output that is undefined stays so.
   tensors outputs(batch const& whole) {
     return outputs_of([&] { cut(whole); });
   }

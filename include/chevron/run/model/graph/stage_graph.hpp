@@ -68,7 +68,7 @@ class stage_graph {
     inputs_ = entry_ ? entry_->num_inputs() : 0;
   }
 
-  /// Follows one tensor more, floating-point, which the stage shall see cut off from what came before. After `enter`: its
+  /// Follows one more floating-point tensor, which the stage sees detached from the graph that made it. After `enter`: its
   /// gradient comes behind those of the inputs, undefined if it was not used.
   void follow(at::Tensor& more) {
     more = more.detach();
