@@ -55,7 +55,7 @@ MUTANTS = [
     ("receive behind computation: record", MESSAGES, r"(streams_\.record\(slot\.computed\);)", ""),
     ("receive behind computation: wait", MESSAGES, r"(streams_\.wait\(from->on, slot\.computed\);)", ""),
     ("receive: asked for late where memory is short", STREAMS, r"(messages_\.receive_late\(late\);)", ""),
-    ("sum behind computation", STREAMS, r"(lines_\.behind_computation\(\*sums_\);)", ""),
+    ("sum behind computation", STREAMS, r"(lines_\.behind_computation\(\*group\.channel\);)", ""),
     ("send: record of its end", MESSAGES, r"(slot\.done->record\([^;]*;)", ""),
     ("send: wait before its memory is free", MESSAGES, r"(lines_\.wait\(\*slot\.done\);)", ""),
     ("receive: record of its end", MESSAGES, r"(slot\.arrived->record\([^;]*;)", ""),

@@ -17,7 +17,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/device/worker_thread.hpp>
 

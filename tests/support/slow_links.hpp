@@ -119,18 +119,21 @@ class transport : public chevron::transport {
     came_.assign(static_cast<std::size_t>(slots.receive), {});
     inner_.open(slots, 1);  // whose turn it is, is known here
   }
-  void start_collective(chevron::replica_collective what, int bucket, at::Tensor values,
+  void start_collective(chevron::rank_group among, chevron::group_collective what, int bucket, at::Tensor values,
                         std::span<std::int64_t const> cut) override {
+    if (among == chevron::rank_group::shards) return inner_.over_shards(what, std::move(values), cut);
     switch (what) {
-      case chevron::replica_collective::reduce_scatter:
+      case chevron::group_collective::reduce_scatter:
         return inner_.start_reduce_scatter(bucket, std::move(values), cut);
-      case chevron::replica_collective::share_gather:
+      case chevron::group_collective::share_gather:
         return inner_.start_share_gather(bucket, std::move(values), cut);
       default:
         return inner_.start_all_reduce(bucket, std::move(values));
     }
   }
-  void wait_collective(int bucket) override { inner_.wait_bucket(bucket); }
+  void wait_collective(chevron::rank_group among, int bucket) override {
+    if (among == chevron::rank_group::replicas) inner_.wait_bucket(bucket);
+  }
   // Gathers of bytes as gathers of numbers, which the other transport copies as they are.
   void start_gather(chevron::gather_slot slot, std::span<std::byte const> mine, chevron::awaited const&) override {
     gather& one = gathers_[static_cast<std::size_t>(slot)];

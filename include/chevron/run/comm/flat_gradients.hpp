@@ -7,11 +7,14 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/tensors.hpp>
 
 /// \file
 /// One flat buffer of gradients, and its sum over the replicas.
@@ -139,4 +142,21 @@ class flat_gradients {
   at::Tensor memory_, share_;
 };
 
+namespace detail {
+
+/// Adds the parts of partial gradients over the shards, in their order: before the sums over the replicas.
+/// \param parts rows of a buffer; in place
+inline void add_parts(tensors const& parts, transport& comm) {
+  if (parts.empty()) return;
+  at::NoGradGuard const off;
+  at::Tensor const row = at::cat(parts);
+  comm.over_shards(group_collective::all_reduce, row.is_complex() ? at::view_as_real(row) : row);
+  std::int64_t from = 0;
+  for (at::Tensor const& part : parts) {
+    part.copy_(row.narrow(0, from, part.numel()));
+    from += part.numel();
+  }
+}
+
+}  // namespace detail
 }  // namespace chevron

@@ -39,8 +39,7 @@ class rendezvous {
     if (where_.world() == 1) return;
     awaited const mine{.words = "the other ranks to join"};
     auto const me = where_.global_rank;
-    std::string const shape =
-        std::to_string(where_.pipeline_ranks) + " pipeline ranks × " + std::to_string(where_.replicas) + " replicas";
+    std::string const shape = detail::words_of(where_);
     prefix_ = "transport" + std::to_string(store_->add("transports/" + std::to_string(me), 1)) + "/";
     store_->set(key_of(me), shape);
     auto const until = failure_monitor::clock::now() + patience;

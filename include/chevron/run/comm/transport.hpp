@@ -18,7 +18,7 @@
 #include <chevron/lower/edges.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/gather.hpp>
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/device/compute_streams.hpp>
@@ -44,9 +44,9 @@ namespace chevron {
 /// - Received tensors are the caller's: it moves them out of the span and keeps them as long as it likes (the graph of the
 ///   microbatch does, until its B or W), so the transport must not write into that memory again: the next receive of the same
 ///   slot gets fresh memory wherever a tensor was taken.
-/// - Peers are pipeline ranks of the same replica; sums, reduce-scatters and gathers of shares run over the replicas of this
-///   pipeline rank; gathers over the world, in the order of global ranks. Every rank makes the same collective calls in the same
-///   order.
+/// - Peers are pipeline ranks of the same replica and shard; sums, reduce-scatters and gathers of shares run over the replicas of
+///   this pipeline rank and shard, or over the shards of this replica and pipeline rank; gathers over the world, in the order of
+///   global ranks. Every rank makes the same collective calls in the same order.
 /// - Not thread-safe: one thread drives one transport.
 class transport {
  public:
@@ -140,23 +140,36 @@ class transport {
   /// \param bucket numbers the collectives under way over replicas, from 0: one at a time
   /// \param values contiguous; of the same sizes and dtype on all replicas
   /// \throws usage_error where `values` is not contiguous
-  void start_all_reduce(int bucket, at::Tensor values) { start(replica_collective::all_reduce, bucket, std::move(values), {}); }
+  void start_all_reduce(int bucket, at::Tensor values) { 
+    start(rank_group::replicas, group_collective::all_reduce, bucket, std::move(values), {});
+  }
   /// Starts summing `values` over the replicas so that each has the sums of its own share; what it then holds elsewhere is
   /// unspecified.
   /// \param cut replicas + 1 offsets in elements, ascending, from 0 to values.numel(): replica r's share is [cut[r], cut[r+1]);
   /// equal on all replicas; a share may be empty
   /// \throws usage_error where `values` is not contiguous, or `cut` no such cut
   void start_reduce_scatter(int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
-    start(replica_collective::reduce_scatter, bucket, std::move(values), cut);
+    start(rank_group::replicas, group_collective::reduce_scatter, bucket, std::move(values), cut);
   }
   /// Starts giving every replica's share to all: afterwards each replica has at [cut[r], cut[r+1]) what replica r had there, to
   /// the last bit (-0.0, NaN payloads). Of any dtype; otherwise as a reduce-scatter.
   void start_share_gather(int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
-    start(replica_collective::share_gather, bucket, std::move(values), cut);
+    start(rank_group::replicas, group_collective::share_gather, bucket, std::move(values), cut);
   }
   /// Waits for the collective started with this number (a sum, a reduce-scatter or a gather of shares).
   void wait_bucket(int bucket) {
-    if (topology_.replicas > 1) wait_collective(bucket);
+    if (topology_.replicas > 1) wait_collective(rank_group::replicas, bucket);
+  }
+
+  /// A collective over the shards of this stage, from its start to its end, of one kind as over the replicas. Called where a
+  /// stage's forward or backward needs other shards' numbers (shard_group.hpp), in the same order on all shards. Nothing with one
+  /// shard.
+  /// \param values contiguous; of the same sizes and dtype on all shards
+  /// \param cut shards + 1 offsets as for the replicas; empty for a sum
+  /// \throws usage_error where `values` is not contiguous, or `cut` no such cut
+  void over_shards(group_collective what, at::Tensor values, std::span<std::int64_t const> cut = {}) {
+    start(rank_group::shards, what, 0, std::move(values), cut);
+    if (topology_.shards > 1) wait_collective(rank_group::shards, 0);
   }
 
   /// Everybody's numbers.
@@ -197,9 +210,19 @@ class transport {
   /// A wait for what all ranks do together.
   awaited everybody(char const* words) const { return {.words = words, .step = step_}; }
   /// A wait for the collective that was started last with this number.
-  awaited replicas_at(int bucket) const {
+  awaited collective_at(rank_group among, int bucket) const {
     auto const b = static_cast<std::size_t>(bucket);
-    return everybody(detail::words_of(b < buckets_.size() ? buckets_[b] : replica_collective::all_reduce));
+    auto const& started = buckets_[static_cast<std::size_t>(among)];
+    return everybody(detail::words_of(b < started.size() ? started[b] : group_collective::all_reduce, among));
+  }
+  /// How many ranks a group has, and this rank's number among them.
+  int members(rank_group among) const { return among == rank_group::replicas ? topology_.replicas : topology_.shards; }
+  int number_in(rank_group among) const { return among == rank_group::replicas ? topology_.replica() : topology_.shard(); }
+  /// The global rank of a member.
+  int member(rank_group among, int number) const {
+    chevron::topology const& at = topology_;
+    return among == rank_group::replicas ? at.rank_at(number, at.pipeline_rank(), at.shard())
+                                         : at.rank_at(at.replica(), at.pipeline_rank(), number);
   }
   /// A wait for a message.
   awaited message(int peer, action what) const {
@@ -212,10 +235,11 @@ class transport {
   /// Makes room for so many messages under way, with nothing under way, and forgets shapes that ranks agreed on.
   virtual void open_slots(slot_counts const& slots) = 0;
 
-  /// The two halves of a collective over replicas, of which there are several; `values` is contiguous.
+  /// The two halves of a collective over a group, which has several members; `values` is contiguous.
   /// \param cut of shares, checked; empty for a sum; the caller's, which may go when this returns
-  virtual void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) = 0;
-  virtual void wait_collective(int bucket) = 0;
+  virtual void start_collective(rank_group among, group_collective what, int bucket, at::Tensor values,
+                                std::span<std::int64_t const> cut) = 0;
+  virtual void wait_collective(rank_group among, int bucket) = 0;
 
   /// Starts giving `mine` to all ranks, of which there are several; others of another size are refused or end by the deadline.
   /// \param mine stays as it is until `finish_gather` has returned
@@ -250,13 +274,14 @@ class transport {
     char const* words = nullptr;  // null: not under way
   };
 
-  void start(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
-    if (topology_.replicas == 1) return;
-    detail::check_collective(what, bucket, values, cut, topology_.replicas);
+  void start(rank_group among, group_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
+    if (members(among) == 1) return;
+    detail::check_collective(among, what, bucket, values, cut, members(among));
     auto const b = static_cast<std::size_t>(bucket);
-    if (buckets_.size() <= b) buckets_.resize(b + 1);
-    buckets_[b] = what;
-    start_collective(what, bucket, std::move(values), cut);
+    auto& started = buckets_[static_cast<std::size_t>(among)];
+    if (started.size() <= b) started.resize(b + 1);
+    started[b] = what;
+    start_collective(among, what, bucket, std::move(values), cut);
   }
 
   char const* in_words(char const* otherwise) const { return doing_ != nullptr ? doing_ : otherwise; }
@@ -299,7 +324,7 @@ class transport {
   std::atomic<bool> failed_{false};
   std::array<gather, 2> gathers_;  // by slot
   std::vector<std::span<std::byte const>> parts_;
-  std::vector<replica_collective> buckets_;  // what was started last over replicas, by bucket
+  std::array<std::vector<group_collective>, 2> buckets_;  // started last, by group and bucket
 };
 
 /// Names what the ranks do together for as long as it lives; of several the innermost counts. Errors say it: `rank 0 is in

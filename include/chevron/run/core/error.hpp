@@ -26,7 +26,7 @@ enum class exit_code : int {
   corrupt_message = 8  ///< `corrupt_message_error`
 };
 
-/// Where in a run something happened. Ranks are global (replica × P + pipeline rank); -1 where it does not apply.
+/// Where in a run something happened. Ranks are global (topology.hpp); -1 where it does not apply.
 struct error_context {
   int rank = -1;         ///< who reports
   int peer = -1;         ///< the other rank

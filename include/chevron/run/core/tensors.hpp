@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,20 @@ namespace chevron {
 /// What a stage takes or gives; entries may be undefined.
 using tensors = std::vector<at::Tensor>;
 
+/// How the shards of a stage hold one of its parameters or buffers.
+enum class over_shards {
+  replicated,  ///< each shard holds it, and computes the whole of its gradient: nothing is added
+  partial,     ///< each shard holds it, and computes a part of its gradient, of its own part of the input: the parts are added
+  cut          ///< each shard holds its piece along one dimension
+};
+
 /// One parameter (a leaf tensor), with its name within its stage.
 struct parameter {
   std::string name;
   at::Tensor value;
   std::string tied_as = {};  ///< parameters of several stages with the same word here are one; empty: tied to none
+  over_shards held = over_shards::replicated;
+  std::int64_t cut_along = 0;  ///< the dimension, of one that is cut
 };
 
 /// A tensor of the batch that stages ask for by name, whichever rank they are on: masks, positions. It does not go through the

@@ -19,7 +19,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/cuda/copy_memory.hpp>
@@ -104,13 +104,13 @@ class copy_channel {
   void sum(cudaStream_t on, at::Tensor const& values) {
     std::vector<std::int64_t> equal;
     for (int r = 0; r <= size(); ++r) equal.push_back(values.numel() * r / size());
-    over_replicas(on, replica_collective::all_reduce, values.view({-1}), equal);
+    over_replicas(on, group_collective::all_reduce, values.view({-1}), equal);
   }
   void reduce_scatter(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
-    over_replicas(on, replica_collective::reduce_scatter, values.view({-1}), cut);
+    over_replicas(on, group_collective::reduce_scatter, values.view({-1}), cut);
   }
   void share_gather(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
-    over_replicas(on, replica_collective::share_gather, values.view({-1}), cut);
+    over_replicas(on, group_collective::share_gather, values.view({-1}), cut);
   }
   void gather(cudaStream_t on, at::Tensor const& mine, at::Tensor const& all) {
     if (!scratch_.defined()) {
@@ -195,12 +195,12 @@ class copy_channel {
     finish();
   }
 
-  void over_replicas(cudaStream_t on, replica_collective what, at::Tensor const& values, std::span<std::int64_t const> cut) {
+  void over_replicas(cudaStream_t on, group_collective what, at::Tensor const& values, std::span<std::int64_t const> cut) {
     c10::cuda::CUDAStreamGuard const there(c10::cuda::getStreamFromExternal(on, device_.index()));
     at::NoGradGuard const off;
     // Numbers of a piece that are of one share.
     auto const most = static_cast<std::int64_t>(page_->mine().piece / values.itemsize()) / size();
-    bool const adds = what != replica_collective::share_gather;
+    bool const adds = what != group_collective::share_gather;
     if (adds && (!scratch_.defined() || scratch_.scalar_type() != values.scalar_type()))
       scratch_ = at::empty({most}, values.options());
     std::int64_t longest = 0;
@@ -209,7 +209,7 @@ class copy_channel {
   }
 
   /// Of every share the numbers from `done` on, `most` of them.
-  void piece_over_replicas(cudaStream_t on, replica_collective what, at::Tensor const& values, std::span<std::int64_t const> cut,
+  void piece_over_replicas(cudaStream_t on, group_collective what, at::Tensor const& values, std::span<std::int64_t const> cut,
                            std::int64_t done, std::int64_t most) {
     std::uint64_t const number = ++asked_;
     auto const each = values.itemsize();
@@ -221,7 +221,7 @@ class copy_channel {
     auto* const memory = static_cast<std::byte*>(values.mutable_data_ptr());
     auto const in_values = [&](int share) { return memory + static_cast<std::size_t>(begin_of(share)) * each; };
     auto const on_gpu = cudaMemcpyDeviceToDevice;
-    bool const adds = what != replica_collective::share_gather, takes = what != replica_collective::reduce_scatter;
+    bool const adds = what != group_collective::share_gather, takes = what != group_collective::reduce_scatter;
     int const me = rank();
 
     wait_for_all(on, flag::taken, number - 1);  // what this rank laid out before

@@ -24,9 +24,9 @@ namespace chevron {
 template <class Body>
 void run_gpus(program_view const& program, process_options const& options, Body const& body) {
   int const ranks = program.plan.size.ranks;
-  if (!is_launched(options)) (void)cuda_device_of(ranks * options.replicas - 1, look_for_cuda_devices_before_fork());
+  if (!is_launched(options)) (void)cuda_device_of(ranks * options.replicas * options.shards - 1, look_for_cuda_devices_before_fork());
   job const rank = launch_ranks(program, options);
-  nccl_transport comm(rank.topology(ranks, options.replicas), rank);
+  nccl_transport comm(rank.topology(ranks, options.replicas, options.shards), rank);
   comm.deadline(options.deadline);
   body(static_cast<transport&>(comm), comm.device());
   comm.close();

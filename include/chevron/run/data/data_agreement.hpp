@@ -113,7 +113,7 @@ class data_agreement {
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     bool const targets_elsewhere = std::erase(names, targets_taken) > 0;
-    if (first != last || targets_elsewhere) {
+    if (first != last || targets_elsewhere || where.shards > 1) {
       bool const at_end = me == first || me == last;
       parts_.push_back({"inputs", at_end, {}});
       parts_.push_back({"targets", at_end || takes(static_cast<std::size_t>(me), targets_taken), {}});
@@ -122,7 +122,7 @@ class data_agreement {
     for (std::string const& name : names) {
       int takers = 0;
       for (std::size_t r = 0; r < taken.size(); ++r) takers += takes(r, name) ? 1 : 0;
-      if (takers > 1) parts_.push_back({name, takes(static_cast<std::size_t>(me), name), {}});
+      if (takers * where.shards > 1) parts_.push_back({name, takes(static_cast<std::size_t>(me), name), {}});
     }
     numbers_.resize(parts_.size() * tensor_marks::numbers);
   }
@@ -182,9 +182,10 @@ class data_agreement {
       double const* const y = of_rank(b) + i * tensor_marks::numbers;
       return tensor_marks::given(x) && tensor_marks::given(y) && !tensor_marks::same(x, y);
     };
-    for (int first = 0; first < where_.world(); first += where_.pipeline_ranks) {
-      for (int a = first; a < first + where_.pipeline_ranks; ++a) {
-        for (int b = a + 1; b < first + where_.pipeline_ranks; ++b) {
+    int const of_replica = where_.pipeline_ranks * where_.shards;
+    for (int first = 0; first < where_.world(); first += of_replica) {
+      for (int a = first; a < first + of_replica; ++a) {
+        for (int b = a + 1; b < first + of_replica; ++b) {
           std::string what;
           for (std::size_t i = 0; i < parts_.size(); ++i) {
             if (differs(a, b, i)) what += (what.empty() ? "" : " and ") + in_words(i);

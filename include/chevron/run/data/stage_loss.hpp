@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -36,6 +38,27 @@ struct stage_loss {
   /// microbatch of 0 has no part in it. Empty: the microbatch counts as in the model's loss.
   loss_weight_function weight = {};
 };
+
+namespace detail {
+
+/// Adds losses to those that a stage declares.
+/// \throws usage_error for an empty name, a factor that is not finite, and one name with two factors
+inline void add_declared(std::vector<stage_loss>& to, std::vector<stage_loss> declared) {
+  for (stage_loss& one : declared) {
+    if (one.name.empty() || one.name.find('\n') != std::string::npos)
+      throw usage_error("a stage declares a loss `" + one.name + "`: give it a name, in one line");
+    if (!std::isfinite(one.factor)) throw usage_error("the factor of loss `" + one.name + "` is " + std::to_string(one.factor));
+    auto const same = std::find_if(to.begin(), to.end(), [&](stage_loss const& l) { return l.name == one.name; });
+    if (same == to.end()) {
+      to.push_back(std::move(one));
+    } else if (same->factor != one.factor) {
+      throw usage_error("a stage declares loss `" + one.name + "` with the factors " + std::to_string(same->factor) + " and " +
+                        std::to_string(one.factor) + ". Remedy: one factor, or another name");
+    }
+  }
+}
+
+}  // namespace detail
 
 /// What all microbatches of a step count, over all replicas and all accumulated batches. A number stands for the model's loss
 /// alone; losses with a weight of their own have totals of their own:

@@ -27,11 +27,12 @@ namespace chevron::detail {
 
 /// What a wait needs from other ranks.
 struct wait_need {
-  enum class count : std::uint8_t { unknown, sent, received, gathers, early_gathers, texts, sums, ends };
+  enum class count : std::uint8_t { unknown, sent, received, gathers, early_gathers, texts, sums, shard_sums, ends };
   count of = count::unknown;  ///< unknown: nobody can tell whether it will end
   unsigned turn = 0;          ///< of messages: since which opening they are counted
   std::uint64_t least = 0;
-  int every = 1;  ///< of collectives: the ranks that are this many apart take part
+  /// Of collectives over replicas: the ranks that are this many apart take part; over shards: the ranks of one such block do.
+  int every = 1;
 
   bool operator==(wait_need const&) const = default;
 };
@@ -44,7 +45,7 @@ struct wait_progress {
   };
   unsigned turn = 0;     ///< how often the transport was opened
   messages now, before;  ///< since then, and in the turn before
-  std::uint64_t gathers = 0, early_gathers = 0, texts = 0, sums = 0, ends = 0;
+  std::uint64_t gathers = 0, early_gathers = 0, texts = 0, sums = 0, shard_sums = 0, ends = 0;
 
   void resize(std::size_t world) {
     for (auto* one : {&now, &before}) {
@@ -119,7 +120,7 @@ inline std::string to_line(wait_entry const& e) {
   for (auto const* each : {&e.words, &e.text, &e.transport}) add(*each);
   add(std::to_string(static_cast<int>(e.need.of)));
   add(numbers_of({e.need.turn, e.need.least, static_cast<std::uint64_t>(e.need.every)}));
-  add(numbers_of({e.done.turn, e.done.gathers, e.done.early_gathers, e.done.texts, e.done.sums, e.done.ends}));
+  add(numbers_of({e.done.turn, e.done.gathers, e.done.early_gathers, e.done.texts, e.done.sums, e.done.shard_sums, e.done.ends}));
   for (auto const* each : {&e.done.now, &e.done.before}) {
     add(numbers_of(each->sent));
     add(numbers_of(each->received));
@@ -132,7 +133,7 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
   auto const field = fields_of(line);
   if (field.size() != 13) return std::nullopt;
   auto const need = numbers_in(field[7]), done = numbers_in(field[8]);
-  if (need.size() != 3 || done.size() != 6) return std::nullopt;
+  if (need.size() != 3 || done.size() != 7) return std::nullopt;
   wait_entry out;
   out.tick = number_of(field[0]);
   out.wait = static_cast<std::uint64_t>(number_of(field[1]));
@@ -147,7 +148,8 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
   out.done.early_gathers = done[2];
   out.done.texts = done[3];
   out.done.sums = done[4];
-  out.done.ends = done[5];
+  out.done.shard_sums = done[5];
+  out.done.ends = done[6];
   out.done.now = {numbers_in(field[9]), numbers_in(field[10])};
   out.done.before = {numbers_in(field[11]), numbers_in(field[12])};
   return out;
@@ -167,7 +169,9 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
     auto const& counts = need.of == count::sent ? turn.sent : turn.received;
     return static_cast<std::size_t>(rank) < counts.size() && counts[static_cast<std::size_t>(rank)] < need.least;
   }
-  if (need.every > 1 && other_rank % need.every != rank % need.every) return false;
+  bool const in_group = need.of == count::shard_sums ? other_rank / need.every == rank / need.every
+                                                     : other_rank % need.every == rank % need.every;
+  if (!in_group) return false;
   // The same call by its number, and another by its name: they will not come to terms.
   if (other.need == need && other.words != waiting.words) return true;
   switch (need.of) {
@@ -179,6 +183,8 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
       return other.done.texts < need.least;
     case count::sums:
       return other.done.sums < need.least;
+    case count::shard_sums:
+      return other.done.shard_sums < need.least;
     case count::ends:
       return other.done.ends < need.least;
     default:

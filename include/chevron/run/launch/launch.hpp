@@ -58,16 +58,17 @@ struct job {
   c10::intrusive_ptr<c10d::Store> store;        ///< only this job's keys
   std::shared_ptr<failure_monitor> watch;       ///< hears of other ranks' failures, and tells them of this one's
 
-  /// This rank among `pipeline_ranks` × `replicas`.
+  /// This rank among `pipeline_ranks` × `replicas` × `shards`.
   /// \throws usage_error if that is not how many ranks there are
-  chevron::topology topology(int pipeline_ranks, int replicas = 1) const {
-    if (pipeline_ranks < 1 || replicas < 1 || static_cast<long>(pipeline_ranks) * replicas != world) {
-      throw usage_error(std::to_string(pipeline_ranks) + " pipeline ranks × " + std::to_string(replicas) + " replicas need " +
-                        std::to_string(static_cast<long>(pipeline_ranks) * replicas) + " processes, but there " +
-                        (world == 1 ? "is 1" : "are " + std::to_string(world)) + " (launcher: " + launcher +
-                        "). Remedy: as many processes as pipeline ranks × replicas");
+  chevron::topology topology(int pipeline_ranks, int replicas = 1, int shards = 1) const {
+    chevron::topology const grid{pipeline_ranks, replicas, rank, shards};
+    if (pipeline_ranks < 1 || replicas < 1 || shards < 1 || static_cast<long>(pipeline_ranks) * replicas * shards != world) {
+      throw usage_error(detail::words_of(grid) + " need " + std::to_string(static_cast<long>(pipeline_ranks) * replicas * shards) +
+                        " processes, but there " + (world == 1 ? "is 1" : "are " + std::to_string(world)) + " (launcher: " +
+                        launcher + "). Remedy: as many processes as pipeline ranks × replicas" +
+                        (shards > 1 ? " × shards" : ""));
     }
-    return {.pipeline_ranks = pipeline_ranks, .replicas = replicas, .global_rank = rank};
+    return grid;
   }
 
   /// One line for the log.

@@ -13,6 +13,7 @@ namespace chevron {
 
 struct process_options {
   int replicas = 1;                            ///< copies of the pipeline, each with samples of its own
+  int shards = 1;                              ///< ranks within each stage (shard_group.hpp)
   std::chrono::milliseconds deadline{300000};  ///< the longest that a rank waits for another: 300 s
   launch_options launch{};                     ///< how ranks are started and joined; its `nproc` is found out
 };
@@ -20,12 +21,12 @@ struct process_options {
 /// Whether a launcher (torchrun, srun, mpirun) has started this process as one of several ranks.
 inline bool is_launched(process_options const& options) { return read_environment(options.launch.environment).world > 1; }
 
-/// This rank of a program. Started by hand, it forks as many ranks as the program has, times the replicas, and returns in the
+/// This rank of a program. Started by hand, it forks as many ranks as the program has, times replicas and shards, and returns in the
 /// children only; under a launcher this process is one of the ranks already.
 /// \throws timeout_error if ranks do not come
 inline job launch_ranks(program_view const& program, process_options const& options) {
   launch_options how = options.launch;
-  how.nproc = is_launched(options) ? 0 : program.plan.size.ranks * options.replicas;
+  how.nproc = is_launched(options) ? 0 : program.plan.size.ranks * options.replicas * options.shards;
   return launch(how);
 }
 

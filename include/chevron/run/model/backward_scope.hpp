@@ -38,11 +38,11 @@ inline rng_key stream_at(node_places const& places, torch::autograd::Node const*
       }
     }
   } else if (node != nullptr) {
-    for (node_places::range const& range : places.ranges()) {
-      if (node->sequence_nr() < range.first || node->sequence_nr() >= range.last) continue;
-      rng_key key = range.at;
+    for (auto range = places.ranges().rbegin(); range != places.ranges().rend(); ++range) {  // the innermost
+      if (node->sequence_nr() < range->first || node->sequence_nr() >= range->last) continue;
+      rng_key key = range->at;
       key.use = random_use::backward;
-      key.node = node->sequence_nr() - range.first + 1;
+      key.node = node->sequence_nr() - range->first + 1;
       return key;
     }
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -47,6 +48,8 @@ struct rng_key {
   int part = 0;         ///< of the stage, where it has several
   random_use use = random_use::forward;
   std::uint64_t node = 0;  ///< of the part's graph, in a backward (backward_scope.hpp)
+  int shard = 0;           ///< within `sharded_random` 1 + the shard; else 0, so that shards draw alike
+  int region = 0;          ///< of the part: the `sharded_random` scopes before this one, and it
 };
 
 /// The seed of that stream.
@@ -63,12 +66,18 @@ constexpr std::uint64_t stream_of(rng_key const& at) {
   mix(static_cast<std::uint64_t>(at.stage));
   mix(static_cast<std::uint64_t>(at.micro_batch));
   mix(static_cast<std::uint64_t>(at.part));
+  if (at.shard != 0) {
+    mix(static_cast<std::uint64_t>(at.shard));
+    mix(static_cast<std::uint64_t>(at.region));
+  }
   if (at.use != random_use::forward) {
     mix(static_cast<std::uint64_t>(at.use));
     mix(at.node);
   }
   return state;
 }
+
+class random_scope;
 
 namespace detail {
 
@@ -97,6 +106,7 @@ struct one_stream final : random_stream {
 };
 
 inline thread_local random_stream* current_stream = nullptr;
+inline thread_local random_scope* current_scope = nullptr;  // the innermost
 
 /// ATen has one CPU generator for the whole process, which ranks in threads would share. This dispatch key, left by ATen to
 /// libraries outside of it, is switched on per thread: operators with a generator argument then come by `draw_from_stream`, all
@@ -213,7 +223,7 @@ class seeded_devices {
 /// nodes that its thread makes meanwhile; a `backward_scope` (backward_scope.hpp) finds the place of a node that draws.
 class node_places {
  public:
-  /// Nodes [first, last) by LibTorch's sequence number.
+  /// Nodes [first, last) by LibTorch's sequence number. A range within another comes behind it.
   struct range {
     std::uint64_t first = 0, last = 0;
     rng_key at;
@@ -224,11 +234,13 @@ class node_places {
     std::vector<parameter> const* all;
   };
 
-  void begin(rng_key const& at) {
+  /// \returns the range's number, for `end`
+  std::size_t begin(rng_key const& at) {
     std::uint64_t const next = at::sequence_number::peek();
     ranges_.push_back({next, next, at});
+    return ranges_.size() - 1;
   }
-  void end() { ranges_.back().last = at::sequence_number::peek(); }
+  void end(std::size_t range) { ranges_[range].last = at::sequence_number::peek(); }
   void add_leaves(rng_key const& at, std::vector<parameter> const& all) { leaves_.push_back({at, &all}); }
   void clear() {
     ranges_.clear();
@@ -256,25 +268,67 @@ class random_scope {
   /// \param near tensors on the devices that are drawn on; the CPU needs none
   /// \param places notes what nodes this forward makes, for the draws of its backward; null: nobody asks
   explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {}, node_places* places = nullptr)
-      : places_(places), devices_(stream_of(at), near), drawing_(stream_) {
+      : places_(places),
+        at_(at),
+        near_(near.begin(), near.end()),
+        outer_(std::exchange(detail::current_scope, this)),
+        devices_(stream_of(at), near),
+        drawing_(stream_) {
     stream_.seed = stream_of(at);
-    if (places_ != nullptr) places_->begin(at);
+    if (places_ != nullptr) range_ = places_->begin(at);
   }
   ~random_scope() {
-    if (places_ != nullptr) places_->end();
+    if (places_ != nullptr) places_->end(range_);
+    detail::current_scope = outer_;
   }
   random_scope(random_scope const&) = delete;
   random_scope& operator=(random_scope const&) = delete;
 
   /// Whether anything was drawn.
   /// \throws usage_error where it was drawn on a device that other ranks of this process compute on, too
-  bool drew() const { return devices_.drew() || stream_.generator.defined(); }
+  bool drew() const { return drew_within_ || devices_.drew() || stream_.generator.defined(); }
 
  private:
+  friend class sharded_random;
+
   node_places* places_;
+  rng_key at_;
+  std::vector<at::Tensor> near_;
+  random_scope* outer_;
+  std::size_t range_ = 0;     // of `places_`
+  int regions_ = 0;           // scopes of `sharded_random` so far
+  bool drew_within_ = false;  // in one of them
   detail::one_stream stream_;
   detail::seeded_devices devices_;
   detail::drawing_from drawing_;
+};
+
+/// While it lives, within a stage's forward, each shard draws from a stream of its own: for dropout of what is cut over shards.
+/// Elsewhere all shards of a stage draw alike, as what they hold is whole. An F that is computed again draws the same numbers.
+///
+///     chevron::sharded_random const own(group.shard());
+///     x = torch::dropout(x, 0.1, is_training());
+///
+/// Outside of a `random_scope` it has no effect.
+class sharded_random {
+ public:
+  /// \param shard from 0
+  explicit sharded_random(int shard) : around_(detail::current_scope) {
+    if (around_ == nullptr) return;
+    rng_key key = around_->at_;
+    key.shard = 1 + shard;
+    key.region = ++around_->regions_;
+    own_.emplace(key, around_->near_, around_->places_);
+  }
+  ~sharded_random() noexcept(false) {
+    if (own_ && own_->drew()) around_->drew_within_ = true;
+  }
+  sharded_random(sharded_random const&) = delete;
+  sharded_random& operator=(sharded_random const&) = delete;
+
+ private:
+  random_scope* around_;
+  std::optional<random_scope> own_;
 };
 
 /// A model, or data, drawn from a stream of this seed: the same in every thread, process and run, whatever others draw meanwhile.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <functional>
@@ -97,7 +96,8 @@ class stage {
           bool used_twice = false;
           for (std::size_t other = 0; other < parts.size(); ++other)
             used_twice = used_twice || (other != i && parts[other].names(p.name));
-          (whole.*list).push_back({(used_twice ? std::to_string(i) + "." : "") + p.name, p.value, p.tied_as});
+          parameter& named = (whole.*list).emplace_back(p);
+          if (used_twice) named.name = std::to_string(i) + "." + p.name;
         }
       }
     }
@@ -142,18 +142,7 @@ class stage {
   ///
   /// \throws usage_error for an empty name, a factor that is not finite, and one name with two factors
   stage& losses(std::vector<stage_loss> declared) {
-    for (stage_loss& one : declared) {
-      if (one.name.empty() || one.name.find('\n') != std::string::npos)
-        throw usage_error("a stage declares a loss `" + one.name + "`: give it a name, in one line");
-      if (!std::isfinite(one.factor)) throw usage_error("the factor of loss `" + one.name + "` is " + std::to_string(one.factor));
-      auto const same = std::find_if(losses_.begin(), losses_.end(), [&](stage_loss const& l) { return l.name == one.name; });
-      if (same == losses_.end()) {
-        losses_.push_back(std::move(one));
-      } else if (same->factor != one.factor) {
-        throw usage_error("a stage declares loss `" + one.name + "` with the factors " + std::to_string(same->factor) + " and " +
-                          std::to_string(one.factor) + ". Remedy: one factor, or another name");
-      }
-    }
+    detail::add_declared(losses_, std::move(declared));
     return *this;
   }
   std::vector<stage_loss> const& losses() const { return losses_; }
@@ -195,19 +184,32 @@ class stage {
   /// Says that this parameter and those that other stages put into the same group are one parameter (tied_parameters.hpp).
   /// \throws usage_error for a name that the stage has not, or that is tied as another group
   stage& tie(std::string const& parameter_name, std::string group) {
-    std::string known;
-    for (parameter& p : parameters_) {
-      if (p.name == parameter_name) {
-        if (!p.tied_as.empty() && p.tied_as != group) {
-          throw usage_error("`" + parameter_name + "` is tied as `" + p.tied_as + "` and cannot be tied as `" + group + "`, too");
-        }
-        p.tied_as = std::move(group);
-        return *this;
-      }
-      known += (known.empty() ? "" : ", ") + p.name;
-    }
-    throw usage_error("a stage has no parameter `" + parameter_name + "` to be tied as `" + group + "`; it has " +
-                      (known.empty() ? "none" : known));
+    parameter& p = named(parameter_name, "tied as `" + group + "`");
+    if (!p.tied_as.empty() && p.tied_as != group)
+      throw usage_error("`" + parameter_name + "` is tied as `" + p.tied_as + "` and cannot be tied as `" + group + "`, too");
+    p.tied_as = std::move(group);
+    return *this;
+  }
+
+  /// Says that each shard holds its piece of this parameter or buffer, along a dimension: a column-parallel weight is cut along
+  /// 0, a row-parallel one along 1. Checkpoints hold the whole tensor; the norm adds the pieces.
+  /// \param dimension from 0, or from the end if negative
+  /// \throws usage_error for a name that the stage has not, and for a dimension that the tensor has not
+  stage& cut(std::string const& name, std::int64_t dimension) {
+    parameter& p = named(name, "cut");
+    std::int64_t const from_front = dimension < 0 ? dimension + p.value.dim() : dimension;
+    if (from_front < 0 || from_front >= p.value.dim())
+      throw usage_error("`" + name + "` has " + std::to_string(p.value.dim()) + " dimensions, and none " + std::to_string(dimension));
+    p.held = over_shards::cut;
+    p.cut_along = from_front;
+    return *this;
+  }
+  /// Says that each shard computes a part of the gradients of these parameters, as of a norm whose input is cut along the
+  /// sequence: the parts are added over the shards once a step. What is declared wrongly is refused (shard_agreement.hpp).
+  /// \throws usage_error for a name that the stage has not
+  stage& partial(std::vector<std::string> const& names) {
+    for (std::string const& name : names) named(name, "partial").held = over_shards::partial;
+    return *this;
   }
 
   explicit operator bool() const { return !parts_.empty(); }
@@ -226,7 +228,7 @@ class stage {
     for (std::size_t p = first; p < last; ++p) {
       for (std::string const& name : parts_[p].side_inputs)
         values.push_back(detail::side_input_named(name, around.side_inputs, "it"));
-      if (parts_[p].targets) add_targets(values, around);
+      if (parts_[p].targets) detail::add_targets(values, around);
       std::vector<stage_carry> const& carries = parts_[p].carries;
       for (std::size_t k = 0; k < carries.size(); ++k) values.push_back(carried != nullptr ? carried[k] : at::Tensor());
       std::optional<random_scope> scope;
@@ -294,6 +296,19 @@ class stage {
   }
 
  private:
+  /// \param to_be for the message
+  parameter& named(std::string const& name, std::string const& to_be) {
+    std::string known;
+    for (parameter& p : parameters_) {
+      if (p.name == name) return p;
+      known += (known.empty() ? "" : ", ") + p.name;
+    }
+    for (parameter& b : buffers_) {
+      if (b.name == name) return b;
+    }
+    throw usage_error("a stage has no parameter `" + name + "` to be " + to_be + "; it has " + (known.empty() ? "none" : known));
+  }
+
   /// One part more, of which so far only the module is known.
   template <class Module>
   void declare(Module module) {
@@ -306,15 +321,6 @@ class stage {
     parts_.back().forward = [forward = std::move(forward), who](tensors& inputs, tensors& outputs) mutable {
       detail::call_with(forward, inputs, outputs, who);
     };
-  }
-
-  static void add_targets(tensors& values, forward_context const& around) {
-    if (around.targets == nullptr || around.targets->empty()) {
-      throw usage_error(
-          "it takes the batch's targets, and this rank was given none. Remedy: give them to every rank whose stages call "
-          "targets()");
-    }
-    values.insert(values.end(), around.targets->begin(), around.targets->end());
   }
 
   bool names(std::string const& parameter_or_buffer) const {

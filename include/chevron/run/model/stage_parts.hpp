@@ -96,6 +96,17 @@ struct stage_part {
   std::size_t parameters = 0;  ///< so many of the stage's are its
 };
 
+/// Adds a microbatch's targets to a forward's arguments.
+/// \throws usage_error where this rank was given none
+inline void add_targets(tensors& values, forward_context const& around) {
+  if (around.targets == nullptr || around.targets->empty()) {
+    throw usage_error(
+        "it takes the batch's targets, and this rank was given none. Remedy: give them to every rank whose stages call "
+        "targets()");
+  }
+  values.insert(values.end(), around.targets->begin(), around.targets->end());
+}
+
 /// \throws usage_error for a carry without a name, and for two of one name
 inline void check_carries(std::vector<stage_carry> const& declared) {
   for (stage_carry const& one : declared) {

@@ -100,14 +100,17 @@ class copy_agreement {
              (i % 2 == 0 ? " stepped copies of a parameter with different options" : " held different copies of a parameter");
     };
     for (std::size_t kind : {0u, 1u}) {
-      for (int r = where_.pipeline_ranks; r < where_.world(); ++r) {
-        if (std::string found = differs(r % where_.pipeline_ranks, kind, r, kind); !found.empty()) return found;
+      for (int r = where_.rank_at(1, 0, 0); r < where_.world(); ++r) {
+        if (std::string found = differs(r % where_.rank_at(1, 0, 0), kind, r, kind); !found.empty()) return found;
       }
       std::size_t first = 0;  // of the word
       for (std::size_t i = 0; i < tied_.size(); ++i) {
         if (tied_[i].word != tied_[first].word) first = i;
-        std::string found = differs(tied_[first].rank, 2 + 2 * first + kind, tied_[i].rank, 2 + 2 * i + kind);
-        if (!found.empty()) return found;
+        for (int shard = 0; shard < where_.shards; ++shard) {
+          std::string found = differs(where_.rank_at(0, tied_[first].rank, shard), 2 + 2 * first + kind,
+                                      where_.rank_at(0, tied_[i].rank, shard), 2 + 2 * i + kind);
+          if (!found.empty()) return found;
+        }
       }
     }
     return "";

@@ -67,7 +67,7 @@ class global_step {
         share_(detail::make_share(optimizer_.get(), gradients, comm.topology(), first_bucket, options)),
         copies_(comm.topology(), gradients, tied, share_.get(), options.check_copies, static_cast<bool>(options.learning_rate)),
         numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
-                 options.shard != sharding::nothing),
+                 options.shard != sharding::nothing, options.device.is_cpu() ? 0 : 1e-3),
         policy_(options) {
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
@@ -89,6 +89,7 @@ class global_step {
     gradients_->check_attached();
     gradients_->wait_sums();
     tied_->sum(*comm_, program);
+    gradients_->check_shards(here());
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
     scalar_reader norms;
     gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm, norms);
@@ -240,10 +241,11 @@ class global_step {
     numbers_.add_times(report);
     report.samples = numbers_.samples();
     if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
+    numbers_.check_losses(here());
     std::string loss_culprit = numbers_.add_losses(report);
     std::string const of_stage = numbers_.add_stage_losses(report, options_->reduction, here());
     if (loss_culprit.empty()) loss_culprit = of_stage;
-    std::string const gradient_culprit = numbers_.add_norms(report);
+    std::string const gradient_culprit = numbers_.add_norms(report, here());
     policy_.decide(report, loss_culprit, gradient_culprit, here());
     report.settled = true;
   }

@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <chevron/run/comm/flat_gradients.hpp>
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/execution/gradient_place.hpp>
@@ -148,7 +145,7 @@ class gradient_buckets {
     return sum;
   }
 
-  /// Gives half-precision parameters their gradients, rounded, for the optimizer: until the next `zero`.
+  /// Gives half-precision parameters their rounded gradients, for the optimizer: until the next `zero`.
   void round() {
     at::NoGradGuard const off;
     for (std::size_t i = 0; i < trained_.size(); ++i) {
@@ -202,6 +199,11 @@ class gradient_buckets {
     std::int64_t const begin = cuts_[i][replica_];
     return flat_of(i).row(homes_[i].offset + begin, cuts_[i][replica_ + 1] - begin);
   }
+  /// All of a gradient that exists: the whole, or this replica's share of it; undefined where the share has none of it.
+  at::Tensor here(std::size_t i) const {
+    if (views_[i].defined()) return views_[i];
+    return cuts_[i][replica_] < cuts_[i][replica_ + 1] ? share_of(i) : at::Tensor();
+  }
   /// A whole gradient, which is in this replica's share where its buffer does not exist.
   at::Tensor whole(std::size_t i) const {
     at::Tensor const& p = trained_[i].value;
@@ -237,20 +239,15 @@ class gradient_buckets {
     detail::each_block(share_of(i), at[replica_], trained_[i].value.numel(), see);
   }
 
-  /// The largest finite number that the optimizer sees of this gradient.
-  double largest(std::size_t i) const {
-    auto const dtype = trained_[i].value.scalar_type();
-    if (dtype == at::kHalf) return std::numeric_limits<c10::Half>::max();
-    if (dtype == at::kBFloat16) return std::numeric_limits<c10::BFloat16>::max();
-    return std::numeric_limits<double>::infinity();
-  }
-
   int buckets() const { return buckets_; }
 
   /// Starts to sum this stage's gradients over the replicas: of a sharded optimizer each share for its replica alone. Tied
   /// parameters are summed whole: stages add their gradients up next, and a tie on another stage may be cut elsewhere.
   void start_sums(transport& comm) {
     if (!is_there()) make();  // no backward of this step has reached the stage
+    if (comm.topology().shards > 1) {
+      for (flat_gradients& f : flats_) detail::add_parts(parts_in(f), comm);
+    }
     for (flat_gradients& f : flats_) f.start_sums(comm);
     summing_ = true;
   }
@@ -291,6 +288,15 @@ class gradient_buckets {
   }
   bool was_emptied(std::size_t i) const { return std::find(emptied_.begin(), emptied_.end(), i) != emptied_.end(); }
   flat_gradients const& flat_of(std::size_t i) const { return flats_[homes_[i].flat]; }
+  /// The partial gradients of a buffer.
+  tensors parts_in(flat_gradients const& f) const {
+    tensors out;
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      if (trained_[i].held == over_shards::partial && &flat_of(i) == &f)
+        out.push_back(f.row(homes_[i].offset, trained_[i].value.numel()));
+    }
+    return out;
+  }
 
   struct home {
     std::size_t flat;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include <ATen/ops/square.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <chevron/run/core/tensors.hpp>
 
@@ -66,6 +69,13 @@ constexpr std::int64_t norm_block(std::int64_t elements) {
   constexpr std::int64_t least = 1024, most_blocks = 256, lines = 64;
   std::int64_t const each = (elements + most_blocks - 1) / most_blocks;
   return each <= least ? least : (each + lines - 1) / lines * lines;
+}
+
+/// The largest finite number that the optimizer sees of a gradient of this dtype.
+inline double largest_of(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return std::numeric_limits<c10::Half>::max();
+  if (dtype == at::kBFloat16) return std::numeric_limits<c10::BFloat16>::max();
+  return std::numeric_limits<double>::infinity();
 }
 
 /// All of a parameter's gradient that a rank counts in the norm, or a block of it.

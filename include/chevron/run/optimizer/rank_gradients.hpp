@@ -22,6 +22,7 @@
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 #include <chevron/run/optimizer/gradient_norm.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
+#include <chevron/run/optimizer/shard_agreement.hpp>
 
 /// \file
 /// The gradients of all stages of a rank.
@@ -79,7 +80,11 @@ class rank_gradients final : public gradient_store {
   void attach_all() override {
     each([](gradient_buckets& g) { g.attach_all(); });
   }
-  void start_sums(int stage) override { by_stage_[static_cast<std::size_t>(stage)]->start_sums(*comm_); }
+  void start_sums(int stage) override {
+    auto const s = static_cast<std::size_t>(stage);
+    shards_.before_sum(*by_stage_[s], s, *comm_);
+    by_stage_[s]->start_sums(*comm_);
+  }
   /// Of all stages.
   void start_sums() {
     each([this](gradient_buckets& g) { g.start_sums(*comm_); });
@@ -89,8 +94,16 @@ class rank_gradients final : public gradient_store {
   /// Seconds that the last `wait_sums` took, and waits of `attach` before it.
   double sum_wait() const { return sum_wait_; }
 
+  /// Compares gradients over the shards in the first step, and in every n-th.
+  /// \param exact whether equal computations give equal bits
+  void guard_shards(int every, bool exact) { shards_ = detail::shard_agreement(comm_->topology(), every, exact); }
+  /// With all sums there. Collective.
+  /// \throws preflight_error, the same on every rank, where shards disagree
+  void check_shards(error_context const& here) { shards_.check(by_stage_, *comm_, here); }
+
   /// Once a step, before its first B or W.
   void zero() {
+    shards_.begin();
     each([](gradient_buckets& g) { g.zero(); });
   }
   /// Between two runs of one step: what LibTorch's own calls did to `.grad` meanwhile is done to the gradients added up so far.
@@ -221,7 +234,7 @@ class rank_gradients final : public gradient_store {
   /// clipped to what half precision holds, it is not.
   void note_roundings(std::span<double> norms, double clip) const {
     each_counted([&](gradient_buckets const& g, counted_gradient const& of, std::size_t i, std::size_t place) {
-      double const largest = g.largest(i);
+      double const largest = largest_of(g.trained()[i].value.scalar_type());
       bool const clipped = clip > 0 && clip <= largest;
       // No element is larger than the norm: hardly ever is there anything to look at.
       if (clipped || !(norms[place] > largest * largest)) return;
@@ -232,6 +245,7 @@ class rank_gradients final : public gradient_store {
 
   transport* comm_;
   std::vector<std::unique_ptr<gradient_buckets>> by_stage_;
+  detail::shard_agreement shards_;
   int buckets_ = 0;
   double sum_wait_ = 0, early_wait_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/data/stage_loss.hpp>
@@ -27,7 +28,8 @@ struct step_names {
   };
   struct trained_parameter {
     std::string name;
-    std::size_t norm_numbers;  ///< that a step gathers of it (gradient_buckets::norm_numbers)
+    bool cut;                                ///< over shards
+    std::vector<std::size_t> norm_numbers;  ///< by shard, that a step gathers of it (gradient_buckets::norm_numbers)
   };
   std::vector<std::vector<trained_parameter>> parameters;  ///< that are trained, by stage
   std::vector<std::vector<loss>> losses;             ///< by stage
@@ -36,24 +38,28 @@ struct step_names {
   step_names() = default;
   /// \param texts of all ranks, as `text` gives them
   /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose sum would mean nothing
-  step_names(plan_view const& plan, std::vector<std::string> const& texts)
+  step_names(plan_view const& plan, topology const& where, std::vector<std::string> const& texts)
       : parameters(static_cast<std::size_t>(plan.stages)),
         losses(parameters.size()),
         taken(static_cast<std::size_t>(plan.size.ranks)) {
-    for (std::size_t r = 0; r < taken.size(); ++r) read(texts[r], taken[r]);
+    for (int r = 0; r < plan.size.ranks; ++r) {
+      for (int shard = 0; shard < where.shards; ++shard)
+        read(texts[static_cast<std::size_t>(where.rank_at(0, r, shard))], shard, taken[static_cast<std::size_t>(r)]);
+    }
     check_factors();
   }
 
-  /// One line for each parameter of a rank: its stage, the numbers of its norm, and its name; for what its stages take: `takes`
-  /// and its name; for each loss: `loss`, its stage, factor and name.
+  /// One line for each parameter of a rank: its stage, the numbers of its norm, whether it is cut over shards, and its name; for
+  /// each side input that its stages take: `takes` and its name; for each loss: `loss`, its stage, factor and name.
   static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
                           std::span<rank_loss const> losses) {
     std::string out;
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       if (gradients[s] == nullptr) continue;
       for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
-        out += std::to_string(s) + " " + std::to_string(gradients[s]->norm_numbers(i)) + " " + gradients[s]->trained()[i].name +
-               "\n";
+        parameter const& p = gradients[s]->trained()[i];
+        out += std::to_string(s) + " " + std::to_string(gradients[s]->norm_numbers(i)) +
+               (p.held == over_shards::cut ? " cut " : " whole ") + p.name + "\n";
       }
     }
     for (std::string const& name : taken) out += "takes " + name + "\n";
@@ -69,7 +75,11 @@ struct step_names {
   }
   /// The most numbers of norms that a rank's stages have.
   std::size_t most_norms(plan_view const& plan) const {
-    return most(plan, parameters, [](trained_parameter const& one) { return one.norm_numbers; });
+    std::size_t out = 0;
+    for (std::size_t shard = 0; shard < shards_; ++shard) {
+      out = std::max(out, most(plan, parameters, [&](trained_parameter const& one) { return one.norm_numbers[shard]; }));
+    }
+    return out;
   }
   /// The most losses that a rank's stages have.
   std::size_t most_losses(plan_view const& plan) const {
@@ -87,18 +97,25 @@ struct step_names {
     return *std::max_element(of_rank.begin(), of_rank.end());
   }
 
-  void read(std::string const& text, std::vector<std::string>& taken_here) {
+  void read(std::string const& text, int shard, std::vector<std::string>& taken_here) {
+    shards_ = static_cast<std::size_t>(shard) + 1;
+    std::vector<std::size_t> next(parameters.size());
     for (std::size_t at = 0; at < text.size();) {
       std::size_t const space = text.find(' ', at), end = text.find('\n', at);
       std::string const first = text.substr(at, space - at), name = text.substr(space + 1, end - space - 1);
       at = end + 1;
-      if (first == "takes") {
+      if (first != "takes" && first != "loss") {
+        auto& known = parameters[std::stoul(first)];
+        std::size_t const kind = name.find(' ') + 1, of_name = name.find(' ', kind) + 1, place = next[std::stoul(first)]++;
+        if (shard == 0) known.push_back({name.substr(of_name), name.compare(kind, 4, "cut ") == 0, {}});
+        if (place < known.size()) known[place].norm_numbers.push_back(std::stoul(name));
+      } else if (shard > 0) {
+        continue;
+      } else if (first == "takes") {
         taken_here.push_back(name);
-      } else if (first == "loss") {
+      } else {
         std::size_t const factor = name.find(' ') + 1, of_name = name.find(' ', factor) + 1;
         losses[std::stoul(name)].push_back({name.substr(of_name), std::stod(name.substr(factor))});
-      } else {
-        parameters[std::stoul(first)].push_back({name.substr(name.find(' ') + 1), std::stoul(name)});
       }
     }
   }
@@ -114,6 +131,8 @@ struct step_names {
       }
     }
   }
+
+  std::size_t shards_ = 1;
 };
 
 }  // namespace chevron::detail

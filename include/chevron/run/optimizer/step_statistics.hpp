@@ -16,6 +16,7 @@
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/optimizer/shard_agreement.hpp>
 #include <chevron/run/optimizer/step_names.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
@@ -56,9 +57,11 @@ class step_statistics {
   /// \param names this rank's (`step_names::text`)
   /// \param copies how many numbers each rank contributes to the comparison of copies (copy_agreement.hpp)
   /// \param sharded each replica has the norms of its own share of the parameters alone
+  /// \param tolerance relative, between the squared norms of equal gradients on two shards
   /// \throws usage_error where no stage has anything to train
-  step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies, bool sharded)
-      : plan_(plan), comm_(&comm), names_(plan, comm.all_gather_text(names)), copies_(copies), sharded_(sharded) {
+  step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies, bool sharded,
+                  double tolerance)
+      : plan_(plan), comm_(&comm), names_(plan, comm.topology(), comm.all_gather_text(names)), copies_(copies), sharded_(sharded), tolerance_(tolerance) {
     std::size_t const most = names_.most_norms(plan_);
     most_losses_ = names_.most_losses(plan_);
     if (most == 0) throw usage_error("no stage has a parameter that needs a gradient: nothing would be learned");
@@ -132,12 +135,12 @@ class step_statistics {
     }
   }
   /// The learning rate of the lowest stage that is trained, of its optimizer's first group.
-  double rate() const { return of_rank(plan_.rank_of_stage(lowest_trained()))[7]; }
+  double rate() const { return of_rank(rank_of_stage(0, lowest_trained()))[7]; }
 
   /// \param all_counts what this rank took the batches of all replicas to count
   /// \throws usage_error where ranks were given batches that do not go together
   void check_counts(gradient_reduction reduction, double all_counts, error_context const& here) const {
-    int const ranks = plan_.size.ranks;
+    int const ranks = plan_.size.ranks * comm_->topology().shards;
     double sum = 0, mine = 0;
     std::string each;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
@@ -176,16 +179,26 @@ class step_statistics {
     if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
   }
 
+  /// \throws preflight_error where the shards of the last stage have different losses of a microbatch
+  void check_losses(error_context const& here) const {
+    topology const& where = comm_->topology();
+    for (int replica = 0; replica < where.replicas; ++replica) {
+      int const first = rank_of_stage(replica, plan_.stages - 1);
+      for (int k = 1; k < where.shards; ++k) {
+        for (int m = 0; m < plan_.size.units(); ++m)
+          check_equal_losses(k, m, of_rank(first)[header + m], of_rank(first + k)[header + m], tolerance_, here);
+      }
+    }
+  }
   /// Adds up the report's loss.
   /// \returns what is not finite of it, in words: the first, and how many are; empty if all are
   std::string add_losses(step_report& report) const {
     std::string culprit;
     int finite = 0;
     report.loss = 0;
-    int const rank = plan_.rank_of_stage(plan_.stages - 1);
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       for (int m = 0; m < plan_.size.units(); ++m) {
-        double const loss = of_rank(replica * plan_.size.ranks + rank)[header + m];
+        double const loss = of_rank(rank_of_stage(replica, plan_.stages - 1))[header + m];
         finite += std::isfinite(loss) ? 1 : 0;
         if (culprit.empty() && !std::isfinite(loss)) {
           culprit = "the loss of microbatch " + std::to_string(m);
@@ -208,7 +221,7 @@ class step_statistics {
         int const place = std::exchange(next[static_cast<std::size_t>(rank)], next[static_cast<std::size_t>(rank)] + per_loss);
         double value = 0, counts = 0;
         for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
-          double const* const of = of_rank(replica * plan_.size.ranks + rank) + place;
+          double const* const of = of_rank(rank_of_stage(replica, static_cast<int>(s))) + place;
           value += of[0];
           counts += of[1];
           double const counted = reduction == gradient_reduction::mean ? counts : of[1];
@@ -231,16 +244,26 @@ class step_statistics {
     }
     return culprit;
   }
-  /// The same of the report's gradient norm, the last in the order of stages: the backward comes to it first.
-  std::string add_norms(step_report& report) const {
+  /// The same of the report's gradient norm, the last in the order of stages: the backward comes to it first. The norm of a
+  /// parameter that is cut over shards is added over them; of any other the first shard's counts.
+  /// \throws preflight_error where shards have unequal gradients of a parameter that they all hold
+  std::string add_norms(step_report& report, error_context const& here) const {
+    topology const& where = comm_->topology();
     std::string culprit;
-    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), first_norm());
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks * where.shards), first_norm());
     double sum = 0;
     for (std::size_t s = 0; s < names_.parameters.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
       for (step_names::trained_parameter const& one : names_.parameters[s]) {
         double squared = 0;
-        for (std::size_t k = 0; k < one.norm_numbers; ++k) squared += norm_of(rank, next[static_cast<std::size_t>(rank)]++);
+        for (int shard = 0; shard < where.shards; ++shard) {
+          double of_shard = 0;
+          std::size_t& place = next[static_cast<std::size_t>(rank * where.shards + shard)];
+          for (std::size_t k = 0; k < one.norm_numbers[static_cast<std::size_t>(shard)]; ++k)
+            of_shard += norm_of(where.rank_at(0, rank, shard), place++);
+          if (shard > 0 && !one.cut) check_equal_norms({s, one.name}, shard, squared, of_shard, tolerance_, here);
+          if (shard == 0 || one.cut) squared += of_shard;
+        }
         if (!std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + one.name;
         sum += squared;
       }
@@ -269,7 +292,8 @@ class step_statistics {
     std::int64_t sum = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       double most = 0;
-      for (int p = 0; p < plan_.size.ranks; ++p) most = std::max(most, of_rank(replica * plan_.size.ranks + p)[3]);
+      for (int p = 0; p < plan_.size.ranks; ++p)
+        most = std::max(most, of_rank(comm_->topology().rank_at(replica, p, 0))[3]);
       sum += static_cast<std::int64_t>(most);
     }
     return sum;
@@ -277,7 +301,7 @@ class step_statistics {
   /// Whether ranks of a pipeline were given batches of other shapes.
   bool shapes_differ() const {
     for (int r = 0; r < comm_->topology().world(); ++r) {
-      if (of_rank(r)[5] != of_rank(r - r % plan_.size.ranks)[5]) return true;
+      if (of_rank(r)[5] != of_rank(comm_->topology().rank_at(comm_->topology().replica_of(r), 0, 0))[5]) return true;
     }
     return false;
   }
@@ -290,11 +314,14 @@ class step_statistics {
   int first_of_data() const { return first_of_losses() + per_loss * static_cast<int>(most_losses_); }
   std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
   std::size_t first_norm() const { return first_of_copies() + copies_; }
+  /// The global rank of a replica's stage, of its first shard.
+  int rank_of_stage(int replica, int stage) const { return comm_->topology().rank_at(replica, plan_.rank_of_stage(stage), 0); }
   /// A number of a norm. Of a sharded optimizer one replica has it, and the others have 0.
+  /// \param rank of replica 0
   double norm_of(int rank, std::size_t place) const {
     double sum = of_rank(rank)[place];
     for (int replica = 1; sharded_ && replica < comm_->topology().replicas; ++replica)
-      sum += of_rank(replica * plan_.size.ranks + rank)[place];
+      sum += of_rank(rank + comm_->topology().rank_at(replica, 0, 0))[place];
     return sum;
   }
   double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
@@ -305,6 +332,7 @@ class step_statistics {
   std::size_t most_losses_ = 0;  // of a rank
   std::size_t copies_;           // numbers of a rank for the comparison of copies
   bool sharded_;
+  double tolerance_;
   data_agreement data_;
   bool compares_data_ = false;  // in this step
   std::size_t width_ = 0;

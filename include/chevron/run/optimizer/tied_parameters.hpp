@@ -162,13 +162,15 @@ class tied_parameters {
         f = text.substr(at, tab - at);
         at = tab + 1;
       }
-      if (!field[5].empty() && global_rank < where.pipeline_ranks)
+      if (!field[5].empty() && where.replica_of(global_rank) == 0 && where.shard_of(global_rank) == 0)
         alike.add(std::stoul(field[0]), field[2], field[3] + field[5], field[4]);
-      if (field[4].empty() || global_rank / where.pipeline_ranks != where.replica()) continue;
+      bool const of_this_pipeline =
+          where.replica_of(global_rank) == where.replica() && where.shard_of(global_rank) == where.shard();
+      if (field[4].empty() || !of_this_pipeline) continue;
       auto found = std::find_if(groups_.begin(), groups_.end(), [&](tie_group const& w) { return w.text == field[4]; });
       if (found == groups_.end()) found = groups_.insert(groups_.end(), {field[4], {}});
       found->members.push_back(
-          {std::stoul(field[0]), std::stoul(field[1]), global_rank % where.pipeline_ranks, field[2], field[3]});
+          {std::stoul(field[0]), std::stoul(field[1]), where.pipeline_rank_of(global_rank), field[2], field[3]});
     }
   }
 

@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/comm/consistency.hpp>
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/data/data_agreement.hpp>
@@ -132,7 +132,14 @@ inline std::string scaling_in_words(loss_scaling const& s) {
 }
 
 /// \throws usage_error for what means nothing
-inline void check(trainer_options const& options) {
+inline void check(trainer_options const& options, int shards) {
+  if (shards > 1 && options.deferred_weights > 0) {
+    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + " with " + std::to_string(shards) +
+                      " shards, which would call collectives in different orders: each rank defers by its own messages. "
+                      "Remedy: 0");
+  }
+  if (shards > 1 && options.graphs)
+    throw usage_error("graphs do not go with shards, whose collectives are called in the order of the host. Remedy: no graphs");
   if (!(options.clip_grad_norm >= 0)) {
     throw usage_error("clip_grad_norm is " + number_text(options.clip_grad_norm) +
                       ": give the largest norm, or 0 for no clipping");

@@ -121,7 +121,7 @@ class evaluator {
     program_view const p = setup.program.view();
     compute_streams::scope const here(*own.streams());
     detail::check_ranks(p, comm);
-    detail::check(own.options());
+    detail::check(own.options(), comm.topology().shards);
     own.take(detail::build_stages(p, setup.stages, comm, own.streams()->where(), false));
     check_consistency(comm, detail::lines_of(p, comm, own.options(), own.stages()));
     own.data(detail::data_agreement::gathered(p.plan, comm, detail::side_inputs_taken(own.stages(), own.loss()),
@@ -201,10 +201,11 @@ class evaluator {
   double mean_of(OfRank const& of_rank, std::size_t micro_batches) {
     int const world = comm().topology().world();
     double counts = 0;
-    for (int r = 0; r < world; ++r) counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
+    int const shards = comm().topology().shards;  // all have the same losses: the first counts
+    for (int r = 0; r < world; r += shards) counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
     if (!(counts > 0)) refuse_empty_mean({comm().topology().global_rank, -1, step(), "evaluation"});
     double sum = 0;
-    for (int r = 0; r < world; ++r) {
+    for (int r = 0; r < world; r += shards) {
       double of_replica = 0;
       for (std::size_t m = 0; m < micro_batches; ++m) of_replica += of_rank(r)[m] * (of_rank(r)[micro_batches + m] / counts);
       sum += of_replica;

@@ -75,15 +75,21 @@ inline std::string dtype_and_shape(at::Tensor const& t) {
 
 /// \param values with the values of its parameters, since copies of a stage have to begin as one
 /// \param of_buffers with those of its buffers, too
-inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true) {
+/// \param shard of this rank: its pieces are its own, and equal on replicas alone
+inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true, int shard = 0) {
   std::string const prefix = "stage " + std::to_string(stage_number);
+  auto const whose = [&](parameter const& p) {
+    return p.held == over_shards::cut ? " of shard " + std::to_string(shard) : std::string();
+  };
   out.add(prefix + " parameters", std::to_string(s.parameters().size()));
   for (parameter const& p : s.parameters()) {
     std::string value = detail::dtype_and_shape(p.value);
     if (!p.value.requires_grad()) value += " frozen";
     if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
-    out.add(prefix + " " + p.name, value);
-    if (values) out.add("values of " + prefix + " " + p.name, std::to_string(fingerprint(p.value)));
+    if (p.held == over_shards::partial) value += ", partial";
+    out.add(prefix + " " + p.name + whose(p), value);
+    if (p.held == over_shards::cut) out.add(prefix + " " + p.name, "cut along " + std::to_string(p.cut_along));
+    if (values) out.add("values of " + prefix + " " + p.name + whose(p), std::to_string(fingerprint(p.value)));
   }
   for (stage_loss const& one : s.losses())
     out.add(prefix + " loss " + one.name,
@@ -93,7 +99,7 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     out.add(prefix + " carry " + std::to_string(carry++) + ", " + one.name, one.detached ? "detached" : "with gradient");
   out.add(prefix + " buffers", std::to_string(s.buffers().size()));
   for (parameter const& b : s.buffers()) {
-    std::string const name = prefix + " buffer " + b.name;
+    std::string const name = prefix + " buffer " + b.name + whose(b);
     out.add(name, b.value.defined() ? detail::dtype_and_shape(b.value) : "undefined");
     if (values && of_buffers && b.value.defined()) out.add("values of " + name, std::to_string(fingerprint(b.value)));
   }
@@ -105,6 +111,7 @@ inline named_values common_values(transport const& comm) {
   out.add("chevron", CHEVRON_VERSION);
   out.add("torch", TORCH_VERSION);
   out.add("replicas", std::to_string(comm.topology().replicas));
+  if (comm.topology().shards > 1) out.add("shards", std::to_string(comm.topology().shards));
   return out;
 }
 
@@ -117,7 +124,8 @@ inline named_values lines_of(program_view const& p, transport const& comm, train
   add_program(out, p);
   add(out, options);
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    if (stages[s]) add_stage(out, static_cast<int>(s), stages[s], comm.topology().replicas > 1, options.broadcast_buffers);
+    if (stages[s]) add_stage(out, static_cast<int>(s), stages[s], comm.topology().replicas * comm.topology().shards > 1,
+                             options.broadcast_buffers, comm.topology().shard());
   }
   return out;
 }

@@ -40,8 +40,7 @@ class rank_context {
       : comm_(&comm),
         loss_(std::move(loss)),
         options_(std::move(options)),
-        streams_(std::make_shared<compute_streams>(options_.device, options_.overlap_pairs || !options_.device.is_cpu(),
-                                                   [&](at::Device where) { return comm.make_lane(where); })) {}
+        streams_(std::make_shared<compute_streams>(options_.device, runs_two(), [&](at::Device where) { return comm.make_lane(where); })) {}
 
   transport& comm() const { return *comm_; }
   loss_function const& loss() const { return loss_; }
@@ -155,14 +154,19 @@ class rank_context {
   }
 
  private:
+  /// Whether the halves of a fused pair run beside each other: not where both may call collectives over shards, which have one
+  /// order.
+  bool runs_two() const {
+    return (options_.overlap_pairs || !options_.device.is_cpu()) && comm_->topology().shards == 1;
+  }
   /// Of this pipeline.
   bool on_any_rank(bool here) const {
     topology const& where = comm_->topology();
     double const mine = here ? 1 : 0;
     std::vector<double> all(static_cast<std::size_t>(where.world()));
     comm_->all_gather(std::span(&mine, 1), all);
-    auto const first = all.begin() + where.replica() * where.pipeline_ranks;
-    return std::any_of(first, first + where.pipeline_ranks, [](double changed) { return changed != 0; });
+    auto const first = all.begin() + where.rank_at(where.replica(), 0, 0);
+    return std::any_of(first, first + where.pipeline_ranks * where.shards, [](double changed) { return changed != 0; });
   }
 
   transport* comm_;

@@ -73,13 +73,14 @@ class trainer {
     program_view const p = initial_program_.view();
     compute_streams::scope const here(*context_.streams());
     detail::check_setup(p, comm, static_cast<bool>(context_.loss()));
-    detail::check(options);
+    detail::check(options, comm.topology().shards);
     context_.take(detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers));
     std::vector<stage>& stages = context_.stages();
     check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
     gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
+    gradients_->guard_shards(options.check_copies, options.device.is_cpu());
     buffers_before_ = buffer_snapshot(stages);
     if (options.broadcast_buffers)
       buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -33,7 +34,7 @@
 /// The transport between processes: c10d's Gloo.
 ///
 /// What ranks of one machine can do in memory that they share does not go by Gloo: messages of up to 1 MiB (point_to_point.hpp),
-/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the collectives of a stage whose replicas all are
+/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the collectives of replicas, or shards, that all are
 /// (shared_collectives.hpp). The connections by which a lost rank is noticed are Gloo's in any case.
 
 namespace chevron {
@@ -75,7 +76,7 @@ class gloo_transport final : public transport {
     watch_->look_away();
     // A broken group's destructor waits for operations that will never end: let it be, the process is about to end anyway.
     (void)world_.release();
-    (void)replicas_.release();
+    for (members_of_group& of : groups_) (void)of.sockets.release();
   }
 
   /// The normal end: waits until every rank has come this far and all sends are done, then closes the connections. Implied by
@@ -92,8 +93,10 @@ class gloo_transport final : public transport {
     // Nobody closes a connection before all have left the barrier.
     rendezvous_.leave();
     messages_.clear();
-    buckets_.clear();
-    replicas_.reset();
+    for (members_of_group& of : groups_) {
+      of.buckets.clear();
+      of.sockets.reset();
+    }
     world_.reset();
     closed_ = true;
   }
@@ -131,8 +134,15 @@ class gloo_transport final : public transport {
   using count = detail::wait_need::count;
 
   struct collective {
-    std::vector<work_ptr> works;  // none where replicas share memory
+    std::vector<work_ptr> works;  // none where members share memory
     std::uint64_t number = 0;
+  };
+  /// The connections of this rank's replicas, or of its shards.
+  struct members_of_group {
+    detail::gloo_group sockets;                  // null where the group has one member, or shares memory
+    std::unique_ptr<detail::shared_memory> own;  // of shards: two collectives may be under way, and each takes a memory
+    std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go by Gloo
+    std::unordered_map<int, collective> buckets;
   };
 
   static constexpr char const* end_of_job = "the end of the job";
@@ -149,40 +159,48 @@ class gloo_transport final : public transport {
     posted_.assign(static_cast<std::size_t>(slots.receive), {});
   }
 
-  /// Waits for what all ranks do together, or in sums all replicas of this rank's stages.
+  /// Waits for a call of all ranks, or of all members of a group.
   template <class Work>
   void needing(count of, std::uint64_t number, Work const& work) {
-    waits_.needing({.of = of, .least = number, .every = of == count::sums ? topology().pipeline_ranks : 1}, work);
+    int const apart = of == count::sums         ? topology().pipeline_ranks * topology().shards
+                      : of == count::shard_sums ? topology().shards
+                                                : 1;
+    waits_.needing({.of = of, .least = number, .every = apart}, work);
   }
 
-  void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    collective& one = buckets_[bucket];
-    one.number = ++done_.sums;
-    if (shared_collectives_ != nullptr) return shared_collectives_->start(what, bucket, std::move(values), cut);
+  members_of_group& of(rank_group among) { return groups_[static_cast<std::size_t>(among)]; }
+
+  void start_collective(rank_group among, group_collective what, int bucket, at::Tensor values,
+                        std::span<std::int64_t const> cut) override {
+    members_of_group& group = of(among);
+    collective& one = group.buckets[bucket];
+    one.number = among == rank_group::replicas ? ++done_.sums : ++done_.shard_sums;
+    if (group.in_memory != nullptr) return group.in_memory->start(what, bucket, std::move(values), cut);
     one.works.clear();
-    auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(replicas_at(bucket), start)); };
-    if (what != replica_collective::share_gather) {
+    auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(collective_at(among, bucket), start)); };
+    if (what != group_collective::share_gather) {
       // The reduce_scatter of c10d's Gloo sums a copy of all, too.
       std::vector<at::Tensor> list{std::move(values)};
-      return post([&] { return replicas_->allreduce(list); });
+      return post([&] { return group.sockets->allreduce(list); });
     }
     at::Tensor const all = detail::bytes_of(values);
     auto const width = static_cast<std::int64_t>(values.itemsize());
-    for (int r = 0; r < topology().replicas; ++r) {
+    for (int r = 0; r < members(among); ++r) {
       auto const begin = cut[static_cast<std::size_t>(r)], end = cut[static_cast<std::size_t>(r) + 1];
       if (begin == end) continue;
       std::vector<at::Tensor> list{all.narrow(0, begin * width, (end - begin) * width)};
       c10d::BroadcastOptions from;
       from.rootRank = r;
-      post([&] { return replicas_->broadcast(list, from); });
+      post([&] { return group.sockets->broadcast(list, from); });
     }
   }
-  void wait_collective(int bucket) override {
-    awaited const mine = replicas_at(bucket);
-    collective& one = buckets_[bucket];
-    needing(count::sums, one.number, [&] {
-      if (shared_collectives_ != nullptr)
-        return shared_collectives_->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+  void wait_collective(rank_group among, int bucket) override {
+    awaited const mine = collective_at(among, bucket);
+    members_of_group& group = of(among);
+    collective& one = group.buckets[bucket];
+    needing(among == rank_group::replicas ? count::sums : count::shard_sums, one.number, [&] {
+      if (group.in_memory != nullptr)
+        return group.in_memory->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
     });
   }
@@ -222,7 +240,12 @@ class gloo_transport final : public transport {
       messages_.share(*memory_);
       all_gather_.share(*memory_);
     }
-    if (topology().replicas > 1) guarded([&] { join_replicas(options.address, patience); });
+    for (rank_group const among : {rank_group::replicas, rank_group::shards}) {
+      if (members(among) == 1) continue;
+      if (among == rank_group::shards)
+        of(among).own = detail::shared_memory::make(options.shared_memory, rank, topology().world(), *this);
+      guarded([&] { join_group(among, options.address, patience); });
+    }
     for (int peer = 0; peer < topology().world(); ++peer) {
       if (peer == rank) continue;
       std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
@@ -231,18 +254,18 @@ class gloo_transport final : public transport {
     watch_->all_have_met();
   }
 
-  /// With the other copies of this rank's stages: in shared memory if all can read it, else over Gloo.
-  void join_replicas(std::string const& address, std::chrono::milliseconds patience) {
-    auto const me = topology().pipeline_rank();
-    std::vector<int> copies;
-    for (int r = 0; r < topology().replicas; ++r) copies.push_back(r * topology().pipeline_ranks + me);
-    if (memory_ != nullptr && memory_->are_near(copies)) {
-      shared_collectives_ =
-          std::make_unique<detail::shared_collectives>(*memory_, std::move(copies), topology().replica(), watch_);
+  /// With the other members of a group: in shared memory if all can read it, else over Gloo.
+  void join_group(rank_group among, std::string const& address, std::chrono::milliseconds patience) {
+    std::vector<int> ranks;
+    for (int k = 0; k < members(among); ++k) ranks.push_back(member(among, k));
+    members_of_group& group = of(among);
+    auto* const memory = among == rank_group::replicas ? memory_.get() : group.own.get();
+    if (memory != nullptr && memory->are_near(ranks)) {
+      group.in_memory = std::make_unique<detail::shared_collectives>(*memory, among, std::move(ranks), number_in(among), watch_);
       return;
     }
-    replicas_ = detail::connect_gloo(address, store_, rendezvous_.prefix() + "replicas" + std::to_string(me) + "/",
-                                     topology().replica(), topology().replicas, patience, 2);
+    std::string const keys = detail::member_of(among) + "s of " + std::to_string(ranks.front()) + "/";
+    group.sockets = detail::connect_gloo(address, store_, rendezvous_.prefix() + keys, number_in(among), members(among), patience, 2);
   }
 
   /// LibTorch's Gloo is built against headers we do not have: one exchange with known numbers shows that both sides of this
@@ -264,14 +287,12 @@ class gloo_transport final : public transport {
   rendezvous rendezvous_;
   detail::bounded_wait waits_;
   detail::gloo_all_gather all_gather_;
-  detail::gloo_group world_;     // messages and gathers
-  detail::gloo_group replicas_;  // this stage's copies; null if there is one only, or they share memory
+  detail::gloo_group world_;  // messages and gathers
 
-  std::unique_ptr<detail::shared_memory> memory_;         // null: everything goes by Gloo
-  std::unique_ptr<detail::shared_collectives> shared_collectives_;  // null: sums go by Gloo
+  std::unique_ptr<detail::shared_memory> memory_;  // null: everything goes by Gloo
+  std::array<members_of_group, 2> groups_;         // of replicas, of shards
 
   detail::point_to_point messages_;
-  std::unordered_map<int, collective> buckets_;
   detail::wait_progress done_;
   std::vector<detail::wait_need> sent_, posted_;  // by slot: what its wait needs
   bool closed_ = false;

@@ -20,39 +20,42 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// Sums, reduce-scatters and gathers of shares over replicas that are on one machine.
+/// Sums, reduce-scatters and gathers of shares over a group of ranks that are on one machine.
 
 namespace chevron::detail {
 
-/// Carries out collectives over the replicas of a stage in their shared memory, in a thread of its own, while the rank computes.
+/// Carries out the collectives of a group (the replicas of a stage, or its shards) in its shared memory, in a thread of its own, while the rank computes.
 ///
-/// A tensor is cut into a share for each replica, equal ones for a sum, and goes in pieces small enough to stay in a processor's
+/// A tensor is cut into a share for each member, equal ones for a sum, and goes in pieces small enough to stay in a processor's
 /// cache: a piece has a part of every share, each at its own place of a reduction buffer. Of each piece of a sum, a rank puts
-/// down what others add up, adds up its own part of all replicas' numbers, and takes the parts that others added up. A
+/// down what others add up, adds up its own part of all members' numbers, and takes the parts that others added up. A
 /// reduce-scatter ends after the adding; in a gather of shares each rank puts down its own part and takes those of the others.
-/// Replicas are added in their order, ((r0 + r1) + r2) …, whoever adds, so all have the same bits, and the same as replicas that
+/// Members are added in their order, ((r0 + r1) + r2) …, whoever adds, so all have the same bits, and the same as ranks that
 /// are threads. A few pieces are under way at a time: a rank waits only when there is nothing it could do with any of them.
 ///
 /// The thread waits for others until they come, until the watch knows of a failure, or until this object ends; how long the rank
 /// waits for the thread is up to the rank. Once each bucket had a collective, nothing is allocated.
 class shared_collectives {
  public:
-  /// \param replicas global ranks, by replica, that can all read each other's memory
-  /// \param me       replica of this rank
-  shared_collectives(shared_memory& memory, std::vector<int> replicas, int me, std::shared_ptr<failure_monitor> watch)
+  /// \param memory used for this group alone
+  /// \param members global ranks, by number in the group, that can all read each other's memory
+  /// \param me       number of this rank
+  shared_collectives(shared_memory& memory, rank_group among, std::vector<int> members, int me,
+                     std::shared_ptr<failure_monitor> watch)
       : memory_(memory),
-        replicas_(std::move(replicas)),
+        among_(among),
+        members_(std::move(members)),
         me_(static_cast<std::size_t>(me)),
         watch_(std::move(watch)),
-        room_(shared_memory::sum_piece / replicas_.size() / line * line),
-        own_(memory_.progress_of(replicas_[me_])),
+        room_(shared_memory::sum_piece / members_.size() / line * line),
+        own_(memory_.progress_of(members_[me_])),
         thread_([this] { run(); }) {}
   ~shared_collectives() {
     {
@@ -60,18 +63,18 @@ class shared_collectives {
       stop_ = true;
     }
     changed_.notify_one();
-    memory_.notify(replicas_[me_], shared_memory::wakeup::sums);
+    memory_.notify(members_[me_], shared_memory::wakeup::sums);
     thread_.join();
   }
   shared_collectives(shared_collectives const&) = delete;
   shared_collectives& operator=(shared_collectives const&) = delete;
 
-  /// Starts a collective, in place; the tensor is contiguous and in main memory. All replicas start the same ones in the same
+  /// Starts a collective, in place; the tensor is contiguous and in main memory. All members start the same ones in the same
   /// order.
   /// \param cut of shares, in elements; empty for a sum
-  void start(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
-    if (what != replica_collective::share_gather && !with_number(values.scalar_type(), [](auto) {})) {
-      throw usage_error(std::string("the ") + words_of(what) + " of bucket " + std::to_string(bucket) + ": replicas cannot sum " +
+  void start(group_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
+    if (what != group_collective::share_gather && !with_number(values.scalar_type(), [](auto) {})) {
+      throw usage_error(std::string("the ") + words_of(what, among_) + " of bucket " + std::to_string(bucket) + ": " + member_of(among_) + "s cannot sum " +
                         c10::toString(values.scalar_type()));
     }
     auto const b = static_cast<std::size_t>(bucket);
@@ -81,8 +84,8 @@ class shared_collectives {
     offsets.add(cut.data(), cut.size_bytes());
     mine.label = {static_cast<std::int64_t>(what), bucket, static_cast<std::int64_t>(values.scalar_type()),
                   static_cast<std::int64_t>(values.nbytes()), offsets.value()};
-    mine.shares.resize(replicas_.size());
-    for (std::size_t r = 0; r < replicas_.size(); ++r)
+    mine.shares.resize(members_.size());
+    for (std::size_t r = 0; r < members_.size(); ++r)
       mine.shares[r] = cut.empty() ? equal_share(r, values.nbytes()) : share_of(cut[r], cut[r + 1], values.itemsize());
     mine.values = std::move(values);
     mine.done = false;
@@ -96,7 +99,7 @@ class shared_collectives {
   }
 
   /// Calls `wait(flag)`, which returns once the flag is set or else throws, if a collective is under way in this bucket.
-  /// \throws preflight_error if other replicas start something else there
+  /// \throws preflight_error if other members start something else there
   template <class Wait>
   void finish(int bucket, Wait const& wait) {
     auto const b = static_cast<std::size_t>(bucket);
@@ -105,10 +108,10 @@ class shared_collectives {
     wait(std::as_const(mine.done));
     mine.waited_for = true;
     if (mine.differs < 0) return;
-    auto const theirs = static_cast<replica_collective>(mine.other.what);
+    auto const theirs = static_cast<group_collective>(mine.other.what);
     throw preflight_error(
-        unlike_collectives(bucket, static_cast<int>(me_), mine.what(), mine.differs, theirs),
-        {.rank = replicas_[me_], .peer = replicas_[static_cast<std::size_t>(mine.differs)], .action = words_of(mine.what())});
+        unlike_collectives(among_, bucket, static_cast<int>(me_), mine.what(), mine.differs, theirs),
+        {.rank = members_[me_], .peer = members_[static_cast<std::size_t>(mine.differs)], .action = words_of(mine.what(), among_)});
   }
 
  private:
@@ -120,19 +123,19 @@ class shared_collectives {
   };
   struct collective {
     at::Tensor values;
-    std::vector<share> shares;  // by replica
+    std::vector<share> shares;  // by member
     sum_label label{};
     std::atomic<bool> done{false};
     bool waited_for = true;
-    int differs = -1;   // a replica with another label
+    int differs = -1;   // a member with another label
     sum_label other{};  // its label
-    replica_collective what() const { return static_cast<replica_collective>(label.what); }
+    group_collective what() const { return static_cast<group_collective>(label.what); }
   };
   /// A part of every share; `index` counts from the first piece of the collective.
   struct piece {
     std::uint64_t number, index;
   };
-  /// A replica's part of a piece, in the tensor.
+  /// A member's part of a piece, in the tensor.
   struct part {
     std::byte* values;
     std::size_t bytes;
@@ -210,10 +213,10 @@ class shared_collectives {
     return true;
   }
 
-  /// Has every other replica done so many pieces?
+  /// Has every other member done so many pieces?
   bool others(std::uint64_t sum_progress::*what, std::uint64_t pieces) const {
-    for (std::size_t r = 0; r < replicas_.size(); ++r) {
-      if (r != me_ && read(memory_.progress_of(replicas_[r]).*what) < pieces) return false;
+    for (std::size_t r = 0; r < members_.size(); ++r) {
+      if (r != me_ && read(memory_.progress_of(members_[r]).*what) < pieces) return false;
     }
     return true;
   }
@@ -226,30 +229,30 @@ class shared_collectives {
   bool may_take() const { return own_.gathered < own_.reduced && others(&sum_progress::reduced, own_.gathered + 1); }
 
   void put(collective const& mine, piece const& what) {
-    int const rank = replicas_[me_];
+    int const rank = members_[me_];
     memory_.label_of(rank, what.number) = mine.label;
-    bool const own_share = mine.what() == replica_collective::share_gather;
-    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+    bool const own_share = mine.what() == group_collective::share_gather;
+    for (std::size_t r = 0; r < members_.size(); ++r) {
       if ((r == me_) == own_share) copy_out(part_of(mine, what, r), place_of(me_, what, r));
     }
     tell(own_.copied, what.number);
   }
 
   void compare_labels(collective& mine, std::uint64_t number) const {
-    for (std::size_t r = 0; r < replicas_.size() && mine.differs < 0; ++r) {
-      mine.other = memory_.label_of(replicas_[r], number);
+    for (std::size_t r = 0; r < members_.size() && mine.differs < 0; ++r) {
+      mine.other = memory_.label_of(members_[r], number);
       if (mine.other != mine.label) mine.differs = static_cast<int>(r);
     }
   }
 
   /// Only a sum has others wait for what this rank adds up: of anything else this rank reads nothing more after this.
   void when_all_put(collective const& mine, piece const& what) {
-    if (mine.what() == replica_collective::share_gather) {
+    if (mine.what() == group_collective::share_gather) {
       copy_in(mine, what);
     } else {
       with_number(mine.values.scalar_type(), [&](auto number) { add_up<decltype(number)>(mine, what); });
     }
-    if (mine.what() == replica_collective::all_reduce) return tell(own_.reduced, what.number);
+    if (mine.what() == group_collective::all_reduce) return tell(own_.reduced, what.number);
     publish(own_.reduced, what.number);
     tell(own_.gathered, what.number);
   }
@@ -262,14 +265,14 @@ class shared_collectives {
     auto* const own = reinterpret_cast<Number*>(to.values);
     auto const area = [&](std::size_t r) { return reinterpret_cast<Number*>(place_of(r, what, me_)); };
     auto const source = [&](std::size_t r) { return r == me_ ? own : area(r); };
-    bool const for_others = mine.what() == replica_collective::all_reduce;
+    bool const for_others = mine.what() == group_collective::all_reduce;
     // Of fixed length, so that compilers use wide registers whatever their options.
     constexpr std::size_t block = 512;
     Number total[block];
     for (std::size_t at = 0; at < count; at += block) {
       std::size_t const here = std::min(block, count - at);
       std::memcpy(total, source(0) + at, here * sizeof(Number));
-      for (std::size_t r = 1; r < replicas_.size(); ++r) {
+      for (std::size_t r = 1; r < members_.size(); ++r) {
         Number const* const more = source(r) + at;
         if (here == block) {
           for (std::size_t i = 0; i < block; ++i) total[i] = static_cast<Number>(total[i] + more[i]);
@@ -289,7 +292,7 @@ class shared_collectives {
 
   /// The others' parts, from their buffers.
   void copy_in(collective const& mine, piece const& what) {
-    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+    for (std::size_t r = 0; r < members_.size(); ++r) {
       part const theirs = part_of(mine, what, r);
       if (r != me_ && theirs.bytes > 0) std::memcpy(theirs.values, place_of(r, what, r), theirs.bytes);
     }
@@ -298,20 +301,20 @@ class shared_collectives {
     if (from.bytes > 0) std::memcpy(to, from.values, from.bytes);
   }
 
-  part part_of(collective const& mine, piece const& what, std::size_t replica) const {
-    share const& whole = mine.shares[replica];
+  part part_of(collective const& mine, piece const& what, std::size_t member) const {
+    share const& whole = mine.shares[member];
     std::size_t const done = std::min(whole.bytes, static_cast<std::size_t>(what.index) * room_);
     return {static_cast<std::byte*>(mine.values.mutable_data_ptr()) + whole.from + done, std::min(room_, whole.bytes - done)};
   }
-  /// Where a replica's buffer has the part of the owner's share.
-  std::byte* place_of(std::size_t replica, piece const& what, std::size_t owner) const {
-    return memory_.reduction_buffer_of(replicas_[replica], what.number) + owner * room_;
+  /// Where a member's buffer has the part of the owner's share.
+  std::byte* place_of(std::size_t member, piece const& what, std::size_t owner) const {
+    return memory_.reduction_buffer_of(members_[member], what.number) + owner * room_;
   }
 
   /// Of a tensor without a cut: whole cache lines.
-  share equal_share(std::size_t replica, std::size_t bytes) const {
-    std::size_t const each = (bytes + line * replicas_.size() - 1) / (line * replicas_.size()) * line;
-    std::size_t const from = std::min(bytes, replica * each);
+  share equal_share(std::size_t member, std::size_t bytes) const {
+    std::size_t const each = (bytes + line * members_.size() - 1) / (line * members_.size()) * line;
+    std::size_t const from = std::min(bytes, member * each);
     return {from, std::min(each, bytes - from)};
   }
   static share share_of(std::int64_t begin, std::int64_t end, std::size_t width) {
@@ -320,13 +323,14 @@ class shared_collectives {
 
   void tell(std::uint64_t& progress, std::uint64_t number) {
     publish(progress, number);
-    for (std::size_t r = 0; r < replicas_.size(); ++r) {
-      if (r != me_) memory_.notify(replicas_[r], wakeup::sums);
+    for (std::size_t r = 0; r < members_.size(); ++r) {
+      if (r != me_) memory_.notify(members_[r], wakeup::sums);
     }
   }
 
   shared_memory& memory_;
-  std::vector<int> replicas_;
+  rank_group among_;
+  std::vector<int> members_;
   std::size_t me_;
   std::shared_ptr<failure_monitor> watch_;
   std::size_t const room_;  // bytes of a reduction buffer for a part of each share

@@ -23,13 +23,13 @@
 #include <chevron/run/comm/shared_memory/shared_file.hpp>
 
 /// \file
-/// Memory that the ranks of one machine share: where small messages, gathers and sums over replicas pass between them.
+/// Memory that the ranks of one machine share: where small messages, gathers and sums over a group pass between them.
 ///
 /// Each rank has one file in memory, which it alone fills and the others read. A file holds
 ///
 /// - two futex words, on each of which a thread of its rank sleeps until another rank wakes it,
 /// - gather buffers, into which its rank writes its part of a gather,
-/// - reduction buffers for pieces of a collective over replicas, and its rank's progress with them,
+/// - reduction buffers for pieces of a collective over a group, and its rank's progress with them,
 /// - a header for each message that comes again every step (how often it was sent and taken, and its offset), and
 /// - message buffers.
 ///

@@ -37,7 +37,8 @@ namespace chevron {
 /// streams, events and channels; `host_streams` of tests/support shows the members of it.
 ///
 /// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
-///   is one for each directed edge of the pipeline, one for the collectives over replicas and one for gathers; each has a stream.
+///   is one for each directed edge of the pipeline, one for the collectives over replicas, one for those over shards and one for
+///   gathers; each has a stream.
 /// - `post_send` and `post_receive` put the transfer on the stream of its edge, behind what the rank was asked to compute so far;
 ///   `receive`, `wait_send` and `wait_bucket` put what the rank computes next behind the transfer. The host waits for the end
 ///   of a gather only: it needs the numbers.
@@ -69,12 +70,13 @@ class stream_transport : public transport {
     numbers_ = lines_.make("world", channel_use::gather, where.global_rank, where.world(), deadline());
     for (gathering& g : gatherings_) g.done = std::make_unique<point>(watch_);
     all_gather({}, {});
-    if (where.replicas > 1) {
-      sums_ = lines_.make("replicas of rank " + std::to_string(where.pipeline_rank()), channel_use::sum, where.replica(),
-                          where.replicas, deadline());
-      at::Tensor const once = at::zeros({1}, streams_.device());
-      start_all_reduce(0, once);
-      wait_bucket(0);
+    for (rank_group const among : {rank_group::replicas, rank_group::shards}) {
+      if (members(among) == 1) continue;
+      group_end& group = of(among);
+      group.channel = lines_.make(detail::member_of(among) + "s of rank " + std::to_string(member(among, 0)), channel_use::sum,
+                                  number_in(among), members(among), deadline());
+      start_collective(among, group_collective::all_reduce, 0, at::zeros({1}, streams_.device()), {});
+      wait_collective(among, 0);
     }
     watch_.deadline(deadline());
     failures_->all_have_met();
@@ -149,19 +151,24 @@ class stream_transport : public transport {
   }
   void open_slots(slot_counts const& slots) override { messages_.open(slots); }
 
-  void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    awaited const mine = replicas_at(bucket);
+  void start_collective(rank_group among, group_collective what, int bucket, at::Tensor values,
+                        std::span<std::int64_t const> cut) override {
+    awaited const mine = collective_at(among, bucket);
     lines_.check(mine);
+    group_end& group = of(among);
     auto const b = static_cast<std::size_t>(bucket);
-    while (summed_.size() <= b) summed_.push_back(std::make_unique<point>(watch_));
-    lines_.behind_computation(*sums_);
+    while (group.done.size() <= b) group.done.push_back(std::make_unique<point>(watch_));
+    auto& [on, computed, way] = *group.channel;
+    lines_.behind_computation(*group.channel);
     host_call const asking(watch_, mine);
-    if (what == replica_collective::all_reduce) streams_.sum(sums_->way, sums_->on, values);
-    if (what == replica_collective::reduce_scatter) streams_.reduce_scatter(sums_->way, sums_->on, values, cut);
-    if (what == replica_collective::share_gather) streams_.share_gather(sums_->way, sums_->on, values, cut);
-    summed_[b]->record(sums_->on, mine);
+    if (what == group_collective::all_reduce) streams_.sum(way, on, values);
+    if (what == group_collective::reduce_scatter) streams_.reduce_scatter(way, on, values, cut);
+    if (what == group_collective::share_gather) streams_.share_gather(way, on, values, cut);
+    group.done[b]->record(on, mine);
   }
-  void wait_collective(int bucket) override { lines_.wait(*summed_.at(static_cast<std::size_t>(bucket))); }
+  void wait_collective(rank_group among, int bucket) override {
+    lines_.wait(*of(among).done.at(static_cast<std::size_t>(bucket)));
+  }
 
   void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
     ++detail::gathers_in(done_, slot);
@@ -202,6 +209,12 @@ class stream_transport : public transport {
     at::Tensor mine, all;
     std::unique_ptr<point> done;
   };
+  /// This rank's end of a group's channel.
+  struct group_end {
+    line channel;                              // null with one member
+    std::vector<std::unique_ptr<point>> done;  // by bucket
+  };
+  group_end& of(rank_group among) { return groups_[static_cast<std::size_t>(among)]; }
   gathering& of(gather_slot slot) { return gatherings_[static_cast<std::size_t>(slot)]; }
 
   detail::wait_details details(detail::wait_need const& need) { return {need, &done_, &rendezvous_.prefix()}; }
@@ -217,8 +230,8 @@ class stream_transport : public transport {
   stream_monitor<Streams> watch_;
   detail::stream_channels<Streams> lines_;
   detail::stream_messages<Streams> messages_;
-  line numbers_, sums_;                         // null in a world of one; with one replica
-  std::vector<std::unique_ptr<point>> summed_;  // by bucket
+  line numbers_;                                // null in a world of one
+  std::array<group_end, 2> groups_;             // of replicas, of shards
   std::array<gathering, 2> gatherings_;         // by slot
   detail::wait_progress done_;
   bool closed_ = false;

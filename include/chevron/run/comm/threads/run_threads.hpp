@@ -69,16 +69,15 @@ inline void wait_for_all_ranks(threads_hub& hub) {
 /// not come back then, as they compute or hang, are given `thread_options::grace`: after it the process ends, with the message
 /// and the exit code of what was thrown.
 /// \param body is called by several threads at once, and must not write to what it shares with the other ranks
-/// \throws usage_error for no rank or replica; what the first rank that failed has thrown
+/// \throws usage_error for no rank, replica or shard; what the first rank that failed has thrown
 template <class Body>
 void run_threads(thread_options const& options, Body const& body) {
-  if (options.pipeline_ranks < 1 || options.replicas < 1) {
-    throw usage_error("cannot run " + std::to_string(options.pipeline_ranks) + " pipeline ranks × " +
-                      std::to_string(options.replicas) + " replicas: both must be at least 1");
-  }
+  topology const grid{options.pipeline_ranks, options.replicas, 0, options.shards};
+  if (options.pipeline_ranks < 1 || options.replicas < 1 || options.shards < 1)
+    throw usage_error("cannot run " + detail::words_of(grid) + ": each must be at least 1");
   detail::prepare_vector_math();
   auto const hub = std::make_shared<detail::threads_hub>(options);
-  int const world = options.pipeline_ranks * options.replicas;
+  int const world = grid.world();
   int const threads_before = at::get_num_threads();
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
@@ -101,7 +100,7 @@ void run_threads(thread_options const& options, Body const& body) {
       }
       if (thrown) {
         hub->fail(about, r);  // the others hear of it before anything is written
-        detail::write_flight_logs(about, r, {options.pipeline_ranks, options.replicas, r});
+        detail::write_flight_logs(about, r, {options.pipeline_ranks, options.replicas, r, options.shards});
       }
       hub->end(r, thrown, about);
     });

@@ -9,41 +9,41 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
-#include <chevron/run/comm/replica_collective.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/device/stream_handoff.hpp>
 
 /// \file
-/// A collective over replicas that are threads: the last replica to come carries it out for all.
+/// A collective over a group of threads: the last member to come carries it out for all.
 
 namespace chevron::detail {
 
-/// What replicas brought to one collective, each at its own place.
+/// The parts of one collective, one of each member of the group.
 class thread_collective {
  public:
-  explicit thread_collective(std::size_t replicas = 0) : parts_(replicas), given_(replicas) {}
+  explicit thread_collective(std::size_t members = 0) : parts_(members), given_(members) {}
 
   struct part {
-    replica_collective what;
+    group_collective what;
     at::Tensor values;
     std::vector<std::int64_t> cut;
   };
 
-  void bring(std::size_t replica, part of) {
-    given_[replica].record(std::span(&of.values, 1));
-    parts_[replica] = std::move(of);
+  void bring(std::size_t member, part of) {
+    given_[member].record(std::span(&of.values, 1));
+    parts_[member] = std::move(of);
     ++count_;
   }
-  bool brought(std::size_t replica) const { return parts_[replica].values.defined(); }
+  bool brought(std::size_t member) const { return parts_[member].values.defined(); }
   bool is_complete() const { return count_ == parts_.size(); }
-  /// Some replica has come, and some other has not.
+  /// Some member has come, and some other has not.
   bool is_under_way() const { return count_ > 0; }
 
   /// Once all have come.
-  /// \param context of the replica that calls this
+  /// \param context of the rank that calls this
   /// \returns the end of the work on the streams of devices
-  /// \throws preflight_error where replicas have brought different things
-  stream_handoff carry_out(int bucket, error_context const& context) {
+  /// \throws preflight_error where members have brought different things
+  stream_handoff carry_out(rank_group among, int bucket, error_context const& context) {
     at::NoGradGuard const off;
     part const& first = parts_[0];
     for (std::size_t r = 1; r < parts_.size(); ++r) {
@@ -52,16 +52,16 @@ class thread_collective {
           other.values.dtype() == first.values.dtype()) {
         continue;
       }
-      throw preflight_error(unlike_collectives(bucket, 0, first.what, static_cast<int>(r), other.what), context);
+      throw preflight_error(unlike_collectives(among, bucket, 0, first.what, static_cast<int>(r), other.what), context);
     }
     // What is added and copied runs where the parts are, whichever rank asks for it.
     given_[0].wait_for(first.values.device());
     for (std::size_t r = 1; r < parts_.size(); ++r) given_[r].wait_for(parts_[r].values.device());
     std::vector<at::Tensor> values;
     for (part const& each : parts_) values.push_back(each.values.detach().view({-1}));
-    if (first.what == replica_collective::all_reduce) add_up(values);
-    if (first.what == replica_collective::reduce_scatter) scatter(values, first.cut);
-    if (first.what == replica_collective::share_gather) gather(values, first.cut);
+    if (first.what == group_collective::all_reduce) add_up(values);
+    if (first.what == group_collective::reduce_scatter) scatter(values, first.cut);
+    if (first.what == group_collective::share_gather) gather(values, first.cut);
     stream_handoff done;
     done.record(values);
     return done;
@@ -72,7 +72,7 @@ class thread_collective {
     for (std::size_t r = 1; r < values.size(); ++r) values[0].add_(values[r].to(values[0].device()));
     for (std::size_t r = 1; r < values.size(); ++r) values[r].copy_(values[0]);
   }
-  /// Each share in the memory of replica 0, in the order of replicas; then to its own replica alone.
+  /// Each share in the memory of member 0, in the order of members; then to its own member alone.
   static void scatter(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& cut) {
     for (std::size_t s = 0; s < values.size(); ++s) {
       auto const share_in = [&](std::size_t r) { return values[r].narrow(0, cut[s], cut[s + 1] - cut[s]); };

@@ -34,6 +34,7 @@ namespace chevron {
 struct thread_options {
   int pipeline_ranks = 1;
   int replicas = 1;
+  int shards = 1;  ///< ranks within each stage
   /// A send completes only when its receive is posted, as with Gloo and NCCL; else at once.
   bool rendezvous = false;
   /// Each message arrives after a random time up to this, drawn from `seed`: shakes out orders that rely on luck.
@@ -56,9 +57,10 @@ class threads_hub {
 
   explicit threads_hub(thread_options const& o)
       : options(o),
-        ranks(static_cast<std::size_t>(o.pipeline_ranks * o.replicas)),
+        ranks(static_cast<std::size_t>(o.pipeline_ranks * o.replicas * o.shards)),
         edges(ranks.size() * ranks.size()),
-        buckets(static_cast<std::size_t>(o.pipeline_ranks)),
+        buckets{group_buckets(static_cast<std::size_t>(o.pipeline_ranks * o.shards)),
+                group_buckets(static_cast<std::size_t>(o.pipeline_ranks * o.replicas))},
         random(o.seed) {
     for (auto& r : ranks) r = std::make_unique<rank_state>();
     for (auto& g : gatherings) {
@@ -137,11 +139,12 @@ class threads_hub {
     bool stuck = false;  // it waits, has found nothing there, and nobody has brought anything since
   };
   struct bucket {
-    explicit bucket(std::size_t replicas) : brought(replicas) {}
+    explicit bucket(std::size_t members) : brought(members) {}
     thread_collective brought;
     stream_handoff result;
     long done = 0;  // how many collectives this bucket has had
   };
+  using group_buckets = std::vector<std::vector<bucket>>;  // by group, by number
   using parts = std::vector<std::vector<std::byte>>;  // by rank
   struct gathering {
     parts arrived;
@@ -267,7 +270,7 @@ class threads_hub {
   std::mutex mutex;
   std::vector<std::unique_ptr<rank_state>> ranks;
   std::vector<edge> edges;
-  std::vector<std::vector<bucket>> buckets;  // by pipeline rank, by number
+  std::array<group_buckets, 2> buckets;  // of groups of replicas, and of groups of shards
   std::array<gathering, 2> gatherings;   // by slot
   std::optional<failure> first_failure;  // as it was published first, by whichever rank
   int finder = -1;                       // the rank that did

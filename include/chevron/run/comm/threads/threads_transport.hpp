@@ -42,7 +42,7 @@ inline auto only(int peer) {
 class threads_transport final : public transport {
  public:
   threads_transport(std::shared_ptr<detail::threads_hub> shared, int global_rank)
-      : transport({shared->options.pipeline_ranks, shared->options.replicas, global_rank}), hub_(std::move(shared)) {
+      : transport({shared->options.pipeline_ranks, shared->options.replicas, global_rank, shared->options.shards}), hub_(std::move(shared)) {
     deadline(hub_->options.deadline);
   }
 
@@ -140,49 +140,58 @@ class threads_transport final : public transport {
     mine().receives.resize(static_cast<std::size_t>(slots.receive));
   }
 
-  void start_collective(replica_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) override {
-    auto const b = static_cast<std::size_t>(bucket);
-    if (started_.size() <= b) started_.resize(b + 1);
-    ++started_[b];
+  void start_collective(rank_group among, group_collective what, int bucket, at::Tensor values,
+                        std::span<std::int64_t const> cut) override {
+    auto const b = static_cast<std::size_t>(bucket), size = static_cast<std::size_t>(members(among));
+    auto& started = started_[static_cast<std::size_t>(among)];
+    if (started.size() <= b) started.resize(b + 1);
+    ++started[b];
     detail::thread_collective whole;
     {
       std::lock_guard const hold(hub_->mutex);
-      check_running(replicas_at(bucket));
-      auto& all = buckets();
-      while (all.size() <= b) all.emplace_back(static_cast<std::size_t>(topology().replicas));
+      check_running(collective_at(among, bucket));
+      auto& all = buckets(among);
+      while (all.size() <= b) all.emplace_back(size);
       auto& brought = all[b].brought;
-      brought.bring(static_cast<std::size_t>(topology().replica()), {what, std::move(values), {cut.begin(), cut.end()}});
+      brought.bring(static_cast<std::size_t>(number_in(among)), {what, std::move(values), {cut.begin(), cut.end()}});
       if (!brought.is_complete()) return;
-      whole = std::exchange(brought, detail::thread_collective(static_cast<std::size_t>(topology().replicas)));
+      whole = std::exchange(brought, detail::thread_collective(size));
     }
     // Outside the lock: until `done` counts up no rank touches the tensors.
     stream_handoff result =
-        whole.carry_out(bucket, {.rank = rank(), .step = step(), .action = replicas_at(bucket).action_text()});
+        whole.carry_out(among, bucket, {.rank = rank(), .step = step(), .action = collective_at(among, bucket).action_text()});
     whole = detail::thread_collective();  // a rank that goes on may free what it brought
     {
       std::lock_guard const hold(hub_->mutex);
-      buckets()[b].result = std::move(result);
-      ++buckets()[b].done;
+      buckets(among)[b].result = std::move(result);
+      ++buckets(among)[b].done;
       hub_->tell_all();
     }
     hub_->wake_all();
   }
 
-  void wait_collective(int bucket) override {
+  void wait_collective(rank_group among, int bucket) override {
     auto const b = static_cast<std::size_t>(bucket);
     std::unique_lock hold(hub_->mutex);
-    auto& all = buckets();
+    auto& all = buckets(among);
     auto const absent = [&](int r) {
-      bool const same_stages = r % topology().pipeline_ranks == topology().pipeline_rank();
-      return same_stages && all[b].brought.is_under_way() &&
-             !all[b].brought.brought(static_cast<std::size_t>(r / topology().pipeline_ranks));
+      for (int k = 0; all[b].brought.is_under_way() && k < members(among); ++k) {
+        if (member(among, k) == r) return !all[b].brought.brought(static_cast<std::size_t>(k));
+      }
+      return false;
     };
-    wait(hold, &hub::all_ranks, absent, replicas_at(bucket),
-         [&](clock::time_point, clock::time_point&) { return all[b].done >= started_.at(b); });
+    long const awaited_round = started_[static_cast<std::size_t>(among)].at(b);
+    wait(hold, &hub::all_ranks, absent, collective_at(among, bucket),
+         [&](clock::time_point, clock::time_point&) { return all[b].done >= awaited_round; });
     all[b].result.wait_for();
   }
-  /// What the replicas of this pipeline rank do together.
-  std::vector<hub::bucket>& buckets() { return hub_->buckets[static_cast<std::size_t>(topology().pipeline_rank())]; }
+  /// The collectives of this rank's group.
+  std::vector<hub::bucket>& buckets(rank_group among) {
+    chevron::topology const& at = topology();
+    int const group =
+        among == rank_group::replicas ? at.pipeline_rank() * at.shards + at.shard() : at.global_rank / at.shards;
+    return hub_->buckets[static_cast<std::size_t>(among)][static_cast<std::size_t>(group)];
+  }
 
   void start_gather(gather_slot slot, std::span<std::byte const> given, awaited const& about) override {
     {
@@ -328,7 +337,7 @@ class threads_transport final : public transport {
 
   std::shared_ptr<hub> hub_;
   std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // of what this rank sends, by tag
-  std::vector<long> started_;                                         // collectives over replicas, by bucket
+  std::array<std::vector<long>, 2> started_;                          // collectives, by group and bucket
   std::array<std::shared_ptr<hub::parts const>, 2> results_;          // of gathers, by slot
 };
 

@@ -12,14 +12,18 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// State cut over the replicas of a pipeline rank, the collectives among these replicas, and the cut of one tensor.
+/// The collectives among the replicas of a pipeline rank and among its shards, and the cut of one tensor into shares.
 
 namespace chevron {
 
-enum class replica_collective {
-  all_reduce,      ///< each replica gets the sums of all elements
+/// The ranks among which a collective goes: the replicas of this pipeline rank and shard, or the shards of this replica and
+/// pipeline rank.
+enum class rank_group : std::uint8_t { replicas, shards };
+
+enum class group_collective {
+  all_reduce,      ///< each member of the group gets the sums of all elements
   reduce_scatter,  ///< each gets the sums of its own share
-  share_gather     ///< each gets every replica's share as it is
+  share_gather     ///< each gets every member's share as it is
 };
 
 /// State that is cut over the replicas of a stage: each replica holds its share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
@@ -35,46 +39,64 @@ namespace detail {
 inline char const* words_of(sharding what) {
   return what == sharding::nothing ? "nothing" : what == sharding::optimizer ? "optimizer" : "gradients";
 }
-/// What a rank waits for, a literal.
-inline char const* words_of(replica_collective what) {
+/// A collective in the words of a wait, a literal.
+inline char const* words_of(group_collective what, rank_group among = rank_group::replicas) {
+  if (among == rank_group::shards) {
+    switch (what) {
+      case group_collective::reduce_scatter:
+        return "reduce-scatter over shards";
+      case group_collective::share_gather:
+        return "gather over shards";
+      default:
+        return "sum over shards";
+    }
+  }
   switch (what) {
-    case replica_collective::reduce_scatter:
+    case group_collective::reduce_scatter:
       return "reduce-scatter of gradients";
-    case replica_collective::share_gather:
+    case group_collective::share_gather:
       return "gather of shares";
     default:
       return "sum of gradients";
   }
 }
 
+/// A member of a group, without its number: `replica`, `shard`.
+inline std::string member_of(rank_group among) { return among == rank_group::replicas ? "replica" : "shard"; }
+
+/// \param members how many the group has
 /// \throws usage_error where `values` is not contiguous, or where a collective of shares has a cut that does not divide it among
-/// the replicas
-inline void check_collective(replica_collective what, int bucket, at::Tensor const& values, std::span<std::int64_t const> cut,
-                             int replicas) {
-  std::string const of_bucket = std::string("the ") + words_of(what) + " of bucket " + std::to_string(bucket);
+/// the members
+inline void check_collective(rank_group among, group_collective what, int bucket, at::Tensor const& values,
+                             std::span<std::int64_t const> cut, int members) {
+  std::string const of_bucket = std::string("the ") + words_of(what, among) + " of bucket " + std::to_string(bucket);
   if (!values.is_contiguous()) throw usage_error(of_bucket + " needs a contiguous tensor. Remedy: .contiguous()");
-  if (what == replica_collective::all_reduce) return;
-  bool const divides = cut.size() == static_cast<std::size_t>(replicas) + 1 && std::is_sorted(cut.begin(), cut.end()) &&
+  if (what == group_collective::all_reduce) return;
+  bool const divides = cut.size() == static_cast<std::size_t>(members) + 1 && std::is_sorted(cut.begin(), cut.end()) &&
                        cut.front() == 0 && cut.back() == values.numel();
   if (divides) return;
   std::string offsets;
   for (std::int64_t const each : cut) offsets += (offsets.empty() ? "" : ", ") + std::to_string(each);
   throw usage_error(of_bucket + " has the cut [" + offsets + "], which does not divide " + std::to_string(values.numel()) +
-                    " elements among " + std::to_string(replicas) + " replicas. Remedy: " + std::to_string(replicas + 1) +
+                    " elements among " + std::to_string(members) + " " + member_of(among) + "s. Remedy: " + std::to_string(members + 1) +
                     " offsets, ascending, from 0 to " + std::to_string(values.numel()));
 }
 
-/// Why two replicas are refused that start different collectives, or with different tensors or cuts, in one bucket.
-inline std::string unlike_collectives(int bucket, int mine, replica_collective what, int theirs, replica_collective other) {
-  std::string const of_bucket = "bucket " + std::to_string(bucket);
+/// The reason why two members of a group are refused that start different collectives, or with different tensors or cuts, in
+/// one bucket.
+inline std::string unlike_collectives(rank_group among, int bucket, int mine, group_collective what, int theirs,
+                                      group_collective other) {
+  std::string const of_bucket = "bucket " + std::to_string(bucket), member = member_of(among);
   if (what != other) {
-    return "replica " + std::to_string(mine) + " starts the " + words_of(what) + " in " + of_bucket + " where replica " +
-           std::to_string(theirs) + " starts the " + words_of(other) +
-           ". Remedy: the same collectives in the same order on all replicas";
+    return member + " " + std::to_string(mine) + " starts the " + words_of(what, among) + " in " + of_bucket + " where " + member +
+           " " + std::to_string(theirs) + " starts the " + words_of(other, among) +
+           ". Remedy: the same collectives in the same order on all " + member + "s";
   }
-  std::string const both = "replicas " + std::to_string(mine) + " and " + std::to_string(theirs);
-  if (what == replica_collective::all_reduce) return both + " sum gradients of different shapes or dtypes in " + of_bucket;
-  return both + " start the " + words_of(what) + " with different shapes, dtypes or cuts in " + of_bucket;
+  std::string const both = member + "s " + std::to_string(mine) + " and " + std::to_string(theirs);
+  if (what == group_collective::all_reduce)
+    return both + " sum " + (among == rank_group::replicas ? "gradients" : "tensors") + " of different shapes or dtypes in " +
+           of_bucket;
+  return both + " start the " + words_of(what, among) + " with different shapes, dtypes or cuts in " + of_bucket;
 }
 
 /// The memory of a contiguous tensor.

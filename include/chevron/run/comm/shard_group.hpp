@@ -1,0 +1,308 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+
+/// \file
+/// The group of a stage's shards: collectives that a stage calls in its forward, and that autograd calls back.
+
+namespace chevron {
+
+/// The piece of a dimension that one shard holds.
+struct shard_piece {
+  std::int64_t begin = 0, size = 0;
+};
+/// Divides a dimension among shards; the sizes differ by one at most. Shard t's piece is [size × t / T, size × (t + 1) / T).
+constexpr shard_piece piece_of(std::int64_t size, int shard, int shards) {
+  std::int64_t const begin = size * shard / shards, end = size * (shard + 1) / shards;
+  return {begin, end - begin};
+}
+
+/// What follows a gathered tensor: it says what its gradient is.
+enum class after_gather {
+  whole,   ///< each shard computes the same with it: the gradients are equal, and each shard takes its own piece
+  partial  ///< each shard computes its own part with it: the gradients are parts, and are added over the shards
+};
+
+class shard_group;
+
+namespace detail {
+
+using autograd_variables = torch::autograd::variable_list;
+using autograd_context = torch::autograd::AutogradContext;
+
+struct sum_over_shards : torch::autograd::Function<sum_over_shards> {
+  static at::Tensor forward(autograd_context*, at::Tensor const& x, std::int64_t group);
+  static autograd_variables backward(autograd_context*, autograd_variables gradients);
+};
+struct copy_to_shards : torch::autograd::Function<copy_to_shards> {
+  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group);
+  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
+};
+struct gather_over_shards : torch::autograd::Function<gather_over_shards> {
+  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::int64_t dim,
+                            std::int64_t size, bool partial);
+  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
+};
+struct scatter_to_shards : torch::autograd::Function<scatter_to_shards> {
+  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::int64_t dim, bool adds);
+  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
+};
+struct exchange_between_shards : torch::autograd::Function<exchange_between_shards> {
+  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::vector<std::int64_t> counts);
+  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
+};
+
+}  // namespace detail
+
+/// The shards of this rank's stages, T ranks that run the same instructions on cuts of the same parameters. Its collectives are
+/// differentiable, in the conventions of Megatron-LM (Shoeybi et al., arXiv 1909.08053, section 3): a tensor is *whole*, equal on
+/// all shards, and then so is its gradient; or it is *cut* along a dimension, or *partial*, a summand of a whole one.
+///
+/// All shards call the same collectives in the same order, forward and backward: what a stage decides by itself must be decided
+/// alike on all its shards. A wait ends by the transport's deadline, or with the failure of any rank, whose error names the
+/// collective. With one shard each collective gives its argument.
+///
+///     chevron::shard_group const group(comm);
+///     at::Tensor h = at::linear(group.copy(x), columns);         // columns: this shard's rows of the weight
+///     x = group.all_reduce(at::linear(at::gelu(h), rows));       // rows: this shard's columns
+///
+/// A group is a handle; the transport must outlive all graphs that were made with it.
+class shard_group {
+ public:
+  explicit shard_group(transport& comm) : comm_(&comm) {}
+
+  int shard() const { return comm_->topology().shard(); }    ///< of this rank, from 0
+  int shards() const { return comm_->topology().shards; }    ///< T
+  /// This shard's piece of a dimension of this size.
+  shard_piece piece(std::int64_t size) const { return piece_of(size, shard(), shards()); }
+
+  /// The sum of a partial tensor: whole. The gradient passes as it is.
+  at::Tensor all_reduce(at::Tensor const& x) const { return alone() ? x : detail::sum_over_shards::apply(x, handle()); }
+  /// A whole tensor as it is, for computations that differ by shard: its gradient is partial there, and is summed.
+  at::Tensor copy(at::Tensor const& x) const { return alone() ? x : detail::copy_to_shards::apply(x, handle()); }
+  /// The whole of a tensor that is cut along `dim`.
+  /// \param next what is computed with the whole
+  /// \param size of the whole along `dim`; 0: as many as on this shard, times T
+  at::Tensor all_gather(at::Tensor const& x, std::int64_t dim, after_gather next, std::int64_t size = 0) const {
+    if (alone()) return x;
+    std::int64_t const along = dimension(x, dim);
+    return detail::gather_over_shards::apply(x, handle(), along, size == 0 ? x.size(along) * shards() : size,
+                                             next == after_gather::partial);
+  }
+  /// This shard's piece along `dim` of the sum of a partial tensor. The gradient is gathered.
+  at::Tensor reduce_scatter(at::Tensor const& x, std::int64_t dim) const {
+    return alone() ? x : detail::scatter_to_shards::apply(x, handle(), dimension(x, dim), true);
+  }
+  /// This shard's piece along `dim` of a whole tensor. The gradient is gathered.
+  at::Tensor scatter(at::Tensor const& x, std::int64_t dim) const {
+    return alone() ? x : detail::scatter_to_shards::apply(x, handle(), dimension(x, dim), false);
+  }
+  /// Rows for other shards, and theirs for this one: rows of dimension 0 go to shard 0, then to shard 1, and so on; what comes is
+  /// in the order of shards. The gradient goes back the same way.
+  /// \param counts T × T rows, equal on all shards: counts[from × T + to]; `all_counts` tells them
+  at::Tensor all_to_all(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
+    check_counts(x, counts);
+    return alone() ? x : detail::exchange_between_shards::apply(x, handle(), counts);
+  }
+  /// Numbers of all shards, on the host: `mine` of each, in the order of shards.
+  std::vector<std::int64_t> all_counts(std::vector<std::int64_t> const& mine) const {
+    if (alone()) return mine;
+    at::Tensor const own = at::empty({static_cast<std::int64_t>(mine.size())}, at::kLong);
+    std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<std::int64_t>());
+    at::Tensor const all = gathered(own, 0, own.numel() * shards());
+    return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
+  }
+
+  // Without autograd.
+
+  /// The sum over the shards, in their order, in new memory.
+  at::Tensor summed(at::Tensor const& x) const {
+    at::NoGradGuard const off;
+    at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
+    comm_->over_shards(group_collective::all_reduce, out);
+    return out;
+  }
+  /// The whole of a tensor that is cut along `dim` and has `size` elements there.
+  at::Tensor gathered(at::Tensor const& x, std::int64_t dim, std::int64_t size) const {
+    at::NoGradGuard const off;
+    if (x.size(dim) != piece(size).size) {
+      throw usage_error("all_gather over shards to " + std::to_string(size) + " elements along dimension " + std::to_string(dim) +
+                        ": shard " + std::to_string(shard()) + " has " + std::to_string(x.size(dim)) + ", where its piece has " +
+                        std::to_string(piece(size).size) + ". Remedy: shard_group::piece gives the sizes");
+    }
+    std::int64_t const row = size == 0 || x.size(dim) == 0 ? row_of(x, dim) : x.numel() / x.size(dim);
+    at::Tensor const all = at::empty({row * size}, x.options());
+    std::vector<std::int64_t> cut;
+    for (int t = 0; t < shards(); ++t) cut.push_back(row * piece_of(size, t, shards()).begin);
+    cut.push_back(row * size);
+    auto const me = static_cast<std::size_t>(shard());
+    all.narrow(0, cut[me], cut[me + 1] - cut[me]).copy_(x.detach().contiguous().view({-1}));
+    comm_->over_shards(group_collective::share_gather, all, cut);
+    std::vector<at::Tensor> pieces;
+    for (std::size_t t = 0; t + 1 < cut.size(); ++t) {
+      auto sizes = x.sizes().vec();
+      sizes[static_cast<std::size_t>(dim)] = piece_of(size, static_cast<int>(t), shards()).size;
+      pieces.push_back(all.narrow(0, cut[t], cut[t + 1] - cut[t]).view(sizes));
+    }
+    return at::cat(pieces, dim);
+  }
+  /// This shard's piece along `dim` of the sum.
+  at::Tensor summed_piece(at::Tensor const& x, std::int64_t dim) const {
+    at::NoGradGuard const off;
+    std::int64_t const size = x.size(dim);
+    std::vector<at::Tensor> rows;
+    std::vector<std::int64_t> cut{0};
+    for (int t = 0; t < shards(); ++t) {
+      shard_piece const one = piece_of(size, t, shards());
+      rows.push_back(x.detach().narrow(dim, one.begin, one.size).reshape({-1}));
+      cut.push_back(cut.back() + rows.back().numel());
+    }
+    at::Tensor const all = at::cat(rows);
+    comm_->over_shards(group_collective::reduce_scatter, all, cut);
+    auto sizes = x.sizes().vec();
+    sizes[static_cast<std::size_t>(dim)] = piece(size).size;
+    auto const me = static_cast<std::size_t>(shard());
+    return all.narrow(0, cut[me], cut[me + 1] - cut[me]).clone().view(sizes);
+  }
+  /// Rows of other shards for this one, in the order of shards. Every shard sees the rows of all, of which it takes its own.
+  at::Tensor exchanged(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
+    at::NoGradGuard const off;
+    int const T = shards();
+    auto const rows = [&](int from, int to) { return counts[static_cast<std::size_t>(from * T + to)]; };
+    std::int64_t const row = x.dim() == 1 ? 1 : x.size(0) == 0 ? row_of(x, 0) : x.numel() / x.size(0);
+    std::vector<std::int64_t> cut{0};
+    for (int from = 0; from < T; ++from) {
+      std::int64_t given = 0;
+      for (int to = 0; to < T; ++to) given += rows(from, to);
+      cut.push_back(cut.back() + given * row);
+    }
+    at::Tensor const all = at::empty({cut.back()}, x.options());
+    auto const me = static_cast<std::size_t>(shard());
+    all.narrow(0, cut[me], cut[me + 1] - cut[me]).copy_(x.detach().contiguous().view({-1}));
+    comm_->over_shards(group_collective::share_gather, all, cut);
+    std::vector<at::Tensor> taken;
+    std::int64_t count = 0;
+    for (int from = 0; from < T; ++from) {
+      std::int64_t begin = cut[static_cast<std::size_t>(from)];
+      for (int to = 0; to < shard(); ++to) begin += rows(from, to) * row;
+      taken.push_back(all.narrow(0, begin, rows(from, shard()) * row));
+      count += rows(from, shard());
+    }
+    auto sizes = x.sizes().vec();
+    sizes[0] = count;
+    return at::cat(taken).view(sizes);
+  }
+
+ private:
+  bool alone() const { return shards() == 1; }
+  std::int64_t handle() const { return reinterpret_cast<std::int64_t>(comm_); }
+  static std::int64_t row_of(at::Tensor const& x, std::int64_t dim) {
+    std::int64_t row = 1;
+    for (std::int64_t d = 0; d < x.dim(); ++d) row *= d == dim ? 1 : x.size(d);
+    return row;
+  }
+  static std::int64_t dimension(at::Tensor const& x, std::int64_t dim) {
+    std::int64_t const out = dim < 0 ? dim + x.dim() : dim;
+    if (out >= 0 && out < x.dim()) return out;
+    throw usage_error("a collective over shards goes along dimension " + std::to_string(dim) + " of a tensor with " +
+                      std::to_string(x.dim()) + " dimensions");
+  }
+  void check_counts(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
+    auto const T = static_cast<std::size_t>(shards());
+    std::int64_t given = 0;
+    for (std::size_t to = 0; counts.size() == T * T && to < T; ++to)
+      given += counts[static_cast<std::size_t>(shard()) * T + to];
+    if (counts.size() == T * T && given == x.size(0)) return;
+    throw usage_error("all_to_all over " + std::to_string(T) + " shards needs " + std::to_string(T * T) +
+                      " counts, of which those of shard " + std::to_string(shard()) + " add up to its " +
+                      std::to_string(x.size(0)) + " rows; it has " + std::to_string(counts.size()) + " that add up to " +
+                      std::to_string(given) + ". Remedy: shard_group::all_counts");
+  }
+
+  transport* comm_;
+};
+
+namespace detail {
+
+inline shard_group group_of(std::int64_t handle) { return shard_group(*reinterpret_cast<transport*>(handle)); }
+inline shard_group group_of(autograd_context& context) { return group_of(context.saved_data["group"].toInt()); }
+
+inline at::Tensor sum_over_shards::forward(autograd_context*, at::Tensor const& x, std::int64_t group) {
+  return group_of(group).summed(x);
+}
+inline autograd_variables sum_over_shards::backward(autograd_context*, autograd_variables gradients) {
+  return {gradients[0], {}};
+}
+
+inline at::Tensor copy_to_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group) {
+  context->saved_data["group"] = group;
+  return x.view_as(x);
+}
+inline autograd_variables copy_to_shards::backward(autograd_context* context, autograd_variables gradients) {
+  return {group_of(*context).summed(gradients[0]), {}};
+}
+
+inline at::Tensor gather_over_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group,
+                                              std::int64_t dim, std::int64_t size, bool partial) {
+  context->saved_data["group"] = group;
+  context->saved_data["dim"] = dim;
+  context->saved_data["partial"] = partial;
+  return group_of(group).gathered(x, dim, size);
+}
+inline autograd_variables gather_over_shards::backward(autograd_context* context, autograd_variables gradients) {
+  shard_group const group = group_of(*context);
+  std::int64_t const dim = context->saved_data["dim"].toInt();
+  at::Tensor const& whole = gradients[0];
+  if (context->saved_data["partial"].toBool()) return {group.summed_piece(whole, dim), {}, {}, {}, {}};
+  shard_piece const mine = group.piece(whole.size(dim));
+  return {whole.narrow(dim, mine.begin, mine.size).contiguous(), {}, {}, {}, {}};
+}
+
+inline at::Tensor scatter_to_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::int64_t dim,
+                                             bool adds) {
+  context->saved_data["group"] = group;
+  context->saved_data["dim"] = dim;
+  context->saved_data["size"] = x.size(dim);
+  if (adds) return group_of(group).summed_piece(x, dim);
+  shard_piece const mine = group_of(group).piece(x.size(dim));
+  return x.narrow(dim, mine.begin, mine.size).clone(at::MemoryFormat::Contiguous);
+}
+inline autograd_variables scatter_to_shards::backward(autograd_context* context, autograd_variables gradients) {
+  std::int64_t const dim = context->saved_data["dim"].toInt(), size = context->saved_data["size"].toInt();
+  return {group_of(*context).gathered(gradients[0], dim, size), {}, {}, {}};
+}
+
+inline at::Tensor exchange_between_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group,
+                                                   std::vector<std::int64_t> counts) {
+  context->saved_data["group"] = group;
+  context->saved_data["counts"] = counts;
+  return group_of(group).exchanged(x, counts);
+}
+inline autograd_variables exchange_between_shards::backward(autograd_context* context, autograd_variables gradients) {
+  shard_group const group = group_of(*context);
+  std::vector<std::int64_t> const counts = context->saved_data["counts"].toIntVector();
+  auto const T = static_cast<std::size_t>(group.shards());
+  std::vector<std::int64_t> back(counts.size());
+  for (std::size_t from = 0; from < T; ++from) {
+    for (std::size_t to = 0; to < T; ++to) back[to * T + from] = counts[from * T + to];
+  }
+  return {group.exchanged(gradients[0], back), {}, {}};
+}
+
+}  // namespace detail
+}  // namespace chevron

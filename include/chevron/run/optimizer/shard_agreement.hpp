@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <chevron/run/comm/shard_group.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/tensor_fingerprint.hpp>
+#include <chevron/run/optimizer/gradient_buckets.hpp>
+
+/// \file
+/// The guard of shards. Two faults make training over shards silently wrong: a parameter that each shard holds, and of whose
+/// gradient each shard computes a part only, without a sum (copies part, or all are too small); and a sum over shards of
+/// gradients that are whole already (T times too large). Both are refused here, before a parameter is changed:
+///
+/// - in every step the losses of a stage's shards, and the norms of the gradients of what all of them hold, must be equal;
+/// - in the first step, and in each that compares copies (`trainer_options::check_copies`), so must all bits of these gradients;
+///   and the parts of a partial gradient, which are about to be added, must not all be equal.
+
+namespace chevron::detail {
+
+struct stage_parameter {
+  std::size_t stage;
+  std::string name;
+  std::string text() const { return "stage " + std::to_string(stage) + "'s " + name; }
+};
+
+inline std::string remedy_of_unequal(std::string const& name) {
+  return ". No parameter was changed. Remedy: where a shard sees a part of the input, stage.partial({\"" + name +
+         "\"}); where a shard holds a piece, stage.cut(\"" + name +
+         "\", dimension); else shards compute different things with it: other random numbers, other inputs, or without a "
+         "collective (shard_group::copy before what differs by shard)";
+}
+
+/// \param first, other the squared norms on shard 0 and on another
+/// \param tolerance relative: on an accelerator kernels add in another order each time, so that last digits differ
+/// \throws preflight_error where they are not equal
+inline void check_equal_norms(stage_parameter const& of, int shard, double first, double other, double tolerance,
+                              error_context const& here) {
+  bool const both_wrong = !std::isfinite(first) && !std::isfinite(other);
+  if (first == other || both_wrong || std::abs(first - other) <= tolerance * std::abs(first)) return;
+  throw preflight_error("shards 0 and " + std::to_string(shard) + " have gradients of " + of.text() + " with the squared norms " +
+                            number_text(first) + " and " + number_text(other) + ", but each holds the whole parameter" +
+                            remedy_of_unequal(of.name),
+                        here);
+}
+/// The same of the losses of a microbatch.
+inline void check_equal_losses(int shard, int micro_batch, double first, double other, double tolerance,
+                               error_context const& here) {
+  bool const both_wrong = !std::isfinite(first) && !std::isfinite(other);
+  if (first == other || both_wrong || std::abs(first - other) <= tolerance * std::abs(first)) return;
+  throw preflight_error("shards 0 and " + std::to_string(shard) + " computed the losses " + number_text(first) + " and " +
+                            number_text(other) + " of microbatch " + std::to_string(micro_batch) +
+                            ", which counts once: each shard's has to be the whole loss. No parameter was changed. Remedy: "
+                            "shard_group::all_reduce over its parts; random numbers that differ by shard only where tensors are cut",
+                        here);
+}
+
+/// The comparison of gradients, bit for bit.
+class shard_agreement {
+ public:
+  shard_agreement() = default;
+  /// \param every steps from one comparison to the next; 0: in the first step alone
+  /// \param exact whether equal computations give equal bits: not on an accelerator, where partial gradients alone are compared
+  shard_agreement(topology const& where, int every, bool exact) : shards_(where.shards), every_(every), exact_(exact) {}
+
+  /// A step begins.
+  void begin() {
+    due_ = shards_ > 1 && (steps_ == 0 || (every_ > 0 && steps_ % every_ == 0));
+    ++steps_;
+    found_.clear();
+  }
+  /// Before the parts of a stage's partial gradients are added. Collective over the shards.
+  void before_sum(gradient_buckets const& of, std::size_t stage, transport& comm) {
+    if (!due_) return;
+    tensors parts;
+    std::vector<stage_parameter> names;
+    for (std::size_t i = 0; i < of.trained().size(); ++i) {
+      if (of.trained()[i].held != over_shards::partial || !of.views()[i].defined()) continue;
+      parts.push_back(of.views()[i]);
+      names.push_back({stage, of.trained()[i].name});
+    }
+    if (parts.empty()) return;
+    std::vector<std::int64_t> mine;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      bool const any = parts[i].count_nonzero().item<std::int64_t>() > 0;
+      mine.push_back(any ? static_cast<std::int64_t>(fingerprint(parts[i])) : 0);
+    }
+    auto const all = shard_group(comm).all_counts(mine);
+    for (std::size_t i = 0; i < parts.size() && found_.empty(); ++i) {
+      bool equal = mine[i] != 0;
+      for (std::size_t t = 0; t < static_cast<std::size_t>(shards_); ++t) equal = equal && all[t * parts.size() + i] == mine[i];
+      if (!equal) continue;
+      found_ = "all " + std::to_string(shards_) + " shards computed the same gradient of " + names[i].text() +
+               ", which is declared partial: their sum would count it " + std::to_string(shards_) +
+               " times. No parameter was changed. Remedy: leave it out of stage.partial, or give each shard a part of the input "
+               "(shard_group::scatter)";
+    }
+  }
+  /// With all sums there. Collective over all ranks.
+  /// \throws preflight_error, the same on every rank, where gradients of what several shards hold are not equal
+  /// \param by_stage null for stages of other ranks
+  void check(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage, transport& comm, error_context const& here) const {
+    if (!due_) return;
+    std::string mine = found_ + "\n";
+    for (std::size_t s = 0; exact_ && s < by_stage.size(); ++s) {
+      for (std::size_t i = 0; by_stage[s] && i < by_stage[s]->trained().size(); ++i) {
+        parameter const& p = by_stage[s]->trained()[i];
+        if (p.held == over_shards::cut) continue;
+        std::uint64_t const mark = fingerprint(by_stage[s]->here(i));
+        mine += std::to_string(s) + " " + std::to_string(mark) + " " + p.name + "\n";
+      }
+    }
+    topology const& where = comm.topology();
+    auto const all = comm.all_gather_text(mine);
+    for (std::string const& text : all) {
+      if (std::size_t const end = text.find('\n'); end > 0) throw preflight_error(text.substr(0, end), here);
+    }
+    for (int r = 0; r < where.world(); ++r) {
+      int const first = r - where.shard_of(r);
+      if (std::string const line = first_difference(all[static_cast<std::size_t>(first)], all[static_cast<std::size_t>(r)]);
+          !line.empty()) {
+        std::size_t const space = line.find(' '), of_name = line.find(' ', space + 1) + 1;
+        stage_parameter const of{std::stoul(line), line.substr(of_name)};
+        throw preflight_error("shards 0 and " + std::to_string(where.shard_of(r)) + " have unequal gradients of " + of.text() +
+                                  ", but each holds the whole parameter" + remedy_of_unequal(of.name),
+                              here);
+      }
+    }
+  }
+
+ private:
+  /// The first line of `b` that is not that of `a`.
+  static std::string first_difference(std::string const& a, std::string const& b) {
+    for (std::size_t at = 0; at < b.size();) {
+      std::size_t const end = b.find('\n', at);
+      if (a.compare(at, end + 1 - at, b, at, end + 1 - at) != 0) return b.substr(at, end - at);
+      at = end + 1;
+    }
+    return "";
+  }
+
+  int shards_ = 1, every_ = 0;
+  bool exact_ = true, due_ = false;
+  long steps_ = 0;
+  std::string found_;  // before a sum, on this rank
+};
+
+}  // namespace chevron::detail
