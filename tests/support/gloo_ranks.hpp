@@ -16,11 +16,11 @@
 namespace gloo_ranks {
 
 /// What each rank threw. `shared(rank)`: does it share its memory?
-inline std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, std::function<bool(int)> const& shared,
+inline std::vector<std::string> on_ranks(chevron::topology const& grid, std::function<bool(int)> const& shared,
                                          std::function<void(chevron::gloo_transport&)> const& body) {
   using namespace std::chrono_literals;
   return thread_ranks::said(
-      thread_ranks::run(pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+      thread_ranks::run(grid, [&](chevron::topology const& where, auto const& store, auto const& watch) {
         chevron::gloo_transport link(where, store, watch,
                                      {.address = "127.0.0.1", .join = 60s, .shared_memory = shared(where.global_rank)});
         link.deadline(60s);
@@ -28,6 +28,10 @@ inline std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, std::
         body(link);
         link.close();
       }));
+}
+inline std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, std::function<bool(int)> const& shared,
+                                         std::function<void(chevron::gloo_transport&)> const& body) {
+  return on_ranks(chevron::topology{.pipeline_ranks = pipeline_ranks, .replicas = replicas}, shared, body);
 }
 inline bool all_share(int) { return true; }
 

@@ -24,9 +24,9 @@ inline chevron::action recv_b(int stage, int m) { return make_action(chevron::ki
 
 /// Runs rank(where, store, watch) on every rank; what each threw.
 template <class Rank>
-std::vector<std::exception_ptr> run(int pipeline_ranks, int replicas, Rank const& rank) {
+std::vector<std::exception_ptr> run(chevron::topology const& grid, Rank const& rank) {
   auto const store = c10::make_intrusive<c10d::HashStore>();
-  int const world = pipeline_ranks * replicas;
+  int const world = grid.world();
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world));
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
@@ -34,7 +34,7 @@ std::vector<std::exception_ptr> run(int pipeline_ranks, int replicas, Rank const
       at::set_num_threads(1);
       auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
       try {
-        rank(chevron::topology{.pipeline_ranks = pipeline_ranks, .replicas = replicas, .global_rank = r}, store, watch);
+        rank(chevron::topology{grid.pipeline_ranks, grid.replicas, r, grid.shards}, store, watch);
       } catch (...) {
         thrown[static_cast<std::size_t>(r)] = std::current_exception();
       }
@@ -42,6 +42,11 @@ std::vector<std::exception_ptr> run(int pipeline_ranks, int replicas, Rank const
   }
   for (auto& each : threads) each.join();
   return thrown;
+}
+
+template <class Rank>
+std::vector<std::exception_ptr> run(int pipeline_ranks, int replicas, Rank const& rank) {
+  return run(chevron::topology{.pipeline_ranks = pipeline_ranks, .replicas = replicas}, rank);
 }
 
 /// In words; empty where nothing was thrown.

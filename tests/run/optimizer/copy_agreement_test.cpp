@@ -141,7 +141,7 @@ TEST_CASE("options that part while training are found by the step that would use
       check_all_say(
           replicated.over_all(which),
           "step 2, OPTIMIZER_STEP: stage 1's 0.weight on rank 1 is stepped with learning rate 0.5 and stage 1's 0.weight on "
-          "rank 3 with learning rate 0.01, but they are replicas of one");
+          "rank 3 with learning rate 0.01, but they are copies of one");
       replicated.between = at_rank(2, 1, [](chevron::trainer& train) {
         static_cast<torch::optim::AdamWOptions&>(train.optimizer()->param_groups()[0].options()).weight_decay(0.25);
       });
@@ -179,7 +179,7 @@ TEST_CASE("values and states that part are found in the next step that compares 
       check_all_say(
           job.over_all(which),
           "step 0, OPTIMIZER_STEP: the values of stage 1's 1.weight on rank 1 and stage 1's 1.weight on rank 3 differ, which "
-          "are replicas of one: copies of a parameter must stay equal. Remedy: ");
+          "are copies of one: copies of a parameter must stay equal. Remedy: ");
       job.between = settled(at_rank(0, 1, change_state));
       check_all_say(job.over_all(which), "step 2, OPTIMIZER_STEP: the values of stage 0's");  // a step later they part, too
       job.between = settled(at_rank(0, 2, change_state));

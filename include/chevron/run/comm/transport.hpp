@@ -50,7 +50,7 @@ namespace chevron {
 /// - Not thread-safe: one thread drives one transport.
 class transport {
  public:
-  explicit transport(chevron::topology const& where) : topology_(where) {}
+  explicit transport(chevron::topology const& where) : topology_(where) { detail::job_grid::set(where); }
   virtual ~transport() = default;
   transport(transport const&) = delete;
   transport& operator=(transport const&) = delete;

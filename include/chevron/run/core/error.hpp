@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <chevron/plan/action.hpp>
+#include <chevron/run/core/topology.hpp>
 
 /// \file
 /// What can go wrong while a program runs. Each error knows who, with whom, at which action and in which step, and the exit
@@ -49,10 +50,12 @@ class error : public std::runtime_error {
  private:
   static std::string with_context(std::string const& sentence, error_context const& where) {
     std::string out;
-    if (where.rank >= 0) out += "rank " + std::to_string(where.rank);
+    if (where.rank >= 0) out += "rank " + std::to_string(where.rank) + detail::job_grid::place_of(where.rank);
     if (where.step >= 0) out += (out.empty() ? "step " : ", step ") + std::to_string(where.step);
     if (!where.action.empty()) out += (out.empty() ? "" : ", ") + where.action;
-    return out.empty() ? sentence : out + ": " + sentence;
+    std::string const place = where.peer == where.rank ? "" : detail::job_grid::place_of(where.peer);
+    std::string const peer = place.empty() ? "" : ". Rank " + std::to_string(where.peer) + place;
+    return out.empty() ? sentence : out + ": " + sentence + peer;
   }
 
   exit_code code_;

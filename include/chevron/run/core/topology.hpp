@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <string>
 
 /// \file
@@ -47,11 +48,24 @@ inline std::string words_of(topology const& grid) {
          (grid.shards > 1 ? " × " + std::to_string(grid.shards) + " shards" : "");
 }
 
-/// The place of a rank in words: `rank 5 is replica 0, pipeline rank 1, shard 1`.
-inline std::string place_in_words(topology const& grid, int rank) {
-  return "rank " + std::to_string(rank) + " is replica " + std::to_string(grid.replica_of(rank)) + ", pipeline rank " +
-         std::to_string(grid.pipeline_rank_of(rank)) + ", shard " + std::to_string(grid.shard_of(rank));
-}
+/// The grid of this process's job, for error messages: a process belongs to one job at a time.
+class job_grid {
+ public:
+  static void set(topology const& grid) {
+    pipeline_ranks = grid.pipeline_ranks;
+    shards = grid.shards;
+  }
+  /// ` (replica 0, pipeline rank 1, shard 1)`; empty where stages have one shard.
+  static std::string place_of(int rank) {
+    topology const grid{.pipeline_ranks = pipeline_ranks, .shards = shards};
+    if (grid.shards == 1 || rank < 0) return "";
+    return " (replica " + std::to_string(grid.replica_of(rank)) + ", pipeline rank " +
+           std::to_string(grid.pipeline_rank_of(rank)) + ", shard " + std::to_string(grid.shard_of(rank)) + ")";
+  }
+
+ private:
+  static inline std::atomic<int> pipeline_ranks{1}, shards{1};
+};
 
 }  // namespace detail
 }  // namespace chevron

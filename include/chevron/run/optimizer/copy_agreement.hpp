@@ -28,7 +28,7 @@
 
 namespace chevron::detail {
 
-/// The comparison of copies: those of a stage on all replicas, and tied parameters. Each copy is stepped by the optimizer of its
+/// The comparison of copies: those of a stage on all replicas, those of what each shard holds, and tied parameters. Each copy is stepped by the optimizer of its
 /// own rank, so copies stay equal only where they begin equal, get one gradient, and are stepped with equal options from equal
 /// states.
 ///
@@ -47,12 +47,14 @@ class copy_agreement {
       if (gradients[s] == nullptr) continue;
       for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
         parameter const& p = gradients[s]->trained()[i];
-        if (where.replicas == 1 && p.tied_as.empty()) continue;
+        bool const on_shards = where.shards > 1 && p.held != over_shards::cut;
+        if (where.replicas == 1 && p.tied_as.empty() && !on_shards) continue;
         trained[{s, i}] = copies_.size();
         copies_.push_back({s, p});
       }
-      if (where.replicas == 1) continue;
-      for (parameter const& p : gradients[s]->frozen()) copies_.push_back({s, p});
+      for (parameter const& p : gradients[s]->frozen()) {
+        if (where.replicas > 1 || (where.shards > 1 && p.held != over_shards::cut)) copies_.push_back({s, p});
+      }
     }
     tied.each([&](std::string const& word, int rank, std::size_t stage, std::size_t index) {
       bool const here = rank == where.pipeline_rank();
@@ -61,31 +63,37 @@ class copy_agreement {
   }
 
   /// How many numbers a rank contributes to a step, the same on every rank.
-  std::size_t width() const { return where_.replicas == 1 && tied_.empty() ? 0 : 2 + 2 * tied_.size(); }
+  std::size_t width() const {
+    return where_.replicas * where_.shards == 1 && tied_.empty() ? 0 : before_tied + 2 * tied_.size();
+  }
 
   /// A step's numbers, before its optimizer steps: of all copies of this rank options and values, then of each tied one.
   void write(std::span<double> to, torch::optim::Optimizer* optimizer) {
     if (to.empty()) return;
     std::fill(to.begin(), to.end(), 0.0);
-    if (where_.replicas > 1 && optimizer != nullptr) {
+    if (where_.replicas * where_.shards > 1 && optimizer != nullptr) {
       byte_fingerprint options;
       for (auto const& group : optimizer->param_groups()) add_options(options, group.options());
       to[0] = number(options);
     }
     bool const values = every_ > 0 && steps_++ % every_ == 0;
     std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
-    if (values && where_.replicas > 1) {
-      byte_fingerprint all;
-      for (mark const& one : marks) add(all, one);
+    if (values && where_.replicas * where_.shards > 1) {
+      byte_fingerprint all, on_shards;
+      for (std::size_t i = 0; i < marks.size(); ++i) {
+        add(all, marks[i]);
+        if (copies_[i].of.held != over_shards::cut) add(on_shards, marks[i]);
+      }
       to[1] = number(all);
+      to[2] = number(on_shards);
     }
     for (std::size_t i = 0; i < tied_.size(); ++i) {
       if (!tied_[i].here) continue;
       byte_fingerprint options, value;
       if (auto const* found = options_of(optimizer, copies_[tied_[i].copy].of.value)) add_options(options, *found);
       add(value, marks[tied_[i].copy]);
-      to[2 + 2 * i] = number(options);
-      to[3 + 2 * i] = values ? number(value) : 0;
+      to[before_tied + 2 * i] = number(options);
+      to[before_tied + 1 + 2 * i] = values ? number(value) : 0;
     }
   }
 
@@ -94,21 +102,25 @@ class copy_agreement {
   template <class OfRank>
   std::string difference(OfRank const& of_rank) const {
     if (width() == 0) return "";
-    auto const differs = [&](int a, std::size_t i, int b, std::size_t j) -> std::string {
+    auto const differs = [&](int a, std::size_t i, int b, std::size_t j, bool options) -> std::string {
       if (of_rank(a)[i] == of_rank(b)[j]) return "";
       return "ranks " + std::to_string(a) + " and " + std::to_string(b) +
-             (i % 2 == 0 ? " stepped copies of a parameter with different options" : " held different copies of a parameter");
+             (options ? " stepped copies of a parameter with different options" : " held different copies of a parameter");
     };
     for (std::size_t kind : {0u, 1u}) {
       for (int r = where_.rank_at(1, 0, 0); r < where_.world(); ++r) {
-        if (std::string found = differs(r % where_.rank_at(1, 0, 0), kind, r, kind); !found.empty()) return found;
+        if (std::string found = differs(r % where_.rank_at(1, 0, 0), kind, r, kind, kind == 0); !found.empty()) return found;
+      }
+      for (int r = 0; r < where_.world(); ++r) {
+        std::size_t const place = kind == 0 ? 0 : 2;
+        if (std::string found = differs(r - where_.shard_of(r), place, r, place, kind == 0); !found.empty()) return found;
       }
       std::size_t first = 0;  // of the word
       for (std::size_t i = 0; i < tied_.size(); ++i) {
         if (tied_[i].word != tied_[first].word) first = i;
         for (int shard = 0; shard < where_.shards; ++shard) {
-          std::string found = differs(where_.rank_at(0, tied_[first].rank, shard), 2 + 2 * first + kind,
-                                      where_.rank_at(0, tied_[i].rank, shard), 2 + 2 * i + kind);
+          std::string found = differs(where_.rank_at(0, tied_[first].rank, shard), before_tied + 2 * first + kind,
+                                      where_.rank_at(0, tied_[i].rank, shard), before_tied + 2 * i + kind, kind == 0);
           if (!found.empty()) return found;
         }
       }
@@ -130,7 +142,10 @@ class copy_agreement {
       for (said const& one : all) {
         for (bool const as_tied : {false, true}) {
           if (as_tied && one.word.empty()) continue;
-          auto const [known, is_new] = first.emplace(as_tied ? "tied " + one.word : one.stage + " " + one.name, &one);
+          // Pieces of shards are each their own.
+          std::string const shard = one.held == "cut" ? " of shard " + std::to_string(where_.shard_of(one.rank)) : "";
+          auto const [known, is_new] =
+              first.emplace((as_tied ? "tied " + one.word : one.stage + " " + one.name) + shard, &one);
           if (!is_new && known->second->fields[what] != one.fields[what]) refuse(what, *known->second, one, as_tied, here);
         }
       }
@@ -153,8 +168,10 @@ class copy_agreement {
   };
   struct said {
     int rank = 0;
-    std::string stage, name, word, fields[3];  // options, value, state
+    std::string stage, name, word, held, fields[3];  // options, value, state
   };
+
+  static constexpr std::size_t before_tied = 3;  // numbers of options, of values of all copies, of those that shards hold alike
 
   /// 53 bits, which a double holds exactly.
   static double number(byte_fingerprint const& of) { return static_cast<double>(of.value() >> 11); }
@@ -221,7 +238,8 @@ class copy_agreement {
         options = class_name_of(*optimizer) + ";";
         each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
       }
-      for (std::string const& field : {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as, options,
+      for (std::string const& field : {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
+                                       std::string(copies_[i].of.held == over_shards::cut ? "cut" : "whole"), options,
                                        std::to_string(marks[i].value), std::to_string(marks[i].state)})
         out += field + "\t";
     }
@@ -231,7 +249,7 @@ class copy_agreement {
     for (std::size_t at = 0; at < text.size();) {
       said one;
       one.rank = rank;
-      for (std::string* field : {&one.stage, &one.name, &one.word, &one.fields[0], &one.fields[1], &one.fields[2]}) {
+      for (std::string* field : {&one.stage, &one.name, &one.word, &one.held, &one.fields[0], &one.fields[1], &one.fields[2]}) {
         std::size_t const tab = text.find('\t', at);
         *field = text.substr(at, tab - at);
         at = tab + 1;
@@ -258,7 +276,7 @@ class copy_agreement {
     if (what > 0) {
       throw preflight_error(
           (what == 1 ? "the values of " : "what the optimizer keeps for ") + both + (what == 1 ? " differ" : " differs") +
-              (as_tied ? ", which are tied as `" + a.word + "`" : ", which are replicas of one") +
+              (as_tied ? ", which are tied as `" + a.word + "`" : ", which are copies of one") +
               ": copies of a parameter must stay equal. Remedy: change parameters, gradients and the optimizer's state on the "
               "ranks of all copies alike, between two steps or in before_optimizer_step; trainer_options::check_copies = 1 tells "
               "in which step they part, and load_checkpoint makes them equal",
@@ -272,7 +290,7 @@ class copy_agreement {
                         here);
     }
     throw preflight_error(options +
-                              ", but they are replicas of one and would not stay equal. Remedy: give the optimizers of all "
+                              ", but they are copies of one and would not stay equal. Remedy: give the optimizers of all "
                               "ranks the same options, and step a scheduler of learning rates on all of them",
                           here);
   }
